@@ -112,7 +112,7 @@ def test_files_that_do_not_fit_are_refused_in_a_line(digits, tmp_path):
     model = _save(path, layers.Dense(10))
     model.set_weights([np.full([64, 10], np.inf), np.zeros(10)])
     model.save(path)
-    assert "m: expected finite numbers, found others" in _error(digits, path)
+    assert "m: expected finite numbers, found NaN or infinity" in _error(digits, path)
     path.write_bytes(b"no model")
     assert _error(digits, path).startswith(
         f"--base_predictors: expected a Keras model, cannot load {path} ("

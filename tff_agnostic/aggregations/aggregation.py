@@ -1,8 +1,8 @@
-"""The aggregation interface, whose defaults are the plain sum's; bounds and limits.
+"""The aggregation interface, with the plain sum as its defaults; bounds and limits.
 
-An aggregation changes a client's output before the sum over the cohort, and the sum after it. It is
-pure functions around one sum, and a state of its own on the server. `PlainSum` leaves values as
-they are; `secure_sum.SecureSum` turns them into bounded integers.
+An aggregation transforms a client's output before the sum over the cohort, and the result after it.
+It consists of pure functions around one sum, and of its own state on the server. `PlainSum` leaves
+values unchanged; `secure_sum.SecureSum` turns them into bounded integers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tff_agnostic.base.report_fields import ReportFields
 
 
 class SecurityProperty(enum.Enum):
-    """A declared property of what reaches the server.
+    """A declared property of the values that reach the server.
 
     Each is verified on compiled communication steps before anything runs; see
     `computations.verification`.
@@ -31,11 +31,11 @@ class SecurityProperty(enum.Enum):
 
 
 class ClientFacts(NamedTuple):
-    """Facts about a client that an aggregation gets in addition to the client's output.
+    """Facts about a client that an aggregation receives in addition to the client's output.
 
     Attributes:
         seed: The client's seed in this round, int64 scalar.
-        examples_cut: Number of its examples that were left out, int64 scalar.
+        examples_cut: Number of the client's examples beyond the limit, int64 scalar.
         place: Its `Place` in the cohort; () unless the aggregation numbers clients.
     """
 
@@ -49,11 +49,11 @@ class ClientLimits(Options):
     """Limits of one client, from which algorithms derive the bounds of its output.
 
     Attributes:
-        examples: Bound of a client's examples; a client with more uses the first ones.
-        loss: Bound of an example's loss; sums of losses are bounded from below by 0, too.
+        examples: Bound of a client's number of examples; a client with more uses the first ones.
+        loss: Bound of an example's loss; sums of losses also have the lower bound 0.
         update: Bound of a coordinate of a client's model delta.
-        weight: Bound of a client's weight; if not given, the algorithm's: 10 where weights are
-            shares of a round, the bound of examples where they count examples.
+        weight: Bound of a client's weight; if not given, the algorithm's: 10 if weights are
+            fractions of a round, the bound of examples if they count examples.
     """
 
     examples: Annotated[int, Within(least=1)] = 1000
@@ -62,13 +62,13 @@ class ClientLimits(Options):
     weight: Optional[Annotated[float, Within(above=0)]] = None
 
     def beta(self, default: float) -> float:
-        """Returns the bound of a client's weight, or `default` if it has none."""
+        """Returns the bound of a client's weight; `default` if not set."""
         return default if self.weight is None else self.weight
 
 
 @dataclasses.dataclass(frozen=True)
 class LimitedOptions(Options):
-    """Options of sums of clients with limits.
+    """Options of aggregations with limits per client.
 
     Attributes:
         limit: The limits.
@@ -81,27 +81,27 @@ class LimitedOptions(Options):
 class Bound:
     """Range of one value of a client's output: [0, limit], or [-limit, limit] if signed.
 
-    Values that the server divides by each other name the same `ratio`. Where one of them exceeds
-    its bound, all of the client's values of the ratio are scaled down together, so that the client
-    counts less and its ratio stays. If each value were cut alone, the ratio would change.
+    Values that the server divides by each other share a `ratio` name. If one of them exceeds its
+    bound, all values of the client with this ratio are scaled down together, so that the client
+    counts less but its ratio is preserved. Clipping each value alone would change the ratio.
 
     Attributes:
-        limit: Largest absolute value.
+        limit: Maximum absolute value.
         signed: Whether negative values are allowed; real values only.
-        integer: Whether the values are int64, which need no quantisation.
-        ratio: Name of the values that are scaled together; None for a value that stands alone.
-        entrywise: Whether entry i is scaled with entry i of the others, as vectors with an entry
-            per domain are; otherwise all entries of all of them have one factor.
-        denominator: Whether the other values of its ratio are divided by it. Where a private sum of
-            it is below its noise, they count as absent.
-        one_of: Name of alternatives, of which a client has at most one nonzero; None if the value
-            is no alternative.
-        public_sum: The sum over a round, where it is known without the clients' values. A private
-            aggregation uses it in place of the sum, and clients do not send the value.
-        max_norm: Largest l2 norm of all entries together, to which private sums clip; None if it is
+        integer: Whether the values are int64 without quantisation.
+        ratio: Name shared by the values that are scaled together; None for an independent value.
+        entrywise: Whether entry i is scaled with entry i of the others, as for vectors with an
+            entry per domain; otherwise all entries of all values share one factor.
+        denominator: Whether the other values of its ratio are divided by it. If a private sum of it
+            is below its noise, these values count as absent.
+        one_of: Name shared by alternatives: at most one of them is nonzero for a client. None if
+            the value is not an alternative.
+        public_sum: The sum over a round, if it is known without the clients' values. A private
+            aggregation uses it instead of the sum, and clients do not send the value.
+        max_norm: Maximum l2 norm of all entries together, to which private sums clip; None for
             `limit`.
-        contributing: With a public sum the share of a round's clients that are expected to add to
-            it.
+        contributing: With a public sum, the expected fraction of a round's clients that contribute
+            to it.
     """
 
     limit: float
@@ -117,41 +117,41 @@ class Bound:
 
     @property
     def norm(self) -> float:
-        """Largest l2 norm of all entries together."""
+        """Maximum l2 norm of all entries together."""
         return float(self.limit if self.max_norm is None else self.max_norm)
 
 
 class FederatedSums(Protocol):
-    """The sums over clients that a federated computation has; TFF's are in `tff_process`.
+    """The sums over clients of a federated computation; TFF's are in `tff_process`.
 
-    An aggregation says which of them it needs. Values are placed at the clients, sums at the
+    An aggregation selects the sums that it requires. Values are placed at the clients, sums at the
     server.
     """
 
     def plain(self, values: Any) -> Any:
-        """Returns the sum of values as they are."""
+        """Returns the sum of unmodified values."""
 
     def secure(self, values: Any, bit_widths: Any) -> Any:
         """Returns the secure sum of integers in [0, 2^bits)."""
 
     def secure_modular(self, values: Any, moduli: Any) -> Any:
-        """Returns the secure sum of integers, modulo what is given for each."""
+        """Returns the secure sum of integers, each modulo its given modulus."""
 
     def joined(self, values: Any) -> Any:
-        """Returns a structure of placed values as one value, placed where they are."""
+        """Returns a structure of placed values as one value with the same placement."""
 
     def spec(self, values: Any) -> Any:
-        """Returns the tensor specs of what one client has."""
+        """Returns the tensor specs of one client's value."""
 
 
 _Sum = TypeVar("_Sum", bound="Aggregation")
 
 
 class Aggregation:
-    """Sums named tuples of tensors over a cohort; the structure of bounds is that of the values.
+    """Sums named tuples of tensors over a cohort; bounds have the structure of the values.
 
-    The defaults are those of a sum of the values as they are, without a state or a secret. Equal
-    aggregations do the same: what was traced for one serves the other.
+    The defaults are those of a plain sum, without state or secrets. Equal aggregations behave the
+    same and share traces.
 
     Attributes:
         name: Name in the registry.
@@ -166,43 +166,43 @@ class Aggregation:
 
     @property
     def limits(self) -> ClientLimits:
-        """Limits of what one client may send, from which bounds are made."""
+        """Limits of one client's values, from which bounds derive."""
         return ClientLimits()
 
     @property
     def cuts_clients(self) -> bool:
-        """Whether no more than `limits.examples` examples of a client are used."""
+        """Whether at most `limits.examples` examples of a client are used."""
         return False
 
     @property
     def encodes(self) -> bool:
-        """Whether clients send something else than their output as it is."""
+        """Whether clients send encoded instead of unmodified outputs."""
         return type(self).encode is not Aggregation.encode
 
     @property
     def numbers_clients(self) -> bool:
-        """Whether simulated clients get their place in the cohort, as a part of their seeds."""
+        """Whether simulated clients receive their place in the cohort, as a part of their seeds."""
         return False
 
     @property
     def min_clients(self) -> int:
-        """The fewest clients of a sum that is looked at, if it holds any."""
+        """Minimum number of clients of a sum that the server may see."""
         return 0
 
-    def of_exchanges(self: _Sum, bounds: Sequence[Any]) -> tuple[_Sum, ...]:
+    def for_steps(self: _Sum, bounds: Sequence[Any]) -> tuple[_Sum, ...]:
         """Returns the aggregation of each communication step of a round.
 
         Args:
-            bounds: Of the client output in each step.
+            bounds: Bounds of the client output in each step.
         """
         return (self,) * len(bounds)
 
     def on_clients(self) -> Aggregation:
-        """Returns the aggregation as clients have it: without secrets of the server."""
+        """Returns the aggregation for clients: without secrets of the server."""
         return self
 
     def exact(self: _Sum) -> _Sum:
-        """Returns the aggregation without a rounding of real sums to float32."""
+        """Returns the aggregation without rounding of real sums to float32."""
         return self
 
     def initialize(self, bounds: Any) -> Any:
@@ -216,7 +216,7 @@ class Aggregation:
         return []
 
     def rounding(self, bound: Bound) -> float:
-        """Returns by how much a value within its bound may change between client and sum."""
+        """Returns the maximum change between a value within its bound and its contribution."""
         del bound
         return 0.0
 
@@ -225,7 +225,7 @@ class Aggregation:
         return state
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
-        """On a client: returns the summand that is made of the client's output."""
+        """On a client: returns the summand for the client's output."""
         del params, bounds, client
         return output
 
@@ -243,8 +243,8 @@ class Aggregation:
         """Describes the report of `decode`.
 
         Args:
-            bounds: Of a client's output.
-            prefix: First part of the names, by which communication steps differ.
+            bounds: Bounds of a client's output.
+            prefix: First part of the names, which distinguishes communication steps.
         """
         del bounds, prefix
         return OrderedDict()
@@ -252,10 +252,11 @@ class Aggregation:
 
 @dataclasses.dataclass(frozen=True)
 class PlainSum(Aggregation):
-    """The sum of the values as they are.
+    """The sum of unmodified values.
 
     Attributes:
-        limits: Not enforced; algorithms make bounds of them, which shows that each value has one.
+        limits: Limits, not enforced here; algorithms derive bounds from them, which shows that each
+            value has a bound.
         name: Name of the aggregation.
     """
 
@@ -264,7 +265,7 @@ class PlainSum(Aggregation):
 
 
 def require_enough_clients(aggregation: Aggregation, num_clients: int) -> None:
-    """Refuses a sum over so few clients that it would reveal them."""
+    """Raises a `UserError` if a sum has so few clients that it would reveal them."""
     if 0 < num_clients < aggregation.min_clients:
         raise UserError(
             f"{aggregation.name} sums: expected at least {aggregation.min_clients} clients in a "

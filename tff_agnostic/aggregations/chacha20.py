@@ -1,9 +1,9 @@
 """ChaCha20 (RFC 8439, section 2.3), a stream cipher, in TensorFlow's integer operations.
 
-Its key stream is a function of a 256-bit key and a 96-bit nonce. As far as is publicly known, the
-stream cannot be told from random bits without the key, nor can the rest of it be computed from a
-part. All of it is 32-bit integer arithmetic, so every runtime, every device and every exported
-graph has the same bits. There is no table look-up and no branch that depends on the key.
+Its key stream is a function of a 256-bit key and a 96-bit nonce. As far as is publicly known,
+without the key the stream is indistinguishable from random bits, and a part of it does not allow
+computing the rest. It only uses 32-bit integer arithmetic, so every runtime, device and exported
+graph yields the same bits. There are no table look-ups and no branches that depend on the key.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 
 from tff_agnostic.base.later import tf
 
-# int64 numbers of a key.
+# Number of int64 values of a key.
 KEY_NUMBERS = 4
 BLOCK_WORDS = 16
-# The name that the function below has in graphs; `verification` takes what it returns for noise.
+# Name of the function below in graphs; `verification` treats its results as noise.
 KEYSTREAM = "chacha20_keystream"
 
 # "expand 32-byte k", four little-endian words.
@@ -38,18 +38,18 @@ def keystream(
     Args:
         key: The key, int64 [4]: its 32 bytes as little-endian numbers.
         nonce: 12 bytes as little-endian words, uint32 [3]. No two streams of a key may share one.
-        num_words: How many words of 32 bits.
-        first_block: Block counter of the first ones, uint32 scalar; 0 if None. A block is
+        num_words: Number of 32-bit words.
+        first_block: Block counter of the first words, uint32 scalar; 0 if None. A block is
             `BLOCK_WORDS` words.
     """
     if first_block is None:
         first_block = tf.constant(0, tf.uint32)
     num_blocks = -(-num_words // BLOCK_WORDS)
-    return _blocks_of(num_blocks)(key, nonce, first_block)[:num_words]
+    return _block_function(num_blocks)(key, nonce, first_block)[:num_words]
 
 
 def halves(number: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the low and the high 32 bits of int64 numbers, uint32."""
+    """Returns the lower and the upper 32 bits of int64 numbers, uint32."""
     low = tf.bitwise.bitwise_and(number, tf.constant(_LOW, tf.int64))
     high = tf.bitwise.bitwise_and(
         tf.bitwise.right_shift(number, tf.constant(32, tf.int64)), tf.constant(_LOW, tf.int64)
@@ -58,18 +58,17 @@ def halves(number: tf.Tensor) -> list[tf.Tensor]:
 
 
 def joined_halves(words: tf.Tensor) -> tf.Tensor:
-    """Returns numbers of 64 bits, int64 [n / 2], each of two words of uint32 [n]."""
+    """Returns 64-bit numbers, int64 [n / 2], each from two words of uint32 [n]."""
     low, high = tf.unstack(tf.cast(tf.reshape(words, [-1, 2]), tf.int64), axis=1)
     return tf.bitwise.bitwise_or(tf.bitwise.left_shift(high, tf.constant(32, tf.int64)), low)
 
 
-# A run has a few sizes; each is traced once, and graphs call it by its name.
+# A run uses a few sizes; trace each once, so that graphs call it by its name.
 @functools.lru_cache(maxsize=32)
-def _blocks_of(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
+def _block_function(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
     def chacha20_keystream(key: tf.Tensor, nonce: tf.Tensor, first_block: tf.Tensor) -> tf.Tensor:
         words = tf.reshape(tf.stack(halves(key), axis=1), [8, 1])
         counter = tf.constant(np.arange(num_blocks, dtype=np.uint32)[np.newaxis])
-        # An axis of blocks for each.
         many = tf.zeros([1, num_blocks], tf.uint32)
         rows = (
             tf.constant(_CONSTANTS[:, np.newaxis]) + many,
@@ -98,14 +97,14 @@ def _blocks_of(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], t
 
 
 def _double_round(rows: _Rows) -> _Rows:
-    """Works on the columns of the state, then on its diagonals."""
+    """Transforms the columns of the state, then its diagonals."""
     a, b, c, d = _quarter_round(*rows)
     a, b, c, d = _quarter_round(a, _turned(b, 1), _turned(c, 2), _turned(d, 3))
     return a, _turned(b, 3), _turned(c, 2), _turned(d, 1)
 
 
 def _quarter_round(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> _Rows:
-    """Four quarter rounds at once, one for each word of the rows."""
+    """Computes four quarter rounds at once, one per word of the rows."""
     a += b
     d = _rotated(tf.bitwise.bitwise_xor(d, a), 16)
     c += d
@@ -118,7 +117,7 @@ def _quarter_round(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> _R
 
 
 def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:
-    """Returns words rotated to the left."""
+    """Rotates words to the left."""
     return tf.bitwise.bitwise_or(
         tf.bitwise.left_shift(words, tf.constant(bits, tf.uint32)),
         tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32)),
@@ -126,6 +125,6 @@ def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _turned(row: tf.Tensor, places: int) -> tf.Tensor:
-    """Returns the words of a row some places further to the left."""
-    # Faster than `tf.roll` on few blocks by milliseconds.
+    """Rotates the words of a row by some places to the left."""
+    # Milliseconds faster than `tf.roll` on few blocks.
     return tf.gather(row, [(k + places) % 4 for k in range(4)])

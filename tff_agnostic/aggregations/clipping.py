@@ -1,13 +1,13 @@
-"""Groups of values with a share of the budget each, their clipping, and their noisy sums.
+"""Groups of values with a share of the budget each: clipping, and noisy sums.
 
-All that clients send in a round is one release. Every value belongs to a group, whose l2 norm is
-bounded. Noise of standard deviation z_g times the bound of group g, for all groups, is as private
-as one Gaussian mechanism with the noise multiplier z_eff = (sum_g z_g^-2)^(-1/2). Spending a share
-w_g of the budget on a group, sum_g w_g = 1, means z_g = z_eff / sqrt(w_g).
+All values that clients send in a round form one release. Every value belongs to a group with a
+bounded l2 norm. Noise with standard deviation z_g times the bound of group g, for all groups, is as
+private as one Gaussian mechanism with the noise multiplier z_eff = (sum_g z_g^-2)^(-1/2). Spending
+a share w_g of the budget on a group, sum_g w_g = 1, means z_g = z_eff / sqrt(w_g).
 
-Clipping is a pure function of one client's values that leaves every group within its bound, and
-ratios as they were. Whatever a client sends, infinite numbers included, the sum of a group changes
-by at most its bound when the client joins or leaves.
+Clipping is a pure function of one client's values that brings every group within its bound, and
+preserves ratios. For any client values, including infinite ones, the sum of a group changes by at
+most its bound when the client joins or leaves.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any, NamedTuple, Optional
 from tff_agnostic.aggregations.aggregation import Bound
 from tff_agnostic.base.later import tf
 
-# Values are scaled to slightly below their bound: results are rounded to float32.
+# Values are scaled to slightly below their bound, as results are rounded to float32.
 _ROOM = 1.0 - 1e-6
 
 
 def l2_norm(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the joint norm of some values, float64 scalar."""
+    """Returns the joint norm of the given values, float64 scalar."""
     squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float64))) for value in values]
     return tf.sqrt(tf.add_n(squares))
 
 
 def finite(value: tf.Tensor) -> tf.Tensor:
-    """Returns a value with zeros in place of infinite entries and NaNs."""
+    """Replaces infinite entries and NaNs by zeros."""
     if not value.dtype.is_floating:
         return value
     return tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
@@ -41,8 +41,8 @@ def finite(value: tf.Tensor) -> tf.Tensor:
 def scaled_ratios(values: Sequence[tf.Tensor], bounds: Sequence[Bound]) -> list[tf.Tensor]:
     """Scales values that form a ratio so that the norm of each is within its bound.
 
-    Updates are scaled together with their weights, but their own norm does not matter here: they
-    are clipped afterwards. An integer n becomes floor(f n), and the matching entries of the other
+    Updates are scaled together with their weights, but their own norm is ignored here, as they are
+    clipped afterwards. An integer n becomes floor(f n), and the matching entries of the other
     values are scaled by floor(f n) / n, as in secure sums.
     """
     scaled = list(values)
@@ -73,19 +73,19 @@ def whole_factor(
     bounds: Sequence[Bound],
     members: Sequence[int],
 ) -> tf.Tensor:
-    """Returns the largest factor, for each entry, that leaves integers of a ratio whole."""
+    """Returns the largest factor per entry for which integers of a ratio remain integers."""
     for i in members:
         if bounds[i].integer:
             count = tf.cast(values[i], tf.float64)
-            # Toward 0: a client may send negative counts, and must gain nothing by that. n (1 / n)
-            # may be slightly less than 1.
+            # Round toward 0: a client may send negative counts, and must not gain from that. n (1 /
+            # n) may be slightly less than 1.
             whole = tf.sign(count) * tf.floor(tf.abs(count) * factor + 1e-9)
             factor = tf.math.divide_no_nan(whole, count)
     return factor
 
 
 def _times(factor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Returns a value scaled by a factor that leaves it whole if it is an integer."""
+    """Returns a value times a factor for which integers remain integers."""
     if value.dtype.is_floating:
         return value * tf.cast(factor, value.dtype)
     return tf.cast(tf.round(tf.cast(value, tf.float64) * factor), value.dtype)
@@ -111,9 +111,9 @@ class Group:
     """Values of a client's output whose joint l2 norm is bounded.
 
     Attributes:
-        name: For people, such as "domain_losses".
+        name: Human-readable name, such as "domain_losses".
         positions: Positions of the values in the flattened output.
-        limit: The bound; for an update the bound with a clip norm of 1.
+        limit: The bound; for an update the bound at a clip norm of 1.
         is_update: Whether it is clipped to a clip norm; other groups have fixed bounds.
     """
 
@@ -124,14 +124,14 @@ class Group:
 
 
 class _Part(NamedTuple):
-    """A group as a part of one vector that is clipped jointly.
+    """A group as a component of one jointly clipped vector.
 
     Attributes:
-        positions: The group's.
+        positions: Positions of the group's values.
         share: w_g.
         norm: |x_g|, float64 scalar.
         limit: c_g, float64 scalar.
-        rounding: Square of the length that rounding may add to x_g.
+        rounding: Squared maximum length that rounding adds to x_g.
     """
 
     positions: tuple[int, ...]
@@ -149,26 +149,26 @@ def clip(
     rounding: Sequence[float] = (),
     joint_shares: Optional[Sequence[float]] = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Bounds a client's output, each group alone or all of them as one vector.
+    """Clips a client's output, each group alone or all groups as one vector.
 
     Args:
-        clip_norms: The clip norm of each update among them, float32 scalars.
-        rounding: By how much each value may change when it is sent, such as half a step of secure
-            sums; nothing if empty. The bounds hold for what is sent.
-        joint_shares: w_g of each group, if they are clipped as one vector. Whole numbers that are
-            in no ratio, such as a count of clients, would be 0 as soon as they are scaled: they
-            are clipped alone all the same.
+        clip_norms: The clip norm of each update among the groups, float32 scalars.
+        rounding: Maximum change of each value when it is sent, such as half a step of secure sums;
+            0 if empty. The bounds hold for the sent values.
+        joint_shares: w_g of each group, to clip them as one vector; None to clip each alone.
+            Integers without a ratio, such as a count of clients, would be 0 after any scaling, so
+            they are always clipped alone.
 
     Returns:
-        (values, whether each update was within its clip norm, float32 scalars). Values that belong
-        to no group are zeros: they are not sent.
+        (values, whether each update was within its clip norm, float32 scalars). Values outside of
+        any group are zeros: they are not sent.
     """
-    found = scaled_ratios([finite(value) for value in values], bounds)
-    sent = [tf.zeros_like(value) for value in found]
+    scaled = scaled_ratios([finite(value) for value in values], bounds)
+    sent = [tf.zeros_like(value) for value in scaled]
     norms, within, parts = iter(clip_norms), [], []
     shares = joint_shares or itertools.repeat(None)
     for group, share in zip(groups, shares):
-        members = [found[i] for i in group.positions]
+        members = [scaled[i] for i in group.positions]
         limit = tf.constant(group.limit, tf.float64)
         if group.is_update:
             limit *= tf.cast(next(norms), tf.float64)
@@ -185,7 +185,7 @@ def clip(
         for i, value in zip(group.positions, clipped_group(members, limit)):
             sent[i] = value
     if parts:
-        for i, value in _jointly_clipped(found, bounds, parts).items():
+        for i, value in _jointly_clipped(scaled, bounds, parts).items():
             sent[i] = value
     return sent, within
 
@@ -193,43 +193,43 @@ def clip(
 def _jointly_clipped(
     values: Sequence[tf.Tensor], bounds: Sequence[Bound], parts: Sequence[_Part]
 ) -> dict[int, tf.Tensor]:
-    """Returns the values of all parts by their positions, clipped as one vector.
+    """Returns the values of all parts by position, clipped as one vector.
 
-    Group g has the part v_g = sqrt(w_g) x_g / c_g of it, and v is scaled to a norm of at most
+    Group g has the component v_g = sqrt(w_g) x_g / c_g, and v is scaled to a norm of at most
     sqrt(sum_g w_g). Noise of z on v is noise of z c_g / sqrt(w_g) on x_g, as when each group is
-    clipped alone; and outputs whose groups are within their bounds stay as they are, as do some
-    that exceed the bound of one group and have less of others.
+    clipped alone. Outputs with all groups within their bounds do not change, nor do some outputs
+    that exceed the bound of one group and fall below those of others.
     """
-    square = of_rounding = tf.constant(0.0, tf.float64)
+    square = rounding = tf.constant(0.0, tf.float64)
     for part in parts:
         square += part.share * tf.square(part.norm / part.limit)
-        of_rounding += part.share * part.rounding / tf.square(part.limit)
+        rounding += part.share * part.rounding / tf.square(part.limit)
     norm = tf.sqrt(square)
-    largest = math.sqrt(math.fsum(part.share for part in parts)) - tf.sqrt(of_rounding)
+    largest = math.sqrt(math.fsum(part.share for part in parts)) - tf.sqrt(rounding)
     largest = tf.maximum(largest, 0.0)
     factor = tf.where(norm > largest, tf.math.divide_no_nan(largest, norm) * _ROOM, 1.0)
     positions = {i for part in parts for i in part.positions}
     clipped = {}
     for ratio in dict.fromkeys(bound.ratio for bound in bounds):
         members = [i for i, bound in enumerate(bounds) if bound.ratio == ratio]
-        # Counts of a ratio stay whole, and the ratio stays.
-        of_ratio = factor if ratio is None else whole_factor(factor, values, bounds, members)
+        # Counts of a ratio remain integers, and the ratio is preserved.
+        ratio_factor = factor if ratio is None else whole_factor(factor, values, bounds, members)
         for i in positions & {*members}:
-            clipped[i] = _times(of_ratio, values[i])
+            clipped[i] = _times(ratio_factor, values[i])
     return clipped
 
 
 def groups_of(bounds: Any, max_delta: float, expected_clients: float) -> tuple[Group, ...]:
-    """Returns the groups of an output; values with a public sum are in none.
+    """Returns the groups of an output; values with a public sum belong to none.
 
-    Signed values of a ratio are an update: a model delta times the client's weight. The bound of
-    its norm has a factor for the weight: where the sum of weights is public, the mean weight of the
-    clients that add to it, and the largest weight otherwise.
+    Signed values of a ratio are an update: a model delta times the client's weight. Its bound
+    includes the weight: if the sum of weights is public, the mean weight of the contributing
+    clients, and otherwise the maximum weight.
 
     Args:
         bounds: Bounds in the structure of the output, a named tuple.
-        max_delta: Bound of a coordinate of a model delta, from which `bounds` were made.
-        expected_clients: Clients that a round is expected to have.
+        max_delta: Bound of a coordinate of a model delta, from which `bounds` derive.
+        expected_clients: Expected number of clients of a round.
     """
     flat = tf.nest.flatten(bounds)
     names = _names(bounds)
@@ -261,13 +261,13 @@ def groups_of(bounds: Any, max_delta: float, expected_clients: float) -> tuple[G
 def _names(bounds: Any) -> list[str]:
     names = []
     for field, values in zip(bounds._fields, bounds):
-        of_field = list(_paths(values, field))
-        names.extend([field] if len(of_field) == 1 else of_field)
+        paths = list(_paths(values, field))
+        names.extend([field] if len(paths) == 1 else paths)
     return names
 
 
 def _paths(values: Any, path: str) -> Iterator[str]:
-    """Yields where each leaf is, in the order of `tf.nest.flatten`."""
+    """Yields the path of each leaf, in the order of `tf.nest.flatten`."""
     if isinstance(values, Bound):
         yield path
         return
@@ -281,11 +281,12 @@ def _paths(values: Any, path: str) -> Iterator[str]:
 
 
 def budget_shares(groups: Iterable[Group], update_share: float) -> tuple[float, ...]:
-    """Returns w_g of each group of a round, all its communication steps together.
+    """Returns w_g of each group of a round, over all its communication steps.
 
     Args:
-        update_share: Share of all updates together, divided equally; the other groups have the
-            rest, divided equally too. If there are only updates or only others, they have all.
+        update_share: Share of all updates together, divided equally among them; the other groups
+            divide the rest equally. If there are only updates, or only others, they have the entire
+            budget.
     """
     kinds = [group.is_update for group in groups]
     num_updates = sum(kinds)
@@ -302,17 +303,17 @@ def without_noise_below(
     bounds: Sequence[Bound],
     absent_below: float,
 ) -> list[tf.Tensor]:
-    """Returns sums without values below their noise, and with ratios within their limits.
+    """Removes values below their noise from sums, and limits ratios.
 
-    A denominator below `absent_below` standard deviations of its noise becomes zero, and so do the
-    values that are divided by it. Other numerators are cut to between 0 and their largest ratio to
-    the denominator. Public sums are filled in for values that were not sent. Negative counts of
-    clients become zero.
+    A denominator below `absent_below` standard deviations of its noise becomes zero, as do the
+    values divided by it. Other numerators are clipped to between 0 and their maximum ratio to the
+    denominator. Public sums are inserted for values that were not sent. Negative counts of clients
+    become zero.
 
     Args:
         values: The flattened sum, float64.
         deviations: Standard deviation of the noise of each value.
-        absent_below: Standard deviations.
+        absent_below: Threshold in standard deviations.
     """
     result = list(values)
     for i, bound in enumerate(bounds):

@@ -6,16 +6,16 @@ power of two to a modular secure sum. The server takes the integers nearest zero
 rescales. Rotation spreads an update's norm over its coordinates, so that fewer bits suffice. Single
 sums are not rotated.
 
-**Who takes part is a secret** where each client's own coin decides it. A public number of clients
-reports in each round; those that their coin leaves out send zeros with their share of the noise.
-To everybody else they look like clients whose values are zeros. A simulation does not run each of
-them: one entry of the cohort stands for as many as fit into one table of their joint noise.
+**Participation is secret** if each client's own coin decides it. A public number of clients reports
+in each round; clients excluded by their coin send zeros with their share of the noise. To all other
+parties they look like clients with zero values. A simulation does not run each of them: one entry
+of the cohort represents as many as fit into one table of their joint noise.
 
-**In a simulation** the noise of all clients is made of one key, which the server sends them, so
-that a run can be repeated. Anyone with the key can remove the noise, and clients have it: that is
-sound where one process simulates all parties. On a device the noise must be the device's own draw,
-and no key is sent: `SumOfDevices` is the same sum without them, for devices that add noise and toss
-coins themselves.
+**In a simulation** the noise of all clients derives from one key, which the server sends them, so
+that a run is repeatable. Anyone with the key can remove the noise, and clients have it: that is
+sound only if one process simulates all parties. On a device the noise must be the device's own
+draw, and no key is sent: `SumOfDevices` is the same sum without it, for devices that add noise and
+toss coins themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 
 from tff_agnostic.aggregations.aggregation import ClientFacts, FederatedSums, SecurityProperty
 from tff_agnostic.aggregations.integer_codec import ClientNoise, IntegerCodec, joined, pieces_of
-from tff_agnostic.aggregations.noise import Release, clients_of_a_table
+from tff_agnostic.aggregations.noise import Release, max_clients_per_table
 from tff_agnostic.aggregations.private_sum import (
     ClippedOutput,
     PrivateAggregation,
@@ -39,16 +39,16 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.base.report_fields import ReportField, ReportFields
 from tff_agnostic.base.stateless_random import fold_in, uniform
 
-# What the numbers of a client's seed are for that decide how its values are rounded.
+# Use of a client's seed for the rounding of its values.
 _ROUNDING = 7
 
 
 class ClientParams(NamedTuple):
-    """The part of the state that clients get.
+    """The part of the state that clients receive.
 
     Attributes:
         clip_norms: The clip norm of each update.
-        noise_key: Key of the noise of simulated clients; see the module. () for devices.
+        noise_key: Key of the simulated clients' noise, see the module; () for devices.
         releases: Number of sums released before.
     """
 
@@ -58,13 +58,14 @@ class ClientParams(NamedTuple):
 
 
 class Integers(NamedTuple):
-    """A client's submission; int64 everywhere.
+    """A client's submission; all fields are int64.
 
     Attributes:
-        values: Residues, in the shapes of the released values. A rotated group may have more.
-        padding: The further residues of each rotated group that has more.
-        num_clients: 1, so that the server learns how many clients' noise the sum holds. An entry
-            that stands for several silent clients has their number.
+        values: Residues, in the shapes of the released values. A rotated group may have further
+            residues.
+        padding: The further residues of each rotated group.
+        num_clients: 1, so that the server learns the number of clients with noise in the sum. An
+            entry for several silent clients has their number.
     """
 
     values: ClippedOutput
@@ -72,7 +73,7 @@ class Integers(NamedTuple):
     num_clients: tf.Tensor
 
 
-# The fields that are summed modulo powers of two.
+# Fields to sum modulo powers of two.
 MODULAR = ("values", "padding")
 
 
@@ -80,20 +81,19 @@ MODULAR = ("values", "padding")
 class DistributedDpSum(PrivateAggregation):
     """Sums of clipped client outputs, as integers to which clients added noise.
 
-    It has the properties of the inner secure sum. `SecurityProperty.SECRET_NOISE` is about a
-    server's key, and here simulated clients are sent theirs: no part of the state is secret. Nor is
-    there a least number of clients below which a round is refused: a Poisson cohort may be small by
-    chance.
+    It has the properties of the inner secure sum. `SecurityProperty.SECRET_NOISE` concerns a
+    server's key, but simulated clients receive the key: no part of the state is secret. Nor does a
+    minimum number of clients apply per round: a Poisson cohort may be small at random.
 
     Attributes:
         noise_multiplier: z; it determines the number of bits, so equal sums have equal multipliers.
-        least_clients: Least number of clients with noise in a sum. A sum of fewer is discarded, and
-            treated as the sum over no clients.
+        least_clients: Minimum number of clients with noise in a sum. A sum over fewer clients is
+            discarded, and treated as the sum over no clients.
         noise_clients: Number of clients that report in a round, each with its share of the noise; 0
-            for the expected number. If it is larger, the surplus is left out by a coin.
-        bundle: How many silent clients one entry of a simulated cohort may stand for.
-        integer_clip: Steps of the integers that clients send in the bound of each group: with more
-            steps rounding adds less, and integers have more bits.
+            for the expected number. If it is larger, a coin excludes the surplus.
+        bundle: Maximum number of silent clients that one entry of a simulated cohort represents.
+        integer_clip: Number of integer steps in the bound of each group: more steps mean less
+            rounding noise, and integers with more bits.
     """
 
     noise_multiplier: float
@@ -102,32 +102,35 @@ class DistributedDpSum(PrivateAggregation):
     bundle: int = 1
     integer_clip: float = 2.0**14
 
-    # Copies of a client differ only in their places, which give each its own noise.
+    # Copies of a client differ only in their places, which give each copy separate noise.
     numbers_clients = True
 
     @property
     def guarantees(self) -> frozenset[SecurityProperty]:
-        """Returns those of the inner sum."""
+        """The properties of the inner sum."""
         return self.inner.guarantees
 
-    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns sums that share the budget of a round, and bundles of silent clients."""
-        sums = super().of_exchanges(bounds)
+    def for_steps(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns sums that share the budget of a round, with bundles of silent clients."""
+        sums = super().for_steps(bounds)
         if self.noise_clients <= self.expected_clients:
             return sums
-        factors = [f for sum_, of_one in zip(sums, bounds) for f in sum_.noise_factors(of_one)]
+        factors = [
+            f for sum_, step_bounds in zip(sums, bounds) for f in sum_.noise_factors(step_bounds)
+        ]
         widest = self.noise_multiplier * max(factors) * self.integer_clip
-        most = self.noise_clients - int(self.expected_clients)
-        bundle = clients_of_a_table(widest**2 / self.noise_clients, most)
+        max_silent = self.noise_clients - int(self.expected_clients)
+        bundle = max_clients_per_table(widest**2 / self.noise_clients, max_silent)
         return tuple(dataclasses.replace(sum_, bundle=bundle) for sum_ in sums)
 
     def on_clients(self) -> DistributedDpSum:
-        """Returns it without the key, which clients get in the broadcast."""
+        """Returns it without the key, which clients receive in the broadcast."""
         return dataclasses.replace(self, noise_key=())
 
     def client_params(self, state: PrivateState) -> ClientParams:
-        """Returns the clip norms, the key of simulated noise, and the release's number."""
-        # The tables of clients' noise and the number of bits are constants for this multiplier.
+        """Returns the clip norms, the key of simulated noise, and the release number."""
+        # The tables of clients' noise and the number of bits are constants that depend on this
+        # multiplier.
         is_same = tf.debugging.assert_equal(
             state.noise_multiplier,
             tf.constant(self.noise_multiplier, tf.float64),
@@ -141,7 +144,7 @@ class DistributedDpSum(PrivateAggregation):
         """Returns the codec of each group of an output.
 
         Args:
-            values: The flattened output, or its residues, or their specs.
+            values: The flattened output, its residues, or their specs.
         """
         pairs = zip(self.groups(bounds), self.noise_factors(bounds))
         return tuple(
@@ -163,7 +166,7 @@ class DistributedDpSum(PrivateAggregation):
     ) -> Integers:
         """Clips and rounds an output, and adds a client's share of the noise."""
         silent = self._silent(client)
-        # A silent client sends noise only, also in place of its bit and its counts.
+        # A silent client sends only noise, also for its bit and its counts.
         released = tf.nest.map_structure(
             lambda value: tf.where(silent > 0, tf.zeros_like(value), value),
             self.clipped(params.clip_norms, output, bounds),
@@ -185,19 +188,19 @@ class DistributedDpSum(PrivateAggregation):
         return Integers(tf.nest.pack_sequence_as(released, sent), padding, num_clients)
 
     def _silent(self, client: ClientFacts) -> tf.Tensor:
-        """On a client: returns how many silent clients it stands for; see `IntegerCodec.encode`."""
+        """On a client: returns its number of silent clients; see `IntegerCodec.encode`."""
         silent: tf.Tensor = client.place.silent
         return silent
 
     def _draws(
         self, params: ClientParams, client: ClientFacts, codecs: Sequence[IntegerCodec]
     ) -> list[ClientNoise]:
-        """On a client: returns its random numbers for each group."""
+        """On a client: returns the client's random numbers for each group."""
         release = Release(params.noise_key, self.exchange, params.releases)
         return self.options.generator.client_draws(release, client.place.number, codecs)
 
     def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
-        """Returns modular secure sums of the integers, and one of the number of clients."""
+        """Returns modular secure sums of the integers, and a secure sum of the client numbers."""
         bits = self.bit_widths(sums.spec(encoded), bounds)
         widths = (bits.values, bits.padding)
         modulus = tf.nest.map_structure(lambda width: np.int64(2**width), widths)
@@ -206,22 +209,22 @@ class DistributedDpSum(PrivateAggregation):
         return sums.joined(Integers(summed[0], summed[1], num_clients))
 
     def bit_widths(self, spec: Integers, bounds: Any) -> Any:
-        """Returns the bits of each part of what a client sends; those of integers are their sums'.
+        """Returns the bits of each part of a submission; for integers those of their sums.
 
         Args:
-            spec: Specs of what a client sends.
+            spec: Specs of a client's submission.
         """
         values = tf.nest.flatten(spec.values)
-        # Values in no group are zeros.
+        # Values outside of any group are zeros.
         bits = [1] * len(values)
-        of_padding = []
+        padding_bits = []
         for group, codec in zip(self.groups(bounds), self.codecs(values, bounds)):
             for i in group.positions:
                 bits[i] = codec.bits
             if codec.size > codec.num_values:
-                of_padding.append(codec.bits)
-        of_values = tf.nest.pack_sequence_as(spec.values, bits)
-        return Integers(of_values, of_padding, self.bundle.bit_length())
+                padding_bits.append(codec.bits)
+        value_bits = tf.nest.pack_sequence_as(spec.values, bits)
+        return Integers(value_bits, padding_bits, self.bundle.bit_length())
 
     def noisy_sums(
         self, state: PrivateState, summed: Integers, bounds: Any
@@ -260,7 +263,7 @@ class DistributedDpSum(PrivateAggregation):
         )
 
     def quantities(self, bounds: Any, prefix: str = "") -> ReportFields:
-        """Describes clip norms, and rounds that had too few clients."""
+        """Describes clip norms, and rounds with too few clients."""
         too_few = ReportField(
             f"{prefix}too_few_clients",
             "rounds whose sum was not looked at: too few clients answered",
@@ -273,26 +276,26 @@ class DistributedDpSum(PrivateAggregation):
 
 @dataclasses.dataclass(frozen=True)
 class SumOfDevices(DistributedDpSum):
-    """The sum of devices that add their noise themselves, to the integers of `encode`.
+    """The sum for devices that add their noise themselves, to the integers of `encode`.
 
-    No key is sent. Whether a value is rounded up is drawn from the client's seed, which the server
-    may know: what a client may change is bounded however values are rounded.
+    No key is sent. The rounding direction of a value derives from the client's seed, which the
+    server may know: the bound on a client's influence holds for any rounding.
     """
 
     numbers_clients = False
 
-    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns sums that share the budget of a round; each device stands for itself."""
-        return PrivateAggregation.of_exchanges(self, bounds)
+    def for_steps(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns sums that share the budget of a round; each device represents itself."""
+        return PrivateAggregation.for_steps(self, bounds)
 
     def client_params(self, state: PrivateState) -> ClientParams:
-        """Returns the clip norms, and the release's number."""
+        """Returns the clip norms, and the release number."""
         return super().client_params(state)._replace(noise_key=())
 
     def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
-        """Returns secure sums of all parts, of which `decode` takes the remainders.
+        """Returns secure sums of all parts, which `decode` reduces modulo 2^bits.
 
-        A plan says of the integers that they are summed modulo 2^bits.
+        A plan specifies that integers are summed modulo 2^bits.
         """
         return sums.secure(encoded, self.bit_widths(sums.spec(encoded), bounds))
 
@@ -307,6 +310,6 @@ class SumOfDevices(DistributedDpSum):
         draws = []
         for codec in codecs:
             seeds = fold_in(client.seed, tf.range(codec.size, dtype=tf.int64))
-            of_group = fold_in(seeds, tf.constant(codec.place, tf.int64))
-            draws.append(ClientNoise(uniform(of_group, _ROUNDING), None))
+            group_seeds = fold_in(seeds, tf.constant(codec.place, tf.int64))
+            draws.append(ClientNoise(uniform(group_seeds, _ROUNDING), None))
         return draws

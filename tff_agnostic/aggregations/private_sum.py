@@ -1,9 +1,9 @@
-"""Private sums, with the noise of the server, and the settings of every kind.
+"""Private sums, with the server's noise, and the options of every kind.
 
-Values are clipped to shares of one budget, and clip norms may adapt. Everything that a client sends
-in a round is one release, in groups that share that budget; see `clipping`. Values that get no
-noise are not sent: counters of clipped values stay on the client, and where the sum of weights is
-public, clients send no weights.
+Values are clipped to shares of one budget, and clip norms may adapt. All values that a client sends
+in a round are one release, in groups that share that budget; see `clipping`. Values without noise
+are not sent: counters of clipped values stay on the client, and if the sum of weights is public,
+clients send no weights.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from tff_agnostic.aggregations.noise_generators import (
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.base.report_fields import ReportField, ReportFields
-from tff_agnostic.privacy.mechanisms import LEAST_NOISE
+from tff_agnostic.privacy.mechanisms import MIN_NOISE
 from tff_agnostic.privacy.sampling import PublicParticipation, SecretParticipation
 
-# An indicator less one half: its sensitivity to a client that joins is one half.
+# An indicator minus one half: its sensitivity to a joining client is one half.
 _WITHIN = Bound(0.5, signed=True)
-# A whole number that is exact in float64, and well within int64.
+# An integer that is exact in float64, and well within int64.
 _LARGEST = 2.0**62
-_OF_PLAIN_SUMS = (
+_PLAIN_SUMS_NOTE = (
     "plain sums add float32 numbers, whose roundings depend on every client and are in no account: "
     "secure sums add whole numbers"
 )
@@ -56,7 +56,7 @@ _OF_PLAIN_SUMS = (
 
 @dataclasses.dataclass(frozen=True)
 class FixedClipping(Options):
-    """Clip norms that stay."""
+    """Constant clip norms."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,19 +77,19 @@ class PrivacyOptions(LimitedOptions):
     """Options of differential privacy; the unit is a client with all its examples.
 
     Attributes:
-        noise_multiplier: z: standard deviation of a round's noise as a multiple of the most that
-            one client can change; or give --target_epsilon. With 0 nothing is private.
-        target_epsilon: The epsilon that the noise is computed for.
+        noise_multiplier: z: standard deviation of a round's noise as a multiple of the maximum
+            influence of one client; or give --target_epsilon. With 0 nothing is private.
+        target_epsilon: The epsilon to compute the noise for.
         delta: The delta of (epsilon, delta); one over ten times the training clients if not given.
-        clip_norm: Bound of the l2 norm of a client's model delta; the first one, if adaptive.
-        clipping: Whether the clip norm stays (fixed), or follows a quantile of the deltas' norms at
-            some rate (adaptive).
+        clip_norm: Bound of the l2 norm of a client's model delta; the initial bound, if adaptive.
+        clipping: Whether the clip norm is constant (fixed), or follows a quantile of the deltas'
+            norms at some rate (adaptive).
         update_share: Share of a round's budget for updates.
-        noise_seed: For experiments: seeds the noise, which is then not secret; every report warns
-            of it.
+        noise_seed: For experiments: seed of the noise, which is then not secret; every report warns
+            about it.
     """
 
-    noise_multiplier: Optional[Annotated[float, Within(least=LEAST_NOISE, or_zero=True)]] = None
+    noise_multiplier: Optional[Annotated[float, Within(least=MIN_NOISE, or_zero=True)]] = None
     target_epsilon: Optional[Annotated[float, Within(above=0)]] = None
     delta: Optional[Annotated[float, Within(above=0, below=1.0)]] = None
     clip_norm: Annotated[float, Within(above=0)] = 1.0
@@ -99,7 +99,7 @@ class PrivacyOptions(LimitedOptions):
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether clip norms move."""
+        """Whether clip norms adapt."""
         return isinstance(self.clipping, AdaptiveClipping)
 
     @property
@@ -113,24 +113,24 @@ _Share = Annotated[float, Within(least=0.0, below=1.0)]
 
 @dataclasses.dataclass(frozen=True)
 class NoiseEvaluation(Options):
-    """Private evaluations of a given noise, for runs that may get more of them.
+    """Private evaluations with given noise, for runs with an open number of evaluations.
 
     Attributes:
         multiplier: z of each evaluation of a model.
         clients_share: Share of the budget for means and percentiles over clients, which are omitted
             with 0; sums over domains have the rest.
-        statistics: Whether answers are counted by class. The counts share the budget of the sums
+        statistics: Whether to count predictions by class. The counts share the budget of the sums
             over domains, which get more noise.
     """
 
-    multiplier: Annotated[float, Within(least=LEAST_NOISE, or_zero=True)]
+    multiplier: Annotated[float, Within(least=MIN_NOISE, or_zero=True)]
     clients_share: _Share = 0.2
     statistics: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class BudgetEvaluation(Options):
-    """Private evaluations whose noise is computed for their number.
+    """Private evaluations with noise computed for their number.
 
     Attributes:
         epsilon: The epsilon of all private evaluations of a run together.
@@ -148,13 +148,13 @@ class ServerNoiseOptions(PrivacyOptions):
     """Options of noise that a trusted server adds.
 
     Attributes:
-        joint_clipping: Clip all that a client sends as one vector, in which groups are scaled by
+        joint_clipping: Clip all values of a client as one vector, in which groups are scaled by
             their bounds and shares, instead of each group alone: with the same noise and epsilon,
             clients that do not reach all of their bounds lose less.
-        private_evaluation: Clip and noise the sums of evaluations too, with a separate budget: test
-            clients then have a guarantee as well. Either the noise multiplier of each evaluation of
-            a model is given (noise), or the epsilon of all of them (budget). clients_share of the
-            budget is for means and percentiles over clients; with statistics=true answers are
+        private_evaluation: Also clip and noise the sums of evaluations, with a separate budget,
+            which gives test clients a guarantee: either for a noise multiplier of each evaluation
+            of a model (noise), or for an epsilon of all evaluations (budget). clients_share of the
+            budget is for means and percentiles over clients; with statistics=true predictions are
             counted by class.
     """
 
@@ -167,12 +167,12 @@ class DistributedOptions(PrivacyOptions):
     """Options of noise that clients add before a secure sum.
 
     Attributes:
-        participation: Whether it stays secret which clients of Poisson cohorts take part, and how
-            many (secret): clients that the coin leaves out send zeros and their share of the noise.
-            All clients answer each round, or as many as answering says, by public turns: with
-            fewer, less is sent, and epsilon is larger. Otherwise (public) epsilon is several times
-            as large. A round of fewer than min_clients clients with noise is one without clients;
-            by default all that answer, and c - 2 sqrt(c) of public Poisson cohorts.
+        participation: Whether it stays secret which clients of Poisson cohorts participate, and how
+            many (secret): clients excluded by the coin send zeros and their share of the noise. All
+            clients answer each round, or the number in answering, by public turns: with fewer, less
+            is sent, and epsilon is larger. Otherwise (public) epsilon is several times as large. A
+            round with fewer than min_clients clients with noise counts as a round without clients;
+            by default all answering clients, and c - 2 sqrt(c) for public Poisson cohorts.
         noise_generator: Generator of simulated clients' noise: philox, TensorFlow's, the faster
             one; or secure, ChaCha20, a cryptographic one.
     """
@@ -191,7 +191,7 @@ class ClippedOutput(NamedTuple):
 
     Attributes:
         answer: The client's output.
-        within: For each update 1/2 if it was within an adaptive clip norm, -1/2 if not.
+        within: For each update 1/2 if it was within an adaptive clip norm, -1/2 otherwise.
     """
 
     answer: Any
@@ -202,8 +202,8 @@ class PrivateState(NamedTuple):
     """The server's state for a communication step.
 
     Attributes:
-        noise_key: The secret, int64, as long as the generator's keys.
-        releases: Number of sums released before, int64 scalar.
+        noise_key: The secret key, int64, in the generator's length.
+        releases: Number of previously released sums, int64 scalar.
         noise_multiplier: z, float64 scalar.
         clip_norms: The clip norm of each update, float32 [updates].
     """
@@ -222,10 +222,10 @@ class PrivateAggregation(Aggregation):
         inner: The sum of clipped outputs.
         options: Options.
         name: Name in the registry.
-        expected_clients: Clients that a round is expected to have; public.
-        noise_key: Secret numbers of the generator; equal sums may have different keys.
-        noise_multiplier: z, likewise.
-        exchange: Number of the communication step in its round.
+        expected_clients: Expected number of clients of a round; public.
+        noise_key: Secret numbers of the generator; ignored by equality.
+        noise_multiplier: z; also ignored by equality.
+        exchange: Index of the communication step in its round.
         shares: Share of a round's budget for each group of the step; empty if it is the only step.
         absent_below: A denominator, such as a domain's number of examples, counts as zero below
             this many standard deviations of its noise.
@@ -250,17 +250,17 @@ class PrivateAggregation(Aggregation):
 
     @property
     def limits(self) -> ClientLimits:
-        """Limits of what one client may send."""
+        """Limits of one client's values."""
         return self.options.limit
 
-    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns one for each step, which share the budget of a round."""
-        groups = [self.groups(of_exchange) for of_exchange in bounds]
-        everything = [group for of_exchange in groups for group in of_exchange]
+    def for_steps(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the aggregation of each step; together they share the budget of a round."""
+        groups = [self.groups(step_groups) for step_groups in bounds]
+        everything = [group for step_groups in groups for group in step_groups]
         shares = iter(budget_shares(everything, self.options.update_share))
         return tuple(
-            dataclasses.replace(self, exchange=k, shares=tuple(next(shares) for _ in of_exchange))
-            for k, of_exchange in enumerate(groups)
+            dataclasses.replace(self, exchange=k, shares=tuple(next(shares) for _ in step_groups))
+            for k, step_groups in enumerate(groups)
         )
 
     def groups(self, bounds: Any) -> tuple[Group, ...]:
@@ -294,7 +294,7 @@ class PrivateAggregation(Aggregation):
     def clipped(
         self, clip_norms: tf.Tensor, output: Any, bounds: Any, rounding: Sequence[float] = ()
     ) -> ClippedOutput:
-        """On a client: returns its output with every group within its bound.
+        """On a client: returns its output with every group clipped to its bound.
 
         Args:
             clip_norms: The clip norm of each update, float32 [updates].
@@ -315,7 +315,7 @@ class PrivateAggregation(Aggregation):
         return ClippedOutput(tf.nest.pack_sequence_as(output, sent), bits)
 
     def group_limits(self, clip_norms: tf.Tensor, bounds: Any) -> list[tf.Tensor]:
-        """Returns the bound of each group's norm, float64: an update's is times its clip norm."""
+        """Returns the bound of each group's norm, float64; an update's depends on its clip norm."""
         norms = iter(tf.unstack(tf.cast(clip_norms, tf.float64)))
         return [
             group.limit * (next(norms) if group.is_update else tf.constant(1.0, tf.float64))
@@ -336,13 +336,13 @@ class PrivateAggregation(Aggregation):
             deviations: Standard deviation of the noise of each value.
 
         Returns:
-            What `Aggregation.decode` does.
+            See `Aggregation.decode`.
         """
         flat_bounds = tf.nest.flatten(bounds)
         answer = without_noise_below(
             tf.nest.flatten(noisy.answer), deviations, flat_bounds, self.absent_below
         )
-        answer = [_of_its_type(value, bound) for value, bound in zip(answer, flat_bounds)]
+        answer = [_as_bound_type(value, bound) for value, bound in zip(answer, flat_bounds)]
         next_state = state._replace(
             releases=state.releases + 1, clip_norms=self._moved(state.clip_norms, noisy.within)
         )
@@ -357,7 +357,7 @@ class PrivateAggregation(Aggregation):
         if not within or not isinstance(clipping, AdaptiveClipping):
             return clip_norms
         share = tf.cast(tf.stack(within) / self.expected_clients, tf.float32) + _WITHIN.limit
-        # Noise, or a large Poisson cohort, may take the share b beyond what a share can be.
+        # Noise, or a large Poisson cohort, may move the fraction b out of [0, 1].
         share = tf.clip_by_value(share, 0.0, 1.0)
         return clip_norms * tf.exp(-clipping.rate * (share - clipping.quantile))
 
@@ -366,8 +366,8 @@ class PrivateAggregation(Aggregation):
         names = [group.name for group in self._updates(bounds)]
 
         def clip_norm(name: str) -> ReportField:
-            of_several = f"/{name}" if len(names) > 1 else ""
-            return ReportField(f"{prefix}clip_norm{of_several}", f"clip norm of the {name}")
+            suffix = f"/{name}" if len(names) > 1 else ""
+            return ReportField(f"{prefix}clip_norm{suffix}", f"clip norm of the {name}")
 
         return OrderedDict(clip_norm=OrderedDict((name, clip_norm(name)) for name in names))
 
@@ -380,7 +380,7 @@ class PrivateAggregation(Aggregation):
         return ClippedOutput(bounds, [_WITHIN] * num_bits)
 
 
-def _of_its_type(value: tf.Tensor, bound: Bound) -> tf.Tensor:
+def _as_bound_type(value: tf.Tensor, bound: Bound) -> tf.Tensor:
     if not bound.integer:
         return tf.cast(value, tf.float32)
     return tf.cast(tf.clip_by_value(tf.round(value), -_LARGEST, _LARGEST), tf.int64)
@@ -388,7 +388,7 @@ def _of_its_type(value: tf.Tensor, bound: Bound) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class CentralDpSum(PrivateAggregation):
-    """The sum of clipped client outputs, with noise that the server adds.
+    """The sum of clipped client outputs, with noise added by the server.
 
     Attributes:
         noise: The kind of noise.
@@ -398,22 +398,22 @@ class CentralDpSum(PrivateAggregation):
 
     @property
     def guarantees(self) -> frozenset[SecurityProperty]:
-        """Those of the inner sum, and the secret key of the noise."""
+        """Returns the properties of the inner sum, and the secrecy of the noise key."""
         return self.inner.guarantees | {SecurityProperty.SECRET_NOISE}
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Returns a note on sums of float32, where all other arithmetic is exact."""
-        is_of_floats = SecurityProperty.SECURE_SUMS not in self.inner.guarantees
-        return (_OF_PLAIN_SUMS,) if is_of_floats else ()
+        """Returns a note about float32 sums, as all other arithmetic is exact."""
+        has_floats = SecurityProperty.SECURE_SUMS not in self.inner.guarantees
+        return (_PLAIN_SUMS_NOTE,) if has_floats else ()
 
     @property
     def min_clients(self) -> int:
-        """The fewest clients of a sum."""
+        """Minimum number of clients of a sum."""
         return self.inner.min_clients
 
     def on_clients(self) -> Aggregation:
-        """Returns it without the key: processes that run clients do not need it."""
+        """Returns the aggregation without the key, which clients do not need."""
         inner = self.inner.on_clients()
         return dataclasses.replace(self, inner=inner, noise_key=(), noise_multiplier=0.0)
 
@@ -428,7 +428,7 @@ class CentralDpSum(PrivateAggregation):
         return [state.noise_key, *self.inner.secrets(())]
 
     def rounding(self, bound: Bound) -> float:
-        """Returns that of the inner sum."""
+        """Returns the rounding of the inner sum."""
         return self.inner.rounding(bound)
 
     def client_params(self, state: PrivateState) -> Any:
@@ -439,7 +439,7 @@ class CentralDpSum(PrivateAggregation):
         """Clips an output, and encodes it for the inner sum."""
         rounding = [self.inner.rounding(bound) for bound in tf.nest.flatten(bounds)]
         released = self.clipped(params, output, bounds, rounding)
-        # The number of examples that were left out is not released.
+        # The number of examples beyond the limit is not released.
         facts = client._replace(examples_cut=tf.zeros_like(client.examples_cut))
         return self.inner.encode((), released, self.released_bounds(bounds), facts)
 

@@ -1,4 +1,4 @@
-"""Every aggregation, every kind of differential privacy and TFF's aggregators by name."""
+"""Registries of aggregations, kinds of differential privacy, and TFF's aggregators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.base.options import Options, Within
 from tff_agnostic.base.registry import Registry
 
-# Above this folder: nothing here needs it unless an aggregator of TFF's is at hand.
+# In a higher layer, so imported only for aggregators of TFF.
 _BRIDGE = "tff_agnostic.computations.tff_bridge.aggregators"
 
 
@@ -39,8 +39,8 @@ class DpAggregator(Options):
 
     Attributes:
         noise_multiplier: Standard deviation of the noise in the sum of the updates, as a multiple
-            of the norm that each is clipped to; less than a tenth of the clients per round. No
-            epsilon of a round follows from it: losses and counts have no noise.
+            of the norm that each update is clipped to; less than a tenth of the clients per round.
+            It implies no epsilon of a round: losses and counts have no noise.
     """
 
     noise_multiplier: Annotated[float, Within(above=0)]
@@ -60,17 +60,18 @@ def from_tff(
     mean_weight: float = 1.0,
     only_secure: bool = False,
 ) -> Aggregation:
-    """Returns an aggregation whose updates a factory of TFF's averages.
+    """Returns an aggregation that averages updates by a TFF factory.
 
-    Losses, counts and weights of clients are in secure sums beside it. It runs in TFF: in the
-    learning process, and in `--runtime=tff`. Its state is part of the learning process's.
+    Losses, counts and weights of clients are summed securely alongside. The aggregation runs in
+    TFF: in the learning process, and with `--runtime=tff`. Its state is part of the learning
+    process' state.
 
     Args:
-        factory: A `tff.aggregators.WeightedAggregationFactory`, or an unweighted one, that returns
-            a mean, as `tff.learning.robust_aggregator()` does.
-        mean_weight: What an unweighted factory takes for a client's weight: it is given the
-            client's update times its weight over this one.
-        only_secure: Refuse rounds in which anything but a secure sum leaves clients.
+        factory: A `tff.aggregators.WeightedAggregationFactory`, or an unweighted factory, that
+            returns a mean, such as `tff.learning.robust_aggregator()`.
+        mean_weight: Client weight that an unweighted factory assumes: it receives the client's
+            update times the client's weight over this weight.
+        only_secure: Whether to refuse rounds in which clients send anything except secure sums.
     """
     aggregation: Aggregation = _bridge().factory_sum(factory, others, mean_weight, only_secure)
     return aggregation
@@ -79,24 +80,24 @@ def from_tff(
 def named(
     aggregator: UpdateAggregator,
     limited: LimitedOptions,
-    of_run: Options,
+    run_options: Options,
     expected_clients: float,
 ) -> Aggregation:
-    """Returns `from_tff` of an aggregator of `tff.learning`, as runs have it.
+    """Returns `from_tff` of an aggregator of `tff.learning` with a run's options.
 
-    An unweighted one receives updates over the weight that a client is expected to have, where the
-    algorithm knows the sum of a round's weights.
+    An unweighted aggregator receives updates over the expected weight of a client, if the algorithm
+    knows the sum of a round's weights.
 
     Args:
         aggregator: The aggregator.
-        limited: Limits of the sums next to it.
-        of_run: Options of the run's aggregation. If it is secure, it has the sums next to the
-            aggregator, and rounds are refused in which anything but a secure sum leaves clients.
-        expected_clients: Expected number of clients of a round.
+        limited: Limits of the other values' sums.
+        run_options: Options of the run's aggregation. If it is secure, it sums the other values,
+            and rounds are refused in which clients send anything except secure sums.
+        expected_clients: Expected number of clients per round.
     """
-    only_secure = isinstance(of_run, SecureSumOptions)
-    # Plain sums promise nothing: they may be of a single client.
-    sums = of_run if only_secure else SecureSumOptions(limited.limit, secure_min_clients=1)
+    only_secure = isinstance(run_options, SecureSumOptions)
+    # Plain sums have no minimum: they may be over a single client.
+    sums = run_options if only_secure else SecureSumOptions(limited.limit, secure_min_clients=1)
     bridge = _bridge()
     aggregation: Aggregation = bridge.named_sum(aggregator, sums, expected_clients, only_secure)
     return aggregation
@@ -108,11 +109,11 @@ def _bridge() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class AggregationSpec:
-    """A registry entry.
+    """Registry entry of an aggregation.
 
     Attributes:
-        options: A frozen dataclass of settings, which become flags.
-        build: From an instance of it to the aggregation.
+        options: A frozen dataclass of options, which become flags.
+        build: Called with its options; returns the aggregation.
     """
 
     options: type
@@ -130,11 +131,11 @@ AGGREGATIONS: Registry[AggregationSpec] = Registry(
 
 @dataclasses.dataclass(frozen=True)
 class UpdateAggregatorSpec:
-    """A registry entry.
+    """Registry entry of an aggregator of TFF.
 
     Attributes:
-        kind: Class of the aggregator; None where the run's aggregation sums updates too.
-        options: Options of the sums next to it, which become flags.
+        kind: Class of the aggregator; None if the run's aggregation also sums updates.
+        options: Options of the other values' sums, which become flags.
     """
 
     kind: Optional[type[Options]]
@@ -154,16 +155,16 @@ UPDATE_AGGREGATORS: Registry[UpdateAggregatorSpec] = Registry(
 
 
 class NoiseFacts(NamedTuple):
-    """Facts that a run determines in addition to its settings.
+    """Facts that a run determines in addition to its options.
 
     Attributes:
-        expected_clients: Expected number of clients of a round.
+        expected_clients: Expected number of clients per round.
         noise_key: The secret key of the generator.
         noise_multiplier: z.
-        least_clients: Least number of clients with noise in a round, where clients add it;
-            otherwise 0.
+        least_clients: Minimum number of clients with noise in a round if clients add it; otherwise
+            0.
         noise_clients: Number of clients that report with noise, if it is larger than the expected
-            number that trains; otherwise 0.
+            number of training clients; otherwise 0.
     """
 
     expected_clients: float
@@ -173,31 +174,31 @@ class NoiseFacts(NamedTuple):
     noise_clients: int = 0
 
 
-# From (name, inner sums, settings, facts) to private sums.
+# (name, inner sums, options, facts) -> private sums.
 _Build = Callable[[str, Aggregation, Any, NoiseFacts], PrivateAggregation]
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacySpec:
-    """A registry entry.
+    """Registry entry of a kind of differential privacy.
 
     Attributes:
-        options: A frozen dataclass of settings, which become flags.
-        build: From a name, sums, an instance of the settings and facts to private sums over those
-            sums; None where there is no noise.
+        options: A frozen dataclass of options, which become flags.
+        build: Called with a name, inner sums, options and facts; returns private sums. None without
+            noise.
     """
 
     options: type
     build: Optional[_Build]
 
 
-def _of_server(noise: Noise) -> _Build:
+def _server_noise(noise: Noise) -> _Build:
     return lambda name, inner, options, facts: CentralDpSum(
         inner, options, name, *facts[:3], noise=noise
     )
 
 
-def _of_clients(
+def _client_noise(
     name: str, inner: Aggregation, options: Any, facts: NoiseFacts
 ) -> PrivateAggregation:
     return DistributedDpSum(inner, options, name, **facts._asdict())
@@ -207,8 +208,8 @@ PRIVACIES: Registry[PrivacySpec] = Registry(
     "privacy",
     {
         "none": PrivacySpec(Options, None),
-        "central": PrivacySpec(ServerNoiseOptions, _of_server(gaussian)),
-        "distributed": PrivacySpec(DistributedOptions, _of_clients),
-        "tree": PrivacySpec(ServerNoiseOptions, _of_server(TreeResidual())),
+        "central": PrivacySpec(ServerNoiseOptions, _server_noise(gaussian)),
+        "distributed": PrivacySpec(DistributedOptions, _client_noise),
+        "tree": PrivacySpec(ServerNoiseOptions, _server_noise(TreeResidual())),
     },
 )

@@ -1,4 +1,4 @@
-"""Sums of bounded integers, as a secure-sum protocol can carry them."""
+"""Sums of bounded integers, in the form that secure-sum protocols support."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Within
 from tff_agnostic.base.report_fields import ReportField, ReportFields, Unit
 
-# TFF sums secure values as int64; this leaves room for 2^22 clients.
+# TFF sums secure values in int64; this limit allows 2^22 clients.
 _MAX_BITS = 40
 _COUNT_BITS = 32
-# Key, next to the fields of a client's output, for the number of examples left out.
+# Key, next to the fields of a client's output, for the number of examples beyond the limit.
 _EXAMPLES = "examples"
 
 
@@ -34,7 +34,8 @@ class SecureSumOptions(LimitedOptions):
 
     Attributes:
         secure_bits: Bits of one quantised value.
-        secure_min_clients: Fewest clients of a round or an evaluation; sums of fewer are refused.
+        secure_min_clients: Minimum number of clients of a round or an evaluation; sums over fewer
+            are refused.
     """
 
     secure_bits: Annotated[int, Within(least=2, most=_MAX_BITS)] = 32
@@ -42,13 +43,13 @@ class SecureSumOptions(LimitedOptions):
 
 
 class SecureSummand(NamedTuple):
-    """A client's submission to the secure sum; int64 everywhere.
+    """A client's submission to the secure sum; all fields are int64.
 
     Attributes:
         values: The client's output, quantised; every value in [0, 2^bits).
-        clipped: For each field of the output, how many of its values exceeded their bound; under
-            "examples", how many of the client's examples were left out.
-        num_clients: 1, so that the server learns how many clients the sum holds.
+        clipped: For each field of the output, the number of its values beyond their bound; under
+            "examples", the number of the client's examples beyond the limit.
+        num_clients: 1, so that the server learns the number of clients in the sum.
     """
 
     values: Any
@@ -58,19 +59,19 @@ class SecureSummand(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SecureSum(Aggregation):
-    """The sum through `tff.federated_secure_sum_bitwidth`: the server sees integers' sums only.
+    """The sum by `tff.federated_secure_sum_bitwidth`: the server only sees sums of integers.
 
-    A real value x in [-limit, limit] becomes round(x / step) + offset with the step
-    limit / (2^(bits-1) - 1), so that 0 is exact. A value in [0, limit] has no offset and twice the
-    resolution. The error of a sum over c clients is at most c * step / 2 per value, and the
+    A real value x in [-limit, limit] becomes round(x / step) + offset with the step limit /
+    (2^(bits-1) - 1), so that 0 is exact. A value in [0, limit] has no offset and twice the
+    resolution. The error of a sum over c clients is at most c * step / 2 per value, plus the
     rounding of the total to float32, up to 2^-24 of it. Integers are exact. A value beyond its
-    bound is scaled down together with the other values of its ratio, or cut if it has no ratio;
+    bound is scaled down together with the other values of its ratio, or clipped if it has no ratio;
     see `aggregation.Bound`.
 
     Attributes:
-        options: Its settings.
+        options: Options of the sum.
         name: Name of the aggregation.
-        real_type: Type of the sums of real values.
+        real_type: Dtype of the sums of real values.
     """
 
     options: SecureSumOptions = SecureSumOptions()
@@ -82,20 +83,20 @@ class SecureSum(Aggregation):
 
     @property
     def limits(self) -> ClientLimits:
-        """Limits of what one client may send."""
+        """Limits of one client's values."""
         return self.options.limit
 
     @property
     def min_clients(self) -> int:
-        """The fewest clients of a sum."""
+        """Minimum number of clients of a sum."""
         return self.options.secure_min_clients
 
     def exact(self) -> SecureSum:
-        """Returns it with real sums in float64."""
+        """Returns the aggregation with real sums in float64."""
         return dataclasses.replace(self, real_type="float64")
 
     def rounding(self, bound: Bound) -> float:
-        """Returns half a step; 0 for whole numbers."""
+        """Returns half a step; 0 for integers."""
         return 0.0 if bound.integer else self.step(bound) / 2
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> SecureSummand:
@@ -147,11 +148,11 @@ class SecureSum(Aggregation):
         )
 
     def bit_width(self, bound: Bound) -> int:
-        """Bits of one client's value."""
+        """Returns the number of bits of one client's value."""
         return int(bound.limit).bit_length() if bound.integer else self.options.secure_bits
 
     def step(self, bound: Bound) -> float:
-        """Distance of neighbouring values of a real value."""
+        """Returns the distance between neighbouring quantised values."""
         return bound.limit / self._levels(bound)
 
     def _levels(self, bound: Bound) -> int:
@@ -181,14 +182,14 @@ class SecureSum(Aggregation):
 def scaled_to_bounds(output: Any, bounds: Any) -> Any:
     """Scales a client's values that form a ratio so that none of them exceeds its bound.
 
-    Values without a ratio stay as they are. An integer n becomes floor(f n), and the other values
-    of its ratio are scaled by floor(f n) / n, so that the ratio is kept to a float64's last bit.
+    Values without a ratio do not change. An integer n becomes floor(f n), and the other values of
+    its ratio are scaled by floor(f n) / n, so that the ratio is exact up to float64's last bit.
 
     Args:
         output: The client's output.
 
     Returns:
-        The same structure; values that were scaled are float64 or int64.
+        The output in the same structure; scaled values are float64 or int64.
     """
     values, flat_bounds = tf.nest.flatten(output), tf.nest.flatten(bounds)
     by_ratio: dict[str, list[int]] = {}
@@ -199,7 +200,7 @@ def scaled_to_bounds(output: Any, bounds: Any) -> Any:
         factor = _common_factor(values, flat_bounds, positions)
         for i in positions:
             scaled = tf.cast(values[i], tf.float64) * factor
-            # Rounded: floor(f n) / n times n may be slightly less than a whole number.
+            # Round, as floor(f n) / n times n may be slightly less than an integer.
             is_integer = flat_bounds[i].integer
             values[i] = tf.cast(tf.round(scaled), tf.int64) if is_integer else scaled
     return tf.nest.pack_sequence_as(output, values)
@@ -208,7 +209,7 @@ def scaled_to_bounds(output: Any, bounds: Any) -> Any:
 def _common_factor(
     values: Sequence[tf.Tensor], bounds: Sequence[Bound], positions: Sequence[int]
 ) -> tf.Tensor:
-    """Returns the factor in [0, 1] of values of one ratio: a scalar, or one for each entry."""
+    """Returns the factor in [0, 1] for values of one ratio: a scalar, or one per entry."""
     factor = tf.constant(1.0, tf.float64)
     for i in positions:
         size = tf.abs(tf.cast(values[i], tf.float64))
@@ -218,12 +219,12 @@ def _common_factor(
 
 
 def _sent_fields(bounds: Any) -> list[str]:
-    """Returns the fields of an output but for those that a client does not have, which are ()."""
+    """Returns the fields of an output, except absent fields, which are ()."""
     return [field for field in bounds._fields if getattr(bounds, field) != ()]
 
 
 def _counted_fields(bounds: Any) -> list[str]:
-    """Returns what clipped values are counted by: fields, and the examples that are left out."""
+    """Returns the keys of clipping counts: fields, and the examples beyond the limit."""
     return [*_sent_fields(bounds), _EXAMPLES]
 
 

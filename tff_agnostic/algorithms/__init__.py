@@ -1,4 +1,4 @@
-"""Federated algorithms, a file each, and the registry of them all."""
+"""Federated algorithms, one per file, and their registry."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tff_agnostic.domain_weights.ascent import (
 )
 from tff_agnostic.domain_weights.excess import excess_losses
 
-# The window is part of the server's state, and so of every checkpoint.
+# Limit of the window, which is part of the server's state, and thus of every checkpoint.
 _MAX_WINDOW_BYTES = 64 * 2**20
 
 
@@ -36,7 +36,7 @@ class AgnosticFedAvgOptions(core.AveragingOptions, LambdaOptions, core.HoldoutOp
     """Options of AgnosticFedAvg.
 
     Attributes:
-        window: r, rounds whose counts scale lambda.
+        window: r, number of rounds whose counts scale lambda.
     """
 
     window: Annotated[int, Within(least=1)] = 1
@@ -103,10 +103,10 @@ def agnostic_fed_avg(
     Args:
         problem: The learning problem.
         options: The options.
-        slope: Slope of a term of lambda's objective besides the losses; see `lambda_ascent`.
-        initial_counts: N_0, p positive numbers that fill the window before the first round; if
-            None, the counts that a round is expected to have. With r = 1 only their ratios matter;
-            with r > 1 they stay next to real counts for r - 1 rounds, so that their size matters.
+        slope: Slope of an additional term of lambda's objective; see `lambda_ascent`.
+        initial_counts: N_0, p positive numbers that fill the window before the first round; None
+            for the expected counts of a round. With r = 1 only their ratios matter; with r > 1 they
+            share the window with real counts for r - 1 rounds, so that their size matters.
     """
     holdout = options.holdout(problem.seed)
     ascent = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts, slope)
@@ -130,7 +130,7 @@ def agnostic_fed_avg(
         # Line 10: N_t = sum_k N^k
         sums = summed.domain_sums
         counts = tf.cast(sums.trained_counts, tf.float32)
-        # Line 11: L = sum_k L^k / N_t over the measured examples; less b if there are baselines.
+        # Line 11: L = sum_k L^k / N_t over the measured examples, minus b if there are baselines.
         losses = excess_losses(sums.mean_losses(), baselines, sums.counts > 0)
         # Line 12:
         # lambda_t = lambda_{t-1} exp(gamma_lambda L) / sum_i lambda_{t-1}^i exp(gamma_lambda L_i)
@@ -231,9 +231,9 @@ def build_agnostic_fed_avg(
 
     Args:
         model: The model to train; see `models.model_from_keras`.
-        num_domains: p.
+        num_domains: Number of domains p.
         options: Options of the algorithm.
-        aggregation: How client outputs are summed.
+        aggregation: The aggregation of client outputs.
         seed: Seed of local shuffling and dropout.
     """
     problem = core.Problem.of_numbered_domains(model, num_domains, seed)

@@ -3,16 +3,16 @@
 The paper is "A Superquantile Approach to Federated Learning with Heterogeneous Devices".
 
 A model of conformity level theta minimises the superquantile of the clients' losses: their mean
-over the theta of all clients, by weight, for whom the model is worst. theta = 1 is FedAvg; a theta
-below every client's weight is the worst client. Several levels make a family of models, each
+over the theta of all clients, by weight, with the largest losses. theta = 1 is FedAvg; a theta
+below every client's weight is the worst client. Several levels form a family of models, each
 trained on the same cohorts as if it were alone.
 
 A round of Algorithm 2 asks for the losses, finds their quantile, and trains the clients above it.
-Where the threshold is known before, from the round before or tracked, the round has one step; see
+If the threshold is known before, from the previous round or tracked, the round has one step; see
 `tail_thresholds`. Algorithm 1 keeps a threshold for several rounds, which then have no survey.
 
-Algorithm 2 counts in full every client whose loss is at least the threshold; by default those at
-the threshold count what is left of theta here. `--preset=paper` is the algorithm as printed.
+In Algorithm 2 every client with a loss of at least the threshold counts in full; here, by default,
+clients at the threshold count with the rest of theta. `--preset=paper` is the algorithm as printed.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class DeltaFlOptions(core.AveragingOptions, core.ClientWeightingOptions, core.Ho
     """Options of Delta-FL.
 
     Attributes:
-        theta: Levels theta of Delta-FL, comma-separated: the part of the clients, by weight, those
+        theta: Levels theta of Delta-FL, comma-separated: the fraction of the clients, by weight,
             with the largest losses, that a model is trained for; 1 is FedAvg. Each level has a
             model.
-        threshold: How clients learn whether they train: from a survey of the losses, in bins 2.7%
-            wide (survey); from three surveys, which find the quantile exactly (refined); or in one
-            step, from the losses of the round before (lagged), or from a threshold that moves by
+        threshold: Source of the threshold above which clients train: a survey of the losses, in
+            bins 2.7% wide (survey); three surveys, which find the quantile exactly (refined); or,
+            in one step, the losses of the previous round (lagged), or a threshold that moves by
             factors (tracked).
-        boundary: Part that clients at the threshold count: what is left of theta (exact); all, as
-            printed (paper); or, above it, more with their loss, of the smoothed objective (smooth).
+        boundary: Weight of clients at the threshold: the rest of theta (exact); full, as printed
+            (paper); or, above it, increasing with the loss, as in the smoothed objective (smooth).
     """
 
     theta: Annotated[tuple[float, ...], Within(above=0, most=1)] = (0.5,)
@@ -63,7 +63,7 @@ class DeltaFlOptions(core.AveragingOptions, core.ClientWeightingOptions, core.Ho
     boundary: Boundary = ExactBoundary()
 
     def __post_init__(self) -> None:
-        """Checks which options fit each other; see `Options`."""
+        """Checks the values, and their combinations; see `Options`."""
         super().__post_init__()
         is_smooth = isinstance(self.boundary, SmoothBoundary)
         if isinstance(self.threshold, RefinedThreshold) and is_smooth:
@@ -71,7 +71,7 @@ class DeltaFlOptions(core.AveragingOptions, core.ClientWeightingOptions, core.Ho
             raise self.error("threshold", f"survey or lagged {reason}", Verbatim("refined"))
         if not self.theta:
             raise self.error("theta", "levels above 0 and at most 1")
-        # Models, columns and plots have these names, so levels must not round to the same one.
+        # Models, columns and plots use these names, so levels must not round to the same name.
         names = [f"{theta:g}" for theta in self.theta]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -113,7 +113,7 @@ class SurveyMessage(NamedTuple):
     """Message of a survey.
 
     Attributes:
-        weights: w_t of each level in the first survey; clients remember their losses afterwards.
+        weights: w_t of each level in the first survey; afterwards clients remember their losses.
         questions: Question of each level; see `Threshold.question`.
     """
 
@@ -144,8 +144,8 @@ class LevelOutput(NamedTuple):
     """Output of a client for a level.
 
     Attributes:
-        delta: w_t - w_k times the client's weight, like the trainable weights.
-        weight: alpha_k times the share of it that counts, float32 scalar.
+        delta: w_t - w_k times the client's weight, with the structure of the trainable weights.
+        weight: alpha_k times the fraction of it that counts, float32 scalar.
         answer: Its answer for the next threshold; () after a survey.
     """
 
@@ -181,11 +181,11 @@ def survey_work(
     """Algorithm 2, line 4: answers with a statistic of F_k(w_t), and remembers the losses."""
 
     def answer(threshold: Threshold, question: Any, sums: core.DomainSums) -> Any:
-        def of_client(sums: core.DomainSums) -> tuple[Any, tf.Tensor]:
+        def client_answer(sums: core.DomainSums) -> tuple[Any, tf.Tensor]:
             loss, weight = _loss(sums), _whole_weight(client_weighting, sums)
             return threshold.answer(question, loss, weight), tf.math.is_finite(loss)
 
-        answers, is_known = clients.map(of_client, sums)
+        answers, is_known = clients.map(client_answer, sums)
         return core.zero_unless(is_known & (clients.num_examples > 0), answers)
 
     measured = _measured(model, num_domains, broadcast.weights, clients, holdout)
@@ -209,13 +209,13 @@ def tail_work(
 
     Args:
         broadcast: w_t and eta_t of each level.
-        num_domains: p.
-        options: How clients train.
+        num_domains: Number of domains p.
+        options: Options of local training.
         thresholds: Threshold of each level.
-        client_weighting: Member of `core.CLIENT_WEIGHTINGS`.
-        is_surveyed: Whether thresholds are from surveys; otherwise clients send statistics of
+        client_weighting: A name in `core.CLIENT_WEIGHTINGS`.
+        is_surveyed: Whether thresholds come from surveys; otherwise clients send statistics of
             their losses here.
-        holdout: Which examples losses are measured on, and which are trained on.
+        holdout: Splits measured from trained examples.
     """
     alpha = tf.ones([num_domains])
     training = holdout.training(clients)
@@ -267,22 +267,22 @@ def _measured(
     clients: core.Clients,
     holdout: core.Holdout,
 ) -> tuple[core.DomainSums, ...]:
-    """Returns the clients' losses at each level, which they measure once in a round."""
+    """Returns the clients' losses at each level, measured once per round."""
     return clients.state or tuple(
         core.measure_domains(model, num_domains, w, clients, holdout)[0] for w in weights
     )
 
 
 def _loss(sums: core.DomainSums) -> tf.Tensor:
-    """Returns F_k; 0 if the client measures nothing, and then it has no weight."""
+    """Returns F_k; 0 if the client measures nothing, as it then has no weight."""
     return sums.mean_loss(otherwise=tf.constant(0.0))
 
 
 def _whole_weight(client_weighting: str, sums: core.DomainSums) -> tf.Tensor:
     """Returns alpha_k, up to a factor common to all clients, int64.
 
-    A client that measures nothing, such as one whose only example is trained on, has no place in
-    the tail, and no weight.
+    A client that measures nothing, such as a client that trains on its only example, is not in the
+    tail, and has no weight.
     """
     whole = core.CLIENT_WEIGHTINGS[client_weighting](tf.reduce_sum(sums.trained_counts))
     measures = tf.cast(tf.reduce_sum(sums.counts) > 0, tf.int64)
@@ -316,8 +316,8 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
 
     def questions(state: DeltaFlState, *sums: Any) -> SurveyMessage:
         weights = () if sums else tuple(level.weights for level in state.levels)
-        of_levels = (t.question(*answers(k, *sums)) for k, t in enumerate(thresholds))
-        return SurveyMessage(weights, tuple(of_levels))
+        level_questions = (t.question(*answers(k, *sums)) for k, t in enumerate(thresholds))
+        return SurveyMessage(weights, tuple(level_questions))
 
     def eta(k: int, state: DeltaFlState, *sums: Any) -> Any:
         """Returns eta_t, from this round's survey or from an earlier round."""
@@ -436,14 +436,14 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         holdout.is_active,
         norm=lambda r: core.update_norm(r.before.levels[0].weights, r.after.levels[0].weights),
     )
-    of_levels = (column for k, t in enumerate(thresholds) for column in level_columns(k, t))
+    level_fields = (column for k, t in enumerate(thresholds) for column in level_columns(k, t))
     return core.Algorithm(
         name="delta_fl",
         problem=problem,
         initialize=initialize,
         steps=(*map(survey, surveys), training),
         finish=finish,
-        columns=(*columns, *of_levels),
+        columns=(*columns, *level_fields),
         models=models,
         with_weights=with_weights,
         single_step_options=("threshold=lagged", "threshold=tracked") if surveys else (),
@@ -452,7 +452,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
 
 
 def _check_thresholds(options: DeltaFlOptions, report: Mapping[str, Any]) -> None:
-    """Refuses a round whose threshold cannot order the losses: it would train every client."""
+    """Raises an error for a threshold that cannot order the losses: it would train every client."""
     train = report["client_work"]["train"]
     counts = np.asarray(train["num_examples"], np.float64)
     # A domain without examples has no loss.
@@ -461,11 +461,11 @@ def _check_thresholds(options: DeltaFlOptions, report: Mapping[str, Any]) -> Non
     for theta, threshold in zip(options.theta, options.thresholds()):
         loss = float(report["levels"][_name(theta)]["threshold"])
         if theta < 1 and (among := threshold.unordered(loss, mean_loss)):
-            found = (
+            problem = (
                 f"the threshold of level {theta:g} among {among}: use refined, which orders all "
                 "losses, or add a constant to the loss"
             )
-            raise options.error("threshold", "losses that it can order", Verbatim(found))
+            raise options.error("threshold", "losses that it can order", Verbatim(problem))
 
 
 def _name(theta: float) -> str:

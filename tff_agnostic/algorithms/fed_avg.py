@@ -1,12 +1,12 @@
 """FedAvg and its variations: on one domain only, FedProx, FedAvg-Sub.
 
-FedAvg (McMahan et al. 2017) has the parts of Algorithm 1 of Ro et al. 2021 with a constant alpha,
-which is 1 for every domain: beta^k is the client's number of examples. Target-only: alpha is 1 for
+FedAvg (McMahan et al. 2017) has the components of Algorithm 1 of Ro et al. 2021 with a constant
+alpha of 1 for every domain: beta^k is the client's number of examples. Target-only: alpha is 1 for
 one domain and 0 for the others.
 
 FedProx: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2. Client k
-minimises F_k(w) + mu / 2 ||w - w^t||^2 approximately: the gradient of every local step gains
-mu (w - w^t), which is 0 at the first one.
+minimises F_k(w) + mu / 2 ||w - w^t||^2 approximately: the gradient of every local step gains mu (w
+- w^t), which is 0 in the first step.
 
 FedAvg-Sub: Laguel et al. 2021, "A Superquantile Approach to Federated Learning with Heterogeneous
 Devices". Delta-FL trains on the clients of a cohort with the largest losses; this is its control
@@ -44,7 +44,7 @@ _DRAW = -2
 
 @dataclasses.dataclass(frozen=True)
 class FedAvgOptions(core.AveragingOptions):
-    """Options: those of clients' training and of the server's optimizer."""
+    """Options of FedAvg: local training and the server's optimizer."""
 
 
 def client_work(
@@ -58,11 +58,11 @@ def client_work(
 ) -> core.TrainingOutput:
     """Local training on all examples, each with the scale of its domain.
 
-    alpha never moves, so no loss at w is required: losses and metrics are those of the first epoch,
-    each example's before its batch's step.
+    As alpha is constant, no loss at w is required: losses and metrics are measured in the first
+    epoch, each example before its batch's step.
     """
     weights, alpha = broadcast
-    # n_k, if alpha is 1
+    # n_k, if alpha is 1.
     counts = core.domain_counts(num_domains, clients)
     beta = clients.map(lambda n_k: core.client_weight(alpha, n_k), counts)
     trained, sums = core.local_sgd(
@@ -79,7 +79,7 @@ def fed_avg(
     proximal: float = 0.0,
     taking_part: float = 1.0,
 ) -> core.Algorithm:
-    """Returns FedAvg, in which each example has its domain's scale as weight.
+    """Returns FedAvg, in which each example is weighted by its domain's scale.
 
     Args:
         problem: The learning problem.
@@ -147,7 +147,7 @@ class TargetOnlyOptions(FedAvgOptions):
     """Options of FedAvg on one domain.
 
     Attributes:
-        target_domain: Name of the only domain that is trained on.
+        target_domain: Name of the only training domain.
     """
 
     target_domain: Optional[str] = None
@@ -206,8 +206,7 @@ class FedAvgSubOptions(FedAvgOptions):
     """Options of FedAvg-Sub.
 
     Attributes:
-        cohort_share: theta: the probability with which each client of a cohort takes part in
-            FedAvg-Sub.
+        cohort_share: theta: probability of each client of a cohort to take part in FedAvg-Sub.
     """
 
     cohort_share: Annotated[float, Within(above=0, most=1.0)] = 0.5
@@ -220,7 +219,7 @@ def sub_client_work(
     train: Callable[[core.Broadcast, core.Clients], core.TrainingOutput],
     cohort_share: float,
 ) -> core.TrainingOutput:
-    """FedAvg (`train`) if the client is drawn; otherwise zeros, and a count as without weight."""
+    """FedAvg (`train`) if the client is drawn; otherwise zeros, counted as without weight."""
     output = train(broadcast, clients)
     is_drawn = takes_part(clients.seed, cohort_share)
     kept: core.TrainingOutput = core.zero_unless(is_drawn, output)
@@ -242,7 +241,7 @@ def takes_part(seed: tf.Tensor, cohort_share: float) -> tf.Tensor:
 
 
 def fed_avg_sub(problem: core.Problem, options: FedAvgSubOptions) -> core.Algorithm:
-    """Returns FedAvg whose clients each take part with probability theta."""
+    """Returns FedAvg in which each client takes part with probability theta."""
     base = fed_avg(problem, options, "fed_avg_sub", taking_part=options.cohort_share)
     (training,) = base.steps
     work = core.HashablePartial(
@@ -256,7 +255,7 @@ FED_AVG_SUB = core.AlgorithmSpec(
     paper="Laguel et al. 2021",
     build=fed_avg_sub,
     options=FedAvgSubOptions,
-    # Twins have the same seed, and are drawn together.
+    # Identical clients have the same seed, and are drawn together.
     traits=frozenset({core.Trait.COHORT_TWICE_IS_ONCE}),
     paper_settings=_PAPER,
 )

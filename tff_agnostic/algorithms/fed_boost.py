@@ -1,21 +1,22 @@
-"""FedBoost and AFLBoost: how to mix trained predictors when a round sends a few of them.
+"""FedBoost and AFLBoost: mixtures of trained predictors; a round sends only a few of them.
 
 FedBoost: Hamer, Mohri, Suresh 2020, "FedBoost: Communication-Efficient [...]", figure 1. Trained
 predictors h_1 to h_q are mixed, and only their weights alpha are learned. A round sends C of them
-to its clients, and each client answers with the gradient by their weights. Options cover the points
-that the figure leaves open: which predictors are sent, and how the gradient is estimated from a
+to its clients, and each client answers with the gradient with respect to their weights. Options
+cover what the figure leaves open: the choice of the predictors, and the gradient estimate from a
 part of the ensemble.
 
 AFLBoost: figure 2 of the same paper: an ensemble for the worst mixture of domains. A round also
-moves lambda along the losses of the domains. Lines 4 and 5 as printed weigh clients by m_j / m,
-which is not the objective (11), sum_k lambda_k L_k with the mean loss L_k of each domain. Here, as
-in Stochastic-AFL, an example of domain k counts lambda_k / N_k, where N_k is the number of its
-examples that a round is expected to have; `weighs_by_cohort` is the figure. `--preset=paper` is
-both figures as printed, which return the mean of alpha.
+moves lambda along the losses of the domains. Lines 4 and 5 as printed weight clients by m_j / m,
+which differs from the objective (11), sum_k lambda_k L_k with the mean loss L_k of each domain.
+Here, as in Stochastic-AFL, an example of domain k has the weight lambda_k / N_k, where N_k is the
+expected number of its examples in a round; `weighs_by_cohort` gives the figure's weights.
+`--preset=paper` is both figures as printed, which return the mean of alpha.
 
-The agnostic objective of section 3 is the worst Bregman divergence B_F(D_k || h), and not the worst
-loss: of the log loss it is L_k(h) less the entropy of D_k, of the squared loss less its variance.
-With these numbers as baselines, lambda follows the divergences; see `domain_weights.excess`.
+The agnostic objective of section 3 is the worst Bregman divergence B_F(D_k || h), not the worst
+loss: for the log loss it is L_k(h) minus the entropy of D_k, for the squared loss minus its
+variance. With these numbers as baselines, lambda follows the divergences; see
+`domain_weights.excess`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ import numpy as np
 from tff_agnostic import computations as core
 from tff_agnostic.algorithms.saddle_point import LossEstimatorOptions, running_mean
 from tff_agnostic.base.later import tf
-from tff_agnostic.boosting.alpha import AlphaSteps, BoostOptions, boost_algorithm, ensemble_of
+from tff_agnostic.boosting.alpha import AlphaSteps, BoostOptions, boost_algorithm, require_ensemble
 from tff_agnostic.domain_weights.ascent import ALPHA, LAMBDA, MEAN_LAMBDA, lambda_ascent
 from tff_agnostic.domain_weights.excess import excess_losses
 
-# Figures 1 and 2 leave open F and the way to sample; entropy and (8) are this package's defaults.
+# Figures 1 and 2 leave open F and the sampling; entropy and (8) are this package's defaults.
 _PAPER = {
     "predictor_draw": "independent",
     "gradient_estimator": "masked",
@@ -47,8 +48,8 @@ class FedBoostState(NamedTuple):
     Attributes:
         weights: alpha_t, and the arrays of the predictors.
         mean_alpha: alpha^A, the mean of alpha_1 to alpha_t, float32 [q].
-        taken: Number of steps that had examples, int32 scalar.
-        steps: Number of all steps, which seeds draws, int32 scalar.
+        taken: Number of steps with examples, int32 scalar.
+        steps: Number of all steps, the seed of draws, int32 scalar.
     """
 
     weights: core.ModelWeights
@@ -67,11 +68,11 @@ def fed_boost(
         options: The options.
         mean_first: Whether the main model is the ensemble of the mean, alpha^A, as in figure 1.
     """
-    model, p = ensemble_of(problem.model, "fed_boost"), problem.num_domains
+    model, p = require_ensemble(problem.model, "fed_boost"), problem.num_domains
     alphas = AlphaSteps(model, options, problem.seed)
 
     def initialize() -> FedBoostState:
-        # alpha_1 = argmin F: uniform, for both mirror maps
+        # alpha_1 = argmin F: uniform, for both mirror maps.
         weights = core.as_tensors(model.initial_weights)
         zero = tf.constant(0)
         return FedBoostState(weights, weights.trainable[0], zero, zero)
@@ -114,11 +115,11 @@ ALGORITHM = core.AlgorithmSpec(
 
 @dataclasses.dataclass(frozen=True)
 class AflBoostOptions(BoostOptions, LossEstimatorOptions):
-    """Options of AFLBoost: those of both players."""
+    """Options of AFLBoost, for alpha and lambda."""
 
 
 class AflBoostState(NamedTuple):
-    """The state of the server: that of FedBoost, and lambda.
+    """The state of the server: the state of FedBoost, and lambda.
 
     Attributes:
         lambda_: Coordinates of lambda_t in Lambda.
@@ -145,15 +146,15 @@ def afl_boost(
     Args:
         problem: The learning problem, whose model is an ensemble.
         options: The options.
-        weighs_by_cohort: Whether an example of domain k weighs lambda_k / m, with the number m of
-            the cohort's examples, as in lines 4 and 5 of figure 2, instead of lambda_k / N_k, as in
-            objective (11).
+        weighs_by_cohort: Whether an example of domain k has the weight lambda_k / m, with the
+            number m of the cohort's examples, as in lines 4 and 5 of figure 2, instead of lambda_k
+            / N_k, as in objective (11).
         mean_first: Whether the main model is the ensemble of the mean, alpha^A, as in figure 2.
     """
     if weighs_by_cohort and options.loss_estimate != "unbiased":
         reason = "where examples weigh lambda_k / m, as in the paper's preset"
         raise options.error("loss_estimate", f"unbiased {reason}")
-    model, p = ensemble_of(problem.model, "afl_boost"), problem.num_domains
+    model, p = require_ensemble(problem.model, "afl_boost"), problem.num_domains
     alphas = AlphaSteps(model, options, problem.seed)
     lambdas = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts)
     # N_k
@@ -161,7 +162,7 @@ def afl_boost(
     baselines = options.lambda_.known_baselines(p)
 
     def initialize() -> AflBoostState:
-        # alpha_1 = argmin F: uniform, for both mirror maps
+        # alpha_1 = argmin F: uniform, for both mirror maps.
         weights = core.as_tensors(model.initial_weights)
         lambda_, zero = tf.constant(lambdas.initial, tf.float32), tf.constant(0)
         return AflBoostState(
@@ -181,7 +182,7 @@ def afl_boost(
         has_examples = m > 0
         weight = m if weighs_by_cohort else tf.cast(has_examples, tf.float32)
         moved = alphas.next(alpha, gradient, weight, state.steps)
-        # delta_lambda,t L = (L_1, ..., L_p), at alpha~; as printed sum_j m_j / m grad_lambda L_j
+        # delta_lambda,t L = (L_1, ..., L_p), at alpha~; as printed sum_j m_j / m grad_lambda L_j.
         losses = options.domain_losses(sums, expected)
         if weighs_by_cohort:
             losses = tf.math.divide_no_nan(sums.losses, m)

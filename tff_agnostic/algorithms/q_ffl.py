@@ -1,12 +1,12 @@
 """q-FedAvg: Li, Sanjabi, Beirami, Smith 2020, "Fair Resource Allocation in Federated Learning".
 
-It minimises f_q(w) = sum_k p_k / (q + 1) F_k(w)^(q+1): the larger q, the more a client with a large
-loss weighs. q = 0 is FedAvg; q towards infinity is agnostic over clients.
+It minimises f_q(w) = sum_k p_k / (q + 1) F_k(w)^(q+1): the larger q, the larger the weight of
+clients with large losses. q = 0 is FedAvg; q towards infinity is agnostic over clients.
 
 Clients send powers of F_k / c, so that no power overflows: Delta_k and h_k are both c^q times
-smaller, and the update is the same. c is the mean loss of the round before, weighted by its h_k;
-with a large q, it is close to the largest loss. A power beyond exp(50) is cut to it, which the
-round reports; it can happen before the first c is known.
+smaller, and the update is the same. c is the mean loss of the previous round, weighted by its h_k;
+with a large q, it is close to the largest loss. A power beyond exp(50) is clipped, which the round
+reports; this can happen before the first c is known.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tff_agnostic.base.options import Within
 
 # Added to losses before powers are taken, as in the authors' code: 0 ^ (q - 1) is infinite.
 _TINY_LOSS = 1e-10
-# Powers (F_k / c)^q are cut to exp of this range, so that sums over a cohort stay finite, and a
+# Powers (F_k / c)^q are clipped to exp of this range, so that sums over a cohort stay finite, and a
 # round in which all losses fell far below c still averages its clients.
 _LOWEST, _HIGHEST = -60.0, 50.0
-# Secure sums scale down a client whose loss is more than this many times c, or whose h_k is more
-# than this many times its weight.
+# Secure sums scale down a client whose loss exceeds this multiple of c, or whose h_k exceeds this
+# multiple of its weight.
 _MAX_LOSS_RATIO = 2.0
 _MAX_CURVATURE = 100.0
-# A larger q takes that ratio to a power beyond float32. Papers have up to 15.
+# A larger q takes that ratio to a power beyond float32. Papers use up to 15.
 _MAX_Q = 100.0
 
 
@@ -41,7 +41,7 @@ class QFflOptions(core.AveragingOptions, core.ClientWeightingOptions, core.Holdo
     """Options of q-FedAvg; the paper draws clients with probabilities p_k.
 
     Attributes:
-        q: How much clients with large losses count in q-FFL; 0 is FedAvg.
+        q: Emphasis of clients with large losses in q-FFL; 0 is FedAvg.
     """
 
     q: Annotated[float, Within(least=0.0, most=_MAX_Q)] = 1.0
@@ -52,7 +52,7 @@ class QFflSums(NamedTuple):
 
     Attributes:
         weighted_loss: F_k times h_k / L, float32 scalar.
-        capped: 1 if the power is cut, int64 scalar.
+        capped: 1 if the power is clipped, int64 scalar.
         negative: 1 if the loss is below 0 and has no power, int64 scalar.
     """
 
@@ -82,7 +82,7 @@ def client_work(
     trained, _ = core.local_sgd(model, training, weights, trained_on, alpha, n)
 
     def weighted(trained: list[tf.Tensor], sums: core.DomainSums, n: tf.Tensor) -> Any:
-        # A client without measured examples counts as one with the usual loss.
+        # A client without measured examples counts as a client with the usual loss.
         loss = sums.mean_loss(otherwise=unit_loss)
         change = [w - w_k for w, w_k in zip(weights.trainable, trained)]
         # At a rate of 0 nothing changes, and h_k / L is F^q: the limit.
@@ -105,7 +105,7 @@ def weighted_update(
     q: float,
     lipschitz: float,
 ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-    """Returns a client's p_k Delta_k / L and p_k h_k / L, and whether they are capped.
+    """Returns a client's p_k Delta_k / L and p_k h_k / L, and whether they are clipped.
 
     With Dw_k = L (w^t - w_k) and F = F_k(w^t), the paper has Delta_k = F^q Dw_k and
     h_k = q F^(q-1) ||Dw_k||^2 + L F^q. Here F is in units of c, which puts 1 / c before the norm.

@@ -16,8 +16,8 @@ from tff_agnostic.base.options import Verbatim
 from tff_agnostic.computations import DomainSums
 from tff_agnostic.domain_weights.ascent import FREEZE, ZERO, Cvar, LambdaOptions
 
-# Called with lambda or L, [p], and a seed, int32 [2]; returns a vector [p] whose mean over seeds is
-# lambda or L: the weights of the domains in the gradient by w, or the gradient by lambda.
+# Called with lambda or L, [p], and a seed, int32 [2]; returns a vector [p] with mean lambda or L
+# over seeds: the weights of the domains in w's gradient, or lambda's gradient.
 Estimate = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 
@@ -42,7 +42,7 @@ def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Returns an index drawn by `probabilities` [n], int32 scalar; never one of probability 0."""
     ends = tf.cumsum(probabilities)
     place = tf.random.stateless_uniform([], seed) * ends[-1]
-    # A place that rounding puts beyond the last end belongs to the last positive probability.
+    # A position that rounding puts beyond the last end belongs to the last positive probability.
     last = tf.reduce_sum(tf.cast(ends < ends[-1], tf.int32))
     return tf.minimum(tf.reduce_sum(tf.cast(ends <= place, tf.int32)), last)
 
@@ -52,45 +52,45 @@ class LossEstimatorOptions(LambdaOptions):
     """Options of algorithms whose lambda steps along estimates of the domains' losses.
 
     Attributes:
-        loss_estimate: Divisor of the sums of losses: the counts that are expected of a round
-            (unbiased), or those of the round (ratio).
+        loss_estimate: Divisor of the sums of losses: the expected counts of a round (unbiased), or
+            the counts of the round (ratio).
     """
 
     loss_estimate: Literal["unbiased", "ratio"] = "unbiased"
 
     @property
     def usually_absent(self) -> Literal["freeze", "zero"]:
-        """The treatment of absent domains where the user sets none.
+        """The default treatment of absent domains.
 
-        An unbiased loss is 0 where a domain is absent, and too large where it is present: a lambda
-        that moved only where it is present would climb. With "ratio" lambda may stay.
+        An unbiased loss is 0 for an absent domain, and too large for a present domain: a lambda
+        that only moved for present domains would climb. With "ratio" lambda may stay.
         """
         return ZERO if self.loss_estimate == "unbiased" else FREEZE
 
     def domain_losses(self, sums: DomainSums, expected: np.ndarray) -> tf.Tensor:
-        """Returns L, from the numbers of examples that a round is expected to measure, [p]."""
+        """Returns L, for the expected numbers of measured examples in a round, [p]."""
         is_unbiased = self.loss_estimate == "unbiased"
         return sums.losses / expected if is_unbiased else sums.mean_losses()
 
     def __post_init__(self) -> None:
-        """Refuses CVaR, which needs the losses, and baselines of estimates that are no means."""
+        """Refuses CVaR, which needs exact losses, and baselines with unbiased estimates."""
         super().__post_init__()
         if isinstance(self.lambda_.update, Cvar):
             expected = "a step along estimates of the losses"
-            found = Verbatim("cvar, which needs the losses and is in AgnosticFedAvg")
-            raise self.lambda_.error("update", expected, found)
+            problem = Verbatim("cvar, which needs the losses and is in AgnosticFedAvg")
+            raise self.lambda_.error("update", expected, problem)
         if self.lambda_.baselines is not None and self.loss_estimate != "ratio":
             expected = "ratio with baselines, which are means as no other estimate is"
             raise self.error("loss_estimate", expected)
 
 
 class LastGradients(NamedTuple):
-    """The gradients g_{t-2} of both players, to which optimistic steps look back.
+    """The gradients g_{t-2} of both players, for optimistic steps.
 
     Attributes:
-        weights: Gradient by w, like the trainable weights.
-        losses: Gradient by lambda, float32 [p].
-        is_known: Whether a domain has had a loss, bool [p].
+        weights: Gradient with respect to w, with the structure of the trainable weights.
+        losses: Gradient with respect to lambda, float32 [p].
+        is_known: Whether each domain has had a loss, bool [p].
     """
 
     weights: list[tf.Tensor]
@@ -107,21 +107,21 @@ def optimistic_step(
 ) -> tuple[list[tf.Tensor], tf.Tensor, LastGradients]:
     """Returns the directions 2 g_{t-1} - g_{t-2} (appendix F.3), and the memory of the next step.
 
-    At the first step, and at a domain's first loss, the direction is g_{t-1}. A domain without a
-    loss keeps its last one: no later step has taken it back.
+    In the first step, and at a domain's first loss, the direction is g_{t-1}. A domain without a
+    loss keeps its previous one, which no later step has compensated.
 
     Args:
         last: g_{t-2}.
-        weights: g_{t-1} by w.
-        losses: g_{t-1} by lambda.
+        weights: g_{t-1} with respect to w.
+        losses: g_{t-1} with respect to lambda.
         step: t, from 1.
-        has_loss: Whether a loss is from this round, bool [p].
+        has_loss: Whether each loss is from this round, bool [p].
     """
     has_last = step > 1
     ahead = [tf.where(has_last, 2.0 * g - old, g) for g, old in zip(weights, last.weights)]
-    of_lambda = tf.where(has_last & last.is_known, 2.0 * losses - last.losses, losses)
+    lambda_direction = tf.where(has_last & last.is_known, 2.0 * losses - last.losses, losses)
     kept = tf.where(has_loss, losses, last.losses)
-    return ahead, of_lambda, LastGradients(weights, kept, last.is_known | has_loss)
+    return ahead, lambda_direction, LastGradients(weights, kept, last.is_known | has_loss)
 
 
 def scaled_step(
@@ -144,6 +144,6 @@ def project_to_ball(weights: list[tf.Tensor], radius: float) -> list[tf.Tensor]:
 def running_mean(
     mean: tf.Tensor, value: tf.Tensor, count: tf.Tensor, is_counted: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the mean of `count` values, of which `value` is the last, if it is counted."""
+    """Returns the mean of `count` values with `value` as the last one, if it is counted."""
     share = 1.0 / tf.cast(tf.maximum(count, 1), tf.float32)
     return tf.where(is_counted, mean + (value - mean) * share, mean)

@@ -1,12 +1,12 @@
 """Stochastic-AFL: Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning", figures 3 and 4.
 
-Every round is one step of both players, from the same point: w descends along a gradient of
-sum_i lambda_i L_i, lambda climbs along the losses, and the mean of the iterates is evaluated. The
-paper has no federated round. Here each client of the cohort sends one gradient of all its examples,
-or of a sample, each scaled by alpha_i = lambda_i / n_i. n_i is the number of examples of domain i
-that a round is expected to have, from totals over all clients: under uniform sampling of clients
-the sums are then unbiased estimates of both gradients. So the server's step does not divide by a
-sum over the round, as `core.averaging` does.
+Every round is one step of both players, from the same point: w descends along a gradient of sum_i
+lambda_i L_i, lambda climbs along the losses, and the mean of the iterates is evaluated. The paper
+defines no federated round. Here each client of the cohort sends one gradient of all its examples,
+or of a sample, each scaled by alpha_i = lambda_i / n_i. n_i is the expected number of examples of
+domain i in a round, from totals over all clients: under uniform sampling of clients the sums are
+then unbiased estimates of both gradients. The server's step therefore does not divide by a sum over
+the round, unlike `core.averaging`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class StochasticAflOptions(LossEstimatorOptions, core.HoldoutOptions):
     """Options of Stochastic-AFL; gamma_w is the server's learning rate.
 
     Attributes:
-        server: How the server steps along w's gradient.
-        lambda_: How lambda moves.
-        sample_size: Examples that each client draws for its gradient; all if not given.
+        server: Options of the server's step along w's gradient.
+        lambda_: Options of lambda.
+        sample_size: Number of examples that each client draws for its gradient; all if not given.
     """
 
     server: core.ServerUpdate = core.ServerUpdate()
@@ -70,10 +70,11 @@ class StochasticAflState(NamedTuple):
         weights: w_t.
         optimizer_state: State of the server optimizer.
         lambda_: Coordinates of lambda_t in Lambda.
-        mean_weights: w_A, the mean of w_1 to w_t; w_0 before.
-        mean_lambda: lambda_A, the mean of lambda_1 to lambda_t, float32 [p]; lambda_0 before.
-        steps: t, rounds that had examples, int32 scalar.
-        rounds: Number of all rounds, which seeds draws, int32 scalar.
+        mean_weights: w_A, the mean of w_1 to w_t; w_0 before the first round.
+        mean_lambda: lambda_A, the mean of lambda_1 to lambda_t, float32 [p]; lambda_0 before the
+            first round.
+        steps: t, number of rounds with examples, int32 scalar.
+        rounds: Number of all rounds, the seed of draws, int32 scalar.
         last: `LastGradients` of the optimistic variant; () otherwise.
     """
 
@@ -117,7 +118,7 @@ def stochastic_afl(
     optimistic: bool = False,
     weights_radius: Optional[float] = None,
 ) -> core.Algorithm:
-    """Returns Stochastic-AFL; its models are w_A, the mean of the iterates, and the last one.
+    """Returns Stochastic-AFL; its models are w_A, the mean of the iterates, and the last iterate.
 
     Args:
         problem: The learning problem.
@@ -126,7 +127,7 @@ def stochastic_afl(
             gradient, such as `drawn_by_lambda` of figure 4.
         lambda_gradient: Called with the losses and a seed; returns lambda's gradient, such as
             `one_drawn_loss` of figure 4.
-        slope: Slope of a term of lambda's objective besides the losses; see `lambda_ascent`.
+        slope: Slope of an additional term of lambda's objective; see `lambda_ascent`.
         decay: Called with t, float32, from 1; returns the factor of both players' steps (F.2).
         optimistic: Whether both players step along 2 g_{t-1} - g_{t-2} (F.3).
         weights_radius: Radius of the ball W around 0; if None, W is all weights.
@@ -140,7 +141,7 @@ def stochastic_afl(
     optimizer = options.server.build(model)
     ascent = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts, slope)
     holdout = options.holdout(problem.seed)
-    # n_i, of the examples that are trained on, and of those that are measured
+    # n_i, of the trained and of the measured examples.
     counts = problem.expected_counts or (1.0,) * p, problem.expected_kept_out
     expected_trained = np.asarray(holdout.trained_part(*counts), np.float32)
     expected_measured = np.asarray(holdout.measured_part(*counts), np.float32)
@@ -196,7 +197,7 @@ def stochastic_afl(
         # lambda_t = Project_Lambda(lambda_{t-1} + gamma_lambda delta_lambda L)
         counts = sums.trained_and_measured()
         if options.loss_estimate == "unbiased" and options.lambda_.absent == ZERO:
-            # The 0 of a domain that is trained on, but not measured, belongs to the mean, too.
+            # The 0 of a trained, but not measured domain also counts in the mean.
             counts = tf.cast(sums.counts, tf.float32), None
         lambda_ = ascent.next(state.lambda_, by_lambda, *counts, factor)
 

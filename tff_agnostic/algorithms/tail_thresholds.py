@@ -1,8 +1,8 @@
 """Thresholds of the clients' losses from sums alone: surveyed, refined, lagged, tracked, smoothed.
 
-A level theta of Delta-FL (Laguel et al. 2021) keeps the clients with the largest losses, theta of
-their weight. A client must know before it trains whether it is among them, and the server sees sums
-only. It finds the threshold eta
+A level theta of Delta-FL (Laguel et al. 2021) selects the clients with the largest losses, up to a
+fraction theta of the total weight. A client must know before it trains whether it is among them,
+and the server sees sums only. It finds the threshold eta
 
 - from a *survey*: each client adds its weight alpha_k to the bin of its loss F_k, and eta is the
   bin of the (1 - theta)-quantile;
@@ -14,15 +14,16 @@ only. It finds the threshold eta
 
 Losses in one bin count as equal. A bin is 2.7% wide: with a tail of few clients, bins of twice that
 width cost 1.7% of the objective, and these 0.3%. Losses below 0, such as log densities, share one
-bin, and so do losses of 1e6 and more; Delta-FL refuses a threshold among them.
+bin, as do losses of 1e6 and more; Delta-FL refuses a threshold among them.
 
 The smoothed objective (section IV) has the Moreau envelope h_nu instead of max(., 0):
 
     eta + (1/theta) sum_k alpha_k h_nu(F_k - eta)
     h_nu(r) = r^2 / (2 nu) on [0, nu], r - nu / 2 above, 0 below
 
-A client counts with h_nu'(F_k - eta), which grows from 0 at eta to 1 at eta + nu. The minimiser eta
-is the one with which exactly theta of the weight counts. A loss is the centre of its bin.
+A client has the weight h_nu'(F_k - eta), which grows from 0 at eta to 1 at eta + nu. At the
+minimiser eta exactly theta of the weight counts. Every loss is represented by the centre of its
+bin.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ from tff_agnostic.computations.histograms import LogGrid
 
 GRID = LogGrid(num_bins=1025)
 _OFF_GRID = f"those below 0 or of {GRID.upper:g} and more, which share a bin"
-# Indices before the grid's first bin: of losses below 0, and of a cut before any loss is known.
+# Indices before the grid's first bin: of losses below 0, and of a threshold before any loss is
+# known.
 _BELOW_ZERO, _BELOW_ALL = -1, -2
 # Relative rounding of sums of weights: 0.29 * 100 is less than 29 in floating point.
 _ROUNDING = 1e-12
 _SMOOTHED_ROUNDING = 1e-9
-# First tracked eta, as a part of the mean loss: an eta that is too high falls slowly, and until
+# First tracked eta, as a fraction of the mean loss: an eta that is too high falls slowly, and until
 # then no client trains.
 _FIRST_PART = 0.1
 # Three digits of 11 bits hold a float32.
@@ -59,8 +61,7 @@ class SurveyThreshold(Options):
     """The quantile of the losses of a survey, in bins 2.7% wide.
 
     Attributes:
-        rounds: Number of rounds that train with the threshold of a survey (Algorithm 1 of the
-            paper).
+        rounds: Number of training rounds per survey (Algorithm 1 of the paper).
     """
 
     rounds: Annotated[int, Within(least=1)] = 1
@@ -76,7 +77,7 @@ class RefinedThreshold(SurveyThreshold):
 
 @dataclasses.dataclass(frozen=True)
 class LaggedThreshold(Options):
-    """The quantile of the losses of the round before, without a survey."""
+    """The quantile of the previous round's losses, without a survey."""
 
     rounds: ClassVar[int] = 1
     surveys: ClassVar[tuple[str, ...]] = ()
@@ -97,7 +98,7 @@ class TrackedThreshold(Options):
 
 @dataclasses.dataclass(frozen=True)
 class ExactBoundary(Options):
-    """Clients at the threshold count as much as is left of theta."""
+    """Clients at the threshold count with the rest of theta."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +108,10 @@ class PaperBoundary(Options):
 
 @dataclasses.dataclass(frozen=True)
 class SmoothBoundary(Options):
-    """Clients above the threshold count the more the larger their loss: the smoothed objective.
+    """Clients above the threshold count more with larger losses: the smoothed objective.
 
     Attributes:
-        width: Distance from the threshold to the loss from which a client counts in full.
+        width: Distance from the threshold to the loss from which on a client counts in full.
     """
 
     width: Annotated[float, Within(above=0)] = 0.1
@@ -125,7 +126,7 @@ class Cut(NamedTuple):
     Attributes:
         bin: Its position among the losses, an integer scalar: index of a bin of `GRID`, or the
             `key_of` a loss.
-        share: Part of their weight with which clients at it count, float32 scalar.
+        share: Fraction of their weight with which clients at the threshold count, float32 scalar.
     """
 
     bin: tf.Tensor
@@ -147,10 +148,10 @@ class TailShare(NamedTuple):
 
 
 class Digits(NamedTuple):
-    """The digit of the losses that a survey asks for.
+    """The digit of the losses that a survey counts.
 
     Attributes:
-        prefix: The earlier digits of the losses that it asks about, int64 scalar.
+        prefix: The earlier digits of the counted losses, int64 scalar.
         shift: Number of bits after the digit, int64 scalar.
     """
 
@@ -159,7 +160,7 @@ class Digits(NamedTuple):
 
 
 class Threshold(Protocol):
-    """A way to find eta, where the tail of a level begins: a `Cut`, or a loss, float32 scalar."""
+    """A way to find eta, where the tail of a level starts: a `Cut`, or a loss, float32 scalar."""
 
     theta: float
 
@@ -167,15 +168,15 @@ class Threshold(Protocol):
         """Returns eta before any loss is known, with which all clients count in full."""
 
     def share(self, eta: Any, loss: tf.Tensor) -> tf.Tensor:
-        """Returns the part of their weight with which clients count, float32 in [0, 1]."""
+        """Returns the fraction of their weight with which clients count, float32 in [0, 1]."""
 
     def question(self, *answers: Any) -> Any:
-        """Returns the question of the next survey, from the answers to earlier ones, summed."""
+        """Returns the question of the next survey, from the summed answers to earlier surveys."""
         del answers
         return ()
 
     def answer(self, question: Any, loss: tf.Tensor, weight: tf.Tensor) -> Any:
-        """Returns the statistic of its loss that one client sends.
+        """Returns one client's statistic of its loss.
 
         Args:
             question: The question of a survey; without surveys, eta.
@@ -187,7 +188,7 @@ class Threshold(Protocol):
         """Returns the bounds of an answer, for clients of at most this weight and loss."""
 
     def next(self, eta: Any, *answers: Any) -> Any:
-        """Returns eta from the answers of all surveys, summed; the old one if they are empty."""
+        """Returns eta from the summed answers of all surveys; the given eta if they are empty."""
 
     def total(self, *answers: Any) -> tf.Tensor:
         """Returns the weight of all clients that answered, int64."""
@@ -197,7 +198,7 @@ class Threshold(Protocol):
         return eta
 
     def unordered(self, loss: float, mean_loss: float) -> str:
-        """Returns the losses that this threshold cannot order, if it is among them; otherwise "".
+        """Returns a description of the unordered losses around this threshold; "" if ordered.
 
         Args:
             loss: The threshold as a loss.
@@ -222,9 +223,9 @@ class Quantile(NamedTuple):
 
     Attributes:
         bin: Its index, int32.
-        inside: Weight in it, float64.
-        left: theta of the weight, less the weight above it, float64.
-        rounding: Largest `left` that rounding explains.
+        inside: Weight in the bin, float64.
+        left: theta of the weight, minus the weight above the bin, float64.
+        rounding: Maximum of `left` that rounding alone can cause.
     """
 
     bin: tf.Tensor
@@ -233,15 +234,17 @@ class Quantile(NamedTuple):
     rounding: tf.Tensor
 
 
-def quantile_of(histogram: tf.Tensor, theta: float, within: Optional[Quantile] = None) -> Quantile:
-    """Returns the quantile of a histogram, or of that of the next digit in a quantile's bin."""
+def find_quantile(
+    histogram: tf.Tensor, theta: float, within: Optional[Quantile] = None
+) -> Quantile:
+    """Returns the quantile of a histogram; with `within`, of the next digit's histogram."""
     weights = tf.cast(histogram, tf.float64)
     if within is None:
         total = tf.cast(tf.reduce_sum(histogram), tf.float64)
         left, rounding = theta * total, _ROUNDING * total
     else:
         left, rounding = within.left, within.rounding
-    # Integers: sums are exact.
+    # Integer arithmetic, so that sums are exact.
     above = tf.cumsum(weights, exclusive=True, reverse=True)
     is_tail = (above <= left + rounding) & (weights > 0)
     bin_ = tf.argmax(tf.cast(is_tail, tf.int32), output_type=tf.int32)
@@ -249,10 +252,10 @@ def quantile_of(histogram: tf.Tensor, theta: float, within: Optional[Quantile] =
 
 
 def exact_share(quantile: Quantile) -> tf.Tensor:
-    """Returns the share of clients at the quantile with which exactly theta of the weight counts.
+    """Returns the fraction of clients at the quantile for which theta of the weight counts.
 
-    It is the maximiser pi of sum_k pi_k F_k among those with pi_k <= alpha_k / theta: alpha_k /
-    theta above the quantile, and at it what is left.
+    It is the maximiser pi of sum_k pi_k F_k subject to pi_k <= alpha_k / theta: alpha_k / theta
+    above the quantile, and the rest at it.
     """
     left = tf.where(quantile.left > quantile.rounding, quantile.left, 0.0)
     share = tf.minimum(tf.math.divide_no_nan(left, quantile.inside), 1.0)
@@ -260,7 +263,7 @@ def exact_share(quantile: Quantile) -> tf.Tensor:
 
 
 def paper_share(quantile: Quantile) -> tf.Tensor:
-    """Returns the share of Algorithm 2, line 6: F_k >= Quantile(1 - theta) counts in full.
+    """Returns the fraction of Algorithm 2, line 6: F_k >= Quantile(1 - theta) counts in full.
 
     More than theta of the weight counts: 51 of 100 equal clients at theta = 0.5.
     """
@@ -272,7 +275,7 @@ class _HistogramThreshold(Threshold):
     """A threshold from histograms of the clients' weights, int64 [bins], by loss or by digit."""
 
     def answer(self, question: Any, loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        return _one_hot(_bin_of(loss) - _BELOW_ZERO, GRID.num_bins - _BELOW_ZERO, weight)
+        return _one_hot(_loss_bin(loss) - _BELOW_ZERO, GRID.num_bins - _BELOW_ZERO, weight)
 
     def bounds(self, heaviest: float, max_loss: float) -> Bound:
         return Bound(heaviest, integer=True)
@@ -282,19 +285,19 @@ class _HistogramThreshold(Threshold):
 
     def next(self, eta: Any, *answers: tf.Tensor) -> Any:
         if self.theta == 1:
-            # FedAvg: no client's share may be a rounding below 1.
+            # FedAvg: no client's fraction may be rounded below 1.
             return self.initial()
         is_known = self.total(*answers) > 0
         return tf.nest.map_structure(
-            lambda new, old: tf.where(is_known, new, old), self.eta_of(*answers), eta
+            lambda new, old: tf.where(is_known, new, old), self.find_eta(*answers), eta
         )
 
-    def eta_of(self, *answers: tf.Tensor) -> Any:
+    def find_eta(self, *answers: tf.Tensor) -> Any:
         """Returns eta from answers with a positive total."""
 
 
-def _bin_of(loss: tf.Tensor) -> tf.Tensor:
-    # Rounding may put a loss of 0 slightly below it.
+def _loss_bin(loss: tf.Tensor) -> tf.Tensor:
+    # Rounding may put a loss of 0 slightly below 0.
     return tf.where(loss < -GRID.lower, _BELOW_ZERO, GRID.bin_of(loss))
 
 
@@ -310,7 +313,7 @@ def _share(position: tf.Tensor, cut: Cut) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Binned(_HistogramThreshold):
-    """The bin of the quantile of the losses, in this round or in the last one."""
+    """The bin of the quantile of the losses, of this round or the previous one."""
 
     theta: float
     share_at: Callable[[Quantile], tf.Tensor]
@@ -319,10 +322,10 @@ class _Binned(_HistogramThreshold):
         return Cut(tf.constant(_BELOW_ALL), tf.constant(1.0))
 
     def share(self, eta: Cut, loss: tf.Tensor) -> tf.Tensor:
-        return _share(_bin_of(loss), eta)
+        return _share(_loss_bin(loss), eta)
 
-    def eta_of(self, *answers: tf.Tensor) -> Cut:
-        quantile = quantile_of(answers[0], self.theta)
+    def find_eta(self, *answers: tf.Tensor) -> Cut:
+        quantile = find_quantile(answers[0], self.theta)
         return Cut(quantile.bin + _BELOW_ZERO, self.share_at(quantile))
 
     def loss(self, eta: Cut) -> tf.Tensor:
@@ -336,7 +339,7 @@ class _Binned(_HistogramThreshold):
 
 @dataclasses.dataclass(frozen=True)
 class _Refined(_HistogramThreshold):
-    """The quantile of the losses, from histograms of their digits."""
+    """The exact quantile of the losses, from histograms of their digits."""
 
     theta: float
     share_at: Callable[[Quantile], tf.Tensor]
@@ -358,33 +361,33 @@ class _Refined(_HistogramThreshold):
         asked = tf.where(tf.equal(prefix, question.prefix), weight, tf.zeros_like(weight))
         return _one_hot(digit, _NUM_DIGITS, asked)
 
-    def eta_of(self, *answers: tf.Tensor) -> Cut:
+    def find_eta(self, *answers: tf.Tensor) -> Cut:
         digits, quantile = self._search(answers)
         return Cut(digits.prefix, self.share_at(quantile))
 
     def loss(self, eta: Cut) -> tf.Tensor:
-        # NaN before any loss is known, and where all clients count.
-        return tf.where(eta.bin > self.initial().bin, loss_of_key(eta.bin), np.nan)
+        # NaN before any loss is known, and if all clients count.
+        return tf.where(eta.bin > self.initial().bin, loss_from_key(eta.bin), np.nan)
 
     def _search(self, answers: Sequence[tf.Tensor]) -> tuple[Digits, Any]:
-        """Returns the next digits to ask for, and the quantile among the last ones."""
+        """Returns the next digits to ask for, and the quantile among the previous ones."""
         digits = Digits(tf.constant(0, tf.int64), tf.constant(_FIRST_SHIFT, tf.int64))
         quantile = None
         for answer in answers:
-            quantile = quantile_of(answer, self.theta, quantile)
+            quantile = find_quantile(answer, self.theta, quantile)
             prefix = digits.prefix * _NUM_DIGITS + tf.cast(quantile.bin, tf.int64)
             digits = Digits(prefix, digits.shift - _DIGIT_BITS)
         return digits, quantile
 
 
 def key_of(loss: tf.Tensor) -> tf.Tensor:
-    """Returns integers in [0, 2^32) in the order of the losses, int64; equal ones for 0 and -0."""
+    """Returns integers in [0, 2^32) in the order of the losses, int64; equal for 0 and -0."""
     bits = tf.bitcast(loss + 0.0, tf.int32)
     ordered = tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, tf.int32.max), bits)
     return tf.cast(ordered, tf.int64) - tf.int32.min
 
 
-def loss_of_key(key: tf.Tensor) -> tf.Tensor:
+def loss_from_key(key: tf.Tensor) -> tf.Tensor:
     """Returns the loss with a key, float32."""
     ordered = tf.cast(key + tf.int32.min, tf.int32)
     bits = tf.where(ordered < 0, tf.bitwise.bitwise_xor(ordered, tf.int32.max), ordered)
@@ -434,7 +437,7 @@ class _Tracked(Threshold):
 
 @dataclasses.dataclass(frozen=True)
 class _Smoothed(_HistogramThreshold):
-    """The eta of the smoothed objective, in this round or in the last one."""
+    """The eta of the smoothed objective, of this round or the previous one."""
 
     theta: float
     nu: float
@@ -446,7 +449,7 @@ class _Smoothed(_HistogramThreshold):
     def share(self, eta: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
         return smoothed_share(eta, loss, self.nu)
 
-    def eta_of(self, *answers: tf.Tensor) -> tf.Tensor:
+    def find_eta(self, *answers: tf.Tensor) -> tf.Tensor:
         return smoothed_eta(answers[0], self.theta, self.nu)
 
     def unordered(self, loss: float, mean_loss: float) -> str:
@@ -456,7 +459,7 @@ class _Smoothed(_HistogramThreshold):
 
 
 def smoothed_share(eta: tf.Tensor, loss: tf.Tensor, nu: float) -> tf.Tensor:
-    """Returns h_nu'(F_k - eta), float32 in [0, 1], of losses of any shape."""
+    """Returns h_nu'(F_k - eta), float32 in [0, 1], for losses of any shape."""
     # A loss that is not a number has no bin; its client is excluded elsewhere.
     bins = tf.clip_by_value(GRID.bin_of(loss), 0, GRID.num_bins - 1)
     center = tf.gather(tf.constant(GRID.centers(), tf.float32), bins)
@@ -467,19 +470,19 @@ def smoothed_share(eta: tf.Tensor, loss: tf.Tensor, nu: float) -> tf.Tensor:
 def smoothed_eta(histogram: tf.Tensor, theta: float, nu: float) -> tf.Tensor:
     """Returns the eta with sum_k alpha_k h_nu'(F_k - eta) = theta sum_k alpha_k, a float32 scalar.
 
-    Of several it is the largest, as for a level within nu of no client's loss.
+    The largest solution if there are several, as for a level without client losses within nu.
 
     Args:
         histogram: The clients' weights, int64 [1 + bins], first for losses below 0, with a positive
             sum.
         theta: Conformity level, in (0, 1].
-        nu: Distance from eta to the loss from which a client counts in full.
+        nu: Distance from eta to the loss from which on a client counts in full.
     """
-    # Losses below 0 are where they count only if eta is below all others' reach.
+    # Place losses below 0 so that they only count if eta is below the reach of all other losses.
     centers = np.concatenate([[-GRID.upper], GRID.centers()])
-    # The counted weight falls in eta, and is linear between these.
+    # The counted weight decreases in eta, and is linear between these points.
     kinks = np.sort(np.concatenate([centers - nu, centers]))
-    # At a kink, the first bin that counts, and the first that counts in full.
+    # At each kink, the first bin that counts, and the first bin that counts in full.
     some = np.searchsorted(centers, kinks, "right")
     full = np.searchsorted(centers, kinks + nu, "right")
     weights = tf.cast(histogram, tf.float64)
@@ -492,11 +495,11 @@ def smoothed_eta(histogram: tf.Tensor, theta: float, nu: float) -> tf.Tensor:
     weight = sum_from(some, weights) - in_full
     weighted = sum_from(some, weights * centers) - sum_from(full, weights * centers)
     counted = in_full + (weighted - kinks * weight) / nu
-    wanted = theta * tf.reduce_sum(weights)
-    # The last kink at which enough counts; at the first one all do.
-    last = tf.reduce_sum(tf.cast(counted >= wanted * (1 - _SMOOTHED_ROUNDING), tf.int32)) - 1
+    target = theta * tf.reduce_sum(weights)
+    # The last kink with enough counted weight; at the first one all clients count.
+    last = tf.reduce_sum(tf.cast(counted >= target * (1 - _SMOOTHED_ROUNDING), tf.int32)) - 1
     last = tf.clip_by_value(last, 0, len(kinks) - 2)
     falls = counted[last] - counted[last + 1]
-    part = tf.clip_by_value(tf.math.divide_no_nan(counted[last] - wanted, falls), 0.0, 1.0)
+    part = tf.clip_by_value(tf.math.divide_no_nan(counted[last] - target, falls), 0.0, 1.0)
     kinks = tf.constant(kinks)
     return tf.cast(kinks[last] + part * (kinks[last + 1] - kinks[last]), tf.float32)

@@ -1,11 +1,11 @@
 """TERM over clients: Li, Beirami, Sanjabi, Smith 2021, "Tilted Empirical Risk Minimization".
 
 It minimises (1/t) log(sum_k p_k exp(t F_k(w))). t = 0 is FedAvg; with t towards infinity only the
-client with the largest loss matters, with t towards minus infinity only that with the smallest. The
-gradient is the mean of the clients' gradients with weights p_k exp(t F_k).
+client with the largest loss counts, with t towards minus infinity only the client with the
+smallest. The gradient is the mean of the clients' gradients with weights p_k exp(t F_k).
 
 Clients send p_k exp(t (F_k - c)), so that no power overflows: the mean is the same for any c, here
-the mean of the F_k by the weights of the round before.
+the mean of the F_k by the weights of the previous round.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from tff_agnostic import computations as core
 from tff_agnostic.base.later import tf
 
-# Secure sums scale down a client that weighs more than this for each example.
+# Secure sums scale down a client whose weight per example exceeds this.
 _MAX_TILT = 20.0
-# Exponents t (F_k - c) are cut to this range, so that the sums of a round stay finite, and a round
-# whose clients are all below it still averages them.
+# Exponents t (F_k - c) are clipped to this range, so that the sums of a round stay finite, and a
+# round with all clients below it still averages them.
 _LOWEST, _HIGHEST = -16.0, 50.0
 
 
@@ -28,8 +28,8 @@ class TermOptions(core.AveragingOptions, core.ClientWeightingOptions, core.Holdo
     """Options of TERM.
 
     Attributes:
-        tilt: t of TERM: how much clients with large losses count; 0 is FedAvg, and with negative
-            numbers those with small losses count.
+        tilt: t of TERM: emphasis of clients with large losses; 0 is FedAvg, and negative numbers
+            emphasise small losses.
     """
 
     tilt: float = 1.0
@@ -54,7 +54,7 @@ class TermSums(NamedTuple):
 
     Attributes:
         weighted_loss: F_k times the weight, float32 scalar.
-        capped: 1 if the exponent is cut, int64 scalar.
+        capped: 1 if the exponent is clipped, int64 scalar.
     """
 
     weighted_loss: Any
@@ -134,18 +134,18 @@ def term(problem: core.Problem, options: TermOptions) -> core.Algorithm:
 
 
 def tilted(loss: tf.Tensor, center: tf.Tensor, tilt: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns exp(t (F_k - c)), and whether its exponent is cut from above."""
+    """Returns exp(t (F_k - c)), and whether its exponent is clipped from above."""
     exponent = tilt * (loss - center)
     return tf.exp(tf.clip_by_value(exponent, _LOWEST, _HIGHEST)), exponent > _HIGHEST
 
 
 def next_center(weight: tf.Tensor, weighted_loss: tf.Tensor, mean_loss: tf.Tensor) -> tf.Tensor:
-    """Returns c of the next round: the mean of the F_k by the weights of this one.
+    """Returns c of the next round: the mean of the F_k by this round's weights.
 
-    With it the same losses would have weights p_k exp(t (F_k - c)) whose sum is at most that of the
-    p_k, and at least the smallest p_k: minus the logarithm of (their sum over that of the p_k) is
-    KL(q || p), where q_k is in proportion to p_k exp(t F_k). It is the mean loss of the examples if
-    the rounding of a secure sum has lost all weights.
+    With it the same losses would have weights p_k exp(t (F_k - c)) with a sum of at most the sum of
+    the p_k, and at least the smallest p_k: minus the logarithm of the ratio of the two sums is KL(q
+    || p), where q_k is proportional to p_k exp(t F_k). If the rounding of a secure sum has lost all
+    weights, it is the mean loss of the examples.
     """
     return tf.where(weight > 0, tf.math.divide_no_nan(weighted_loss, weight), mean_loss)
 

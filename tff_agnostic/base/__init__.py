@@ -1,1 +1,1 @@
-"""What every layer of the library builds on."""
+"""Foundations that every layer of the library uses."""

@@ -1,4 +1,4 @@
-"""The exceptions that end in one line instead of a traceback, and words of such lines."""
+"""Exceptions that print one line instead of a traceback, and helpers for such messages."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from tff_agnostic.base.terminal import printable
 
 
 class UserError(ValueError):
-    """A value, file or flag is not what it has to be.
+    """A value, file or flag is invalid.
 
-    The message is one line: what was expected, what was found, and where. Binaries print it without
-    a traceback and exit with status 2; library users catch it as a `ValueError`.
+    The message is one line: expected and found values, and the place. Binaries print it without a
+    traceback and exit with status 2; library users catch it as a `ValueError`.
     """
 
     def __str__(self) -> str:
-        """Returns the message, whose names come from files and may hold what a terminal obeys."""
+        """Returns the message, escaped, as names from files may contain control characters."""
         return printable(super().__str__(), kept="\n")
 
 
 class UserCodeError(UserError):
-    """Code of a user's own Python file raised something.
+    """Code in a user's own Python file raised an exception.
 
-    The message is a line that says what was running, then the trace of the user's lines as Python
-    prints it, with its carets, which binaries print as it is.
+    The message is a line that names the running code, then Python's trace of the user's lines,
+    including its carets, which binaries print unchanged.
     """
 
 
 class ExecutionError(RuntimeError):
-    """What executes rounds, such as a worker process, has failed or is not there.
+    """The executor of rounds, such as a worker process, failed or is unavailable.
 
-    Not the user's mistake, and not one of the code: a worker may be killed for want of memory. What
-    a run has saved is whole, and the run can go on. The message is one line.
+    Neither the user nor the code is at fault: a worker may be killed for lack of memory, for
+    example. Saved files of a run are complete, and the run can resume. The message is one line.
     """
 
 
 def some_of(names: Sequence[str], most: int) -> str:
-    """Returns names in a line: `most` of them, and how many more there are."""
+    """Returns names as a list in one line: up to `most` names, and the number of the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -47,5 +47,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def agreeing(number: int, one: str, several: str) -> str:
-    """Returns the verb that goes with a number, as "has" with 1 and "have" with others."""
+    """Returns the verb form for a number, such as "has" for 1 and "have" for others."""
     return one if number == 1 else several

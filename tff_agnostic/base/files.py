@@ -1,6 +1,6 @@
-"""Files and folders that are there whole or not at all, digests, and numbered output folders.
+"""Atomic files and folders, digests, and numbered output folders.
 
-A reader of a file finds the old content or the new, never a part.
+A reader of a file sees the old or the new content, never a part.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from tff_agnostic.base.later import tf
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 _SCRATCH = ".scratch"
 _SCRATCH_FOLDER = re.compile(rf"\..+\{_SCRATCH}\.(?P<pid>\d+)\.tmp")
-# Hexadecimal digits of a digest: enough to tell files of one user apart.
+# Number of hexadecimal digits of a digest: enough to distinguish the files of one user.
 _DIGITS = 16
-# Bytes of the key of a keyed digest.
+# Number of bytes of a keyed digest's key.
 _KEY_BYTES = 32
 _BLOCK = 1 << 20
-# More bytes than a text has that a person or a run writes; what never ends has more, too.
-_MOST_TEXT = 1 << 28
-# Larger whole numbers are none of counts, and some are no float64 either.
-_MOST_INT = 1 << 63
-# The mode of files with a secret in them.
+# Maximum bytes of a text file: more than a person or a run writes, but less than an endless file.
+_MAX_TEXT_BYTES = 1 << 28
+# Limit of integers: larger ones are not counts, and some of them are not float64 values.
+_MAX_INT = 1 << 63
+# Mode of files with secrets.
 OWNER_ONLY = 0o600
 _FOLDER_OWNER_ONLY = 0o700
-# Between two tries for a lock.
+# Seconds between two attempts to lock.
 _TRY_AGAIN_SECONDS = 0.05
-# How many times its size a file may have when unpacked, beyond the first bytes.
+# Maximum ratio of unpacked to packed size of a file, beyond the first bytes.
 _MAX_RATIO = 200
 _FREE_BYTES = 1 << 26
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path, owner_only: bool = False) -> Iterator[IO[bytes]]:
-    """Yields a file to write; it takes the place of `path` when the block ends without exception.
+    """Yields a file to write; it replaces `path` when the block ends without an exception.
 
     The content is on disk before it gets its name, so that a crash leaves no half-written file.
 
     Args:
         path: The file.
-        owner_only: Whether nobody but its owner may ever read it, under its temporary name either.
+        owner_only: Whether only its owner may ever read it, including under its temporary name.
     """
     with write_errors(path):
         if path.is_dir():
@@ -70,7 +70,7 @@ def atomic_file(path: Path, owner_only: bool = False) -> Iterator[IO[bytes]]:
         temporary = temporary_path(path)
         try:
             if owner_only:
-                # One that a killed process with this number left would keep its mode.
+                # A leftover of a killed process with the same id would keep its mode.
                 temporary.unlink(missing_ok=True)
             with open(temporary, "wb", opener=_for_owner if owner_only else None) as file:
                 yield file
@@ -86,7 +86,7 @@ def _for_owner(path: str, flags: int) -> int:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line to a file of its owner; file and name are on disk when this returns."""
+    """Appends a line to an owner-only file; file and name are on disk when this returns."""
     with write_errors(path):
         with open(path, "ab", opener=_for_owner) as file:
             file.write(f"{line}\n".encode())
@@ -96,7 +96,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until the names in a folder are on disk: without them a power cut loses new files."""
+    """Waits until the names in a folder are on disk, so that a power cut loses no new files."""
     with write_errors(path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -106,16 +106,16 @@ def sync_folder(path: Path) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Returns where this process makes what is to take the place of `path`: in the same folder."""
+    """Returns a temporary path in the folder of `path`, specific to this process."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 @contextlib.contextmanager
 def scratch_folder(path: Path) -> Iterator[Path]:
-    """Yields a folder next to `path`, which only its owner can enter, and removes it at the end.
+    """Yields a folder next to `path` with access for its owner only, and removes it at the end.
 
-    It is for clients' examples on their way to `path`. A folder that a killed process left next to
-    `path` is removed by the next call.
+    It is for clients' examples on their way to `path`. The next call removes a leftover folder of a
+    killed process.
     """
     _remove_left_scratch_folders(path.parent)
     folder = temporary_path(path.with_name(f"{path.name}{_SCRATCH}"))
@@ -132,10 +132,11 @@ def _remove_left_scratch_folders(parent: Path) -> None:
         match = _SCRATCH_FOLDER.fullmatch(entry.name)
         if match is None or not entry.is_dir(follow_symlinks=False):
             continue
-        # The lock shows processes of other containers; the id those on file systems without locks.
+        # The lock detects processes in other containers; the process id those on file systems
+        # without locks.
         if int(match["pid"]) != os.getpid() and _is_running(int(match["pid"])):
             continue
-        # Another process may remove the folder first, and another user's cannot be opened.
+        # Another process may remove the folder first, and another user's folder cannot be opened.
         with contextlib.suppress(UserError), folder_lock(Path(entry)) as is_left:
             if is_left:
                 shutil.rmtree(entry, ignore_errors=True)
@@ -152,12 +153,12 @@ def _is_running(pid: int) -> bool:
 
 
 def is_temporary(path: Path) -> bool:
-    """Returns whether a file is one that a process had no time to finish, as after kill -9."""
+    """Returns whether a file is the leftover of an interrupted process, as after kill -9."""
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def is_new_or_empty(path: Path) -> bool:
-    """Returns whether nothing is at `path`, or a folder without more than half-written files."""
+    """Returns whether `path` is free, or a folder with at most half-written files."""
     if not path.exists():
         return True
     return path.is_dir() and all(map(is_temporary, path.iterdir()))
@@ -175,12 +176,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def finite_or_none(value: float) -> Optional[float]:
-    """Returns a number as JSON has it: what is undefined or infinite is null."""
+    """Returns a number for JSON: None if it is NaN or infinite."""
     return value if math.isfinite(value) else None
 
 
 def named_path(where: str, text: str) -> Path:
-    """Returns the path that a user names at `where`, such as "--output_dir"."""
+    """Returns the path that a user gives at `where`, such as "--output_dir"."""
     if not text:
         raise UserError(f"{where}: expected a path, found an empty one")
     if "\0" in text:
@@ -195,11 +196,11 @@ def named_path(where: str, text: str) -> Path:
 
 
 def open_file(path: Path, what: str) -> IO[bytes]:
-    """Opens a file to read that has an end: no pipe, which may keep its reader waiting, or device.
+    """Opens a regular file to read; pipes, which may block their reader, and devices are refused.
 
     Args:
         path: The file.
-        what: What it has to be, for messages, such as "a JSON file".
+        what: The expected kind of file, for messages, such as "a JSON file".
     """
     try:
         file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
@@ -214,17 +215,17 @@ def open_file(path: Path, what: str) -> IO[bytes]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    # Without it a pipe is not even opened until something writes to it.
+    # Without this flag opening a pipe blocks until a writer opens it.
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_file(path: Path, what: str, most: int = _MOST_TEXT) -> bytes:
+def read_file(path: Path, what: str, most: int = _MAX_TEXT_BYTES) -> bytes:
     """Returns the content of a file; see `open_file`.
 
     Args:
         path: The file.
-        what: What it has to be.
-        most: How many bytes it may have.
+        what: The expected kind of file, for messages.
+        most: Maximum number of bytes.
     """
     try:
         with open_file(path, what) as file:
@@ -237,60 +238,60 @@ def read_file(path: Path, what: str, most: int = _MOST_TEXT) -> bytes:
 
 
 def read_text(path: Path, what: str) -> str:
-    """Returns the text of a file in UTF-8; see `read_file`."""
+    """Returns the text of a UTF-8 file; see `read_file`."""
     try:
         return read_file(path, what).decode()
     except UnicodeDecodeError as e:
-        found = f"byte 0x{e.object[e.start]:02x} at position {e.start}"
-        raise UserError(f"{path}: expected {what} in UTF-8, found {found}") from e
+        byte = f"byte 0x{e.object[e.start]:02x} at position {e.start}"
+        raise UserError(f"{path}: expected {what} in UTF-8, found {byte}") from e
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the content of a JSON file that holds an object."""
+    """Returns the content of a JSON file with an object."""
     text = read_text(path, "a JSON file")
     try:
-        found = json.loads(
+        content = json.loads(
             text,
             object_pairs_hook=_with_each_name_once,
             parse_constant=_finite,
             parse_float=_finite,
-            parse_int=_whole,
+            parse_int=_bounded_int,
         )
     except UserError as e:
         raise UserError(f"{path}: {e}") from e
     except (ValueError, RecursionError) as e:
         raise UserError(f"{path}: expected a JSON file, cannot read it ({e})") from e
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}")
+    return content
 
 
 def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # The last of them would stand for all, without a word.
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    # Without this check the last value would silently win.
+    result = dict(pairs)
+    if len(result) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        twice = next(name for name in result if names.count(name) > 1)
         raise UserError(f"expected each name once in an object, found {twice!r:.100} twice")
-    return found
+    return result
 
 
 def _finite(text: str) -> float:
-    # Python reads NaN and Infinity, which are no JSON, and 1e999 as infinity.
+    # Python accepts NaN and Infinity, which are not JSON, and reads 1e999 as infinity.
     if not math.isfinite(value := float(text)):
         raise UserError(f"expected finite numbers, found {text:.100}")
     return value
 
 
-def _whole(text: str) -> int:
-    if abs(value := int(text)) >= _MOST_INT:
+def _bounded_int(text: str) -> int:
+    if abs(value := int(text)) >= _MAX_INT:
         raise UserError(f"expected whole numbers of at most 63 bits, found {text:.100}")
     return value
 
 
 @contextlib.contextmanager
 def csv_field_limit(characters: int) -> Iterator[None]:
-    """Sets how long a field of a CSV file may be: one limit for all readers of a process."""
+    """Sets the maximum field length of CSV files, which all readers of a process share."""
     before = csv.field_size_limit(characters)
     try:
         yield
@@ -306,23 +307,23 @@ def make_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def folder_lock(path: Path, wait: bool = False, patience: float = 0.0) -> Iterator[bool]:
-    """Keeps other processes from the same lock on a folder while entered.
+    """Prevents other processes from locking a folder while entered.
 
     Args:
         path: The folder.
-        wait: Whether to wait until no other process has it.
-        patience: For how many seconds to wait otherwise.
+        wait: Whether to wait until no other process has the lock.
+        patience: Number of seconds to wait otherwise.
 
     Yields:
-        Whether this process has it now. On a file system without locks every process has.
+        Whether this process has the lock. On a file system without locks every process has it.
     """
     with write_errors(path):
         descriptor = os.open(path, os.O_RDONLY)
     try:
-        # The kernel takes the lock away when this process ends, however it ends.
+        # The kernel releases the lock when this process ends, in any way.
         is_ours = _locked(descriptor, wait, time.monotonic() + patience)
     except OSError as e:
-        # Not every file system has locks; a run must be possible there all the same.
+        # Not every file system supports locks, but a run must be possible anyway.
         logging.warning("%s: cannot be kept from other processes: %s", path, e.strerror)
         is_ours = True
     try:
@@ -332,7 +333,7 @@ def folder_lock(path: Path, wait: bool = False, patience: float = 0.0) -> Iterat
 
 
 def _locked(descriptor: int, wait: bool, deadline: float) -> bool:
-    """Returns whether this process has a file's lock, which it tries for until a time."""
+    """Tries to lock a file until a deadline; returns whether this process has the lock."""
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -346,23 +347,23 @@ def _locked(descriptor: int, wait: bool, deadline: float) -> bool:
 
 @contextlib.contextmanager
 def folder_to_write_in(path: Path) -> Iterator[None]:
-    """Creates a folder and its parents; those that are empty when the block ends are gone again."""
+    """Creates a folder and its parents; removes created folders that are empty at the end."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     make_folder(path)
     try:
         yield
     finally:
-        # Only empty folders can be removed so; the innermost is first.
+        # Only empty folders are removed; the innermost comes first.
         with contextlib.suppress(OSError):
             for folder in made:
                 folder.rmdir()
 
 
 def check_can_be_made(folder: Path, flag: str) -> None:
-    """Raises a `UserError` that names the flag if something else is where a folder is to be."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir():
-        raise UserError(f"--{flag}: expected a folder at {there}, found a file")
+    """Raises a `UserError` that names the flag if a file blocks the path of a folder."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        raise UserError(f"--{flag}: expected a folder at {existing}, found a file")
 
 
 @contextlib.contextmanager
@@ -375,37 +376,37 @@ def write_errors(path: Path) -> Iterator[None]:
 
 
 def digest(content: bytes) -> str:
-    """Returns a short name of a content: 16 digits that are equal for equal bytes only."""
+    """Returns a short name of a content: 16 digits, equal only for equal bytes."""
     return hashlib.sha256(content).hexdigest()[:_DIGITS]
 
 
 def digest_of(facts: Any, arrays: Iterable[Any] = ()) -> str:
-    """Returns the SHA-256 of what JSON can hold, and of the types, shapes and values of arrays."""
-    found = hashlib.sha256(json.dumps(facts).encode())
+    """Returns the SHA-256 of JSON values, and of the dtypes, shapes and values of arrays."""
+    result = hashlib.sha256(json.dumps(facts).encode())
     for array in map(np.asarray, arrays):
-        # Of Python's objects, such as texts, an array holds addresses.
+        # Arrays of Python objects, such as strings, hold addresses.
         content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
-        found.update(f"{array.dtype}{array.shape}".encode())
-        found.update(content)
-    return found.hexdigest()
+        result.update(f"{array.dtype}{array.shape}".encode())
+        result.update(content)
+    return result.hexdigest()
 
 
 def file_digest(path: Path) -> str:
     """Returns the `digest` of a file's content, which may be larger than memory."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     try:
         with open_file(path, "a file") as file:
             while block := file.read(_BLOCK):
-                found.update(block)
+                result.update(block)
     except OSError as e:
         raise UserError(f"{path}: cannot read: {e.strerror or e}") from e
-    return found.hexdigest()[:_DIGITS]
+    return result.hexdigest()[:_DIGITS]
 
 
 def keyed_digest(content: str) -> str:
     """Returns a fresh key and the HMAC-SHA256 of a string with it, for files with `OWNER_ONLY`.
 
-    Without the key nobody can check a guess of the string.
+    Without the key no guess of the string can be verified.
     """
     key = secrets.token_hex(_KEY_BYTES)
     return f"{key}:{_hmac(key, content)}"
@@ -427,7 +428,7 @@ def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str
     Args:
         what: The expected kind of file, for messages.
     """
-    # Opened once: a file that is removed or replaced meanwhile cannot mix.
+    # Open the file once, so that a replacement in the meantime does not mix contents.
     with open_file(path, what) as file:
         try:
             _check_unpacked_size(file)
@@ -436,7 +437,7 @@ def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str
                 raise ValueError("a single array, as in .npy files")
             with archive:
                 return {name: archive[name] for name in archive.files}
-        except Exception as e:  # There is no list of what zip and npy raise on arbitrary bytes.
+        except Exception as e:  # zip and npy document no list of exceptions for arbitrary bytes.
             raise UserError(
                 f"{path}: expected {what}, found a damaged or another file ({_error_line(e)})"
             ) from e
@@ -444,7 +445,7 @@ def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays to an .npz file, atomically."""
-    # In memory first: on a full disk NumPy's zip file would write again when it is collected.
+    # Write to memory first: on a full disk NumPy's zip file would write again when it is collected.
     content = io.BytesIO()
     np.savez(content, **arrays)
     with atomic_file(path) as file:
@@ -478,7 +479,7 @@ def check_free(folder: Path, flag: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(folder: Path, flag: str) -> Iterator[Path]:
-    """Yields a folder that takes the place of `folder` when the block ends without exception."""
+    """Yields a folder that replaces `folder` when the block ends without an exception."""
     check_free(folder, flag)
     parent = folder.absolute().parent
     partial = temporary_path(folder.absolute())
@@ -491,16 +492,16 @@ def new_folder(folder: Path, flag: str) -> Iterator[Path]:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
             for path in missing:
-                # Stays where it is not empty.
+                # A folder that is not empty stays.
                 with contextlib.suppress(OSError):
                     path.rmdir()
 
 
 @contextlib.contextmanager
 def tensorflow_writes() -> Iterator[None]:
-    """Turns what TensorFlow raises where it cannot write a file into an `OSError`.
+    """Turns TensorFlow's errors when it cannot write a file into an `OSError`.
 
-    TensorFlow does not log what it writes: the folder is often a temporary one, as in `new_folder`.
+    TensorFlow's own path is omitted, as the folder is often temporary, as in `new_folder`.
     """
     logger = tf.get_logger()
     level = logger.level
@@ -508,7 +509,7 @@ def tensorflow_writes() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as e:
-        # "PATH; REASON [Op:NAME]", and perhaps more lines.
+        # The format is "PATH; REASON [Op:NAME]", and perhaps more lines.
         line = e.message.splitlines()[0]
         raise OSError(line.partition(" [Op:")[0].rpartition("; ")[2]) from e
     finally:
@@ -517,27 +518,26 @@ def tensorflow_writes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def output_folder(given: Optional[Path], parent: Path, name: str, resume: bool) -> Iterator[Path]:
-    """Yields the folder for what is written while entered.
+    """Yields the folder for files written while entered.
 
-    Commands that start at the same time have different ones. One in which nothing was written is
-    taken away again.
+    Commands that start at the same time get different folders. A folder without files is removed.
 
     Args:
-        given: The folder that the user named, if they did: it is yielded as it is.
-        parent: Where folders without a name of their own are collected.
+        given: The folder that the user names, if any; it is yielded unchanged.
+        parent: Parent of the automatically named folders.
         name: Name of this kind of folder.
-        resume: Whether to go on in the newest folder of that name, if there is one.
+        resume: Whether to use the newest folder of that name, if one exists.
     """
-    known = _newest_used(parent, name) if resume and given is None else given
-    if known is not None:
-        yield known
+    folder = _newest_used(parent, name) if resume and given is None else given
+    if folder is not None:
+        yield folder
         return
     had_parent = parent.exists()
     path = claimed_folder(parent, name)
     try:
         yield path
     finally:
-        # Only empty folders can be removed so.
+        # Only empty folders are removed.
         with contextlib.suppress(OSError):
             path.rmdir()
             if not had_parent:
@@ -545,7 +545,7 @@ def output_folder(given: Optional[Path], parent: Path, name: str, resume: bool) 
 
 
 def claimed_folder(parent: Path, name: str) -> Path:
-    """Makes and returns the folder after the last one of a name: nobody else gets the same."""
+    """Creates and returns the next numbered folder, which no other process gets."""
     for number in itertools.count(max(_numbered(parent, name), default=0) + 1):
         path = parent / f"{name}-{number:03d}"
         make_folder(parent)
@@ -553,14 +553,14 @@ def claimed_folder(parent: Path, name: str) -> Path:
             try:
                 path.mkdir()
             except (FileExistsError, FileNotFoundError):
-                # Somebody else was faster: to make this folder, or to remove their own parent.
+                # Another process was faster: it created this folder, or removed the parent.
                 continue
             return path
     raise AssertionError("counting does not end")
 
 
 def _newest_used(parent: Path, name: str) -> Optional[Path]:
-    """Returns the newest folder in which there is something."""
+    """Returns the newest folder that is not empty."""
     numbered = _numbered(parent, name)
     with write_errors(parent):
         used = [n for n, path in numbered.items() if path.is_dir() and any(path.iterdir())]
@@ -571,5 +571,5 @@ def _numbered(parent: Path, name: str) -> dict[int, Path]:
     pattern = re.compile(re.escape(name) + r"-(\d+)")
     with write_errors(parent):
         siblings = list(parent.iterdir()) if parent.is_dir() else []
-    found = ((pattern.fullmatch(path.name), path) for path in siblings)
-    return {int(match[1]): path for match, path in found if match}
+    matches = ((pattern.fullmatch(path.name), path) for path in siblings)
+    return {int(match[1]): path for match, path in matches if match}

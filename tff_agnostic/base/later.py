@@ -1,8 +1,8 @@
 """Large packages, imported on first use.
 
-Help and refused flags then need no import of them. Modules write
-`from tff_agnostic.base.later import tf` in place of `import tensorflow as tf`. Nothing else is
-different: the attributes are those of the package, and Python's own lock guards the import.
+Printing help and refusing flags then need no such import. Modules write `from
+tff_agnostic.base.later import tf` instead of `import tensorflow as tf`. Otherwise nothing changes:
+the attributes are those of the package, and Python's own lock guards the import.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def require_tff() -> Any:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """No collection of garbage: an import makes hundreds of thousands of objects, and hardly any.
+    """Disables garbage collection, as an import creates many objects but hardly any garbage.
 
-    Collections would take a fifth of TensorFlow's import. If nothing else is frozen, what the
-    import made is old afterwards, so that the next collections do not go through it either.
+    Collections would take a fifth of TensorFlow's import time. If nothing else is frozen, imported
+    objects then move to the oldest generation, so that later collections skip them, too.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -50,7 +50,7 @@ def _without_collections() -> Iterator[None]:
         if was_enabled:
             if gc.get_freeze_count() == 0:
                 gc.freeze()
-                gc.unfreeze()  # puts all into the oldest generation, and visits none
+                gc.unfreeze()  # moves all objects to the oldest generation without visiting them
             gc.enable()
 
 
@@ -63,27 +63,27 @@ def _imported(package: str) -> Any:
 
 
 class Later(types.ModuleType):
-    """A package that is imported on first use, by its name."""
+    """A package that is imported on first use, identified by its name."""
 
     def __getattr__(self, name: str) -> Any:
-        # Called only for names that were not looked up before.
+        # Only called for names that were not looked up before.
         if self.__name__ == _TFF:
             require_tff()
         package = _imported(self.__name__)
         try:
-            found = getattr(package, name)
+            value = getattr(package, name)
         except AttributeError:
             try:
-                found = importlib.import_module(f"{self.__name__}.{name}")
+                value = importlib.import_module(f"{self.__name__}.{name}")
             except ModuleNotFoundError:
                 raise AttributeError(
                     f"module {self.__name__!r} has no attribute {name!r}"
                 ) from None
-        setattr(self, name, found)
-        return found
+        setattr(self, name, value)
+        return value
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
-        # Other processes get the package itself.
+        # Other processes receive the package itself.
         return importlib.import_module, (self.__name__,)
 
 

@@ -1,8 +1,9 @@
 """Options: frozen dataclasses that check their own values.
 
-The annotation of a field says which values it takes: `Annotated[float, Within(above=0)]`,
-`Literal["client", "batch"]`, and, for a choice whose members have fields of their own, a union of
-`Options`: `Union[Simplex, Ball]`. A field whose annotation is another `Options` is a part.
+The annotation of a field defines its valid values: `Annotated[float, Within(above=0)]`,
+`Literal["client", "batch"]`, and, for a choice whose members have their own fields, a union of
+`Options`: `Union[Simplex, Ball]`. A field whose annotation is another `Options` class groups
+further fields.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Ball(Options):
@@ -28,12 +29,12 @@ import numpy as np
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.registry import Registry
 
-# Computations count in int32 and compute in float32. Processors may take a number that is nearer to
-# 0 than the smallest normal float32 for 0.
+# Limits: computations count in int32 and compute in float32. Processors may flush numbers below the
+# smallest normal float32 to 0.
 _MAX_INT = 2**31 - 1
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _MIN_FLOAT = float(np.finfo(np.float32).tiny)
-# Values of a type, in words, and of a tuple of them.
+# Description of the values of a type, and of a tuple of them.
 NOUNS: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -45,13 +46,13 @@ PLURALS: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "text
 
 
 class OptionError(UserError):
-    """A value that an option does not take.
+    """An invalid value of an option.
 
     Attributes:
         field: Name of the field.
-        expected: The values that it takes, in words.
-        found: The value, or a text about it.
-        kind: The class of options that has the field, if it is known.
+        expected: Description of the valid values.
+        found: The value, or a description of it.
+        kind: The class of options with the field, if known.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class OptionError(UserError):
 
 
 class Verbatim(str):
-    """A text about a value, which `OptionError` shows without quotes."""
+    """A description of a value, which `OptionError` prints without quotes."""
 
 
 def _shown(value: Any) -> str:
@@ -75,14 +76,14 @@ def _shown(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Within:
-    """The range of a number, or of each number of a tuple.
+    """The valid range of a number, or of each number of a tuple.
 
     Attributes:
-        least: Smallest value.
-        most: Largest value.
+        least: Minimum.
+        most: Maximum.
         above: Exclusive lower limit.
         below: Exclusive upper limit.
-        or_zero: Whether 0 is allowed too.
+        or_zero: Whether 0 is also allowed.
     """
 
     least: Optional[float] = None
@@ -109,16 +110,16 @@ class Within:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OneOf:
-    """The names of a registry, for a field whose choices others may add to.
+    """The names of a registry, for a field with extensible choices.
 
     Attributes:
-        registry: The registry, or a function that returns it where it is defined later.
+        registry: The registry, or a function that returns it if it is defined later.
     """
 
     registry: Union[Registry, Callable[[], Registry]]
 
     def __eq__(self, other: object) -> bool:
-        """Returns whether both are of the same registry; a class may inherit the annotation."""
+        """Returns whether both refer to the same registry; a class may inherit the annotation."""
         return isinstance(other, OneOf) and self.registry is other.registry
 
     def __hash__(self) -> int:
@@ -137,11 +138,11 @@ class Options:
 
     Annotations are `bool`, `int`, `float`, `str`, `Path`, a tuple of one of them, `Literal`,
     `Optional`, `Annotated` with a `Within` or a `OneOf`, another `Options`, or a union of `Options`
-    with each other or with the types before. A check of several fields is an `if` in the
+    with each other or with the types before. A check of several fields goes into the
     `__post_init__` of the class.
 
     Raises:
-        OptionError: If a value does not match; it names the field.
+        OptionError: If a value is invalid; it names the field.
     """
 
     def __post_init__(self) -> None:
@@ -154,8 +155,8 @@ class Options:
 
         Args:
             field: Name of the field.
-            expected: The values that it takes, in words.
-            found: The value; the field's if None.
+            expected: Description of the valid values.
+            found: The value; None for the field's value.
         """
         value = getattr(self, field) if found is None else found
         return OptionError(field, expected, value, type(self))
@@ -185,11 +186,11 @@ def _registry(hint: Any) -> Optional[Registry]:
 
 
 def hints(kind: Any) -> Mapping[str, Any]:
-    """Returns the annotations of a dataclass by field, with those of `Annotated`."""
+    """Returns the annotations of a dataclass by field, including `Annotated` metadata."""
     return _hints(kind)
 
 
-# Apart from `hints`, as mypy takes classes for unhashable.
+# Separate from `hints`, as mypy considers classes unhashable.
 @functools.cache
 def _hints(kind: Any) -> Mapping[str, Any]:
     annotations = typing.get_type_hints(kind, include_extras=True)
@@ -214,7 +215,7 @@ def is_options(hint: Any) -> bool:
 
 
 def mismatch(hint: Any, value: Any) -> str:
-    """Returns the values that an annotation takes, in words; "" if `value` is one of them."""
+    """Returns a description of an annotation's valid values; "" if `value` is valid."""
     members = alternatives(hint)
     if value is None and is_optional(hint):
         return ""
@@ -234,7 +235,7 @@ def mismatch(hint: Any, value: Any) -> str:
     if is_options(hint):
         return "" if isinstance(value, hint) else hint.__name__
     if hint is float:
-        return _mismatch_of_float(value)
+        return _float_mismatch(value)
     plain = origin or hint
     if not isinstance(value, plain) or isinstance(value, bool) != (hint is bool):
         return NOUNS.get(hint, getattr(plain, "__name__", str(hint)))
@@ -249,7 +250,7 @@ def _outside(limits: tuple[Any, ...], value: Any) -> str:
     return ""
 
 
-def _mismatch_of_float(value: Any) -> str:
+def _float_mismatch(value: Any) -> str:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return NOUNS[float]
     if not math.isfinite(value):

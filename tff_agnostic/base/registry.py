@@ -9,15 +9,15 @@ from typing import Any, Generic, TypeVar
 from tff_agnostic.base.errors import UserError
 
 T = TypeVar("T")
-# Of the letters of two names, the share that they have in common: `xls` and `plays` have a half.
-_LEAST_ALIKE = 0.6
+# Minimum similarity of two names; `xls` and `plays` have one half.
+_MIN_SIMILARITY = 0.6
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """A read-only mapping from name to entry whose look-ups say what the valid names are.
+    """A read-only mapping from name to entry; failed look-ups list the valid names.
 
     Args:
-        kind: What an entry is, for messages, e.g. "task".
+        kind: Noun for an entry, for messages, such as "task".
         entries: The members by name.
     """
 
@@ -32,14 +32,14 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._entries[name]
 
     def given(self, where: str, name: str) -> T:
-        """Returns the entry called `name`, which a user gave at `where`, such as "--task"."""
+        """Returns the entry that a user names at `where`, such as "--task"."""
         try:
             return self[name]
         except UserError as e:
             raise UserError(f"{where}: {e}") from None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns the entry called `name`, or `default` if there is none."""
+        """Returns the entry called `name`; `default` if it does not exist."""
         return self._entries.get(name, default)
 
     def __iter__(self) -> Iterator[str]:
@@ -56,6 +56,6 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Returns "did you mean NAME? " of the nearest names, nothing if none is near."""
-    nearest = difflib.get_close_matches(name, list(names), n=2, cutoff=_LEAST_ALIKE)
+    """Returns "did you mean NAME? " with the nearest names; "" if no name is near."""
+    nearest = difflib.get_close_matches(name, list(names), n=2, cutoff=_MIN_SIMILARITY)
     return f"did you mean {' or '.join(nearest)}? " if nearest else ""

@@ -1,7 +1,7 @@
-"""What rounds and evaluations report, described: files, tables, plots and curves are made of this.
+"""Descriptions of the reported quantities; files, tables, plots and curves derive from them.
 
-A report is nested mappings of tensors. Mappings of the same structure, whose leaves are
-`ReportField`, describe it. Nothing downstream takes the name of a quantity apart.
+A report is nested mappings of tensors. Mappings of the same structure, with `ReportField` leaves,
+describe it. Consumers never parse the name of a quantity.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from typing import Any, Optional
 
 
 class Unit(enum.Enum):
-    """What the numbers of a quantity are, where that matters for how they are shown."""
+    """Unit of a quantity's values, if it matters for their display."""
 
     NONE = enum.auto()
-    SHARE = enum.auto()  # In [0, 1]; people read percent.
+    SHARE = enum.auto()  # In [0, 1]; displayed in percent.
     EXAMPLES = enum.auto()
     CLIENTS = enum.auto()
     VALUES = enum.auto()
-    FACTOR = enum.auto()  # Differences are ratios: logarithmic axes, such as for perplexity.
+    FACTOR = enum.auto()  # Compared by ratios, such as perplexity: displayed on logarithmic axes.
 
 
 class Role(enum.Enum):
-    """What a quantity is for those who show a round in a line, or domains in a table."""
+    """Role of a quantity in one-line summaries of rounds, and in tables of domains."""
 
     NONE = enum.auto()
-    DOMAIN_LOSS = enum.auto()  # The progress line names the domain in which it is largest.
-    DOMAIN_WEIGHT = enum.auto()  # Stands beside each domain.
+    DOMAIN_LOSS = enum.auto()  # The progress line names the domain with the largest value.
+    DOMAIN_WEIGHT = enum.auto()  # Shown next to each domain.
     PRIVACY = enum.auto()  # Ends the progress line.
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportField:
-    """Something that every round, or every evaluation, reports.
+    """Description of a value that every round, or every evaluation, reports.
 
     Attributes:
-        name: Its column in metrics.csv, and its tag in TensorBoard; with "/DOMAIN" after it where
-            it is `per_domain`. Different from those of all other quantities of a run.
-        label: What it is, for the axis of a plot.
-        per_domain: Whether it is a vector [p] with an entry per domain, or a scalar.
-        unit: What its numbers are.
-        higher_is_better: Which direction is good; None if neither is.
+        name: Column in metrics.csv, and tag in TensorBoard; followed by "/DOMAIN" if `per_domain`.
+            Unique among the quantities of a run.
+        label: Label for the axis of a plot.
+        per_domain: Whether the value is a vector [p] with an entry per domain, or a scalar.
+        unit: Unit of its values.
+        higher_is_better: Whether larger values are better; None if neither direction is.
         of_present_domains: Whether it is undefined for a domain without examples in the round.
-        role: What it is for those who show a round in a line; at most one quantity of a run has
-            each role but NONE.
-        is_drawn: Whether a run draws its course over the rounds, a curve per domain.
-        file_name: Of that plot, without suffix; made of the name if None.
+        role: Role in one-line summaries of rounds; each role except NONE has at most one quantity
+            of a run.
+        is_drawn: Whether a run plots it over the rounds, with a curve per domain.
+        file_name: File name of the plot, without suffix; derived from the name if None.
     """
 
     name: str
@@ -62,12 +62,12 @@ class ReportField:
     file_name: Optional[str] = None
 
 
-# Nested mappings, as those of a report; their leaves are `ReportField`.
+# Nested mappings in the structure of a report, with `ReportField` leaves.
 ReportFields = Mapping[str, Any]
 
 
 def nested(leaves: Iterable[tuple[tuple[str, ...], Any]]) -> OrderedDict[str, Any]:
-    """Returns nested mappings of (keys from the outermost to the innermost, leaf)."""
+    """Returns nested mappings from pairs of (keys from the outermost to the innermost, leaf)."""
     root: OrderedDict[str, Any] = OrderedDict()
     for (*outer, last), leaf in leaves:
         group = root
@@ -80,10 +80,10 @@ def nested(leaves: Iterable[tuple[tuple[str, ...], Any]]) -> OrderedDict[str, An
 def paired(
     quantities: ReportFields, report: Mapping[str, Any]
 ) -> Iterator[tuple[ReportField, Any]]:
-    """Yields each quantity with what was reported of it, in the order of `quantities`.
+    """Yields each quantity with its reported value, in the order of `quantities`.
 
     Raises:
-        ValueError: If one is described and not reported, or reported and not described.
+        ValueError: If a described quantity is not reported, or a reported one not described.
     """
     if set(quantities) != set(report):
         different = ", ".join(sorted(set(quantities) ^ set(report)))
@@ -96,7 +96,7 @@ def paired(
 
 
 def flattened(quantities: ReportFields) -> Iterator[ReportField]:
-    """Yields the quantities of nested mappings, in their order."""
+    """Yields the quantities of nested mappings, in order."""
     for quantity in quantities.values():
         if isinstance(quantity, Mapping):
             yield from flattened(quantity)

@@ -1,8 +1,8 @@
 """Stateless seeds, so that a run is a function of its flags and its data.
 
-A client's seed comes from the run's seed, the round and a fingerprint of the client's examples. No
-client id has to reach the device, and neither the order of the cohort nor how a runtime batches
-clients matters. Seeds are int64; all of this is integer arithmetic, elementwise, so that it gives
+A client's seed derives from the run's seed, the round and a fingerprint of the client's examples.
+Devices therefore need no client id, and neither the order of the cohort nor the runtime's batching
+of clients matters. Seeds are int64; all operations are elementwise integer arithmetic, which gives
 the same numbers for one client, for many at once, and on every device.
 """
 
@@ -21,17 +21,18 @@ _MULTIPLIERS = (-4658895280553007687, -7723592293110705685)
 _SHIFTS = (30, 27, 31)
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
-# Bits of a uniform number: as many as float32 has room for.
+# Bits of a uniform number, the precision of float32.
 UNIFORM_BITS = 24
-# Larger numbers, which have a probability of less than 2^-24, are not drawn.
-MOST_POISSON = 11
+# Maximum drawn number; larger ones have a probability of less than 2^-24.
+MAX_POISSON = 11
 
 
 def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
     """Returns new seeds, int64, from seeds and integers whose shapes broadcast."""
     increment = tf.constant(_INCREMENT, tf.int64)
-    # (data + 1) rather than a third addend: of three, in a loop of a large graph, TensorFlow makes
-    # an operation with a temporary variable, which the function's next call finds still there.
+    # (data + 1) instead of a third addend: for three addends in a loop of a large graph, TensorFlow
+    # creates an operation with a temporary variable, which still exists in the function's next
+    # call.
     state = tf.cast(seed, tf.int64) + (tf.cast(data, tf.int64) + 1) * increment
     for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS):
         state = (state ^ _logical_shift(state, shift)) * multiplier
@@ -39,7 +40,7 @@ def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
 
 
 def stateless_seed(seed: tf.Tensor) -> tf.Tensor:
-    """Returns what TensorFlow's stateless random ops take, int32 [2], from an int64 scalar."""
+    """Returns the seed for TensorFlow's stateless random ops, int32 [2], from an int64 scalar."""
     halves = [seed & _MAX_INT32, _logical_shift(seed, 32) & _MAX_INT32]
     return tf.cast(tf.stack(halves), tf.int32)
 
@@ -49,23 +50,23 @@ def uniform(seed: tf.Tensor, use: int) -> tf.Tensor:
 
     Args:
         seed: int64.
-        use: What they are for; other uses of the same seeds have other numbers.
+        use: Index of the use; different uses of the same seeds have different numbers.
     """
     return tf.cast(uniform_bits(seed, use), tf.float32) / 2.0**UNIFORM_BITS
 
 
 def uniform_bits(seed: tf.Tensor, use: Union[int, np.ndarray]) -> tf.Tensor:
-    """Returns the same numbers times 2^`UNIFORM_BITS`, int64; of several uses, along an axis."""
+    """Returns `uniform` times 2^`UNIFORM_BITS`, int64; several uses have their own axis."""
     return _logical_shift(fold_in(seed, tf.constant(use)), 64 - UNIFORM_BITS)
 
 
 def poisson_one(seed: tf.Tensor, count: int) -> tf.Tensor:
     """Returns Poisson numbers with mean 1, float32 [*S, count], from seeds of shape S.
 
-    By inversion, of which the last step has a probability of 2^-24 or less.
+    Numbers are inverted from the distribution; the last step has a probability of at most 2^-24.
     """
     bits = uniform_bits(seed[..., tf.newaxis], np.arange(count))
-    below = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(MOST_POISSON)])
+    below = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(MAX_POISSON)])
     steps = np.floor(below * 2.0**UNIFORM_BITS).astype(np.int64)
     reached = tf.searchsorted(steps, tf.reshape(bits, [-1]), side="right")
     return tf.cast(tf.reshape(reached, tf.shape(bits)), tf.float32)
@@ -81,7 +82,7 @@ def random_order(seed: tf.Tensor, num_examples: tf.Tensor, capacity: tf.Tensor) 
 
     Returns:
         int32 [*S, capacity]: first a permutation of 0 to n - 1, which does not depend on
-        `capacity`, then the rest.
+        `capacity`, then the other numbers.
     """
     positions = tf.range(capacity)
     keys = _logical_shift(fold_in(seed[..., tf.newaxis], positions), 1)
@@ -90,14 +91,14 @@ def random_order(seed: tf.Tensor, num_examples: tf.Tensor, capacity: tf.Tensor) 
 
 
 def hash_multipliers(width: tf.Tensor) -> tf.Tensor:
-    """Returns those of a linear hash of so many numbers, int64: odd ones keep every bit."""
+    """Returns odd multipliers of a linear hash of `width` numbers, int64, which keep every bit."""
     return tf.bitwise.bitwise_or(
         fold_in(tf.constant(0, tf.int64), tf.range(width)), tf.constant(1, tf.int64)
     )
 
 
 def known_multipliers(width: int) -> np.ndarray:
-    """Returns the same of a width that is known: what `fold_in` gives, but in no graph."""
+    """Returns `hash_multipliers` for a known width, outside of any graph."""
     increment, *multipliers = np.array([_INCREMENT, *_MULTIPLIERS], np.int64).view(np.uint64)
     state = np.arange(1, width + 1, dtype=np.uint64) * increment
     for shift, multiplier in zip(_SHIFTS, multipliers):

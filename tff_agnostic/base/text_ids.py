@@ -1,4 +1,4 @@
-"""Sentences and texts as the ids of their words, those of TFF's Stack Overflow baseline."""
+"""Sentences and texts as ids of their words, as in TFF's Stack Overflow baseline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tff_agnostic.base.registry import Registry
 
-# Default of T: that of TFF's Stack Overflow baseline.
+# Default of T, from TFF's Stack Overflow baseline.
 SEQUENCE_LENGTH = 20
 
 
@@ -18,11 +18,11 @@ SEQUENCE_LENGTH = 20
 class TokenIds:
     """The ids of a vocabulary of K words: padding 0, words 1 to K, then three more.
 
-    Those are K + 1 for every word out of the vocabulary, K + 2 for the begin of a sentence and
-    K + 3 for its end, as `tff.simulation.baselines.stackoverflow` has them.
+    These are K + 1 for every out-of-vocabulary word, K + 2 for the beginning of a sentence and K +
+    3 for its end, as in `tff.simulation.baselines.stackoverflow`.
 
     Attributes:
-        vocabulary_size: K, at least 1.
+        vocabulary_size: Number K of words, at least 1.
     """
 
     vocabulary_size: int
@@ -41,22 +41,22 @@ class TokenIds:
 
     @property
     def oov(self) -> int:
-        """A word out of the vocabulary: K + 1."""
+        """Out-of-vocabulary word: K + 1."""
         return self.vocabulary_size + 1
 
     @property
     def bos(self) -> int:
-        """The begin of a sentence: K + 2."""
+        """Beginning of a sentence: K + 2."""
         return self.vocabulary_size + 2
 
     @property
     def eos(self) -> int:
-        """The end of a sentence: K + 3."""
+        """End of a sentence: K + 3."""
         return self.vocabulary_size + 3
 
     @property
     def num_ids(self) -> int:
-        """How many ids there are: K + 4."""
+        """Number of ids: K + 4."""
         return self.vocabulary_size + 4
 
 
@@ -65,8 +65,8 @@ class EncodedSentences(NamedTuple):
 
     Attributes:
         x: Ids of words, int32 [n, T].
-        y: Ids of the words that follow, int32 [n, T].
-        sentence: Which sentence each example is of, int64 [n].
+        y: Ids of the next words, int32 [n, T].
+        sentence: Index of the sentence of each example, int64 [n].
     """
 
     x: np.ndarray
@@ -75,7 +75,7 @@ class EncodedSentences(NamedTuple):
 
 
 class _WordEncoder:
-    """What encoders of sentences and of texts share.
+    """Base of the encoders of sentences and of texts.
 
     Args:
         words: The vocabulary; word k has the id k + 1.
@@ -85,23 +85,23 @@ class _WordEncoder:
     def __init__(self, words: Sequence[str], sequence_length: int) -> None:
         self.ids = TokenIds(len(words))
         self._length = sequence_length
-        # Bytes, as stores hold them: nothing has to be decoded.
+        # Bytes, as in stores, so that no decoding is needed.
         self._id_of = {word.encode(): k for k, word in enumerate(words, start=1)}
 
-    def _ids_of(self, words: Sequence[bytes]) -> list[int]:
+    def _look_up(self, words: Sequence[bytes]) -> list[int]:
         oov, id_of = self.ids.oov, self._id_of
         return [id_of.get(word, oov) for word in words]
 
 
 class SentenceEncoder(_WordEncoder):
-    """Encodes sentences as TFF's Stack Overflow baseline does.
+    """Encodes sentences as in TFF's Stack Overflow baseline.
 
-    A sentence is begin, its words, end; x is all but the last id, y all but the first. What is
-    missing to T ids is padding.
+    A sentence is its beginning, its words and its end; x is all but the last id, y all but the
+    first, padded to T ids.
     """
 
     def encode(self, sentences: np.ndarray) -> EncodedSentences:
-        """Returns an example of each of n sentences, cut off after T + 1 ids.
+        """Returns one example per sentence, truncated after T + 1 ids.
 
         Args:
             sentences: Bytes, words separated by spaces.
@@ -114,10 +114,10 @@ class SentenceEncoder(_WordEncoder):
         return EncodedSentences(ids[:, :-1], ids[:, 1:], np.arange(len(sentences)))
 
     def encode_chunks(self, sentences: np.ndarray) -> EncodedSentences:
-        """Returns as many examples of each sentence as hold all of it.
+        """Returns as many examples per sentence as contain all of it.
 
-        Every word and the end of a sentence are predicted once; x of an example that goes on with a
-        sentence begins with the last id that the example before predicted.
+        Every word and the end of a sentence are predicted once; x of an example that continues a
+        sentence starts with the last id that the previous example predicts.
 
         Args:
             sentences: Bytes, words separated by spaces.
@@ -134,10 +134,10 @@ class SentenceEncoder(_WordEncoder):
         return EncodedSentences(chunks[:, :-1], chunks[:, 1:], np.array(owners, np.int64))
 
     def _after_begin(self, sentence: bytes) -> list[int]:
-        return [*self._ids_of(sentence.split()), self.ids.eos]
+        return [*self._look_up(sentence.split()), self.ids.eos]
 
 
-# Treatments of a sentence with more words than fit into an example.
+# Treatments of sentences with more words than fit into an example.
 LONG_SENTENCES: Registry[Callable[[SentenceEncoder, np.ndarray], EncodedSentences]] = Registry(
     "treatment of long sentences",
     {"cut": SentenceEncoder.encode, "chunk": SentenceEncoder.encode_chunks},
@@ -151,6 +151,6 @@ class TextEncoder(_WordEncoder):
         """Returns ids, int32 [n, T], of n texts: bytes, words separated by spaces."""
         ids = np.full([len(texts), self._length], self.ids.pad, np.int32)
         for row, text in zip(ids, texts):
-            known = self._ids_of(text.split()[: self._length])
-            row[: len(known)] = known
+            word_ids = self._look_up(text.split()[: self._length])
+            row[: len(word_ids)] = word_ids
         return ids

@@ -1,4 +1,4 @@
-"""A user's own Python file, run as a module, with errors that show the user's lines only."""
+"""A user's own Python file, executed as a module, with errors that show only the user's lines."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from typing import Any, Callable, Optional
 from tff_agnostic.base.errors import UserCodeError, UserError
 from tff_agnostic.base.files import digest, read_file
 
-# How many names of a file a message lists.
+# Maximum number of a file's names in a message.
 _MAX_NAMES = 10
-# Seconds after which a warning says that the file still runs.
+# Seconds after which a warning reports that the file is still running.
 _LONG_SECONDS = 30.0
-# Without a handler, Python writes its warnings to stderr.
+# Without a handler, Python writes warnings to stderr.
 _LOGGER = logging.getLogger(__name__)
-# How names of packages begin.
+# Prefix of package names.
 _PACKAGE = "user_file_"
 _OTHERS = (Path(__file__).resolve().parents[2], Path(sysconfig.get_path("stdlib")).resolve())
 
-# How Keras 3 refuses a function of TensorFlow in a functional model; its advice takes 20 lines.
+# Keras 3's error for a TensorFlow function in a functional model; its advice takes 20 lines.
 _SYMBOLIC = "A KerasTensor cannot be used as input to a TensorFlow function"
 _INSTEAD = (
     "ValueError: expected layers or keras.ops on the inputs of a functional model, as Keras 3 has "
     "them, found a function of TensorFlow (docs/reference/platforms.md)"
 )
-# Colours, for terminals.
+# Terminal colours.
 _ESCAPES = re.compile("\x1b\\[[0-9;]*m")
 _ARGUMENTS = re.compile(r" (Call arguments received|Arguments received by) ")
 
 
 class UserFile:
-    """A Python file, executed. What lies next to it can be imported, as by a script.
+    """An executed Python file. It can import modules next to it, as a script can.
 
-    Every file is a module of its own, with modules of its own next to it: several may be there at
-    once, and one may be there twice.
+    Every file is a separate module, with separate modules next to it: several files can be loaded
+    at once, and the same file can be loaded twice.
 
     Args:
         path: The file.
@@ -64,20 +64,21 @@ class UserFile:
         self._source = read_file(path, "a Python file")
         code = self._compile(self._source)
         self._imports = UserImports(Path(code.co_filename).parent)
-        # Not its own name: a folder of that name may lie next to it.
+        # Do not use the file's name, as a folder of that name may be next to it.
         self._module = types.ModuleType(f"{self._imports.package}.__main__")
         self._module.__file__ = code.co_filename
         self._imports.prepare(self._module)
-        # There dataclasses, type hints and pickle find what the file defines.
+        # Dataclasses, type hints and pickle find the file's definitions there.
         sys.modules[self._module.__name__] = self._module
         with self.running("it"):
             exec(code, vars(self._module))
 
     def digests(self) -> dict[str, str]:
-        """Returns short names of the file's content, "file", and of what it imports, "imports".
+        """Returns short digests of the file's content, "file", and of its imports, "imports".
 
-        Imports are the Python files next to it that were imported until now, each under its name
-        from the folder on: it is the same wherever the folder lies. Without any there is no entry.
+        Imports are the Python files next to it that were imported so far, by their names relative
+        to the folder, which do not depend on the folder's place. Without imports the entry is
+        missing.
         """
         digests = {"file": digest(self._source)}
         sources = sorted(self._imports.sources.items())
@@ -87,11 +88,11 @@ class UserFile:
         return digests
 
     def value(self, name: str, what: str, is_right: Callable[[Any], bool]) -> Any:
-        """Returns a value that the file defines outside of functions and classes.
+        """Returns a value that the file defines at module level.
 
         Args:
-            what: What it has to be, for the message.
-            is_right: Returns whether a value is that.
+            what: Description of the expected value, for the message.
+            is_right: Returns whether a value is valid.
         """
         if name not in vars(self._module):
             names = list(self._defined())
@@ -106,59 +107,59 @@ class UserFile:
 
     def function(self, name: str, argument: str) -> Callable[[Any], Any]:
         """Returns a function of one argument that the file defines."""
-        found = vars(self._module).get(name)
-        if not callable(found):
+        value = vars(self._module).get(name)
+        if not callable(value):
             functions = [key for key, v in self._defined().items() if inspect.isfunction(v)]
             raise UserError(
                 f"{self.path}: expected a function {name}({argument}), found "
                 f"{', '.join(functions) or 'no function'}"
             )
         try:
-            signature = inspect.signature(found)
+            signature = inspect.signature(value)
             signature.bind(None)
         except TypeError as e:
             raise UserError(
                 f"{self.path}: expected a function {name}({argument}), found {name}{signature}"
             ) from e
-        function: Callable[[Any], Any] = found
+        function: Callable[[Any], Any] = value
         return function
 
     @contextlib.contextmanager
     def running(self, what: str, made_by: Optional[Callable[..., Any]] = None) -> Iterator[None]:
-        """While code of the file runs: its folder is searched by imports, its errors are shown.
+        """Context for running the file's code: imports search its folder, errors show its lines.
 
         Args:
-            what: Names what runs, for the message.
-            made_by: The function that made what runs; where none of the user's lines were running,
-                the message names the line where it begins.
+            what: Name of the running code, for the message.
+            made_by: The function that created the running code; if no line of the user was running,
+                the message names the function's first line.
         """
         with self._imports.by_name(), _warning_if_long(f"{self.path}: {what}"):
             try:
                 yield
             except UserError as e:
                 kind = UserCodeError if isinstance(e, UserCodeError) else UserError
-                raise kind(f"{self._place_of(made_by)}: {e}") from e
+                raise kind(f"{self._location(made_by)}: {e}") from e
             except KeyboardInterrupt:
-                # Ctrl-C, which is no mistake of the file.
+                # Ctrl-C is not an error of the file.
                 raise
             except BaseException as e:  # A file may raise anything, also what ends Python.
                 if self.raised(e):
                     raise UserCodeError(f"{self.path}: {what} fails:\n{self._trace(e)}") from e
-                place = self._place_of(made_by)
+                place = self._location(made_by)
                 raise UserError(f"{place}: {what} fails: {in_one_line(e)}") from e
 
     def raised(self, error: BaseException) -> bool:
-        """Returns whether an exception came out of the user's own lines."""
+        """Returns whether an exception came from the user's own lines."""
         return bool(self._frames(error))
 
-    def _place_of(self, function: Optional[Callable[..., Any]]) -> str:
+    def _location(self, function: Optional[Callable[..., Any]]) -> str:
         code = getattr(function, "__code__", None)
         if code is None or code.co_filename != self._module.__file__:
             return str(self.path)
         return f"{self.path}, line {code.co_firstlineno}"
 
     def _defined(self) -> dict[str, Any]:
-        """Returns what the file defines by name, without what it imported."""
+        """Returns the file's own definitions by name, without its imports."""
         own_name = self._module.__name__
         return {
             name: value
@@ -190,12 +191,12 @@ class UserFile:
 
     def _frames(self, error: BaseException) -> list[traceback.FrameSummary]:
         frames = traceback.extract_tb(error.__traceback__)
-        return [frame for frame in frames if self._imports.is_beside(frame.filename)]
+        return [frame for frame in frames if self._imports.is_in_folder(frame.filename)]
 
 
 @contextlib.contextmanager
 def _warning_if_long(what: str) -> Iterator[None]:
-    """While entered for long, logs a warning: an endless loop looks like work."""
+    """Logs a warning if entered for long, as an endless loop looks like work."""
     text = (
         f"note: waiting for {what} has run for {_LONG_SECONDS:g} s and has not ended (to end the "
         "command, press Ctrl-C twice)"
@@ -210,14 +211,14 @@ def _warning_if_long(what: str) -> Iterator[None]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Returns an exception's type and message in a line, without Keras' list of arguments."""
+    """Returns an exception's type and message in one line, without Keras' list of arguments."""
     message = " ".join(_ESCAPES.sub("", str(error)).split())
     message = _ARGUMENTS.split(message)[0]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def kind_of(value: Any) -> str:
-    """Returns what kind of thing a value is, for messages."""
+    """Returns a description of a value's kind, for messages."""
     if value is None:
         return "None"
     if isinstance(value, type):
@@ -228,25 +229,25 @@ def kind_of(value: Any) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def is_of_a_user(module: str) -> bool:
-    """Returns whether a module is this package's, or a user's file or script, and no library's."""
+def is_user_module(module: str) -> bool:
+    """Returns whether a module belongs to this package or to a user's file or script."""
     return module.startswith((_PACKAGE, "tff_agnostic.", "__main__"))
 
 
 class UserImports(MetaPathFinder):
-    """Imports of a file, as if it ran as a script: what lies beside it is found first.
+    """Imports of a file as if it ran as a script: modules next to it have precedence.
 
-    The modules beside it become those of a package that only the file has. So two files may have
-    different modules of one name beside them, and each finds its own whenever it imports: also
-    later, in a function that is only called then, or in another thread.
+    Modules next to the file become submodules of a package that belongs to this file. Two files may
+    therefore have different modules of the same name next to them, and each finds its own in any
+    import, including later imports in a function or another thread.
 
     Args:
         folder: The file's folder, resolved.
 
     Attributes:
         package: Name of the package.
-        sources: Content of every Python file that was imported from beside the file, by the name
-            that it has from the folder on.
+        sources: Content of every Python file imported from the folder, by its name relative to the
+            folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -256,9 +257,9 @@ class UserImports(MetaPathFinder):
         self._folder = folder
         self._own: dict[str, bool] = {}
         self._by_name: dict[str, types.ModuleType] = {}
-        # What import statements of a module call is looked up here.
+        # Import statements of a module look up this function.
         self._builtins = {**vars(builtins), "__import__": self._import}
-        # A module that was written a moment ago has to be found.
+        # A recently written module must be found.
         importlib.invalidate_caches()
         package = types.ModuleType(self.package)
         package.__path__ = [str(folder)]
@@ -266,14 +267,14 @@ class UserImports(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def prepare(self, module: types.ModuleType) -> None:
-        """Makes a module, before it is executed, import as the file does."""
+        """Makes a module import as the file does; called before the module is executed."""
         vars(module)["__builtins__"] = self._builtins
 
     @contextlib.contextmanager
     def by_name(self) -> Iterator[None]:
-        """While code of the user runs: for imports without a statement, such as by `importlib`.
+        """Context for running code of the user that imports by function, such as by `importlib`.
 
-        What these find beside the file is known under its plain name, as long as this lasts.
+        Modules from the folder have their plain names in this context.
         """
         before = set(sys.modules)
         sys.modules.update(self._by_name)
@@ -285,25 +286,25 @@ class UserImports(MetaPathFinder):
                 sys.path.remove(str(self._folder))
             for name in set(sys.modules) - before:
                 file_name = getattr(sys.modules[name], "__file__", None)
-                if file_name and self.is_beside(file_name) and not name.startswith(_PACKAGE):
+                if file_name and self.is_in_folder(file_name) and not name.startswith(_PACKAGE):
                     self._by_name[name] = sys.modules.pop(name)
                     with contextlib.suppress(OSError):
                         self.keep(file_name, Path(file_name).read_bytes())
 
     def keep(self, file_name: str, source: bytes) -> None:
-        """Adds to the sources."""
+        """Adds a file's content to the sources."""
         self.sources[Path(os.path.relpath(file_name, self._folder)).as_posix()] = source
 
-    def is_beside(self, file_name: Optional[str]) -> bool:
-        """Returns whether a file is one of the user's: in the folder, or a folder below it."""
+    def is_in_folder(self, file_name: Optional[str]) -> bool:
+        """Returns whether a file is in the folder, or in a folder below it."""
         # Python's own frozen modules have such names.
         if file_name is None or file_name.startswith("<"):
             return False
         parents = Path(file_name).resolve().parents
-        # An environment, Python or this package may lie in the same folder.
+        # An environment, Python or this package may be in the same folder.
         if "site-packages" in file_name or any(folder in parents for folder in _OTHERS):
             return False
-        # A link in the folder lies there, wherever it leads to.
+        # A link counts by its own place, not by its target's.
         return self._folder in parents or self._folder in Path(file_name).parents
 
     def find_spec(
@@ -329,32 +330,32 @@ class UserImports(MetaPathFinder):
         level: int = 0,
     ) -> types.ModuleType:
         top = name.partition(".")[0]
-        if level or not self._is_own(top):
+        if level or not self._is_package_module(top):
             return builtins.__import__(name, globals_, locals_, fromlist or (), level)
         module = builtins.__import__(f"{self.package}.{name}", globals_, locals_, fromlist or ())
-        # `import a.b` gives a.
+        # `import a.b` yields a.
         return module if fromlist else sys.modules[f"{self.package}.{top}"]
 
-    def _is_own(self, name: str) -> bool:
+    def _is_package_module(self, name: str) -> bool:
         if name not in self._own:
-            self._own[name] = self._lies_beside(name)
+            self._own[name] = self._is_sibling(name)
         return self._own[name]
 
-    def _lies_beside(self, name: str) -> bool:
+    def _is_sibling(self, name: str) -> bool:
         if name in sys.builtin_module_names:
             return False
         spec = importlib.machinery.PathFinder.find_spec(name, [str(self._folder), *sys.path])
         if spec is None:
             return False
         if spec.origin is None:
-            # A folder without __init__.py is a module only where there is no better one.
+            # A folder without __init__.py is a module only if there is no better candidate.
             first = next(iter(spec.submodule_search_locations or ()), None)
-            return name not in sys.modules and self.is_beside(first)
-        return self.is_beside(spec.origin)
+            return name not in sys.modules and self.is_in_folder(first)
+        return self.is_in_folder(spec.origin)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Executes a module from its source as it is now, not as it was when it was compiled last."""
+    """Executes a module from its current source, ignoring compiled files."""
 
     def __init__(self, fullname: str, path: str, imports: UserImports) -> None:
         super().__init__(fullname, path)

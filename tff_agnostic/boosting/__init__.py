@@ -1,1 +1,1 @@
-"""Ensembles with weights alpha, and FedBoost's parts: sampling, messages, how alpha moves."""
+"""Ensembles with weights alpha, and the parts of FedBoost: sampling, messages, steps of alpha."""

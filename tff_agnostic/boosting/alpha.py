@@ -1,4 +1,4 @@
-"""How alpha moves: settings, what is sent of the ensemble, the client, and the mirror step.
+"""Steps of alpha: options, broadcast predictors, client work, and the mirror step.
 
 Source: Hamer, Mohri, Suresh 2020, figures 1 and 2.
 """
@@ -31,23 +31,23 @@ from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
 _FLOAT_BYTES = 4
-# (alpha, direction of ascent, step size) -> alpha: a step in a mirror map, and its projection.
+# (alpha, direction of ascent, step size) -> alpha: a step in a mirror map, then a projection.
 MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Registry(
     "mirror map",
     {
         "entropy": exponentiated_gradient,
-        # F = |x|^2 / 2, and |x|^2 as printed in section 3.1: its gradient is 2 x.
+        # F = |x|^2 / 2, and F = |x|^2 as printed in section 3.1, whose gradient is 2 x.
         "euclidean": projected_gradient,
         "squared": lambda alpha, ascent, eta: projected_gradient(alpha, ascent, eta / 2),
     },
 )
 _SAMPLED = ("uniform", "weighted")
-# The best estimator on problems with known optima: docs/reference/algorithms/fed_boost.md.
+# Best estimator on problems with known optima: docs/reference/algorithms/fed_boost.md.
 _BEST_ESTIMATOR = {"log": "centred", "squared": "unbiased"}
 
 
-def ensemble_of(model: Model, algorithm: str) -> EnsembleModel:
-    """Returns the model of a problem as an ensemble."""
+def require_ensemble(model: Model, algorithm: str) -> EnsembleModel:
+    """Returns the model of a problem; raises a `UserError` unless it is an ensemble."""
     if not isinstance(model, EnsembleModel):
         raise UserError(
             f"{algorithm} learns how to mix trained predictors: expected base predictors, namely "
@@ -58,17 +58,17 @@ def ensemble_of(model: Model, algorithm: str) -> EnsembleModel:
 
 @dataclasses.dataclass(frozen=True)
 class EnsembleOptions(Options):
-    """Predictors of an ensemble; for algorithms whose model is one.
+    """Options of algorithms whose model is an ensemble.
 
     Attributes:
-        base_predictors: What is mixed, comma-separated: folders of runs, Keras models with the
+        base_predictors: Predictors to mix, comma-separated: folders of runs, Keras models with the
             task's inputs and outputs, files of base_predictors.
     """
 
     base_predictors: Optional[tuple[Path, ...]] = None
 
     def __post_init__(self) -> None:
-        """Refuses an empty list too; see `Options`."""
+        """Checks the values, and that the list is not empty; see `Options`."""
         super().__post_init__()
         if self.base_predictors == ():
             raise self.error("base_predictors", "at least one path")
@@ -76,26 +76,26 @@ class EnsembleOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class BoostOptions(EnsembleOptions):
-    """Options of FedBoost, and of AFLBoost among others.
+    """Options of FedBoost, and of algorithms based on it, such as AFLBoost.
 
     Attributes:
-        predictor_sampling: Which predictors a round sends: all (none), each with the same
-            probability (uniform), or by its weight (weighted).
-        budget: C, predictors that a round sends; half of them if not given. Only with
+        predictor_sampling: Predictors sent per round: all (none), sampled with equal probabilities
+            (uniform), or by weight (weighted).
+        budget: C, number of predictors sent per round; half of them if not given. Only with
             predictor_sampling uniform or weighted.
-        uniform_share: Share of uniform sampling in the probabilities of weighted sampling, in [0,
-            1): a floor. The paper has none. Only with predictor_sampling weighted.
-        predictor_draw: How predictors are drawn with their probabilities: C at most (systematic),
-            or each by itself, as the paper has it, which makes C a mean (independent). Only with
-            predictor_sampling uniform or weighted.
-        gradient_estimator: Estimate of the gradient from the sampled predictors: as the paper's
-            figures have it (masked), over the probabilities (divided), with its bias taken away
-            (unbiased, squared loss), or of 1 + gradient (centred, log loss); if not given, centred
-            for the log loss and unbiased for the squared.
-        mirror_map: How alpha moves: by exponentiated gradients (entropy), or by projected ones,
+        uniform_share: Fraction of uniform sampling in the probabilities of weighted sampling, in
+            [0, 1): a floor, which the paper lacks. Only with predictor_sampling weighted.
+        predictor_draw: Method of drawing predictors with their probabilities: at most C in total
+            (systematic), or one independent coin each, as in the paper, with mean C (independent).
+            Only with predictor_sampling uniform or weighted.
+        gradient_estimator: Estimate of the gradient from the sampled predictors: as in the paper's
+            figures (masked), divided by the probabilities (divided), without its bias (unbiased,
+            squared loss), or of 1 + gradient (centred, log loss); if not given, centred for the log
+            loss and unbiased for the squared loss.
+        mirror_map: Mirror map of alpha: exponentiated gradients (entropy), or projected gradients
             with F = |x|^2 / 2 (euclidean) or F = |x|^2, as in the paper (squared).
         alpha_learning_rate: eta, step size of the predictors' weights alpha.
-        repetitions: R, steps of alpha in a round: each sends predictors of its own to the same
+        repetitions: R, steps of alpha per round; each step sends its own predictors to the same
             clients.
     """
 
@@ -109,7 +109,7 @@ class BoostOptions(EnsembleOptions):
     repetitions: Annotated[int, Within(least=1)] = 1
 
     def __post_init__(self) -> None:
-        """Refuses settings that lose predictors for ever; see `Options`."""
+        """Checks the values, and that every predictor can be sampled again; see `Options`."""
         super().__post_init__()
         if (
             self.mirror_map != "entropy"
@@ -121,22 +121,22 @@ class BoostOptions(EnsembleOptions):
             raise self.error("uniform_share", expected)
 
     def estimator(self, model: EnsembleModel) -> str:
-        """Returns the gradient's estimator, of those that the ensemble's loss has."""
+        """Returns the name of the gradient estimator, which must support the ensemble's loss."""
         name = self.gradient_estimator or _BEST_ESTIMATOR[model.mixture_loss]
-        wanted = GRADIENT_ESTIMATORS[name].loss
-        if wanted not in (None, model.mixture_loss):
-            found = Verbatim(f"{name}, which is for the {wanted} loss")
+        loss = GRADIENT_ESTIMATORS[name].loss
+        if loss not in (None, model.mixture_loss):
+            reason = Verbatim(f"{name}, which is for the {loss} loss")
             expected = f"one for the ensemble's {model.mixture_loss} loss"
-            raise self.error("gradient_estimator", expected, found)
+            raise self.error("gradient_estimator", expected, reason)
         return name
 
 
 class BoostBroadcast(NamedTuple):
-    """The message of the server: the sampled predictors, and no others.
+    """The server's message: only the sampled predictors.
 
     Attributes:
         weights: alpha~ [C], and the arrays of these predictors.
-        sent: Numbers of these predictors.
+        sent: Indices of these predictors.
         scale: Weight of an example of each domain, float32 [p].
     """
 
@@ -147,11 +147,11 @@ class BoostBroadcast(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class AlphaSteps:
-    """The steps of alpha, and the messages to clients.
+    """The server's steps of alpha, and the messages to clients.
 
     Attributes:
         model: The ensemble.
-        options: The settings.
+        options: Options of the steps.
         seed: Seed of the run.
     """
 
@@ -161,7 +161,7 @@ class AlphaSteps:
 
     @property
     def budget(self) -> int:
-        """C."""
+        """Number C of predictors to sample."""
         q, budget = self.model.num_predictors, self.options.budget
         if budget is not None and budget > q:
             raise self.options.error("budget", f"at most {q}, the number of base predictors")
@@ -171,7 +171,7 @@ class AlphaSteps:
 
     @property
     def room(self) -> int:
-        """How many predictors a message has room for."""
+        """Number of predictors that fit into a message."""
         if self.options.predictor_sampling == "none":
             return self.model.num_predictors
         draw = PREDICTOR_DRAWS[self.options.predictor_draw]
@@ -183,11 +183,11 @@ class AlphaSteps:
         return sampling(alpha, self.budget, self.options.uniform_share)
 
     def drawn(self, alpha: tf.Tensor, step: tf.Tensor) -> SampledPredictors:
-        """Returns H_t (line 2), the same whenever it is asked for.
+        """Returns H_t (line 2), deterministic in its arguments.
 
         Args:
             alpha: alpha_t, float32 [q].
-            step: Number of the step in the run, int: what the draw is made from.
+            step: Index of the step in the run, int; seed of the draw.
         """
         q = self.model.num_predictors
         if self.options.predictor_sampling == "none":
@@ -197,51 +197,52 @@ class AlphaSteps:
         return draw(self.gammas(alpha), self.budget, seed)
 
     def broadcast(self, weights: ModelWeights, scale: tf.Tensor, step: tf.Tensor) -> BoostBroadcast:
-        """Returns what is sent (line 3): the sampled predictors, gathered.
+        """Returns the broadcast (line 3): the sampled predictors, gathered.
 
         Args:
-            weights: Of the whole ensemble.
-            scale: What an example of each domain counts, float32 [p].
+            weights: Weights of the complete ensemble.
+            scale: Weight of an example of each domain, float32 [p].
             step: As in `drawn`.
         """
         (alpha,) = weights.trainable
         indices, is_sampled = self.drawn(alpha, step)
-        of_each = tf.gather(alpha, indices)
+        alphas = tf.gather(alpha, indices)
         gamma = tf.gather(self.gammas(alpha), indices)
-        # alpha~_k = alpha_k / gamma_k, 0 for what was not sampled. Of a round without any predictor
-        # there is no step, but losses that clients can measure.
-        mixed = tf.where(tf.reduce_any(is_sampled > 0), of_each / gamma * is_sampled, of_each)
+        # alpha~_k = alpha_k / gamma_k, 0 for predictors that were not sampled. Without any sampled
+        # predictor alpha does not change, but clients can still measure losses.
+        mixed = tf.where(tf.reduce_any(is_sampled > 0), alphas / gamma * is_sampled, alphas)
         members = self.model.members
         assert members is not None
         stacks = members.chosen(weights.non_trainable, indices)
-        sent = SentPredictors(of_each, gamma, is_sampled)
+        sent = SentPredictors(alphas, gamma, is_sampled)
         return BoostBroadcast(ModelWeights([mixed], stacks), sent, scale)
 
     def next(
         self, alpha: tf.Tensor, gradient: tf.Tensor, weight: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
-        """Returns alpha_{t+1} (lines 4 and 5); alpha_t where nothing was sampled or weighs.
+        """Returns alpha_{t+1} (lines 4, 5); alpha_t without sampled predictors or with weight 0.
 
         Args:
             alpha: alpha_t, float32 [q].
             gradient: Sum of the clients' gradients, float32 [room].
-            weight: What it is divided by.
+            weight: Divisor of the gradient.
             step: As in `drawn`.
         """
         indices, is_sampled = self.drawn(alpha, step)
-        # delta_t L, 0 for predictors that were not sent
+        # delta_t L, 0 for predictors that were not sent.
         delta = tf.math.divide_no_nan(gradient, weight)
         delta = tf.scatter_nd(indices[:, tf.newaxis], delta, tf.shape(alpha))
         mirror_map = MIRROR_MAPS[self.options.mirror_map]
-        # [grad F]^{-1}(grad F(alpha_t) - eta delta_t L), projected
+        # [grad F]^{-1}(grad F(alpha_t) - eta delta_t L), projected.
         moved = mirror_map(alpha, -delta, self.options.alpha_learning_rate)
         has_step = (weight > 0) & tf.reduce_any(is_sampled > 0)
         return tf.where(has_step, moved, alpha)
 
     def columns(self, num_domains: int) -> tuple[core.Column, ...]:
-        """Returns what a round reports of its predictors: of the first repetition, bytes of all."""
+        """Returns a round's columns about predictors: of the first repetition, but bytes of all."""
         model, repetitions = self.model, self.options.repetitions
-        # The predictors; of each alpha~, alpha, gamma and whether it was sampled; and the scales.
+        # Bytes of the predictors; alpha~, alpha, gamma and the sampling flag of each; and the
+        # scales.
         sent = model.message_bytes(self.room) + (4 * self.room + num_domains) * _FLOAT_BYTES
 
         def sampled(r: core.RoundView) -> tf.Tensor:
@@ -280,20 +281,21 @@ def boost_algorithm(
     domain_weights: Sequence[core.Column] = (),
     lambda_set: Optional[LambdaSet] = None,
 ) -> core.Algorithm:
-    """Returns an algorithm that learns alpha; a round has a step for each repetition.
+    """Returns an algorithm that learns alpha; a round has one step per repetition.
 
     States have `weights`, `mean_alpha`, `taken` and `steps`; see `fed_boost.FedBoostState`.
 
     Args:
-        name: Of the algorithm.
-        problem: What is learned, with an ensemble as its model.
-        alphas: Moves alpha.
+        name: Name of the algorithm.
+        problem: The learning problem, with an ensemble as its model.
+        alphas: The steps of alpha.
         initialize: () -> state.
         repetition: (state, sum of a repetition) -> state.
-        scale: state -> what an example of each domain counts, float32 [p].
-        mean_first: Whether the main model is the ensemble of the mean of alpha, not of the last.
+        scale: state -> weight of an example of each domain, float32 [p].
+        mean_first: Whether the main model is the ensemble of the mean alpha instead of the last
+            alpha.
         max_weight: Bound of a client's weight; see `core.training_bounds`.
-        domain_weights: What is reported of the weights of domains.
+        domain_weights: Columns about the weights of domains.
         lambda_set: See `core.Algorithm`.
     """
     model, options, p = alphas.model, alphas.options, problem.num_domains
@@ -373,16 +375,16 @@ def client_work(
     estimator: str,
     room: int,
 ) -> core.TrainingOutput:
-    """Figures 1 and 2, line 3: grad L_j at alpha~, by the weights of the predictors that came.
+    """Figures 1 and 2, line 3: grad L_j at alpha~, by the weights of the received predictors.
 
     Args:
-        broadcast: What the server sends.
-        num_domains: p.
+        broadcast: The server's message.
+        num_domains: Number of domains p.
         estimator: Member of `GRADIENT_ESTIMATORS`.
-        room: How many predictors a message has: what is traced for one number serves no other.
+        room: Number of predictors per message; the work is traced separately for each number.
 
     Returns:
-        In `weighted_delta` each client's scaled gradient, float32 [room].
+        A `TrainingOutput` whose `weighted_delta` is each client's scaled gradient, float32 [room].
     """
     del room
     (alpha,), stacks = broadcast.weights.trainable, broadcast.weights.non_trainable
@@ -390,7 +392,7 @@ def client_work(
     estimate = GRADIENT_ESTIMATORS[estimator]
     assert members is not None
 
-    def of_client(examples: Examples, scale: tf.Tensor, gradient: tf.Tensor) -> Any:
+    def client_gradient(examples: Examples, scale: tf.Tensor, gradient: tf.Tensor) -> Any:
         outputs = members.outputs(stacks, examples["x"])
         losses, gradients = loss.at(outputs, alpha, examples["y"])
         norms = tf.zeros([1, 1])
@@ -405,12 +407,12 @@ def client_work(
         examples = clients.take(batch.positions)
         scale = tf.gather(broadcast.scale, examples["domain_id"])
         scale *= tf.cast(batch.is_present, tf.float32)
-        gradient, measures = clients.map(of_client, examples, scale, so_far.gradient)
+        gradient, measures = clients.map(client_gradient, examples, scale, so_far.gradient)
         sums = core.add_to_domains(so_far.sums, examples["domain_id"], batch.is_present, measures)
         return _Pass(gradient, sums)
 
     zeros = clients.map(lambda _: tf.zeros_like(alpha), clients.num_examples)
     initial = _Pass(zeros, core.zero_sums(model, num_domains, clients))
-    found: _Pass = clients.fold_batches(members.examples_at_once, add_batch, initial)
-    beta = clients.map(lambda n_j: core.client_weight(broadcast.scale, n_j), found.sums.counts)
-    return core.update_output([found.gradient], beta, found.sums, clients)
+    result: _Pass = clients.fold_batches(members.examples_at_once, add_batch, initial)
+    beta = clients.map(lambda n_j: core.client_weight(broadcast.scale, n_j), result.sums.counts)
+    return core.update_output([result.gradient], beta, result.sums, clients)

@@ -1,7 +1,7 @@
-"""An ensemble as a model whose only trainable weights are alpha; which models can be mixed.
+"""An ensemble as a model whose only trainable weights are alpha; kinds of models to mix.
 
 Source: Hamer, Mohri, Suresh 2020, section 2.2: h_alpha = sum_k alpha_k h_k with alpha on the
-simplex. The predictors are the model's other weights, in arrays as their form holds them.
+simplex. The predictors are the model's non-trainable weights, in the arrays of their family.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tff_agnostic.models.next_word import unigram_loss
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EnsembleModel(Model):
-    """A mixture of predictors of one form, whose weights alpha are its only trainable array.
+    """A mixture of predictors of one family, whose weights alpha are its only trainable array.
 
     Attributes:
-        members: The form of the predictors.
-        mixture_loss: The loss that `loss` is.
-        names: Of the q predictors.
-        predictors: The model and the weights of each, where they are Keras models: what files of
-            them are made of.
+        members: The family of the predictors.
+        mixture_loss: The mixture loss that `loss` computes.
+        names: Names of the q predictors.
+        predictors: Model and weights of each predictor, if they are Keras models, for writing
+            files.
     """
 
     members: Optional[PredictorFamily] = None
@@ -68,12 +68,12 @@ class EnsembleModel(Model):
         return self.message_bytes_per_example(self.num_predictors)
 
     def message_bytes_per_example(self, count: int) -> Optional[int]:
-        """Returns the same of a message with so many predictors."""
+        """Returns the bytes per example for a message of `count` predictors."""
         assert self.members is not None
         return self.members.bytes_per_example(count)
 
     def message_bytes(self, count: int) -> int:
-        """Returns the bytes of so many predictors as they are sent."""
+        """Returns the bytes of a message of `count` predictors."""
         assert self.members is not None
         return self.members.num_bytes(self.initial_weights.non_trainable, count)
 
@@ -95,12 +95,12 @@ class _Loss:
 
     @property
     def from_logits(self) -> Optional[bool]:
-        """True of the log loss of classes: a cross-entropy of the scores log h(x)."""
+        """True for the log loss of classes: a cross-entropy of the scores log h(x)."""
         is_log = self.loss is MIXTURE_LOSSES["log"]
         return True if is_log and isinstance(self.members, ClassMembers) else None
 
     def __call__(self, labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-        losses = self.loss.of_fit(self.members.fit(labels, predictions))
+        losses = self.loss.from_terms(self.members.fit(labels, predictions))
         return self.members.per_example(losses, labels)
 
 
@@ -111,15 +111,16 @@ def ensemble(
     loss: Optional[str] = None,
     architectures: Optional[Sequence[Architecture]] = None,
 ) -> EnsembleModel:
-    """Returns the ensemble of predictors that have the inputs and outputs of a model.
+    """Returns the ensemble of predictors with the inputs and outputs of a model.
 
     Args:
-        model: What is measured, and of which inputs; the architecture, if no others are given.
-        predictors: The weights of each, at least one.
-        names: Of the predictors; numbers if not given.
-        loss: Member of `MIXTURE_LOSSES`; the log loss of distributions, and the squared loss of
-            real numbers, if None.
-        architectures: That of each predictor; None if all are of `model`.
+        model: Defines inputs and measures; the architecture of all predictors if `architectures` is
+            None.
+        predictors: Weights of each predictor; at least one predictor.
+        names: Names of the predictors; numbers if empty.
+        loss: Name in `MIXTURE_LOSSES`; None for the log loss of distributions, and the squared loss
+            of real numbers.
+        architectures: Architecture of each predictor; None if all are of `model`.
     """
     form = form_of(model)
     if architectures is None:
@@ -148,11 +149,11 @@ def ensemble(
         members=members,
         mixture_loss=loss,
         names=names,
-        predictors=_of_keras(model, predictors),
+        predictors=_keras_predictors(model, predictors),
     )
 
 
-def _of_keras(
+def _keras_predictors(
     model: Model, predictors: Sequence[ModelWeights]
 ) -> tuple[tuple[Model, ModelWeights], ...]:
     if model.keras_model is None:
@@ -169,10 +170,12 @@ def _check(
 ) -> None:
     are_discrete = isinstance(members, DiscreteMembers)
     for k, name in enumerate(names):
-        # Of scores a few may be infinite: what counts are the probabilities.
+        # Single scores may be infinite, so check the probabilities.
         arrays = [stacks[0][:, k]] if are_discrete else tf.nest.flatten(predictors[k])
         if not all(np.all(np.isfinite(np.asarray(array))) for array in arrays):
-            raise UserError(f"base predictors: {name}: expected finite numbers, found others")
+            raise UserError(
+                f"base predictors: {name}: expected finite numbers, found NaN or infinity"
+            )
     if isinstance(members, ModelMembers) and isinstance(members.held, SeveralArchitectures):
         for name, weights in zip(names, predictors):
             _check_float32(name, weights)
@@ -182,7 +185,7 @@ def _check(
             outcome, k = lost[0]
             raise UserError(
                 f"base predictors: {names[k]}: expected positive probabilities, found 0 of "
-                f"outcome {outcome}, of which the log loss is infinite: smooth it"
+                f"outcome {outcome}, whose log loss is infinite: smooth it"
             )
 
 
@@ -191,20 +194,20 @@ def _check_float32(name: str, weights: ModelWeights) -> None:
         if not np.array_equal(array.astype(np.float32).astype(array.dtype), array):
             raise UserError(
                 f"base predictors: {name}: expected weights that float32 holds exactly, as "
-                f"predictors of several architectures share an array, found others of {array.dtype}"
+                f"predictors of several architectures share an array, found {array.dtype} values"
             )
 
 
 class OutputKind(NamedTuple):
-    """A form of predictions.
+    """A kind of predictions.
 
     Attributes:
-        is_of: Whether models of a loss have it.
-        members: What makes members of predictors, given the loss of the task's model.
-        are_models: Whether members are models with inputs, and may be of several architectures.
+        matches: Whether models with a given loss have this kind.
+        members: Builds the members for predictors and the loss of the task's model.
+        are_models: Whether members are models with inputs, which may differ in architecture.
     """
 
-    is_of: Callable[[Any], bool]
+    matches: Callable[[Any], bool]
     members: Callable[[PredictorStore, Any], PredictorFamily]
     are_models: bool = True
 
@@ -215,20 +218,20 @@ def _is_class_loss(loss: Any) -> bool:
     )
 
 
-def _form_of_keras(loss: Any) -> Any:
+def _keras_form(loss: Any) -> Any:
     return loss.loss if isinstance(loss, OfColumns) else loss
 
 
 def _is_number_loss(loss: Any) -> bool:
-    return isinstance(_form_of_keras(loss), tf.keras.losses.MeanSquaredError)
+    return isinstance(_keras_form(loss), tf.keras.losses.MeanSquaredError)
 
 
 def _is_two_class_loss(loss: Any) -> bool:
-    of_keras = _form_of_keras(loss)
-    # A smoothed label is no class.
+    keras_loss = _keras_form(loss)
+    # A smoothed label is not a class.
     return (
-        isinstance(of_keras, tf.keras.losses.BinaryCrossentropy)
-        and not of_keras.get_config()["label_smoothing"]
+        isinstance(keras_loss, tf.keras.losses.BinaryCrossentropy)
+        and not keras_loss.get_config()["label_smoothing"]
     )
 
 
@@ -250,11 +253,11 @@ _FORMS = (
 
 
 def form_of(model: Model) -> OutputKind:
-    """Returns the form of a model's predictions."""
+    """Returns the kind of a model's predictions."""
     for form in _FORMS:
-        if form.is_of(model.loss):
+        if form.matches(model.loss):
             return form
-    loss = _form_of_keras(model.loss)
+    loss = _keras_form(model.loss)
     name = getattr(loss, "__name__", type(loss).__name__)
     raise UserError(
         "base predictors: expected a task whose model has class scores, class probabilities or "
@@ -266,6 +269,6 @@ def form_of(model: Model) -> OutputKind:
 
 
 def architecture_of(model: Model) -> Architecture:
-    """Returns the architecture of predictors that are trained models of a task."""
+    """Returns the architecture of predictors trained as models of a task."""
     form_of(model)
     return Architecture(model, from_scores=bool(takes_scores(model.loss)))

@@ -24,61 +24,61 @@ from tff_agnostic.boosting.predictor_store import PredictorStore, Stacks
 from tff_agnostic.models.model import ModelWeights
 
 _EXAMPLES_AT_ONCE = 256
-# Of 20 words and a vocabulary of 10,000, what each predictor says of them takes 50 MB.
+# With 20 words and a vocabulary of 10,000, each predictor's outputs take 50 MB.
 _SENTENCES_AT_ONCE = 64
 _FLOAT_BYTES = 4
 
 
 class PredictorFamily(Protocol):
-    """Predictors of one form; equal ones are traced once, so that they are frozen dataclasses.
+    """Predictors of one kind; a frozen dataclass, as equal families are traced once.
 
     Attributes:
-        are_densities: Whether outputs are distributions, and so their mixtures.
-        examples_at_once: How many examples clients take at once; bounds the memory only.
+        are_densities: Whether outputs, and therefore their mixtures, are distributions.
+        examples_at_once: Number of examples that clients process at once; affects only memory.
     """
 
     @property
     def are_densities(self) -> bool:
-        """See above."""
+        """See the class."""
 
     @property
     def examples_at_once(self) -> int:
-        """See above."""
+        """See the class."""
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
-        """Returns the arrays that hold q predictors, from the weights of each."""
+        """Returns the arrays of q predictors, from the weights of each."""
 
     def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what a message has of the predictors of some indices, int32 [C]; C is static."""
+        """Returns the arrays of a message with predictors of given indices, int32 [static C]."""
 
     def num_bytes(self, stacks: Sequence[np.ndarray], count: int) -> int:
-        """Returns the bytes of that, of so many predictors."""
+        """Returns the bytes of a message of `count` predictors."""
 
     def bytes_per_example(self, count: int) -> Optional[int]:
-        """Returns what an example reads of so many predictors, if it only looks that up."""
+        """Returns the bytes that an example gathers from `count` predictors; None for all."""
 
     def outputs(self, stacks: Stacks, x: Any) -> Outputs:
-        """Returns what predictors, all or those of a message, say of n examples."""
+        """Returns the outputs of predictors, all or those of a message, for n examples."""
 
     def predictions(self, outputs: Any, weights: tf.Tensor, x: Any) -> tf.Tensor:
-        """Returns what the mixture predicts, as the model's metrics read it."""
+        """Returns the predictions of the mixture, as the model's metrics expect them."""
 
     def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> MixtureTerms:
-        """Returns what losses depend on, from predictions of the mixture."""
+        """Returns the terms that losses depend on, from predictions of the mixture."""
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Returns the losses of examples, [n], from those of their predictions."""
+        """Combines the losses of each example's predictions to the example's loss, [n]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DiscreteMembers:
-    """Distributions over outcomes without any input, such as unigram models.
+    """Distributions over outcomes without inputs, such as unigram models.
 
-    They are held by their probabilities, [outcomes, q]: what all of them say of an outcome lies
-    together in memory. Their models have scores, as `models.next_word.unigram_model`.
+    They are stored as probabilities, [outcomes, q], so that the values of an outcome are contiguous
+    in memory. Their models have scores, as `models.next_word.unigram_model`.
 
     Attributes:
-        with_norm: Whether predictions say |h|^2, which takes all of h.
+        with_norm: Whether predictions include |h|^2, which requires all of h.
     """
 
     with_norm: bool = True
@@ -111,7 +111,7 @@ class DiscreteMembers:
         return SharedOutputs(stacks[0])
 
     def predictions(self, outputs: SharedOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
-        """Returns log h(x) and perhaps |h|^2, float32 [n, 1 or 2], as a unigram model does."""
+        """Returns log h(x) and optionally |h|^2, float32 [n, 1 or 2], as a unigram model does."""
         columns = [tf.math.log(tf.linalg.matvec(outputs.agreements(x), weights))]
         if self.with_norm:
             norm = tf.reduce_sum(outputs.products(weights) * weights)
@@ -132,10 +132,10 @@ class DiscreteMembers:
 
 @dataclasses.dataclass(frozen=True)
 class ModelMembers:
-    """Models of the same inputs and outputs, of one architecture or of several.
+    """Models with the same inputs and outputs, of one architecture or several.
 
     Attributes:
-        held: The arrays that they are held in.
+        held: Storage of their weights.
     """
 
     held: PredictorStore
@@ -155,7 +155,7 @@ class ModelMembers:
         return self.held.num_bytes(count)
 
     def bytes_per_example(self, count: int) -> Optional[int]:
-        """See `PredictorFamily`: a model computes with all of its weights."""
+        """See `PredictorFamily`; None, as a model uses all of its weights."""
         del count
         return None
 
@@ -165,18 +165,18 @@ class ModelMembers:
         return values
 
     def columns(self, stacks: Stacks, x: Any) -> tf.Tensor:
-        """Returns what each of C predictors says of n examples, [n, C, numbers]."""
-        return tf.stack([as_columns(said) for said in self.held.said(stacks, x)], axis=1)
+        """Returns the outputs of C predictors for n examples, [n, C, numbers]."""
+        return tf.stack([as_columns(outputs) for outputs in self.held.said(stacks, x)], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class WordMembers(ModelMembers):
-    """Next-word models, whose probabilities of each word are mixed.
+    """Next-word models, mixed by their probabilities of each word.
 
-    A loss of a sentence is made of those of its words as `SentenceLoss` does it.
+    A sentence's loss combines the losses of its words as in `SentenceLoss`.
 
     Attributes:
-        expected_length: Its setting.
+        expected_length: See `SentenceLoss`.
     """
 
     expected_length: Optional[float] = None
@@ -188,7 +188,7 @@ class WordMembers(ModelMembers):
         return WordOutputs(self.held.said(stacks, x), self.expected_length)
 
     def predictions(self, outputs: WordOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
-        """Returns log h(x), float32 [n, T, ids]: scores, as metrics of words read them."""
+        """Returns log h(x), float32 [n, T, ids]: scores, as metrics of words expect them."""
         del x
         return tf.math.log(outputs.mixed(weights))
 
@@ -208,7 +208,7 @@ class WordMembers(ModelMembers):
 
 @dataclasses.dataclass(frozen=True)
 class NumberMembers(ModelMembers):
-    """Models of real numbers, which are mixed as they are."""
+    """Models of real numbers, mixed without transformation."""
 
     are_densities = False
 
@@ -233,7 +233,7 @@ class NumberMembers(ModelMembers):
 
 @dataclasses.dataclass(frozen=True)
 class ClassMembers(ModelMembers):
-    """Classifiers, whose class probabilities are mixed."""
+    """Classifiers, mixed by their class probabilities."""
 
     are_densities = True
 
@@ -242,7 +242,7 @@ class ClassMembers(ModelMembers):
         return ClassOutputs(self.columns(stacks, x))
 
     def predictions(self, outputs: ClassOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
-        """Returns log h(x), float32 [n, classes]: scores, as metrics of classes read them."""
+        """Returns log h(x), float32 [n, classes]: scores, as metrics of classes expect them."""
         del x
         return tf.math.log(outputs.mixed(weights))
 
@@ -258,25 +258,25 @@ class ClassMembers(ModelMembers):
 
 @dataclasses.dataclass(frozen=True)
 class TwoClassMembers(ModelMembers):
-    """Classifiers of two classes with one output, that of class 1.
+    """Classifiers of two classes with one output, for class 1.
 
     Attributes:
-        from_scores: Whether the task's model has scores, of which the probability is the sigmoid:
-            its metrics read the mixture in the same form.
+        from_scores: Whether the task's model predicts scores, whose sigmoid is the probability; its
+            metrics expect the mixture in the same form.
     """
 
     from_scores: bool = True
     are_densities = True
 
     def outputs(self, stacks: Stacks, x: Any) -> ClassOutputs:
-        """See `PredictorFamily`: both classes' probabilities."""
-        of_one = self.columns(stacks, x)
-        return ClassOutputs(tf.concat([1.0 - of_one, of_one], axis=2))
+        """See `PredictorFamily`: probabilities of both classes."""
+        positive = self.columns(stacks, x)
+        return ClassOutputs(tf.concat([1.0 - positive, positive], axis=2))
 
     def predictions(self, outputs: ClassOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
         """Returns the score or the probability of class 1, float32 [n, 1].
 
-        Weights that do not sum to 1 are as good as those that do.
+        Weights need not sum to 1.
         """
         del x
         mixture = outputs.mixed(weights)
@@ -286,12 +286,12 @@ class TwoClassMembers(ModelMembers):
 
     def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> MixtureTerms:
         """See `PredictorFamily`; labels are 0 and 1, [n]."""
-        of_one = tf.reshape(predictions, [-1])
+        positive = tf.reshape(predictions, [-1])
         if self.from_scores:
-            # Each by its own sigmoid: 1 less a probability that rounds to 1 has no logarithm.
-            of_one, of_zero = tf.sigmoid(of_one), tf.sigmoid(-of_one)
+            # Take two sigmoids: if a probability rounds to 1, its complement has no logarithm.
+            positive, negative = tf.sigmoid(positive), tf.sigmoid(-positive)
         else:
-            of_zero = 1.0 - of_one
-        agreement = tf.where(tf.equal(labels, 1), of_one, of_zero)
-        norm = tf.square(of_one) + tf.square(of_zero)
+            negative = 1.0 - positive
+        agreement = tf.where(tf.equal(labels, 1), positive, negative)
+        norm = tf.square(positive) + tf.square(negative)
         return MixtureTerms(agreement, norm, tf.ones(tf.shape(labels)))

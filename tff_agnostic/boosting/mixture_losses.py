@@ -1,13 +1,12 @@
 """Losses of mixtures of C predictors on n examples, and gradients by their weights alpha.
 
 Source: Hamer, Mohri, Suresh 2020, sections 2 to 4; d loss / d alpha_k = <grad loss(h), h_k>. A
-mixture's losses depend on inner products: of its output with the label (the label's own
-probability, where outputs are distributions), and of its output with itself and with each
-predictor's.
+mixture's losses depend on inner products of its output: with the label (for distributions, the
+label's probability), with itself, and with each predictor's output.
 
-There are two losses. Both are Bregman divergences of a distribution
-from the mixture, up to what does not depend on the mixture: of F = sum x log x the log loss, which
-of classes is the cross-entropy of the mixed probabilities; of F = |x|^2 the squared loss.
+Both losses are Bregman divergences of a distribution from the mixture, up to terms that do not
+depend on the mixture. F = sum x log x gives the log loss, which for classes is the cross-entropy of
+the mixed probabilities; F = |x|^2 gives the squared loss.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from tff_agnostic.models.metrics import is_word
 
 
 class Outputs(abc.ABC):
-    """The outputs of C predictors on n examples; n is 1 where it does not depend on the example.
+    """Outputs of C predictors on n examples; n is 1 if they do not depend on the example.
 
-    An example is one prediction, or as a sentence is, T of them: then results have an axis of T
-    after that of the examples, and `per_example` takes it away.
+    An example is one prediction, or for a sentence T predictions. Results then have an axis of T
+    after the axis of examples, and `per_example` reduces it.
     """
 
     @abc.abstractmethod
     def agreements(self, labels: tf.Tensor) -> tf.Tensor:
-        """Returns <h_k(x_j), y_j>, float32 [n, C]: of classes the probability of the label."""
+        """Returns <h_k(x_j), y_j>, float32 [n, C]: for classes the probability of the label."""
 
     @abc.abstractmethod
     def products(self, weights: tf.Tensor) -> tf.Tensor:
@@ -42,11 +41,11 @@ class Outputs(abc.ABC):
         """Returns |h_k(x_j)|^2, float32 [n or 1, C]."""
 
     def target_norms(self, labels: tf.Tensor) -> tf.Tensor:
-        """Returns |y_j|^2, float32 [n]: of classes 1."""
+        """Returns |y_j|^2, float32 [n]: for classes 1."""
         return tf.ones(tf.shape(labels))
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Returns the values of examples, [n, ...], from those of their predictions."""
+        """Combines values per prediction to values per example, [n, ...]."""
         del labels
         return values
 
@@ -67,7 +66,8 @@ class SharedOutputs(Outputs):
 
     def products(self, weights: tf.Tensor) -> tf.Tensor:
         """See `Outputs`."""
-        # Sums of products: TFLite's converter crashes on a matrix product that no example is in.
+        # Use sums of products: TFLite's converter crashes on a matrix product without an axis of
+        # examples.
         mixture = tf.reduce_sum(self.table * weights, axis=1, keepdims=True)
         return tf.reduce_sum(self.table * mixture, axis=0, keepdims=True)
 
@@ -105,7 +105,7 @@ class ClassOutputs(Outputs):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NumberOutputs(ClassOutputs):
-    """Real numbers, which are mixed as they are.
+    """Real numbers, mixed without transformation.
 
     Attributes:
         values: h_k(x_j), float32 [n, C, numbers].
@@ -124,12 +124,12 @@ class NumberOutputs(ClassOutputs):
 class WordOutputs(Outputs):
     """Distributions over the vocabulary at each of the T positions of sentences.
 
-    Labels are ids, int [n, T]; padding among them is no prediction, and in no mean.
+    Labels are ids, int [n, T]; padding is not predicted, and excluded from means.
 
     Attributes:
-        values: h_k(x_j) of each of the C predictors, float32 [n, T, ids]: they are large, and a
-            tensor of all would be a copy of all.
-        expected_length: As `SentenceLoss` has it.
+        values: h_k(x_j) of each of the C predictors, float32 [n, T, ids]. They are a sequence, as a
+            single tensor would copy these large arrays.
+        expected_length: See `SentenceLoss`.
     """
 
     values: Sequence[tf.Tensor]
@@ -149,7 +149,7 @@ class WordOutputs(Outputs):
         return tf.stack([tf.reduce_sum(tf.square(v), axis=2) for v in self.values], axis=2)
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """See `Outputs`: over the sentence's words."""
+        """See `Outputs`: averages over the sentence's words."""
         return over_words(values, labels, self.expected_length)
 
     def mixed(self, weights: tf.Tensor) -> tf.Tensor:
@@ -160,17 +160,17 @@ class WordOutputs(Outputs):
 def at_words(values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Returns the entries of the labels [n, T] in values [n, T, ids], and 1 at padding."""
     rows = tf.reshape(values, [-1, values.shape[-1]])
-    found = tf.gather(rows, tf.reshape(labels, [-1]), axis=1, batch_dims=1)
-    return tf.where(is_word(labels) > 0, tf.reshape(found, tf.shape(labels)), 1.0)
+    entries = tf.gather(rows, tf.reshape(labels, [-1]), axis=1, batch_dims=1)
+    return tf.where(is_word(labels) > 0, tf.reshape(entries, tf.shape(labels)), 1.0)
 
 
 def over_words(values: tf.Tensor, labels: tf.Tensor, expected_length: Optional[float]) -> tf.Tensor:
-    """Returns the mean over the words of each sentence, [n, ...]; 0 of one without words.
+    """Returns the mean over the words of each sentence, [n, ...]; 0 for a sentence without words.
 
     Args:
-        values: float32 [n, T] or [n, T, C]; what stands at padding has to be finite.
+        values: float32 [n, T] or [n, T, C]; values at padding must be finite.
         labels: Ids, int [n, T].
-        expected_length: What the sum over the words is divided by; None for their number.
+        expected_length: Divisor of the sum over the words; None for their number.
     """
     words = is_word(labels)
     length = tf.reduce_sum(words, axis=1, keepdims=True)
@@ -188,7 +188,7 @@ def as_columns(values: tf.Tensor) -> tf.Tensor:
 
 
 class MixtureTerms(NamedTuple):
-    """What the loss of a mixture at an example depends on; of sentences with an axis of T words.
+    """Terms that the loss of a mixture at an example depends on; for sentences with an axis of T.
 
     Attributes:
         agreement: <h(x_j), y_j>, float32 [n].
@@ -206,7 +206,7 @@ class LossAt(NamedTuple):
 
     Attributes:
         losses: float32 [n].
-        gradients: By the weight of each of C predictors, float32 [n, C].
+        gradients: Gradient with respect to the weight of each of C predictors, float32 [n, C].
     """
 
     losses: tf.Tensor
@@ -217,12 +217,12 @@ class MixtureLoss(NamedTuple):
     """A loss of mixtures.
 
     Attributes:
-        of_fit: The loss of each prediction, in the shape of the fit.
+        from_terms: Returns the loss of each prediction, in the shape of its terms.
         at: (outputs, weights [C], labels) -> losses and gradients; the weights need not sum to 1.
-        needs_densities: Whether it is of distributions only.
+        needs_densities: Whether it is defined for distributions only.
     """
 
-    of_fit: Callable[[MixtureTerms], tf.Tensor]
+    from_terms: Callable[[MixtureTerms], tf.Tensor]
     at: Callable[[Outputs, tf.Tensor, tf.Tensor], LossAt]
     needs_densities: bool
 
@@ -233,30 +233,30 @@ def log_loss(fit: MixtureTerms) -> tf.Tensor:
 
 
 def log_loss_at(outputs: Outputs, weights: tf.Tensor, labels: tf.Tensor) -> LossAt:
-    """Returns the same, and its gradient -h_k(y) / h(y)."""
-    of_each = outputs.agreements(labels)
-    agreement = tf.linalg.matvec(of_each, weights)
-    losses, gradients = -tf.math.log(agreement), -of_each / agreement[..., tf.newaxis]
-    return _of_examples(outputs, losses, gradients, labels)
+    """Returns `log_loss` and its gradient -h_k(y) / h(y)."""
+    agreements = outputs.agreements(labels)
+    agreement = tf.linalg.matvec(agreements, weights)
+    losses, gradients = -tf.math.log(agreement), -agreements / agreement[..., tf.newaxis]
+    return _per_example_loss(outputs, losses, gradients, labels)
 
 
 def squared_loss(fit: MixtureTerms) -> tf.Tensor:
-    """Returns |h(x) - y|^2; of a class, y is 1 there and 0 elsewhere."""
+    """Returns |h(x) - y|^2; a class y is a one-hot vector."""
     return fit.norm - 2.0 * fit.agreement + fit.target_norm
 
 
 def squared_loss_at(outputs: Outputs, weights: tf.Tensor, labels: tf.Tensor) -> LossAt:
-    """Returns the same, and its gradient 2 <h(x) - y, h_k(x)>."""
-    of_each, products = outputs.agreements(labels), outputs.products(weights)
+    """Returns `squared_loss` and its gradient 2 <h(x) - y, h_k(x)>."""
+    agreements, products = outputs.agreements(labels), outputs.products(weights)
     fit = MixtureTerms(
-        tf.linalg.matvec(of_each, weights),
+        tf.linalg.matvec(agreements, weights),
         tf.linalg.matvec(products, weights),
         outputs.target_norms(labels),
     )
-    return _of_examples(outputs, squared_loss(fit), 2.0 * (products - of_each), labels)
+    return _per_example_loss(outputs, squared_loss(fit), 2.0 * (products - agreements), labels)
 
 
-def _of_examples(
+def _per_example_loss(
     outputs: Outputs, losses: tf.Tensor, gradients: tf.Tensor, labels: tf.Tensor
 ) -> LossAt:
     return LossAt(outputs.per_example(losses, labels), outputs.per_example(gradients, labels))

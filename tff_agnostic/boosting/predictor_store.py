@@ -1,10 +1,10 @@
-"""How the predictors of an ensemble are held in arrays, at the server and in messages of C.
+"""Storage of an ensemble's predictors in arrays, at the server and in messages of C.
 
-Of one architecture, arrays of the same kind are stacked, and a message takes rows of them. Of
-several, all weights of a predictor lie end to end in one array, and those of the predictors behind
-each other; a message has C of them behind each other, with the architecture of each and where it
-begins, and whoever reads it switches by that. A message has room for the C largest, so that its
-size is the same in every round: no predictor is padded to the size of another one.
+With one architecture, arrays of the same weight are stacked, and a message contains rows of them.
+With several architectures, the weights of a predictor are flattened and concatenated to one array,
+and so are the predictors. A message then has C predictors in sequence, with the architecture and
+the start of each, and its reader branches on the architecture. A message has space for the C
+largest predictors, so that its size is the same in every round; no predictor is padded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from tff_agnostic.base.later import tf
 from tff_agnostic.models.model import Model, ModelWeights
 
-# Arrays that hold predictors: those that the server keeps, or those of a message.
+# Arrays that contain predictors: all of the server's, or a message's.
 Stacks = Sequence["tf.Tensor"]
 
 _FLOAT_BYTES = _INT_BYTES = 4
@@ -26,19 +26,19 @@ _FLOAT_BYTES = _INT_BYTES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """What a predictor says, given its weights; equal ones are traced once.
+    """The function of a predictor, given its weights; equal architectures are traced once.
 
     Attributes:
-        model: What predicts.
-        from_scores: Whether it predicts scores, of which the distribution is the softmax, and of a
-            single one the sigmoid.
+        model: Model of the predictor.
+        from_scores: Whether the model predicts scores, whose softmax, or sigmoid of a single score,
+            is the distribution.
     """
 
     model: Model
     from_scores: bool
 
     def said(self, weights: ModelWeights, x: Any) -> tf.Tensor:
-        """Returns what it says of n examples, float32 [n, ...]: distributions, or numbers."""
+        """Returns distributions or numbers, float32 [n, ...], for n examples."""
         predictions = self.model.predict(weights, x, False, tf.zeros([2], tf.int32))
         predictions = tf.cast(predictions, tf.float32)
         if not self.from_scores:
@@ -47,7 +47,7 @@ class Architecture:
         return tf.sigmoid(predictions) if is_one else tf.nn.softmax(predictions)
 
     def weights(self, arrays: Sequence[Any]) -> ModelWeights:
-        """Returns arrays in the order of `_leaves` as weights."""
+        """Converts arrays in the order of `_leaves` to weights."""
         count = len(self.model.initial_weights.trainable)
         return ModelWeights(list(arrays[:count]), list(arrays[count:]))
 
@@ -57,29 +57,29 @@ class Architecture:
 
     @property
     def size(self) -> int:
-        """The number of its weights."""
+        """Number of weights."""
         return sum(array.size for array in self.arrays())
 
 
 class PredictorStore(Protocol):
-    """Arrays of q predictors; equal ones are traced once, so that they are frozen dataclasses."""
+    """Storage of q predictors; a frozen dataclass, as equal ones are traced once."""
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
-        """Returns the arrays that hold the predictors, from the weights of each."""
+        """Returns the arrays of all predictors, from the weights of each."""
 
     def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the arrays of a message with the predictors of some indices, int32 [C]."""
+        """Returns the arrays of a message with predictors of given indices, int32 [C]."""
 
     def num_bytes(self, count: int) -> int:
-        """Returns the bytes of a message with so many predictors."""
+        """Returns the bytes of a message of `count` predictors."""
 
     def said(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
-        """Returns what each says of n examples, from the arrays of all of them or of a message."""
+        """Returns each predictor's output for n examples, from all arrays or a message's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OneArchitecture:
-    """Predictors of one architecture: an array [q, ...] for each of its weights.
+    """Predictors of one architecture: an array [q, ...] per weight.
 
     Attributes:
         architecture: The architecture.
@@ -101,7 +101,7 @@ class OneArchitecture:
 
     def said(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
         """See `PredictorStore`."""
-        # Unrolled: C is small, and a loop would have no vectorised form in every model.
+        # Unrolled: C is small, and not every model has a vectorised form in a loop.
         return [
             self.architecture.said(self.architecture.weights([s[k] for s in stacks]), x)
             for k in range(stacks[0].shape[0])
@@ -113,31 +113,31 @@ class SeveralArchitectures:
     """Predictors of several architectures: one array with the weights of all, float32.
 
     Attributes:
-        architectures: What there is.
-        of_predictor: Which of them each predictor has.
+        architectures: The distinct architectures.
+        of_predictor: Index of each predictor's architecture.
     """
 
     architectures: tuple[Architecture, ...]
     of_predictor: tuple[int, ...]
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
-        """See `PredictorStore`: one array; weights are exact as float32, or were refused."""
+        """See `PredictorStore`: one array, whose weights were checked to be exact in float32."""
         arrays = [array for predictor in predictors for array in _leaves(predictor)]
         return [np.concatenate([array.astype(np.float32).ravel() for array in arrays])]
 
     def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
-        """See `PredictorStore`: weights, each predictor's architecture, and where it begins."""
+        """See `PredictorStore`: weights, and architecture and start of each predictor."""
         (weights,) = stacks
         sizes = tf.gather(tf.constant(self._sizes(), tf.int32), indices)
         ends = tf.cumsum(sizes)
         offsets = ends - sizes
         positions = tf.range(self._room(indices.shape[0]))
-        # Whose weight has a place in the message; past the last one there is none.
+        # Predictor of each position in the message; positions past the last predictor are padding.
         place = tf.minimum(tf.searchsorted(ends, positions, side="right"), indices.shape[0] - 1)
         starts = tf.gather(tf.constant(self._starts(), tf.int32), indices)
         source = tf.gather(starts - offsets, place) + positions
-        found = tf.gather(weights, tf.minimum(source, weights.shape[0] - 1))
-        packed = tf.where(positions < ends[-1], found, 0.0)
+        gathered = tf.gather(weights, tf.minimum(source, weights.shape[0] - 1))
+        packed = tf.where(positions < ends[-1], gathered, 0.0)
         kinds = tf.gather(tf.constant(self.of_predictor, tf.int32), indices)
         return [packed, kinds, offsets]
 
@@ -149,25 +149,27 @@ class SeveralArchitectures:
         """See `PredictorStore`."""
         if len(stacks) == 1:
             return [
-                self._said_by(self.architectures[kind], stacks[0], start, x)
+                self._output_with(self.architectures[kind], stacks[0], start, x)
                 for kind, start in zip(self.of_predictor, self._starts())
             ]
         packed, kinds, offsets = stacks
-        return [self._said_at(packed, kinds[k], offsets[k], x) for k in range(kinds.shape[0])]
+        return [self._output_at(packed, kinds[k], offsets[k], x) for k in range(kinds.shape[0])]
 
-    def _said_at(self, packed: tf.Tensor, kind: tf.Tensor, start: tf.Tensor, x: Any) -> tf.Tensor:
+    def _output_at(self, packed: tf.Tensor, kind: tf.Tensor, start: tf.Tensor, x: Any) -> tf.Tensor:
         def chain(number: int) -> tf.Tensor:
-            def said() -> tf.Tensor:
-                return self._said_by(self.architectures[number], packed, start, x)
+            def output() -> tf.Tensor:
+                return self._output_with(self.architectures[number], packed, start, x)
 
             if number + 1 == len(self.architectures):
-                return said()
-            # Not `tf.switch_case`: TFLite has branches of two.
-            return tf.cond(tf.equal(kind, number), said, lambda: chain(number + 1))
+                return output()
+            # TFLite supports branches of two only, so no `tf.switch_case`.
+            return tf.cond(tf.equal(kind, number), output, lambda: chain(number + 1))
 
         return chain(0)
 
-    def _said_by(self, architecture: Architecture, packed: tf.Tensor, start: Any, x: Any) -> Any:
+    def _output_with(
+        self, architecture: Architecture, packed: tf.Tensor, start: Any, x: Any
+    ) -> Any:
         arrays = []
         for like in architecture.arrays():
             part = tf.slice(packed, [start], [like.size])
@@ -187,7 +189,7 @@ class SeveralArchitectures:
 
 
 def held_by(architectures: Sequence[Architecture]) -> PredictorStore:
-    """Returns how predictors are held, given the architecture of each."""
+    """Returns the storage for predictors of given architectures."""
     different = tuple(dict.fromkeys(architectures))
     if len(different) == 1:
         return OneArchitecture(different[0])

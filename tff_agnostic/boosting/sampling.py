@@ -1,10 +1,10 @@
-"""Which predictors a round sends, and estimates of the gradient by alpha that correct for it.
+"""Sampling of the predictors that a round sends, and gradient estimators that correct for it.
 
 Source: Hamer, Mohri, Suresh 2020, section 4.1, equation (8). Draws have probabilities gamma; they
-are pure functions on vectors [q]. Estimates are pure functions on float32 [n, C], of C predictors
-that were sent. The paper's text mixes the first two of `GRADIENT_ESTIMATORS`, and section 4.2
-prints a bias that neither has; the third is its corrected form, whose mean over all masks was
-enumerated.
+are pure functions on vectors [q]. Estimators are pure functions on float32 [n, C], of C sent
+predictors. The paper's text mixes the first two of `GRADIENT_ESTIMATORS`, and the bias printed in
+section 4.2 applies to neither; the third is its corrected form, whose mean was verified by
+enumeration of all masks.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.base.stateless_random import fold_in, random_order, uniform
 
-# Keep the draws apart that one seed is used for.
+# Distinguish the draws that share a seed.
 _FILLING, _ORDER, _START, _COINS = 0, 1, 2, 3
-# Of a sum of coins with mean C: how many standard deviations (at most the root of C each) beyond it
-# a message has room for.
+# Space in a message for a sum of coins with mean C, in standard deviations (each at most the root
+# of C) above C.
 _ROOM = 5.0
 
-# (alpha [q], C, share of uniform sampling) -> gamma, float32 [q], each in (0, 1], sum at most C.
+# (alpha [q], C, uniform fraction) -> gamma, float32 [q], each in (0, 1], with a sum of at most C.
 Gammas = Callable[["tf.Tensor", int, float], "tf.Tensor"]
 
 
-def all_of_them(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
+def no_sampling(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
     """gamma_k = 1: no sampling."""
     del budget, uniform_share
     return tf.ones_like(alpha)
@@ -39,10 +39,10 @@ def uniformly(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
 
 
 def by_weight(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
-    """Equation (8), gamma_k = min(1, alpha_k C), mixed with a share of uniform sampling.
+    """Equation (8), gamma_k = min(1, alpha_k C), mixed with a fraction of uniform sampling.
 
-    The share is a floor: a predictor that weighs nothing would else never be sampled again. The sum
-    stays at most C, and is less by what the cap at 1 takes away.
+    The fraction is a floor, as a predictor of weight 0 would otherwise never be sampled again. The
+    sum is at most C; the cap at 1 reduces it.
     """
     even = budget / alpha.shape[0]
     by_alpha = tf.minimum(1.0, alpha * float(budget))
@@ -50,16 +50,16 @@ def by_weight(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
 
 
 PREDICTOR_SAMPLINGS: Registry[Gammas] = Registry(
-    "predictor sampling", {"none": all_of_them, "uniform": uniformly, "weighted": by_weight}
+    "predictor sampling", {"none": no_sampling, "uniform": uniformly, "weighted": by_weight}
 )
 
 
 class SampledPredictors(NamedTuple):
-    """The predictors that a message has room for, of which some were sampled.
+    """The predictors of a message: sampled ones, and padding.
 
     Attributes:
-        indices: Which they are, int32 [room], all different.
-        is_sampled: 1 for those in H_t, 0 for what fills the room; float32 [room].
+        indices: Indices of the predictors, int32 [room], all different.
+        is_sampled: 1 for predictors in H_t, 0 for padding; float32 [room].
     """
 
     indices: tf.Tensor
@@ -67,11 +67,11 @@ class SampledPredictors(NamedTuple):
 
 
 class PredictorSampler(NamedTuple):
-    """A way to draw predictors with given probabilities.
+    """A method to draw predictors with given probabilities.
 
     Attributes:
         chosen: (gamma, seed) -> whether each predictor is in H_t, bool [q].
-        room: (C, q) -> how many a message has room for.
+        room: (C, q) -> number of predictors that fit into a message.
     """
 
     chosen: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -82,33 +82,34 @@ class PredictorSampler(NamedTuple):
 
         Args:
             gamma: Probabilities, float32 [q].
-            budget: C.
-            seed: Of the round, int64 scalar.
+            budget: Number C of predictors to draw.
+            seed: Seed of the round, int64 scalar.
         """
         q = gamma.shape[0]
         room = self.room(budget, q)
         chosen = self.chosen(gamma, seed)
-        # Those in H_t first, in a random order: where there are more than the room, any are left.
+        # Predictors in H_t first, in a random order: if there are too many, random ones are
+        # dropped.
         order = _random_order(q, fold_in(seed, tf.constant(_FILLING)))
-        is_left = tf.cast(~tf.gather(chosen, order), tf.int32)
-        indices = tf.gather(order, tf.argsort(is_left, stable=True))[:room]
+        is_padding = tf.cast(~tf.gather(chosen, order), tf.int32)
+        indices = tf.gather(order, tf.argsort(is_padding, stable=True))[:room]
         return SampledPredictors(indices, tf.cast(tf.gather(chosen, indices), tf.float32))
 
 
 def systematic(gamma: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Systematic sampling in a random order: predictor k with probability gamma_k.
 
-    The gammas are laid end to end, and every predictor is taken in whose part one of the points u,
-    u + 1, u + 2, ... lies. So many are sampled as their sum says, rounded up or down, and never
-    more than C; but two predictors are not sampled independently, as the figure of the paper has
-    it: mostly, one that was sampled makes another one less likely.
+    The gammas are concatenated as intervals, and a predictor is drawn if one of the points u, u +
+    1, u + 2, ... is in its interval. The number of draws is the sum of the gammas, rounded up or
+    down, and never more than C. Unlike in the paper's figure, draws of two predictors are not
+    independent: mostly, drawing one makes another less likely.
     """
     order = _random_order(gamma.shape[0], fold_in(seed, tf.constant(_ORDER)))
-    # float64: the sum of a thousand has to be C, and not one more.
+    # float64, because the sum of a thousand must be exactly C.
     ends = tf.cumsum(tf.cast(tf.gather(gamma, order), tf.float64))
-    most = tf.round(ends[-1])
-    is_whole = tf.abs(ends[-1] - most) < 1e-4
-    last = tf.where(is_whole, most, ends[-1])
+    total = tf.round(ends[-1])
+    is_whole = tf.abs(ends[-1] - total) < 1e-4
+    last = tf.where(is_whole, total, ends[-1])
     ends = tf.concat([tf.minimum(ends[:-1], last), [last]], axis=0)
     passed = tf.floor(ends + tf.cast(uniform(seed, _START), tf.float64))
     taken = tf.concat([passed[:1] > 0, passed[1:] > passed[:-1]], axis=0)
@@ -116,7 +117,7 @@ def systematic(gamma: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def independent(gamma: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Figures 1 and 2 as printed: a coin for each predictor; C is a mean, and H_t may be empty."""
+    """Figures 1 and 2 as printed: a coin per predictor; C is the mean, and H_t may be empty."""
     seeds = fold_in(seed, tf.range(gamma.shape[0]))
     return uniform(seeds, _COINS) < gamma
 
@@ -143,12 +144,12 @@ PREDICTOR_DRAWS: Registry[PredictorSampler] = Registry(
 
 
 class SentPredictors(NamedTuple):
-    """The predictors that a client gets; float32 [C] each.
+    """The predictors that a client receives; float32 [C] each.
 
     Attributes:
         alpha: alpha_k.
-        gamma: gamma_k, with which it was sampled.
-        is_sampled: 1_k: 0 for what fills the room of a message.
+        gamma: gamma_k, the probability of its draw.
+        is_sampled: 1_k: 0 for padding of a message.
     """
 
     alpha: tf.Tensor
@@ -161,13 +162,12 @@ Estimate = Callable[["tf.Tensor", "tf.Tensor", SentPredictors], "tf.Tensor"]
 
 
 class GradientEstimator(NamedTuple):
-    """An estimator.
+    """An estimator of the gradient.
 
     Attributes:
-        estimate: The estimate.
-        loss: Of which it is one; None for every loss.
-        uses_norms: Whether it reads |h_k|^2, which of large distributions takes longer than the
-            rest.
+        estimate: Computes the estimate.
+        loss: The loss that it supports; None for every loss.
+        uses_norms: Whether it uses |h_k|^2, the most costly term for large distributions.
     """
 
     estimate: Estimate
@@ -176,23 +176,23 @@ class GradientEstimator(NamedTuple):
 
 
 def masked(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
-    """1_k g_k: figures 1 and 2; of what is sampled rarely the mean is small."""
+    """1_k g_k: figures 1 and 2; its mean is too small for rarely sampled predictors."""
     del squared_norms
     return gradients * sent.is_sampled
 
 
 def divided(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
-    """1_k / gamma_k g_k; the mean exceeds the gradient of the squared loss by `unbiased`'s bias."""
+    """1_k / gamma_k g_k; for the squared loss its mean has the bias that `unbiased` subtracts."""
     del squared_norms
     return gradients * (sent.is_sampled / sent.gamma)
 
 
 def unbiased(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
-    """The same less 2 alpha_k |h_k|^2 (1 / gamma_k - 1), whose mean is the gradient.
+    """`divided` less 2 alpha_k |h_k|^2 (1 / gamma_k - 1), whose mean is the gradient.
 
-    It is that of the squared loss, and draws have to be independent.
+    This holds for the squared loss, and requires independent draws.
     """
-    # b_k of section 4.2, as corrected
+    # b_k of section 4.2, as corrected.
     bias = 2.0 * sent.alpha * squared_norms * (1.0 / sent.gamma - 1.0)
     return (gradients - bias) * (sent.is_sampled / sent.gamma)
 
@@ -200,8 +200,8 @@ def unbiased(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictor
 def centred(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
     """1_k / gamma_k (1 + g_k), for the log loss, where sum_k alpha_k (1 + g_k) = 0.
 
-    All g_k are about -1 there. Steps ignore what all coordinates have in common, but a mask makes a
-    reward for being sampled of it.
+    There, all g_k are about -1. Steps ignore a common offset of all coordinates, but a mask would
+    turn it into a reward for being sampled.
     """
     del squared_norms
     return (1.0 + gradients) * (sent.is_sampled / sent.gamma)

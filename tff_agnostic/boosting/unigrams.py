@@ -20,7 +20,7 @@ class GroupCounts:
 
     Attributes:
         counts: Counts of each group, int64 [outcomes], by the group's name.
-        skipped: Number of clients of each group with too few clients, by the group's name.
+        skipped: Number of clients of each skipped group with too few clients, by the group's name.
     """
 
     counts: Mapping[str, np.ndarray]
@@ -35,7 +35,7 @@ def num_outcomes(model: Model) -> int:
     return len(model.initial_weights.trainable[0])
 
 
-def counts_of_domains(
+def counts_by_domain(
     sums: OutcomeCounts, domain_names: Sequence[str], min_clients: int
 ) -> GroupCounts:
     """Returns the counts of each domain.
@@ -47,21 +47,21 @@ def counts_of_domains(
     """
     counts = np.asarray(sums.counts).reshape(len(domain_names), -1)
     kept, skipped = {}, {}
-    for name, of_domain, num_clients in zip(domain_names, counts, sums.clients):
+    for name, outcome_counts, num_clients in zip(domain_names, counts, sums.clients):
         if num_clients and num_clients >= min_clients:
-            kept[name] = of_domain
+            kept[name] = outcome_counts
         else:
             skipped[name] = int(num_clients)
     return GroupCounts(kept, skipped)
 
 
-def counts_of_clients(clients: ClientDataset, outcomes: int) -> GroupCounts:
+def counts_by_client(clients: ClientDataset, outcomes: int) -> GroupCounts:
     """Returns the counts of each client; clients without examples are skipped."""
     counts = {
         client_id: np.bincount(clients.read(client_id)["y"], minlength=outcomes)
         for client_id in clients.client_ids
     }
-    kept = {name: of_client for name, of_client in counts.items() if of_client.sum()}
+    kept = {name: outcome_counts for name, outcome_counts in counts.items() if outcome_counts.sum()}
     return GroupCounts(kept, {name: 1 for name in counts if name not in kept})
 
 
@@ -69,8 +69,8 @@ def smoothed_scores(counts: np.ndarray, smoothing: float) -> np.ndarray:
     """Returns log((1 - s) n_i / n + s / outcomes), float32 [outcomes]: scores of a unigram model.
 
     Args:
-        counts: n_i, at least one positive.
-        smoothing: s, in [0, 1]; with 0, outcomes without examples have minus infinity.
+        counts: n_i, with at least one positive count.
+        smoothing: s, in [0, 1]; with 0, outcomes without examples score minus infinity.
     """
     shares = counts / counts.sum()
     with np.errstate(divide="ignore"):

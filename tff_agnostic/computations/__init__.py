@@ -1,4 +1,4 @@
-"""The names that an algorithm is written with, from one import, and its form in TFF."""
+"""Everything that an algorithm needs, from one import, and its form in TFF."""
 
 from __future__ import annotations
 

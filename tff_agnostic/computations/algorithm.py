@@ -1,9 +1,8 @@
-"""What a federated algorithm is: problem, communication steps, columns, registry entry, traits.
+"""Federated algorithms: problem, communication steps, reported columns, registry entry, traits.
 
-A round has one communication step or several. In each the server broadcasts, every client answers
-with a named tuple, and the server sees the sum of these answers and nothing else. All functions are
-pure TensorFlow without variables, so that every runtime can trace them and a compiler can take them
-apart.
+A round has one communication step or more. In each step the server broadcasts, every client answers
+with a named tuple, and the server sees only the sum of these tuples. All functions are pure
+TensorFlow without variables, so that every runtime can trace them and a compiler can split them.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ Sums = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What is learned.
+    """A learning problem: a model and its domains.
 
     Attributes:
-        model: The model; one of TFF's is converted, see `models.from_tff`.
+        model: The model; a model of TFF is converted, see `models.from_tff`.
         domain_names: Names of the p domains; their order gives the domain ids.
-        seed: Of the run; local shuffling and dropout derive from it.
-        expected_counts: Examples of each domain that a round is expected to have, from the totals
-            over the training clients; None if they are not known.
-        expected_kept_out: Those of them that clients keep out of their training; None for the
-            algorithm's share of all of them.
+        seed: Seed of the run, from which local shuffling and dropout derive.
+        expected_counts: Expected number of examples per domain in a round, from the totals over the
+            training clients; None if unknown.
+        expected_kept_out: Expected number of these examples that clients hold out of training; None
+            for the algorithm's holdout fraction of all of them.
     """
 
     model: Model
@@ -63,7 +62,7 @@ class Problem:
 
     @classmethod
     def of_numbered_domains(cls, model: Model, num_domains: int, seed: int = 0) -> Problem:
-        """Returns a problem whose domains are called "0", "1" and so on."""
+        """Returns a problem with domains named "0", "1" and so on."""
         return cls(model, tuple(map(str, range(num_domains))), seed)
 
 
@@ -71,9 +70,9 @@ class Problem:
 class HashablePartial:
     """A function with some of its keyword arguments; equal if function and arguments are equal.
 
-    Client work is traced once for all that is equal, across the trials of a comparison too. What it
-    depends on is therefore given here and not captured in a closure. All of it has to be hashable:
-    numbers, strings, tuples, models, frozen dataclasses.
+    Equal client work is traced once, also across the trials of a comparison. Client work therefore
+    receives its parameters here instead of capturing them in a closure. All of them must be
+    hashable: numbers, strings, tuples, models, frozen dataclasses.
 
     Args:
         function: A function of a module, which other processes can import.
@@ -93,12 +92,12 @@ class HashablePartial:
 
 
 class ClientResult(NamedTuple):
-    """What a client sends in a step, and what it remembers for the later steps of the round.
+    """A client's output in a step, and its state for the later steps of the round.
 
     Attributes:
-        output: What goes into the sum: a named tuple whose leaves are float32 or int64.
-        state: What stays on the client and is its `Clients.state` in the later steps: any structure
-            of tensors; () if it remembers nothing.
+        output: Summed over clients: a named tuple with float32 or int64 leaves.
+        state: Stays on the client as its `Clients.state` in the later steps: any structure of
+            tensors; () if the client remembers nothing.
     """
 
     output: Any
@@ -107,25 +106,25 @@ class ClientResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationStep:
-    """One broadcast and one sum.
+    """A broadcast followed by a sum over clients.
 
     Attributes:
-        name: What it is for, such as "training"; the round's other steps have other names.
-        broadcast: (state, sums of the round's earlier steps, each an argument) -> what clients
-            receive.
-        client_work: (broadcast, `Clients`) -> what each client sends, a named tuple whose leaves
-            are float32 or int64; vectorised, each with a leading axis of clients. Only sums over
-            the cohort reach the server. It is hashable; see `HashablePartial`.
-        bounds: What one client may send, from the limits of an aggregation: a `Bound` for every
-            leaf, in the structure of what it sends.
-        keeps_client_state: Whether clients remember something for the later steps of the round, in
-            place of what they had; `client_work` then returns a `ClientResult`.
-        bytes_per_example: What a client reads of the broadcast for each example, if it only gathers
-            from tables in it; None if it computes with all of it, as with a model's weights.
-            Runtimes choose by it whether clients are vectorised.
+        name: Purpose of the step, such as "training"; unique within the round.
+        broadcast: (state, the sum of each earlier step of the round as an argument) -> message to
+            the clients.
+        client_work: (broadcast, `Clients`) -> output of each client, a named tuple with float32 or
+            int64 leaves; vectorised, each has a leading axis of clients. Only sums over the cohort
+            reach the server. The function is hashable; see `HashablePartial`.
+        bounds: Called with the limits of an aggregation; returns a `Bound` on one client's value
+            for every leaf of its output.
+        keeps_client_state: Whether clients replace their state for the later steps of the round;
+            `client_work` then returns a `ClientResult`.
+        bytes_per_example: Bytes of the broadcast that a client reads per example, if it only
+            gathers from tables in it; None if it computes with the complete broadcast, as with a
+            model's weights. Runtimes use it to decide whether to vectorise clients.
         is_due: state -> whether a round has the step, a boolean scalar; None if every round has it.
-            In a round without the step, its sum is the sum over no clients, and clients remember
-            nothing of it. Rounds in TFF have all steps, so the algorithm ignores the sum itself.
+            In a round without the step, its sum is the sum over no clients, and clients keep no
+            state from it. Rounds in TFF have all steps, so the algorithm itself ignores the sum.
     """
 
     name: str
@@ -138,13 +137,13 @@ class CommunicationStep:
 
 
 class RoundView(NamedTuple):
-    """A finished round, for what is reported of it.
+    """A finished round, as the functions of its report see it.
 
     Attributes:
         before: State of the algorithm before the round.
         sums: The sum of each step.
         after: State after the round.
-        round_num: t, its number, from 0, int32 scalar.
+        round_num: Number t of the round, from 0, int32 scalar.
     """
 
     before: Any
@@ -154,12 +153,12 @@ class RoundView(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A number, or a vector [p], that every round reports.
+    """A scalar, or a vector [p], that every round reports.
 
     Attributes:
-        field: What it is.
+        field: Description of the value.
         value: Computes it on the server.
-        path: Keys under which the nested report has it; its name alone if empty.
+        path: Keys of the value in the nested report; the field's name if empty.
     """
 
     field: ReportField
@@ -168,7 +167,7 @@ class Column(NamedTuple):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Where the report has it."""
+        """Keys of the value in the report."""
         return self.path or (self.field.name,)
 
 
@@ -182,18 +181,18 @@ class Algorithm:
 
     Attributes:
         name: Name in the registry, or of the user's file.
-        problem: What is learned.
+        problem: The learning problem.
         initialize: () -> state before the first round.
-        steps: The communication steps of a round, in this order.
+        steps: The communication steps of a round, in order.
         finish: (state, the sum of each step as an argument) -> the next state, on the server.
-        columns: What a round reports, in the order in which metrics.csv has it.
-        models: state -> the models that are evaluated and saved, the main one first. It works on
-            NumPy arrays as on tensors.
+        columns: Values that a round reports, in the order of metrics.csv.
+        models: state -> the models to evaluate and save, the main one first. Accepts NumPy arrays
+            as well as tensors.
         with_weights: (state, weights) -> state with other weights of the main model.
-        lambda_set: The mixtures of domains whose worst the algorithm minimises; None if it has no
-            such set.
-        single_step_options: Options that give it one step a round, each as NAME=VALUE; none if
-            it has one, or if no option does.
+        lambda_set: The set of domain mixtures whose worst case the algorithm minimises; None if it
+            has no such set.
+        single_step_options: Options, each as NAME=VALUE, that reduce the algorithm to one step per
+            round; empty if it has one step, or if no option reduces it.
         check_report: Raises a `UserError` if the report of a round without noise shows that the
             algorithm does not apply.
     """
@@ -221,7 +220,7 @@ class Algorithm:
         return nested((column.keys, column.field) for column in self.columns)
 
     def report(self, view: RoundView) -> Report:
-        """Returns what a round reports."""
+        """Returns the report of a round."""
         return nested((column.keys, column.value(view)) for column in self.columns)
 
     def main_model(self, state: Any) -> ModelWeights:
@@ -229,22 +228,22 @@ class Algorithm:
         return next(iter(self.models(state).values()))
 
     def with_main_model(self, name: str) -> Algorithm:
-        """Returns the algorithm with another one of its models as the main one."""
+        """Returns the algorithm with another of its models as the main model."""
 
         def models(state: Any) -> Models:
-            of_state = self.models(state)
-            return {name: of_state[name], **of_state}
+            models_by_name = self.models(state)
+            return {name: models_by_name[name], **models_by_name}
 
         return dataclasses.replace(self, models=models)
 
 
 class RunState(NamedTuple):
-    """Everything that the server remembers between rounds; what a checkpoint holds.
+    """Everything that the server remembers between rounds; the content of a checkpoint.
 
     Attributes:
-        algorithm: The state of the algorithm.
-        aggregations: The state of the aggregation of each step.
-        round_num: Number of rounds completed, int32 scalar.
+        algorithm: State of the algorithm.
+        aggregations: State of the aggregation of each step.
+        round_num: Number of completed rounds, int32 scalar.
     """
 
     algorithm: Any
@@ -253,7 +252,7 @@ class RunState(NamedTuple):
 
 
 class Trait(enum.Enum):
-    """A property of an algorithm, which the shared property tests check where it is claimed."""
+    """A property of an algorithm; shared property tests check each claimed trait."""
 
     ONE_DOMAIN_IS_FED_AVG = "with a single domain it is FedAvg"
     DOMAIN_BLIND = "the model does not depend on which domain an example belongs to"
@@ -267,16 +266,16 @@ class AlgorithmSpec:
     """A registry entry; a user's own file defines one as `ALGORITHM`.
 
     Attributes:
-        label: What tables and plots call it.
-        paper: Where it is from.
-        build: Called with a problem and options, and maybe `paper_arguments`; returns the
-            algorithm, or raises a `UserError` if they do not fit.
-        options: Class of its options, a frozen dataclass and subclass of `base.options.Options`,
-            mostly of `AveragingOptions`.
-        traits: Which of the shared property tests hold, beside those that hold for every algorithm.
-        paper_settings: Values of settings, by flag, with which it is the algorithm or figure to the
-            letter: those of `--preset=paper`. What the paper leaves to whoever runs it, such as a
-            step size, is not among them.
+        label: Name in tables and plots.
+        paper: Reference of the paper.
+        build: Called with a problem and options, and with `paper_arguments` if the paper's settings
+            apply; returns the algorithm, or raises a `UserError` if they are incompatible.
+        options: Class of its options, a frozen dataclass derived from `base.options.Options`,
+            mostly from `AveragingOptions`.
+        traits: Traits to test, in addition to the properties of every algorithm.
+        paper_settings: Values of settings, by flag, that reproduce the paper's algorithm or figure
+            exactly, for `--preset=paper`. Settings that the paper leaves open, such as a step size,
+            are not included.
         paper_arguments: Further arguments of `build` with `--preset=paper`.
     """
 

@@ -1,9 +1,9 @@
-"""The recipe of algorithms with one communication step: memory, send, client work, remember.
+"""Builds algorithms with one communication step from client work and a memory.
 
-In round t the server sends w_{t-1} with a part of its memory, each client k sends
-beta^k (w_{t-1} - w^k) and beta^k, and the server steps along the average
-sum_k beta^k (w_{t-1} - w^k) / sum_k beta^k. With SGD of learning rate 1, w_t is the average of the
-w^k. An algorithm adds its client work, and how the round's sums change its memory.
+In round t the server sends w_{t-1} with a part of its memory, each client k sends beta^k (w_{t-1} -
+w^k) and beta^k, and the server steps along the average sum_k beta^k (w_{t-1} - w^k) / sum_k beta^k.
+With SGD of learning rate 1, w_t is the average of the w^k. An algorithm adds its client work and
+the update of its memory from the round's sums.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tff_agnostic.models.model import ModelWeights
 
 @dataclasses.dataclass(frozen=True)
 class AveragingOptions(Options):
-    """Options of algorithms that average what clients train.
+    """Options of algorithms that average client updates.
 
     Attributes:
-        client: How clients train.
-        server: How the server applies the average.
+        client: Options of local training.
+        server: Options of the server's update.
     """
 
     client: ClientTraining = ClientTraining()
@@ -88,25 +88,25 @@ def averaging(
     while_training: bool = False,
     **more: Any,
 ) -> Algorithm:
-    """Returns the algorithm.
+    """Returns an algorithm that averages client updates.
 
     Args:
         name: Name of the algorithm.
         problem: The learning problem.
-        options: How clients train, and how the server applies the average.
-        client_work: A function of a module, called with a `Broadcast` and clients, and by name
-            with `model`, `num_domains`, `training` and what `static` has; returns a
+        options: Options of local training and of the server's update.
+        client_work: A module-level function, called with a `Broadcast` and clients, and by keyword
+            with `model`, `num_domains`, `training` and the arguments in `static`; returns a
             `TrainingOutput`, or another named tuple with its `weighted_delta`, `beta`,
             `domain_sums` and `clients`.
-        static: Further arguments of `client_work`, hashable; see `HashablePartial`.
+        static: Further keyword arguments of `client_work`, hashable; see `HashablePartial`.
         bounds: Called with the limits of a client; returns a `Bound` for each value of the output.
         memory: Returns the memory before the first round.
-        send: Called with the memory; returns the part of it that clients receive.
+        send: Called with the memory; returns the part to broadcast.
         remember: Called with the memory and the sum over clients; returns the next memory.
         columns: Numbers that a round reports.
         domain_columns: Vectors over domains that a round reports.
-        is_held_out: Whether losses are those of examples that are held out of training.
-        while_training: Whether losses are those of the first epoch of training.
+        is_held_out: Whether losses are measured on examples held out of training.
+        while_training: Whether losses are measured during the first epoch of training.
         more: Further attributes of the `Algorithm`.
     """
     model, optimizer = problem.model, options.server.build(problem.model)
@@ -123,7 +123,7 @@ def averaging(
     step = CommunicationStep(
         name="training",
         broadcast=lambda state: Broadcast(state.weights, send(state.memory)),
-        # Client work is traced once for equal arguments: it gets the options of training alone.
+        # Equal client work is traced once, so pass only the options that training reads.
         client_work=HashablePartial(
             client_work,
             model=model,

@@ -1,9 +1,10 @@
-"""How a model answers, by domain and class: counts of examples, which sums over clients carry.
+"""Counts of predicted classes by domain and class, as sums over clients.
 
-Of up to 20 classes it is a confusion table of each domain: how many examples of each class get each
-answer. Of more it is how many examples each class has, gets, and gets rightly; true and false
-positives follow. Of two classes the model's probability of the second one is counted on a grid, by
-class: of these counts are ROC curves and calibration.
+With up to 20 classes each domain has a confusion table: the number of examples of each class with
+each predicted class. With more classes each domain counts, per class, the examples of the class,
+the examples predicted as the class, and the correct ones; true and false positives follow. With two
+classes the predicted probability of the second class is counted on a grid, by true class; ROC
+curves and calibration derive from these counts.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from tff_agnostic.computations.round import specs_of
 from tff_agnostic.models.metrics import ClassScores, takes_scores
 from tff_agnostic.models.model import Examples, Model
 
-# With more classes there is no confusion table.
-MOST_IN_TABLE = 20
-# Bins of equal width from 0 to 1; a threshold of 1/2 lies between two of them.
+# Maximum number of classes with a confusion table.
+MAX_TABLE_CLASSES = 20
+# Number of bins of equal width from 0 to 1; a threshold of 1/2 is the border of two bins.
 SCORE_BINS = 50
-# More numbers than that cost an evaluation too much.
-_MOST_NUMBERS = 50_000
+# Maximum number of values in an evaluation's counts, to limit its cost.
+_MAX_VALUES = 50_000
 
 
 class ClassSums(NamedTuple):
-    """Numbers of examples; a client has each of its examples in each field once at most.
+    """Numbers of examples; each example of a client counts at most once per field.
 
     Attributes:
-        confusion: By domain, class and answer, int64 [p, K, K]; () of more classes than
-            `MOST_IN_TABLE`.
-        by_class: By domain and class: examples that have it, that get it as answer, and both,
-            int64 [p, 3, K]; () where there is `confusion`.
-        scores: Of two classes, by domain, class and the probability of class 1,
-            int64 [p, 2, SCORE_BINS]; () otherwise, and of models that do not say probabilities.
+        confusion: Examples by domain, class and predicted class, int64 [p, K, K]; () with more than
+            `MAX_TABLE_CLASSES` classes.
+        by_class: Per domain and class, the examples of the class, the examples predicted as the
+            class, and the correct ones, int64 [p, 3, K]; () if `confusion` is present.
+        scores: With two classes, examples by domain, class and binned probability of class 1, int64
+            [p, 2, SCORE_BINS]; () otherwise, and for models without probabilities.
     """
 
     confusion: Any = ()
@@ -48,12 +49,12 @@ class ClassSums(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ClassCounting:
-    """Counts the answers of a model, as a `domain_losses.ExampleCounter`.
+    """Counts the predictions of a model, as a `domain_losses.ExampleCounter`.
 
     Attributes:
-        model: Whose answers they are.
-        num_domains: p.
-        num_classes: K.
+        model: The model to evaluate.
+        num_domains: Number of domains p.
+        num_classes: Number of classes K.
     """
 
     model: Model
@@ -62,21 +63,21 @@ class ClassCounting:
 
     @property
     def _has_table(self) -> bool:
-        return self.num_classes <= MOST_IN_TABLE
+        return self.num_classes <= MAX_TABLE_CLASSES
 
     @property
     def _scores(self) -> ClassScores:
-        found = class_scores(self.model)
-        assert found is not None
-        return found
+        scores = class_scores(self.model)
+        assert scores is not None
+        return scores
 
     @functools.cached_property
     def _from_logits(self) -> Optional[bool]:
-        """Whether scores are logits; None if nobody says, or probabilities are not counted."""
+        """Whether scores are logits; None if unknown, or if probabilities are not counted."""
         if self.num_classes != 2:
             return None
-        of_metric = self._scores.from_logits
-        return takes_scores(self.model.loss) if of_metric is None else of_metric
+        from_logits = self._scores.from_logits
+        return takes_scores(self.model.loss) if from_logits is None else from_logits
 
     @property
     def _shapes(self) -> ClassSums:
@@ -89,26 +90,26 @@ class ClassCounting:
 
     @property
     def num_numbers(self) -> int:
-        """How many numbers a client sends."""
+        """Number of values that a client sends."""
         return sum(_size(shape) for shape in self._shapes)
 
     def start(self, clients: Clients) -> tf.Tensor:
-        """Returns counts over no examples: all of a client's numbers one after another, int64."""
+        """Returns counts over no examples: all of a client's values concatenated, int64."""
         shape = tf.concat([tf.shape(clients.num_examples), [self.num_numbers]], axis=0)
         return tf.zeros(shape, tf.int64)
 
-    def of_client(self, examples: Examples, predictions: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the answer to each example, int32 [n], and the bin of its score; 0 if none."""
+    def examine(self, examples: Examples, predictions: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the predicted class of each example, int32 [n], and its score bin; 0 if none."""
         del examples
-        scores = self._scores.of(predictions)
+        scores = self._scores.from_predictions(predictions)
         answers = tf.argmax(scores, axis=-1, output_type=tf.int32)
         if self._from_logits is None:
             return answers, tf.zeros_like(answers)
         scores = tf.cast(scores, tf.float32)
-        of_one = scores[:, 1]
+        positive = scores[:, 1]
         if self._from_logits:
-            of_one = tf.sigmoid(scores[:, 1] - scores[:, 0])
-        bins = tf.cast(tf.math.floor(of_one * SCORE_BINS), tf.int32)
+            positive = tf.sigmoid(scores[:, 1] - scores[:, 0])
+        bins = tf.cast(tf.math.floor(positive * SCORE_BINS), tf.int32)
         return answers, tf.clip_by_value(bins, 0, SCORE_BINS - 1)
 
     def add(
@@ -116,14 +117,14 @@ class ClassCounting:
         total: tf.Tensor,
         examples: Examples,
         is_present: tf.Tensor,
-        found: tuple[tf.Tensor, tf.Tensor],
+        results: tuple[tf.Tensor, tf.Tensor],
     ) -> tf.Tensor:
-        """Adds what `of_client` found; values are [b], vectorised [G, b]."""
-        answers, bins = found
+        """Adds the results of `examine`; values are [b], vectorised [G, b]."""
+        answers, bins = results
         domains, labels = examples["domain_id"], tf.cast(examples["y"], tf.int32)
         k = self.num_classes
         is_counted = is_present & (labels >= 0) & (labels < k)
-        # A label that is no class has no place of its own.
+        # Invalid labels map to 0; they are not counted.
         labels = tf.where(is_counted, labels, 0)
         counted = tf.cast(is_counted, tf.int64)
         if self._has_table:
@@ -131,7 +132,7 @@ class ClassCounting:
         else:
             is_right = tf.cast(tf.equal(labels, answers), tf.int64)
             places = [
-                3 * k * domains + i * k + of for i, of in enumerate((labels, answers, labels))
+                3 * k * domains + i * k + row for i, row in enumerate((labels, answers, labels))
             ]
             values = [counted, counted, counted * is_right]
         if self._from_logits is not None:
@@ -141,20 +142,21 @@ class ClassCounting:
         return add_at(total, tf.concat(places, axis=-1), tf.concat(values, axis=-1))
 
     def sums(self, total: tf.Tensor) -> ClassSums:
-        """Returns the counts of all numbers one after another."""
-        found, first, leading = [], 0, tf.shape(total)[:-1]
+        """Splits concatenated counts into the fields of `ClassSums`."""
+        counts, first, leading = [], 0, tf.shape(total)[:-1]
         for shape in self._shapes:
             size = _size(shape)
             part = total[..., first : first + size]
-            found.append(tf.reshape(part, tf.concat([leading, shape], axis=0)) if shape else ())
+            counts.append(tf.reshape(part, tf.concat([leading, shape], axis=0)) if shape else ())
             first += size
-        return ClassSums(*found)
+        return ClassSums(*counts)
 
     def bounds(self, limits: ClientLimits) -> ClassSums:
         """Returns the bound of every value.
 
-        An example adds 1 to one entry of a table, whose norm is at most n of n examples then; and
-        to one entry of each of the three rows of `by_class`, of which none has a larger norm.
+        An example adds 1 to one entry of a table, so n examples give a norm of at most n. It adds
+        at most 1 to one entry in each of the three rows of `by_class`, each again with a norm of at
+        most n.
         """
         shapes, n = self._shapes, limits.examples
         table = Bound(n, integer=True)
@@ -168,26 +170,26 @@ def _size(shape: Any) -> int:
 
 
 def class_scores(model: Model) -> Optional[ClassScores]:
-    """Returns how predictions score classes, from the first metric that says so."""
+    """Returns the class scores of the first metric that defines them."""
     return next((metric.classes for metric in model.metrics if metric.classes is not None), None)
 
 
 def class_counting(model: Model, num_domains: int) -> Optional[ClassCounting]:
-    """Returns what counts the answers of a model.
+    """Returns the counting of a model's predictions.
 
-    None if its labels are not one class each, or if there would be too many numbers.
+    None if labels are not single classes, or if there would be too many values.
     """
     scores, labels = class_scores(model), model.example_spec["y"]
     if scores is None or not isinstance(labels, tf.TensorSpec) or len(labels.shape) != 1:
         return None
     if not labels.dtype.is_integer:
         return None
-    found = ClassCounting(model, num_domains, _num_classes(model, scores))
-    return found if found.num_classes > 1 and found.num_numbers <= _MOST_NUMBERS else None
+    counting = ClassCounting(model, num_domains, _num_classes(model, scores))
+    return counting if counting.num_classes > 1 and counting.num_numbers <= _MAX_VALUES else None
 
 
 def _num_classes(model: Model, scores: ClassScores) -> int:
-    """Returns how many classes are scored; 0 if that is not known before there are examples."""
+    """Returns the number of scored classes; 0 if unknown before there are examples."""
     if scores.from_logits is not None:
         return 2
     shape = getattr(model.keras_model, "output_shape", None)
@@ -199,7 +201,7 @@ def _num_classes(model: Model, scores: ClassScores) -> int:
             ).get_concrete_function(specs_of(model.initial_weights), model.example_spec["x"])
         shape = tuple(traced.structured_outputs.shape)
         if shape[1:] == (None,):
-            # As of a mixture, whose outputs are stacked.
+            # A mixture, for example, stacks its outputs.
             one = tf.nest.map_structure(
                 lambda s: tf.zeros([1, *(n or 1 for n in s.shape[1:])], s.dtype),
                 model.example_spec["x"],

@@ -1,11 +1,11 @@
-"""Convolutions of many clients at once, each with a kernel of its own, as one batched product.
+"""Convolutions of many clients, each with its own kernel, as one batched matrix product.
 
-A client's weights differ from the others' after its first local step. TensorFlow's vectoriser
-(`pfor`) then runs a convolution for one client after another, or as a grouped convolution, whose
-sums change from run to run. Here the patches under the kernel become rows of a matrix (im2col), so
-that the convolutions of all clients, and both of their gradients, are batched matrix products.
-Gradients of biases are added up axis by axis. Shapes: G clients, B images of H x W pixels and C
-channels, kernels of p x q with O output channels.
+A client's weights differ from the other clients' after its first local step. TensorFlow's
+vectoriser (`pfor`) then runs a convolution for one client after another, or as a grouped
+convolution with sums that change from run to run. Here the patches under the kernel become rows of
+a matrix (im2col), so that the convolutions of all clients, and both of their gradients, are batched
+matrix products. Gradients of biases are summed axis by axis. Shapes: G clients, B images of H x W
+pixels and C channels, kernels of p x q with O output channels.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Pair = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Convolution:
-    """How a kernel moves over images in the layout [H, W, C].
+    """A convolution of images in the layout [H, W, C], without its kernel.
 
     Attributes:
-        strides: Pixels between two places of the kernel, down and to the right.
+        strides: Pixels between two positions of the kernel, down and to the right.
         dilations: Pixels between two neighbouring entries of the kernel.
         before: Rows and columns of zeros above and to the left of an image.
-        after: Those below and to the right.
+        after: Rows and columns of zeros below and to the right of an image.
     """
 
     strides: Pair
@@ -34,8 +34,8 @@ class Convolution:
     before: Pair
     after: Pair
 
-    def of_images(self, images: tf.Tensor, kernels: tf.Tensor) -> tf.Tensor:
-        """Returns every client's images under its own kernel, [G, B, H', W', O].
+    def convolve(self, images: tf.Tensor, kernels: tf.Tensor) -> tf.Tensor:
+        """Returns the convolution of each client's images with its kernel, [G, B, H', W', O].
 
         Args:
             images: [G, B, H, W, C].
@@ -44,7 +44,7 @@ class Convolution:
         p, q, channels, outputs = kernels.shape[1:]
         patches = self._patches(images, (p, q))
         matrices = tf.reshape(kernels, [-1, p * q * channels, outputs])
-        # [G, B H' W', O], as each patch is a row.
+        # [G, B H' W', O]: each patch is a row.
         product = tf.matmul(_rows(patches, images), matrices)
         clients, batch = tf.unstack(tf.shape(images)[:2])
         return tf.reshape(product, [clients, batch, *patches.shape[1:3], outputs])
@@ -52,11 +52,11 @@ class Convolution:
     def kernel_gradient(
         self, images: tf.Tensor, output_gradient: tf.Tensor, kernel_size: Pair
     ) -> tf.Tensor:
-        """Returns the gradient by each client's kernel, [G, p, q, C, O].
+        """Returns the gradient with respect to each client's kernel, [G, p, q, C, O].
 
         Args:
             images: [G, B, H, W, C].
-            output_gradient: By the output, [G, B, H', W', O].
+            output_gradient: Gradient with respect to the output, [G, B, H', W', O].
             kernel_size: p and q.
         """
         patches = self._patches(images, kernel_size)
@@ -68,13 +68,13 @@ class Convolution:
     def image_gradient(
         self, output_gradient: tf.Tensor, kernels: tf.Tensor, image_size: Pair
     ) -> tf.Tensor:
-        """Returns the gradient by the images, [G, B, H, W, C].
+        """Returns the gradient with respect to the images, [G, B, H, W, C].
 
-        It is a convolution too: of the gradient, with zeros between its pixels where the kernel
-        leapt (`strides`), under the kernel turned by 180 degrees.
+        This is a convolution of the output gradient, with zeros between its pixels for the
+        `strides`, and with the kernel rotated by 180 degrees.
 
         Args:
-            output_gradient: By the output, [G, B, H', W', O].
+            output_gradient: Gradient with respect to the output, [G, B, H', W', O].
             kernels: [G, p, q, C, O].
             image_size: H and W.
         """
@@ -89,10 +89,10 @@ class Convolution:
         transposed = Convolution(
             (1, 1), self.dilations, (before[0], before[1]), (after[0], after[1])
         )
-        return transposed.of_images(spread, turned)
+        return transposed.convolve(spread, turned)
 
     def _patches(self, images: tf.Tensor, kernel_size: Pair) -> tf.Tensor:
-        """Returns what lies under each place of the kernel, [G B, H', W', p q C]."""
+        """Returns the pixels under each position of the kernel, [G B, H', W', p q C]."""
         flat = tf.reshape(images, [-1, *images.shape[2:]])
         zeros = [[0, 0], *([b, a] for b, a in zip(self.before, self.after)), [0, 0]]
         return tf.image.extract_patches(
@@ -110,7 +110,7 @@ def convolution(
     """Returns the convolution with TensorFlow's padding, "SAME" or "VALID"."""
     if padding == "VALID":
         return Convolution(strides, dilations, (0, 0), (0, 0))
-    # As many outputs as a stride fits into the image, rounded up; the odd zero comes last.
+    # Outputs are the image size over the stride, rounded up; an odd zero is added at the end.
     zeros = [
         max((-(-size // s) - 1) * s + (p - 1) * d + 1 - size, 0)
         for size, s, d, p in zip(image_size, strides, dilations, kernel_size)
@@ -120,14 +120,14 @@ def convolution(
 
 
 def bias_gradient(output_gradient: tf.Tensor) -> tf.Tensor:
-    """Returns the gradient by each client's bias, [G, O].
+    """Returns the gradient with respect to each client's bias, [G, O].
 
-    TensorFlow's kernel for GPUs has one thread for each sum. Over all pixels of all images at once
-    that took 26 of the 100 milliseconds of a round of 50 clients (a CNN on an H200). Axis by axis
-    there are as many threads as rows of pixels, and the round takes four fifths of the time.
+    TensorFlow's GPU kernel uses one thread per sum. Over all pixels of all images at once the sum
+    took 26 of the 100 milliseconds of a round of 50 clients (a CNN on an H200). Axis by axis there
+    are as many threads as rows of pixels, and the round takes four fifths of the time.
 
     Args:
-        output_gradient: By the output, [G, B, H', W', O].
+        output_gradient: Gradient with respect to the output, [G, B, H', W', O].
     """
     while output_gradient.shape.rank > 2:
         output_gradient = tf.reduce_sum(output_gradient, axis=-2)
@@ -135,14 +135,15 @@ def bias_gradient(output_gradient: tf.Tensor) -> tf.Tensor:
 
 
 def converter(vectoriser: Any, name: str) -> Callable[[Any], Any]:
-    """Returns what converts a convolution, or a gradient around one, into that of many clients.
+    """Returns the converter of a convolution, or of one of its gradients, to many clients.
 
-    It leaves to TensorFlow a kernel that all clients share, which that converts well, and what is
-    not known here: other layouts, explicit padding, images whose size is not known.
+    The converter leaves two cases to TensorFlow: a kernel that all clients share, which TensorFlow
+    converts well, and unsupported operations with other layouts, explicit padding, or images of
+    unknown size.
 
     Args:
-        vectoriser: TensorFlow's module `pfor`, which hands over its operands.
-        name: Type of the operation, of `CONVERTED`.
+        vectoriser: TensorFlow's module `pfor`, which passes the operands.
+        name: Type of the operation, one of `CONVERTED`.
     """
     convert, by_tensorflow = CONVERTED[name], vectoriser._pfor_converter_registry[name]
 
@@ -155,34 +156,34 @@ def converter(vectoriser: Any, name: str) -> Callable[[Any], Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Operands:
-    """Operands of one client's operation, some of them with an axis of clients."""
+    """Operands of one client's operation; some have an axis of clients."""
 
-    of_tensorflow: Any
+    pfor_input: Any
 
     def is_stacked(self, i: int) -> bool:
-        return bool(self.of_tensorflow.inputs[i].is_stacked)
+        return bool(self.pfor_input.inputs[i].is_stacked)
 
-    def of_clients(self, i: int) -> tf.Tensor:
-        """Returns operand `i` with an axis of clients: one that they share is repeated."""
-        self.of_tensorflow.stack_inputs(stack_indices=[i])
-        return self.of_tensorflow.stacked_input(i)
+    def with_clients(self, i: int) -> tf.Tensor:
+        """Returns operand `i` with an axis of clients; a shared operand is repeated."""
+        self.pfor_input.stack_inputs(stack_indices=[i])
+        return self.pfor_input.stacked_input(i)
 
     def shape(self, i: int) -> tf.TensorShape:
-        """Returns one client's shape of operand `i`."""
-        return self.of_tensorflow.op.inputs[i].shape
+        """Returns the shape of operand `i` for one client."""
+        return self.pfor_input.op.inputs[i].shape
 
     @property
     def output_shape(self) -> tf.TensorShape:
-        """One client's shape of the output."""
-        return self.of_tensorflow.op.outputs[0].shape
+        """Shape of the output for one client."""
+        return self.pfor_input.op.outputs[0].shape
 
     @property
     def has_channels_last(self) -> bool:
-        return bool(self.of_tensorflow.get_attr("data_format") == b"NHWC")
+        return bool(self.pfor_input.get_attr("data_format") == b"NHWC")
 
     def convolution(self, images: tf.TensorShape, kernel: tf.TensorShape) -> Optional[Convolution]:
-        """Returns the operation's convolution; None if it is not known, or in channel groups."""
-        attribute = self.of_tensorflow.get_attr
+        """Returns the convolution; None for unknown attributes, or with channel groups."""
+        attribute = self.pfor_input.get_attr
         padding = attribute("padding").decode()
         if not self.has_channels_last or padding not in ("SAME", "VALID"):
             return None
@@ -195,33 +196,37 @@ class _Operands:
 
 
 def _convert_output(operands: _Operands) -> Optional[tf.Tensor]:
-    found = operands.convolution(operands.shape(0), operands.shape(1))
-    if found is None or not operands.is_stacked(1):
+    convolution = operands.convolution(operands.shape(0), operands.shape(1))
+    if convolution is None or not operands.is_stacked(1):
         return None
-    return found.of_images(operands.of_clients(0), operands.of_clients(1))
+    return convolution.convolve(operands.with_clients(0), operands.with_clients(1))
 
 
 def _convert_kernel_gradient(operands: _Operands) -> Optional[tf.Tensor]:
     kernel = operands.output_shape
-    found = operands.convolution(operands.shape(0), kernel)
-    if found is None:
+    convolution = operands.convolution(operands.shape(0), kernel)
+    if convolution is None:
         return None
-    return found.kernel_gradient(operands.of_clients(0), operands.of_clients(2), kernel[:2])
+    return convolution.kernel_gradient(
+        operands.with_clients(0), operands.with_clients(2), kernel[:2]
+    )
 
 
 def _convert_image_gradient(operands: _Operands) -> Optional[tf.Tensor]:
     images = operands.output_shape
-    found = operands.convolution(images, operands.shape(1))
-    if found is None or not operands.is_stacked(1):
+    convolution = operands.convolution(images, operands.shape(1))
+    if convolution is None or not operands.is_stacked(1):
         return None
-    return found.image_gradient(operands.of_clients(2), operands.of_clients(1), images[1:3])
+    return convolution.image_gradient(
+        operands.with_clients(2), operands.with_clients(1), images[1:3]
+    )
 
 
 def _convert_bias_gradient(operands: _Operands) -> Optional[tf.Tensor]:
-    # Other layers add up few terms.
+    # The biases of other layers sum few terms.
     if not operands.has_channels_last or operands.shape(0).rank != 4:
         return None
-    return bias_gradient(operands.of_clients(0))
+    return bias_gradient(operands.with_clients(0))
 
 
 CONVERTED: dict[str, Callable[[_Operands], Optional[tf.Tensor]]] = {
@@ -233,7 +238,7 @@ CONVERTED: dict[str, Callable[[_Operands], Optional[tf.Tensor]]] = {
 
 
 def _rows(patches: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
-    """Returns patches [G B, H', W', p q C] as rows of each client, [G, B H' W', p q C]."""
+    """Returns the patches [G B, H', W', p q C] as rows per client, [G, B H' W', p q C]."""
     return tf.reshape(patches, [tf.shape(images)[0], -1, patches.shape[-1]])
 
 

@@ -1,4 +1,4 @@
-"""What a client sends after its training, its bounds, and zeros in place of what is not finite."""
+"""Client outputs after training: their fields, their bounds, and zeros for non-finite clients."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tff_agnostic.computations.domain_losses import (
 )
 from tff_agnostic.models.model import Model, ModelWeights
 
-# The field `clients` of an output before `zero_if_not_finite` fills it.
+# Value of the field `clients` of an output until `zero_if_not_finite` fills it.
 UNCOUNTED: Any = ()
 
-# Bound of a client's weight in rounds whose weights sum to about 1, as lambda does: a client whose
-# domains were rarer in earlier rounds can have more than 1.
+# Bound of a client's weight in rounds whose weights sum to about 1, as with lambda; a client whose
+# domains were rarer in earlier rounds can exceed 1.
 MAX_ROUND_SHARE = 10.0
 
-# n_k -> p_k, up to a factor of all clients.
+# Functions n_k -> p_k, up to a factor common to all clients.
 CLIENT_WEIGHTINGS = Registry(
     "client weighting", {"examples": lambda n: n, "equal": lambda n: tf.ones_like(n)}
 )
@@ -38,9 +38,9 @@ class ClientCounts(NamedTuple):
 
     Attributes:
         contributed: Its update has a positive weight.
-        zero_weight: It has examples, and no weight in this round's average.
+        zero_weight: It has examples, but its weight in this round's average is 0.
         empty: It has no examples.
-        non_finite: Its update, weight or losses were not finite, and were dropped.
+        non_finite: Its update, weight or losses were not finite, so that its output became zeros.
     """
 
     contributed: tf.Tensor
@@ -50,20 +50,19 @@ class ClientCounts(NamedTuple):
 
 
 class TrainingOutput(NamedTuple):
-    """What a client that trained sends; the server only ever sees the sum of each field.
+    """A client's output after training; the server only sees the sum of each field.
 
     Attributes:
-        weighted_delta: beta^k (w - w^k), like the trainable weights.
+        weighted_delta: beta^k (w - w^k), with the structure of the trainable weights.
         beta: Weight of the client, float32 scalar.
-        extra: Further values that the algorithm sums, a named tuple; () without.
+        extra: Further values that the algorithm sums, a named tuple; () if there are none.
         domain_losses: Sum of the losses at w of each domain's examples, float32 [p]; in FedAvg and
-            its variations those of the first epoch. With a holdout these, and counts and metrics,
-            are of the examples that are kept out of training.
+            its variations the losses of the first epoch. With a holdout, losses, counts and metrics
+            cover the held-out examples only.
         domain_counts: Number of examples of each domain, int64 [p].
-        metric_sums: For each metric its numerator and denominator per domain, float32 [p] each.
+        metric_sums: For each metric its numerator and denominator by domain, float32 [p] each.
         clients: Outcome of the client.
-        trained_counts: Number of examples of each domain that are trained on, int64 [p]; () without
-            a holdout.
+        trained_counts: Number of trained examples of each domain, int64 [p]; () without a holdout.
     """
 
     weighted_delta: list[tf.Tensor]
@@ -77,7 +76,7 @@ class TrainingOutput(NamedTuple):
 
     @property
     def domain_sums(self) -> DomainSums:
-        """The part about domains."""
+        """Losses, counts and metric sums by domain."""
         return DomainSums(
             self.domain_losses, self.domain_counts, self.metric_sums, self.trained_counts
         )
@@ -95,15 +94,15 @@ def training_output(
     sums: DomainSums,
     clients: Clients,
 ) -> TrainingOutput:
-    """CLIENT line 13: returns what each client that trained sends.
+    """CLIENT line 13: returns the output of each client after training.
 
-    A client without examples, or whose update, weight or losses are not finite, adds nothing to any
-    sum but to the count of such clients.
+    A client without examples, or with a non-finite update, weight or loss, adds zeros to every sum
+    except its count in `ClientCounts`.
 
     Args:
-        weights: w, where training started.
-        trained: w^k.
-        beta: beta^k.
+        weights: Weights w at the start of training.
+        trained: Trained weights w^k.
+        beta: Client weight beta^k.
         sums: Losses, counts and metric sums of each domain.
     """
 
@@ -121,7 +120,7 @@ def update_output(
     clients: Clients,
     extra: Any = (),
 ) -> TrainingOutput:
-    """Returns each client's output, from its weighted update; see `training_output`."""
+    """Returns each client's output for its weighted update; see `training_output`."""
     output = _training_output(weighted_delta, beta, sums, UNCOUNTED, extra)
     sound: TrainingOutput = zero_if_not_finite(output, beta, clients)
     return sound
@@ -141,13 +140,13 @@ def all_finite(structure: Any) -> tf.Tensor:
 
 
 def zero_if_not_finite(output: Any, weight: tf.Tensor, clients: Clients) -> Any:
-    """Returns outputs in which clients that could spoil a sum add nothing but their count.
+    """Replaces outputs by zeros, except their counts, for clients that could spoil a sum.
 
-    A client without examples, or with a value that is not finite, sends zeros.
+    These are clients without examples, and clients with a non-finite value.
 
     Args:
-        output: A named tuple with a field `clients`, `UNCOUNTED`, which gets the `ClientCounts`.
-        weight: Weight of each client; where it is positive, the client contributes.
+        output: A named tuple; its field `clients` is `UNCOUNTED`, and becomes the `ClientCounts`.
+        weight: Weight of each client; a client with a positive weight contributes.
     """
     is_finite = clients.map(all_finite, [v for v in tf.nest.flatten(output) if v.dtype.is_floating])
     is_empty = tf.equal(clients.num_examples, 0)
@@ -157,7 +156,7 @@ def zero_if_not_finite(output: Any, weight: tf.Tensor, clients: Clients) -> Any:
 
 
 def count_clients(is_finite: tf.Tensor, has_weight: tf.Tensor, is_empty: tf.Tensor) -> ClientCounts:
-    """Returns the outcome of each client, from booleans; one without examples is finite."""
+    """Returns the outcome of each client from booleans; clients without examples are finite."""
     is_finite |= is_empty
 
     def one_if(condition: tf.Tensor) -> tf.Tensor:
@@ -172,13 +171,13 @@ def count_clients(is_finite: tf.Tensor, has_weight: tf.Tensor, is_empty: tf.Tens
 
 
 def zero_unless(is_kept: tf.Tensor, output: Any) -> Any:
-    """Returns an output with zeros in place of all values of clients that are not kept."""
+    """Returns the output with zeros for all values of clients that are not kept."""
 
     def masked(value: tf.Tensor) -> tf.Tensor:
         shape = [-1] * is_kept.shape.rank + [1] * (value.shape.rank - is_kept.shape.rank)
         return tf.where(tf.reshape(is_kept, shape), value, tf.zeros_like(value))
 
-    # Nearly always all are kept, and then nothing need be copied.
+    # Nearly always all clients are kept, so avoid the copy.
     return tf.cond(
         tf.reduce_all(is_kept),
         lambda: output,
@@ -193,19 +192,19 @@ def training_bounds(
     holdout: Holdout = NO_HOLDOUT,
     contributing: float = 1.0,
 ) -> Callable[[ClientLimits], TrainingOutput]:
-    """Returns the function of a client's limits that bounds every value of a `TrainingOutput`.
+    """Returns a function from a client's limits to the bounds of its `TrainingOutput`.
 
     Args:
-        max_weight: Bound of a client's weight, where the limits state none; its largest number of
-            examples if None.
-        expected_weight: What the weights of a round are expected to add up to, if that is known.
-        holdout: Which examples clients keep out of training.
-        contributing: The share of a round's clients that are expected to have a weight.
+        max_weight: Bound of a client's weight, used if the limits define none; None for its maximum
+            number of examples.
+        expected_weight: Expected sum of the weights of a round; None if unknown.
+        holdout: The examples that clients hold out of training.
+        contributing: Expected fraction of a round's clients with a positive weight.
     """
 
     def bounds(limits: ClientLimits) -> TrainingOutput:
         most = limits.beta(float(limits.examples) if max_weight is None else max_weight)
-        # The two form a ratio, the average.
+        # These two form a ratio, the average update.
         delta = Bound(most * limits.update, signed=True, ratio="update")
         beta = Bound(
             most,
@@ -229,14 +228,14 @@ def client_counts_bounds() -> ClientCounts:
 
 @dataclasses.dataclass(frozen=True)
 class ClientWeightingOptions(Options):
-    """Part of the settings of algorithms whose objective is one over clients.
+    """Options of algorithms whose objective weights clients.
 
     Attributes:
-        client_weighting: What a client counts: its number of examples, or equally.
+        client_weighting: Weight of a client: its number of examples, or 1.
     """
 
     client_weighting: Annotated[str, OneOf(CLIENT_WEIGHTINGS)] = "examples"
 
     def largest_weight(self, limits: ClientLimits) -> float:
-        """Returns the most that a client counts within the limits of an aggregation."""
+        """Returns the maximum client weight within the limits of an aggregation."""
         return 1.0 if self.client_weighting == "equal" else float(limits.examples)

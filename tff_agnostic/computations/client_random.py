@@ -1,11 +1,12 @@
-"""Random numbers of many clients at once, each with a seed of its own, by one kernel.
+"""Random numbers of many clients, each with its own seed, in one kernel.
 
-TensorFlow's vectoriser (`pfor`) draws them for one client after another, as its operations take a
-single seed. That suits a CPU. An accelerator has to start each of these small operations: 13 of 14
-parts of a round of 50 clients were dropout (a CNN on an H200). Here the same generator, Philox with
-four words of 32 bits and ten rounds (Salmon et al. 2011), is integer arithmetic on all clients'
-seeds, and XLA compiles it to one kernel. Every number has the bits that TensorFlow draws for the
-client alone. Shapes: G clients. Words of 32 bits, and pairs of them, are int64.
+TensorFlow's vectoriser (`pfor`) draws random numbers for one client after another, as its
+operations accept a single seed. That suits a CPU. An accelerator must launch each of these small
+operations: in a round of 50 clients dropout took 13/14 of the time (a CNN on an H200). Here the
+same generator, Philox with four words of 32 bits and ten rounds (Salmon et al. 2011), is integer
+arithmetic on the seeds of all clients, which XLA compiles to one kernel. Every number has the bits
+that TensorFlow draws for the client alone. Shapes: G clients. Words of 32 bits, and pairs of words,
+are int64.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from typing import Any, Callable
 
 from tff_agnostic.base.later import tf
 
-# Multipliers of a round, what the key grows by after it, and the number of rounds.
+# Multipliers of a round, increments of the key after it, and the number of rounds.
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _WORD = 2**32 - 1
-# With this key TensorFlow makes a key and a counter of a seed.
-_KEY_OF_SEEDS = (0x3EC8F720, 0x02461E29)
-# Numbers that a counter gives.
+# TensorFlow derives a key and a counter from a seed with this key.
+_SEED_KEY = (0x3EC8F720, 0x02461E29)
+# Number of words that a counter yields.
 _NUMBERS = 4
 # float32: 23 random bits of a number in [1, 2), whose exponent is 127.
 _MANTISSA_BITS, _EXPONENT = 23, 127
-# XLA compiles a kernel for each number of rows of a batch, rounded up to so many.
-_ROWS_OF_A_KERNEL = 8
-# TensorFlow's number for the algorithm that suits the device: Philox on CPUs and GPUs.
-_ALGORITHM_OF_DEVICE = 3
+# The number of rows of a batch is rounded up to a multiple of this, as XLA compiles a kernel for
+# each number of rows.
+_KERNEL_ROWS = 8
+# TensorFlow's constant for the device's own algorithm: Philox on CPUs and GPUs.
+_DEVICE_ALGORITHM = 3
 
 
 def philox(counter: tuple[tf.Tensor, ...], key: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
@@ -64,8 +66,8 @@ def key_and_counter(seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         seeds: Integers [G, 2].
     """
     first, second = tf.unstack(tf.cast(seeds, tf.int64), axis=1)
-    of_seed = (tf.constant(word, tf.int64) for word in _KEY_OF_SEEDS)
-    mixed = philox((*words(first), *words(second)), tuple(of_seed))
+    seed_key = (tf.constant(word, tf.int64) for word in _SEED_KEY)
+    mixed = philox((*words(first), *words(second)), tuple(seed_key))
     key, upper = (_pairs(*mixed[i : i + 2]) for i in (0, 2))
     return key[:, tf.newaxis], tf.stack([tf.zeros_like(upper), upper], axis=1)
 
@@ -76,7 +78,7 @@ def random_words(key: tf.Tensor, counter: tf.Tensor, count: tf.Tensor) -> tf.Ten
     Args:
         key: [G, 1].
         counter: [G, 2].
-        count: How many, at most 2^66 before the counter's lower pair is used up.
+        count: Number of words, at most 2^66 before the counter's lower pair is used up.
     """
     steps = tf.range((tf.cast(count, tf.int64) + _NUMBERS - 1) // _NUMBERS)
     lower, upper = counter[:, :1] + steps, counter[:, 1:]
@@ -92,18 +94,18 @@ def uniform(key: tf.Tensor, counter: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 def whole_numbers(key: tf.Tensor, counter: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Returns any whole numbers, int32 [G, count]; see `random_words`."""
+    """Returns integers of any size, int32 [G, count]; see `random_words`."""
     return tf.bitcast(tf.cast(random_words(key, counter, count), tf.uint32), tf.int32)
 
 
 def converter(vectoriser: Any, name: str) -> Callable[[Any], Any]:
-    """Returns what converts a random operation into that of many clients.
+    """Returns the converter of a random operation to many clients.
 
-    It leaves to TensorFlow other types of numbers, and a generator that the model names.
+    The converter leaves to TensorFlow other dtypes, and operations with a named generator.
 
     Args:
-        vectoriser: TensorFlow's module `pfor`, which hands over its operands.
-        name: Type of the operation, of `CONVERTED`.
+        vectoriser: TensorFlow's module `pfor`, which passes the operands.
+        name: Type of the operation, one of `CONVERTED`.
     """
     convert = CONVERTED[name]
 
@@ -126,7 +128,7 @@ def _numbers(draw: Callable[..., tf.Tensor], dtype: str) -> Callable[[Any], Any]
     def convert(operands: Any) -> Any:
         (output,) = operands.op.outputs
         is_known = (
-            tf.get_static_value(operands.op.inputs[3]) == _ALGORITHM_OF_DEVICE
+            tf.get_static_value(operands.op.inputs[3]) == _DEVICE_ALGORITHM
             and output.dtype == dtype
             and output.shape.rank is not None
         )
@@ -145,10 +147,10 @@ def _numbers(draw: Callable[..., tf.Tensor], dtype: str) -> Callable[[Any], Any]
 
 
 def _compiled_size(size: tf.Tensor, shape: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-    """Returns how many numbers to draw: as many for several sizes of a batch, if that varies."""
+    """Returns the count to draw, rounded up if batch sizes vary to share compiled kernels."""
     if output.shape.rank == 0 or output.shape[0] is not None:
         return size
-    rows = -(-shape[0] // _ROWS_OF_A_KERNEL) * _ROWS_OF_A_KERNEL
+    rows = -(-shape[0] // _KERNEL_ROWS) * _KERNEL_ROWS
     return size // tf.maximum(shape[0], 1) * rows
 
 
@@ -161,7 +163,7 @@ CONVERTED: dict[str, Callable[[Any], Any]] = {
 
 @functools.cache
 def _in_one_kernel(fn: Callable[..., Any]) -> Any:
-    """Returns the function as XLA compiles it: for the device that calls it, and for each shape."""
+    """Compiles a function by XLA for the calling device, once per shape."""
     return tf.function(fn, autograph=False, jit_compile=True)
 
 

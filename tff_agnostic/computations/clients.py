@@ -1,8 +1,8 @@
-"""`Clients`: a single client or a vectorised batch of them. Client code is written once, for both.
+"""`Clients`: the interface of client code, for one client or a vectorised batch.
 
-A runtime may vectorise small models: it runs a batch of clients at once. Loops over examples then
-stay outside, and what happens to each client inside a loop goes through `Clients.map`, a plain call
-for one client and a vectorised one for several.
+A runtime may vectorise small models, that is, run a batch of clients at once. Loops over examples
+then stay outside, and the work per client inside a loop goes through `Clients.map`: a plain call
+for one client, a vectorised call for several.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class ClientMap(Protocol):
 
     @property
     def is_vectorised(self) -> bool:
-        """Whether there is a leading axis of clients; otherwise there is one client, and none."""
+        """Whether tensors have a leading axis of clients; without it there is a single client."""
 
     @property
     def fixed_shapes(self) -> bool:
-        """Whether every batch of a loop has the same size, which XLA needs."""
+        """Whether all batches of a loop have the same size, as XLA requires."""
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Returns `fn` of each client's arguments; see `Clients.map`."""
+        """Returns the results of `fn` for each client's arguments; see `Clients.map`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +59,9 @@ class _VectorisedClients:
     is_vectorised = True
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
-        # What `tf.vectorized_map` is made of. That one would also let arguments have one entry for
-        # all, which takes a copy of each, and more operations than many a model's step.
+        # `tf.vectorized_map` uses the same function. It also accepts arguments with one entry for
+        # all clients, for which it copies every argument and adds more operations than many a
+        # model's step has.
         from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
 
         num_clients = tf.shape(tf.nest.flatten(args)[0])[0]
@@ -74,20 +75,22 @@ class _VectorisedClients:
 one_client: ClientMap = _OneClient()
 one_client_in_fixed_shapes: ClientMap = _OneClient(fixed_shapes=True)
 vectorised_clients: ClientMap = _VectorisedClients()
-# Random numbers of all clients by one kernel: faster where each operation has to be started.
+# One kernel draws the random numbers of all clients, which is faster on a device that launches each
+# operation.
 vectorised_clients_on_accelerators: ClientMap = _VectorisedClients(draws_at_once=True)
 
 
 class ClientArrays(NamedTuple):
-    """The arguments of traced client work: clients whose examples lie one after another.
+    """Arguments of traced client work: clients with concatenated examples.
 
     Attributes:
-        examples: "x", "y" and "domain_id" of all clients; vectorised one row more, of no client.
+        examples: "x", "y" and "domain_id" of all clients; vectorised with one additional row, which
+            belongs to no client.
         first_row: Row of each client's first example, int32: a scalar for one client, [G] for G
-            vectorised ones.
+            vectorised clients.
         num_examples: Number of examples of each client, in the same shape.
-        capacity: The largest number of examples, int32 scalar, or a larger one.
-        state: What each client remembers of the round's earlier steps; () if that is nothing.
+        capacity: Maximum number of examples of a client, or an upper bound of it, int32 scalar.
+        state: State of each client after the round's earlier steps; () if clients remember nothing.
         place: The `Place` of each client in its cohort; () if no aggregation needs it.
     """
 
@@ -100,12 +103,12 @@ class ClientArrays(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The same positions among the examples of every client.
+    """A batch: the same positions among the examples of every client.
 
     Attributes:
-        start: The first one, int32 scalar.
-        positions: All of them, int32 [b].
-        is_present: Whether each client has an example there, boolean [b] or [G, b].
+        start: The first position, int32 scalar.
+        positions: All positions, int32 [b].
+        is_present: Whether each client has an example at each position, boolean [b] or [G, b].
     """
 
     start: tf.Tensor
@@ -121,15 +124,15 @@ class Clients:
         examples: See `ClientArrays`.
         first_row: See `ClientArrays`.
         num_examples: Number of examples of each client, int32 scalar or [G].
-        capacity: The largest number of examples, int32 scalar, or a larger one.
-        state: What each client remembers of the round's earlier steps.
+        capacity: Maximum number of examples of a client, or an upper bound of it, int32 scalar.
+        state: State of each client after the round's earlier steps.
         place: See `ClientArrays`.
-        map_: How functions of one client are applied; see `map`.
-        seed: Seed of each client in this round, int64, in the shape of `num_examples`; () before
-            the round has given one.
-        round_num: t, the number of the round, from 0, int32 scalar; () before there is one.
-        order: Where each client's examples lie among its rows, int32 [m] or [G, m]; () if they lie
-            there in their order.
+        map_: Applies functions of one client; see `map`.
+        seed: Seed of each client in this round, int64, in the shape of `num_examples`; () if not
+            seeded.
+        round_num: Number t of the round, from 0, int32 scalar; () if not seeded.
+        order: Positions of each client's examples among its rows, int32 [m] or [G, m]; () for the
+            stored order.
     """
 
     examples: Examples
@@ -145,25 +148,25 @@ class Clients:
 
     @classmethod
     def of(cls, arrays: ClientArrays, map_: ClientMap = one_client) -> Clients:
-        """Returns the clients of these arrays."""
+        """Returns the clients of the given arrays."""
         return cls(*arrays, map_=map_)
 
     def map(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Returns `fn` of each client's arguments.
+        """Returns the results of `fn` for each client's arguments.
 
         Args:
-            fn: A function of one client's tensors. What it captures is shared by all clients.
+            fn: A function of one client's tensors. All clients share the values that it captures.
             *args: Structures of tensors, at least one; vectorised, each has a leading axis of
                 clients, and so has the result.
         """
         return self.map_(fn, *args)
 
     def take(self, positions: tf.Tensor) -> Examples:
-        """Returns examples of each client.
+        """Returns examples of each client at given positions.
 
         Args:
-            positions: Which, int32 [b] for the same of every client, or [G, b]. In place of
-                positions past a client's last example, that one is returned: no other row is read.
+            positions: int32 [b] for the same positions of every client, or [G, b]. A position past
+                a client's last example yields the last example, so that no other row is read.
 
         Returns:
             Columns [b, ...], vectorised [G, b, ...].
@@ -176,15 +179,15 @@ class Clients:
         return tf.nest.map_structure(lambda column: tf.gather(column, rows), dict(self.examples))
 
     def has(self, positions: tf.Tensor) -> tf.Tensor:
-        """Returns whether each client has an example at positions [b]; boolean [b] or [G, b]."""
+        """Whether each client has an example at positions [b]; boolean [b] or [G, b]."""
         return positions < self.num_examples[..., tf.newaxis]
 
     def fold_batches(self, batch_size: int, step: Callable[[Batch, Any], Any], initial: Any) -> Any:
-        """Returns what a loop over the batches of all clients leaves.
+        """Returns the final state of a loop over the batches of all clients.
 
         Args:
-            batch_size: Examples of each client in a batch. The last one is shorter, or in fixed
-                shapes goes on past the last example.
+            batch_size: Examples of each client per batch. The last batch is shorter, or in fixed
+                shapes extends past the last example.
             step: (batch, state) -> state.
             initial: The state before the first batch.
         """
@@ -202,7 +205,7 @@ class Clients:
         return final
 
     def limited(self, max_examples: Optional[int]) -> Clients:
-        """Returns the same clients with no more than their first `max_examples`; all if None."""
+        """Returns the clients with at most their first `max_examples` examples; all if None."""
         if max_examples is None:
             return self
         return dataclasses.replace(
@@ -212,7 +215,7 @@ class Clients:
         )
 
     def only(self, is_chosen: tf.Tensor) -> Clients:
-        """Returns the clients, of which those that are not chosen have no examples.
+        """Returns the clients, without examples for those not chosen.
 
         Args:
             is_chosen: Boolean scalar or [G].
@@ -220,7 +223,7 @@ class Clients:
         num_examples = tf.where(is_chosen, self.num_examples, 0)
         capacity = self.capacity
         if not self.map_.fixed_shapes:
-            # Loops end with the last example of those that are chosen.
+            # Loops end with the last example of the chosen clients.
             capacity = tf.minimum(capacity, tf.reduce_max(num_examples))
         return dataclasses.replace(self, num_examples=num_examples, capacity=capacity)
 
@@ -230,11 +233,11 @@ class Clients:
         return dataclasses.replace(self, seed=seeds, round_num=round_seed[1])
 
     def example_order(self, seed: tf.Tensor, shuffle: bool) -> tf.Tensor:
-        """Returns the order in which clients take their examples, int32 [c], vectorised [G, c].
+        """Returns the order in which clients use their examples, int32 [c], vectorised [G, c].
 
         Args:
-            seed: Of each client, int64.
-            shuffle: Whether it is a random one; otherwise it is theirs.
+            seed: Seed of each client, int64.
+            shuffle: Whether the order is random; otherwise it is the stored order.
         """
         if shuffle:
             return random_order(seed, self.num_examples, self.capacity)
@@ -244,7 +247,7 @@ class Clients:
     def end_rows(self) -> tf.Tensor:
         """Rows of each client's first and last example, int32 [G, 2].
 
-        Those of a client without examples are the row after it; [0, 2] if there is no row at all.
+        For a client without examples both are the row after it; [0, 2] if there are no rows.
         """
         first = tf.reshape(self.first_row, [-1, 1])
         last = first + tf.maximum(tf.reshape(self.num_examples, [-1, 1]), 1) - 1
@@ -256,7 +259,7 @@ class Clients:
 def client_seeds(round_seed: tf.Tensor, clients: Clients) -> tf.Tensor:
     """Returns the seed of each client in a round, int64, in the shape of `clients.num_examples`.
 
-    It depends on the number of the client's examples and on the first and the last of them.
+    The seed depends on the number of the client's examples, and on its first and last example.
 
     Args:
         round_seed: (seed of the run, number of the round), int32 [2].
@@ -273,10 +276,10 @@ def client_seeds(round_seed: tf.Tensor, clients: Clients) -> tf.Tensor:
 
 
 def client_hashes(seed: int, clients: Clients) -> tf.Tensor:
-    """Returns numbers that depend on the same of a client, by fewer operations; int64.
+    """Returns cheaper hashes of the client properties that determine its seed, int64.
 
     Args:
-        seed: Of a use of them.
+        seed: Seed of this use of the hashes.
     """
     num_examples = tf.reshape(clients.num_examples, [-1])
     ends, rows = clients.end_rows(), tf.size(num_examples)
@@ -292,11 +295,11 @@ def client_hashes(seed: int, clients: Clients) -> tf.Tensor:
 
 
 def _multipliers(bits: tf.Tensor, width: Optional[int]) -> tf.Tensor:
-    """Returns those of a hash of two examples of a width, which is None if it is not known."""
+    """Returns the multipliers of a hash of two examples; `width` is None if unknown."""
     num_bits = tf.shape(bits)[1]
     if width is None:
         return hash_multipliers(num_bits)
-    # Where there is no row at all, there are no bits.
+    # Without rows there are no bits.
     return tf.constant(known_multipliers(2 * width))[:num_bits]
 
 
@@ -309,12 +312,12 @@ def _as_integers(column: tf.Tensor) -> tf.Tensor:
 
 
 class Place(NamedTuple):
-    """Where a client stands in its cohort; int32 scalars, or [G] of a group.
+    """Position of a client in its cohort; int32 scalars, or [G] for a group.
 
     Attributes:
-        number: Its number, from 0.
-        silent: 0 for a client that trains. Otherwise it stands for so many clients that a secret
-            coin left out: they send zeros with their noise.
+        number: Index in the cohort, from 0.
+        silent: 0 for a client that trains. Otherwise the number of clients, excluded by a secret
+            coin, that this entry represents: they send zeros plus their noise.
     """
 
     number: Any
@@ -322,11 +325,11 @@ class Place(NamedTuple):
 
 
 class SilentClients(dict):
-    """Clients that a secret coin left out, as one entry of a cohort without examples.
+    """Clients excluded by a secret coin, as one entry of a cohort without examples.
 
     Args:
         client_spec: Tensor specs of a client's examples.
-        count: How many clients the entry stands for.
+        count: Number of clients that the entry represents.
     """
 
     def __init__(self, client_spec: Mapping[str, Any], count: int) -> None:
@@ -348,7 +351,7 @@ def place_of(client: Examples, number: int) -> Place:
 
 
 def arrays_of_client(examples: Examples, state: Any = (), place: Any = ()) -> ClientArrays:
-    """Returns one client, without an axis of clients."""
+    """Returns the arrays of one client, without an axis of clients."""
     num_examples = tf.shape(examples["domain_id"])[0]
     return ClientArrays(examples, tf.constant(0), num_examples, num_examples, state, place)
 
@@ -356,21 +359,21 @@ def arrays_of_client(examples: Examples, state: Any = (), place: Any = ()) -> Cl
 def arrays_of_clients(
     clients: Sequence[Examples], state: Any = (), place: Any = ()
 ) -> ClientArrays:
-    """Returns NumPy arrays of clients that are vectorised.
+    """Returns NumPy arrays of vectorised clients.
 
     Args:
-        clients: At least one client; columns of all of them have the same shapes and dtypes.
-        state: What they remember, with a leading axis of clients.
-        place: Their `Place`; () if no aggregation needs it.
+        clients: At least one client; columns of all clients have the same shapes and dtypes.
+        state: State of the clients, with a leading axis of clients.
+        place: `Place` of the clients; () if no aggregation needs it.
     """
     sizes = np.array([len(client["domain_id"]) for client in clients], np.int32)
 
-    def laid_end_to_end(*columns: np.ndarray) -> np.ndarray:
-        of_no_client = np.zeros([1, *columns[0].shape[1:]], columns[0].dtype)
-        return np.concatenate([*columns, of_no_client])
+    def concatenated(*columns: np.ndarray) -> np.ndarray:
+        padding = np.zeros([1, *columns[0].shape[1:]], columns[0].dtype)
+        return np.concatenate([*columns, padding])
 
     return ClientArrays(
-        examples=tf.nest.map_structure(laid_end_to_end, *clients),
+        examples=tf.nest.map_structure(concatenated, *clients),
         first_row=np.cumsum(sizes, dtype=np.int32) - sizes,
         num_examples=sizes,
         capacity=sizes.max(),
@@ -380,45 +383,45 @@ def arrays_of_clients(
 
 
 def _rank_with_clients(operand: Any) -> Any:
-    """Returns the rank that an operand has with an axis of clients; None if it is unknown."""
+    """Returns the rank of an operand with an axis of clients; None if unknown."""
     rank = operand.t.shape.rank
     return rank if rank is None or operand.is_stacked else rank + 1
 
 
 def _with_axes(values: tf.Tensor, number: int) -> tf.Tensor:
-    """Returns values [G, ...] with more axes of one entry after the axis of clients."""
+    """Inserts axes of size 1 after the clients' axis of values [G, ...]."""
     for _ in range(number):
         values = tf.expand_dims(values, axis=1)
     return values
 
 
-# Held by whoever traces. Tracing swaps attributes of Keras layers, and TensorFlow's vectoriser has
-# one method replaced while it works for this package; a thread may hold it several times over.
+# Held while tracing. Tracing swaps attributes of Keras layers, and replaces a method of
+# TensorFlow's vectoriser for the time of the trace. A thread may hold the lock several times.
 TRACING = threading.RLock()
 
 
 @contextlib.contextmanager
 def _adapted_vectoriser(draws_at_once: bool) -> Iterator[None]:
-    """Makes TensorFlow's vectoriser convert convolutions, and insert only axes that are missing.
+    """Makes TensorFlow's vectoriser convert convolutions, and insert only missing axes.
 
-    Convolutions become batched products: see `client_convolutions`. Random numbers are drawn at
-    once if asked for: see `client_random`.
+    Convolutions become batched products: see `client_convolutions`. With `draws_at_once` one kernel
+    draws the random numbers of all clients: see `client_random`.
 
-    `pfor` (seen in TensorFlow 2.14) gives every operand of an elementwise operation as many axes as
-    the largest operand has, with a dozen operations that compute its new shape when the step runs:
-    for operands of equal rank too, and for operations of one operand. Where the ranks are known,
-    which they are in the models here, only the missing axes need be inserted. Values are the same;
-    a model's step is traced in half the time and has fewer operations. Where a rank is unknown
-    nothing changes. It holds for this thread, and until the context ends: what else the process
-    vectorises is left to TensorFlow.
+    `pfor` (in TensorFlow 2.14) gives every operand of an elementwise operation as many axes as the
+    largest operand has, by a dozen operations that compute its new shape at run time, even for
+    operands of equal rank and for operations with one operand. Where ranks are known, as in the
+    models here, only the missing axes need to be inserted. Values are the same; tracing a model's
+    step takes half the time and yields fewer operations. Where a rank is unknown nothing changes.
+    The change is limited to this thread and this context; other vectorisation in the process is
+    unaffected.
     """
-    # The package has a function of the same name as this module of it.
+    # The package exports a function with the name of this module, so import by path.
     vectoriser = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
     operands_class, registry = vectoriser._PforInput, vectoriser._pfor_converter_registry
     thread = threading.get_ident()
 
-    def here(adapted: Callable[..., Any], of_tensorflow: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: (adapted if threading.get_ident() == thread else of_tensorflow)(*args)
+    def here(adapted: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (adapted if threading.get_ident() == thread else original)(*args)
 
     def has_no_converter(operands: Any) -> Any:
         raise vectoriser.ConversionNotImplementedError(operands.op_type)

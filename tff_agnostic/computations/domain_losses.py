@@ -1,9 +1,9 @@
-"""Losses, counts and metric sums per domain, on the training examples or on held-out ones.
+"""Losses, counts and metric sums per domain, on training or held-out examples.
 
-The domain pass of Ro et al. 2021 (Algorithm 1, CLIENT lines 2 to 6) measures examples that are
-trained on. The model memorises a small domain's examples: the domain's training loss falls, and
-lambda moves away while the domain is still served badly. With a `Holdout` each client keeps a share
-of its examples out of training, the same ones in every round, and measures those instead.
+The domain pass of Ro et al. 2021 (Algorithm 1, CLIENT lines 2 to 6) measures training examples. A
+model memorises the examples of a small domain: the domain's training loss falls, and lambda moves
+to other domains while the domain is still served badly. With a `Holdout` each client keeps a
+fraction of its examples out of training, the same ones in every round, and measures those instead.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tff_agnostic.computations.clients import Batch, Clients, client_seeds
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
 _BATCH_SIZE = 256
-# Seeds of a split are those of no round: it is the same in all of them.
+# Round number in the seeds of splits, which are the same in all rounds.
 _NO_ROUND = -1
-# This use of such a seed; orders use those from 0.
+# Distinguishes the rounding of splits from example orders, which use numbers from 0.
 _ROUNDING = -1
 
 
 class MetricSums(NamedTuple):
-    """Numerator and denominator of a metric per domain, float32 [p]."""
+    """Numerator and denominator of a metric by domain, float32 [p]."""
 
     numerator: tf.Tensor
     denominator: tf.Tensor
@@ -40,9 +40,9 @@ class DomainSums(NamedTuple):
     Attributes:
         losses: L^k: sum of the losses of each domain's examples, float32 [p].
         counts: Number of these examples, int64 [p].
-        metric_sums: Numerator and denominator of each metric per domain.
-        trained: Where held-out examples are measured, the number of examples of each domain that
-            are trained on, int64 [p]; () where those are the same.
+        metric_sums: Numerator and denominator of each metric by domain.
+        trained: With a holdout, number of trained examples of each domain, int64 [p]; () if all
+            measured examples are trained.
     """
 
     losses: tf.Tensor
@@ -52,18 +52,18 @@ class DomainSums(NamedTuple):
 
     @property
     def trained_counts(self) -> tf.Tensor:
-        """N^k: number of examples of each domain that are trained on, int64 [p]."""
+        """N^k: number of trained examples of each domain, int64 [p]."""
         return self.trained if self.is_held_out else self.counts
 
     @property
     def is_held_out(self) -> bool:
-        """Whether the examples that are measured are kept out of training."""
+        """Whether the measured examples are held out of training."""
         return bool(tf.nest.flatten(self.trained))
 
     def trained_and_measured(self) -> tuple[tf.Tensor, Optional[tf.Tensor]]:
-        """Returns the examples of each domain that are trained on, and that are measured.
+        """Returns the numbers of trained and of measured examples by domain.
 
-        Both are float32 [p]; the latter are None where they are the same.
+        Both are float32 [p]; the latter is None if both are the same.
         """
         measured = tf.cast(self.counts, tf.float32)
         if not self.is_held_out:
@@ -73,7 +73,7 @@ class DomainSums(NamedTuple):
     def mean_losses(self) -> tf.Tensor:
         """Lines 10 and 11: L = sum(L^k) / N_t, and 0 for a domain without examples in the round.
 
-        The line as printed is 0/0 there; the text of section 4 sets L to zero.
+        The printed line gives 0/0 for such a domain; section 4 of the paper sets L to zero.
         """
         return tf.math.divide_no_nan(self.losses, tf.cast(self.counts, tf.float32))
 
@@ -81,7 +81,7 @@ class DomainSums(NamedTuple):
         """Returns the mean over the measured examples of one client, F_k, or of a cohort.
 
         Args:
-            otherwise: What the loss counts as where nothing is measured, float32 scalar.
+            otherwise: Value of the loss if no example is measured, float32 scalar.
         """
         count = tf.cast(tf.reduce_sum(self.counts), tf.float32)
         mean = tf.math.divide_no_nan(tf.reduce_sum(self.losses), count)
@@ -127,30 +127,30 @@ def domain_sums(
 ) -> DomainSums:
     """CLIENT lines 2 to 6: losses, counts and metric sums of each domain at `weights`.
 
-    Domain ids are in [0, p): datasets refuse others beforehand; here they would count for another
-    client.
+    Domain ids are in [0, p): datasets check this beforehand; an invalid id here would be counted
+    for another client.
 
     Args:
-        num_domains: p.
+        num_domains: Number of domains p.
         weights: w, the same for every client.
-        clients: Whose examples are measured.
-        batch_size: Examples of a client per step; bounds the memory only.
+        clients: The clients to measure.
+        batch_size: Examples of a client per step; affects only memory.
     """
     sums, _ = domain_sums_and_counts(model, num_domains, weights, clients, None, batch_size)
     return sums
 
 
 class ExampleCounter(Protocol):
-    """Counts something of examples and their predictions, beside their losses."""
+    """Counts further properties of examples and their predictions, in addition to losses."""
 
     def start(self, clients: Clients) -> Any:
         """Returns each client's counts over no examples."""
 
-    def of_client(self, examples: Examples, predictions: Any) -> Any:
-        """Returns what is found of one client's batch."""
+    def examine(self, examples: Examples, predictions: Any) -> Any:
+        """Returns the properties of one client's batch."""
 
-    def add(self, total: Any, examples: Examples, is_present: tf.Tensor, found: Any) -> Any:
-        """Adds what was found of a batch of all clients to their counts."""
+    def add(self, total: Any, examples: Examples, is_present: tf.Tensor, results: Any) -> Any:
+        """Adds the properties of a batch of all clients to their counts."""
 
 
 def domain_sums_and_counts(
@@ -161,32 +161,32 @@ def domain_sums_and_counts(
     counter: Optional[ExampleCounter],
     batch_size: int = _BATCH_SIZE,
 ) -> tuple[DomainSums, Any]:
-    """Returns the `domain_sums`, and each client's counts, () without a counter."""
+    """Returns the `domain_sums`, and each client's counts; () without a counter."""
 
     def add_batch(batch: Batch, state: tuple[DomainSums, Any]) -> tuple[DomainSums, Any]:
         examples = clients.take(batch.positions)
 
-        def of_client(examples: Examples) -> tuple[ExampleMeasures, Any]:
+        def measure_client(examples: Examples) -> tuple[ExampleMeasures, Any]:
             losses, predictions = model.example_losses(
                 weights, examples, training=False, seed=tf.zeros([2], tf.int32)
             )
-            found = () if counter is None else counter.of_client(examples, predictions)
-            return example_measures(model, examples, losses, predictions), found
+            results = () if counter is None else counter.examine(examples, predictions)
+            return example_measures(model, examples, losses, predictions), results
 
         sums, total = state
-        measures, found = clients.map(of_client, examples)
+        measures, results = clients.map(measure_client, examples)
         if counter is not None:
-            total = counter.add(total, examples, batch.is_present, found)
+            total = counter.add(total, examples, batch.is_present, results)
         return add_to_domains(sums, examples["domain_id"], batch.is_present, measures), total
 
     counts = () if counter is None else counter.start(clients)
     initial = zero_sums(model, num_domains, clients), counts
-    found: tuple[DomainSums, Any] = clients.fold_batches(batch_size, add_batch, initial)
-    return found
+    totals: tuple[DomainSums, Any] = clients.fold_batches(batch_size, add_batch, initial)
+    return totals
 
 
 class ExampleMeasures(NamedTuple):
-    """What is measured of each of n examples.
+    """Measures of n examples.
 
     Attributes:
         losses: float32 [n].
@@ -229,13 +229,13 @@ def add_to_domains(
     Args:
         sums: Values [p], vectorised [G, p].
         domain_id: int32 [b], vectorised [G, b].
-        counted: Which examples count, boolean in the same shape.
+        counted: Whether each example counts, boolean in the same shape.
         batch: Measures in the same shape.
     """
 
     def add(total: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-        # The batch by itself first: added one by one to a sum that is large already, small losses
-        # would be rounded away, and of a client with 20,000 examples the fourth digit.
+        # Sum the batch on its own first. Adding small losses one by one to a large sum would round
+        # them away: for a client with 20,000 examples the fourth digit would be wrong.
         values = tf.where(counted, values, tf.zeros_like(values))
         return total + add_at(tf.zeros_like(total), domain_id, values)
 
@@ -249,10 +249,10 @@ def add_to_domains(
 def add_at(total: tf.Tensor, domain_id: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Adds values [b] to the entries of their domains in a total [p]; vectorised [G, b], [G, p].
 
-    What it touches is as much as there are examples, however many domains there are.
+    The cost grows with the number of examples, not with the number of domains.
     """
     num_domains = tf.shape(total)[-1]
-    # All clients' totals lie end to end.
+    # The totals of all clients are concatenated.
     first = tf.range(tf.size(total) // num_domains) * num_domains
     positions = tf.reshape(first, tf.shape(total)[:-1])[..., tf.newaxis] + domain_id
     flat = tf.tensor_scatter_nd_add(
@@ -263,17 +263,18 @@ def add_at(total: tf.Tensor, domain_id: tf.Tensor, values: tf.Tensor) -> tf.Tens
 
 @dataclasses.dataclass(frozen=True)
 class Holdout:
-    """Which of its examples a client keeps out of its training; a function of the client alone.
+    """Selects the examples that a client holds out of training; a function of the client alone.
 
-    A client of n examples keeps out `share` n of them, rounded up or down by chance so that it is
-    the stated share on average, and never all: with a single example it trains on it, and measures
-    nothing. Chance is a hash of the run's seed and of the client: how many examples it has, the
-    first and the last. (Runs that differ in their seeds are therefore traced anew, if the share is
-    positive.)
+    A client with n examples holds out `share` n of them, randomly rounded up or down so that the
+    mean is exact, and never all: a client with a single example trains on it and measures nothing.
+    The randomness is a hash of the run's seed, the client's number of examples, and its first and
+    last example. (With a positive share, runs with different seeds are therefore traced
+    separately.)
 
     Attributes:
-        share: In [0, 1); 0 keeps nothing out, and all examples are measured.
-        seed: Of the run.
+        share: Fraction of held-out examples in [0, 1); with 0 no example is held out, and all are
+            measured.
+        seed: Seed of the run.
     """
 
     share: float = 0.0
@@ -281,25 +282,27 @@ class Holdout:
 
     @property
     def is_active(self) -> bool:
-        """Whether other examples are measured than those that are trained on."""
+        """Whether measured and trained examples differ."""
         return self.share > 0
 
     def split(self, clients: Clients) -> tuple[Clients, Clients]:
-        """Returns each client's examples that are kept out, and those that it trains on.
+        """Returns the clients with their held-out examples, and with their training examples.
 
-        The latter are in the order that they had.
+        The training examples keep their order.
         """
         seed = client_seeds(tf.constant([self.seed, _NO_ROUND], tf.int32), clients)
         num_examples, capacity = clients.num_examples, clients.capacity
         bits = uniform_bits(seed, _ROUNDING)
-        num_kept_out = tf.minimum(self._share_of(num_examples, bits), _all_but_one(num_examples))
+        num_kept_out = tf.minimum(
+            self._scaled_by_share(num_examples, bits), _all_but_one(num_examples)
+        )
         num_trained = num_examples - num_kept_out
-        least = tf.minimum(self._share_of(capacity), _all_but_one(capacity))
+        least = tf.minimum(self._scaled_by_share(capacity), _all_but_one(capacity))
         drawn = random_order(seed, num_examples, capacity)
         kept_out = dataclasses.replace(
             clients,
             num_examples=num_kept_out,
-            # Rounded up; these bounds are known where XLA has to know shapes.
+            # Rounded up; XLA needs these bounds as static shapes.
             capacity=tf.minimum(least + 1, _all_but_one(capacity)),
             order=drawn,
         )
@@ -312,18 +315,18 @@ class Holdout:
         return kept_out, trained
 
     def training(self, clients: Clients) -> Clients:
-        """Returns the clients with the examples that they train on."""
+        """Returns the clients with their training examples."""
         return self.split(clients)[1] if self.is_active else clients
 
     def trained_part(
         self, counts: Sequence[float], kept_out: Optional[Sequence[float]] = None
     ) -> tuple[float, ...]:
-        """Returns how many of these numbers of examples are expected to be trained on.
+        """Returns the expected numbers of trained examples by domain.
 
         Args:
-            counts: Examples of each domain.
-            kept_out: Those of them that are kept out; the share of all if None, which is too much
-                where clients have fewer than 1 / (1 - share) examples.
+            counts: Number of examples of each domain.
+            kept_out: Number of held-out examples among them; None for the fraction `share` of all,
+                which is too high for clients with fewer than 1 / (1 - share) examples.
         """
         if not self.is_active:
             return tuple(counts)
@@ -332,13 +335,13 @@ class Holdout:
     def measured_part(
         self, counts: Sequence[float], kept_out: Optional[Sequence[float]] = None
     ) -> tuple[float, ...]:
-        """Returns how many of them are expected to be measured: without a share all."""
+        """Returns the expected numbers of measured examples by domain; without a holdout all."""
         if not self.is_active:
             return tuple(counts)
         return tuple(self.share * n for n in counts) if kept_out is None else tuple(kept_out)
 
-    def _share_of(self, numbers: tf.Tensor, bits: int = 0) -> tf.Tensor:
-        # In integers, which no compiler rounds otherwise.
+    def _scaled_by_share(self, numbers: tf.Tensor, bits: int = 0) -> tf.Tensor:
+        # Integer arithmetic, which every compiler rounds the same way.
         share = tf.constant(round(self.share * 2**UNIFORM_BITS), tf.int64)
         scaled = tf.cast(numbers, tf.int64) * share + tf.cast(bits, tf.int64)
         shifted = tf.bitwise.right_shift(scaled, tf.constant(UNIFORM_BITS, tf.int64))
@@ -350,7 +353,7 @@ def _all_but_one(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def _without_first(order: tf.Tensor, num_first: tf.Tensor, num_examples: tf.Tensor) -> tf.Tensor:
-    """Returns a client's positions but for the first ones of an order, ascending, then zeros."""
+    """Returns a client's positions without the first ones of an order, ascending, then zeros."""
     slots = tf.range(tf.shape(order)[-1])
     first, all_ = num_first[..., tf.newaxis], num_examples[..., tf.newaxis]
     is_left = (slots >= first) & (slots < all_)
@@ -360,17 +363,17 @@ def _without_first(order: tf.Tensor, num_first: tf.Tensor, num_examples: tf.Tens
 
 @dataclasses.dataclass(frozen=True)
 class HoldoutOptions(Options):
-    """On which examples losses are measured; part of the settings of algorithms that need them.
+    """Options of algorithms that may measure losses on held-out examples.
 
     Attributes:
-        measured_share: Share of each client's examples that is kept out of training, to measure on
-            them the losses that the algorithm follows; with 0 clients train and measure on all.
+        measured_share: Fraction of each client's examples held out of training, to measure the
+            losses that the algorithm follows; with 0 clients train and measure on all examples.
     """
 
     measured_share: Annotated[float, Within(least=0.0, below=1.0)] = 0.0
 
     def holdout(self, seed: int) -> Holdout:
-        """Returns the holdout of a run; without a share the same for all seeds."""
+        """Returns the holdout of a run; with a fraction of 0 it is the same for all seeds."""
         return Holdout(self.measured_share, seed) if self.measured_share else NO_HOLDOUT
 
 
@@ -380,16 +383,16 @@ NO_HOLDOUT = Holdout()
 def measure_domains(
     model: Model, num_domains: int, weights: ModelWeights, clients: Clients, holdout: Holdout
 ) -> tuple[DomainSums, Clients]:
-    """CLIENT lines 2 to 6 of Algorithm 1, on the examples that are kept out, or on all.
+    """CLIENT lines 2 to 6 of Algorithm 1, on the held-out examples, or on all without a holdout.
 
     Args:
-        num_domains: p.
+        num_domains: Number of domains p.
         weights: w, the same for every client.
         clients: The clients before their training.
-        holdout: Which examples are kept out.
+        holdout: The examples to hold out.
 
     Returns:
-        The sums over the examples that are measured, and the clients with those that they train on.
+        The sums over the measured examples, and the clients with their training examples.
     """
     if not holdout.is_active:
         return domain_sums(model, num_domains, weights, clients), clients

@@ -1,14 +1,14 @@
-"""Federated evaluation per domain and over clients; of one model, a family, or outcome counts.
+"""Federated evaluation per domain and over clients, of one model or a family; outcome counts.
 
-The server learns sums only. The distribution over clients comes from summed histograms, and how a
-measure depends on the size of a client from sums over the clients of about the same size.
+The server learns sums only. The distribution over clients comes from summed histograms. The
+dependence of a measure on client size comes from sums over clients of similar size.
 
 A family has several models (Laguel et al. 2021). The paper leaves open how a client finds its
-level. Here it measures every model on a share of its own examples and takes the one with the
-smallest loss. The rest of its examples is measured with that model, with each model of the family,
-and with the one that turns out best.
+level. Here a client measures every model on a fraction of its examples and chooses the one with the
+smallest loss. On its other examples it measures the chosen model, each model of the family, and the
+best model in hindsight.
 
-Outcome counts, how often each outcome is among the examples of each domain, make unigram models.
+Outcome counts, the number of examples with each outcome in each domain, define unigram models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
 from tff_agnostic.base.later import tf
-from tff_agnostic.base.stateless_random import MOST_POISSON, poisson_one
+from tff_agnostic.base.stateless_random import MAX_POISSON, poisson_one
 from tff_agnostic.computations.algorithm import CommunicationStep, HashablePartial
 from tff_agnostic.computations.class_sums import ClassCounting
 from tff_agnostic.computations.client_output import all_finite
@@ -40,24 +40,24 @@ from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
 
 SIZES = SizeGrid()
-# How often clients are resampled, and the most numbers that a client sends of each sum for it.
+# Number of bootstrap replicates, and maximum number of values per sum that a client sends for them.
 _REPLICATES = 200
-_MOST_RESAMPLED = 10_000
-# Seeds the weights of the clients. Public, and the same in all runs: replicates of two models on
-# the same clients can be compared one by one.
+_MAX_RESAMPLED = 10_000
+# Seed of the clients' bootstrap weights. It is public and the same in all runs, so that replicates
+# of two models on the same clients can be compared pairwise.
 _RESAMPLING_SEED = 1907
 
 
 class ClientDistribution(NamedTuple):
-    """Sums that describe how one measure is spread over clients.
+    """Sums that describe the distribution of one measure over clients.
 
-    Rows 0 to p-1 are domains, row p is all of a client's examples together. A client counts in a
-    row if the measure is defined for it there.
+    Rows 0 to p-1 are domains, row p is all examples of a client together. A client counts in a row
+    if the measure is defined for it there.
 
     Attributes:
-        num_clients: Clients in each row, int64 [p + 1].
-        total: Sum of their values, of a metric its ratios, float32 [p + 1].
-        histogram: The same on the measure's grid, int64 [p + 1, bins].
+        num_clients: Number of clients in each row, int64 [p + 1].
+        total: Sum of the clients' values, for a metric of their ratios, float32 [p + 1].
+        histogram: Number of clients by row and bin of the measure's grid, int64 [p + 1, bins].
     """
 
     num_clients: tf.Tensor
@@ -66,11 +66,11 @@ class ClientDistribution(NamedTuple):
 
 
 class SizeSums(NamedTuple):
-    """One measure by the clients' numbers of examples, all domains together; see `SIZES`.
+    """Sums of one measure by client size, all domains together; see `SIZES`.
 
     Attributes:
-        num_clients: Clients of each size for which the measure is defined, int64 [sizes].
-        total: Sum of their values, of a metric its ratios, float32 [sizes].
+        num_clients: Number of clients of each size for which the measure is defined, int64 [sizes].
+        total: Sum of the clients' values, for a metric of their ratios, float32 [sizes].
     """
 
     num_clients: tf.Tensor
@@ -78,17 +78,17 @@ class SizeSums(NamedTuple):
 
 
 class EvaluationOutput(NamedTuple):
-    """What a client contributes to an evaluation; the server sees the sum over clients.
+    """Output of a client in an evaluation; the server sees the sum over clients.
 
     Attributes:
         sums: Losses, counts and metric sums per domain.
         over_clients: The distribution over clients of "loss" and of each metric.
-        by_size: The same measures by the clients' numbers of examples.
-        clients: Number of clients that were evaluated, had no examples, or gave values that are not
-            finite (which add nothing else), int64 scalars.
-        resampled: The `stacked` sums with each client's weight in each of B replicates, float32
-            [B, 2 m, p]; () where clients are not resampled. See `num_replicates`.
-        classes: Answers by class, a `ClassSums`; () where they are not counted.
+        by_size: Sums of "loss" and of each metric by client size.
+        clients: Number of clients that were evaluated, had no examples, or had non-finite values
+            (and add nothing else), int64 scalars.
+        resampled: The `stacked` sums times the client's weight in each of B replicates, float32 [B,
+            2 m, p]; () without resampling. See `num_replicates`.
+        classes: Counts of predicted classes, a `ClassSums`; () if not counted.
     """
 
     sums: DomainSums
@@ -100,9 +100,9 @@ class EvaluationOutput(NamedTuple):
 
 
 def num_replicates(num_domains: int) -> int:
-    """Returns how often clients are resampled; 0 with so many domains that it would cost much."""
-    found = min(_REPLICATES, _MOST_RESAMPLED // num_domains)
-    return found if found >= _REPLICATES // 4 else 0
+    """Returns the number of bootstrap replicates; 0 if many domains would make them too costly."""
+    replicates = min(_REPLICATES, _MAX_RESAMPLED // num_domains)
+    return replicates if replicates >= _REPLICATES // 4 else 0
 
 
 def measure_grids(model: Model) -> OrderedDict[str, Grid]:
@@ -129,12 +129,12 @@ def evaluate_clients(
     replicates: int = 0,
     counting: Optional[ClassCounting] = None,
 ) -> EvaluationOutput:
-    """Client work: measures the weights that are broadcast; nothing in it is random.
+    """Client work: measures the broadcast weights; deterministic.
 
     Args:
-        num_domains: p.
-        replicates: B, how often clients are resampled.
-        counting: Counts answers by class; None if nothing does.
+        num_domains: Number of domains p.
+        replicates: Number B of bootstrap replicates.
+        counting: Counts predicted classes; None to skip.
     """
     sums, counts = domain_sums_and_counts(model, num_domains, weights, clients, counting)
     output: EvaluationOutput = clients.map(
@@ -152,19 +152,19 @@ def evaluate_clients(
 def _resampled(counted: tf.Tensor, sums: tf.Tensor, replicates: int) -> tf.Tensor:
     """Returns a client's sums [2 m, p] times each of its weights [B]: float32 [B, 2 m, p].
 
-    Of vectorised clients, [G, B] and [G, 2 m, p], it is the sum over them, [1, B, 2 m, p]: plain
-    sums send it as it is, and the runtime has one entry to add up where it would have had G.
+    Vectorised clients, [G, B] and [G, 2 m, p], are summed here to [1, B, 2 m, p]: plain sums send
+    values unchanged, so the runtime adds one entry instead of G.
     """
     rows, num_domains = sums.shape[-2:].as_list()
-    of_client = tf.reshape(sums, [-1, rows * num_domains])
+    values = tf.reshape(sums, [-1, rows * num_domains])
     weights = tf.reshape(counted, [-1, replicates])
-    total = tf.matmul(weights, of_client, transpose_a=True)
+    total = tf.matmul(weights, values, transpose_a=True)
     shape = [replicates, rows, num_domains]
     return tf.reshape(total, shape if counted.shape.rank == 1 else [1, *shape])
 
 
 def stacked(sums: DomainSums) -> tf.Tensor:
-    """Returns sums [..., p] of m measures as one tensor, float32 [..., 2 m, p].
+    """Returns the sums [..., p] of m measures as one tensor, float32 [..., 2 m, p].
 
     Losses and counts come first, then the numerator and the denominator of each metric.
     """
@@ -176,12 +176,12 @@ def stacked(sums: DomainSums) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """A federated evaluation, of one model or of several: one step, and no state after it.
+    """A federated evaluation of one model or several: one step, without state.
 
     Attributes:
-        step: It broadcasts its state, which is what is measured.
-        measured_spec: Spec of that, a structure of `tf.TensorSpec`.
-        client_data_spec: Of a client's examples.
+        step: The step; it broadcasts its state, which is the measured model.
+        measured_spec: Spec of the measured model, a structure of `tf.TensorSpec`.
+        client_data_spec: Spec of a client's examples.
     """
 
     step: CommunicationStep
@@ -198,10 +198,11 @@ def measurement_of_model(
     """Returns the evaluation of one model's weights; its sums are an `EvaluationOutput`.
 
     Args:
-        num_domains: p.
-        replicates: How often clients are resampled. For plain sums only: of fewer clients than
-            that, secure sums with known weights would tell the server each one's numbers.
-        counting: Counts answers by class; None if nothing does.
+        num_domains: Number of domains p.
+        replicates: Number of bootstrap replicates. Only for plain sums: with fewer clients than
+            replicates, secure sums with known weights would reveal each client's values to the
+            server.
+        counting: Counts predicted classes; None to skip.
     """
     return Measurement(
         CommunicationStep(
@@ -223,11 +224,11 @@ def measurement_of_model(
 
 
 def evaluation_output(model: Model, sums: DomainSums, is_empty: tf.Tensor) -> EvaluationOutput:
-    """Returns what one client contributes, from its sums over each domain; or zeros.
+    """Returns one client's output from its sums over each domain; or zeros.
 
     Args:
-        sums: Of the client, values [p].
-        is_empty: Whether it has no examples, boolean scalar.
+        sums: Sums of the client, values [p].
+        is_empty: Whether the client has no examples, boolean scalar.
     """
     ratios = OrderedDict(loss=MetricSums(sums.losses, tf.cast(sums.counts, tf.float32)))
     ratios.update(sums.metric_sums)
@@ -236,8 +237,8 @@ def evaluation_output(model: Model, sums: DomainSums, is_empty: tf.Tensor) -> Ev
         for name, grid in measure_grids(model).items()
     )
     is_finite = all_finite([sums.losses, sums.metric_sums])
-    is_of_size = SIZES.holds(tf.reduce_sum(sums.counts)) & is_finite
-    by_size = _by_size(is_of_size, over_clients)
+    has_size = SIZES.holds(tf.reduce_sum(sums.counts)) & is_finite
+    by_size = _by_size(has_size, over_clients)
     sums, over_clients = tf.nest.map_structure(
         lambda value: tf.where(is_finite, value, tf.zeros_like(value)), (sums, over_clients)
     )
@@ -265,13 +266,19 @@ def _client_distribution(grid: Grid, ratio: MetricSums) -> ClientDistribution:
 
 
 def _by_size(
-    is_of_size: tf.Tensor, over_clients: Mapping[str, ClientDistribution]
+    has_size: tf.Tensor, over_clients: Mapping[str, ClientDistribution]
 ) -> OrderedDict[str, SizeSums]:
-    counted, none = tf.cast(is_of_size, tf.int64), tf.zeros([SIZES.num_bins])
+    counted, none = tf.cast(has_size, tf.int64), tf.zeros([SIZES.num_bins])
     return OrderedDict(
-        # Of all of a client's examples together; the value is 0 where it is undefined.
-        (name, SizeSums(counted * of.num_clients[-1], tf.where(is_of_size, of.total[-1], none)))
-        for name, of in over_clients.items()
+        # Values over all examples of a client; 0 if undefined.
+        (
+            name,
+            SizeSums(
+                counted * distribution.num_clients[-1],
+                tf.where(has_size, distribution.total[-1], none),
+            ),
+        )
+        for name, distribution in over_clients.items()
     )
 
 
@@ -281,13 +288,13 @@ def evaluation_bounds(
     is_resampled: bool = False,
     counting: Optional[ClassCounting] = None,
 ) -> EvaluationOutput:
-    """Returns the bounds of what one client contributes, for secure sums.
+    """Returns the bounds of one client's output, for secure sums.
 
     Args:
-        model: What is evaluated.
-        limits: Of a client's examples and losses.
-        is_resampled: Whether clients are resampled.
-        counting: Counts answers by class.
+        model: The model to evaluate.
+        limits: Limits of a client's examples and losses.
+        is_resampled: Whether there are bootstrap replicates.
+        counting: Counts predicted classes; None to skip.
     """
     one = Bound(1, integer=True)
     largest = {"loss": limits.loss}
@@ -296,7 +303,7 @@ def evaluation_bounds(
     resampled: Any = ()
     if is_resampled:
         largest_sum = max(bound.limit for bound in tf.nest.flatten(sums))
-        resampled = Bound(MOST_POISSON * largest_sum)
+        resampled = Bound(MAX_POISSON * largest_sum)
     return EvaluationOutput(
         sums=sums,
         over_clients=OrderedDict(
@@ -310,11 +317,11 @@ def evaluation_bounds(
 
 
 class OutcomeCounts(NamedTuple):
-    """What a client sends.
+    """Output of a client that counts outcomes.
 
     Attributes:
-        counts: Of each domain and outcome, one after the other, int64 [p * outcomes].
-        clients: 1 for each domain that it has examples of, int64 [p].
+        counts: Number of examples by domain and outcome, flattened, int64 [p * outcomes].
+        clients: 1 for each domain in which the client has examples, int64 [p].
     """
 
     counts: tf.Tensor
@@ -333,14 +340,14 @@ def count_outcomes(
     counts = add_at(tf.zeros(shape, tf.int64), places, tf.cast(counted, tf.int64))
 
     def has_domain(counts: tf.Tensor) -> tf.Tensor:
-        of_domain = tf.reduce_sum(tf.reshape(counts, [num_domains, -1]), axis=1)
-        return tf.cast(of_domain > 0, tf.int64)
+        examples = tf.reduce_sum(tf.reshape(counts, [num_domains, -1]), axis=1)
+        return tf.cast(examples > 0, tf.int64)
 
     return OutcomeCounts(counts, clients.map(has_domain, counts))
 
 
-def measurement_of_outcomes(model: Model, num_domains: int, num_outcomes: int) -> Measurement:
-    """Returns the measurement; its sums are an `OutcomeCounts`, and what it measures is nothing."""
+def outcome_measurement(model: Model, num_domains: int, num_outcomes: int) -> Measurement:
+    """Returns the count of outcomes; its sums are an `OutcomeCounts`, and it measures no model."""
 
     def bounds(limits: ClientLimits) -> OutcomeCounts:
         return OutcomeCounts(Bound(limits.examples, integer=True), Bound(1, integer=True))
@@ -360,18 +367,18 @@ def measurement_of_outcomes(model: Model, num_domains: int, num_outcomes: int) -
 
 
 class ChoiceOutput(NamedTuple):
-    """What a client contributes, from the examples that it does not choose by.
+    """Output of a client that chooses a model, from the examples not used for the choice.
 
-    A client that has no examples to choose by, as one with a single example, or for which a model
-    gives values that are not finite, adds nothing but to the count of such clients.
+    A client without examples for the choice, such as one with a single example, or with a model
+    that yields non-finite values, only adds 1 to the count of such clients.
 
     Attributes:
         models: The evaluation of each model.
-        chosen: That of the model which the client chooses.
-        in_hindsight: Of each measure by itself, that of the model which turned out best in it.
-        num_choices: 1 at the model that is chosen, int64 [r].
-        clients: Number of clients that chose, had too few examples to choose, or gave values that
-            are not finite, int64 scalars.
+        chosen: Evaluation of the model that the client chooses.
+        in_hindsight: For each measure, the evaluation of the model that is best in it.
+        num_choices: 1 at the chosen model, int64 [r].
+        clients: Number of clients that chose, had too few examples to choose, or had non-finite
+            values, int64 scalars.
     """
 
     models: tuple[EvaluationOutput, ...]
@@ -389,11 +396,11 @@ def choose_models(
     num_domains: int,
     holdout: Holdout,
 ) -> ChoiceOutput:
-    """Client work: measures r models, and chooses one; nothing in it is random but the split.
+    """Client work: measures r models and chooses one; only the split is random.
 
     Args:
-        num_domains: p.
-        holdout: Which examples a client chooses by: those that are kept out.
+        num_domains: Number of domains p.
+        holdout: The held-out examples are used for the choice.
     """
     to_choose_by, rest = holdout.split(clients)
     losses, sums = [], []
@@ -418,8 +425,8 @@ def _choose(
     num_chosen_by: tf.Tensor,
     num_rest: tf.Tensor,
 ) -> ChoiceOutput:
-    # All models are measured on the same examples: the smallest sum has the smallest mean. Of equal
-    # ones it is the first, the main model.
+    # All models are measured on the same examples, so the smallest sum has the smallest mean. Ties
+    # go to the first model, the main one.
     choice = _first_best(tf.stack(losses), higher_is_better=False)
     is_finite = all_finite([losses, [[s.losses, s.metric_sums] for s in sums]])
     has_examples = (num_chosen_by > 0) & (num_rest > 0)
@@ -427,10 +434,10 @@ def _choose(
     stacked = tf.nest.map_structure(lambda *values: tf.stack(values), *sums)
     chosen = tf.nest.map_structure(lambda values: tf.gather(values, choice), stacked)
 
-    def output(of: DomainSums) -> EvaluationOutput:
-        found = evaluation_output(model, of, tf.equal(num_rest, 0))
+    def output(sums: DomainSums) -> EvaluationOutput:
+        evaluation = evaluation_output(model, sums, tf.equal(num_rest, 0))
         return tf.nest.map_structure(
-            lambda value: tf.where(chooses, value, tf.zeros_like(value)), found
+            lambda value: tf.where(chooses, value, tf.zeros_like(value)), evaluation
         )
 
     return ChoiceOutput(
@@ -447,7 +454,7 @@ def _choose(
 
 
 def _in_hindsight(model: Model, stacked: DomainSums) -> DomainSums:
-    """Returns, of sums [r, p], those of the model with the best value of each measure."""
+    """Selects from sums [r, p] the model with the best value of each measure."""
     counts = tf.cast(stacked.counts, tf.float32)
 
     def best(measure: str, ratio: MetricSums) -> MetricSums:
@@ -472,9 +479,9 @@ def measurement_of_choice(
     """Returns the evaluation of a family, a tuple of weights; its sums are a `ChoiceOutput`.
 
     Args:
-        num_domains: p.
-        num_models: r.
-        holdout: Which of its examples a client chooses by: those that are kept out.
+        num_domains: Number of domains p.
+        num_models: Number of models r.
+        holdout: The held-out examples are used for the choice.
     """
     one = Bound(1, integer=True)
 
@@ -498,6 +505,6 @@ def measurement_of_choice(
 
 
 def _first_best(values: tf.Tensor, higher_is_better: bool) -> tf.Tensor:
-    """Returns the row of the best of values [r], the first of equal ones; not finite is worst."""
+    """Returns the index of the best of values [r]; ties go to the first, non-finite is worst."""
     costs = -values if higher_is_better else values
     return tf.argmin(tf.where(tf.math.is_finite(costs), costs, tf.constant(float("inf"))))

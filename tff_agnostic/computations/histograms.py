@@ -1,9 +1,9 @@
-"""Distributions over clients that a server can learn from sums: histograms on a fixed grid.
+"""Distributions over clients from sums: histograms on a fixed grid.
 
-Each client adds 1 to the bin nearest to its value, which then stands for it; quantiles are
-interpolated between neighbouring clients' values, superquantiles are means of the worst clients'.
-On a linear grid the error of both is at most half a step, 0.0025 over [0, 1]; on the logarithmic
-one at most 2.74% of the number itself.
+Each client adds 1 to the bin nearest to its value, and the bin's centre then represents the value.
+Quantiles interpolate between neighbouring clients' values; superquantiles are means over the worst
+clients. The error of both is at most half a step on a linear grid, 0.0025 over [0, 1], and at most
+2.74% of the value on the logarithmic grid.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tff_agnostic.base.later import tf
 
 @dataclasses.dataclass(frozen=True)
 class LinearGrid:
-    """Centres 0 to `upper` at a constant distance, by default upper / 200."""
+    """Equidistant centres from 0 to `upper`, by default upper / 200 apart."""
 
     upper: float = 1.0
     num_bins: int = 201
@@ -35,13 +35,13 @@ class LinearGrid:
         return _fixed(np.linspace, 0.0, self.upper, self.num_bins)
 
     def edge(self, positions: np.ndarray) -> np.ndarray:
-        """Returns where bins begin, float64, of positions of any shape; those outside go on."""
+        """Returns the lower edges of bins, float64, for positions of any shape and range."""
         return (np.asarray(positions) - 0.5) * (self.upper / (self.num_bins - 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class LogGrid:
-    """Centres from 1e-6 to 1e6 at a constant ratio; what is smaller or larger joins the ends."""
+    """Centres from 1e-6 to 1e6 at a constant ratio; other values count in the first or last bin."""
 
     lower: float = 1e-6
     upper: float = 1e6
@@ -59,7 +59,7 @@ class LogGrid:
         return _fixed(np.geomspace, self.lower, self.upper, self.num_bins)
 
     def edge(self, positions: np.ndarray) -> np.ndarray:
-        """Returns where bins begin, float64, of positions of any shape; those outside go on."""
+        """Returns the lower edges of bins, float64, for positions of any shape and range."""
         log_ratio = math.log(self.upper / self.lower) / (self.num_bins - 1)
         return self.lower * np.exp((np.asarray(positions) - 0.5) * log_ratio)
 
@@ -69,22 +69,22 @@ Grid = Union[LinearGrid, LogGrid]
 
 @functools.lru_cache(maxsize=32)
 def _fixed(space: Callable[..., np.ndarray], lower: float, upper: float, num: int) -> np.ndarray:
-    # A report asks for the same ones some thousand times.
-    found = space(lower, upper, num)
-    found.flags.writeable = False
-    return found
+    # A report uses the same arrays some thousand times.
+    centers = space(lower, upper, num)
+    centers.flags.writeable = False
+    return centers
 
 
 @dataclasses.dataclass(frozen=True)
 class SizeGrid:
-    """Numbers of examples by powers of two: bin i holds 2^i to 2^(i + 1) - 1, the last one more."""
+    """Numbers of examples by powers of two: bin i holds 2^i to 2^(i + 1) - 1, the last more."""
 
     num_bins: int = 24
 
     def holds(self, count: tf.Tensor) -> tf.Tensor:
-        """Returns which bin a number of examples is in, boolean [num_bins]; none holds 0."""
+        """Whether each bin holds a number of examples, boolean [num_bins]; no bin holds 0."""
         lower = self.lower()
-        # Compared: a logarithm may be a little less than a whole number.
+        # Compare, because a rounded logarithm may fall below the integer.
         upper = np.append(lower[1:], np.iinfo(np.int64).max)
         count = tf.cast(count, tf.int64)
         return (count >= lower) & (count < upper)
@@ -95,14 +95,14 @@ class SizeGrid:
 
 
 def quantile(grid: Grid, counts: np.ndarray, q: float) -> float:
-    """Returns the q-quantile of the clients of a histogram, as NumPy's default method has it.
+    """Returns the q-quantile over the clients of a histogram, by NumPy's default method.
 
-    Of n sorted values it is the one at position q * (n - 1), counted from 0; between two positions
-    it is interpolated linearly. (Hyndman and Fan 1996, definition 7.)
+    The quantile of n sorted values is the value at position q * (n - 1), counted from 0, linearly
+    interpolated between positions (Hyndman and Fan 1996, definition 7).
 
     Args:
-        counts: Clients in each bin, int [num_bins].
-        q: In [0, 1].
+        counts: Number of clients in each bin, int [num_bins].
+        q: Level in [0, 1].
 
     Returns:
         The quantile; NaN if there are no clients.
@@ -110,7 +110,7 @@ def quantile(grid: Grid, counts: np.ndarray, q: float) -> float:
     total = int(counts.sum())
     if total == 0:
         return math.nan
-    # Rounded first: 0.7 * 10 is a little less than 7, and the value at 7 would be left out.
+    # Round first: 0.7 * 10 is slightly less than 7, which would skip the value at 7.
     position = round(q * (total - 1), 6)
     below = math.floor(position)
     ranks = np.cumsum(counts)
@@ -124,16 +124,16 @@ def quantile(grid: Grid, counts: np.ndarray, q: float) -> float:
 def superquantile(
     grid: Grid, counts: np.ndarray, share: float, worst_is_largest: bool = True
 ) -> float:
-    """Returns the mean of the worst clients of a histogram, all of them with the same weight.
+    """Returns the mean of the worst clients of a histogram, all with the same weight.
 
-    Of n clients they are the worst `share` * n; the one at the boundary counts with the part of it
-    that is left. It is the conditional value at risk of the histogram, exactly, and that of the
-    clients' own values up to the grid: no order statistic is further off than a single value.
+    The worst `share` * n of n clients count; the client at the boundary counts with the
+    remaining fraction. The result is the exact conditional value at risk of the histogram. It
+    differs from that of the clients' own values at most by the error of the grid.
 
     Args:
-        counts: Clients in each bin, int [num_bins].
-        share: In (0, 1]; with 1 it is the mean, and below 1 / n the worst client's value.
-        worst_is_largest: Whether large values are bad, or small ones.
+        counts: Number of clients in each bin, int [num_bins].
+        share: Fraction in (0, 1]; 1 gives the mean, and less than 1 / n the worst client's value.
+        worst_is_largest: Whether larger values are worse.
 
     Returns:
         The superquantile; NaN if there are no clients.
@@ -143,6 +143,6 @@ def superquantile(
         return math.nan
     order = slice(None, None, -1 if worst_is_largest else 1)
     values, clients = grid.centers()[order], np.asarray(counts, np.float64)[order]
-    wanted = share * total
-    reached = np.minimum(np.cumsum(clients), wanted)
-    return float(np.diff(reached, prepend=0.0) @ values / wanted)
+    worst_clients = share * total
+    reached = np.minimum(np.cumsum(clients), worst_clients)
+    return float(np.diff(reached, prepend=0.0) @ values / worst_clients)

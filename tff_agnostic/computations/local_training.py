@@ -22,9 +22,9 @@ from tff_agnostic.models.model import Examples, Model, ModelWeights
 
 _BATCH_SIZE = 256
 
-# (beta^k, sum of alpha over the batch) -> divisor of the batch's weighted loss. "client" is line 10
-# as printed: one epoch is about one step on the client's mean loss. "batch" is the mean over the
-# batch, as in McMahan et al. 2017: as many such steps as there are batches.
+# Functions (beta^k, sum of alpha over the batch) -> divisor of the batch's weighted loss. "client"
+# is line 10 as printed: an epoch is about one step on the client's mean loss. "batch" is the mean
+# over the batch, as in McMahan et al. 2017: an epoch has one such step per batch.
 _NORMALIZERS: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "client": lambda beta, batch_weight: beta,
     "batch": lambda beta, batch_weight: batch_weight,
@@ -33,7 +33,7 @@ _NORMALIZERS: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
 
 @dataclasses.dataclass(frozen=True)
 class ClientTraining(Options):
-    """How clients train.
+    """Options of local training.
 
     Attributes:
         learning_rate: Learning rate of the clients' SGD (gamma_w).
@@ -60,12 +60,12 @@ class ClientTraining(Options):
 
 
 class LocalTraining(NamedTuple):
-    """What a client has after its training.
+    """Result of a client's training.
 
     Attributes:
         trained: w^k, the trained weights.
-        sums: `DomainSums` of its examples as the first epoch met them, each with the weights before
-            its batch's step; () unless they were asked for.
+        sums: `DomainSums` of its examples in the first epoch, each measured at the weights before
+            its batch's step; () if not requested.
     """
 
     trained: list[tf.Tensor]
@@ -85,14 +85,15 @@ def local_sgd(
     """CLIENT lines 7 to 12: E epochs of SGD from `weights`.
 
     Args:
-        options: How to train.
-        weights: w, where training starts, the same for every client.
-        clients: The clients with the examples that they train on.
+        options: Options of the training.
+        weights: Weights w at the start of training, the same for every client.
+        clients: The clients with their training examples.
         alpha: Scale of each domain, float32 [p].
-        beta: Weight of each client, float32; 0 leaves the weights as they are.
-        measured_domains: p, to measure losses and metrics per domain in the first epoch.
-        proximal: mu of a term mu / 2 ||w^k - w||^2 of the client's objective; each batch has its
-            share of the term (FedProx, Li et al. 2020), and all of it where a batch's loss is
+        beta: Weight of each client, float32; with 0 the weights do not change.
+        measured_domains: Number of domains p, to measure losses and metrics per domain in the first
+            epoch; None to skip.
+        proximal: mu of a term mu / 2 ||w^k - w||^2 of the client's objective. Each batch has its
+            fraction of the term (FedProx, Li et al. 2020), or the full term if a batch's loss is
             divided by the batch's own weight.
     """
     normalize = _NORMALIZERS[options.normalizer]
@@ -118,7 +119,8 @@ def local_sgd(
             batch_weight = tf.reduce_sum(scale)
             divisor = normalize(beta, batch_weight)
             objective = tf.math.divide_no_nan(tf.reduce_sum(scale * losses), divisor)
-            # Scaled here, the gradients come out as steps: no further pass over the weights.
+            # Scale the loss by the rate, so that gradients are steps: this saves a pass over the
+            # weights.
             objective *= rate
         steps = tape.gradient(
             objective, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
@@ -127,7 +129,7 @@ def local_sgd(
             _minus(w, step, model.loss_scale, clients.map_) for w, step in zip(trained, steps)
         ]
         if proximal:
-            # Of the term's gradient, mu (w^k - w): none where a client has no examples left.
+            # Gradient of the proximal term, mu (w^k - w); none if a client has no examples left.
             pull = proximal_rate * tf.math.divide_no_nan(batch_weight, divisor)
             next_trained = [
                 after - pull * (before - tf.convert_to_tensor(anchor))
@@ -150,8 +152,8 @@ def local_sgd(
         def train_batch(batch: Batch, state: LocalTraining) -> LocalTraining:
             last = clients.capacity - 1
             examples = clients.take(tf.gather(order, tf.minimum(batch.positions, last), axis=-1))
-            # alpha_i of each example's domain i. Past a client's last example it is 0, and so is
-            # the gradient.
+            # alpha_i of each example's domain i. Past a client's last example it is 0, as is the
+            # gradient.
             scale = tf.gather(alpha, examples["domain_id"])
             scale *= tf.cast(batch.is_present, tf.float32)
             seed = fold_in(fold_in(clients.seed, epoch), batch.start)
@@ -178,21 +180,21 @@ def local_sgd(
 
 def _minus(weight: tf.Tensor, step: Any, loss_scale: float, map_: ClientMap) -> tf.Tensor:
     if isinstance(step, tf.IndexedSlices) and not (map_.is_vectorised or map_.fixed_shapes):
-        # The rows of an embedding that a batch has: the others need not even be read.
+        # Only the rows of an embedding that a batch uses; the others are not even read.
         return minus_rows(weight, step.indices, _unscaled(step.values, loss_scale))
     return weight - _unscaled(tf.convert_to_tensor(step), loss_scale)
 
 
 def _unscaled(step: tf.Tensor, loss_scale: float) -> tf.Tensor:
-    # Not divided by 1: that would be another pass over all weights.
+    # A division by 1 would be another pass over all weights.
     return step if loss_scale == 1.0 else step / loss_scale
 
 
 def minus_rows(weight: tf.Tensor, rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns a weight [n, ...] without `values` [b, ...] in its rows [b], which may be repeated.
+    """Subtracts `values` [b, ...] from rows [b], which may be repeated, of a weight [n, ...].
 
-    What a row loses is summed first: taken away one by one, each would be rounded to the precision
-    of the weight, and a step made of many small ones could be lost as a whole.
+    Values of a row are summed first: subtracted one by one, each would be rounded to the precision
+    of the weight, and a step of many small values could vanish.
     """
     distinct, positions = tf.unique(rows)
     totals = tf.math.unsorted_segment_sum(values, positions, tf.size(distinct))
@@ -200,11 +202,11 @@ def minus_rows(weight: tf.Tensor, rows: tf.Tensor, values: tf.Tensor) -> tf.Tens
 
 
 class GradientPass(NamedTuple):
-    """What a client has measured at w.
+    """Gradient and sums of a client at w.
 
     Attributes:
-        gradient: Gradient of sum_j alpha_{i(j)} loss_j over its examples j of domains i(j), like
-            the trainable weights.
+        gradient: Gradient of sum_j alpha_{i(j)} loss_j over the client's examples j of domains
+            i(j), with the structure of the trainable weights.
         sums: Losses, counts and metric sums of each domain.
     """
 
@@ -221,19 +223,19 @@ def gradient_pass(
     sample_size: Optional[int] = None,
     batch_size: int = _BATCH_SIZE,
 ) -> GradientPass:
-    """Returns each client's gradient at `weights`, and what was measured on the way.
+    """Returns each client's gradient at `weights`, with the losses and counts of the same pass.
 
-    The model is in training mode: dropout is active in both, from the clients' seeds.
+    The model is in training mode: dropout from the clients' seeds is active in gradient and losses.
 
     Args:
-        num_domains: p.
+        num_domains: Number of domains p.
         weights: w, the same for every client.
-        clients: The clients with the examples that they train on.
+        clients: The clients with their training examples.
         alpha: Scale of each domain, float32 [p].
-        sample_size: Examples of a client that are drawn, without replacement; all if None. Sums and
-            gradients are then those of the sample times n_k over its size, so that their means over
-            all draws are those of all examples; counts remain those of all examples.
-        batch_size: Examples of a client per step; bounds the memory only.
+        sample_size: Number of examples to draw per client, without replacement; all if None. Sums
+            and gradients of the sample are scaled by n_k over its size, so that their expectation
+            equals the values over all examples; counts are always over all examples.
+        batch_size: Examples of a client per step; affects only memory.
     """
     used = clients.limited(sample_size)
     order = clients.example_order(clients.seed, shuffle=sample_size is not None)
@@ -241,7 +243,7 @@ def gradient_pass(
         tf.cast(clients.num_examples, tf.float32), tf.cast(used.num_examples, tf.float32)
     )
 
-    def of_client(
+    def client_gradient(
         batch: Examples, scale: tf.Tensor, seed: tf.Tensor, gradient: list[tf.Tensor]
     ) -> Any:
         trainable = [tf.convert_to_tensor(w) for w in weights.trainable]
@@ -267,7 +269,7 @@ def gradient_pass(
         examples = clients.take(tf.gather(order, tf.minimum(batch.positions, last), axis=-1))
         scale = tf.gather(alpha, examples["domain_id"]) * tf.cast(batch.is_present, tf.float32)
         seed = fold_in(clients.seed, batch.start)
-        gradient, measures = clients.map(of_client, examples, scale, seed, so_far.gradient)
+        gradient, measures = clients.map(client_gradient, examples, scale, seed, so_far.gradient)
         sums = add_to_domains(so_far.sums, examples["domain_id"], batch.is_present, measures)
         return GradientPass(gradient, sums)
 
@@ -276,18 +278,18 @@ def gradient_pass(
         clients.num_examples,
     )
     initial = GradientPass(zeros, zero_sums(model, num_domains, clients))
-    found: GradientPass = used.fold_batches(batch_size, add_batch, initial)
+    result: GradientPass = used.fold_batches(batch_size, add_batch, initial)
     if sample_size is None:
-        return found
+        return result
 
     def inflated(values: Any, factor: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda value: value * factor, values)
 
     return GradientPass(
-        clients.map(inflated, found.gradient, inflation),
+        clients.map(inflated, result.gradient, inflation),
         DomainSums(
-            losses=clients.map(inflated, found.sums.losses, inflation),
+            losses=clients.map(inflated, result.sums.losses, inflation),
             counts=domain_counts(num_domains, clients),
-            metric_sums=clients.map(inflated, found.sums.metric_sums, inflation),
+            metric_sums=clients.map(inflated, result.sums.metric_sums, inflation),
         ),
     )

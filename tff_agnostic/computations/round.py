@@ -1,8 +1,8 @@
-"""A round: broadcast, client work, encode, sum, decode, finish; the one loop over its steps.
+"""A round: broadcast, client work, encode, sum, decode and finish, step by step.
 
-This is the one place where a communication step meets its aggregation. Trainings, surveys and
-evaluations are all made of such steps, and every runtime takes its functions from here: what the
-server does before and after each sum, and what a client does in between.
+Only this module combines a communication step with its aggregation. Trainings, surveys and
+evaluations all consist of such steps, and every runtime takes its functions from here: the server's
+before and after each sum, and the clients' in between.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _DTYPES = ("float32", "int64")
 
 
 class Message(NamedTuple):
-    """What the server sends to every client in a step.
+    """The server's message to every client in a step.
 
     Attributes:
-        broadcast: What the algorithm broadcasts.
-        aggregation: What the aggregation needs of its state.
-        seed: Of the round: (seed of the run, number of the round), int32 [2].
+        broadcast: Broadcast of the algorithm.
+        aggregation: Parameters that the aggregation derives from its state.
+        seed: Seed of the round: (seed of the run, number of the round), int32 [2].
     """
 
     broadcast: Any
@@ -54,8 +54,8 @@ class RoundStep:
     """A communication step with the aggregation that sums it.
 
     Attributes:
-        step: What is broadcast, and what clients do.
-        aggregation: How clients are summed.
+        step: The communication step.
+        aggregation: The aggregation over clients.
     """
 
     step: CommunicationStep
@@ -63,17 +63,17 @@ class RoundStep:
 
     @property
     def key(self) -> Any:
-        """All that client work depends on: equal keys, equal work."""
+        """Everything that client work depends on: equal keys, equal work."""
         bounds = tuple(tf.nest.flatten(self.bounds))
         return self.step.name, self.step.client_work, self.aggregation, bounds
 
     @property
     def bounds(self) -> Any:
-        """Bounds of what a client sends, in its structure."""
+        """Bounds of a client's output, in its structure."""
         return self.step.bounds(self.aggregation.limits)
 
     def on_clients(self) -> RoundStep:
-        """Returns it as clients have it: without what only the server may know."""
+        """Returns the step for clients: without values that only the server may know."""
         return dataclasses.replace(self, aggregation=self.aggregation.on_clients())
 
     def initialize(self) -> Any:
@@ -81,11 +81,11 @@ class RoundStep:
         return self.aggregation.initialize(self.bounds)
 
     def message(self, aggregation_state: Any, broadcast: Any, seed: tf.Tensor) -> Message:
-        """On the server: returns what every client is sent."""
+        """On the server: returns the message to every client."""
         return Message(broadcast, self.aggregation.client_params(aggregation_state), seed)
 
     def client_work(self, message: Message, clients: Clients) -> ClientResult:
-        """On clients: returns what each of them adds to the sum, and what it remembers."""
+        """On clients: returns each client's encoded output and its state."""
         aggregation, bounds = self.aggregation, self.bounds
         max_examples = aggregation.limits.examples if aggregation.cuts_clients else None
         used = clients.limited(max_examples).seeded(message.seed)
@@ -108,7 +108,7 @@ class RoundStep:
         return self.aggregation.federated_sum(encoded, self.bounds, sums)
 
     def decode(self, aggregation_state: Any, summed: Any) -> tuple[Any, Any, Report]:
-        """On the server: returns the aggregation's state, the sum of the outputs, and a report."""
+        """On the server: returns the aggregation's next state, the decoded sum, and a report."""
         return self.aggregation.decode(aggregation_state, summed, self.bounds)
 
     def quantities(self, prefix: str = "") -> ReportFields:
@@ -117,7 +117,7 @@ class RoundStep:
 
 
 def client_result(step: CommunicationStep, result: Any) -> ClientResult:
-    """Returns what clients returned as a `ClientResult`, which work without state leaves out."""
+    """Returns the result of client work as a `ClientResult`, also if the work has no state."""
     if isinstance(result, ClientResult) is not step.keeps_client_state:
         expected = "a ClientResult" if step.keeps_client_state else "no ClientResult"
         raise UserError(
@@ -134,12 +134,12 @@ def real_ones_are_finite(structure: Any) -> tf.Tensor:
 
 
 class RoundProgress(NamedTuple):
-    """What the server has between the steps of a round.
+    """The server's intermediate values between the steps of a round.
 
     Attributes:
-        sums: The sum of each step so far.
-        aggregations: The state of each one's aggregation after it.
-        reports: What each aggregation reported.
+        sums: Sums of the steps so far.
+        aggregations: State of the aggregation after each step.
+        reports: Report of the aggregation of each step.
     """
 
     sums: Sums = ()
@@ -148,22 +148,22 @@ class RoundProgress(NamedTuple):
 
 
 class Round:
-    """A round of an algorithm over an aggregation, as functions of the server around each sum.
+    """A round of an algorithm over an aggregation, as the server's functions around each sum.
 
-    A round is `start`, the client work of the first step and its sum, `next_step` for every
-    further step, and `finish`; see `play`.
+    A round is `start`, the client work of the first step and its sum, `next_step` for every further
+    step, and `finish`; see `play`.
 
     Args:
-        aggregation: How every step is summed.
+        aggregation: The aggregation of every step.
 
     Attributes:
-        steps: The steps with the aggregation.
+        steps: The steps with their aggregation.
     """
 
     def __init__(self, algorithm: Algorithm, aggregation: Aggregation) -> None:
         self._algorithm = algorithm
         bounds = [step.bounds(aggregation.limits) for step in algorithm.steps]
-        self.steps = tuple(map(RoundStep, algorithm.steps, aggregation.of_exchanges(bounds)))
+        self.steps = tuple(map(RoundStep, algorithm.steps, aggregation.for_steps(bounds)))
 
     @property
     def client_data_spec(self) -> Mapping[str, Any]:
@@ -185,7 +185,7 @@ class Round:
     def next_step(
         self, state: RunState, progress: RoundProgress, summed: Any
     ) -> tuple[Message, RoundProgress]:
-        """Takes the sum of a step, and returns the message of the next one."""
+        """Takes the sum of a step, and returns the message of the next step."""
         progress = self._decoded(state, progress, summed)
         return self._message(state, progress.sums), progress
 
@@ -194,9 +194,9 @@ class Round:
     ) -> tuple[RunState, Report]:
         """Takes the sum of the last step, and returns the next state and the round's report.
 
-        Numbers of clients that are all finite can have a sum that is not, or a server's update
-        that is not. A non-finite state never recovers. The round is therefore skipped: it has the
-        result of a round without clients, and reports skipped=1.
+        Finite client outputs can have a non-finite sum or server update, and a non-finite state
+        never recovers. Such a round is therefore skipped: it has the result of a round without
+        clients, and reports skipped=1.
         """
         sums, aggregations, reports = self._decoded(state, progress, summed)
         no_sums = tf.nest.map_structure(tf.zeros_like, sums)
@@ -205,7 +205,7 @@ class Round:
         after = self._algorithm.finish(state.algorithm, *sums)
         check_state(state.algorithm, after)
         # If the state was not finite before the round (a running minimum starts at infinity),
-        # values after it that are not finite are no sign of divergence.
+        # non-finite values after it do not indicate divergence.
         has_state = tf.cond(
             real_ones_are_finite(after),
             lambda: True,
@@ -216,7 +216,7 @@ class Round:
             lambda: (after, sums),
             lambda: (self._algorithm.finish(state.algorithm, *no_sums), no_sums),
         )
-        # What an aggregation remembers is kept: noise must not be used again.
+        # Keep the state of an aggregation: noise must not be reused.
         aggregations = tf.cond(
             real_ones_are_finite(aggregations),
             lambda: aggregations,
@@ -234,10 +234,10 @@ class Round:
         """Describes the report of a round."""
         names = [step.step.name for step in self.steps]
         prefixes = [""] if len(names) == 1 else [f"{name} " for name in names]
-        of_aggregations = [s.quantities(prefix) for s, prefix in zip(self.steps, prefixes)]
+        aggregation_fields = [s.quantities(prefix) for s, prefix in zip(self.steps, prefixes)]
         return OrderedDict(
             self._algorithm.quantities,
-            aggregator=self._by_step(of_aggregations),
+            aggregator=self._by_step(aggregation_fields),
             skipped=_SKIPPED,
         )
 
@@ -279,16 +279,16 @@ def play(
     """Runs a round.
 
     Args:
-        functions: What the server does.
+        functions: Functions of the server.
         state: The state before the round.
-        sum_of_step: (index of the step, message, what clients remember, whether the round has the
-            step) -> the sum over the cohort, or over no clients, and what they remember after it.
+        sum_of_step: (index of the step, message, client states, whether the round has the step) ->
+            the sum over the cohort, or over no clients, and the client states after the step.
 
     Returns:
         The state after the round, and its report.
     """
     message, progress = functions.start(state), RoundProgress()
-    # What clients remember, by whether the steps so far were in the round.
+    # Client states, by whether the steps so far were in the round.
     client_states: dict[bool, Any] = {True: (), False: ()}
     for k, step in enumerate(steps):
         is_due = step.step.is_due is None or bool(step.step.is_due(state.algorithm))
@@ -307,13 +307,13 @@ def specs_of(structure: Any) -> Any:
 
 
 def traced_specs(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns the specs of what a function of tensors of these specs returns."""
+    """Returns the specs of a function's result for arguments of the given specs."""
     traced = tf.function(function, autograph=False).get_concrete_function(*arguments)
     return specs_of(traced.structured_outputs)
 
 
 def play_on_specs(round_: Round, sum_of_step: Callable[[int, Message, Any], ClientResult]) -> None:
-    """Runs a round on specs of tensors, with all steps, up to its last sum.
+    """Runs a round symbolically on tensor specs, with all steps, up to its last sum.
 
     Args:
         sum_of_step: See `play`; of specs, without its last argument.
@@ -331,7 +331,7 @@ def play_on_specs(round_: Round, sum_of_step: Callable[[int, Message, Any], Clie
 
 
 def check_bounds(step: str, output: Any, bounds: Any) -> None:
-    """Checks that every value that a client sends has a bound."""
+    """Checks that every value of a client's output has a bound."""
     fields = getattr(output, "_fields", None)
     if fields is None:
         raise UserError(
@@ -359,9 +359,9 @@ def _check_field(where: str, values: Any, bounds: Any, field: str) -> None:
         if not isinstance(bound, Bound):
             raise UserError(f"{where}: expected a Bound, found {type(bound).__name__}")
         if not tf.is_tensor(value) or value.dtype.name not in _DTYPES:
-            found = value.dtype.name if tf.is_tensor(value) else type(value).__name__
+            kind = value.dtype.name if tf.is_tensor(value) else type(value).__name__
             raise UserError(
-                f"{where}: expected float32 or int64 tensors, which can be summed, found {found}"
+                f"{where}: expected float32 or int64 tensors, which can be summed, found {kind}"
             )
         if bound.integer != value.dtype.is_integer:
             raise UserError(
@@ -371,7 +371,7 @@ def _check_field(where: str, values: Any, bounds: Any, field: str) -> None:
 
 
 def check_state(before: Any, after: Any) -> None:
-    """Checks that a round leaves a state of the structure, shapes and dtypes that it found."""
+    """Checks that a round keeps the structure, shapes and dtypes of the state."""
     try:
         tf.nest.assert_same_structure(before, after, check_types=False)
     except (TypeError, ValueError):

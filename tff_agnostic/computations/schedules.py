@@ -1,8 +1,8 @@
 """Learning rates that fall by round: gamma_t of Laguel et al. 2021, Algorithm 2, and others.
 
-A schedule is a factor of the rate in round t, which is 0 in the first round. Clients know t from
-the seed of their round, so no message changes; a server optimizer counts it. A constant rate is a
-number and no tensor, so graphs and states do not depend on this module then.
+A schedule is a factor of the rate in round t, counted from 0. Clients know t from the seed of their
+round, so messages do not change; a server optimizer counts t. A constant rate is a number, not a
+tensor, so that it affects neither graphs nor states.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tff_agnostic.base.options import Options, Verbatim, Within
 from tff_agnostic.base.report_fields import ReportField
 from tff_agnostic.computations.algorithm import Algorithm, Column
 
-_MOST_ROUNDS = 100_000
+_MAX_ROUNDS = 100_000
 _Rounds = Annotated[int, Within(least=1)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Constant(Options):
-    """The same rate in all rounds."""
+    """A constant rate."""
 
     def at(self, t: tf.Tensor) -> Any:
         """Returns the factor of round t, a float32 scalar."""
@@ -76,7 +76,8 @@ class Exponential(Options):
 
     def at(self, t: tf.Tensor) -> tf.Tensor:
         """Returns the factor of round t, a float32 scalar."""
-        # By a logarithm of f itself: f rounded to float32 would be off t times over.
+        # Use the logarithm of the exact f: rounding f to float32 first would multiply the error by
+        # t.
         return tf.exp(t * (math.log(self.factor) / self.rounds))
 
 
@@ -85,7 +86,7 @@ class Cosine(Options):
     """f + (1 - f) (1 + cos(pi t / T)) / 2: Loshchilov and Hutter 2017, equation (5).
 
     Attributes:
-        rounds: T, after which the rate stays.
+        rounds: T, after which the rate is constant.
         lowest: f, the last factor.
     """
 
@@ -103,7 +104,7 @@ class Piecewise(Options):
     """A factor that changes in some rounds.
 
     Attributes:
-        rounds: Rounds in which the factor changes, rising.
+        rounds: Rounds in which the factor changes, in ascending order.
         factors: Factor from each of these rounds on.
     """
 
@@ -135,7 +136,7 @@ class Rate:
 
     Attributes:
         first: Rate of the first round.
-        schedule: Factor of it in each round.
+        schedule: Factor of the first rate in each round.
     """
 
     first: float
@@ -149,7 +150,7 @@ class Rate:
     def at(self, t: Any, scale: float = 1.0) -> Any:
         """Returns the rate of a round times `scale`: a number if it is constant, else float32.
 
-        A factor of 1 gives the bits of the constant.
+        With a factor of 1 the result has the bits of the constant.
 
         Args:
             t: The round, from 0; an int32 scalar.
@@ -161,7 +162,7 @@ class Rate:
         return tf.constant(self.first * scale, tf.float32) * factor
 
     def inverse_at(self, t: Any) -> Any:
-        """Returns 1 over the rate of a round, as `at` does; 0 if the rate is 0."""
+        """Returns the inverse of the rate of a round, as `at` does; 0 if the rate is 0."""
         rate = self.at(t)
         return 1.0 / rate if self.is_constant else tf.math.reciprocal_no_nan(rate)
 
@@ -176,37 +177,37 @@ def with_rate_columns(algorithm: Algorithm, options: Any) -> Algorithm:
     """Returns the algorithm with a column for each learning rate that has a schedule.
 
     Args:
-        options: Options that it was built with: those of its clients are in a field `client`, those
-            of the server in a field `server`.
+        options: Options of the algorithm: the client options are in a field `client`, the server
+            options in a field `server`.
     """
     columns = []
     for part, label in _RATES.items():
         rate = getattr(getattr(options, part, None), "rate", None)
         if rate is not None and not rate.is_constant:
             field = ReportField(f"{part}_learning_rate", label)
-            columns.append(Column(field, _rate_of_round(rate)))
+            columns.append(Column(field, _round_rate(rate)))
     return dataclasses.replace(algorithm, columns=(*algorithm.columns, *columns))
 
 
-def _rate_of_round(rate: Rate) -> Callable[[Any], tf.Tensor]:
+def _round_rate(rate: Rate) -> Callable[[Any], tf.Tensor]:
     return lambda r: tf.cast(rate.at(r.round_num), tf.float32)
 
 
 def tabulated(function: Callable[[int], Any], rounds: int) -> Rate:
-    """Returns the rate that is a function of the round, such as a schedule of Keras, as a table.
+    """Returns a rate that tabulates a function of the round, such as a Keras schedule.
 
     Its fields are the `learning_rate` and the `schedule` of clients or the server. After `rounds`
-    the rate stays.
+    the rate is constant.
 
         rate = tabulated(keras.optimizers.schedules.CosineDecay(0.5, 100), rounds=100)
         client = ClientTraining(learning_rate=rate.first, schedule=rate.schedule)
 
     Args:
-        function: From a round, counted from 0, to the rate, a positive number.
+        function: Maps a round, counted from 0, to the rate, a positive number.
         rounds: Number of rounds of the table, at most 100,000.
     """
-    if not 1 <= rounds <= _MOST_ROUNDS:
-        raise UserError(f"rounds: expected 1 to {_MOST_ROUNDS}, found {rounds}")
+    if not 1 <= rounds <= _MAX_ROUNDS:
+        raise UserError(f"rounds: expected 1 to {_MAX_ROUNDS}, found {rounds}")
     rates = [_number(function, t) for t in range(rounds)]
     changes = [t for t in range(1, rounds) if rates[t] != rates[t - 1]]
     if not changes:

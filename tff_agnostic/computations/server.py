@@ -1,8 +1,8 @@
-"""The server's step: the weighted average, its optimizer, and the columns of every training.
+"""The server's step: weighted average, optimizer, and the columns common to all trainings.
 
 Optimizers are pure functions of a state, the weights and the round's average update. They compute
-what `tff.learning.optimizers` of TFF 0.87 computes, and their states have the same keys, so that
-checkpoints of runs with those go on. These need no TFF, and have Nesterov momentum.
+the same as `tff.learning.optimizers` of TFF 0.87, and their states have the same keys, so that
+checkpoints of runs with those can be resumed. These need no TFF, and support Nesterov momentum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tff_agnostic.models.model import Model, ModelWeights, measures_of
 
 _STEP = "step"
 _RATE, _ROUND = "learning_rate", "round"
-# Of Adam and Yogi: beta_2, and what Yogi's preconditioner starts from; of Adagrad its start.
+# beta_2 of Adam and Yogi, initial preconditioner of Yogi, and initial accumulator of Adagrad.
 _BETA_2 = 0.999
 _YOGI_START = 1e-6
 _ADAGRAD_START = 0.1
@@ -34,7 +34,7 @@ Update = Callable[..., tuple["tf.Tensor", ...]]
 
 
 class TrainingState(NamedTuple):
-    """The state of an algorithm that trains one model and remembers nothing else.
+    """State of an algorithm that trains one model without further memory.
 
     Attributes:
         weights: w_t.
@@ -53,7 +53,7 @@ def initial_model(model: Model, optimizer: ServerOptimizer) -> TrainingState:
 
 
 def as_tensors(structure: Any) -> Any:
-    """Returns a structure of arrays as one of tensors, as the first state of a run has to be."""
+    """Converts a structure of arrays to tensors, as required for a run's first state."""
     return tf.nest.map_structure(tf.convert_to_tensor, structure)
 
 
@@ -65,8 +65,8 @@ def average_and_apply(
 ) -> Any:
     """Line 9: the average of the clients' deltas, weighted by beta, is the optimizer's gradient.
 
-    With SGD of learning rate 1 this is w_t = sum(beta^k w^k) / beta_t. A round in which no client
-    has a positive weight leaves weights and optimizer as they are.
+    With SGD of learning rate 1 this is w_t = sum(beta^k w^k) / beta_t. In a round in which no
+    client has a positive weight, weights and optimizer do not change.
 
     Args:
         state: A named tuple with w_{t-1} as `weights`, and the `optimizer_state`.
@@ -87,7 +87,7 @@ def average_and_apply(
         return tf.nest.map_structure(lambda n, o: tf.where(has_weight, n, o), new, old)
 
     optimizer_state = if_weighted(next_optimizer_state, state.optimizer_state)
-    for name in optimizer.of_rounds:
+    for name in optimizer.round_entries:
         optimizer_state[name] = next_optimizer_state[name]
     return state._replace(
         weights=ModelWeights(if_weighted(next_trainable, trainable), state.weights.non_trainable),
@@ -112,18 +112,18 @@ def training_columns(
     output: Callable[[RoundView], Any] = lambda r: r.sums[-1],
     while_training: bool = False,
 ) -> tuple[Column, ...]:
-    """Returns what every algorithm that trains reports, in the layout of TFF's learning processes.
+    """Returns the columns of every training, in the layout of TFF's learning processes.
 
-    Vectors have one entry per domain. Where a metric has nothing to count in a domain its ratio is
-    0, so that all is finite: see the number of examples.
+    Vectors have one entry per domain. A metric without counted examples in a domain has ratio 0, so
+    that all values are finite: see the number of examples.
 
     Args:
-        is_held_out: Whether losses and metrics are of examples that are kept out of training.
-        domain_weights: What the algorithm reports of the weights of domains.
-        finalizer: What it reports of its server step, beside the norm of the update.
-        output: The sum over the cohort that has `domain_sums` and `clients`.
-        while_training: Whether losses and metrics are those of the first epoch, each example's
-            before its batch's step; otherwise they are those of w_{t-1}, before the training.
+        is_held_out: Whether losses and metrics are measured on examples held out of training.
+        domain_weights: Columns about the weights of domains.
+        finalizer: Columns about the server step, in addition to the norm of the update.
+        output: Returns the sum over the cohort with `domain_sums` and `clients`.
+        while_training: Whether losses and metrics are measured during the first epoch, each example
+            before its batch's step; otherwise they are measured at w_{t-1}, before the training.
     """
     prefix = "first_epoch" if while_training else "train"
     when = "in the first epoch of training" if while_training else "on the cohort, before training"
@@ -131,14 +131,14 @@ def training_columns(
         prefix, when = "kept_out", "on the cohort's examples that are kept out of training"
 
     def measure(name: str, value: Callable[[Any], tf.Tensor]) -> Column:
-        of_model = measures_of(model)[name]
+        model_measure = measures_of(model)[name]
         return Column(
             ReportField(
                 f"{prefix}/{name}",
                 f"{name} {when}",
                 per_domain=True,
-                unit=of_model.unit,
-                higher_is_better=of_model.higher_is_better,
+                unit=model_measure.unit,
+                higher_is_better=model_measure.higher_is_better,
                 of_present_domains=True,
                 role=Role.DOMAIN_LOSS if name == "loss" else Role.NONE,
                 is_drawn=True,
@@ -156,11 +156,11 @@ def training_columns(
         )
 
     def metric(name: str, value: Callable[[tf.Tensor], tf.Tensor]) -> Column:
-        def of_sums(sums: Any) -> tf.Tensor:
+        def from_sums(sums: Any) -> tf.Tensor:
             ratio = sums.metric_sums[name]
             return value(tf.math.divide_no_nan(ratio.numerator, ratio.denominator))
 
-        return measure(name, of_sums)
+        return measure(name, from_sums)
 
     def outcome(name: str) -> Column:
         field = ReportField(f"clients/{name}", f"clients: {name}", unit=Unit.CLIENTS)
@@ -181,7 +181,7 @@ def training_columns(
     )
     return (
         measure("loss", lambda sums: sums.mean_losses()),
-        # Before the next one: it says for which domains there is a loss.
+        # Precedes the losses, as it shows which domains have a loss.
         *([held_out] if is_held_out else []),
         count(
             "train/num_examples",
@@ -198,17 +198,17 @@ def training_columns(
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptimizer:
-    """An optimizer.
+    """A server optimizer.
 
-    Its state is a mapping of the hyperparameters, the number of steps if it counts them, that of
-    rounds if its rate has a schedule, and the slots, each with a tensor for each weight.
+    Its state is a mapping with the hyperparameters, the number of steps if it counts them, the
+    number of rounds if its rate has a schedule, and the slots, each with a tensor per weight.
 
     Attributes:
-        update: One step of one weight.
-        hyperparameters: Names and values.
-        slots: Names, and what each of their entries starts from.
-        counts_steps: Whether `update` gets the number of the step, from 1, as "step".
-        rate: Its learning rate by round, if that falls.
+        update: Computes one step of one weight.
+        hyperparameters: Hyperparameters by name.
+        slots: Slots by name, each with its initial value.
+        counts_steps: Whether `update` receives the number of the step, from 1, as "step".
+        rate: Learning rate by round, if it has a schedule.
         constraint: The model's constraint, applied after each step; see `Model.constraint`.
     """
 
@@ -220,8 +220,8 @@ class ServerOptimizer:
     constraint: Optional[Callable[[list[tf.Tensor]], list[tf.Tensor]]] = None
 
     @property
-    def of_rounds(self) -> tuple[str, ...]:
-        """What of the state follows the rounds, those in which nothing was stepped among them."""
+    def round_entries(self) -> tuple[str, ...]:
+        """Names of the state's entries that also change in rounds without a step."""
         return () if self.rate is None else (_RATE, _ROUND)
 
     def initialize(self, specs: Any) -> OrderedDict[str, Any]:
@@ -256,8 +256,8 @@ class ServerOptimizer:
             for w, g, *slots in zip(weights, gradients, *(state[name] for name in names))
         ]
         for k, name in enumerate(names, start=1):
-            after[name] = [of_weight[k] for of_weight in stepped]
-        next_weights = [of_weight[0] for of_weight in stepped]
+            after[name] = [values[k] for values in stepped]
+        next_weights = [values[0] for values in stepped]
         return after, next_weights if self.constraint is None else self.constraint(next_weights)
 
 
@@ -363,7 +363,7 @@ class Adagrad(Options):
     """Duchi et al. 2011.
 
     Attributes:
-        epsilon: Added under the root of the sum of squares.
+        epsilon: Added to the sum of squares under the root.
     """
 
     epsilon: Annotated[float, Within(above=0)] = 1e-3
@@ -411,7 +411,7 @@ class Yogi(_WithMoments):
         return self._build(rate, _yogi, _YOGI_START)
 
 
-# With these values by flag the next weights are the average of the clients' own.
+# Settings, by flag, for which the next weights are the average of the clients' weights.
 AVERAGE: Mapping[str, Any] = types.MappingProxyType(
     {"server_optimizer": "sgd", "server_learning_rate": 1.0}
 )
@@ -419,7 +419,7 @@ AVERAGE: Mapping[str, Any] = types.MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class ServerUpdate(Options):
-    """How the server applies a round's update.
+    """Options of the server's update.
 
     Attributes:
         optimizer: Optimizer that applies a round's update.

@@ -1,4 +1,4 @@
-"""The same round and evaluation as `tff.federated_computation`s."""
+"""Rounds and evaluations as `tff.federated_computation`s."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tff_agnostic.computations.evaluation import Measurement, measurement_of_mod
 from tff_agnostic.computations.round import Round, RoundProgress, RoundStep, real_ones_are_finite
 from tff_agnostic.models.model import Model, ModelWeights
 
-# A `tff.learning.templates.LearningProcess`, for signatures where TFF is not loaded.
+# A `tff.learning.templates.LearningProcess`, for signatures in modules that do not load TFF.
 LearningProcess = Any
 
 
@@ -31,11 +31,11 @@ class TffSums:
         return tff.federated_secure_sum_bitwidth(values, bit_widths)
 
     def secure_modular(self, values: tff.Value, moduli: Any) -> tff.Value:
-        """Returns the modular secure sum, which TFF has for its form of rounds only."""
+        """Returns the modular secure sum, which TFF supports only in its form of rounds."""
         return tff.backends.mapreduce.federated_secure_modular_sum(values, moduli)
 
     def joined(self, values: Any) -> tff.Value:
-        """Returns placed values as one."""
+        """Returns placed values as one placed structure."""
         return tff.federated_zip(values)
 
     def spec(self, values: tff.Value) -> Any:
@@ -44,14 +44,14 @@ class TffSums:
 
 
 class Process(NamedTuple):
-    """An algorithm in TFF.
+    """An algorithm as TFF computations.
 
     Attributes:
-        learning_process: Its rounds.
-        steps: Each communication step of a round by itself, by name: (message at the server, client
-            data, with what clients remember if they do) -> the sum at the server. A round has no
-            other communication.
-        round_: The functions that it was made of.
+        learning_process: The process of its rounds.
+        steps: Each communication step of a round alone, by name: (message at the server, client
+            data, with the client states if clients keep any) -> the sum at the server. A round has
+            no other communication.
+        round_: The round's functions.
     """
 
     learning_process: LearningProcess
@@ -60,14 +60,14 @@ class Process(NamedTuple):
 
 
 class PlacedAggregation(Aggregation):
-    """An aggregation that sums in a `tff.templates.AggregationProcess`, with a state of its own.
+    """An aggregation that sums in a `tff.templates.AggregationProcess` with its own state.
 
-    Only TFF's form of a round has one. The functions of a `Round` neither see its state nor need
-    it; in the state of a learning process it is beside theirs, see `with_placed`.
+    Only the TFF form of a round has such a process. The functions of a `Round` neither see nor need
+    its state; in the state of a learning process it is next to theirs, see `with_placed`.
     """
 
     def process(self, encoded_type: tff.Type, bounds: Any) -> Optional[Any]:
-        """Returns the process that sums what clients encode; None if plain sums do for them."""
+        """Returns the process that sums encoded outputs; None if plain sums suffice."""
         raise NotImplementedError
 
     def with_placed(self, state: Any, placed: Any) -> Any:
@@ -82,12 +82,12 @@ class PlacedAggregation(Aggregation):
 def build_learning_process(
     algorithm: Algorithm, aggregation: Aggregation = PlainSum()
 ) -> LearningProcess:
-    """Wires an algorithm and an aggregation into a TFF learning process.
+    """Converts an algorithm and an aggregation to a TFF learning process.
 
     `next` maps (state at the server, one mapping of arrays per client) to
-    `tff.learning.templates.LearningProcessOutput(state, report)`; the state is a `RunState`. Where
-    the aggregation numbers clients they have a `NumberedClient` each instead of the mapping alone.
-    Reports of the aggregation are under "aggregator".
+    `tff.learning.templates.LearningProcessOutput(state, report)`; the state is a `RunState`. If the
+    aggregation numbers clients, each client is a `NumberedClient` instead of the mapping. Reports
+    of the aggregation are under "aggregator".
     """
     return build_process(algorithm, aggregation).learning_process
 
@@ -131,16 +131,16 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
         state = states.without(whole)
         message = tff.federated_map(start, state)
         progress = tff.federated_value(RoundProgress(), tff.SERVER)
-        client_state, left = None, []
+        client_state, remaining = None, []
         for k, (step, after_sum) in enumerate(zip(placed, after_sums)):
-            called = step.called(message, client_data, client_state, states.of_step(k, whole))
+            called = step.called(message, client_data, client_state, states.step_state(k, whole))
             summed, client_state, placed_state = called
-            left.append(placed_state)
+            remaining.append(placed_state)
             after = tff.federated_map(after_sum, (state, progress, summed))
             if k < len(placed) - 1:
                 message, progress = after[0], after[1]
         next_state, report = after[0], after[1]
-        next_whole = states.joined(whole, next_state, left)
+        next_whole = states.joined(whole, next_state, remaining)
         return tff.learning.templates.LearningProcessOutput(next_whole, report)
 
     state_type = states.whole_type
@@ -161,10 +161,10 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
 
 
 class _PlacedStates:
-    """The states of placed aggregations in the state of a learning process; mostly there are none.
+    """The states of placed aggregations in the state of a learning process; usually none.
 
     Args:
-        placed: Its steps.
+        placed: The steps with placed aggregations.
         state_type: Type of the state without them.
 
     Attributes:
@@ -177,13 +177,13 @@ class _PlacedStates:
         self.whole_type = state_type
         if not self._having:
             return
-        of_step: dict[int, Any] = {k: round_.steps[k].aggregation for k in self._having}
+        steps: dict[int, Any] = {k: round_.steps[k].aggregation for k in self._having}
         types = [process.state_type.member for process in self._processes.values()]
 
         def with_states(state: Any, placed_states: Any) -> Any:
             aggregations = list(state.aggregations)
             for k, placed_state in zip(self._having, placed_states):
-                aggregations[k] = of_step[k].with_placed(aggregations[k], placed_state)
+                aggregations[k] = steps[k].with_placed(aggregations[k], placed_state)
             return state._replace(aggregations=tuple(aggregations))
 
         self._join_first = tff.tensorflow.computation(with_states, [state_type, types])
@@ -195,16 +195,16 @@ class _PlacedStates:
 
         def in_whole(k: int) -> Any:
             @tff.tensorflow.computation(self.whole_type)
-            def of_whole(whole: Any) -> Any:
-                return of_step[k].placed_in(whole.aggregations[k])
+            def select_state(whole: Any) -> Any:
+                return steps[k].placed_in(whole.aggregations[k])
 
-            return of_whole
+            return select_state
 
         @tff.tensorflow.computation(self.whole_type, [state_type, types])
         def join(whole: Any, state_and_placed: Any) -> Any:
             state, placed_states = state_and_placed
-            before = [of_step[k].placed_in(whole.aggregations[k]) for k in self._having]
-            # One that is not finite never recovers.
+            before = [steps[k].placed_in(whole.aggregations[k]) for k in self._having]
+            # A non-finite state never recovers.
             kept = [
                 tf.nest.map_structure(
                     lambda n, o, ok=real_ones_are_finite(new): tf.where(ok, n, o), new, old
@@ -217,18 +217,18 @@ class _PlacedStates:
         self._in_whole = {k: in_whole(k) for k in self._having}
 
     def first(self, state: Any) -> Any:
-        """In a federated computation: returns the first state, with the processes' own."""
+        """In a federated computation: returns the first state, including the processes' states."""
         if not self._having:
             return state
         firsts = [process.initialize() for process in self._processes.values()]
         return tff.federated_map(self._join_first, (state, tff.federated_zip(firsts)))
 
     def without(self, whole: Any) -> Any:
-        """In a federated computation: returns the state as the functions of the round have it."""
+        """In a federated computation: returns the state without the processes' states."""
         return tff.federated_map(self._without, whole) if self._having else whole
 
-    def of_step(self, k: int, whole: Any) -> Any:
-        """In a federated computation: returns the state of a step's process, if any."""
+    def step_state(self, k: int, whole: Any) -> Any:
+        """In a federated computation: returns the state of a step's process; None without one."""
         return tff.federated_map(self._in_whole[k], whole) if k in self._having else None
 
     def joined(self, whole: Any, state: Any, placed_states: Any) -> Any:
@@ -236,13 +236,13 @@ class _PlacedStates:
 
         Args:
             whole: The state before the round.
-            state: What the round made of it.
+            state: The state after the round, without the processes' states.
             placed_states: The states of all steps' processes.
         """
         if not self._having:
             return state
-        left = tff.federated_zip([placed_states[k] for k in self._having])
-        return tff.federated_map(self._join, (whole, (state, left)))
+        new_states = tff.federated_zip([placed_states[k] for k in self._having])
+        return tff.federated_map(self._join, (whole, (state, new_states)))
 
 
 class EvaluationParts(NamedTuple):
@@ -251,8 +251,8 @@ class EvaluationParts(NamedTuple):
     Attributes:
         step: (message at the server, client data) -> the sum at the server.
         initialize: () -> the state of the aggregation before its first sum.
-        message: (what is measured, such as weights; state of the aggregation) -> message.
-        decode: (state, the sum) -> (what clients contributed, report of the aggregation).
+        message: (measured values, such as weights; state of the aggregation) -> message.
+        decode: (state, the sum) -> (sum of client outputs, report of the aggregation).
     """
 
     step: tff.Computation
@@ -279,11 +279,11 @@ def build_evaluation_parts(measurement: Measurement, aggregation: Aggregation) -
 
 
 class EvaluationFunctions:
-    """What the server does before and after the sum of an evaluation.
+    """The server's functions before and after the sum of an evaluation.
 
     Args:
-        measurement: What is evaluated, and how.
-        aggregation: How clients are summed.
+        measurement: The evaluation to run.
+        aggregation: The aggregation over clients.
 
     Attributes:
         step: The evaluation with its aggregation.
@@ -297,11 +297,11 @@ class EvaluationFunctions:
         return self.step.initialize()
 
     def message(self, measured: Any, state: Any) -> Any:
-        """Returns what every client is sent."""
+        """Returns the message to every client."""
         return self.step.message(state, measured, tf.zeros([2], tf.int32))
 
     def decode(self, state: Any, summed: Any) -> tuple[Any, Any]:
-        """Returns the sum of what clients contributed, and the report of the aggregation."""
+        """Returns the decoded sum of client outputs, and the report of the aggregation."""
         _, output, report = self.step.decode(state, summed)
         return output, report
 
@@ -314,19 +314,19 @@ def build_evaluation(
 
 
 def build_measurement(measurement: Measurement, aggregation: Aggregation) -> tff.Computation:
-    """Returns a TFF computation (what is measured at the server, client data) -> its sums."""
+    """Returns a TFF computation (measured values at the server, client data) -> its sums."""
     functions = EvaluationFunctions(measurement, aggregation)
     measured_type = type_from_spec(measurement.measured_spec)
     client_data_type = client_type(type_from_spec(measurement.client_data_spec), aggregation)
 
     @tff.tensorflow.computation(measured_type)
-    def message_of(measured: Any) -> Any:
+    def build_message(measured: Any) -> Any:
         return functions.message(measured, functions.initialize())
 
-    step = placed_step(functions.step, message_of.type_signature.result, client_data_type).sum_of
+    step = placed_step(functions.step, build_message.type_signature.result, client_data_type).sum_of
 
     @tff.tensorflow.computation(step.type_signature.result.member)
-    def output_of(summed: Any) -> Any:
+    def decode_sum(summed: Any) -> Any:
         return functions.decode(functions.initialize(), summed)[0]
 
     @tff.federated_computation(
@@ -334,8 +334,8 @@ def build_measurement(measurement: Measurement, aggregation: Aggregation) -> tff
         tff.FederatedType(client_data_type, tff.CLIENTS),
     )
     def evaluate(measured: Any, client_data: Any) -> Any:
-        summed = step(tff.federated_map(message_of, measured), client_data)
-        return tff.federated_map(output_of, summed)
+        summed = step(tff.federated_map(build_message, measured), client_data)
+        return tff.federated_map(decode_sum, summed)
 
     return evaluate
 
@@ -350,7 +350,7 @@ def type_from_spec(spec: Any) -> tff.Type:
 
 
 class NumberedClient(NamedTuple):
-    """What a client has in TFF where the aggregation numbers clients.
+    """A client's data in TFF if the aggregation numbers clients.
 
     Attributes:
         examples: Its examples.
@@ -362,23 +362,23 @@ class NumberedClient(NamedTuple):
 
 
 def client_type(examples_type: tff.Type, aggregation: Aggregation) -> tff.Type:
-    """Returns the type of what a client has: its examples, or a `NumberedClient`."""
+    """Returns the type of a client's data: its examples, or a `NumberedClient`."""
     if not aggregation.numbers_clients:
         return examples_type
     return tff.to_type(NumberedClient(examples_type, Place(np.int32, np.int32)))
 
 
 class PlacedStep(NamedTuple):
-    """A communication step in TFF.
+    """A communication step as a TFF computation.
 
     Attributes:
-        sum_of: (message at the server, what clients have) -> the sum at the server. Clients have
-            their examples, or a pair of these and of what they remember.
-        client_state_type: Type of what a client remembers after it; None if that is nothing.
-        with_client_state: The same with what clients remember, placed at them, beside the sum; only
-            if they do.
-        process: What sums, of a placed aggregation; `sum_of` then has pairs of the message and its
-            state at the server, and returns the sum with its next state.
+        sum_of: (message at the server, client data) -> the sum at the server. Client data are the
+            examples, or a pair of the examples and the client's state.
+        client_state_type: Type of a client's state after the step; None if clients keep none.
+        with_client_state: Like `sum_of`, but also returns the client states, placed at the clients;
+            only if clients keep state.
+        process: Process of a placed aggregation; `sum_of` then takes a pair of the message and the
+            process' state at the server, and returns the sum with the next state.
     """
 
     sum_of: tff.Computation
@@ -395,7 +395,7 @@ class PlacedStep(NamedTuple):
     def called(
         self, message: Any, client_data: Any, client_state: Any, placed_state: Any
     ) -> tuple[Any, Any, Any]:
-        """In a federated computation: returns the sum, what clients remember, and a next state."""
+        """In a federated computation: returns sum, client states and next process state."""
         on_clients = client_data
         if client_state is not None:
             on_clients = tff.federated_zip((client_data, client_state))
@@ -419,9 +419,9 @@ def placed_step(
 
     Args:
         step: The step with its aggregation.
-        message_type: Of what every client is sent.
-        client_data_type: Of what a client has; see `client_type`.
-        client_state_type: Of what it remembers of earlier steps; None if that is nothing.
+        message_type: Type of the message to every client.
+        client_data_type: Type of a client's data; see `client_type`.
+        client_state_type: Type of a client's state from earlier steps; None if clients keep none.
     """
     has_state = client_state_type is not None
     on_client_type = client_data_type
@@ -479,7 +479,7 @@ def placed_step(
         result = worked(message, client_data)
         return step.federated_sum(result.output, TffSums()), result.state
 
-    # What is checked: the sum is all that leaves clients, as in any step.
+    # The security checks compile this computation: as in any step, only the sum leaves clients.
     @tff.federated_computation(at_server, at_clients)
     def sum_fn(message: Any, client_data: Any) -> Any:
         return keeping_fn(message, client_data)[0]

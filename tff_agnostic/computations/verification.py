@@ -1,12 +1,12 @@
 """Static checks of compiled rounds: secure sums only, and no secret in a broadcast.
 
-What an aggregation guarantees is checked on compiled steps before anything runs. The checks fail
-closed: a guarantee without a check here is refused, and so is a step that fails one. What a sum
-itself reveals, such as one over a single client that holds a domain, is not checked.
+Guarantees of an aggregation are checked on compiled steps before anything runs. The checks fail
+closed: a guarantee without a check here is refused, as is a step that fails a check. The checks do
+not cover what a sum itself reveals, such as a sum over a single client with examples of a domain.
 
-Noise is made of a secret key, and what is made of noisy sums may be sent. The key is therefore
-followed through the graphs of the server's functions, and of the functions that they call, up to
-where random numbers are drawn with it: what comes out there is noise.
+Noise derives from a secret key, and results of noisy sums may be broadcast. The checks therefore
+trace the key through the graphs of the server's functions, and of the functions that they call, up
+to the random draws that use it: the drawn values are noise.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tff_agnostic.computations.tff_process import (
     build_process,
 )
 
-# The intrinsics that this package makes secure sums of. Any other name is no promise.
+# The intrinsics of this package's secure sums. No other intrinsic is considered secure.
 SECURE_SUMS = frozenset({"federated_secure_sum_bitwidth", "federated_secure_modular_sum"})
-# Operations, and what functions of our own are called in graphs, whose results are random numbers.
+# Operations, and names of this package's functions in graphs, that return random numbers.
 _DRAWS = frozenset({"StatelessRandomNormalV2"})
 _DRAWING = re.compile(rf"__inference_{KEYSTREAM}_\d+")
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
@@ -43,19 +43,19 @@ _LOOPS = frozenset({"While", "StatelessWhile"})
 
 @dataclasses.dataclass(frozen=True)
 class SecurityReport:
-    """What a compiled round sends from clients to the server.
+    """How a compiled round sends values from clients to the server.
 
     Attributes:
-        plain: Types of the values that travel in plain sums, by path; empty for a secure round.
-        secure: Types of the values that travel in secure sums, by path.
+        plain: Types of the values in plain sums, by path; empty for a secure round.
+        secure: Types of the values in secure sums, by path.
     """
 
     plain: tuple[str, ...]
     secure: tuple[str, ...]
 
     @classmethod
-    def of_steps(cls, reports: Mapping[str, SecurityReport]) -> SecurityReport:
-        """Returns one report of several steps, by their names; of a single one its own."""
+    def combined(cls, reports: Mapping[str, SecurityReport]) -> SecurityReport:
+        """Combines the reports of several steps, by name; of a single step its own report."""
         if len(reports) == 1:
             return next(iter(reports.values()))
 
@@ -69,11 +69,11 @@ class SecurityReport:
 
     @property
     def is_secure(self) -> bool:
-        """Whether nothing but secure sums reaches the server."""
+        """Whether only secure sums reach the server."""
         return not self.plain
 
     def summary(self) -> str:
-        """Returns one line for people."""
+        """Returns a one-line summary for users."""
         if self.is_secure:
             return f"all {len(self.secure)} values of a client reach the server in secure sums only"
         return f"{len(self.plain)} values of a client reach the server outside secure sums: " + (
@@ -85,7 +85,7 @@ def security_report(computation: tff.Computation) -> SecurityReport:
     """Compiles a round and reports how each value of a client reaches the server.
 
     The round is compiled to TFF's `MapReduceForm`, in which a client's work returns four parts: one
-    for plain sums and one for each kind of secure sum. The form refuses computations in which
+    for plain sums and one for each kind of secure sum. The form rejects computations in which
     clients and server communicate in any other way.
 
     Args:
@@ -107,7 +107,7 @@ def security_report(computation: tff.Computation) -> SecurityReport:
 
 
 def require_only_secure_sums(computation: tff.Computation) -> SecurityReport:
-    """Returns the report of a computation that sends secure sums only."""
+    """Returns a computation's report; raises a `UserError` unless it sends only secure sums."""
     report = security_report(computation)
     if not report.is_secure:
         names = _names_in_plain_aggregations(computation)
@@ -117,24 +117,25 @@ def require_only_secure_sums(computation: tff.Computation) -> SecurityReport:
 
 
 def require_no_plain_sums(computation: tff.Computation) -> None:
-    """Checks the source of a computation that TFF's forms cannot hold: one of several steps."""
-    found: list[str] = []
+    """Checks the source of a computation of several steps, which TFF's forms do not support."""
+    names: list[str] = []
 
     def visit(block: Any) -> tuple[Any, bool]:
         if _is_plain_aggregation(block):
-            found.append(block.uri)
+            names.append(block.uri)
         return block, False
 
     tff.framework.transform_postorder(computation.to_building_block(), visit)
-    if found:
+    if names:
         raise UserError(
-            f"secure aggregation was asked for, but the round has {', '.join(sorted(set(found)))}"
+            f"secure aggregation was asked for, but the round has {', '.join(sorted(set(names)))}"
         )
 
 
 def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:
     # A value that is summed alone has lost its name in the compiled form. Where the source selects
-    # it from a client's result, as in `tff.federated_sum(result["loss"])`, the name is still there.
+    # it from a client's result, as in `tff.federated_sum(result["loss"])`, the name is still
+    # available.
     names: list[str] = []
 
     def visit(block: Any) -> tuple[Any, bool]:
@@ -147,7 +148,7 @@ def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:
 
 
 def _is_plain_aggregation(block: Any) -> bool:
-    # The intrinsic itself, and not its call: a name may stand for it there.
+    # Match the intrinsic itself, not its call, where a reference may replace it.
     return (
         isinstance(block, tff.framework.Intrinsic)
         and block.uri not in SECURE_SUMS
@@ -158,7 +159,8 @@ def _is_plain_aggregation(block: Any) -> bool:
 
 
 def _is_placed(value_type: tff.Type, placement: Any) -> bool:
-    # Some take several arguments, such as a weighted mean, or an aggregation by functions.
+    # Some intrinsics take several arguments, such as a weighted mean, or an aggregation by
+    # functions.
     if isinstance(value_type, tff.StructType):
         elements = tff.structure.iter_elements(value_type)
         return any(_is_placed(element, placement) for _, element in elements)
@@ -166,7 +168,7 @@ def _is_placed(value_type: tff.Type, placement: Any) -> bool:
 
 
 def _selected_name(block: Any) -> Iterator[str]:
-    # TFF writes the selection from a federated structure as a map of a function that selects.
+    # TFF implements the selection from a federated structure as a map of a selecting function.
     if not isinstance(block, tff.framework.Call) or not isinstance(
         block.argument, tff.framework.Struct
     ):
@@ -183,7 +185,7 @@ def _selected_name(block: Any) -> Iterator[str]:
 
 
 def _in_two_results(computation: tff.Computation) -> tff.Computation:
-    # The form is made of computations that return an updated state and an output.
+    # The form requires computations that return an updated state and an output.
     result = computation.type_signature.result
     server_type, client_type = computation.type_signature.parameter
     has_several = isinstance(result, tff.StructType)
@@ -193,7 +195,7 @@ def _in_two_results(computation: tff.Computation) -> tff.Computation:
     @tff.federated_computation(server_type, client_type)
     def with_state(server_value: Any, client_data: Any) -> Any:
         output = computation(server_value, client_data)
-        # A step under an aggregator of TFF's returns the aggregator's next state too.
+        # A step with a TFF aggregator also returns the aggregator's next state.
         return server_value, tff.federated_zip(output) if has_several else output
 
     return with_state
@@ -202,7 +204,7 @@ def _in_two_results(computation: tff.Computation) -> tff.Computation:
 def _leaves(value_type: tff.Type, path: str) -> Iterator[str]:
     if isinstance(value_type, tff.StructType):
         for index, (name, element) in enumerate(tff.structure.iter_elements(value_type)):
-            # The compiler wraps each part in unnamed tuples, which say nothing to a reader.
+            # The compiler wraps each part in unnamed tuples, which are meaningless to a reader.
             step = name or (str(index) if len(value_type) > 1 else "")
             yield from _leaves(element, f"{path}.{step}".strip(".") if step else path)
     else:
@@ -210,7 +212,7 @@ def _leaves(value_type: tff.Type, path: str) -> Iterator[str]:
 
 
 def require_secrets_stay(round_: Round) -> None:
-    """Checks every message of a round, without TFF."""
+    """Checks that no message of a round contains a secret, without TFF."""
     state_spec = specs_of(_traced(round_.initialize).structured_outputs)
     function: Callable[..., Any] = round_.start
     arguments: tuple[Any, ...] = (state_spec,)
@@ -221,21 +223,21 @@ def require_secrets_stay(round_: Round) -> None:
         result = traced.structured_outputs
         message, progress = (result, progress) if k == 0 else result
         secrets = _secrets(traced.graph, round_, arguments)
-        _require_made_of_none(message, traced.graph, secrets, step.step.name)
+        _require_independence(message, traced.graph, secrets, step.step.name)
         if k < len(round_.steps) - 1:
             message_spec = specs_of(message)
-            answer = _answer_of_a_client(step, message_spec, round_.client_data_spec, client_state)
+            answer = _client_result_specs(step, message_spec, round_.client_data_spec, client_state)
             if step.step.keeps_client_state:
                 client_state = answer.state
-            # A sum has the shapes of what one client sends.
+            # A sum has the shapes of one client's output.
             function = round_.next_step
             arguments = (state_spec, specs_of(progress), answer.output)
 
 
-def _answer_of_a_client(
+def _client_result_specs(
     step: RoundStep, message_spec: Any, examples_spec: Any, client_state_spec: Any
 ) -> Any:
-    """Returns the specs of what a client sends and remembers, a `ClientResult`."""
+    """Returns the specs of a client's output and state, a `ClientResult`."""
     number = tf.TensorSpec([], tf.int32)
     place = Place(number, number) if step.aggregation.numbers_clients else ()
 
@@ -245,12 +247,12 @@ def _answer_of_a_client(
     return traced_specs(work, message_spec, dict(examples_spec), client_state_spec, place)
 
 
-def require_secrets_of_measurement_stay(step: RoundStep, measured_spec: Any) -> None:
+def require_measurement_secrets_stay(step: RoundStep, measured_spec: Any) -> None:
     """Checks the message of an evaluation; see `require_secrets_stay`.
 
     Args:
         step: The evaluation.
-        measured_spec: Spec of what is measured.
+        measured_spec: Spec of the measured values.
     """
     state_spec = specs_of(tf.nest.map_structure(tf.convert_to_tensor, step.initialize()))
 
@@ -258,10 +260,10 @@ def require_secrets_of_measurement_stay(step: RoundStep, measured_spec: Any) -> 
         return step.message(state, measured, tf.zeros([2], tf.int32))
 
     traced = _traced(message, state_spec, measured_spec)
-    num_of_state = len(tf.nest.flatten(state_spec))
-    state = tf.nest.pack_sequence_as(state_spec, traced.graph.inputs[:num_of_state])
+    num_state = len(tf.nest.flatten(state_spec))
+    state = tf.nest.pack_sequence_as(state_spec, traced.graph.inputs[:num_state])
     secrets = step.aggregation.secrets(state)
-    _require_made_of_none(traced.structured_outputs, traced.graph, secrets, step.step.name)
+    _require_independence(traced.structured_outputs, traced.graph, secrets, step.step.name)
 
 
 def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -271,7 +273,7 @@ def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
 def _secrets(graph: tf.Graph, round_: Round, arguments: tuple[Any, ...]) -> list[tf.Tensor]:
     num_arguments = len(tf.nest.flatten(arguments))
     state, *rest = tf.nest.pack_sequence_as(arguments, graph.inputs[:num_arguments])
-    # Of the state, and of what steps before this one left in the round.
+    # States before the round, and states after the earlier steps of the round.
     states = [*enumerate(state.aggregations)]
     states += [*enumerate(rest[0].aggregations)] if rest else []
     return [
@@ -281,12 +283,12 @@ def _secrets(graph: tf.Graph, round_: Round, arguments: tuple[Any, ...]) -> list
     ]
 
 
-def _require_made_of_none(
+def _require_independence(
     message: Any, graph: tf.Graph, secrets: Sequence[tf.Tensor], step: str
 ) -> None:
-    of_inputs = [any(tensor is secret for secret in secrets) for tensor in graph.inputs]
+    is_secret = [any(tensor is secret for secret in secrets) for tensor in graph.inputs]
     outputs = [t for t in tf.nest.flatten(message) if isinstance(t, tf.Tensor)]
-    if any(_followed(graph, of_inputs, outputs)):
+    if any(_followed(graph, is_secret, outputs)):
         raise UserError(
             f"step {step!r}: the broadcast depends on a secret of the server, such as the key of "
             "its noise"
@@ -294,16 +296,16 @@ def _require_made_of_none(
 
 
 def _followed(
-    graph: tf.Graph, of_inputs: Sequence[bool], outputs: Sequence[tf.Tensor]
+    graph: tf.Graph, is_marked: Sequence[bool], outputs: Sequence[tf.Tensor]
 ) -> list[bool]:
-    """Returns which outputs of a graph are made of the inputs that are marked."""
-    marked = {id(t) for t, is_marked in zip(graph.inputs, of_inputs) if is_marked}
-    # Operations of a graph of a function are in the order in which they were made.
+    """Returns whether each output of a graph depends on a marked input."""
+    marked = {id(t) for t, mark in zip(graph.inputs, is_marked) if mark}
+    # Operations of a function graph are in the order of their creation.
     for op in graph.get_operations():
-        of_op = [id(tensor) in marked for tensor in op.inputs]
-        if any(of_op) and not _is_draw(op):
-            results = _results(op, of_op)
-            marked.update(id(t) for t, is_marked in zip(op.outputs, results) if is_marked)
+        marked_inputs = [id(tensor) in marked for tensor in op.inputs]
+        if any(marked_inputs) and not _is_draw(op):
+            results = _results(op, marked_inputs)
+            marked.update(id(t) for t, mark in zip(op.outputs, results) if mark)
     return [id(tensor) in marked for tensor in outputs]
 
 
@@ -313,19 +315,19 @@ def _is_draw(op: tf.Operation) -> bool:
     return op.type in _DRAWS
 
 
-def _results(op: tf.Operation, of_inputs: list[bool]) -> list[bool]:
+def _results(op: tf.Operation, is_marked: list[bool]) -> list[bool]:
     if op.type in _CALLS:
-        return _called(op, "f", of_inputs)
-    if op.type in _BRANCHES and not of_inputs[0]:
-        branches = [_called(op, name, of_inputs[1:]) for name in ("then_branch", "else_branch")]
-        return [any(of_branches) for of_branches in zip(*branches)]
+        return _called(op, "f", is_marked)
+    if op.type in _BRANCHES and not is_marked[0]:
+        branches = [_called(op, name, is_marked[1:]) for name in ("then_branch", "else_branch")]
+        return [any(results) for results in zip(*branches)]
     if op.type in _LOOPS:
-        return _looped(op, of_inputs)
+        return _looped(op, is_marked)
     return [True] * len(op.outputs)
 
 
-def _looped(op: tf.Operation, of_inputs: list[bool]) -> list[bool]:
-    marks = of_inputs
+def _looped(op: tf.Operation, is_marked: list[bool]) -> list[bool]:
+    marks = is_marked
     while True:
         if any(_called(op, "cond", marks)):
             return [True] * len(marks)
@@ -335,25 +337,25 @@ def _looped(op: tf.Operation, of_inputs: list[bool]) -> list[bool]:
         marks = after
 
 
-def _called(op: tf.Operation, attribute: str, of_inputs: list[bool]) -> list[bool]:
+def _called(op: tf.Operation, attribute: str, is_marked: list[bool]) -> list[bool]:
     name = op.get_attr(attribute).name
     function = op.graph._get_function(name)
     graph = function.graph
-    return _followed(graph, of_inputs, graph.outputs)
+    return _followed(graph, is_marked, graph.outputs)
 
 
-# SecurityProperty -> (a compiled step -> report); raises a `UserError` where it does not hold.
+# SecurityProperty -> (a compiled step -> report); raises a `UserError` if it is violated.
 CHECKS: Mapping[SecurityProperty, Callable[[tff.Computation], SecurityReport]] = {
     SecurityProperty.SECURE_SUMS: require_only_secure_sums,
 }
-# Of what the functions of a whole round keep to themselves.
+# Checks of secrets in the functions of a complete round.
 ROUND_CHECKS: Mapping[SecurityProperty, Callable[[Round], None]] = {
     SecurityProperty.SECRET_NOISE: require_secrets_stay,
 }
 
 
 def check_rounds(algorithm: Algorithm, aggregation: Aggregation) -> Optional[SecurityReport]:
-    """Checks the rounds of an algorithm; TFF's form of them is made only for what it has to show.
+    """Checks the rounds of an algorithm; compiles their TFF form only if a guarantee requires it.
 
     See `check_process`.
     """
@@ -371,8 +373,9 @@ def _check_round(aggregation: Aggregation, round_: Round) -> None:
 def check_process(aggregation: Aggregation, process: Process) -> Optional[SecurityReport]:
     """Checks the rounds of an algorithm in TFF's form; see `check_guarantees`.
 
-    A round of one step is compiled as a whole. One of several is not of TFF's form: each of its
-    steps is compiled, and the round's source is searched for any other way to the server.
+    A round of one step is compiled as a whole. TFF's form does not support several steps: each of
+    them is compiled alone, and the round's source is searched for any other communication to the
+    server.
     """
     _check_round(aggregation, process.round_)
     if aggregation.guarantees <= ROUND_CHECKS.keys():
@@ -390,7 +393,7 @@ def check_measurement(aggregation: Aggregation, measurement: Measurement) -> Non
     """Checks an evaluation; see `check_guarantees`."""
     if SecurityProperty.SECRET_NOISE in aggregation.guarantees:
         step = EvaluationFunctions(measurement, aggregation).step
-        require_secrets_of_measurement_stay(step, measurement.measured_spec)
+        require_measurement_secrets_stay(step, measurement.measured_spec)
     if aggregation.guarantees - ROUND_CHECKS.keys():
         computation = build_measurement(measurement, aggregation)
         check_guarantees(aggregation, {measurement.step.name: computation})
@@ -399,19 +402,19 @@ def check_measurement(aggregation: Aggregation, measurement: Measurement) -> Non
 def check_guarantees(
     aggregation: Aggregation, steps: Mapping[str, tff.Computation]
 ) -> Optional[SecurityReport]:
-    """Checks every step for everything that an aggregation guarantees.
+    """Checks every step against all guarantees of an aggregation.
 
     Args:
-        aggregation: What declares them.
+        aggregation: The aggregation that declares the guarantees.
         steps: Computations (value at the server, client data) -> value at the server, by name;
-            together all the communication that there is.
+            together they contain all communication.
 
     Returns:
-        What reaches the server, or None if nothing is declared.
+        Report of the values that reach the server; None without guarantees.
     """
     reports = {}
-    of_single_steps = aggregation.guarantees - ROUND_CHECKS.keys()
-    for guarantee in sorted(of_single_steps, key=lambda g: g.value):
+    step_guarantees = aggregation.guarantees - ROUND_CHECKS.keys()
+    for guarantee in sorted(step_guarantees, key=lambda g: g.value):
         check = CHECKS.get(guarantee)
         if check is None:
             raise UserError(
@@ -423,14 +426,14 @@ def check_guarantees(
                 reports[name] = check(computation)
             except UserError as e:
                 raise UserError(f"step {name!r}: {e}") from e
-    return SecurityReport.of_steps(reports) if reports else None
+    return SecurityReport.combined(reports) if reports else None
 
 
 def without_graph_optimization() -> tf.compat.v1.ConfigProto:
-    """Returns the configuration that keeps TFF from optimising a form's graphs.
+    """Returns a configuration that keeps TFF from optimising a form's graphs.
 
-    That takes seconds for large models, and whoever runs a graph does it for its own machine.
-    Optimised graphs have lowered conditionals, which TFLite's converter refuses.
+    Optimisation takes seconds for large models, and the process that runs a graph repeats it for
+    its own machine. Optimised graphs have lowered conditionals, which TFLite's converter refuses.
     """
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True

@@ -1,4 +1,4 @@
-"""Sets Lambda of mixtures of the domains, and how agnostic training moves in them."""
+"""Sets Lambda of domain mixtures, and the ascent of lambda in agnostic training."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
-"""How lambda moves: mirror ascent, CVaR, or not at all; one step per round by the domains' losses.
+"""Updates of lambda: mirror ascent, CVaR, or none; one step per round by the domains' losses.
 
 Mirror ascent: Ro et al. 2021, Algorithm 1, SERVER line 12; Mohri, Sivek, Suresh 2019, sections 3
-and 4.2, with either mirror map, and equation (6) for `chi2`, a term of the objective besides the
-losses.
+and 4.2, with either mirror map, and equation (6) for `chi2`, an additional term of the objective.
 
 CVaR over domains: Laguel et al. 2021, "A Superquantile Approach to Federated Learning with
 Heterogeneous Devices", equation (2), with the p domains instead of devices. A level theta in (0, 1]
-allows the mixtures pi with pi_i <= alpha_i / theta, where alpha is the training mixture. The
-largest sum_i pi_i L_i over them is the mean loss of the worst theta of the examples, where those of
-a domain count equally: the (1 - theta)-superquantile. theta = 1 allows alpha alone; a theta of at
-most every alpha_i allows all mixtures, and the worst domain counts.
+allows the mixtures pi with pi_i <= alpha_i / theta, where alpha is the training mixture. Their
+maximum of sum_i pi_i L_i is the mean loss of the worst theta of the examples, if all examples of a
+domain have the domain's loss: the (1 - theta)-superquantile. theta = 1 allows only alpha; if theta
+is at most every alpha_i, all mixtures are allowed, and the worst domain counts.
 
 The arithmetic is in pure functions on vectors of one entry per domain, usable with NumPy arrays.
 """
@@ -37,9 +36,9 @@ from tff_agnostic.domain_weights.sets import (
 
 # The smallest normal float32: processors may treat smaller ones as 0.
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
-# Largest part of the total that rounding leaves where bounds fill it exactly.
+# Maximum fraction of the total that rounding leaves if bounds fill it exactly.
 _ROUNDING = 1e-12
-# Signs of the term of `chi2`.
+# Signs of the `chi2` term.
 PENALTY, PESSIMISM = -1, 1
 FREEZE: Literal["freeze"] = "freeze"
 ZERO: Literal["zero"] = "zero"
@@ -67,7 +66,7 @@ def exponentiated_gradient(
     """
     losses = tf.convert_to_tensor(losses)
     exponents = learning_rate * losses
-    # The same up to a factor of all weights, but it rounds differently: used only where necessary.
+    # Equal up to a factor of all weights, but with other rounding: used only if necessary.
     from_largest = learning_rate * (losses - tf.reduce_max(losses))
     in_range = tf.reduce_all(tf.math.is_finite(exponents))
     logits = tf.math.log(lambda_) + tf.where(in_range, exponents, from_largest)
@@ -83,16 +82,16 @@ def projected_gradient(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: flo
 
 # One number per domain.
 Shares = tuple[float, ...]
-# (lambda, training mixture), both [p] -> the slope of a term of the objective, [p].
+# (lambda, training mixture), both [p] -> slope of a term of the objective, [p].
 Slope = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 
 def chi2(mu: float, sign: int = PENALTY) -> Slope:
     """Returns the slope of plus or minus mu times the chi2 distance from the training mixture.
 
-    Equation (6) of Mohri et al. adds the term within the maximum: it is the pessimism of their
-    bound, and a convex function of lambda. The penalty of distributionally robust optimisation
-    subtracts it, and keeps lambda near m_bar.
+    Equation (6) of Mohri et al. adds the term inside the maximum: this pessimism of their bound is
+    a convex function of lambda. The penalty of distributionally robust optimisation subtracts it,
+    and keeps lambda near m_bar.
 
     Args:
         mu: Weight of the term.
@@ -106,10 +105,10 @@ def chi2(mu: float, sign: int = PENALTY) -> Slope:
 
 
 def worst_within(losses: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-    """Returns the pi with the largest sum_i pi_i L_i among those of 0 <= pi_i <= b_i, sum = total.
+    """Returns the pi with maximum sum_i pi_i L_i, 0 <= pi_i <= b_i, and the given total.
 
-    It is b_i for losses above a cut and 0 below; equal losses share the rest at the cut in
-    proportion to b. Where sum_i b_i is less than the total, all of b is scaled up to it.
+    It is b_i for losses above a threshold and 0 below; equal losses at the threshold share the rest
+    in proportion to b. If sum_i b_i is less than the total, b is scaled up to it.
 
     Args:
         losses: L, float [p].
@@ -122,13 +121,13 @@ def worst_within(losses: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tf.
     order = tf.argsort(losses, direction="DESCENDING", stable=True)
     descending = tf.gather(losses, order)
     is_new = tf.concat([[0], tf.cast(descending[1:] < descending[:-1], tf.int32)], axis=0)
-    # The rank of each loss; equal losses share one.
+    # Rank of each loss; equal losses share a rank.
     ranks = tf.scatter_nd(order[:, tf.newaxis], tf.cumsum(is_new), [p])
-    of_rank = tf.math.unsorted_segment_sum(largest, ranks, p)
-    above = tf.cumsum(of_rank, exclusive=True)
-    left = total - above
-    left = tf.where(left > _ROUNDING * total, left, 0.0)
-    share = tf.minimum(tf.math.divide_no_nan(left, of_rank), 1.0)
+    rank_totals = tf.math.unsorted_segment_sum(largest, ranks, p)
+    above = tf.cumsum(rank_totals, exclusive=True)
+    rest = total - above
+    rest = tf.where(rest > _ROUNDING * total, rest, 0.0)
+    share = tf.minimum(tf.math.divide_no_nan(rest, rank_totals), 1.0)
     return largest * tf.gather(share, ranks)
 
 
@@ -142,19 +141,19 @@ def cvar_step(
 ) -> tf.Tensor:
     """Returns (1 - rate) lambda + rate pi, where pi is the worst mixture of the level.
 
-    Weights that are not free stay, and pi is the worst of the mixtures that have them: the others
-    share the rest within their bounds alpha_i / theta or, where the rest is more than these allow,
-    in proportion to alpha.
+    Weights that are not free do not change, and pi is the worst of the mixtures with these weights:
+    the free weights share the rest within their bounds alpha_i / theta, or in proportion to alpha
+    if the rest exceeds these bounds.
 
     Args:
         lambda_: A point of the simplex, float32 [p].
         losses: L, float32 [p].
         training_mixture: alpha, p positive numbers that sum to 1.
         conformity: theta, in (0, 1].
-        rate: Part of the way to pi, in (0, 1].
-        is_free: Which weights may change, bool [p]; all if None.
+        rate: Fraction of the step to pi, in (0, 1].
+        is_free: Whether each weight may change, bool [p]; all may if None.
     """
-    # float32 would lose the shares of rare domains in sums of all.
+    # In sums over all domains, float32 would lose the weights of rare domains.
     before = tf.cast(lambda_, tf.float64)
     free = tf.ones_like(before) if is_free is None else tf.cast(is_free, tf.float64)
     kept = before * (1.0 - free)
@@ -176,17 +175,17 @@ class ProjectedGradient(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(Options):
-    """Lambda stays as it begins."""
+    """Constant lambda."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cvar(Options):
-    """Towards the worst mixture of a level of CVaR over domains.
+    """Steps towards the worst mixture at a level of CVaR over domains.
 
     Attributes:
-        level: theta, in (0, 1]: lambda is up to 1 / theta times the training mixture in any domain;
-            1 is the training mixture, a small theta the worst domain.
-        rate: Step towards the worst mixture in a round, in (0, 1]; 1 is all the way.
+        level: theta, in (0, 1]: limits lambda to 1 / theta times the training mixture in each
+            domain; 1 is the training mixture, a small theta the worst domain.
+        rate: Step size towards the worst mixture in a round, in (0, 1]; 1 is the full step.
     """
 
     level: Annotated[float, Within(above=0, most=1)] = 0.5
@@ -195,26 +194,26 @@ class Cvar(Options):
 
 @dataclasses.dataclass(frozen=True)
 class LambdaPlayer(Options):
-    """How lambda moves, and among which mixtures.
+    """Options of lambda: its update, and its set of mixtures.
 
     Attributes:
-        update: How lambda moves.
+        update: Update of lambda.
         learning_rate: Learning rate of lambda (gamma_lambda), for steps along the losses.
-        set: Mixtures of domains among which the worst counts: all (simplex), those within bounds
-            per domain (box), those between the mixtures of a file (hull), or those near the
-            training mixture (ball).
+        set: Mixtures of domains whose worst case counts: all (simplex), those within bounds per
+            domain (box), those between the mixtures of a file (hull), or those near the training
+            mixture (ball).
         initial: lambda_0, comma-separated; if not given, uniform, or in a ball and for CVaR the
             training mixture. A hull starts from the mean of its mixtures.
-        absent: Lambda of a domain that is absent from a round: it stays as it is, or in other sets
-            than the simplex the domain has the mean loss of the others (freeze); or its loss counts
-            as 0 (zero). If not given, freeze; in Stochastic-AFL and AFLBoost zero, if losses are
-            unbiased.
-        baselines: b of excess losses: lambda follows L - b in place of L. One number per domain,
+        absent: Treatment of a domain that is absent from a round: its lambda does not change, or in
+            other sets than the simplex its loss is the mean of the others (freeze); or its loss
+            counts as 0 (zero). If not given, freeze; in Stochastic-AFL and AFLBoost zero, if losses
+            are unbiased.
+        baselines: b of excess losses: lambda follows L - b instead of L. One number per domain,
             comma-separated; a complete run's folder, for its losses; own (train, compare): a
-            reference run of each domain by itself, kept in baselines.json, which can be named in
-            turn; or trivial (train, compare): class shares, means or unigrams of each domain.
-        baseline_losses: Losses of runs that are baselines: on examples that are trained on, as
-            lambda's signal is, or on held-out ones.
+            baseline run of each domain alone, kept in baselines.json, which can be named in turn;
+            or trivial (train, compare): class shares, means or unigrams of each domain.
+        baseline_losses: Losses of runs that are baselines: on training examples, like lambda's
+            signal, or on held-out examples.
     """
 
     update: Union[ExponentiatedGradient, ProjectedGradient, Fixed, Cvar] = ExponentiatedGradient()
@@ -226,7 +225,7 @@ class LambdaPlayer(Options):
     baseline_losses: Literal["training", "heldout"] = "training"
 
     def __post_init__(self) -> None:
-        """Refuses sets with CVaR; see `Options`."""
+        """Checks the values, and that CVaR has no other set; see `Options`."""
         super().__post_init__()
         if isinstance(self.update, Cvar) and not isinstance(self.set, SimplexSet):
             expected = "simplex with the update cvar, whose level is a set of mixtures"
@@ -249,7 +248,7 @@ class LambdaPlayer(Options):
         if len(numbers) != num_domains:
             expected = f"{num_domains} numbers, one per domain"
             raise self.error("baselines", expected, Verbatim(len(numbers)))
-        # Baselines of 0 are none, also for losses below 0.
+        # Baselines of 0 count as none; otherwise they would clip losses below 0.
         return numbers if any(numbers) else None
 
 
@@ -258,13 +257,13 @@ class LambdaOptions(Options):
     """Options of algorithms with a lambda.
 
     Attributes:
-        lambda_: How lambda moves.
+        lambda_: Options of lambda.
     """
 
     lambda_: LambdaPlayer = LambdaPlayer()
 
     def __post_init__(self) -> None:
-        """Puts the algorithm's treatment of absent domains where none is given."""
+        """Sets the algorithm's treatment of absent domains if none is given."""
         if self.lambda_.absent is None:
             player = dataclasses.replace(self.lambda_, absent=self.usually_absent)
             object.__setattr__(self, "lambda_", player)
@@ -286,11 +285,12 @@ class LambdaAscent:
     """The ascent of lambda over the domains of a problem.
 
     Attributes:
-        options: The settings.
-        lambda_set: Lambda.
-        training_mixture: m_bar, the domains' shares of the training examples, p positive numbers.
+        options: Options of the ascent.
+        lambda_set: The set Lambda.
+        training_mixture: m_bar, the fractions of the training examples by domain, p positive
+            numbers.
         initial: The coordinates of lambda_0.
-        slope: Slope of a term of the objective besides the losses; None if there is none.
+        slope: Slope of an additional term of the objective; None without one.
     """
 
     options: LambdaPlayer
@@ -300,7 +300,7 @@ class LambdaAscent:
     slope: Optional[Slope] = None
 
     def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
-        """Returns lambda, float32 [p], of coordinates in the set."""
+        """Returns lambda, float32 [p], for coordinates in the set."""
         return self.lambda_set.mixture(coordinates)
 
     def next(
@@ -314,35 +314,35 @@ class LambdaAscent:
         """Returns the coordinates of lambda_t from those of lambda_{t-1}.
 
         A domain without examples in the round is absent: it keeps its weight, or its loss is 0 with
-        `lambda_absent` "zero". A domain of which no example is measured, but some are trained on,
-        keeps its weight. A round without any loss changes nothing.
+        `lambda_absent` "zero". A domain with training examples but no measured examples keeps its
+        weight. A round without any loss changes nothing.
 
         Args:
             coordinates: Coordinates of lambda_{t-1}, float32 [q].
             losses: L, the mean losses of the domains, float32 [p].
-            counts: N_t, the round's examples of each domain, float32 [p].
-            measured: Number of examples that each loss is the mean of, float32 [p], if these are
-                not the examples that are trained on.
+            counts: N_t, number of the round's examples of each domain, float32 [p].
+            measured: Number of measured examples of each domain, float32 [p], if they differ from
+                the training examples.
             rate_factor: Factor of gamma_lambda in this round; 1 if None.
         """
         keeps_absent = self.options.absent == FREEZE
-        known = counts > 0
+        has_loss = counts > 0
         if measured is not None:
-            known = measured > 0
+            has_loss = measured > 0
             if not keeps_absent:
-                known |= tf.equal(counts, 0)
-            known &= tf.reduce_sum(measured) > 0
+                has_loss |= tf.equal(counts, 0)
+            has_loss &= tf.reduce_sum(measured) > 0
             keeps_absent = True
         rate: Any = self.options.learning_rate
         if rate_factor is not None:
             rate = rate * rate_factor
-        moved = self._moved(coordinates, losses, known, keeps_absent, rate)
-        return tf.where(tf.reduce_any(known), moved, coordinates)
+        moved = self._moved(coordinates, losses, has_loss, keeps_absent, rate)
+        return tf.where(tf.reduce_any(has_loss), moved, coordinates)
 
     def _updated(
         self, coordinates: tf.Tensor, gradient: tf.Tensor, rate: Any, is_free: Optional[tf.Tensor]
     ) -> tf.Tensor:
-        """Returns the next coordinates; of those that are not free, any value."""
+        """Returns the next coordinates; entries that are not free are arbitrary."""
         update = self.options.update
         if isinstance(update, Fixed):
             return coordinates
@@ -355,7 +355,7 @@ class LambdaAscent:
         point = coordinates + rate * gradient
         if is_free is None:
             return self.lambda_set.project(point)
-        # On a simplex with frozen weights, the free ones share the rest.
+        # On a simplex with frozen weights, the free weights share the rest.
         total = tf.reduce_sum(tf.where(is_free, coordinates, 0.0))
         return project_to_simplex(point, total, is_free)
 
@@ -363,34 +363,34 @@ class LambdaAscent:
         self,
         coordinates: tf.Tensor,
         losses: tf.Tensor,
-        known: tf.Tensor,
+        has_loss: tf.Tensor,
         keeps_unknown: bool,
         rate: Any,
     ) -> tf.Tensor:
         keeps_weights = keeps_unknown and isinstance(self.lambda_set, Simplex)
         if keeps_unknown and not keeps_weights:
-            # In other sets no weight can be kept alone: an unknown loss counts as the mean.
-            weights = self.mixture(coordinates) * tf.cast(known, tf.float32)
+            # In other sets no single weight can be frozen, so an unknown loss counts as the mean.
+            weights = self.mixture(coordinates) * tf.cast(has_loss, tf.float32)
             mean = tf.math.divide_no_nan(tf.reduce_sum(weights * losses), tf.reduce_sum(weights))
-            losses = tf.where(known, losses, mean)
+            losses = tf.where(has_loss, losses, mean)
         if self.slope is not None:
             training_mixture = tf.constant(self.training_mixture, tf.float32)
             losses += self.slope(self.mixture(coordinates), training_mixture)
         if keeps_weights:
             # Updates depend on differences of slopes. Next to the 0 of an absent domain, negative
-            # slopes could leave the present domains without any weight to share.
-            losses = tf.where(known, losses, 0.0)
-            losses = tf.where(known, losses - tf.minimum(tf.reduce_min(losses), 0.0), 0.0)
+            # slopes could leave no weight for the present domains.
+            losses = tf.where(has_loss, losses, 0.0)
+            losses = tf.where(has_loss, losses - tf.minimum(tf.reduce_min(losses), 0.0), 0.0)
         gradient = self.lambda_set.gradient(losses)
-        updated = self._updated(coordinates, gradient, rate, known if keeps_weights else None)
+        updated = self._updated(coordinates, gradient, rate, has_loss if keeps_weights else None)
         is_positive = updated > 0
         if keeps_weights:
-            # The free weights share the rest in the proportions that the update gives them.
-            present = tf.cast(known, coordinates.dtype)
+            # The free weights share the rest in the proportions of the update.
+            present = tf.cast(has_loss, coordinates.dtype)
             share = tf.math.divide_no_nan(updated * present, tf.reduce_sum(updated * present))
             kept = coordinates * (1.0 - present)
             updated = share * tf.reduce_sum(coordinates * present) + kept
-        # A positive weight stays positive: rounded to 0 it could never grow again.
+        # A positive weight must stay positive: after rounding to 0 it could never grow again.
         return tf.where(is_positive, tf.maximum(updated, SMALLEST_WEIGHT), updated)
 
 
@@ -403,11 +403,11 @@ def lambda_ascent(
     """Returns the ascent of lambda over the domains of a problem.
 
     Args:
-        options: How lambda moves.
+        options: Options of lambda.
         domain_names: Names of the p domains.
-        expected_counts: Examples of each domain in a round, whose shares are the training mixture;
-            uniform if None.
-        slope: Slope of a term of the objective besides the losses, such as `chi2`; none if None.
+        expected_counts: Number of examples of each domain in a round, which defines the training
+            mixture; uniform if None.
+        slope: Slope of an additional term of the objective, such as `chi2`; None without one.
     """
     p = len(domain_names)
     if slope is not None and isinstance(options.update, (Fixed, Cvar)):
@@ -423,10 +423,10 @@ def lambda_ascent(
             expected = f"{p} numbers, one per domain"
             raise options.error("initial", expected, Verbatim(weights.size))
     elif not isinstance(options.set, BallSet) and not isinstance(options.update, Cvar):
-        # For CVaR the training mixture is the one that every level allows.
+        # For CVaR start from the training mixture, which every level allows.
         weights = np.full([p], 1.0 / p)
     if np.any(weights < 0) or abs(weights.sum() - 1) > _SUM_TOLERANCE:
-        found = Verbatim(f"{weights.tolist()}, which sum to {weights.sum():g}")
-        raise options.error("initial", "non-negative numbers that sum to 1", found)
+        problem = Verbatim(f"{weights.tolist()}, which sum to {weights.sum():g}")
+        raise options.error("initial", "non-negative numbers that sum to 1", problem)
     initial = tuple(lambda_set.start(weights / weights.sum()).tolist())
     return LambdaAscent(options, lambda_set, tuple(training_mixture.tolist()), initial, slope)

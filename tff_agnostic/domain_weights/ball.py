@@ -1,11 +1,11 @@
-"""Mixtures near that of the training examples: chi2(lambda || m_bar) <= rho.
+"""Mixtures near the training mixture: chi2(lambda || m_bar) <= rho.
 
-The distance is the one of the paper's generalisation bound: its skewness is the largest
-chi2(lambda || m_bar) + 1 of the set (Mohri et al. 2019, section 3), which the radius bounds.
+The paper's generalisation bound uses this distance: its skewness is the maximum of chi2(lambda ||
+m_bar) + 1 over the set (Mohri et al. 2019, section 3), which the radius bounds.
 
 A projection is the solution x(mu) of an unconstrained problem, for the multiplier mu of the ball at
-which x(mu) is on its surface; chi2 falls as mu grows, so that mu is found by bisection. All of it
-in float64: the weights of small domains divide.
+which x(mu) is on its surface; chi2 falls as mu grows, so bisection finds mu. All computations are
+in float64, as they divide by the weights of small domains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 from tff_agnostic.domain_weights.sets import LambdaSet
 
 _TOLERANCE = 1e-6
-# Of the multiplier, in powers of 2; each bisection halves what is left.
+# Range of the multiplier, in powers of 2; each bisection halves the rest.
 _LOG_MULTIPLIERS = (-80.0, 80.0)
 _BISECTIONS = 50
 _NEWTON_STEPS = 12
@@ -33,13 +33,13 @@ class BallSet(Options):
     """Mixtures near the training mixture.
 
     Attributes:
-        radius: Largest chi-squared distance from the training mixture.
+        radius: Maximum chi-squared distance from the training mixture.
     """
 
     radius: Annotated[float, Within(above=0)] = 1.0
 
     def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
-        """Returns Lambda of domains with these names and shares of the training examples, [p]."""
+        """Returns Lambda for domains with these names and training mixture, [p]."""
         return Ball(tuple(training_mixture.tolist()), self.radius)
 
 
@@ -48,8 +48,8 @@ class Ball(LambdaSet):
     """A ball around a mixture, within the simplex.
 
     Attributes:
-        center: m_bar, the shares of the training examples; positive, of sum 1.
-        radius: rho, the largest chi2 distance sum_i (lambda_i - m_i)^2 / m_i; positive.
+        center: m_bar, the fractions of the training examples; positive, with sum 1.
+        radius: rho, the maximum chi2 distance sum_i (lambda_i - m_i)^2 / m_i; positive.
     """
 
     center: tuple[float, ...]
@@ -65,7 +65,7 @@ class Ball(LambdaSet):
 
     def start(self, initial: np.ndarray) -> np.ndarray:
         """Returns lambda_0."""
-        distance = _chi2_of_arrays(initial, np.array(self.center))
+        distance = _chi2_numpy(initial, np.array(self.center))
         if distance > self.radius + _TOLERANCE:
             mixture = np.round(self.center, 6).tolist()
             raise OptionError(
@@ -83,7 +83,7 @@ class Ball(LambdaSet):
         """
         center = np.array(self.center, np.float64)
         # The mixture depends neither on a constant nor on a positive factor of all losses. With a
-        # largest loss of 0 its domain keeps its 1 for any mu.
+        # largest loss of 0 its domain has the factor 1 for any mu.
         below_worst = np.asarray(losses, np.float64) - np.max(losses)
         span = -np.min(below_worst)
         if span == 0:
@@ -96,11 +96,11 @@ class Ball(LambdaSet):
             return _weighted_simplex(center * (1.0 + below_worst / (2.0 * mu)), center)
 
         low, high = _LOG_MULTIPLIERS
-        if _chi2_of_arrays(at(low), center) <= self.radius:
+        if _chi2_numpy(at(low), center) <= self.radius:
             return at(low)
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
-            inside = _chi2_of_arrays(at(middle), center) <= self.radius
+            inside = _chi2_numpy(at(middle), center) <= self.radius
             low, high = (low, middle) if inside else (middle, high)
         return at(high)
 
@@ -120,7 +120,7 @@ class Ball(LambdaSet):
 
         def bisect(step: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tuple:
             middle = (low + high) / 2
-            inside = _chi2(project(target, center, _power_of_2(middle)), center) <= self.radius
+            inside = _chi2(project(target, center, _exp2(middle)), center) <= self.radius
             return step + 1, tf.where(inside, low, middle), tf.where(inside, middle, high)
 
         def projected() -> tf.Tensor:
@@ -128,16 +128,16 @@ class Ball(LambdaSet):
             _, _, high = tf.while_loop(
                 lambda step, *_: step < _BISECTIONS, bisect, (tf.constant(0), *bounds)
             )
-            return project(target, center, _power_of_2(high))
+            return project(target, center, _exp2(high))
 
         unconstrained = project(target, center, tf.constant(0.0, tf.float64))
-        found = tf.cond(
+        solution = tf.cond(
             _chi2(unconstrained, center) <= self.radius, lambda: unconstrained, projected
         )
-        return tf.cast(found, point.dtype)
+        return tf.cast(solution, point.dtype)
 
 
-def _power_of_2(exponent: tf.Tensor) -> tf.Tensor:
+def _exp2(exponent: tf.Tensor) -> tf.Tensor:
     return tf.pow(tf.constant(2.0, tf.float64), exponent)
 
 
@@ -145,7 +145,7 @@ def _chi2(lambda_: tf.Tensor, center: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.square(lambda_ - center) / center)
 
 
-def _chi2_of_arrays(lambda_: np.ndarray, center: np.ndarray) -> float:
+def _chi2_numpy(lambda_: np.ndarray, center: np.ndarray) -> float:
     return float(np.sum(np.square(lambda_ - center) / center))
 
 
@@ -154,7 +154,7 @@ def _euclidean(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
 
     x_i = w_i max(v_i + mu - nu, 0) with w_i = 1 / (1 + mu / m_i); nu as in `project_to_simplex`.
     """
-    # By 1 + mu, so that nothing grows with mu.
+    # Divided by 1 + mu, so that no term grows with mu.
     weights = (1.0 + mu) / (1.0 + mu / center)
     values = (point + mu) / (1.0 + mu)
     order = tf.argsort(values, direction="DESCENDING")
@@ -166,7 +166,7 @@ def _euclidean(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
 
 
 def _weighted_simplex(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns x_i = max(a_i - nu w_i, 0) of sum 1."""
+    """Returns x_i = max(a_i - nu w_i, 0) with sum 1."""
     order = np.argsort(-values / weights, kind="stable")
     a, w = np.cumsum(values[order]), np.cumsum(weights[order])
     thresholds = (a - 1.0) / w
@@ -180,36 +180,36 @@ def _entropic(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
 
     log x_i + mu x_i / m_i = log y_i - nu; the sum of x falls in nu, and is convex in it.
     """
-    # 0 stays 0.
+    # Weights of 0 stay 0.
     is_positive = point > 0
     log_y = tf.math.log(tf.where(is_positive, point, 1.0))
     k = mu / center
 
-    def x_of(nu: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        x = _root_of_x_plus_log_x(log_y - nu, k)
+    def x_and_slope(nu: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        x = _solve_x_plus_log_x(log_y - nu, k)
         x = tf.where(is_positive, x, 0.0)
         # dx / dnu = -x / (1 + k x)
         return tf.reduce_sum(x), tf.reduce_sum(x / (1.0 + k * x))
 
     def newton(step: tf.Tensor, nu: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        total, slope = x_of(nu)
+        total, slope = x_and_slope(nu)
         return step + 1, nu + (total - 1.0) / slope
 
-    # Here one x_i is 1 by itself: left of the root, from where Newton's steps do not overshoot.
+    # At this nu one x_i alone is 1: left of the root, from where Newton's steps do not overshoot.
     lowest = tf.reduce_max(tf.where(is_positive, log_y - k, -np.inf))
     _, nu = tf.while_loop(lambda step, _: step < _NEWTON_STEPS, newton, (tf.constant(0), lowest))
-    x = tf.where(is_positive, _root_of_x_plus_log_x(log_y - nu, k), 0.0)
+    x = tf.where(is_positive, _solve_x_plus_log_x(log_y - nu, k), 0.0)
     return x / tf.reduce_sum(x)
 
 
-def _root_of_x_plus_log_x(a: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
-    """Returns the x with log x + k x = a: exp(a) for k = 0, W(k exp(a)) / k otherwise.
+def _solve_x_plus_log_x(a: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
+    """Returns the solution x of log x + k x = a: exp(a) for k = 0, W(k exp(a)) / k otherwise.
 
-    With u = log x this is u + k exp(u) = a, whose left side is convex and grows: from the right of
-    the root Newton's steps do not overshoot.
+    With u = log x this is u + k exp(u) = a, whose left side is convex and increasing: from the
+    right of the root Newton's steps do not overshoot.
     """
     beyond = a + tf.math.log(tf.maximum(k, np.finfo(np.float64).tiny))
-    # u <= a always; where k exp(a) is large, k exp(u) <= a + log k too.
+    # u <= a always; if k exp(a) is large, also k exp(u) <= a + log k.
     u = tf.where(beyond > 1.0, a - beyond + tf.math.log(tf.maximum(beyond, 1.0)), a)
     for _ in range(_LAMBERT_STEPS):
         growth = k * tf.exp(u)

@@ -1,13 +1,14 @@
 """The set Lambda: simplex, box and hull, with coordinates, projections and worst mixture.
 
 Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning": the agnostic loss is the maximum over
-lambda in Lambda of sum_i lambda_i L_i. It is linear in lambda, so that Lambda and its convex hull
-give the same; every set here is convex and within the simplex of the p domains.
+lambda in Lambda of sum_i lambda_i L_i. It is linear in lambda, so Lambda and its convex hull have
+the same maximum; every set here is convex and within the simplex of the p domains.
 
-A box has the mixtures within bounds per domain, lower <= lambda <= upper. Its two projections clip
-a family of points that grows with one number, until the sum is 1: v + nu for the Euclidean one, c y
-for the entropy. As a function of that number the sum is piecewise linear, and it bends only where a
-coordinate reaches a bound. The piece that holds 1 is found by trying all bends, and solved exactly.
+A box contains the mixtures within bounds per domain, lower <= lambda <= upper. Its two projections
+clip a one-parameter family of points, until the sum is 1: v + nu for the Euclidean projection, c y
+for the entropic one. As a function of the parameter the sum is piecewise linear, with bends only
+where a coordinate reaches a bound. All bends are tried to find the piece that contains 1, which is
+solved exactly.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 
 _TOLERANCE = 1e-6
-# More than the whole of a coordinate's range.
+# Larger than the range of a coordinate.
 _WIDE_GAP = 2.0
 _SUM_TOLERANCE = 1e-3
 
@@ -34,8 +35,8 @@ _SUM_TOLERANCE = 1e-3
 class LambdaSet(Protocol):
     """A convex set of mixtures; its methods here are those of the simplex.
 
-    A server holds a point of it by its coordinates, float32 [q], and moves those. They are lambda
-    itself except in a `Hull`, where they are the weights of the mixtures that span it.
+    A server represents a point of the set by its coordinates, float32 [q], and updates them. They
+    are lambda itself except in a `Hull`, where they are the weights of the mixtures that span it.
     """
 
     def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
@@ -43,7 +44,7 @@ class LambdaSet(Protocol):
         return coordinates
 
     def gradient(self, losses: tf.Tensor) -> tf.Tensor:
-        """Returns the gradient of sum_i lambda_i L_i by the coordinates, float32 [q].
+        """Returns the gradient of sum_i lambda_i L_i with respect to the coordinates, float32 [q].
 
         Args:
             losses: L, float32 [p].
@@ -55,7 +56,7 @@ class LambdaSet(Protocol):
         return project_to_simplex(point)
 
     def project_kl(self, point: tf.Tensor) -> tf.Tensor:
-        """Returns the coordinates x with the least sum_i x_i log(x_i / y_i) to a point y.
+        """Returns the coordinates x with minimum sum_i x_i log(x_i / y_i) to a point y.
 
         Args:
             point: y, a point of a simplex, float32 [q]; its zeros stay 0.
@@ -78,7 +79,7 @@ class LambdaSet(Protocol):
         """
 
     def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
-        """Describes the set, for files that are read without the settings of the run."""
+        """Describes the set, for files that are read without the run's settings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +110,7 @@ def project_to_simplex(
     """
     if is_free is not None:
         vector = tf.where(is_free, vector, -np.inf)
-    # A common shift changes nothing, and float32 cannot represent 2^24 + 1.
+    # A common shift has no effect, but float32 cannot represent 2^24 + 1.
     vector = vector - tf.reduce_max(vector)
     descending = tf.sort(vector, direction="DESCENDING")
     ranks = tf.range(1, tf.size(vector) + 1, dtype=vector.dtype)
@@ -122,8 +123,8 @@ def project_to_simplex(
 class Hull(LambdaSet):
     """The convex hull of named mixtures.
 
-    Its coordinates are the weights of the mixtures, a point of their simplex: a mixture is to this
-    set what a domain is to the simplex.
+    Its coordinates are the weights of the mixtures, a point of their simplex: mixtures have the
+    role that domains have in the simplex.
 
     Attributes:
         names: Names of the q mixtures.
@@ -134,7 +135,7 @@ class Hull(LambdaSet):
     mixtures: tuple[tuple[float, ...], ...]
 
     def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of the mixtures by their weights."""
+        """Returns the weighted sum of the mixtures."""
         return tf.linalg.matvec(self._matrix(), coordinates, transpose_a=True)
 
     def gradient(self, losses: tf.Tensor) -> tf.Tensor:
@@ -170,15 +171,15 @@ class Box(LambdaSet):
     """A box within the simplex.
 
     Attributes:
-        lower: Smallest weight of each domain; they sum to at most 1.
-        upper: Largest weight of each domain; they sum to at least 1.
+        lower: Minimum weight of each domain; their sum is at most 1.
+        upper: Maximum weight of each domain; their sum is at least 1.
     """
 
     lower: tuple[float, ...]
     upper: tuple[float, ...]
 
     def project(self, point: tf.Tensor) -> tf.Tensor:
-        """Returns clip(v + nu, lower, upper) of sum 1."""
+        """Returns clip(v + nu, lower, upper) with sum 1."""
         lower, upper = self._bounds()
         v = _without_gaps(tf.cast(point, tf.float64))
         bends = tf.concat([lower - v, upper - v], axis=0)
@@ -186,7 +187,7 @@ class Box(LambdaSet):
         return tf.cast(tf.clip_by_value(v + shift, lower, upper), point.dtype)
 
     def project_kl(self, point: tf.Tensor) -> tf.Tensor:
-        """Returns clip(c y, lower, upper) of sum 1."""
+        """Returns clip(c y, lower, upper) with sum 1."""
         lower, upper = self._bounds()
         y = tf.cast(point, tf.float64)
         bends = tf.math.divide_no_nan(tf.concat([lower, upper], axis=0), tf.concat([y, y], axis=0))
@@ -202,13 +203,13 @@ class Box(LambdaSet):
         return initial
 
     def worst(self, losses: np.ndarray) -> np.ndarray:
-        """Returns lower, with the rest of 1 given to the largest losses first."""
+        """Returns the lower bounds plus the rest of 1, assigned to the largest losses first."""
         lambda_ = np.array(self.lower, np.float64)
-        left = 1.0 - lambda_.sum()
+        rest = 1.0 - lambda_.sum()
         for i in np.argsort(-losses, kind="stable"):
-            gain = min(left, self.upper[i] - self.lower[i])
+            gain = min(rest, self.upper[i] - self.lower[i])
             lambda_[i] += gain
-            left -= gain
+            rest -= gain
         return lambda_
 
     def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
@@ -224,10 +225,11 @@ class Box(LambdaSet):
 
 
 def _without_gaps(point: tf.Tensor) -> tf.Tensor:
-    """Returns a point with the same projection whose coordinates are near each other.
+    """Returns a point with the same projection, but without large gaps between coordinates.
 
-    A coordinate that is more than 1 above another one is at its upper bound before the other one
-    leaves its lower bound, however far above it is; and a constant added to all changes nothing.
+    A coordinate that exceeds another by more than 1 reaches its upper bound before the other leaves
+    its lower bound, however large the gap is; and a constant added to all coordinates has no
+    effect.
     """
     order = tf.argsort(point, direction="DESCENDING")
     descending = tf.gather(point, order)
@@ -243,14 +245,14 @@ def _solve(
     bends = tf.sort(bends)
     clipped = tf.clip_by_value(offset + slope * bends[:, tf.newaxis], lower, upper)
     sums = tf.reduce_sum(clipped, axis=1)
-    # The last bend at which the sum is not beyond 1 starts the piece.
+    # The last bend with a sum of at most 1 starts the piece.
     k = tf.maximum(tf.reduce_sum(tf.cast(sums <= 1.0, tf.int32)) - 1, 0)
     next_bend = bends[tf.minimum(k + 1, tf.size(bends) - 1)]
     within = offset + slope * (bends[k] + next_bend) / 2
     free = tf.cast((within > lower) & (within < upper), slope.dtype)
-    of_free = tf.reduce_sum(slope * free)
+    free_slope = tf.reduce_sum(slope * free)
     fixed = tf.reduce_sum(clipped[k] * (1.0 - free)) + tf.reduce_sum(offset * free)
-    return tf.where(of_free > 0, tf.math.divide_no_nan(1.0 - fixed, of_free), bends[k])
+    return tf.where(free_slope > 0, tf.math.divide_no_nan(1.0 - fixed, free_slope), bends[k])
 
 
 def read_mixtures(
@@ -258,7 +260,7 @@ def read_mixtures(
 ) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
     """Reads a JSON object of mixtures by name, each an object of weights by domain.
 
-    A domain that a mixture does not name has the weight 0.
+    A domain that a mixture omits has the weight 0.
 
     Args:
         path: The file.
@@ -274,14 +276,14 @@ def read_mixtures(
         name: _mixture(f"{path}: {name}", weights, domain_names)
         for name, weights in content.items()
     }
-    names_of: dict[tuple[float, ...], str] = {}
+    names_by_weights: dict[tuple[float, ...], str] = {}
     for name, weights in mixtures.items():
-        if weights in names_of:
+        if weights in names_by_weights:
             raise UserError(
-                f"{path}: expected different mixtures, found {names_of[weights]!r} and "
+                f"{path}: expected different mixtures, found {names_by_weights[weights]!r} and "
                 f"{name!r} of the same weights"
             )
-        names_of[weights] = name
+        names_by_weights[weights] = name
     return tuple(mixtures), tuple(mixtures.values())
 
 
@@ -311,7 +313,7 @@ class SimplexSet(Options):
     """All mixtures of the domains."""
 
     def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
-        """Returns Lambda of domains with these names and shares of the training examples, [p]."""
+        """Returns Lambda for domains with these names and training mixture, [p]."""
         return Simplex()
 
 
@@ -320,21 +322,21 @@ class BoxSet(Options):
     """Mixtures within bounds of each domain.
 
     Attributes:
-        lower: Least weight of each domain, or one number for all; 0 if not given.
-        upper: Largest weight of each domain, or one number for all; 1 if not given.
+        lower: Minimum weight of each domain, or one number for all; 0 if not given.
+        upper: Maximum weight of each domain, or one number for all; 1 if not given.
     """
 
     lower: Optional[Annotated[tuple[float, ...], Within(least=0, most=1)]] = None
     upper: Optional[Annotated[tuple[float, ...], Within(least=0, most=1)]] = None
 
     def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
-        """Returns Lambda of domains with these names and shares of the training examples, [p]."""
+        """Returns Lambda for domains with these names and training mixture, [p]."""
         lower = self._per_domain("lower", len(domain_names), default=0.0)
         upper = self._per_domain("upper", len(domain_names), default=1.0)
         for name, low, high in zip(domain_names, lower, upper):
             if low > high:
-                found = Verbatim(f"{low:g} > {high:g} for {name}")
-                raise self.error("lower", "at most upper for every domain", found)
+                problem = Verbatim(f"{low:g} > {high:g} for {name}")
+                raise self.error("lower", "at most upper for every domain", problem)
         if lower.sum() > 1 + _TOLERANCE:
             expected = "numbers that sum to at most 1, as mixtures sum to 1"
             raise self.error("lower", expected, Verbatim(f"{lower.sum():g}: no mixture is left"))
@@ -363,5 +365,5 @@ class HullSet(Options):
     file: Path
 
     def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
-        """Returns Lambda of domains with these names and shares of the training examples, [p]."""
+        """Returns Lambda for domains with these names and training mixture, [p]."""
         return Hull(*read_mixtures(self.file, domain_names))

@@ -1,4 +1,4 @@
-"""Models as pure functions of their weights, made from Keras models."""
+"""Models as pure functions of their weights, created from Keras models."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Their modules load Keras.
+    # These modules load Keras.
     if name == "CIFG":
         from tff_agnostic.models.cifg import CIFG
 

@@ -1,7 +1,7 @@
-"""Checks on made-up batches that outputs, losses and metrics of an example are its own.
+"""Checks on synthetic batches that an example's outputs, losses and metrics are its own.
 
-Algorithms give each example the weight of its domain, and fill batches with rows that do not count.
-Both need numbers of an example that do not depend on the others of its batch.
+Algorithms weight each example by its domain, and pad batches with rows that do not count. Both
+require that an example's values do not depend on the rest of its batch.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.models.metrics import OfColumns
 from tff_agnostic.models.model import ModelWeights
 
-# Rows of the made-up examples in each batch. The last row is zeros, as padding is.
+# Rows of the synthetic examples in each batch. The last row is zeros, like padding.
 _NUM_ROWS = 5
 _BATCH = (0, 1, 2)
 _SAME_SIZE = ((0, 3, 4), (4, 3, 2))
 _ALONE = ((0,), (2,))
-# Rounding errors depend on the size of a batch, by up to .01 in a wide layer of 16 bits; numbers
-# that depend on the size are off by a factor.
+# Rounding errors depend on the size of a batch, by up to .01 in a wide 16-bit layer; values that
+# truly depend on the size differ by a factor.
 _SAME_SIZE_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 _ALONE_TOLERANCE = {"rtol": 0.2, "atol": 0.05}
 _NOISE = 0.1
@@ -33,12 +33,12 @@ _T = TypeVar("_T")
 
 
 class Mixing(NamedTuple):
-    """A number of an example that depends on the rest of its batch.
+    """An example's value that depends on the rest of its batch.
 
     Attributes:
         output: Index of the output among the flat outputs.
-        values: The number in one batch, and in another one.
-        is_alone: Whether the other batch has no other example.
+        values: The value in one batch, and in another batch.
+        is_alone: Whether the second batch contains no other example.
     """
 
     output: int
@@ -46,11 +46,11 @@ class Mixing(NamedTuple):
     is_alone: bool
 
     def message(self, place: str, numbers: str) -> str:
-        """Returns a refusal in one line.
+        """Returns a one-line error message.
 
         Args:
             place: Name of the layer, loss or metric.
-            numbers: Noun phrase of its numbers, such as "outputs of an example".
+            numbers: Noun phrase for its values, such as "outputs of an example".
         """
         first, second = self.values
         return (
@@ -60,7 +60,7 @@ class Mixing(NamedTuple):
 
 
 def on_made_up_examples(spec: Any, check: Callable[[Any], _T]) -> _T:
-    """Returns the result of a check of made-up examples.
+    """Returns the result of a check of synthetic examples.
 
     Args:
         spec: Specs with a first dimension of None, in any structure.
@@ -69,16 +69,16 @@ def on_made_up_examples(spec: Any, check: Callable[[Any], _T]) -> _T:
     try:
         return check(made_up_examples(spec))
     except tf.errors.OpError:
-        # TensorFlow refuses labels and ids of 1 where there is a single class or word.
+        # TensorFlow refuses labels and ids of 1 if there is a single class or word.
         return check(made_up_examples(spec, largest_integer=0))
 
 
 def made_up_examples(spec: Any, largest_integer: int = 1) -> Any:
-    """Returns seeded examples: floats in [0, 1), integers up to a largest one, and a row of zeros.
+    """Returns seeded examples: floats in [0, 1), integers up to a maximum, and a row of zeros.
 
     Args:
         spec: Specs with a first dimension of None, in any structure.
-        largest_integer: Largest integer.
+        largest_integer: Maximum of the integers.
 
     Raises:
         UserError: If a dtype is not numeric.
@@ -92,12 +92,12 @@ def made_up_examples(spec: Any, largest_integer: int = 1) -> Any:
         elif one.dtype.is_integer or one.dtype.is_bool:
             values = rng.integers(largest_integer + 1, size=shape)
             if len(shape) == 1:
-                # Labels of neighbours differ.
+                # Labels of neighbouring rows differ.
                 values = np.arange(_NUM_ROWS) % (largest_integer + 1)
         else:
             raise UserError(
-                f"the model: expected examples of numbers, found {one.dtype.name}, of which none "
-                "can be made up for a check"
+                f"the model: expected numeric examples, found {one.dtype.name}, which the checks "
+                "cannot synthesise"
             )
         values[-1] = 0
         return tf.constant(values.astype(one.dtype.as_numpy_dtype))
@@ -106,7 +106,7 @@ def made_up_examples(spec: Any, largest_integer: int = 1) -> Any:
 
 
 def perturbed(weights: ModelWeights) -> ModelWeights:
-    """Returns weights near some, as tensors: those of zeros would hide what a model computes."""
+    """Returns perturbed weights as tensors: zeros would hide what a model computes."""
     rng = np.random.default_rng(0)
 
     def near(weight: Any) -> tf.Tensor:
@@ -121,13 +121,13 @@ def perturbed(weights: ModelWeights) -> ModelWeights:
 def find_mixing(
     call: PerExample, examples: Any, with_sizes: bool = True, place: str = "the model"
 ) -> Optional[Mixing]:
-    """Returns a number of an example that depends on the rest of its batch; None if none does.
+    """Returns a value of an example that depends on the rest of its batch; None if none does.
 
     Args:
         call: The function to check.
-        examples: The result of `made_up_examples`, or what was computed of it.
-        with_sizes: Whether batches of other sizes are compared; False of a function whose random
-            numbers depend on the size.
+        examples: The result of `made_up_examples`, or values computed from it.
+        with_sizes: Whether to compare batches of other sizes; False for a function with random
+            numbers that depend on the size.
         place: Name of the function, for messages.
 
     Raises:
@@ -138,9 +138,9 @@ def find_mixing(
         is_alone = len(batch) == 1
         tolerance = _ALONE_TOLERANCE if is_alone else _SAME_SIZE_TOLERANCE
         outputs = _outputs(call, examples, batch, place)
-        for k, (of_batch, of_other) in enumerate(zip(expected, outputs)):
+        for k, (batch_values, other_values) in enumerate(zip(expected, outputs)):
             for row in set(_BATCH).intersection(batch):
-                first, second = of_batch[_BATCH.index(row)], of_other[batch.index(row)]
+                first, second = batch_values[_BATCH.index(row)], other_values[batch.index(row)]
                 is_off = ~np.isclose(second, first, equal_nan=True, **tolerance)
                 if np.any(is_off):
                     values = float(first[is_off][0]), float(second[is_off][0])
@@ -149,9 +149,9 @@ def find_mixing(
 
 
 def find_model_mixing(call: Callable[[Any, tf.Tensor], Any], examples: Any) -> Optional[Mixing]:
-    """Returns a number of a model's outputs that depends on the rest of a batch; None if none does.
+    """Returns a model output that depends on the rest of a batch; None if none does.
 
-    Random numbers of layers are not compared: batches of one size have the same of one seed.
+    Random layers do not matter: batches of one size have the same random numbers for one seed.
 
     Args:
         call: (examples, seed int32 [2]) -> outputs.
@@ -170,27 +170,27 @@ def find_model_mixing(call: Callable[[Any, tf.Tensor], Any], examples: Any) -> O
     expected = outputs(0)
     draws = not are_equal(expected, outputs(1))
     if draws and not are_equal(expected, outputs(0)):
-        # Random operations with a state of their own: no two calls can be compared.
+        # Random operations with their own state: no two calls can be compared.
         return None
     return find_mixing(with_seed(0), examples, with_sizes=not draws)
 
 
 def per_example_loss(loss: Any, labels: tf.Tensor, outputs: Any) -> Any:
-    """Returns a loss, or its form of columns [n, 1] where only that one is a loss of each example.
+    """Returns a loss, or its form for columns [n, 1] if only that form is a loss per example.
 
-    Losses of Keras' for real numbers are means over the last axis. As objects they are joined to
-    labels [n] and outputs [n, 1] by Keras; as functions they would compute all n^2 differences.
+    Keras losses for real numbers are means over the last axis. Keras matches labels [n] to outputs
+    [n, 1] for loss objects, but not for loss functions, which would compute all n^2 differences.
 
     Args:
-        loss: A loss function, or a loss of Keras'.
-        labels: Labels of made-up examples.
-        outputs: Outputs for them.
+        loss: A loss function, or a Keras loss.
+        labels: Labels of synthetic examples.
+        outputs: Outputs for these examples.
     """
     if isinstance(loss, OfColumns) or not (is_single(labels) and is_single(outputs)):
         return loss
     if labels.shape.rank == outputs.shape.rank == 2:
         return loss
-    # A caller with fewer rows asks about shapes alone.
+    # A caller with fewer rows only checks shapes.
     rows = tf.range(_NUM_ROWS) % labels.shape[0]
     labels, outputs = tf.gather(labels, rows), tf.gather(outputs, rows)
     forms = [loss, OfColumns(loss)]
@@ -200,16 +200,16 @@ def per_example_loss(loss: Any, labels: tf.Tensor, outputs: Any) -> Any:
 
 
 def is_single(value: Any) -> bool:
-    """Whether labels or outputs are a number for each example, [n] or [n, 1]."""
+    """Returns whether labels or outputs have one number per example, [n] or [n, 1]."""
     return tf.is_tensor(value) and value.shape[1:] in ([], [1])
 
 
 def _is_per_example(loss: Any, labels: tf.Tensor, outputs: tf.Tensor) -> bool:
-    # Of users' code that fails, the caller's own call shows the lines.
+    # If a user's code fails, the caller's own call reports its lines.
     try:
         losses = loss(labels, outputs)
         is_vector = tf.is_tensor(losses) and losses.shape == labels.shape[:1]
-        return is_vector and find_mixing(_of_pairs(loss), (labels, outputs)) is None
+        return is_vector and find_mixing(_on_pairs(loss), (labels, outputs)) is None
     except Exception:
         return False
 
@@ -217,21 +217,21 @@ def _is_per_example(loss: Any, labels: tf.Tensor, outputs: tf.Tensor) -> bool:
 def example_refusal(
     functions: Mapping[str, Callable[[tf.Tensor, Any], Any]], labels: tf.Tensor, outputs: Any
 ) -> Optional[str]:
-    """Returns which function's numbers depend on the batch, in a line; None if none does.
+    """Returns an error message about functions with batch-dependent values; None if there are none.
 
     Args:
         functions: Loss and metrics, functions of labels and outputs, by name.
-        labels: Labels of made-up examples.
-        outputs: Outputs for them.
+        labels: Labels of synthetic examples.
+        outputs: Outputs for these examples.
     """
     for name, function in functions.items():
-        mixing = find_mixing(_of_pairs(function), (labels, outputs), place=name)
+        mixing = find_mixing(_on_pairs(function), (labels, outputs), place=name)
         if mixing is not None:
             return mixing.message(name, "numbers of an example")
     return None
 
 
-def _of_pairs(function: Callable[[tf.Tensor, Any], Any]) -> PerExample:
+def _on_pairs(function: Callable[[tf.Tensor, Any], Any]) -> PerExample:
     return lambda pairs: function(*pairs)
 
 

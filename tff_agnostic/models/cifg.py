@@ -37,9 +37,9 @@ def cifg(
     bias: tf.Tensor,
     projection: Optional[tf.Tensor] = None,
 ) -> tf.Tensor:
-    """Outputs of a CIFG (Greff et al. 2017) with a recurrent projection (Sak et al. 2014).
+    """Returns the outputs of a CIFG (Greff et al. 2017) with a projection (Sak et al. 2014).
 
-    Gates are forget f, candidate g, output o, each of u columns; the input gate is 1 - f. The
+    Gates are forget f, candidate g and output o, with u columns each; the input gate is 1 - f. The
     state starts at zero.
 
         f, o = sigmoid(z), g = tanh(z) of z_t = x_t W + r_{t-1} U + b
@@ -47,14 +47,15 @@ def cifg(
 
     Args:
         x: Inputs, float [B, T, in].
-        mask: bool [B, T], or None for all True. A step that is False carries r and c on.
+        mask: bool [B, T], or None for all True. A False step keeps r and c.
         kernel: W, [in, 3u].
         recurrent_kernel: U, [r, 3u].
         bias: b, [3u].
         projection: P, [u, r], or None: then r_t = h_t.
 
     Returns:
-        r_1 to r_T, [B, T, r]. Gradients, of any order, flow to x and the weights.
+        r_1 to r_T, [B, T, r]. They are differentiable with respect to x and the weights, at any
+        order.
     """
     steps = steps_to_unroll(x)
     steps_mask = mask_series(mask, steps)
@@ -76,7 +77,8 @@ def cifg(
         r_all = to_tensor(r)
 
         def gradients(dr: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            # Once for all steps: a product with a transposed operand takes twice as long.
+            # Transpose once for all steps, as a product with a transposed operand takes twice as
+            # long.
             recurrent_transposed = tf.transpose(recurrent_kernel)
             projection_transposed = None if projection is None else tf.transpose(projection)
             dr_steps, dz_steps = scan_back(
@@ -89,7 +91,7 @@ def cifg(
             )
             dz = to_tensor(dz_steps)
             dx, d_kernel, d_bias = input_gradients(x, kernel, dz)
-            # The first step adds nothing: its r_{t-1} is zero.
+            # The first step contributes nothing: its r_{t-1} is zero.
             weights = [d_kernel, product_over_steps(r_all[:-1], dz[1:]), d_bias]
             if projection is not None:
                 weights.append(product_over_steps(to_tensor(h), to_tensor(dr_steps)))
@@ -150,7 +152,7 @@ def as_lstm(
     """Returns the weights of an LSTM with the same outputs h_t as a CIFG.
 
     As 1 - sigmoid(z) = sigmoid(-z), the LSTM's input gate has the negative weights of the forget
-    gate. As r_{t-1} U = h_{t-1} (P U), its recurrent kernel holds the projection.
+    gate. As r_{t-1} U = h_{t-1} (P U), the LSTM's recurrent kernel includes the projection.
 
     Args:
         kernel: W, [in, 3u]; gates f, g, o.
@@ -163,7 +165,7 @@ def as_lstm(
     """
     units = bias.shape[0] // 3
     if projection is not None:
-        # P U, in float64: one rounding for each entry.
+        # P U in float64, so that each entry is rounded once.
         product = projection.astype(np.float64) @ recurrent_kernel.astype(np.float64)
         recurrent_kernel = product.astype(recurrent_kernel.dtype)
 
@@ -177,9 +179,9 @@ def as_lstm(
 class CIFG(RecurrentLayer):
     """An LSTM layer with the input gate 1 - f, and three quarters of an LSTM's weights.
 
-    Weights: `kernel` [in, 3u], `recurrent_kernel` [r, 3u], `bias` [3u], and `projection_kernel`
-    [u, r] if `projection_units` = r is given; otherwise r = u. Outputs have r features. Other
-    arguments, shapes and masks are those of `RecurrentLayer`.
+    Weights: `kernel` [in, 3u], `recurrent_kernel` [r, 3u], `bias` [3u], and `projection_kernel` [u,
+    r] if `projection_units` = r is given; otherwise r = u. Outputs have r features. For other
+    arguments, shapes and masks see `RecurrentLayer`.
     """
 
     num_gates = 3
@@ -211,17 +213,17 @@ class CIFG(RecurrentLayer):
         super().build(input_shape)
 
     def run(self, x: tf.Tensor, mask: Optional[tf.Tensor]) -> tf.Tensor:
-        """Returns r of all steps."""
+        """Returns r for all steps."""
         weights = [self.kernel, self.recurrent_kernel, self.bias]
         if self.projection_units is not None:
             weights.append(self.projection_kernel)
         return cifg(x, mask, *(tf.cast(w, x.dtype) for w in weights))
 
     def plain_form(self) -> PlainForm:
-        """Keras' LSTM with the same states (see `as_lstm`), and a dense layer that projects them.
+        """Keras' LSTM with the same states (see `as_lstm`), and a dense layer as projection.
 
-        The projection is a part of the LSTM's recurrent kernel: there are more weights, u x 4u
-        instead of r x 3u.
+        The LSTM's recurrent kernel includes the projection, so it has more weights: u x 4u instead
+        of r x 3u.
         """
         gates = (self.kernel.numpy(), self.recurrent_kernel.numpy(), self.bias.numpy())
         projection = None if self.projection_units is None else self.projection_kernel.numpy()

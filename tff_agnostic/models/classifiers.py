@@ -1,4 +1,4 @@
-"""EMNIST CNN and linear model, logistic regression."""
+"""EMNIST CNN, EMNIST linear model, and logistic regression."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tff_agnostic.models.model import Model
 def emnist_cnn(num_classes: int = 62, seed: int = 0) -> Model:
     """Returns a CNN for images of 28 x 28: x float32 [n, 28, 28, 1], y int32 [n].
 
-    Two convolutions, max-pooling, a hidden layer, and dropout (Reddi et al. 2021);
-    1,206,590 parameters with 62 classes. Predictions are scores, float32 [n, num_classes]; the loss
-    is cross-entropy. Models that differ in their seeds only are equal: runtimes trace one of them.
+    Two convolutions, max-pooling, a hidden layer, and dropout (Reddi et al. 2021); 1,206,590
+    parameters with 62 classes. Predictions are scores, float32 [n, num_classes]; the loss is
+    cross-entropy. Models that only differ in their seeds are equal, and traced once.
 
     Args:
         num_classes: 62 for digits and letters, 10 for digits.
-        seed: Seeds the initial weights.
+        seed: Seed of the initial weights.
     """
     model = _emnist_cnn(num_classes, tf.keras.mixed_precision.global_policy().name)
     return with_seed(model, functools.partial(_build, num_classes), seed)
@@ -28,15 +28,15 @@ def emnist_cnn(num_classes: int = 62, seed: int = 0) -> Model:
 
 @functools.lru_cache(maxsize=8)
 def _emnist_cnn(num_classes: int, policy: str) -> Model:
-    del policy  # Keras' own, part of the key.
+    del policy  # Part of the cache key: Keras' policy.
     return image_model(functools.partial(_build, num_classes))
 
 
 def image_model(build: Callable[[], tf.keras.Model]) -> Model:
-    """Returns a classifier of EMNIST's images: cross-entropy of a Keras model's scores.
+    """Returns a classifier of EMNIST images with the cross-entropy of a Keras model's scores.
 
     Args:
-        build: Returns the Keras model, of images [28, 28, 1].
+        build: Returns the Keras model for images [28, 28, 1].
     """
     return model_from_keras(
         build,
@@ -69,7 +69,8 @@ def _build(num_classes: int) -> tf.keras.Model:
 def emnist_linear(num_classes: int = 62) -> Model:
     """Returns multinomial logistic regression: x float32 [n, 28, 28, 1], y int32 [n].
 
-    Predictions are scores, float32 [n, num_classes]; the loss is cross-entropy. It starts at zero.
+    Predictions are scores, float32 [n, num_classes]; the loss is cross-entropy. Weights start at
+    zero.
 
     Args:
         num_classes: 62 for digits and letters, 10 for digits.
@@ -79,7 +80,7 @@ def emnist_linear(num_classes: int = 62) -> Model:
 
 @functools.lru_cache(maxsize=8)
 def _emnist_linear(num_classes: int, policy: str) -> Model:
-    del policy  # Keras' own, part of the key.
+    del policy  # Part of the cache key: Keras' policy.
     return image_model(functools.partial(_build_linear, num_classes))
 
 
@@ -97,14 +98,14 @@ def _build_linear(num_classes: int) -> tf.keras.Model:
 def logistic_regression(num_features: int, num_classes: int, ridge: float = 0.0) -> Model:
     """Returns softmax regression: x float32 [n, features], y int32 [n], cross-entropy loss.
 
-    Weights start at zero; the objective is convex. Equal arguments give the same object, so that
-    what a runtime traced in one trial serves the next.
+    Weights start at zero; the objective is convex. Equal arguments return the same object, so that
+    runtimes trace it once for all trials.
 
     Args:
-        num_features: Entries of x.
-        num_classes: Classes, each with a score of its own.
-        ridge: Half of it times the squared norm of all weights, those of the bias among them, is
-            part of every example's loss.
+        num_features: Number of entries of x.
+        num_classes: Number of classes.
+        ridge: Half of it times the squared norm of all weights, including biases, is added to every
+            example's loss.
     """
     return _logistic_regression(
         num_features, num_classes, ridge, tf.keras.mixed_precision.global_policy().name
@@ -113,7 +114,7 @@ def logistic_regression(num_features: int, num_classes: int, ridge: float = 0.0)
 
 @functools.cache
 def _logistic_regression(num_features: int, num_classes: int, ridge: float, policy: str) -> Model:
-    del policy  # Keras' own, part of the key.
+    del policy  # Part of the cache key: Keras' policy.
 
     def build() -> tf.keras.Model:
         inputs = tf.keras.Input([num_features])

@@ -1,6 +1,6 @@
 """Keras models as pure functions: conversion, checks, penalties, precision, frozen layers.
 
-Tensors stand in the place of variables while a call is traced; see `keras_platform`.
+While a call is traced, tensors replace variables; see `keras_platform`.
 `tff.learning.models.functional_model_from_keras` does the same through an imported GraphDef, which
 cannot be vectorised over clients, refuses to run outside TFF, and leaves dropout unseeded.
 """
@@ -37,8 +37,8 @@ from tff_agnostic.models.keras_platform import (
 from tff_agnostic.models.metrics import Metric, OfColumns
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
-# Keras' policy of each name, and what losses are multiplied by before gradients are taken: those of
-# float16 would vanish below 6e-8 otherwise. bfloat16 has the range of float32.
+# Keras policy of each precision, and factor of losses while gradients are taken: float16 gradients
+# below 6e-8 would vanish otherwise. bfloat16 has the range of float32.
 _POLICIES: Registry[tuple[str, float]] = Registry(
     "precision",
     {
@@ -65,20 +65,20 @@ def model_from_keras(
 
     Args:
         build: Returns a built Keras model; called once, after the global seeds are set.
-        loss: A Keras loss with `reduction="none"`, or a function; (labels, predictions) -> [n].
+        loss: A Keras loss with `reduction="none"`, or a function (labels, predictions) -> [n].
         example_spec: Specs of "x" and "y" with a first dimension of None.
         metrics: Metrics to report in addition to the loss.
-        seed: Seeds the initial weights.
+        seed: Seed of the initial weights.
 
     Returns:
         The functional form. Dropout and other random layers draw from the seed of each call.
 
     Raises:
-        ValueError: If the model has no trainable weights, or some of another type than float32; if
-            it has weights that no layer attribute holds, or layers that update their own state
-            while training, such as batch normalisation; if its call adds losses or
-            reaches variables in other ways; if `loss` does not return one number per example; or
-            if outputs, loss or a metric of an example depend on the others of its batch.
+        ValueError: If the model has no trainable weights, or some that are not float32; if it has
+            weights outside of layer attributes, or layers that update their own state while
+            training, such as batch normalisation; if its call adds losses or uses variables in
+            other ways; if `loss` does not return one number per example; or if outputs, loss or a
+            metric of an example depend on the rest of its batch.
     """
     tf.keras.utils.set_random_seed(seed)
     name_layers_afresh()
@@ -89,12 +89,12 @@ def model_from_keras(
     trainable = list(keras_model.trainable_weights)
     non_trainable = list(keras_model.non_trainable_weights)
     if not (trainable or non_trainable or keras_model.built):
-        # Keras 2 says so itself.
+        # Keras 2 itself raises a similar error.
         raise ValueError(
             f"weights of the model {keras_model.name!r} have not yet been created: its first layer "
             "is to be a tf.keras.Input"
         )
-    predict = _predict_of(keras_model, trainable + non_trainable)
+    predict = _model_call(keras_model, trainable + non_trainable)
 
     penalties = keras_platform().penalties(keras_model, trainable)
     model = Model(
@@ -118,16 +118,16 @@ def model_from_keras(
 
 
 def fixed_from_keras(keras_model: tf.keras.Model, like: Model) -> Model:
-    """Wraps a trained Keras model as a `Model` that is not trained on: all its weights are fixed.
+    """Wraps a trained Keras model as a `Model` with fixed weights, which is not trained.
 
-    Moving averages, added losses and weights of any type are no obstacle then.
+    It may therefore have moving averages, added losses and weights of any type.
 
     Args:
-        keras_model: The Keras model; no weight of it is trainable afterwards.
+        keras_model: The Keras model; none of its weights are trainable afterwards.
         like: A model with the same inputs, labels and loss.
 
     Raises:
-        ValueError: If it is no pure function of weights that are attributes of layers.
+        ValueError: If it is not a pure function of weights in layer attributes.
     """
     keras_model.trainable = False
     keras_platform().make_reentrant(keras_model)
@@ -135,7 +135,7 @@ def fixed_from_keras(keras_model: tf.keras.Model, like: Model) -> Model:
     model = Model(
         initial_weights=ModelWeights([], [weight.numpy() for weight in weights]),
         example_spec=like.example_spec,
-        predict=_predict_of(keras_model, weights),
+        predict=_model_call(keras_model, weights),
         loss=like.loss,
         keras_model=keras_model,
     )
@@ -149,11 +149,11 @@ def fixed_from_keras(keras_model: tf.keras.Model, like: Model) -> Model:
 
 
 def with_seed(model: Model, build: Callable[[], tf.keras.Model], seed: int) -> Model:
-    """Returns a model with the initial weights of a seed, equal to `model` in all else.
+    """Returns a model with the initial weights of a seed, otherwise equal to `model`.
 
     Args:
         model: The result of `model_from_keras` for `build` and its first seed, 0.
-        seed: Seeds the initial weights.
+        seed: Seed of the initial weights.
     """
     if seed == 0:
         return model
@@ -162,15 +162,15 @@ def with_seed(model: Model, build: Callable[[], tf.keras.Model], seed: int) -> M
 
 
 def sharing_functions(model: Model, earlier: Iterable[Model]) -> Model:
-    """Returns a model with the functions of one of some earlier ones that computes the same.
+    """Returns a model with the functions of an earlier model that computes the same, if any.
 
-    What a runtime traced for that one then serves it too. Whether two models compute the same is
-    known of graphs of Keras' own layers, which their configurations describe in full, with one of
-    Keras' losses and equal metrics. All other models stay as they are.
+    A runtime's traces of the earlier model then serve this model. Two models are known to compute
+    the same if they are graphs of Keras' own layers, which their configurations describe
+    completely, with one of Keras' losses and equal metrics. Any other model is returned unchanged.
 
     Args:
         model: The result of `model_from_keras`.
-        earlier: Such results.
+        earlier: Earlier results of `model_from_keras`.
     """
     description = _description(model)
     for other in earlier if description is not None else ():
@@ -180,56 +180,62 @@ def sharing_functions(model: Model, earlier: Iterable[Model]) -> Model:
 
 
 def _description(model: Model) -> Optional[str]:
-    """Returns all that a model computes but its metrics, as a text; None if no text says it."""
+    """Returns a string that describes a model except its metrics; None if that is impossible."""
     keras_model = model.keras_model
     loss = model.loss.loss if isinstance(model.loss, OfColumns) else model.loss
     if keras_model is None or not keras_platform().is_graph(keras_model):
         return None
-    # What a layer was adapted to is not in its configuration.
+    # Adapted state of a layer is not in its configuration.
     if any(hasattr(layer, "adapt") for layer in layers_of(keras_model)):
         return None
-    # A wrapper of a function is Keras' own, the function need not be.
+    # Keras' wrapper may contain a user's function.
     computed_by = (type(loss), getattr(loss, "fn", type(loss)))
-    if not isinstance(loss, tf.keras.losses.Loss) or not all(map(_is_of_keras, computed_by)):
+    if not isinstance(loss, tf.keras.losses.Loss) or not all(map(_is_keras_object, computed_by)):
         return None
     try:
         with warnings.catch_warnings():
-            # Of lambdas, which Keras would rather not write.
+            # Keras warns about lambdas in configurations.
             warnings.simplefilter("ignore")
             config = json.loads(keras_model.to_json())
-        of_loss = json.dumps([type(loss).__name__, loss.get_config()], sort_keys=True)
+        loss_text = json.dumps([type(loss).__name__, loss.get_config()], sort_keys=True)
     except (NotImplementedError, TypeError, ValueError):
         return None
     if not _names_keras_only(config.get("config")):
         return None
-    # Specs and losses are compared as texts, which name their shapes, types and settings.
-    parts = (config, str(model.example_spec), type(model.loss).__name__, of_loss, model.loss_scale)
+    # Strings of specs and losses include their shapes, types and settings.
+    parts = (
+        config,
+        str(model.example_spec),
+        type(model.loss).__name__,
+        loss_text,
+        model.loss_scale,
+    )
     return json.dumps(parts, sort_keys=True)
 
 
-def _is_of_keras(made: Any) -> bool:
-    return _is_module_of_keras(getattr(made, "__module__", None) or "")
+def _is_keras_object(made: Any) -> bool:
+    return _is_keras_module(getattr(made, "__module__", None) or "")
 
 
-def _is_module_of_keras(module: str) -> bool:
+def _is_keras_module(module: str) -> bool:
     return module.partition(".")[0] == "keras"
 
 
 def _names_keras_only(config: Any) -> bool:
-    """Returns whether nothing in a configuration is code of a user or an operation on tensors."""
+    """Returns whether a configuration contains neither user code nor operations on tensors."""
     if isinstance(config, Mapping):
         if "class_name" in config:
             name, module = str(config["class_name"]), str(config.get("module") or "")
             # Operations on tensors are TFOpLambda in Keras 2, and of keras.ops in Keras 3.
-            if "Lambda" in name or "Op" in name or not _is_module_of_keras(module):
+            if "Lambda" in name or "Op" in name or not _is_keras_module(module):
                 return False
-        # A function without a name has its code there.
+        # An unnamed function has its code as its value.
         return "value" not in config and all(map(_names_keras_only, config.values()))
     return not isinstance(config, list) or all(map(_names_keras_only, config))
 
 
-def _predict_of(keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> Predict:
-    """Returns the call of a Keras model as a function of values in the order of its variables."""
+def _model_call(keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> Predict:
+    """Returns the call of a Keras model as a function of its variables' values."""
     call = keras_platform().pure_call(keras_model, variables)
 
     def predict(weights: ModelWeights, x: Any, training: bool, seed: tf.Tensor) -> tf.Tensor:
@@ -248,7 +254,7 @@ def _values(keras_model: tf.keras.Model) -> ModelWeights:
 
 def refuse_other_dtypes(keras_model: tf.keras.Model) -> None:
     """Raises a `ValueError` if a trainable weight is not float32."""
-    # Layers within layers come last: the innermost one is told.
+    # Nested layers come last, so the message names the innermost layer.
     for module in reversed(layers_of(keras_model)):
         for weight in module.trainable_weights:
             dtype = weight.numpy().dtype.name
@@ -280,7 +286,7 @@ def refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
 
 
 def _has_seen_nothing(layer: tf.keras.layers.Normalization) -> bool:
-    # Where it is given a mean and a variance, it has no weights for them.
+    # With a given mean and variance it has no weights for them.
     mean, variance = (getattr(layer, name, None) for name in ("adapt_mean", "adapt_variance"))
     if mean is None or variance is None:
         return False
@@ -288,12 +294,12 @@ def _has_seen_nothing(layer: tf.keras.layers.Normalization) -> bool:
 
 
 def _checked(model: Model) -> Model:
-    """Traces and tries a model, and returns it with its loss in the form of each example.
+    """Traces and checks a model; returns it with its loss in the form for single examples.
 
     Raises:
-        ValueError: For what attributes of layers do not show.
+        ValueError: If a check fails that attributes of layers do not show.
     """
-    # A loss added in a call would be missing from the objective.
+    # The objective would not include a loss that a call adds.
     layers_with_losses: list[str] = []
 
     def note_losses() -> None:
@@ -349,7 +355,7 @@ def _refuse_mixing(
         return
     assert model.keras_model is not None
     place = f"the model {model.keras_model.name!r}"
-    # The refusal is right without the layer, which not every graph gives.
+    # The error is correct without the layer's name, which is unavailable for some graphs.
     with contextlib.suppress(Exception):
         layer, mixing = _mixing_layer(model.keras_model, weights, made["x"], training)
         place = f"layer {layer!r}"
@@ -367,11 +373,11 @@ def _mixing_layer(
         (layer.name, output)
         for layer in keras_model.layers
         for output in tf.nest.flatten(layer.output)
-        # A mean over the batch has no row per example: the layer that uses it is named.
+        # A mean over the batch has no row per example; the layer that uses the mean is named.
         if len(output.shape) and output.shape[0] is None
     ]
     variables = [*keras_model.trainable_weights, *keras_model.non_trainable_weights]
-    # Keras 3 gives a sequential model no input until it was called.
+    # In Keras 3 a sequential model has no input before its first call.
     is_sequential = isinstance(keras_model, tf.keras.Sequential)
     inputs = keras_model.inputs[0] if is_sequential else keras_model.input
     probe = tf.keras.Model(inputs, [output for _, output in pairs])
@@ -390,7 +396,7 @@ def trace_outputs(
     """Returns a traced function of weights as a tuple, examples and a seed, int32 [2].
 
     Args:
-        model: The model whose weights and examples they are.
+        model: The model to trace.
         compute: The function, of `ModelWeights`.
         while_tracing: Called at the end of the trace.
 
@@ -411,15 +417,15 @@ def trace_outputs(
             weight_specs, model.example_spec, tf.TensorSpec([2], tf.int32)
         )
     except AttributeError as e:
-        # The result of assigning to a weight, which is a tensor here.
+        # Tensors replace weights here, so assigning to a weight fails with this error.
         raise ValueError(
             f"the model is not a pure function of its weights: {' '.join(str(e).split())}"
         ) from e
 
 
 def refuse_captured_state(traced: Any) -> None:
-    """Raises a `ValueError` if a traced function reads variables in addition to its arguments."""
-    # One that is reached through a closure would keep its first value without a word.
+    """Raises a `ValueError` if a traced function reads variables besides its arguments."""
+    # A variable captured by a closure would silently keep its first value.
     if any(tensor.dtype == tf.resource for tensor in traced.graph.external_captures):
         names = sorted({variable.name for variable in traced.graph.variables})
         raise ValueError(
@@ -429,7 +435,7 @@ def refuse_captured_state(traced: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfWeights:
+class _WeightFunctions:
     """Functions of single trainable weights.
 
     Attributes:
@@ -439,32 +445,32 @@ class _OfWeights:
     functions: tuple[tuple[int, Callable[[tf.Tensor], tf.Tensor]], ...]
 
     def without(self, frozen: Sequence[int]) -> Any:
-        """Returns the functions of the weights that are still trained; None if there are none.
+        """Returns the functions of the weights that remain trainable; None if there are none.
 
         Args:
-            frozen: Positions of the weights that are not trained.
+            frozen: Positions of the frozen weights.
         """
-        left = [
+        remaining = [
             (position - sum(gone < position for gone in frozen), function)
             for position, function in self.functions
             if position not in frozen
         ]
-        return type(self)(tuple(left)) if left else None
+        return type(self)(tuple(remaining)) if remaining else None
 
 
-class WeightPenalties(_OfWeights):
+class WeightPenalties(_WeightFunctions):
     """The sum of regularizers of single weights, as a function of the trainable weights."""
 
     def __call__(self, weights: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns their sum, a scalar."""
+        """Returns the sum of the penalties, a scalar."""
         return tf.add_n([penalty(weights[position]) for position, penalty in self.functions])
 
 
-class WeightConstraints(_OfWeights):
+class WeightConstraints(_WeightFunctions):
     """Constraints of single weights, as a function of the trainable weights."""
 
     def __call__(self, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns weights that meet their constraints."""
+        """Returns weights that satisfy their constraints."""
         constrain = dict(self.functions)
         return [constrain[k](w) if k in constrain else w for k, w in enumerate(weights)]
 
@@ -473,34 +479,34 @@ def _constraints(trainable: Sequence[tf.Variable]) -> Optional[WeightConstraints
     """Returns the constraints of variables; None if there are none.
 
     Raises:
-        ValueError: If a constraint cannot be traced, or changes weights again that it returned.
+        ValueError: If a constraint cannot be traced, or is not idempotent.
     """
-    found = [(k, v.constraint) for k, v in enumerate(trainable) if v.constraint is not None]
-    for position, constraint in found:
+    constraints = [(k, v.constraint) for k, v in enumerate(trainable) if v.constraint is not None]
+    for position, constraint in constraints:
         variable, kind = trainable[position], type(constraint).__name__
         place = f"weight {keras_platform().weight_name(variable)}"
         weight = np.random.default_rng(0).normal(size=variable.shape)
         traced = tf.function(lambda w, constrain=constraint: constrain(w), autograph=False)
         try:
             once = traced(tf.constant(weight, tf.float32))
-        # RadialConstraint of Keras 2 makes variables, and Keras itself cannot train with it.
+        # RadialConstraint of Keras 2 creates variables, and Keras itself cannot train with it.
         except Exception as e:
             raise ValueError(
                 f"{place}: expected a constraint that TensorFlow can trace, found {kind}, which "
                 f"raises {type(e).__name__}"
             ) from e
-        # The server meets the constraint once more, after its average.
+        # The server applies the constraint again after averaging.
         if not np.allclose(traced(once), once, rtol=1e-4, atol=1e-5):
             raise ValueError(
                 f"{place}: expected a constraint that keeps weights that meet it, found {kind}, "
                 "which changes its results when it is applied again"
             )
-    return WeightConstraints(tuple(found)) if found else None
+    return WeightConstraints(tuple(constraints)) if constraints else None
 
 
 @contextlib.contextmanager
 def computing_in(precision: str) -> Iterator[None]:
-    """Makes Keras layers that are built meanwhile compute in a precision of `PRECISIONS`."""
+    """Sets the precision, a name in `PRECISIONS`, of Keras layers built in this context."""
     policy, _ = _POLICIES[precision]
     before = tf.keras.mixed_precision.global_policy()
     tf.keras.mixed_precision.set_global_policy(policy)
@@ -511,7 +517,7 @@ def computing_in(precision: str) -> Iterator[None]:
 
 
 def current_loss_scale() -> float:
-    """Returns what losses of models that are built now have to be multiplied by."""
+    """Returns the loss scale of models built in the current context."""
     name = tf.keras.mixed_precision.global_policy().name
     return _POLICIES[name][1] if name in _POLICIES else 1.0
 
@@ -522,19 +528,18 @@ def as_float32(value: tf.Tensor) -> tf.Tensor:
 
 
 def freeze(model: Model, patterns: Sequence[str]) -> Model:
-    """Returns a model that trains without some of its layers.
+    """Returns a model that trains without the layers that match given patterns.
 
-    The weights of these layers become weights that are not trained, the first of them: algorithms,
-    aggregations and runtimes have nothing to know of it. What regularises them is constant, and
-    left out of the loss.
+    Weights of these layers become the first of the non-trainable weights: algorithms, aggregations
+    and runtimes need no special case. Their regularizers are constant, and omitted from the loss.
 
     Args:
         model: A model of a Keras model, without frozen layers.
-        patterns: Names of layers, or patterns of them, such as `block_*`.
+        patterns: Names of layers, or glob patterns such as `block_*`.
     """
     if not patterns:
         return model
-    names = _weights_of_layers(model)
+    names = _layer_weights(model)
     unknown = [p for p in patterns if not any(fnmatchcase(name, p) for name in names)]
     if unknown:
         expected = f"layers with weights to train, or patterns of them ({', '.join(names)})"
@@ -546,19 +551,19 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
         for position in positions
     }
     if len(frozen) == len(model.initial_weights.trainable):
-        found = Verbatim(f"all that have weights: {', '.join(names)}")
-        raise OptionError(_FROZEN_LAYERS, "some layers to stay trainable", found)
+        frozen_layers = Verbatim(f"all that have weights: {', '.join(names)}")
+        raise OptionError(_FROZEN_LAYERS, "some layers to stay trainable", frozen_layers)
     positions = tuple(sorted(frozen))
 
-    def of_trained(function: Any) -> Any:
-        return function.without(positions) if isinstance(function, _OfWeights) else function
+    def without_frozen(function: Any) -> Any:
+        return function.without(positions) if isinstance(function, _WeightFunctions) else function
 
     return dataclasses.replace(
         model,
         initial_weights=with_frozen(model.initial_weights, positions),
         predict=_Predict(model.predict, positions),
-        regularizer=of_trained(model.regularizer),
-        constraint=of_trained(model.constraint),
+        regularizer=without_frozen(model.regularizer),
+        constraint=without_frozen(model.constraint),
         frozen=positions,
     )
 
@@ -567,8 +572,8 @@ class LastLayer(NamedTuple):
     """The last layer that a model trains.
 
     Attributes:
-        name: Of the layer.
-        others: Names of the layers to freeze where it is trained alone, as patterns.
+        name: Name of the layer.
+        others: Patterns that match the layers to freeze in order to train this layer alone.
     """
 
     name: str
@@ -576,23 +581,27 @@ class LastLayer(NamedTuple):
 
 
 def last_layer(model: Model) -> LastLayer:
-    """Returns the layer whose weights come last among those that a model trains.
+    """Returns the layer that owns the last trainable weight of a model.
 
     Args:
         model: A model of a Keras model; some of its layers may be frozen.
     """
-    layers, frozen = _weights_of_layers(model), set(model.frozen)
+    layers, frozen = _layer_weights(model), set(model.frozen)
     trained = set().union(*layers.values()) - frozen
     last = max(trained)
-    # The innermost one, where layers are in layers; it stands behind those that it is in.
+    # The innermost layer if layers are nested; it comes after the layers that contain it.
     holders = [n for n in layers if last in layers[n]]
     name = min(reversed(holders), key=lambda n: len(layers[n]))
-    others = [n for n, of in layers.items() if of.isdisjoint(layers[name]) and of - frozen]
-    left = trained - layers[name] - set().union(*(layers[n] for n in others))
-    if left:
+    others = [
+        n
+        for n, positions in layers.items()
+        if positions.isdisjoint(layers[name]) and positions - frozen
+    ]
+    unowned = trained - layers[name] - set().union(*(layers[n] for n in others))
+    if unowned:
         expected = f"a model whose last layer, {name}, can be trained without the others"
-        found = Verbatim("weights that belong to no layer but the model")
-        raise OptionError(_FROZEN_LAYERS, expected, found)
+        reason = Verbatim("weights that belong to no layer but the model")
+        raise OptionError(_FROZEN_LAYERS, expected, reason)
     return LastLayer(name, tuple(map(glob.escape, others)))
 
 
@@ -600,7 +609,7 @@ def with_frozen(weights: ModelWeights, frozen: Sequence[int]) -> ModelWeights:
     """Returns weights of a Keras model in the order of a model with frozen layers.
 
     Args:
-        weights: Trainable and other weights as the Keras model has them.
+        weights: Trainable and other weights in the Keras model's order.
         frozen: Positions among the trainable weights, ascending; see `Model.frozen`.
     """
     trainable = list(weights.trainable)
@@ -609,14 +618,14 @@ def with_frozen(weights: ModelWeights, frozen: Sequence[int]) -> ModelWeights:
 
 
 def as_in_keras(weights: ModelWeights, frozen: Sequence[int]) -> ModelWeights:
-    """Returns the same arrays in the order of the Keras model: the inverse of `with_frozen`."""
+    """Returns the arrays in the Keras model's order: the inverse of `with_frozen`."""
     trainable, others = list(weights.trainable), list(weights.non_trainable)
     for position, weight in zip(frozen, others):
         trainable.insert(position, weight)
     return ModelWeights(trainable, others[len(frozen) :])
 
 
-# Equal ones are traced once, as models are that differ in the values of their weights only.
+# Equal instances are traced once, like models that only differ in the values of their weights.
 @dataclasses.dataclass(frozen=True)
 class _Predict:
     predict: Callable[[ModelWeights, Any, bool, tf.Tensor], tf.Tensor]
@@ -626,15 +635,15 @@ class _Predict:
         return self.predict(as_in_keras(weights, self.frozen), x, training, seed)
 
 
-def _weights_of_layers(model: Model) -> Mapping[str, set[int]]:
-    """Returns the positions of each layer's weights to train, by the layer's name."""
+def _layer_weights(model: Model) -> Mapping[str, set[int]]:
+    """Returns the positions of each layer's trainable weights, by the layer's name."""
     keras_model = model.keras_model
     if keras_model is None:
         raise OptionError(_FROZEN_LAYERS, "a task with a Keras model", Verbatim("another"))
-    position_of = {id(weight): k for k, weight in enumerate(keras_model.trainable_weights)}
-    found: dict[str, set[int]] = {}
+    position_by_id = {id(weight): k for k, weight in enumerate(keras_model.trainable_weights)}
+    result: dict[str, set[int]] = {}
     for layer in layers_of(keras_model):
-        positions = {position_of[id(w)] for w in getattr(layer, "trainable_weights", ())}
+        positions = {position_by_id[id(w)] for w in getattr(layer, "trainable_weights", ())}
         if layer is not keras_model and positions:
-            found.setdefault(layer.name, set()).update(positions)
-    return found
+            result.setdefault(layer.name, set()).update(positions)
+    return result

@@ -1,6 +1,6 @@
-"""Keras 2, that of TensorFlow 2.14: variables are swapped for tensors while a call is traced.
+"""Keras 2, as in TensorFlow 2.14: replaces variables by tensors while a call is traced.
 
-A model is walked through Keras' private names; see `keras_platform` for what each function is for.
+It uses private attributes of Keras; see `keras_platform` for the purpose of each function.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Callable, Optional
 from tff_agnostic.base.later import tf
 from tff_agnostic.models.keras_platform import KERAS_2, LayerSeeds, Penalty, PureCall, layers_of
 
-# Keras' own bookkeeping of a layer's variables; its forward pass never reads them.
+# Keras' registry of a layer's variables; the forward pass never reads them.
 _BOOKKEEPING = frozenset(
     {"_trainable_weights", "_non_trainable_weights", "_self_tracked_trackables"}
 )
 
 Slot = tuple[dict[str, Any], str, Any]
-# A variable, the indices of the weights that it holds, and the dtype its layer computes in.
+# A variable, the indices of its weights, and the dtype of its layer's computation.
 WeightSlot = tuple[Slot, list[int], Optional[str]]
 
 
@@ -34,7 +34,7 @@ class Keras2:
         tf.keras.backend.reset_uids()
 
     def pure_call(self, keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> PureCall:
-        """Swaps the attributes of layers that hold variables or random generators."""
+        """Replaces the attributes of layers that hold variables or random generators."""
         weight_slots = find_weight_slots(keras_model, variables)
         random_slots = find_random_slots(keras_model)
 
@@ -46,9 +46,9 @@ class Keras2:
         return call
 
     def make_reentrant(self, keras_model: tf.keras.Model) -> None:
-        """Avoids fused normalisation."""
+        """Avoids the fused normalisation."""
         # The CPU kernel of TensorFlow 2.14 (oneDNN's) keeps values of a call in itself: threads
-        # that run it at once, as lanes do, write to each other's memory.
+        # that run it concurrently, such as lanes, overwrite each other's memory.
         for module in layers_of(keras_model):
             if isinstance(module, tf.keras.layers.LayerNormalization):
                 module._fused = False
@@ -61,33 +61,33 @@ class Keras2:
         """Takes regularizers from the layers' losses.
 
         Keras binds a regularizer to its variable (a `functools.partial` in another that tags it),
-        not to the layer's attribute, so swapping attributes would not reach it.
+        not to the layer's attribute, so replacing attributes would not reach it.
         """
-        index_of = {id(w): i for i, w in enumerate(trainable)}
+        index_by_id = {id(w): i for i, w in enumerate(trainable)}
         penalties = []
         for module in layers_of(keras_model):
             for tagged in module._callable_losses:
                 penalty = tagged.args[0]
                 bound: tuple = getattr(penalty, "args", ())
-                if len(bound) != 1 or id(bound[0]) not in index_of:
+                if len(bound) != 1 or id(bound[0]) not in index_by_id:
                     raise ValueError(
                         f"layer {module.name!r} adds a loss that is not a regularizer of one "
                         "trainable weight; only weight regularizers are part of the objective"
                     )
-                penalties.append((index_of[id(bound[0])], penalty.func))
+                penalties.append((index_by_id[id(bound[0])], penalty.func))
         return penalties
 
     def layers_with_losses(self, keras_model: tf.keras.Model) -> list[str]:
-        """Reads what calls added."""
+        """Reads the losses that calls added."""
         return [module.name for module in layers_of(keras_model) if module._eager_losses]
 
     def weight_name(self, weight: tf.Variable) -> str:
-        """The variable's own name, without the number of an output."""
+        """The variable's own name, without the output index."""
         name: str = weight.name
         return name.partition(":")[0]
 
     def is_graph(self, keras_model: tf.keras.Model) -> bool:
-        """Keras' own mark."""
+        """Whether Keras marks the model as a graph."""
         return bool(getattr(keras_model, "_is_graph_network", False))
 
     def rebuilt(
@@ -95,12 +95,12 @@ class Keras2:
         keras_model: tf.keras.Model,
         form_of: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
     ) -> tf.keras.Model:
-        """Walks the nodes of the graph as Keras does."""
+        """Traverses the nodes of the graph as Keras does."""
         inputs = [
             tf.keras.Input(x.shape[1:], batch_size=x.shape[0], dtype=x.dtype, name=layer.name)
             for x, layer in zip(keras_model.inputs, keras_model._input_layers)
         ]
-        # Keras' own walk over a functional model takes the next use of each tensor from such
+        # Keras' own traversal of a functional model takes the next use of each tensor from such
         # lists.
         uses: Mapping[str, int] = keras_model._tensor_usage_count
         values = {
@@ -112,7 +112,7 @@ class Keras2:
                 if node.is_input:
                     continue
                 args, kwargs = node.map_arguments(values)
-                # A layer that is called twice stays one.
+                # Create one form for a layer that is called twice.
                 if id(node.layer) not in forms:
                     forms[id(node.layer)] = form_of(node.layer)
                 outputs = tf.nest.flatten(forms[id(node.layer)](*args, **kwargs))
@@ -126,27 +126,27 @@ class Keras2:
         )
 
     def save(self, keras_model: tf.keras.Model, path: Path) -> None:
-        """Names the format, which is not this release's default."""
+        """Sets the format explicitly, as it is not this release's default."""
         keras_model.save(path, save_format="keras")
 
     def load(self, source: Any, classes: Mapping[str, Any], safe_mode: bool) -> tf.keras.Model:
-        """Keras' own function takes both."""
+        """Keras' own function accepts both kinds of source."""
         return tf.keras.models.load_model(source, classes, compile=False, safe_mode=safe_mode)
 
     @contextlib.contextmanager
     def recurrence_as_loops(self, layers: Sequence[Any]) -> Iterator[None]:
-        """Gives LSTMs the call of their base."""
+        """Replaces the call of LSTMs by their base class's call."""
         lstm = tf.keras.layers.LSTM
-        found = [
+        layers_to_change = [
             layer for layer in layers if isinstance(layer, lstm) and type(layer).call is lstm.call
         ]
-        for layer in found:
-            # That of an LSTM chooses among kernels; that of its base only steps its cell.
+        for layer in layers_to_change:
+            # The LSTM's call selects a kernel; the base class's call only steps the cell.
             layer.call = functools.partial(tf.keras.layers.RNN.call, layer)
         try:
             yield
         finally:
-            for layer in found:
+            for layer in layers_to_change:
                 del layer.call
 
 
@@ -157,7 +157,7 @@ def find_weight_slots(
 
     A slot is an attribute that holds either one variable or a list of variables.
     """
-    index_of = {id(w): i for i, w in enumerate(weights)}
+    index_by_id = {id(w): i for i, w in enumerate(weights)}
     slots: list[WeightSlot] = []
     for module in layers_of(keras_model):
         attributes = vars(module)
@@ -165,14 +165,14 @@ def find_weight_slots(
         for name, value in attributes.items():
             if name in _BOOKKEEPING:
                 continue
-            if id(value) in index_of:
-                slots.append(((attributes, name, value), [index_of[id(value)]], dtype))
+            if id(value) in index_by_id:
+                slots.append(((attributes, name, value), [index_by_id[id(value)]], dtype))
             elif isinstance(value, (list, tuple)) and value:
-                indices = [index_of.get(id(v), -1) for v in value]
+                indices = [index_by_id.get(id(v), -1) for v in value]
                 if min(indices) >= 0:
                     slots.append(((attributes, name, value), indices, dtype))
-    found = {i for _, indices, _ in slots for i in indices}
-    missing = [w.name for i, w in enumerate(weights) if i not in found]
+    indices_found = {i for _, indices, _ in slots for i in indices}
+    missing = [w.name for i, w in enumerate(weights) if i not in indices_found]
     if missing:
         raise ValueError(
             "every weight must be an attribute of a layer, or in a list that is one; these are "
@@ -192,7 +192,7 @@ def find_random_slots(keras_model: tf.keras.Model) -> list[Slot]:
 
 @contextlib.contextmanager
 def swapped(slots: Sequence[WeightSlot], values: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Puts tensors, one for each weight, in the place of weights for as long as it lasts."""
+    """Replaces each weight by a tensor inside this context."""
     replacements = []
     for (_, _, original), indices, dtype in slots:
         chosen = [_in_dtype(values[i], dtype) for i in indices]
@@ -203,8 +203,8 @@ def swapped(slots: Sequence[WeightSlot], values: Sequence[tf.Tensor]) -> Iterato
 
 @contextlib.contextmanager
 def swapped_each(slots: Sequence[Slot], replacements: Sequence[Any]) -> Iterator[None]:
-    """Puts a replacement into each slot, for as long as it lasts."""
-    # The attribute dictionaries are written directly: Keras' __setattr__ would track the tensors.
+    """Puts a replacement into each slot inside this context."""
+    # Write to the attribute dictionaries directly, as Keras' __setattr__ would track the tensors.
     for (attributes, name, _), replacement in zip(slots, replacements):
         attributes[name] = replacement
     try:
@@ -215,9 +215,9 @@ def swapped_each(slots: Sequence[Slot], replacements: Sequence[Any]) -> Iterator
 
 
 def _in_dtype(value: tf.Tensor, dtype: Optional[str]) -> tf.Tensor:
-    # Keras does so when a layer of mixed precision reads one of its variables.
-    own = tf.as_dtype(value.dtype)
-    if dtype is None or own == dtype or not own.is_floating:
+    # Keras casts when a layer of mixed precision reads one of its variables.
+    current = tf.as_dtype(value.dtype)
+    if dtype is None or current == dtype or not current.is_floating:
         return value
     return tf.cast(value, dtype)
 
@@ -226,7 +226,7 @@ class StatelessGenerator(LayerSeeds):
     """The part of `keras.backend.RandomGenerator` that layers use, from stateless seeds."""
 
     def make_seed_for_stateless_op(self) -> tf.Tensor:
-        """Returns a seed that no other call gets, int32 [2]."""
+        """Returns a seed that is unique to this call, int32 [2]."""
         return self.next()
 
     def dropout(self, inputs: tf.Tensor, rate: float, noise_shape: Any = None) -> tf.Tensor:

@@ -1,6 +1,6 @@
-"""Keras 3: tensors stand for variables in `keras.StatelessScope`, which is public.
+"""Keras 3: replaces variables by tensors in `keras.StatelessScope`, a public class.
 
-See `keras_platform` for what each function is for.
+See `keras_platform` for the purpose of each function.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keras.src.utils import naming
 from tff_agnostic.base.later import h5py, tf
 from tff_agnostic.models.keras_platform import KERAS_3, LayerSeeds, Penalty, PureCall, layers_of
 
-# The seeds of each random generator in the call that is traced, by its number.
+# Seeds of each random generator in the traced call, by the generator's index.
 _SEEDS: contextvars.ContextVar[Optional[Sequence[LayerSeeds]]] = contextvars.ContextVar(
     "seeds", default=None
 )
@@ -33,7 +33,7 @@ class Keras3:
     release = KERAS_3
 
     def name_layers_afresh(self) -> None:
-        """Resets the counters, and nothing else of Keras' global state."""
+        """Resets the counters, and no other global state of Keras."""
         naming.reset_uids()
 
     def pure_call(self, keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> PureCall:
@@ -61,11 +61,11 @@ class Keras3:
     def penalties(
         self, keras_model: tf.keras.Model, trainable: Sequence[tf.Variable]
     ) -> list[Penalty]:
-        """Variables have their regularizers."""
+        """Reads the regularizers from the variables."""
         return [(k, v.regularizer) for k, v in enumerate(trainable) if v.regularizer is not None]
 
     def layers_with_losses(self, keras_model: tf.keras.Model) -> list[str]:
-        """Reads what calls in a scope noted."""
+        """Reads the losses that calls added in a scope."""
         return [layer.name for layer in layers_of(keras_model) if layer._loss_ids]
 
     def weight_name(self, weight: tf.Variable) -> str:
@@ -74,7 +74,7 @@ class Keras3:
         return path
 
     def is_graph(self, keras_model: tf.keras.Model) -> bool:
-        """Whether it is functional, or sequential with known inputs."""
+        """Whether the model is functional, or sequential with known inputs."""
         is_built = isinstance(keras_model, tf.keras.Sequential) and keras_model.built
         return is_built or isinstance(keras_model, Functional)
 
@@ -83,46 +83,48 @@ class Keras3:
         keras_model: tf.keras.Model,
         form_of: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
     ) -> tf.keras.Model:
-        """Clones the graph, with the functions in place of the layers' calls."""
-        # A layer that is called twice stays one. Functions of `keras.ops` are no layers.
+        """Clones the graph, with functions instead of the layers' calls."""
+        # Create one form for a layer that is called twice. Functions of `keras.ops` are not layers.
         form = functools.cache(form_of)
 
         def call(layer: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
-            # Masks are made again: what was noted is that of the graph before.
+            # Drop recorded masks, which belong to the previous graph; masks are computed again.
             del mask
             return (form(layer) if isinstance(layer, tf.keras.layers.Layer) else layer)(
                 *args, **kwargs
             )
 
         if not isinstance(keras_model, tf.keras.Sequential):
-            with _no_word_of_masks():
+            with _without_mask_warnings():
                 return tf.keras.models.clone_model(
                     keras_model, clone_function=lambda layer: layer, call_function=call
                 )
-        (found,) = keras_model.inputs
-        inputs = tf.keras.Input(batch_shape=found.shape, dtype=found.dtype, name=found.name)
+        (keras_input,) = keras_model.inputs
+        inputs = tf.keras.Input(
+            batch_shape=keras_input.shape, dtype=keras_input.dtype, name=keras_input.name
+        )
         outputs = functools.reduce(lambda x, layer: call(layer, x), keras_model.layers, inputs)
         return tf.keras.Model(inputs, outputs, name=keras_model.name)
 
     def save(self, keras_model: tf.keras.Model, path: Path) -> None:
-        """The ending of the path names the format."""
+        """The suffix of the path selects the format."""
         keras_model.save(path)
 
     def load(self, source: Any, classes: Mapping[str, Any], safe_mode: bool) -> tf.keras.Model:
-        """Keras' public function takes paths only."""
-        with _no_word_of_masks():
+        """Keras' public function accepts paths only."""
+        with _without_mask_warnings():
             if isinstance(source, h5py.File):
                 return load_model_from_hdf5(source, classes, compile=False)
             return tf.keras.models.load_model(source, classes, compile=False, safe_mode=safe_mode)
 
     def recurrence_as_loops(self, layers: Sequence[Any]) -> AbstractContextManager[None]:
-        """Does nothing: they are loops, in which the converter finds no LSTM."""
+        """Does nothing: LSTMs are loops that the converter does not recognise."""
         return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _no_word_of_masks() -> Iterator[None]:
-    # Of a mask that ends in a layer, where it has done its work.
+def _without_mask_warnings() -> Iterator[None]:
+    # Ignore warnings for layers in which a mask ends after its use.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s)Layer .* does not support masking")
         yield
@@ -138,25 +140,26 @@ def _given(seeds: Sequence[LayerSeeds]) -> Iterator[None]:
 
 
 def _draw_from_given_seeds(keras_model: tf.keras.Model) -> int:
-    """Makes random generators take seeds of `_SEEDS` where there are any; returns their number.
+    """Makes random generators use seeds of `_SEEDS` if available; returns their number.
 
-    Their own state holds seeds of 64 bits, of which ops make others than those of Keras 2.
+    Their own state holds 64-bit seeds, from which ops derive other numbers than in Keras 2.
     """
     layers = tf.keras.layers
-    # Keras 2 counts these layers even where they draw nothing, and recurrent ones beside the cells
-    # that draw.
+    # Keras 2 also counts these layers if they draw nothing, and recurrent layers in addition to
+    # their cells.
     counted = (layers.Dropout, layers.LSTM, layers.GRU, layers.SimpleRNN)
     count = 0
     for layer in layers_of(keras_model):
         generators = layer._seed_generators
         for k, generator in enumerate(generators):
-            # The method of the class: another function of the same model may have been here.
-            own = functools.partial(type(generator).next, generator)
-            generator.next = functools.partial(_next_seed, own, count + k)
+            # Use the class's method, as the instance may already be wrapped for another function of
+            # the model.
+            class_next = functools.partial(type(generator).next, generator)
+            generator.next = functools.partial(_next_seed, class_next, count + k)
         count += max(len(generators), isinstance(layer, counted))
     return count
 
 
-def _next_seed(own: Callable[..., tf.Tensor], index: int, ordered: bool = True) -> tf.Tensor:
+def _next_seed(class_next: Callable[..., tf.Tensor], index: int, ordered: bool = True) -> tf.Tensor:
     seeds = _SEEDS.get()
-    return own(ordered) if seeds is None else seeds[index].next()
+    return class_next(ordered) if seeds is None else seeds[index].next()

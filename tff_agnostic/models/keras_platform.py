@@ -1,8 +1,8 @@
-"""What differs between Keras 2 and Keras 3, behind one interface, and models of Keras' own layers.
+"""One interface to Keras 2 and Keras 3, and conversion to models of Keras' own layers.
 
-`tf.keras` is Keras 2 with TensorFlow 2.14 and Keras 3 with later releases. Nothing else in this
-package asks which one it is. `plain_keras` makes a model of Keras' own layers, with the same
-numbers, of one with this package's.
+`tf.keras` is Keras 2 in TensorFlow 2.14 and Keras 3 in later releases. No other module in this
+package depends on which it is. `plain_keras` converts a model with layers of this package to Keras'
+own layers with the same outputs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tff_agnostic.base.later import tf
 
 # (values of variables, x, training, seed int32 [2]) -> the outputs of a model.
 PureCall = Callable[[Sequence["tf.Tensor"], Any, bool, "tf.Tensor"], Any]
-# A variable's position, and what is added to the objective for it.
+# A variable's position, and the function of its penalty in the objective.
 Penalty = tuple[int, Callable[["tf.Tensor"], "tf.Tensor"]]
 
 KERAS_2 = "Keras 2"
 KERAS_3 = "Keras 3"
-# A layer of this package has this method. It returns what takes the layer's place in a functional
-# model: a function that is called as the layer is, makes Keras' own layers, and gives them the
-# present values of the layer's weights.
+# Method of this package's layers. It returns a function that replaces the layer in a functional
+# model: called like the layer, it creates Keras' own layers with the current values of the layer's
+# weights.
 PLAIN_FORM = "plain_form"
 PlainForm = Callable[..., Any]
 _KERAS = ("keras.", "tensorflow.")
@@ -40,19 +40,19 @@ class KerasPlatform(Protocol):
     release: str
 
     def name_layers_afresh(self) -> None:
-        """Lets Keras count the layers that have no name of their own from the start again.
+        """Makes Keras restart the numbering of unnamed layers.
 
-        They have the same names then in every process, and in every trial of one.
+        Names are then the same in every process, and in every trial of a process.
         """
 
     def pure_call(self, keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> PureCall:
-        """Returns the call of a model as a function of values in the order of its variables.
+        """Returns the call of a model as a function of its variables' values, in order.
 
         Random layers draw from `LayerSeeds`: the same numbers on every platform.
 
         Raises:
-            ValueError: If values cannot take the place of a variable; the function raises it where
-                the model's call assigns to one.
+            ValueError: If values cannot replace a variable; the returned function raises it if the
+                model's call assigns to a variable.
         """
 
     def make_reentrant(self, keras_model: tf.keras.Model) -> None:
@@ -64,7 +64,7 @@ class KerasPlatform(Protocol):
         """Returns the regularizers of single weights.
 
         Raises:
-            ValueError: If a layer has a loss of another kind, outside of its call.
+            ValueError: If a layer has another kind of loss outside of its call.
         """
 
     def layers_with_losses(self, keras_model: tf.keras.Model) -> list[str]:
@@ -81,11 +81,11 @@ class KerasPlatform(Protocol):
         keras_model: tf.keras.Model,
         form_of: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
     ) -> tf.keras.Model:
-        """Returns a functional model in which a function stands in the place of each layer.
+        """Returns a functional model with each layer replaced by a function.
 
         Args:
             keras_model: A graph of layers.
-            form_of: Layer -> what is called as the layer is; asked once for each layer.
+            form_of: Layer -> function that is called like the layer; called once per layer.
         """
 
     def save(self, keras_model: tf.keras.Model, path: Path) -> None:
@@ -96,23 +96,23 @@ class KerasPlatform(Protocol):
 
         Args:
             source: The path of a file, or an open HDF5 file.
-            classes: Classes of layers that it may have beside Keras' own, by name.
+            classes: Classes of layers in addition to Keras' own, by name.
             safe_mode: Whether Keras refuses lambdas.
         """
 
     def recurrence_as_loops(self, layers: Sequence[Any]) -> AbstractContextManager[None]:
-        """Makes Keras' LSTMs loops in functions that are traced inside this context.
+        """Makes Keras' LSTMs loops in functions traced inside this context.
 
-        Otherwise TensorFlow Lite's converter puts its own LSTM in their place, which begins with
-        the state that the example before left, unless the caller resets its variables. A
-        subclass that overrides `call` stays unchanged.
+        Otherwise TensorFlow Lite's converter inserts its own LSTM, which starts from the state of
+        the previous example unless the caller resets its variables. A subclass that overrides
+        `call` does not change.
         """
 
 
 @functools.cache
 def keras_platform() -> KerasPlatform:
     """Returns the platform of this process; loads TensorFlow."""
-    # Not every release says its version under `tf.keras`.
+    # Not every release exposes its version in `tf.keras`.
     if hasattr(tf.keras, "StatelessScope"):
         from tff_agnostic.models.keras3 import Keras3
 
@@ -126,8 +126,8 @@ class LayerSeeds:
     """The seeds of one layer in one call of a model.
 
     Args:
-        seed: That of the call, int32 [2].
-        layer_index: Number of the layer among those that draw.
+        seed: Seed of the call, int32 [2].
+        layer_index: Index of the layer among those that draw.
     """
 
     def __init__(self, seed: tf.Tensor, layer_index: int) -> None:
@@ -135,14 +135,14 @@ class LayerSeeds:
         self._calls = 0
 
     def next(self) -> tf.Tensor:
-        """Returns a seed that no other call gets, int32 [2]."""
+        """Returns a seed that is unique to this call, int32 [2]."""
         self._calls += 1
         return tf.random.experimental.stateless_fold_in(self._seed, self._calls)
 
 
 def layers_of(keras_model: tf.keras.Model) -> list[Any]:
     """Returns the model and all layers in it."""
-    # `submodules` would also walk into the dropout mask caches of Keras 2, and fails there.
+    # `submodules` also traverses the dropout mask caches of Keras 2, and fails there.
     return list(keras_model._flatten_layers())
 
 
@@ -152,45 +152,45 @@ def name_layers_afresh() -> None:
 
 
 def plain_keras(model: tf.keras.Model) -> tf.keras.Model:
-    """Returns a model with the values of `model`, in which layers with a plain form have it.
+    """Returns a model with the outputs of `model`, but plain forms of layers that have one.
 
     Args:
-        model: A Keras model. Only functional and sequential ones can be taken apart: others are
-            returned unchanged, and so is a model without a layer to replace.
+        model: A Keras model. It is returned unchanged if it is neither functional nor sequential,
+            or if it has no layer with a plain form.
 
     Returns:
-        A model that may share layers, and so variables, with `model`.
+        A model that may share layers, and thus variables, with `model`.
     """
     if not any(hasattr(layer, PLAIN_FORM) for layer in layers_of(model)):
         return model
     if not keras_platform().is_graph(model):
         return model
-    return keras_platform().rebuilt(model, _form_of)
+    return keras_platform().rebuilt(model, _plain_form)
 
 
 def foreign_layers(model: tf.keras.Model) -> dict[str, str]:
-    """Returns the layers of a model that are not Keras' own: name -> module and class.
+    """Returns a model's layers that are not Keras' own: name -> module and class.
 
-    The model itself counts where it is neither functional nor sequential.
+    This includes the model itself if it is neither functional nor sequential.
     """
-    found = {}
+    layers = {}
     for layer in layers_of(model):
         kind = type(layer)
         if not kind.__module__.startswith(_KERAS):
-            found[layer.name] = f"{kind.__module__}.{kind.__name__}"
-    return found
+            layers[layer.name] = f"{kind.__module__}.{kind.__name__}"
+    return layers
 
 
 def classes_of(model: tf.keras.Model) -> dict[str, type]:
-    """Returns the classes of a model's layers that Keras does not know, by name, for loading it.
+    """Returns the classes of a model's layers that Keras needs for loading it, by name.
 
-    Layers with a plain form are not among them: an LSTM in a file is Keras' own.
+    Layers with a plain form are excluded: they are saved as Keras' own layers.
     """
     kinds = {type(layer) for layer in layers_of(model) if not hasattr(layer, PLAIN_FORM)}
     return {kind.__name__: kind for kind in kinds if not kind.__module__.startswith(_KERAS)}
 
 
-def _form_of(layer: tf.keras.layers.Layer) -> PlainForm:
+def _plain_form(layer: tf.keras.layers.Layer) -> PlainForm:
     if hasattr(layer, PLAIN_FORM):
         form: PlainForm = getattr(layer, PLAIN_FORM)()
         return form
@@ -202,7 +202,7 @@ def _form_of(layer: tf.keras.layers.Layer) -> PlainForm:
 def with_weights(
     layer: tf.keras.layers.Layer, input_size: int, *weights: Any
 ) -> tf.keras.layers.Layer:
-    """Builds a layer of Keras' for inputs [B, T, input_size], and gives it its weights."""
+    """Builds a Keras layer for inputs [B, T, input_size], and sets its weights."""
     layer.build((None, None, input_size))
     layer.set_weights([tf.convert_to_tensor(w).numpy() for w in weights])
     return layer

@@ -1,10 +1,10 @@
-"""The core that recurrent layers share, and an LSTM layer with a faster backward pass than Keras'.
+"""Core of recurrent layers, and an LSTM layer with a faster backward pass than Keras'.
 
-The LSTM has the weights and outputs of Keras' own. The core is a walk over time and products over
-all steps, as pure functions with gradients of their own; `cifg` uses it, too. Plain
+The LSTM has the weights and outputs of Keras' own LSTM. The core consists of a scan over time and
+products over all steps, as pure functions with custom gradients; `cifg` also uses it. Plain
 backpropagation adds a weight gradient, as large as the recurrent kernel, at every time step. Here
-the walk back through time only collects the gradients of the gates, and each weight gets one
-product over all steps.
+the backward scan only collects the gradients of the gates, and each weight has one product over all
+steps.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from typing import Any, Callable, Optional, Union
 from tff_agnostic.base.later import tf
 from tff_agnostic.models.keras_platform import PlainForm, with_weights
 
-# Longer sequences, and those of unknown length, run in a loop: their graph would grow too large.
+# Longer sequences, and sequences of unknown length, use a loop: their graph would be too large.
 MAX_UNROLLED_STEPS = 64
 
-# The values of all time steps: a list of T tensors where steps are unrolled, else one [T, ...].
+# Values of all time steps: a list of T tensors if steps are unrolled, else a tensor [T, ...].
 Series = Union[Sequence["tf.Tensor"], "tf.Tensor"]
 
 State = tuple["tf.Tensor", ...]
 
-# (state, values of one step) -> (the state after it, or before it on the way back; its outputs)
+# (state, values of one step) -> (next state, or previous state in the backward scan; outputs).
 Step = Callable[..., tuple[State, State]]
 
 
 def steps_to_unroll(x: tf.Tensor) -> Optional[int]:
-    """Number of time steps of inputs [B, T, in], or None if they are to run in a loop."""
+    """Returns the number of time steps of inputs [B, T, in]; None if they use a loop."""
     length = x.shape[1]
     return None if length is None or length > MAX_UNROLLED_STEPS else length
 
 
 def to_series(values: tf.Tensor, steps: Optional[int]) -> Series:
-    """Brings [T, ...] into the form that `steps_to_unroll` chose."""
+    """Converts [T, ...] to the form that `steps_to_unroll` chose."""
     return values if steps is None else tf.unstack(values, num=steps)
 
 
 def to_tensor(series: Series) -> tf.Tensor:
-    """The values of all steps as one tensor [T, ...]."""
+    """Returns the values of all steps as one tensor [T, ...]."""
     return tf.stack(series) if isinstance(series, list) else series
 
 
 def delayed(series: Series, first: tf.Tensor) -> Series:
-    """The value before each step: `first`, then all but the last of `series`."""
+    """Returns the value before each step: `first`, then all but the last of `series`."""
     if isinstance(series, list):
         return [first, *series[:-1]]
     return tf.concat([first[tf.newaxis], series[:-1]], axis=0)
@@ -54,16 +54,16 @@ def delayed(series: Series, first: tf.Tensor) -> Series:
 def scan(
     step: Step, initial: State, inputs: Series, mask: Optional[Series], num_saved: int
 ) -> tuple[list[Series], list[Series]]:
-    """Carries a state on through the time steps.
+    """Runs a state forward through the time steps.
 
     Args:
         step: (state, input) -> (next state, tensors to save).
         initial: The state before the first step, tensors [B, ...] of one dtype.
-        mask: bool [B, 1] of each step, or None. Where it is False the state stays as it was.
+        mask: bool [B, 1] for each step, or None. If it is False the state does not change.
         num_saved: Number of tensors that a step saves.
 
     Returns:
-        The series of each part of the state after every step, and of each saved tensor.
+        The series of each component of the state after every step, and of each saved tensor.
     """
 
     def masked_step(state: State, mask: Optional[tf.Tensor], value: tf.Tensor) -> tuple:
@@ -84,18 +84,19 @@ def scan_back(
     saved: Sequence[Series],
     num_outputs: int,
 ) -> list[Series]:
-    """Carries the gradient of a state back through the time steps.
+    """Runs the gradient of a state backward through the time steps.
 
     Args:
-        step: (gradient of the state after the step, *saved) -> (gradient of the state before it,
-            outputs). Gradients of zero must give outputs of zero.
+        step: (gradient with respect to the state after the step, *saved) -> (gradient with respect
+            to the state before it, outputs). Zero gradients must give zero outputs.
         initial: The gradient of the last state.
-        d_outputs: The gradient of each step's output, which is the first part of the state.
+        d_outputs: The gradient with respect to each step's output, the first component of the
+            state.
         mask: As in `scan`.
         num_outputs: Number of outputs of a step.
 
     Returns:
-        The outputs, the first step first.
+        The outputs, in order of time.
     """
 
     def masked_step(
@@ -119,7 +120,7 @@ def _walk(
     num_outputs: int,
     reverse: bool = False,
 ) -> list[Series]:
-    """Applies a step at each time; the last series is not None. Returns the series of outputs."""
+    """Applies a step at each time; returns the series of outputs. The last series is not None."""
 
     def at(t: Any) -> list[Optional[tf.Tensor]]:
         return [None if values is None else values[t] for values in series]
@@ -154,18 +155,18 @@ def time_major(x: tf.Tensor) -> tf.Tensor:
 
 
 def flat(x: tf.Tensor) -> tf.Tensor:
-    """[T, B, n] as [T * B, n]."""
+    """Reshapes [T, B, n] to [T * B, n]."""
     return tf.reshape(x, [-1, x.shape[-1]])
 
 
 def product_over_steps(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """The sum over all T and B of outer products of [T, B, m] and [T, B, n]: [m, n]."""
+    """Returns the sum over T and B of outer products of [T, B, m] and [T, B, n]: [m, n]."""
     return tf.matmul(flat(a), flat(b), transpose_a=True)
 
 
 def input_product(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     """Returns x @ kernel + bias of all steps in one product: x [T, B, in] to [T, B, n]."""
-    # The bias as one more row of the kernel: no pass of its own over the result, or its gradient.
+    # Appending the bias to the kernel saves a pass over the result, and over its gradient.
     kernel_and_bias = tf.concat([kernel, bias[tf.newaxis]], axis=0)
     projected = tf.matmul(_with_ones(flat(x)), kernel_and_bias)
     shape = tf.shape(x)
@@ -175,7 +176,7 @@ def input_product(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor
 def input_gradients(
     x: tf.Tensor, kernel: tf.Tensor, dz: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Gradients of `input_product` for dz [T, B, n]: of [B, T, in], of kernel and of bias."""
+    """Returns the gradients of `input_product` for dz [T, B, n]: x [B, T, in], kernel and bias."""
     dx = tf.reshape(tf.matmul(flat(dz), kernel, transpose_b=True), tf.shape(x))
     d_kernel_and_bias = tf.matmul(_with_ones(flat(x)), flat(dz), transpose_a=True)
     return time_major(dx), d_kernel_and_bias[:-1], d_kernel_and_bias[-1]
@@ -186,12 +187,12 @@ def _with_ones(x: tf.Tensor) -> tf.Tensor:
 
 
 def zero_state(x: tf.Tensor, size: int) -> tf.Tensor:
-    """Zeros [B, size] for inputs x [T, B, in]."""
+    """Returns zeros [B, size] for inputs x [T, B, in]."""
     return tf.zeros([tf.shape(x)[1], size], x.dtype)
 
 
 def mask_series(mask: Optional[tf.Tensor], steps: Optional[int]) -> Optional[Series]:
-    """A mask [B, T] as a series of bool [B, 1]."""
+    """Converts a mask [B, T] to a series of bool [B, 1]."""
     if mask is None:
         return None
     return to_series(time_major(tf.cast(mask, tf.bool)[:, :, tf.newaxis]), steps)
@@ -201,11 +202,11 @@ class RecurrentLayer(tf.keras.layers.Layer):
     """Base of the recurrent layers: arguments, weights of gates, masks and serialisation.
 
     Inputs are float [B, T, in]; outputs are [B, T, out], or [B, out] without `return_sequences`. A
-    step where the mask (bool [B, T]) is False carries the state on, and repeats the output before
-    it, zeros at the start, as Keras' layers do. With `return_sequences` the mask is handed on.
+    masked step (False in the mask, bool [B, T]) keeps the state and repeats the previous output,
+    zeros at the start, as in Keras' layers. With `return_sequences` the mask is passed on.
 
-    A subclass has `num_gates` and the position of the forget gate among them, creates its weights
-    in `build`, and computes the outputs of all steps in `run`.
+    A subclass defines `num_gates` and the position of the forget gate, creates its weights in
+    `build`, and computes the outputs of all steps in `run`.
     """
 
     num_gates: int
@@ -233,18 +234,18 @@ class RecurrentLayer(tf.keras.layers.Layer):
         self.input_spec = tf.keras.layers.InputSpec(ndim=3)
 
     def run(self, x: tf.Tensor, mask: Optional[tf.Tensor]) -> tf.Tensor:
-        """The outputs of all steps, [B, T, out]."""
+        """Returns the outputs of all steps, [B, T, out]."""
         raise NotImplementedError
 
     def call(self, inputs: tf.Tensor, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
-        """Outputs of all steps, or of the last one."""
+        """Returns the outputs of all steps, or of the last step."""
         outputs = self.run(inputs, mask)
         return outputs if self.return_sequences else outputs[:, -1]
 
     def compute_mask(
         self, inputs: tf.Tensor, mask: Optional[tf.Tensor] = None
     ) -> Optional[tf.Tensor]:
-        """Outputs of all steps are masked like the inputs, the last one is not."""
+        """Returns the inputs' mask for outputs of all steps; None for the last output."""
         del inputs
         return mask if self.return_sequences else None
 
@@ -253,10 +254,10 @@ class RecurrentLayer(tf.keras.layers.Layer):
 
         Args:
             input_size: Size of the inputs' last axis.
-            state_size: Size of the state that the gates see.
+            state_size: Size of the state that the gates use.
 
         Raises:
-            ValueError: If the size of the inputs' last axis is not known.
+            ValueError: If the size of the inputs' last axis is unknown.
         """
         if input_size is None:
             raise ValueError(f"layer {self.name!r}: the last axis of its inputs has no known size")
@@ -314,17 +315,17 @@ class RecurrentLayer(tf.keras.layers.Layer):
 
 
 def positive(name: str, value: Any) -> int:
-    """Returns an argument of a layer that must be a positive whole number.
+    """Returns an argument of a layer that must be a positive integer.
 
     Raises:
-        ValueError: If it is not.
+        ValueError: If it is not a positive integer.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}: expected a positive whole number, found {value!r}")
     return value
 
 
-# Keras would have AutoGraph rewrite what a layer calls: 40% of the time that a model takes.
+# Keras would convert a layer's callees by AutoGraph, which takes 40% of a model's time.
 @tf.autograph.experimental.do_not_convert
 def lstm(
     x: tf.Tensor,
@@ -333,22 +334,24 @@ def lstm(
     recurrent_kernel: tf.Tensor,
     bias: tf.Tensor,
 ) -> tf.Tensor:
-    """Hidden states of an LSTM (Hochreiter and Schmidhuber 1997, with forget gates) from zeros.
+    """Returns the states of an LSTM (Hochreiter and Schmidhuber 1997, with forget gates).
 
-    Gates stand in Keras' order: input i, forget f, candidate g, output o, each of u columns.
+    Gates are in Keras' order: input i, forget f, candidate g and output o, with u columns each. The
+    state starts at zero.
 
         i, f, o = sigmoid(z), g = tanh(z) of z_t = x_t W + h_{t-1} U + b
         c_t = f c_{t-1} + i g,  h_t = o tanh(c_t)
 
     Args:
         x: Inputs, float [B, T, in].
-        mask: bool [B, T], or None for all True. A step that is False carries h and c on.
+        mask: bool [B, T], or None for all True. A False step keeps h and c.
         kernel: W, [in, 4u].
         recurrent_kernel: U, [u, 4u].
         bias: b, [4u].
 
     Returns:
-        h_1 to h_T, [B, T, u]. Gradients, of any order, flow to x and the weights.
+        h_1 to h_T, [B, T, u]. They are differentiable with respect to x and the weights, at any
+        order.
     """
     steps = steps_to_unroll(x)
     steps_mask = mask_series(mask, steps)
@@ -379,7 +382,7 @@ def lstm(
             )
             dz = to_tensor(dz)
             dx, d_kernel, d_bias = input_gradients(x, kernel, dz)
-            # The first step adds nothing: its h_{t-1} is zero.
+            # The first step contributes nothing: its h_{t-1} is zero.
             return dx, d_kernel, product_over_steps(h_all[:-1], dz[1:]), d_bias
 
         return time_major(h_all), gradients
@@ -418,7 +421,7 @@ def _step_back(
         ],
         axis=-1,
     )
-    # dz U^T as (U dz^T)^T: the small results are transposed, not the large kernel.
+    # dz U^T as (U dz^T)^T, to transpose the small results instead of the large kernel.
     dh = tf.transpose(tf.matmul(recurrent_kernel, dz, transpose_b=True))
     return (dh, dc * f), (dz,)
 
@@ -428,8 +431,8 @@ class LSTM(RecurrentLayer):
     """`tf.keras.layers.LSTM` with one weight-gradient product per batch.
 
     Weights are interchangeable with Keras': `kernel` [in, 4u], `recurrent_kernel` [u, 4u] and
-    `bias` [4u]. Arguments, shapes and masks are those of `RecurrentLayer`; activations are fixed,
-    and there is neither dropout nor a state that outlives a call.
+    `bias` [4u]. For arguments, shapes and masks see `RecurrentLayer`; activations are fixed, and
+    there is neither dropout nor a state that persists between calls.
     """
 
     num_gates = 4
@@ -441,7 +444,7 @@ class LSTM(RecurrentLayer):
         super().build(input_shape)
 
     def run(self, x: tf.Tensor, mask: Optional[tf.Tensor]) -> tf.Tensor:
-        """Returns h of all steps."""
+        """Returns h for all steps."""
         weights = (self.kernel, self.recurrent_kernel, self.bias)
         return lstm(x, mask, *(tf.cast(w, x.dtype) for w in weights))
 

@@ -1,20 +1,19 @@
-"""Losses, and metrics as ratios of sums: of classes, of numbers, and of words.
+"""Losses, and metrics as ratios of sums, for classes, numbers and words.
 
-**Losses** are cross-entropy in fewer passes over the scores, and the loss of a sentence.
-TensorFlow's own cross-entropy prepares the gradient even where none is taken, as in the domain
-pass, and computes each exponential twice. With 10,000 classes, which exceed a processor's caches,
-that is most of a language model's time next to its matrix products.
+**Losses** are a cross-entropy in fewer passes over the scores, and the loss of a sentence.
+TensorFlow's own cross-entropy prepares the gradient even if none is taken, as in the domain pass,
+and computes each exponential twice. With 10,000 classes, which exceed a processor's caches, that
+dominates a language model's time apart from its matrix products.
 
 **Metrics** of classes and of numbers: labels are [n]; predictions are scores [n, classes], or for
 one output float [n] or [n, 1].
 
 Metrics of words: labels are ids of `TokenIds`, int [n, T]; predictions are scores, float [n, T,
-ids]. An example is a sentence. Numerators and denominators are sums over its words, so that every
-word has the same weight whatever sentence it is in. Padding is in none of them.
+ids]. An example is a sentence. Numerators and denominators are sums over its words, excluding
+padding, so that every word has the same weight in sentences of any length.
 
-Two metrics, or a metric and the loss, may compute the same number, such as the largest score of a
-word. Each states it in full, and TensorFlow computes it once: it merges equal operations of a
-graph.
+Two metrics, or a metric and the loss, may compute the same value, such as the largest score of a
+word. Each computes it on its own, and TensorFlow merges equal operations of a graph.
 """
 
 from __future__ import annotations
@@ -28,10 +27,11 @@ from typing import Any, Callable, ClassVar, Literal, Optional
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.text_ids import TokenIds
 
-# From here on, a pass over all scores for the gradient of one class in each row costs too much.
+# From this number of classes on, a pass over all scores for the gradient of one class per row costs
+# too much.
 _MANY_CLASSES = 1000
-# Largest cross-entropy of a word, in nats: more than twice that of guessing among 10,000 words.
-# Beyond it, distributions over clients do not resolve values, and secure sums clip.
+# Maximum cross-entropy of a word, in nats: more than twice that of guessing among 10,000 words.
+# Above it, distributions over clients do not resolve values, and secure sums clip.
 _MAX_CROSS_ENTROPY = 20.0
 
 # (labels, predictions) -> (numerator [n], denominator [n]), both float32.
@@ -49,14 +49,14 @@ def sparse_cross_entropy(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def cross_entropy(scores: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         softmax = tf.nn.softmax(scores)
-        # The largest probability is never too small for its logarithm, as the label's may be.
+        # Unlike the label's, the largest probability is always large enough for its logarithm.
         log_total = tf.reduce_max(scores, axis=-1) - tf.math.log(tf.reduce_max(softmax, axis=-1))
-        of_label = tf.gather(scores, labels, axis=-1, batch_dims=1)
+        label_scores = tf.gather(scores, labels, axis=-1, batch_dims=1)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return _minus_at(softmax * upstream[:, tf.newaxis], labels, upstream)
 
-        return log_total - of_label, gradient
+        return log_total - label_scores, gradient
 
     return cross_entropy(scores)
 
@@ -81,22 +81,22 @@ def takes_scores(loss: Any) -> Optional[bool]:
     """Returns whether a loss is a cross-entropy of scores, or of probabilities.
 
     Args:
-        loss: A loss function, or a loss of Keras'.
+        loss: A loss function, or a Keras loss.
 
     Returns:
-        True of scores, of which a softmax, or the sigmoid of a single one, makes probabilities;
-        False of probabilities; None of any loss that does not say.
+        True for scores, whose softmax, or sigmoid of a single score, gives probabilities; False for
+        probabilities; None for any loss that does not specify it.
     """
     if isinstance(loss, OfColumns):
         return takes_scores(loss.loss)
     if loss is sparse_cross_entropy:
         return True
     if isinstance(loss, tf.keras.losses.Loss):
-        # Some losses have it as an attribute, others in their function's arguments.
-        found = loss.get_config().get("from_logits")
+        # Some losses have it as an attribute, others as an argument of their function.
+        from_logits = loss.get_config().get("from_logits")
     else:
-        found = getattr(loss, "from_logits", None)
-    return found if isinstance(found, bool) else None
+        from_logits = getattr(loss, "from_logits", None)
+    return from_logits if isinstance(from_logits, bool) else None
 
 
 def _minus_at(rows: tf.Tensor, labels: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
@@ -110,13 +110,13 @@ def _minus_at(rows: tf.Tensor, labels: tf.Tensor, values: tf.Tensor) -> tf.Tenso
 
 
 def sentence_spec(sequence_length: int) -> Mapping[str, tf.TensorSpec]:
-    """Specs of "x" and "y" of T ids each, int32 [n, T]."""
+    """Returns the specs of "x" and "y" with T ids each, int32 [n, T]."""
     spec = tf.TensorSpec([None, sequence_length], tf.int32)
     return {"x": spec, "y": spec}
 
 
 def is_word(labels: tf.Tensor) -> tf.Tensor:
-    """1 where there is something to predict, 0 where there is padding: float32 [n, T]."""
+    """Returns 1 for words to predict, 0 for padding: float32 [n, T]."""
     return tf.cast(tf.not_equal(labels, 0), tf.float32)
 
 
@@ -130,7 +130,7 @@ def word_cross_entropies(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     rows = tf.reshape(scores, [-1, scores.shape[-1]])
     per_word = sparse_cross_entropy(tf.reshape(labels, [-1]), rows)
     per_word = tf.reshape(per_word, tf.shape(labels))
-    # Not a product: scores at padding mean nothing, and 0 times an infinite one would be NaN.
+    # Not a product: scores at padding are arbitrary, and 0 times infinity would be NaN.
     return tf.where(is_word(labels) > 0, per_word, tf.zeros_like(per_word))
 
 
@@ -138,18 +138,18 @@ def word_cross_entropies(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
 class SentenceLoss:
     """The loss of a sentence, (labels int [n, T], scores [n, T, ids]) -> [n].
 
-    One example is a sentence: alpha, beta and the domains' counts count sentences, and a sentence
-    has one loss. By default it is the mean of the cross-entropy over the sentence's words. The loss
-    of a domain is then one of predicting a word, whatever the length of the domain's sentences: a
-    sum would hand the weight lambda to the domain with the longer ones. With `expected_length` it
-    is the sum over the sentence divided by that constant, as in FedJAX: every word has the same
-    weight, as it has in perplexity. A sentence without words has the loss 0.
+    An example is a sentence: alpha, beta and the domains' counts count sentences, and a sentence
+    has one loss. By default it is the mean cross-entropy of the sentence's words. The loss of a
+    domain is then the loss of predicting a word, independent of the length of its sentences: a sum
+    would move the weight lambda to the domain with longer sentences. With `expected_length` the
+    loss is the sum over the sentence divided by that constant, as in FedJAX: every word has the
+    same weight, as in perplexity. A sentence without words has loss 0.
 
     Attributes:
-        expected_length: Divide the summed loss of a sentence by this; None for the mean.
+        expected_length: Divisor of a sentence's summed loss; None for the mean.
     """
 
-    # In the words of Keras' cross-entropies.
+    # The name that Keras' cross-entropies use.
     from_logits: ClassVar[bool] = True
 
     expected_length: Optional[float] = None
@@ -164,16 +164,15 @@ class SentenceLoss:
 
 @dataclasses.dataclass(frozen=True)
 class ClassScores:
-    """How predictions score classes.
+    """Scores of the classes in a model's predictions.
 
     Attributes:
-        of: Maps predictions to scores of the classes, float [n, classes]; the class of the largest,
-            the first of equal ones, is the answer.
-        from_logits: Whether a softmax makes probabilities of them, or they are probabilities; None
-            if the model's loss has to say it.
+        from_predictions: Maps predictions to scores of the classes, float [n, classes]. The
+            predicted class has the largest score; the first one if tied.
+        from_logits: Whether scores are logits, or else probabilities; None to use the model's loss.
     """
 
-    of: Callable[[tf.Tensor], tf.Tensor]
+    from_predictions: Callable[[tf.Tensor], tf.Tensor]
     from_logits: Optional[bool] = None
 
 
@@ -181,26 +180,24 @@ class ClassScores:
 class Metric:
     """A metric made of the ratio sum(numerator) / sum(denominator) over any set of examples.
 
-    Its value is the ratio itself, or with `transform` a function of it, such as perplexity, the
-    exponential of a mean cross-entropy. Clients and sums hold ratios; reports show values. The
-    function is applied last, so the mean over clients of a transformed metric is the value of the
-    clients' mean ratio: for perplexity, the geometric mean.
+    The value is the ratio itself, or with `transform` a function of the ratio: perplexity, for
+    example, is the exponential of a mean cross-entropy. Clients and sums hold ratios; reports show
+    values. The function is applied last, so the mean over clients of a transformed metric is the
+    value of the clients' mean ratio: for perplexity, the geometric mean.
 
     Attributes:
         name: Column and JSON name.
         per_example: Maps labels and predictions of n examples to two float32 vectors [n].
-        max_numerator: Largest numerator of one example; the bound of its secure sum.
-        max_denominator: Largest denominator of one example; the bound of its secure sum.
-        upper: Largest value of the ratio, or None if there is none; it sets the grid on which the
-            distribution over clients is measured. Ratios beyond it fall into its last bin, and
-            secure sums clip them there.
-        higher_is_better: Which direction is good, for "worst domain" and for tables.
+        max_numerator: Maximum numerator of one example; the bound of its secure sum.
+        max_denominator: Maximum denominator of one example; the bound of its secure sum.
+        upper: Maximum of the ratio; None if unbounded. It sets the grid of the distribution over
+            clients: larger ratios fall into its last bin, and secure sums clip them.
+        higher_is_better: Whether larger values are better, for "worst domain" and for tables.
         transform: An increasing function of the ratio, in TensorFlow, or None.
         num_bins: Number of points of the grid from 0 to `upper`.
-        shown_as: "none" for plain numbers, "share" for numbers in [0, 1] that people read in
+        shown_as: "none" for plain numbers, "share" for numbers in [0, 1] that are displayed in
             percent, "factor" for numbers that are compared by ratios, on logarithmic axes.
-        classes: How predictions score classes, where labels are classes; None if nothing is to be
-            told of them.
+        classes: Scores of the classes, if labels are classes; None to skip counts by class.
     """
 
     name: str
@@ -226,15 +223,15 @@ def _correct_class(labels: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor
     return correct, tf.ones(tf.shape(correct))
 
 
-def _as_they_are(predictions: tf.Tensor) -> tf.Tensor:
+def _unchanged(predictions: tf.Tensor) -> tf.Tensor:
     return predictions
 
 
-_SCORES = ClassScores(_as_they_are)
+_SCORES = ClassScores(_unchanged)
 
 
 def accuracy() -> Metric:
-    """Fraction of examples with the label's score largest: labels int [n], scores [n, classes]."""
+    """Returns the fraction of correct examples: labels int [n], scores [n, classes]."""
     return Metric("accuracy", _correct_class, shown_as="share", classes=_SCORES)
 
 
@@ -243,9 +240,9 @@ def mean_absolute_error(label_range: float) -> Metric:
     """Returns the mean of |prediction - label|, in the labels' unit.
 
     Args:
-        label_range: Largest label less the smallest, above 0. Clients sum errors divided by it, and
-            secure sums bound those by 1: a client whose mean error is larger than the range of all
-            labels counts less there.
+        label_range: Largest label minus smallest label, above 0. Clients sum errors divided by it,
+            and secure sums bound them by 1: in secure sums, a client with a mean error above the
+            range of all labels counts less.
     """
     return _error("mean_absolute_error", tf.abs, lambda ratio: ratio, label_range)
 
@@ -254,7 +251,7 @@ def mean_absolute_error(label_range: float) -> Metric:
 def root_mean_squared_error(label_range: float) -> Metric:
     """Returns the root of the mean of (prediction - label)^2, in the labels' unit.
 
-    Sums and means over clients are of the squares.
+    Sums and means over clients use the squares.
 
     Args:
         label_range: As in `mean_absolute_error`.
@@ -269,8 +266,8 @@ def binary_accuracy(from_logits: bool) -> Metric:
     Labels are 0 and 1. A prediction above the threshold is class 1.
 
     Args:
-        from_logits: Whether predictions are logits, whose threshold is 0, or probabilities, whose
-            threshold is 1/2.
+        from_logits: Whether predictions are logits, with threshold 0, or probabilities, with
+            threshold 1/2.
     """
     threshold = 0.0 if from_logits else 0.5
 
@@ -279,12 +276,12 @@ def binary_accuracy(from_logits: bool) -> Metric:
         correct = tf.cast(tf.equal(is_one, tf.equal(labels, 1)), tf.float32)
         return correct, tf.ones(tf.shape(correct))
 
-    def of_both(predictions: tf.Tensor) -> tf.Tensor:
-        of_one = _column(predictions)
-        of_zero = tf.zeros_like(of_one) if from_logits else 1.0 - of_one
-        return tf.stack([of_zero, of_one], axis=-1)
+    def class_scores(predictions: tf.Tensor) -> tf.Tensor:
+        positive = _column(predictions)
+        negative = tf.zeros_like(positive) if from_logits else 1.0 - positive
+        return tf.stack([negative, positive], axis=-1)
 
-    classes = ClassScores(of_both, from_logits)
+    classes = ClassScores(class_scores, from_logits)
     return Metric("accuracy", per_example, shown_as="share", classes=classes)
 
 
@@ -305,7 +302,7 @@ def _error(
     return Metric(
         name,
         per_example,
-        # No largest ratio: a model may be wrong by any number of ranges.
+        # No maximum ratio: a model may be wrong by any multiple of the range.
         upper=None,
         higher_is_better=False,
         transform=lambda ratio: root(ratio) * label_range,
@@ -320,7 +317,7 @@ def text_metrics(ids: TokenIds, sequence_length: int) -> tuple[Metric, ...]:
     """Returns perplexity and both in-vocabulary accuracies.
 
     Args:
-        sequence_length: T, the largest number of words of a sentence.
+        sequence_length: T, the maximum number of words of a sentence.
     """
     return (
         perplexity(sequence_length),
@@ -332,8 +329,8 @@ def text_metrics(ids: TokenIds, sequence_length: int) -> tuple[Metric, ...]:
 def perplexity(sequence_length: int) -> Metric:
     """Returns the exponential of the mean cross-entropy of a word.
 
-    Words are all positions but padding: those out of the vocabulary and the end of the sentence
-    have to be predicted too. The ratio that is summed is the mean cross-entropy in nats.
+    Words are all positions except padding, including out-of-vocabulary words and the end of the
+    sentence. The summed ratio is the mean cross-entropy in nats.
     """
 
     def per_sentence(labels: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -348,7 +345,7 @@ def perplexity(sequence_length: int) -> Metric:
         upper=_MAX_CROSS_ENTROPY,
         higher_is_better=False,
         transform=tf.exp,
-        # Steps of 0.02 nats: quantiles of perplexity over clients are right to 1%.
+        # Steps of 0.02 nats: quantiles of perplexity over clients are accurate to 1%.
         num_bins=1001,
         shown_as="factor",
     )
@@ -357,38 +354,38 @@ def perplexity(sequence_length: int) -> Metric:
 def in_vocab_accuracy(ids: TokenIds, sequence_length: int) -> Metric:
     """Returns the in-vocabulary accuracy of Ro et al. 2021, section 5.1.
 
-    Correct predictions, without those of UNK (out of the vocabulary) or the end of a sentence,
-    divided by the number of words without the end of a sentence. A word out of the vocabulary is in
-    the denominator and can never be right, so that vocabularies of different sizes compare.
+    Correct predictions, except predictions of UNK (out of vocabulary) or the end of a sentence,
+    divided by the number of words without the end of a sentence. An out-of-vocabulary word counts
+    in the denominator and is never correct, so that vocabularies of different sizes are comparable.
     """
     return _word_accuracy(
-        "in_vocab_accuracy", sequence_length, never_right=[ids.oov, ids.eos], left_out=[ids.eos]
+        "in_vocab_accuracy", sequence_length, never_right=[ids.oov, ids.eos], excluded=[ids.eos]
     )
 
 
 def accuracy_without_out_of_vocab_or_end_of_sentence(ids: TokenIds, sequence_length: int) -> Metric:
-    """Returns the accuracy on words of the vocabulary, as TFF's Stack Overflow baseline has it.
+    """Returns the accuracy on words of the vocabulary, as in TFF's Stack Overflow baseline.
 
-    Words out of the vocabulary and the end of a sentence are neither in the numerator nor in the
+    Out-of-vocabulary words and the end of a sentence count neither in the numerator nor in the
     denominator.
     """
     return _word_accuracy(
         "accuracy_without_out_of_vocab_or_end_of_sentence",
         sequence_length,
         never_right=[ids.oov, ids.eos],
-        left_out=[ids.oov, ids.eos],
+        excluded=[ids.oov, ids.eos],
     )
 
 
 def _word_accuracy(
-    name: str, sequence_length: int, never_right: Sequence[int], left_out: Sequence[int]
+    name: str, sequence_length: int, never_right: Sequence[int], excluded: Sequence[int]
 ) -> Metric:
     def per_sentence(labels: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         predicted = tf.argmax(scores, axis=-1, output_type=labels.dtype)
         correct = tf.cast(tf.equal(predicted, labels), tf.float32)
         words = is_word(labels)
-        counted = words * _is_none_of(labels, left_out)
-        correct *= words * _is_none_of(labels, never_right)
+        counted = words * _differs_from(labels, excluded)
+        correct *= words * _differs_from(labels, never_right)
         return tf.reduce_sum(correct, axis=1), tf.reduce_sum(counted, axis=1)
 
     longest = float(sequence_length)
@@ -397,6 +394,6 @@ def _word_accuracy(
     )
 
 
-def _is_none_of(labels: tf.Tensor, ids: Sequence[int]) -> tf.Tensor:
-    found = [tf.cast(tf.not_equal(labels, one), tf.float32) for one in ids]
-    return tf.reduce_prod(tf.stack(found), axis=0)
+def _differs_from(labels: tf.Tensor, ids: Sequence[int]) -> tf.Tensor:
+    is_other = [tf.cast(tf.not_equal(labels, one), tf.float32) for one in ids]
+    return tf.reduce_prod(tf.stack(is_other), axis=0)

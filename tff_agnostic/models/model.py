@@ -1,6 +1,6 @@
-"""The functional model, its measures (loss and metrics), and TFF's models in its place.
+"""The functional model, its measures (loss and metrics), and conversion from and to TFF's models.
 
-The bridge to TFF loads when it is asked.
+The bridge to TFF is imported on first use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.models.metrics import Metric
 
 Weights = Sequence["tf.Tensor"]
-# Above this folder: nothing here needs it unless a model of TFF's is at hand.
+# In a higher layer, so imported only for models of TFF.
 _BRIDGE = "tff_agnostic.computations.tff_bridge.models"
 
 
@@ -27,14 +27,14 @@ class ModelWeights(NamedTuple):
 
     Attributes:
         trainable: Arrays or tensors, in the order of the model.
-        non_trainable: The same of weights that no step changes.
+        non_trainable: Arrays of the weights that training does not change.
     """
 
     trainable: Any
     non_trainable: Any
 
     def assign_weights_to(self, model: tf.keras.Model) -> None:
-        """Gives a Keras model of the same architecture these weights."""
+        """Assigns these weights to a Keras model of the same architecture."""
         pairs = (
             (model.trainable_weights, self.trainable),
             (model.non_trainable_weights, self.non_trainable),
@@ -44,7 +44,7 @@ class ModelWeights(NamedTuple):
                 variable.assign(value)
 
 
-# One client's data, or a batch of it: "x" (an array or a mapping of arrays), "y" and "domain_id"
+# Data of one client, or a batch of them: "x" (an array or a mapping of arrays), "y" and "domain_id"
 # (int32 in [0, p)), all with the same first dimension.
 Examples = Mapping[str, Any]
 
@@ -55,8 +55,8 @@ class Model:
 
     All callables build TensorFlow ops from their arguments alone and may be traced in any graph.
 
-    Models are equal if they differ in the values of their initial weights at most: what a runtime
-    traced for one serves the other, so that trials with different seeds are traced once.
+    Models are equal if they differ at most in the values of their initial weights. Equal models are
+    traced once, for example in trials with different seeds.
 
     Attributes:
         initial_weights: The weights w_0 as NumPy arrays.
@@ -64,17 +64,16 @@ class Model:
         predict: (weights, x, training, seed) -> predictions with first dimension n. `seed` is an
             int32 pair for stateless random ops, used only when training.
         loss: (labels, predictions) -> float32 [n], one loss per example.
-        regularizer: trainable weights -> float32 scalar, or None. It is part of every example's
-            loss, so that the domain pass and the gradient see the same objective.
-        constraint: trainable weights -> trainable weights that meet their constraints, or None.
+        regularizer: trainable weights -> float32 scalar, or None. It is added to every example's
+            loss, so that the domain pass and the gradient use the same objective.
+        constraint: trainable weights -> trainable weights that satisfy their constraints, or None.
             Applied after each step of a client, and of the server.
         metrics: Metrics to report in addition to the loss.
         loss_scale: Factor of the objective while gradients are taken, so that gradients of 16-bit
             floats do not vanish; 1 for float32.
-        keras_model: The Keras model behind `predict`, or None. Its own variables play no part in
-            training.
-        frozen: Positions, among the weights that the Keras model trains, of those that are frozen.
-            They come first in `initial_weights.non_trainable`; see `models.keras`.
+        keras_model: The Keras model behind `predict`, or None. Training does not use its variables.
+        frozen: Positions of frozen weights among the trainable weights of the Keras model. They
+            come first in `initial_weights.non_trainable`; see `models.keras`.
     """
 
     initial_weights: ModelWeights
@@ -89,7 +88,7 @@ class Model:
     frozen: tuple[int, ...] = ()
 
     def __eq__(self, other: object) -> bool:
-        """Whether everything but the values of the initial weights is the same."""
+        """Returns whether all parts except the values of the initial weights are equal."""
         return (
             isinstance(other, Model)
             and self.example_spec is other.example_spec
@@ -144,9 +143,9 @@ class Measure:
 
     Attributes:
         name: "loss", or the metric's name.
-        unit: Unit of its numbers.
-        higher_is_better: Which direction is good.
-        metric: The metric; None for the loss, and where a folder is read without its model.
+        unit: Unit of its values.
+        higher_is_better: Whether larger values are better.
+        metric: The metric; None for the loss, and if a folder is read without its model.
     """
 
     name: str
@@ -156,7 +155,7 @@ class Measure:
 
     @property
     def better(self) -> str:
-        """Which direction is good, in a word."""
+        """The better direction, "higher" or "lower"."""
         return "higher" if self.higher_is_better else "lower"
 
 
@@ -170,7 +169,7 @@ def measures_of(model: Model) -> OrderedDict[str, Measure]:
 
 
 def main_measure(names: Iterable[str]) -> str:
-    """Returns which of the measures of a model people know best: its first metric, or the loss."""
+    """Returns the most familiar measure of a model: its first metric, or the loss."""
     loss, *metrics = names
     return metrics[0] if metrics else loss
 
@@ -178,26 +177,26 @@ def main_measure(names: Iterable[str]) -> str:
 def from_tff(model: Any, metrics: Sequence[Metric] = (), seed: int = 0) -> Model:
     """Returns a TFF model as a `Model`.
 
-    Its own metrics are not taken over: they are no sums over examples.
+    The TFF model's own metrics are not converted, as they are not sums over examples.
 
     Args:
         model: A `tff.learning.models.FunctionalModel`, or a function without arguments that builds
-            a `VariableModel`, which has to be a pure function of its weights.
-        metrics: What to measure beside the loss.
-        seed: Seeds the initial weights of a `VariableModel`.
+            a `VariableModel`, which must be a pure function of its weights.
+        metrics: Metrics to report in addition to the loss.
+        seed: Seed of the initial weights of a `VariableModel`.
     """
     converted: Model = importlib.import_module(_BRIDGE).model_from_tff(model, metrics, seed)
     return converted
 
 
 def to_tff(model: Model) -> Any:
-    """Returns a `tff.learning.models.FunctionalModel` of the same loss, metrics and weights.
+    """Returns a `tff.learning.models.FunctionalModel` with the same loss, metrics and weights.
 
-    Its loss is the mean over a batch. Random layers draw anew in each call.
+    Its loss is the mean over a batch. Random layers draw new values in each call.
     """
     return importlib.import_module(_BRIDGE).model_to_tff(model)
 
 
 def as_model(model: Any) -> Model:
-    """Returns a `Model` as it is, and a model of TFF's as one; see `from_tff`."""
+    """Returns a `Model` unchanged, and converts a TFF model; see `from_tff`."""
     return model if isinstance(model, Model) else from_tff(model)

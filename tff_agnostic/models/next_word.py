@@ -1,13 +1,13 @@
-"""Models of words: next-word networks, unigram models, and classifiers of texts.
+"""Models of language: next-word networks, unigram models, and text classifiers.
 
-`NextWordNetwork` is a recurrent network on ids with its sizes as settings; `next_word_lstm` and
+`NextWordNetwork` is a recurrent network on ids with configurable sizes; `next_word_lstm` and
 `keyboard_cifg` are the papers' models.
 
-A unigram model is a distribution over outcomes, such as words, without any input: an example is an
-outcome, and its own label, and the prediction is its probability. Hamer, Mohri, Suresh 2020,
-section 2: density estimation is classification without inputs.
+A unigram model is a distribution over outcomes, such as words, without inputs: an example is an
+outcome and its own label, and the prediction is the outcome's probability. Hamer, Mohri, Suresh
+2020, section 2: density estimation is classification without inputs.
 
-A classifier of texts has word vectors, averaged or read by an LSTM, and a linear layer on them.
+A text classifier has word vectors, their mean or an LSTM over them, and a linear layer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tff_agnostic.models.metrics import (
 )
 from tff_agnostic.models.model import Model, ModelWeights
 
-# Largest -log h of an outcome, in nats; see `text_metrics`.
+# Maximum -log h of an outcome, in nats; see `text_metrics`.
 _MAX_CROSS_ENTROPY = 20.0
 
 
@@ -41,15 +41,15 @@ class NextWordNetwork:
     """The layers of a next-word model.
 
     Attributes:
-        cell: A name of `CELLS`.
-        embedding: Size of the word vectors, and of what each recurrent layer is projected to.
+        cell: A name in `CELLS`.
+        embedding: Size of the word vectors, and of each recurrent layer's projection.
         units: Units of each recurrent layer.
         layers: Number of recurrent layers.
         tied: Whether the score of a word is the product of the last projection with the word's
-            vector, and a bias; otherwise a dense layer has vectors of its own for that.
-        embedding_scale: Tied word vectors start at random in [-embedding_scale, embedding_scale];
-            0.05 is what Keras starts embeddings with. As scores are products with them, training
-            leaves its first plateau sooner with larger ones.
+            vector, plus a bias; otherwise a dense layer has separate vectors.
+        embedding_scale: Tied word vectors start uniformly in [-embedding_scale, embedding_scale];
+            0.05 is Keras' default for embeddings. As scores are products with the vectors, training
+            leaves its first plateau sooner with larger vectors.
     """
 
     cell: str = "lstm"
@@ -67,21 +67,21 @@ def next_word_model(
     expected_length: Optional[float] = None,
     seed: int = 0,
 ) -> Model:
-    """Returns a next-word model: x int32 [n, T] ids, y int32 [n, T] the ids that follow.
+    """Returns a next-word model: x int32 [n, T] ids, y int32 [n, T] the next ids.
 
     Ids are those of `TokenIds`. Predictions are scores, float32 [n, T, vocabulary_size + 4].
 
-    Padding comes after the words of a sentence. A position with padding as y is in no loss, no
-    metric and no gradient. The model sees only the past, so the value of x there does not matter
-    either, and no mask has to be carried through the recurrent layers.
+    Padding follows the words of a sentence. A position with padding as y does not count in loss,
+    metrics or gradient. The model only sees earlier positions, so the value of x at padding does
+    not matter, and recurrent layers need no mask.
 
-    The loss is that of `SentenceLoss`; metrics are perplexity and both in-vocabulary accuracies.
-    Models that differ in their seeds only are equal: runtimes trace one of them.
+    The loss is `SentenceLoss`; metrics are perplexity and both in-vocabulary accuracies. Models
+    that only differ in their seeds are equal, and traced once.
 
     Args:
         sequence_length: T.
-        expected_length: Divide the summed loss of a sentence by this; None for the mean.
-        seed: Seeds the initial weights.
+        expected_length: Divisor of a sentence's summed loss; None for the mean.
+        seed: Seed of the initial weights.
     """
     ids, policy = TokenIds(vocabulary_size), tf.keras.mixed_precision.global_policy().name
     model = _next_word_model(network, ids, sequence_length, expected_length, policy)
@@ -96,7 +96,7 @@ def _next_word_model(
     expected_length: Optional[float],
     policy: str,
 ) -> Model:
-    del policy  # Keras' own, part of the key.
+    del policy  # Part of the cache key: Keras' policy.
     return model_from_keras(
         functools.partial(_build, network, ids, sequence_length),
         loss=SentenceLoss(expected_length),
@@ -142,7 +142,7 @@ def _cifg(units: int, size: int) -> list[tf.keras.layers.Layer]:
     return [CIFG(units, projection_units=size, return_sequences=True)]
 
 
-# (units, size of the projection) -> the layers of one recurrent layer.
+# (units, size of the projection) -> the Keras layers of one recurrent layer.
 CELLS: Registry[Callable[[int, int], list[tf.keras.layers.Layer]]] = Registry(
     "recurrent cell", {"lstm": _lstm, "cifg": _cifg}
 )
@@ -159,14 +159,14 @@ def next_word_lstm(
 ) -> Model:
     """Returns a next-word LSTM, a `next_word_model`.
 
-    With the defaults it is the model of Reddi et al. 2021, which Ro et al. 2021 train: 4,050,748
+    The defaults give the model of Reddi et al. 2021, which Ro et al. 2021 train: 4,050,748
     parameters.
 
     Args:
         embedding: Size of the word vectors, and of the layer after each LSTM.
         sequence_length: T.
-        expected_length: Divide the summed loss of a sentence by this; None for the mean.
-        seed: Seeds the initial weights.
+        expected_length: Divisor of a sentence's summed loss; None for the mean.
+        seed: Seed of the initial weights.
     """
     network = NextWordNetwork("lstm", embedding, units, layers)
     return next_word_model(network, vocabulary_size, sequence_length, expected_length, seed)
@@ -182,8 +182,8 @@ def two_layer_lstm(
 ) -> Model:
     """Returns the two-layer LSTM of Mohri et al. 2019, section 5: `next_word_lstm` with two layers.
 
-    The paper gives the vocabulary of 10,000 words and the number of layers, not their sizes: those
-    here are our choice. 2,703,060 parameters with the defaults. Arguments are those of
+    The paper specifies the vocabulary of 10,000 words and the number of layers, not their sizes:
+    the sizes here are our choice. 2,703,060 parameters with the defaults. For arguments see
     `next_word_lstm`.
     """
     return next_word_lstm(
@@ -202,17 +202,16 @@ def keyboard_cifg(
 ) -> Model:
     """Returns a next-word CIFG with tied embeddings, a `next_word_model`.
 
-    One CIFG layer with a projection of its state to the size of the word vectors; a word's score is
-    the product of that projection with the word's vector, and a bias. 1,422,638 parameters with the
-    defaults, about the 1.4 million of Hard et al. 2018, "Federated learning for mobile keyboard
-    prediction".
+    One CIFG layer projects its state to the size of the word vectors; a word's score is the product
+    of that projection with the word's vector, plus a bias. 1,422,638 parameters with the defaults,
+    about the 1.4 million of Hard et al. 2018, "Federated learning for mobile keyboard prediction".
 
     Args:
-        projection: Size of its projection, and of the word vectors.
+        projection: Size of the state's projection, and of the word vectors.
         sequence_length: T.
-        expected_length: Divide the summed loss of a sentence by this; None for the mean.
+        expected_length: Divisor of a sentence's summed loss; None for the mean.
         embedding_scale: See `NextWordNetwork`.
-        seed: Seeds the initial weights.
+        seed: Seed of the initial weights.
     """
     network = NextWordNetwork("cifg", projection, units, tied=True, embedding_scale=embedding_scale)
     return next_word_model(network, vocabulary_size, sequence_length, expected_length, seed)
@@ -220,10 +219,10 @@ def keyboard_cifg(
 
 @functools.cache
 def unigram_model(num_outcomes: int) -> Model:
-    """Returns the model: x and y int32 [n], both the outcome; the loss is -log h(x), in nats.
+    """Returns a unigram model: x and y int32 [n], both the outcome; the loss is -log h(x), in nats.
 
-    Its weights are scores, one for each outcome; h is their softmax. They start at 0. Equal
-    arguments give the same object, so that what a runtime traced in one trial serves the next.
+    Its weights are scores, one per outcome; h is their softmax. They start at 0. Equal arguments
+    return the same object, so that runtimes trace it once for all trials.
     """
     spec = tf.TensorSpec([None], tf.int32)
     return Model(
@@ -247,7 +246,7 @@ def unigram_model(num_outcomes: int) -> Model:
 
 
 def unigram_loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    """Returns -log h(x), float32 [n], of predictions whose first column is log h(x)."""
+    """Returns -log h(x), float32 [n], for predictions whose first column is log h(x)."""
     del labels
     return -predictions[:, 0]
 
@@ -267,9 +266,9 @@ class TextNetwork:
     """The layers of a text classifier.
 
     Attributes:
-        pooling: A name of `POOLINGS`: how the words of a text become one vector.
+        pooling: A name in `POOLINGS`: the reduction of a text's words to one vector.
         embedding: Size of the word vectors.
-        units: Units of the LSTM, where there is one.
+        units: Units of the LSTM, if any.
     """
 
     pooling: str = "mean"
@@ -286,14 +285,14 @@ def text_classifier(
 ) -> Model:
     """Returns a text classifier: x int32 [n, T] ids, y int32 [n], cross-entropy loss.
 
-    Ids are those of `TokenIds`; padding, 0, stands after the words and is in no vector. With the
-    mean of the word vectors it is the classifier of Joulin et al. 2017, "Bag of tricks for
-    efficient text classification", without n-grams; a text without words is a vector of zeros.
-    Models that differ in their seeds only are equal: runtimes trace one of them.
+    Ids are those of `TokenIds`; padding, 0, follows the words and is ignored. With mean pooling it
+    is the classifier of Joulin et al. 2017, "Bag of tricks for efficient text classification",
+    without n-grams; a text without words is a vector of zeros. Models that only differ in their
+    seeds are equal, and traced once.
 
     Args:
         sequence_length: T.
-        seed: Seeds the initial weights.
+        seed: Seed of the initial weights.
     """
     policy = tf.keras.mixed_precision.global_policy().name
     sizes = (num_classes, TokenIds(vocabulary_size), sequence_length)
@@ -305,7 +304,7 @@ def text_classifier(
 def _text_classifier(
     network: TextNetwork, num_classes: int, ids: TokenIds, sequence_length: int, policy: str
 ) -> Model:
-    del policy  # Keras' own, part of the key.
+    del policy  # Part of the cache key: Keras' policy.
     return model_from_keras(
         functools.partial(_build_classifier, network, num_classes, ids, sequence_length),
         loss=sparse_cross_entropy,
@@ -339,7 +338,7 @@ def _last_state(units: int) -> tf.keras.layers.Layer:
     return LSTM(units)
 
 
-# Units -> the layer that makes a vector of a text's word vectors.
+# units -> the layer that reduces a text's word vectors to one vector.
 POOLINGS: Registry[Callable[[int], tf.keras.layers.Layer]] = Registry(
     "pooling", {"mean": _mean, "lstm": _last_state}
 )

@@ -1,8 +1,8 @@
-"""TensorFlow Lite files: their ops, and the same graph in fewer bytes.
+"""TensorFlow Lite files: the ops that they contain, and a smaller form of the same graph.
 
-TFLite's converter computes what depends on constants alone, such as zeros in the shapes of all
-weights, and stores the result. In a large model that would be most of the download. Constants with
-one number everywhere become ops that make them on the device.
+TFLite's converter evaluates expressions of constants, such as zeros in the shapes of all weights,
+and stores the results. For a large model they would dominate the download. Uniform constants
+therefore become ops that create them on the device.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from tff_agnostic.base.later import tf
 
 _FLEX = "Flex"
 _IDENTIFIER = b"TFL3"
-# The least version of an interpreter that runs the file.
+# Minimum version of the interpreter that runs the file.
 _KEPT_METADATA = b"min_runtime_version"
-# Smaller ones are worth no op; and what has to be known before a run, such as a shape, is small.
-_LEAST_BYTES = 1024
-# Those that every runtime can fill with.
+# Minimum size for a replacement by an op; constants that are needed before a run, such as shapes,
+# are smaller.
+_MIN_BYTES = 1024
+# Dtypes that the fill op of every runtime supports.
 _DTYPES = {
     schema.TensorType.FLOAT32: np.float32,
     schema.TensorType.INT32: np.int32,
@@ -33,38 +34,40 @@ _DTYPES = {
 
 
 def custom_op_names(content: bytes) -> list[str]:
-    """Returns the ops of a flatbuffer that TFLite has not itself; TensorFlow's begin with Flex."""
+    """Returns the non-builtin ops of a flatbuffer; TensorFlow's ops start with Flex."""
     model = schema.Model.GetRootAs(content, 0)
     codes = [model.OperatorCodes(i).CustomCode() for i in range(model.OperatorCodesLength())]
     return sorted(code.decode() for code in codes if code)
 
 
 def in_fixed_order(content: bytes) -> bytes:
-    """Returns a flatbuffer that is the same in every process.
+    """Returns a flatbuffer with the same bytes in every process.
 
-    A Flex op holds its node's attributes in an order that changes from process to process. In
-    another order they have the same length, so that nothing else in the file moves.
+    The order of a node's attributes in a Flex op varies between processes. Its length does not
+    depend on the order, so that nothing else in the file moves.
     """
     model = schema.Model.GetRootAs(content, 0)
     for operator in _operators(model):
         code = model.OperatorCodes(operator.OpcodeIndex()).CustomCode()
         if code and code.decode().startswith(_FLEX):
             options = operator.CustomOptionsAsNumpy().tobytes()
-            found = flexbuffers.GetRoot(options).AsVector[1].AsStringBytes
-            fixed = tf.compat.v1.NodeDef.FromString(found).SerializeToString(deterministic=True)
-            content = content.replace(found, fixed)
+            attributes = flexbuffers.GetRoot(options).AsVector[1].AsStringBytes
+            fixed = tf.compat.v1.NodeDef.FromString(attributes).SerializeToString(
+                deterministic=True
+            )
+            content = content.replace(attributes, fixed)
     return content
 
 
 def compacted(content: bytes, outputs: Sequence[str]) -> bytes:
-    """Returns the same graph in fewer bytes, as every device downloads it.
+    """Returns the same graph in fewer bytes, to shorten the download of every device.
 
-    Large constants of one number everywhere are filled on the device. Tensors that a client does
-    not look up lose their names, those without a constant share the empty buffer, equal constants
-    one, and of the notes only the oldest runtime's version stays.
+    Large uniform constants are filled on the device. Tensors that a client does not look up lose
+    their names, tensors without a constant share the empty buffer, equal constants share a buffer,
+    and of the metadata only the minimum runtime version remains.
 
     Raises:
-        ValueError: If two outputs are one tensor, and no constant.
+        ValueError: If two outputs share a tensor that is not a constant.
     """
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
     _name_outputs(model, outputs)
@@ -95,23 +98,23 @@ def compacted(content: bytes, outputs: Sequence[str]) -> bytes:
 
 
 def _name_outputs(model: Any, names: Sequence[str]) -> None:
-    """Gives each output a tensor of its own: the converter makes one of equal constants."""
+    """Gives each output a separate tensor: the converter merges equal constants."""
     graph = model.subgraphs[0]
-    found: list[int] = []
+    indices: list[int] = []
     for index, name in zip(list(graph.outputs), names):
-        if index in found:
+        if index in indices:
             tensor = copy.copy(graph.tensors[index])
             if model.buffers[tensor.buffer].data is None:
-                raise ValueError(f"TFLite: expected an output of its own for {name}, found none")
+                raise ValueError(f"TFLite: expected a separate output for {name}, found none")
             tensor.name = name.encode()
             index = len(graph.tensors)
             graph.tensors.append(tensor)
-        found.append(index)
-    graph.outputs = np.array(found, np.int32)
+        indices.append(index)
+    graph.outputs = np.array(indices, np.int32)
 
 
 def oldest_runtime(content: bytes) -> str:
-    """Returns the version of TFLite's oldest runtime that has all builtin ops; "" if unknown."""
+    """Returns the version of TFLite's oldest runtime with all builtin ops; "" if unknown."""
     model = schema.Model.GetRootAs(content, 0)
     for i in range(model.MetadataLength()):
         if model.Metadata(i).Name() == _KEPT_METADATA:
@@ -128,10 +131,10 @@ def _operators(model: Any) -> Iterator[Any]:
 
 
 def fill_uniform_constants(model: Any) -> None:
-    """Replaces large uniform constants of a model by ops that make them; changes the model.
+    """Replaces large uniform constants of a model, in place, by ops that create them.
 
     Args:
-        model: A `ModelT`, as the generated code of TFLite's schema reads it.
+        model: A `ModelT`, the mutable object of TFLite's schema.
     """
     opcode = None
     for graph in model.subgraphs:
@@ -152,11 +155,11 @@ def fill_uniform_constants(model: Any) -> None:
 
 
 def _uniform_value(tensor: Any, data: Optional[np.ndarray]) -> Optional[np.ndarray]:
-    """Returns the number that a constant holds everywhere, a scalar; None if it is none such."""
+    """Returns the value of a uniform constant, a scalar; None if it is not uniform."""
     dtype = _DTYPES.get(tensor.type)
-    if data is None or len(data) < _LEAST_BYTES or dtype is None:
+    if data is None or len(data) < _MIN_BYTES or dtype is None:
         return None
-    # By their bits, so that NaNs compare equal and 0 differs from -0.
+    # Compare bits, so that NaNs are equal and 0 differs from -0.
     rows = np.asarray(data, np.uint8).reshape(-1, np.dtype(dtype).itemsize)
     return rows[0].view(dtype).reshape([]) if (rows == rows[0]).all() else None
 

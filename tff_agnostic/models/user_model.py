@@ -1,4 +1,4 @@
-"""A user's `build_model`, loaded and tried on a few rows."""
+"""A user's `build_model`: loads it, and tries the model on a few rows."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from tff_agnostic.models.metrics import (
 from tff_agnostic.models.model import Model
 
 _FUNCTION = "build_model"
-# The number of examples that a model is tried on.
+# Number of examples for trying a model.
 NUM_ROWS = 2
-# Models whose functions later ones may share; of larger ones, tracing is a small part.
+# Limits of the models whose functions later models may share; tracing is cheap compared with larger
+# models.
 _MAX_KEPT, _MAX_KEPT_PARAMETERS = 4, 10_000_000
 # Columns of metrics.csv that are not metrics.
 _TAKEN = ("loss", "num_examples")
@@ -39,26 +40,26 @@ Shapes = Union[tuple[int, ...], Mapping[str, tuple[int, ...]]]
 
 @dataclasses.dataclass(frozen=True)
 class ModelData:
-    """Description of the data, for the user's function that builds a model for them.
+    """Description of the data, passed to the user's function that builds a model.
 
     Attributes:
-        x_spec: Spec of "x" with a first dimension of None: one, or a mapping of them by name. Of
-            texts int32 [n, T]: ids.
-        y_spec: Spec of "y" with a first dimension of None: one label per example. Where the next
-            words of texts are predicted int32 [n, T]: the ids that follow.
+        x_spec: Spec of "x" with a first dimension of None: a single spec, or a mapping of specs by
+            name. Texts are ids, int32 [n, T].
+        y_spec: Spec of "y" with a first dimension of None: one label per example. For next-word
+            prediction the next ids, int32 [n, T].
         domain_names: Names of the domains.
-        num_classes: Labels are in [0, num_classes), or None if they are no classes.
+        num_classes: Labels are in [0, num_classes); None if they are not classes.
         vocabulary_size: Number of words of texts; None for other data.
-        label_range: Smallest and largest label of training clients, where labels are real numbers
-            and that is known.
-        categories: The known values of each categorical column; value k has the id k + 1, and 0 is
-            the id of any other.
-        x_names: What each number of x is called, such as "age", "age is missing" and "city=Lima",
-            where x is a vector; of several arrays by name. None where that is not known.
-        x_mean: The mean of each number among training clients, float32 of x's shape; 0 of marks and
-            categories, which are 0 or 1. None where that is not known.
-        x_deviation: The standard deviation in the same way; 1 where it would be 0, and of marks and
-            categories.
+        label_range: Minimum and maximum label of training clients, if labels are real numbers and
+            the range is known.
+        categories: Known values of each categorical column; value k has the id k + 1, and 0 is the
+            id of any other value.
+        x_names: Name of each entry of x, such as "age", "age is missing" and "city=Lima", if x is a
+            vector; for several arrays a mapping by array. None if unknown.
+        x_mean: Mean of each entry over training clients, float32 in x's shape; 0 for indicators and
+            categories, which are 0 or 1. None if unknown.
+        x_deviation: Standard deviation of each entry in the same form; 1 if it would be 0, and for
+            indicators and categories.
     """
 
     x_spec: Any
@@ -74,12 +75,12 @@ class ModelData:
 
     @property
     def predicts_next_words(self) -> bool:
-        """Whether labels are the words that follow those of x."""
+        """Whether labels are the next words after those of x."""
         return self.vocabulary_size is not None and bool(self.y_shape)
 
     @property
     def x_shape(self) -> Shapes:
-        """Shape of one example's x, or of each of its arrays by name: for `tf.keras.Input`."""
+        """Shape of one example's x, or of each of its arrays by name, for `tf.keras.Input`."""
         if isinstance(self.x_spec, Mapping):
             return {name: tuple(spec.shape[1:]) for name, spec in self.x_spec.items()}
         return tuple(self.x_spec.shape[1:])
@@ -103,7 +104,7 @@ class ModelData:
 
     @property
     def num_ids(self) -> Optional[int]:
-        """Number of ids of texts: the words and those of `TokenIds`; None for other data."""
+        """Number of ids of texts, words and others of `TokenIds`; None for other data."""
         return None if self.vocabulary_size is None else TokenIds(self.vocabulary_size).num_ids
 
     @property
@@ -121,7 +122,7 @@ def load_user_model(path: Path, data: ModelData, seed: int = 0) -> Model:
 def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
     """Returns the model that a user's Python file builds.
 
-    The file has a function `build_model(data)`, `data` being a `ModelData`, that returns
+    The file defines a function `build_model(data)`, with a `ModelData` as `data`, that returns
     `(keras_model, loss)` or `(keras_model, loss, metrics)`:
 
     - keras_model: a `tf.keras.Model` of x;
@@ -136,8 +137,8 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
     Modules next to the file can be imported.
 
     Args:
-        file: The file, executed.
-        seed: Seeds the initial weights.
+        file: The executed file.
+        seed: Seed of the initial weights.
     """
     build = file.function(_FUNCTION, "data")
     tf.keras.utils.set_random_seed(seed)
@@ -151,8 +152,8 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
         _check_scores(loss, output, data.num_classes)
     metrics = _default_metrics(data, output, loss) if metrics is None else metrics
     loss = per_example_loss(loss, y, output)
-    of_loss = f"the loss, of y {described(data.y_spec)} and outputs {described(output)},"
-    with file.running(of_loss, build):
+    loss_place = f"the loss, of y {described(data.y_spec)} and outputs {described(output)},"
+    with file.running(loss_place, build):
         check_loss(loss(y, output), is_text=data.predicts_next_words)
     for metric in metrics:
         with file.running(f"the metric {metric.name}", build):
@@ -170,7 +171,7 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
             if file.raised(e):
                 raise
             raise UserError(str(e)) from e
-    # Trials with other seeds build the same model: it is traced for the first of them only.
+    # Trials with other seeds build the same model, so trace it only for the first of them.
     shared = sharing_functions(model, _earlier())
     if shared is model and model.num_parameters <= _MAX_KEPT_PARAMETERS:
         _earlier().append(model)
@@ -183,14 +184,14 @@ def _earlier() -> collections.deque[Model]:
 
 
 def _rows(spec: Any, value: int) -> Any:
-    """A few examples of a value each; a dimension of unknown size has one entry."""
+    """Returns a few examples filled with a value; a dimension of unknown size has one entry."""
     return tf.nest.map_structure(
         lambda s: tf.fill([NUM_ROWS, *(n or 1 for n in s.shape[1:])], tf.cast(value, s.dtype)), spec
     )
 
 
 def _largest_label(data: ModelData) -> int:
-    # A loss that fits it fits the others.
+    # A loss that accepts the largest label accepts all labels.
     largest = data.num_ids if data.predicts_next_words else data.num_classes
     return (largest or 1) - 1
 
@@ -228,21 +229,21 @@ class Built(NamedTuple):
 
 
 def taken_apart(returned: Any) -> Built:
-    """Returns the parts of what `build_model` returned."""
-    wanted = "expected it to return (keras_model, loss) or (keras_model, loss, metrics), found"
+    """Returns the parts of the value that `build_model` returned."""
+    expected = "expected it to return (keras_model, loss) or (keras_model, loss, metrics), found"
     if not isinstance(returned, (tuple, list)):
-        raise UserError(f"build_model: {wanted} {kind_of(returned)}")
+        raise UserError(f"build_model: {expected} {kind_of(returned)}")
     if len(returned) not in (2, 3):
-        raise UserError(f"build_model: {wanted} {len(returned)} values")
+        raise UserError(f"build_model: {expected} {len(returned)} values")
     keras_model, loss, *rest = returned
     if not isinstance(keras_model, tf.keras.Model):
         raise UserError(
-            f"build_model: {wanted} {kind_of(keras_model)} in place of keras_model, a "
+            f"build_model: {expected} {kind_of(keras_model)} instead of keras_model, a "
             "tf.keras.Model"
         )
     if not callable(loss) or isinstance(loss, type):
         raise UserError(
-            f"build_model: {wanted} {kind_of(loss)} in place of loss, a Keras loss object or a "
+            f"build_model: {expected} {kind_of(loss)} instead of loss, a Keras loss object or a "
             "function of labels and predictions"
         )
     return Built(keras_model, loss, _checked_metrics(rest[0]) if rest else None)
@@ -274,31 +275,31 @@ def check_output(
 ) -> None:
     """Checks that outputs for `NUM_ROWS` examples fit the labels.
 
-    Structures of several outputs are left to the loss.
+    The loss checks structures of several outputs.
     """
     if not tf.is_tensor(output):
         return
-    shape, found = output.shape, described(output)
+    shape, description = output.shape, described(output)
     if shape.rank == 0 or shape[0] != NUM_ROWS:
-        raise UserError(f"the model: expected outputs with a row per example, found {found}")
+        raise UserError(f"the model: expected outputs with a row per example, found {description}")
     if num_ids is not None:
         length = y_spec.shape[1]
         if shape.rank != 3 or shape[1] != length or shape[2] < num_ids:
             raise UserError(
                 "the model's outputs do not fit the labels: expected a score of each id at each "
-                f"position, [n, {length}, {num_ids}], found {found}"
+                f"position, [n, {length}, {num_ids}], found {description}"
             )
     elif num_classes is not None and shape.rank == 2 and 1 < shape[1] < num_classes:
         raise UserError(
             f"the model's outputs do not fit the labels: labels go up to {num_classes - 1}, which "
-            f"takes {num_classes} scores, found {shape[1]}: {found}"
+            f"takes {num_classes} scores, found {shape[1]}: {description}"
         )
 
 
 def _check_scores(loss: Any, output: Any, num_classes: Optional[int]) -> None:
-    """Checks that a loss of a score for each class is not given a single number."""
-    is_of_scores = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
-    if is_of_scores and num_classes is not None and num_classes > 1 and is_single(output):
+    """Checks that a loss for one score per class does not receive a single number."""
+    takes_logits = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
+    if takes_logits and num_classes is not None and num_classes > 1 and is_single(output):
         raise UserError(
             "the model's outputs do not fit the loss: SparseCategoricalCrossentropy takes a score "
             f"for each of {num_classes} classes, found {described(output)} (of two classes "
@@ -307,7 +308,7 @@ def _check_scores(loss: Any, output: Any, num_classes: Optional[int]) -> None:
 
 
 def check_loss(losses: Any, is_text: bool) -> None:
-    """Checks that there is one number per example."""
+    """Checks that a loss has one number per example."""
     if not tf.is_tensor(losses) or not losses.dtype.is_floating:
         raise UserError(
             f"loss: expected one real number per example, found {_kind_or_shape(losses)}"
@@ -325,7 +326,7 @@ def check_loss(losses: Any, is_text: bool) -> None:
 
 
 def check_metric(name: str, ratio: Any) -> None:
-    """Checks what a metric gives for `NUM_ROWS` examples."""
+    """Checks a metric's results for `NUM_ROWS` examples."""
     are_vectors = (
         isinstance(ratio, (tuple, list))
         and len(ratio) == 2
@@ -340,7 +341,7 @@ def check_metric(name: str, ratio: Any) -> None:
 
 
 def described(value: Any) -> str:
-    """Returns the shape and dtype of specs or tensors of n examples, in a structure or not."""
+    """Returns shapes and dtypes of specs or tensors of n examples, single or in a structure."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {described(v)}" for key, v in value.items()) + "}"
     if isinstance(value, (tuple, list)):

@@ -1,6 +1,6 @@
-"""Keras layers on word vectors, for next-word models and classifiers of texts.
+"""Keras layers on word vectors, for next-word models and text classifiers.
 
-An import of this module loads Keras.
+Importing this module loads Keras.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tff_agnostic.models.keras_platform import PlainForm, with_weights
 
 
 class DenseOverSteps(tf.keras.layers.Dense):
-    """A dense layer on [n, T, in] with a product and bias that TensorFlow can fuse, as on rows."""
+    """A dense layer that flattens [n, T, in] to rows, so that TensorFlow fuses product and bias."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns [n, T, units]."""
@@ -27,15 +27,15 @@ class DenseOverSteps(tf.keras.layers.Dense):
 
 
 class TiedEmbedding(tf.keras.layers.Embedding):
-    """Word vectors that also score how well a state fits each word."""
+    """Word vectors that also score a state for each word."""
 
     def build(self, input_shape: Any) -> None:
-        """Creates the vectors, and a bias of each word."""
+        """Creates the vectors, and a bias per word."""
         super().build(input_shape)
         self.bias = self.add_weight(name="bias", shape=[self.input_dim], initializer="zeros")
 
     def call(self, inputs: tf.Tensor, as_scores: bool = False) -> tf.Tensor:
-        """Vectors [n, T, size] of ids [n, T]; or of states [n, T, size] scores [n, T, ids]."""
+        """Maps ids [n, T] to vectors [n, T, size]; or states [n, T, size] to scores [n, T, ids]."""
         if not as_scores:
             return super().call(inputs)
         rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
@@ -43,12 +43,12 @@ class TiedEmbedding(tf.keras.layers.Embedding):
         return tf.reshape(scores, [-1, inputs.shape[1], self.input_dim])
 
     def compute_output_spec(self, inputs: Any, as_scores: bool = False) -> Any:
-        """Shape and dtype of what `call` returns, where Keras 3 asks for them."""
+        """Returns shape and dtype of the outputs of `call`; Keras 3 requires it."""
         size = self.input_dim if as_scores else self.output_dim
         return tf.keras.KerasTensor([*inputs.shape[:2], size], dtype=self.compute_dtype)
 
     def plain_form(self) -> PlainForm:
-        """Keras' embedding and a dense layer that has a copy of the vectors: Keras ties none."""
+        """Keras' embedding, and a dense layer with a copy of the vectors: Keras ties none."""
         embedding = tf.keras.layers.Embedding(
             self.input_dim, self.output_dim, name=self.name, dtype=self.dtype_policy
         )
@@ -62,22 +62,22 @@ class TiedEmbedding(tf.keras.layers.Embedding):
 
 
 class MeanOfWords(tf.keras.layers.Layer):
-    """The mean over the steps that the mask leaves: [n, T, size] to [n, size]."""
+    """The mean over the unmasked steps: [n, T, size] to [n, size]."""
 
     def call(self, inputs: tf.Tensor, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
-        """Returns the means; zeros where no step is left."""
+        """Returns the means; zeros if all steps are masked."""
         weights = tf.cast(tf.ones_like(inputs[:, :, 0]) if mask is None else mask, inputs.dtype)
         total = tf.reduce_sum(inputs * weights[:, :, tf.newaxis], axis=1)
         return tf.math.divide_no_nan(total, tf.reduce_sum(weights, axis=1, keepdims=True))
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
-        """Says that a mean has no steps to mask; Keras 3 warns of layers that do not say it."""
+        """Returns None, as a mean has no steps to mask; without it Keras 3 warns."""
 
     def plain_form(self) -> PlainForm:
-        """Attention of Keras' with queries of zeros, so that all words count the same.
+        """Attention of Keras with zero queries, so that all words have the same weight.
 
-        Padding stands after the words: the mean is at the first step, and 0 there if that is
-        padding, since attention is 0 where a query is masked. Pooling would divide 0 by 0.
+        Padding follows the words: the mean is at the first step, and 0 there if that is padding,
+        since attention is 0 if a query is masked. Pooling would divide 0 by 0.
         """
 
         def form(inputs: tf.Tensor) -> tf.Tensor:
@@ -91,14 +91,14 @@ class MeanOfWords(tf.keras.layers.Layer):
 
 
 def _keras_layer(
-    instead_of: tf.keras.layers.Layer, kind: str, part: str = "", **arguments: Any
+    original: tf.keras.layers.Layer, kind: str, part: str = "", **arguments: Any
 ) -> tf.keras.layers.Layer:
-    name = f"{instead_of.name}_{part}" if part else instead_of.name
-    dtype = instead_of.dtype_policy
+    name = f"{original.name}_{part}" if part else original.name
+    dtype = original.dtype_policy
     return getattr(tf.keras.layers, kind)(name=name, dtype=dtype, **arguments)
 
 
-# Configurations of layers have these names.
+# Saved configurations contain these names.
 DenseOverSteps.__name__ = "_DenseOverSteps"
 TiedEmbedding.__name__ = "_TiedEmbedding"
 MeanOfWords.__name__ = "_MeanOfWords"

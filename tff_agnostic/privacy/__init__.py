@@ -1,1 +1,1 @@
-"""Differential privacy of runs: releases, their account, and the guarantee that is stated."""
+"""Differential privacy of runs: releases, their accounts, and the stated guarantee."""

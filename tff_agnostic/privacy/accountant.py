@@ -1,4 +1,4 @@
-"""Epsilon of composed releases, calibration of noise and rounds, and the statement for reports."""
+"""Epsilon of composed releases, calibration of noise and rounds, and the guarantee for reports."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from tff_agnostic.base.files import finite_or_none
 from tff_agnostic.base.later import dp_accounting, scipy
 from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.base.registry import Registry
-from tff_agnostic.privacy.mechanisms import LEAST_NOISE, Mechanism
+from tff_agnostic.privacy.mechanisms import MIN_NOISE, Mechanism
 from tff_agnostic.privacy.sampling import PLD, RDP
 
-# Larger epsilons are not computed by `pld`: they guarantee nothing anyway.
-_MOST_WORKED_OUT = 100.0
-# End of the search range of noise multipliers: with more noise nothing is learned.
-_MOST_NOISE = 2.0**20
+# Maximum epsilon that `pld` computes; larger values guarantee nothing anyway.
+_MAX_COMPUTED = 100.0
+# Upper end of the search for a noise multiplier: with more noise nothing is learned.
+_MAX_NOISE = 2.0**20
 # Relative tolerance of a calibrated noise multiplier.
 _TOLERANCE = 1e-6
-# A search first uses a grid of losses so much coarser, on which an account is as much faster. It
-# adds less than .02 to epsilon, and nearly as much to that of neighbouring noise multipliers.
+# Factor by which the grid of losses is coarser in the first part of a search, which is as much
+# faster. It adds less than .02 to epsilon, and nearly the same for neighbouring noise multipliers.
 _COARSER = 30.0
-# With these few orders, which are whole numbers, a bound takes a twentieth of the time.
+# With these few integer orders a bound takes a twentieth of the time.
 _FEW_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
-# More than any run has. For many more, privacy losses would take hours.
+# More than any run has; privacy losses of many more would take hours.
 MAX_ROUNDS = 2**20
 UNIT = "client"
 _EVALUATIONS = "evaluations: their numbers are exact, and the evaluated clients are not protected"
-# Not covered by any account.
+# Limits of every account.
 _NEVER_COVERED = (
     "tuning: other runs on the same clients, and the choice of settings by their results",
     "the choice of the algorithm by results on the same clients",
     "the length of a round, and whether a client was online",
     "errors that end a command: they name clients and their values",
 )
-# Not covered by an account of training.
+# Limits of an account of training.
 NOT_COVERED = (_EVALUATIONS, *_NEVER_COVERED)
-# Above it, epsilon guarantees next to nothing.
+# Above this value epsilon guarantees next to nothing.
 WEAK_EPSILON = 10.0
-# Part of delta that the probability of noise beyond its generator's tail may have.
+# Maximum fraction of delta for the probability of noise beyond its generator's tail.
 _TAIL_SHARE = 0.01
 
 
@@ -55,16 +55,17 @@ def _orders() -> tuple[float, ...]:
 
 
 class PrivacyAccountant:
-    """Computes epsilon for given numbers of releases of each mechanism, and caches it.
+    """Computes epsilon for given numbers of releases of each mechanism, with a cache.
 
-    That takes milliseconds with `rdp` and about a tenth of a second with `pld`, whatever the number
-    of releases. No state of a run is kept here: a resumed run passes the numbers it has reached.
+    A computation takes milliseconds with `rdp` and about a tenth of a second with `pld`, for any
+    number of releases. The accountant has no state of a run: a resumed run passes the numbers that
+    it has reached.
 
     Args:
-        mechanisms: The releases about one client population, e.g. training, and evaluation on the
-            same clients. All of them are composed.
-        delta: The delta that epsilon is for.
-        name: A name of `ACCOUNTANTS`; the first mechanism's default that applies to all if None.
+        mechanisms: The releases about one client population, such as training, and evaluation on
+            the same clients. All of them are composed.
+        delta: The delta of (epsilon, delta).
+        name: A name in `ACCOUNTANTS`; None for the first mechanism's default that applies to all.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class PrivacyAccountant:
         """Returns epsilon; infinite without noise.
 
         Args:
-            *counts: How many releases there were of each mechanism, in their order.
+            *counts: Number of releases of each mechanism, in order.
         """
         if len(counts) != len(self.mechanisms):
             raise ValueError(f"expected {len(self.mechanisms)} numbers, found {counts}")
@@ -96,12 +97,12 @@ class PrivacyAccountant:
         return max(0.0, float(ACCOUNTANTS[self.name](pairs, self.delta)))
 
 
-def accountant_name(mechanisms: Sequence[Mechanism], wanted: Optional[str] = None) -> str:
-    """Returns the accountant for mechanisms that are composed.
+def accountant_name(mechanisms: Sequence[Mechanism], requested: Optional[str] = None) -> str:
+    """Returns the name of the accountant for composed mechanisms.
 
     Args:
         mechanisms: At least one.
-        wanted: The one to use, if it applies; otherwise the default.
+        wanted: Name of the accountant to use, which must apply; None for the default.
     """
     first, *others = mechanisms
     different = next((m.adjacency for m in others if m.adjacency != first.adjacency), None)
@@ -110,13 +111,13 @@ def accountant_name(mechanisms: Sequence[Mechanism], wanted: Optional[str] = Non
             f"privacy: expected one kind of neighbours for all releases, found {first.adjacency!r} "
             f"and {different!r}"
         )
-    if wanted is not None:
-        _ = ACCOUNTANTS[wanted]
+    if requested is not None:
+        _ = ACCOUNTANTS[requested]
     common = [name for name in first.accountants if all(name in m.accountants for m in others)]
-    if not common or (wanted is not None and wanted not in common):
+    if not common or (requested is not None and requested not in common):
         expected = f"{' or '.join(common) or 'another'} for these mechanisms and cohorts"
-        raise OptionError("privacy_accountant", expected, Verbatim(wanted))
-    return wanted or common[0]
+        raise OptionError("privacy_accountant", expected, Verbatim(requested))
+    return requested or common[0]
 
 
 def _rdp_epsilon(
@@ -126,7 +127,7 @@ def _rdp_epsilon(
     total = np.sum([mechanism.rdp(count, orders) for mechanism, count in pairs], axis=0)
     if np.any(np.isnan(total)):
         raise ValueError(f"a Renyi divergence is not a number: {[m for m, _ in pairs]}")
-    # With very much noise, rounding may leave slightly negative divergences.
+    # With very much noise, rounding may produce slightly negative divergences.
     total = np.maximum(total, 0.0)
     epsilon, _ = dp_accounting.rdp.compute_epsilon(orders, total, delta)
     return float(epsilon)
@@ -139,13 +140,14 @@ def _rough_rdp_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> 
 def _pld_epsilon(
     pairs: Sequence[tuple[Mechanism, int]], delta: float, coarser: float = 1.0
 ) -> float:
-    if _rough_rdp_epsilon(pairs, delta) > _MOST_WORKED_OUT:
+    if _rough_rdp_epsilon(pairs, delta) > _MAX_COMPUTED:
         quickly = _rdp_epsilon(pairs, delta)
-        if quickly > _MOST_WORKED_OUT:
-            # A valid bound. Privacy losses would take minutes and gigabytes for one as useless.
+        if quickly > _MAX_COMPUTED:
+            # Return the bound: privacy losses would take minutes and gigabytes for an equally
+            # useless epsilon.
             return quickly
     (mechanism, count), *others = pairs
-    # The first mechanism is composed most often with itself: its grid is used for all.
+    # Use the first mechanism's grid for all, as its composition has the most rounds.
     interval = coarser * mechanism.interval(count)
     loss = mechanism.privacy_loss(count, interval)
     for mechanism, count in others:
@@ -157,26 +159,28 @@ def _rough_pld_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> 
     return _pld_epsilon(pairs, delta, _COARSER)
 
 
-# PLD: numerical composition of privacy losses, the tighter; RDP: Renyi divergences.
+# PLD: numerical composition of privacy losses, the tighter account; RDP: Renyi divergences.
 ACCOUNTANTS: Registry[Callable[[Sequence[tuple[Mechanism, int]], float], float]] = Registry(
     "privacy accountant", {PLD: _pld_epsilon, RDP: _rdp_epsilon}
 )
-# Valid and larger, in a tenth of the time: for searches, which end with the accountant itself.
+# Valid but larger epsilons in a tenth of the time, for searches that end with the accountant
+# itself.
 _ROUGH = {PLD: _rough_pld_epsilon, RDP: _rough_rdp_epsilon}
 
-# From a noise multiplier to all that is released.
+# Function from a noise multiplier to all releases.
 Mechanisms = Callable[[float], Sequence[Mechanism]]
 
 
 def default_delta(clients: int) -> float:
-    """Returns one over ten times the clients."""
+    """Returns one over ten times the number of clients."""
     return 1 / (10 * clients)
 
 
 def check_delta(delta: float, clients: int) -> None:
-    """Raises a `UserError` unless delta is above 0 and below one over the clients.
+    """Raises a `UserError` unless delta is above 0 and below one over the number of clients.
 
-    With delta of one over the clients, publishing all data of one random client would be private.
+    With a delta of one over the number of clients, publishing all data of one random client would
+    be private.
     """
     if not 0 < delta < 1 / clients:
         expected = f"more than 0 and less than {1 / clients:.3g}, one over the number of clients"
@@ -184,11 +188,11 @@ def check_delta(delta: float, clients: int) -> None:
 
 
 def check_tail(tail: float, delta: float, field: str = "delta") -> None:
-    """Raises a `UserError` if noise may lie beyond its generator's tail with too much probability.
+    """Raises a `UserError` if noise lies beyond its generator's tail with too high a probability.
 
     Args:
-        tail: Bound of the probability over the whole run.
-        delta: The delta that epsilon is for.
+        tail: Bound of the probability over the complete run.
+        delta: The delta of (epsilon, delta).
         field: Name of the option that sets delta.
     """
     if tail > _TAIL_SHARE * delta:
@@ -201,7 +205,7 @@ def check_tail(tail: float, delta: float, field: str = "delta") -> None:
 
 
 def check_rounds(rounds: int) -> None:
-    """Raises a `UserError` if there are more rounds than an account is worked out for."""
+    """Raises a `UserError` if an account does not support this many rounds."""
     if rounds > MAX_ROUNDS:
         raise OptionError("rounds", f"at most {MAX_ROUNDS} with differential privacy", rounds)
 
@@ -213,14 +217,14 @@ def noise_for_epsilon(
     delta: float,
     accountant: Optional[str] = None,
 ) -> float:
-    """Returns the least noise multiplier with which epsilon is at most the target, or 1e-6 more.
+    """Returns the minimum noise multiplier, up to 1e-6, for which epsilon meets the target.
 
-    A rough account tells where it is. From there the secant method goes on with the accountant
-    itself, in logarithms, in which epsilon is nearly a line.
+    A rough account locates it. From there the secant method uses the accountant itself, in
+    logarithms, in which epsilon is nearly linear.
 
     Args:
-        mechanisms: Returns what is released at a noise multiplier.
-        counts: How often each of it is released.
+        mechanisms: Called with a noise multiplier; returns the releases.
+        counts: Number of releases of each mechanism.
         accountant: See `PrivacyAccountant`.
     """
     name = accountant_name(mechanisms(1.0), accountant)
@@ -234,15 +238,15 @@ def noise_for_epsilon(
         pairs = [(m, n) for m, n in zip(mechanisms(noise_multiplier), counts) if n]
         return max(0.0, _ROUGH[name](pairs, delta))
 
-    # Of very small epsilons the rough account may know none.
-    cheap = next((e for e in (rough, epsilon) if e(_MOST_NOISE) <= target_epsilon), None)
+    # For very small epsilons the rough account may find no noise multiplier.
+    cheap = next((e for e in (rough, epsilon) if e(_MAX_NOISE) <= target_epsilon), None)
     if cheap is None:
-        left = f"{epsilon(_MOST_NOISE):.6g} is left with a noise multiplier of {_MOST_NOISE:g}"
-        found = Verbatim(f"{target_epsilon:g}: {left}")
-        raise OptionError("target_epsilon", "one that some noise reaches", found)
+        smallest = f"{epsilon(_MAX_NOISE):.6g} is left with a noise multiplier of {_MAX_NOISE:g}"
+        target = Verbatim(f"{target_epsilon:g}: {smallest}")
+        raise OptionError("target_epsilon", "one that some noise reaches", target)
     high = _first_power(lambda z: cheap(z) <= target_epsilon)
     noise = _calibrated(epsilon, cheap, high, target_epsilon)
-    if noise <= LEAST_NOISE:
+    if noise <= MIN_NOISE:
         spent = f"{epsilon(noise):.6g}, which a noise multiplier of {noise:g} has already"
         raise OptionError("target_epsilon", f"less than {spent}", Verbatim(f"{target_epsilon:g}"))
     return noise
@@ -254,28 +258,27 @@ def _calibrated(
     high: float,
     target_epsilon: float,
 ) -> float:
-    """Returns the least noise that is enough, at least `LEAST_NOISE`.
+    """Returns the minimum sufficient noise multiplier, at least `MIN_NOISE`.
 
     Args:
-        epsilon: What has to be at most the target.
-        rough: At least epsilon; it tells where the search begins.
-        high: With it both are at most the target; half of it is not enough for `rough`.
+        epsilon: Function that must be at most the target.
+        rough: Upper bound of epsilon, which locates the start of the search.
+        high: Noise for which both are at most the target; half of it is insufficient for `rough`.
     """
-    low = LEAST_NOISE
+    low = MIN_NOISE
     if high <= low:
         return low
     noise = scipy.optimize.brentq(lambda z: rough(z) - target_epsilon, high / 2, high, rtol=1e-4)
-    # Of log(epsilon) over log(z).
     slope = math.log(rough(noise) / rough(1.01 * noise)) / math.log(1 / 1.01)
     last: Optional[tuple[float, float]] = None
     while high > low * (1 + _TOLERANCE):
-        found = epsilon(noise)
-        low, high = (low, noise) if found <= target_epsilon else (noise, high)
-        if last is not None and 0 < found != last[1]:
-            slope = math.log(found / last[1]) / math.log(noise / last[0])
-        last = (noise, found)
-        root = noise * (target_epsilon / found) ** (1 / slope) if found > 0 else 0.0
-        # First a little above the root, then a little below it: between them it is known.
+        current = epsilon(noise)
+        low, high = (low, noise) if current <= target_epsilon else (noise, high)
+        if last is not None and 0 < current != last[1]:
+            slope = math.log(current / last[1]) / math.log(noise / last[0])
+        last = (noise, current)
+        root = noise * (target_epsilon / current) ** (1 / slope) if current > 0 else 0.0
+        # Try slightly above the root, then slightly below it: together they bracket it.
         noise = root * (1 + 0.4 * _TOLERANCE)
         if noise > high * (1 - 0.1 * _TOLERANCE):
             noise = root * (1 - 0.4 * _TOLERANCE)
@@ -287,27 +290,27 @@ def _calibrated(
 def rounds_for_budget(
     mechanism: Mechanism, target_epsilon: float, delta: float, accountant: Optional[str] = None
 ) -> int:
-    """Returns the most rounds after which epsilon is at most the target.
+    """Returns the maximum number of rounds for which epsilon is at most the target.
 
     Args:
         accountant: See `PrivacyAccountant`.
     """
-    known = PrivacyAccountant([mechanism], delta, accountant)
-    first = known.epsilon(1)
+    accounts = PrivacyAccountant([mechanism], delta, accountant)
+    first = accounts.epsilon(1)
     if first > target_epsilon:
         cost = f"one round costs with a noise multiplier of {mechanism.noise_multiplier:g}"
         expected = f"at least {first:.6g}, which {cost}"
         raise OptionError("target_epsilon", expected, Verbatim(f"{target_epsilon:g}"))
     low, high = 1, 2
-    while high <= MAX_ROUNDS and known.epsilon(high) <= target_epsilon:
+    while high <= MAX_ROUNDS and accounts.epsilon(high) <= target_epsilon:
         low, high = high, 2 * high
     if high > MAX_ROUNDS:
-        cost = f"{low} rounds cost {known.epsilon(low):.6g}"
-        found = Verbatim(f"{target_epsilon:g}: {cost}")
-        raise OptionError("target_epsilon", "a budget that rounds exhaust", found)
+        cost = f"{low} rounds cost {accounts.epsilon(low):.6g}"
+        target = Verbatim(f"{target_epsilon:g}: {cost}")
+        raise OptionError("target_epsilon", "a budget that rounds exhaust", target)
     while high - low > 1:
         middle = (low + high) // 2
-        if known.epsilon(middle) <= target_epsilon:
+        if accounts.epsilon(middle) <= target_epsilon:
             low = middle
         else:
             high = middle
@@ -315,40 +318,40 @@ def rounds_for_budget(
 
 
 def _first_power(is_enough: Callable[[float], bool]) -> float:
-    """Returns the least power of 2 that is enough, at least `LEAST_NOISE`; `_MOST_NOISE` is."""
+    """Returns the smallest sufficient power of 2, at least `MIN_NOISE`; `_MAX_NOISE` suffices."""
     noise = 1.0
-    while noise > LEAST_NOISE and is_enough(noise / 2):
+    while noise > MIN_NOISE and is_enough(noise / 2):
         noise /= 2
-    while noise < _MOST_NOISE and not is_enough(noise):
+    while noise < _MAX_NOISE and not is_enough(noise):
         noise *= 2
     return noise
 
 
-def guarantee(epsilon: float, delta: float, of_what: str) -> str:
-    """Returns the guarantee in words; it says so if the guarantee is weak.
+def guarantee(epsilon: float, delta: float, scope: str) -> str:
+    """Returns the guarantee as text, with a note if it is weak.
 
     Args:
         epsilon: Epsilon; infinite without noise.
-        of_what: The text after "differential privacy", such as "of each client after 3 rounds".
+        count_noun: Text after "differential privacy", such as "of each client after 3 rounds".
     """
     if not math.isfinite(epsilon):
-        return f"no differential privacy {of_what}: without noise epsilon is infinite"
+        return f"no differential privacy {scope}: without noise epsilon is infinite"
     weak = f", which promises next to nothing: epsilon is above {WEAK_EPSILON:g}"
     return (
-        f"({epsilon:.4g}, {delta:.3g})-differential privacy {of_what}"
+        f"({epsilon:.4g}, {delta:.3g})-differential privacy {scope}"
         f"{weak if epsilon > WEAK_EPSILON else ''}"
     )
 
 
-def drowned(
+def noise_warning(
     noise_multiplier: float, clients_per_round: int, rounds: int, is_tree: bool = False
 ) -> Optional[str]:
-    """Returns a sentence, without full stop, if noise drowns all that clients send; None otherwise.
+    """Returns a sentence, without full stop, if noise exceeds the clients' signal; else None.
 
     Args:
         noise_multiplier: z of a round's release.
-        rounds: Over T rounds what clients send grows by T, and noise by the root of T.
-        is_tree: Whether it is noise on sums over the rounds, which does not grow.
+        rounds: Number of rounds T: the signal grows with T, and noise with the root of T.
+        is_tree: Whether the noise is on sums over the rounds, and does not grow.
     """
     if noise_multiplier <= clients_per_round * (rounds if is_tree else math.sqrt(rounds)):
         return None
@@ -364,22 +367,22 @@ class PrivacyStatement:
     """The guarantee of a run, and its assumptions.
 
     Attributes:
-        epsilon: Epsilon of everything released so far.
-        delta: The delta that it is for.
-        rounds: Rounds, or other releases, after which it holds.
-        noise_multiplier: z of a round's whole release.
+        epsilon: Epsilon of all releases so far.
+        delta: The delta of (epsilon, delta).
+        rounds: Number of rounds, or other releases, that the guarantee covers.
+        noise_multiplier: z of a round's complete release.
         split: Noise multiplier of each group of the release.
         adjacency: How neighbouring client populations differ.
         sampling: The assumption about cohorts, a sentence without full stop.
         accountant: Name of the accountant.
-        library: The release of dp-accounting that computed epsilon.
-        unit: The unit of privacy, whose data neighbours differ in.
+        library: Version of dp-accounting that computed epsilon.
+        unit: The unit of privacy, by whose data neighbouring populations differ.
         not_covered: Limits of the guarantee.
-        remarks: Further notes for the reader, e.g. that a noise seed was given.
-        of_what: What `rounds` counts.
-        noise_generator: Title of the generator of the noise; None where there is no run.
+        remarks: Further notes for the reader, such as a given noise seed.
+        count_noun: Noun for the releases that `rounds` counts.
+        noise_generator: Title of the noise generator; None without a run.
         noise_tail: Bound of the probability that any noise lies beyond its generator's tail; None
-            where there is no run.
+            without a run.
     """
 
     epsilon: float
@@ -394,14 +397,14 @@ class PrivacyStatement:
     unit: str = UNIT
     not_covered: tuple[str, ...] = NOT_COVERED
     remarks: tuple[str, ...] = ()
-    of_what: str = "rounds"
+    count_noun: str = "rounds"
     noise_generator: Optional[str] = None
     noise_tail: Optional[float] = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns it for JSON; an infinite epsilon, that of no noise, is None."""
+        """Returns the statement as JSON values; an infinite epsilon (without noise) is None."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        values[values.pop("of_what")] = values.pop("rounds")
+        values[values.pop("count_noun")] = values.pop("rounds")
         for name in ("noise_generator", "noise_tail"):
             if values[name] is None:
                 del values[name]
@@ -416,11 +419,11 @@ class PrivacyStatement:
     @property
     def text(self) -> str:
         """Returns the guarantee in one line."""
-        of_what = f"of each {self.unit} after {self.rounds} {self.of_what}"
-        return guarantee(self.epsilon, self.delta, of_what)
+        scope = f"of each {self.unit} after {self.rounds} {self.count_noun}"
+        return guarantee(self.epsilon, self.delta, scope)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns lines of a table: what, and its value."""
+        """Returns the rows of a table: labels and values."""
         split = ", ".join(f"{name} {z:.4g}" for name, z in self.split.items())
         return [
             ("guarantee", self.text),
@@ -442,18 +445,18 @@ def statement(
     split: Mapping[str, float],
     remarks: Sequence[str] = (),
     evaluations_are_private: bool = False,
-    of_what: str = "rounds",
+    count_noun: str = "rounds",
     noise_generator: Optional[str] = None,
     noise_tail: Optional[float] = None,
 ) -> PrivacyStatement:
-    """Returns what holds after a number of releases.
+    """Returns the statement after a number of releases.
 
     Args:
-        counts: How often each mechanism was released; the statement describes the first one.
-        split: Noise multiplier of each group of its releases.
+        counts: Number of releases of each mechanism; the statement describes the first one.
+        split: Noise multiplier of each group of a release.
         remarks: See `PrivacyStatement`.
-        evaluations_are_private: Whether evaluations have a statement, too.
-        of_what: See `PrivacyStatement`.
+        evaluations_are_private: Whether evaluations have their own statement.
+        count_noun: See `PrivacyStatement`.
         noise_generator: See `PrivacyStatement`.
         noise_tail: See `PrivacyStatement`.
     """
@@ -471,7 +474,7 @@ def statement(
         library=f"dp-accounting {importlib.metadata.version('dp-accounting')}",
         not_covered=_NEVER_COVERED if evaluations_are_private else NOT_COVERED,
         remarks=tuple(remarks),
-        of_what=of_what,
+        count_noun=count_noun,
         noise_generator=noise_generator,
         noise_tail=noise_tail,
     )

@@ -1,11 +1,11 @@
-"""Amplification by sampling: Renyi divergences of any release about a cohort drawn at random.
+"""Amplification by sampling: Renyi divergences of any release about a randomly drawn cohort.
 
-dp-accounting has this for Gaussian noise only. The bounds are for whole orders. A divergence does
-not fall with the order, so at any other order it is at most that of the next whole one. It is never
-above the divergence without sampling, which is the other bound.
+dp-accounting supports this only for Gaussian noise. The bounds are for integer orders. A divergence
+does not decrease with the order, so at any other order it is at most the divergence at the next
+integer. It never exceeds the divergence without sampling, which is the second bound.
 
-Of Gaussian noise with Poisson cohorts the divergence itself is worked out at orders between whole
-ones, where releases of dp-accounting differ.
+For Gaussian noise with Poisson cohorts the divergence itself is computed at non-integer orders,
+where versions of dp-accounting differ.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-# Divergences at orders.
+# Function from orders to divergences.
 Divergence = Callable[[np.ndarray], np.ndarray]
-# Above this order the sums take long; the divergence without sampling bounds it.
+# Above this order the sums are slow; the divergence without sampling is the bound.
 _MAX_SAMPLED_ORDER = 256
-# Standard deviations beyond which an integral has nothing left, and steps in each, at least.
+# Number of standard deviations beyond which an integrand vanishes, and minimum number of steps per
+# standard deviation.
 _FAR, _STEPS = 12.0, 4
 
 
@@ -27,15 +28,16 @@ def poisson_sampled(divergence: Divergence, rate: float, orders: np.ndarray) -> 
     """Returns the divergences with Poisson cohorts (Zhu and Wang 2019, Theorem 5).
 
     Args:
-        divergence: Of the release, between a cohort with a client and one without, both ways.
-            Nothing else that is released, such as the size of the cohort, may distinguish the two.
-        rate: q, above 0.
+        divergence: Divergences of the release, between a cohort with a client and one without, in
+            both directions. No other released value, such as the cohort size, may distinguish the
+            two.
+        rate: Sampling rate q, above 0.
         orders: Orders above 1, ascending.
     """
 
     def at(order: int, terms: np.ndarray) -> float:
         j = np.arange(2, order + 1)
-        # Known release or not: a factor of 3 from the third term on.
+        # A factor of 3 from the third term on, whether or not the client's participation is known.
         factors = np.where(j == 2, 0.0, math.log(3))
         binomials = _log_binomials(order, j)
         shares = (order - j) * math.log1p(-rate) + j * math.log(rate)
@@ -50,14 +52,14 @@ def poisson_sampled_gaussian(
 ) -> np.ndarray:
     """Returns the divergences of Gaussian noise with Poisson cohorts.
 
-    They are log(A) / (a - 1), A = E[((1 - q) + q exp(u / z - 1 / (2 z^2)))^a] of a standard normal
-    u (Mironov, Talwar, Zhang 2019, section 3.3). The integrand is analytic where |Im u| < pi z, so
-    that sums at equal distances of min(1, z) / 4 are right to rounding.
+    They are log(A) / (a - 1), A = E[((1 - q) + q exp(u / z - 1 / (2 z^2)))^a] for a standard normal
+    u (Mironov, Talwar, Zhang 2019, section 3.3). The integrand is analytic for |Im u| < pi z, so
+    that sums with a step of min(1, z) / 4 are exact up to rounding.
 
     Args:
         noise_multiplier: z, above 0.
-        rate: q, above 0 and below 1.
-        orders: Orders a above 1; small ones, as the work grows with the largest.
+        rate: Sampling rate q, above 0 and below 1.
+        orders: Orders a above 1; small ones, as the cost grows with the largest order.
     """
     step = min(1.0, noise_multiplier) / _STEPS
     u = np.arange(-_FAR, np.max(orders) / noise_multiplier + _FAR, step)
@@ -72,11 +74,11 @@ def sampled_without_replacement(
 ) -> np.ndarray:
     """Returns the divergences with cohorts of a fixed size (Wang, Balle, Kasiviswanathan 2019).
 
-    Theorem 9 there, for releases whose divergence of infinite order is not bounded.
+    Theorem 9 of the paper, for releases with an unbounded divergence of infinite order.
 
     Args:
-        divergence: Of the release, between cohorts in which one client is replaced.
-        rate: Fraction of the clients that is drawn, above 0.
+        divergence: Divergences of the release, between cohorts in which one client is replaced.
+        rate: Fraction of drawn clients, above 0.
         orders: Orders above 1, ascending.
     """
 
@@ -101,17 +103,17 @@ def _amplified(
     if rate == 1:
         return plain
     whole = np.maximum(np.ceil(orders), 2).astype(int)
-    known: dict[int, float] = {}
+    by_order: dict[int, float] = {}
     for order in sorted({int(a) for a in whole if a <= _MAX_SAMPLED_ORDER}):
         terms = np.asarray(divergence(np.arange(2, order + 1, dtype=np.float64)), np.float64)
-        known[order] = at(order, terms) / (order - 1)
-    sampled = np.array([known.get(int(a), np.inf) for a in whole])
+        by_order[order] = at(order, terms) / (order - 1)
+    sampled = np.array([by_order.get(int(a), np.inf) for a in whole])
     return np.minimum(plain, sampled)
 
 
 def _log_binomials(order: int, j: np.ndarray) -> np.ndarray:
-    of = [math.lgamma(order + 1) - math.lgamma(i + 1) - math.lgamma(order - i + 1) for i in j]
-    return np.array(of)
+    values = [math.lgamma(order + 1) - math.lgamma(i + 1) - math.lgamma(order - i + 1) for i in j]
+    return np.array(values)
 
 
 def log_sum(logs: np.ndarray) -> float:

@@ -1,7 +1,7 @@
 """Integer noise that clients add before a secure sum: Renyi divergences, and the mechanism.
 
-Everything is in steps of the integer grid. With the l2 and l1 sensitivities D2 and D1, and noise of
-variance mu in the whole sum, the divergence at order a is at most
+All quantities are in steps of the integer grid. With the l2 and l1 sensitivities D2 and D1, and
+noise of variance mu in the complete sum, the divergence at order a is at most
 
 - Skellam (Agarwal, Kairouz, Liu 2021, Theorem 3.5):
   a D2^2 / (2 mu) + min( ((2a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu) );
@@ -23,25 +23,25 @@ from tff_agnostic.base.registry import Registry
 from tff_agnostic.privacy.mechanisms import Mechanism, effective_noise_multiplier
 from tff_agnostic.privacy.sampling import RDP, IntegerSampling
 
-# Largest probability that the rounding of a client's vector is too long.
+# Maximum probability that a client's rounded vector is too long.
 ROUNDING_BETA = math.exp(-8)
-# Terms of a sum over clients that are added up; the others are bounded by the last of these.
+# Maximum number of computed terms in a sum over clients; the last of them bounds the others.
 _MAX_TERMS = 2**20
 
 
 class Sensitivity(NamedTuple):
-    """Sensitivity of an integer vector: how much neighbours may differ in l2 and l1 norm."""
+    """Sensitivity of an integer vector: maximum l2 and l1 distance of neighbours."""
 
     l2: float
     l1: float
 
     def times(self, factor: float) -> Sensitivity:
-        """Returns the sensitivity of a difference of so many such vectors."""
+        """Returns the sensitivity of the vector scaled by a factor."""
         return Sensitivity(factor * self.l2, factor * self.l1)
 
 
 class IntegerNoise(Protocol):
-    """The Renyi divergence of a mechanism of integers, at orders above 1."""
+    """Renyi divergence of an integer mechanism, at orders above 1."""
 
     def __call__(
         self,
@@ -55,21 +55,21 @@ class IntegerNoise(Protocol):
 
         Args:
             local_variance: Variance of the noise that each client adds to each value, above 0.
-            num_clients: How many clients' noise is in the sum.
-            dimension: d, values of the vector.
+            num_clients: Number of clients with noise in the sum.
+            dimension: d, number of values of the vector.
         """
 
 
 def rounded_sensitivity(clip: float, dimension: int, beta: float) -> Sensitivity:
     """Returns the sensitivity of a clipped vector after stochastic rounding.
 
-    A rounding that is longer is not sent (Kairouz, Liu, Steinke 2021, Proposition 22); the l1 norm
-    of integers is at most their squared l2 norm.
+    A longer rounded vector is not sent (Kairouz, Liu, Steinke 2021, Proposition 22); the l1 norm of
+    integers is at most their squared l2 norm.
 
     Args:
         clip: c, the norm before the rounding, in steps.
-        dimension: d, values of the vector.
-        beta: Largest probability that a rounding is too long, above 0.
+        dimension: d, number of values of the vector.
+        beta: Maximum probability that a rounded vector is too long, above 0.
     """
     root = math.sqrt(dimension)
     unlikely = math.sqrt(2 * math.log(1 / beta)) * (clip + root / 2)
@@ -102,7 +102,7 @@ def discrete_gaussian(
     """Returns the divergences of a sum of discrete Gaussians."""
     mu = num_clients * float(local_variance)
     k = np.arange(1, min(num_clients, _MAX_TERMS + 1))
-    # 10 sum_{k < n} exp(-2 pi^2 sigma^2 k / (k + 1)), with decreasing terms
+    # 10 sum_{k < n} exp(-2 pi^2 sigma^2 k / (k + 1)), with decreasing terms.
     terms = np.exp(-2 * math.pi**2 * float(local_variance) * k / (k + 1))
     rest = (num_clients - 1 - len(k)) * float(terms[-1]) if num_clients - 1 > len(k) else 0.0
     tau = 10 * (float(np.sum(terms)) + rest)
@@ -127,9 +127,10 @@ class IntegerGroup:
     """A group of values that clients send as noised integers.
 
     Attributes:
-        noise_multiplier: z_g: the clients' joint noise per `clip`, if the expected number reports.
+        noise_multiplier: z_g: standard deviation of all clients' noise as a multiple of `clip`, if
+            the expected number of clients reports.
         clip: c_g, the clip norm in steps of the integer grid, before rounding.
-        dimension: d_g, values of the group, including the padding of a rotation.
+        dimension: d_g, number of values of the group, including the padding of a rotation.
     """
 
     noise_multiplier: float
@@ -142,15 +143,16 @@ class DistributedNoise(Mechanism):
     """Integer noise that clients add before a secure sum.
 
     Each client's noise has the variance (z_g c_g)^2 / `noise_clients`. With fewer clients the total
-    noise is smaller: epsilon is for `min_clients` clients, and a round of fewer must be refused.
+    noise is smaller: epsilon holds for `min_clients` clients, and a round with fewer must be
+    refused.
 
     Attributes:
         groups: The groups of a release.
-        noise: A name of `INTEGER_NOISES`.
-        sampling: How cohorts are drawn, and what is public about them.
-        noise_clients: Number of clients whose joint noise has the multiplier.
-        min_clients: Least number of clients with noise.
-        beta: Largest probability that a rounding is too long; see `rounded_sensitivity`.
+        noise: A name in `INTEGER_NOISES`.
+        sampling: Sampling of cohorts, including its public facts.
+        noise_clients: Number of clients whose total noise has the multiplier.
+        min_clients: Minimum number of clients with noise.
+        beta: Maximum probability that a rounded vector is too long; see `rounded_sensitivity`.
     """
 
     groups: tuple[IntegerGroup, ...]
@@ -169,28 +171,28 @@ class DistributedNoise(Mechanism):
 
     @property
     def adjacency(self) -> str:
-        """Returns the sampling's: both neighbours' sums have the noise of every client."""
+        """Returns the sampling's adjacency: both neighbours' sums have all clients' noise."""
         return self.sampling.adjacency
 
     @property
     def sensitivity(self) -> float:
-        """Returns the sampling's."""
+        """Returns the sampling's sensitivity."""
         return self.sampling.sensitivity
 
     @property
     def assumption(self) -> str:
-        """Returns the sampling's, and the least number of clients."""
+        """Returns the sampling's assumption, and the minimum number of clients."""
         return (
             f"{self.sampling.assumption}; at least {self.min_clients} clients of a round add their "
             "noise, and how many do is no secret"
         )
 
     def variance(self, group: IntegerGroup) -> float:
-        """Returns the variance of the noise that one client adds to each value of a group."""
+        """Returns the variance of one client's noise on each value of a group."""
         return (float(group.noise_multiplier) * group.clip) ** 2 / self.noise_clients
 
     def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
-        """Returns the sum over groups of the noise's divergences, with the cohort's sampling."""
+        """Returns the sum over groups of the noise's divergences, amplified by sampling."""
         if self.noise_multiplier == 0:
             return np.full(len(orders), np.inf) if rounds else np.zeros(len(orders))
         return self.sampling.participations(rounds) * _distributed_rdp(self, orders)

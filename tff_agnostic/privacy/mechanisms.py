@@ -1,14 +1,14 @@
-"""Mechanisms as accountants see them: the interface, and Gaussian noise of the server.
+"""Mechanisms for accountants: the interface, and Gaussian noise of the server.
 
-A mechanism is what a run releases about one population of clients, round by round. `CentralNoise`
-is noise on sums over sampled cohorts, `TreeNoise` on a tree of sums; `distributed` has the noise
-that clients add.
+A mechanism describes the releases of a run about one population of clients, round by round.
+`CentralNoise` is noise on sums over sampled cohorts, `TreeNoise` on a tree of sums; `distributed`
+defines the noise that clients add.
 
-A release is divided into groups of values, each clipped and noised alone. A group g with
+A release is divided into groups of values, each clipped and noised on its own. A group g with
 sensitivity c_g gets Gaussian noise of standard deviation z_g c_g. All groups of a round together
-are one Gaussian mechanism of noise multiplier z_eff = (sum_g z_g^-2)^(-1/2) (McMahan and Andrew
-2018, section 3). So with z_g = z / sqrt(w_g), and shares w_g that add up to 1, the whole release
-has the multiplier z.
+are one Gaussian mechanism with the noise multiplier z_eff = (sum_g z_g^-2)^(-1/2) (McMahan and
+Andrew 2018, section 3). With z_g = z / sqrt(w_g), and shares w_g that sum to 1, the complete
+release has the multiplier z.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from tff_agnostic.privacy.amplification import poisson_sampled_gaussian
 from tff_agnostic.privacy.sampling import PLD, RDP, CohortSampling, PoissonCohorts
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 
-# Losses are rounded up to multiples of the interval, so that epsilon is never too small. For the
-# settings of tests/privacy its relative error was at most 4e-4. A smaller interval takes seconds a
+# Width of the grid of losses. Losses are rounded up, so that epsilon is never too small. For the
+# settings of tests/privacy its relative error was at most 4e-4. A smaller width takes seconds per
 # round.
 _INTERVAL, _COARSE_INTERVAL = 3e-4, 1e-3
-# Below this noise multiplier losses are so large that the coarse interval is enough.
+# Below this noise multiplier losses are so large that the coarse width suffices.
 _COARSE_BELOW = 0.7
-# Least noise multiplier of a run: with less, epsilon is in the thousands and guarantees nothing.
-LEAST_NOISE = 2.0**-6
+# Minimum noise multiplier of a run: with less, epsilon is in the thousands and guarantees nothing.
+MIN_NOISE = 2.0**-6
 
-# `privacy_loss_distribution.PrivacyLossDistribution`: dp-accounting has no types.
+# `privacy_loss_distribution.PrivacyLossDistribution`, as dp-accounting has no type annotations.
 PrivacyLoss = Any
 
 
 class Mechanism(Protocol):
-    """A release that is repeated, each time about another cohort of one client population."""
+    """A repeated release about different cohorts of one client population."""
 
     @property
     def accountants(self) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ class Mechanism(Protocol):
 
     @property
     def noise_multiplier(self) -> float:
-        """Z of the whole release: standard deviation of the noise per clip norm."""
+        """Z of the complete release: standard deviation of the noise per clip norm."""
 
     @property
     def adjacency(self) -> str:
@@ -56,28 +56,27 @@ class Mechanism(Protocol):
 
     @property
     def sensitivity(self) -> float:
-        """By how many clip norms neighbouring populations may differ in the sum of everybody."""
+        """Maximum difference, in clip norms, of the sums over neighbouring populations."""
 
     @property
     def assumption(self) -> str:
         """The assumption, a sentence without full stop."""
 
     def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
-        """Returns the Renyi divergence of so many releases at each order."""
+        """Returns the Renyi divergence of `rounds` releases at each order."""
 
     def interval(self, rounds: int) -> float:
-        """Returns the width to whose multiples privacy losses of so many releases are rounded up.
+        """Returns the grid width to which privacy losses of `rounds` releases are rounded up.
 
-        Mechanisms without `PLD` among their accountants leave this method and the next one as they
-        are.
+        Only called, like `privacy_loss`, for mechanisms with `PLD` among their accountants.
         """
         raise TypeError(f"expected a mechanism with {PLD}, found {self}")
 
     def privacy_loss(self, rounds: int, interval: float) -> PrivacyLoss:
-        """Returns the distribution of the privacy loss of so many releases, at least one.
+        """Returns the distribution of the privacy loss of `rounds` releases, at least one.
 
         Args:
-            interval: Width of the grid of losses; only losses on one grid can be composed.
+            interval: Width of the grid of losses; only losses on the same grid can be composed.
         """
         raise TypeError(f"expected a mechanism with {PLD}, found {self}")
 
@@ -87,8 +86,8 @@ class CentralNoise:
     """Gaussian noise that a trusted server adds to a sum over a sampled cohort.
 
     Attributes:
-        noise_multiplier: z of the whole release: `effective_noise_multiplier` of its groups.
-        sampling: How cohorts are drawn.
+        noise_multiplier: z of the complete release: `effective_noise_multiplier` of its groups.
+        sampling: Sampling of cohorts.
     """
 
     noise_multiplier: float
@@ -101,59 +100,61 @@ class CentralNoise:
 
     @property
     def adjacency(self) -> str:
-        """Returns the sampling's."""
+        """Returns the sampling's adjacency."""
         return self.sampling.adjacency
 
     @property
     def sensitivity(self) -> float:
-        """Returns the sampling's: 2 where a client takes another one's place."""
+        """Returns the sampling's sensitivity: 2 if neighbours differ by a replaced client."""
         return self.sampling.sensitivity
 
     @property
     def assumption(self) -> str:
-        """Returns the sampling's."""
+        """Returns the sampling's assumption."""
         return self.sampling.assumption
 
     def event(self, rounds: int) -> dp_accounting.DpEvent:
-        """Returns so many rounds as dp-accounting describes them."""
+        """Returns `rounds` releases as an event of dp-accounting."""
         return dp_accounting.SelfComposedDpEvent(
             self.sampling.event(float(self.noise_multiplier)), rounds
         )
 
     def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
-        """Returns the divergences that dp-accounting has for the event."""
+        """Returns the divergences that dp-accounting computes for the event."""
         return rounds * _gaussian_rdp(self, orders)
 
     def interval(self, rounds: int) -> float:
-        """Returns a coarser one for little noise."""
-        of_all = self.sampling.rate == 1
-        return _interval(self._of_all(rounds) if of_all else float(self.noise_multiplier))
+        """Returns a coarser width for little noise."""
+        is_unsampled = self.sampling.rate == 1
+        return _interval(
+            self._single_multiplier(rounds) if is_unsampled else float(self.noise_multiplier)
+        )
 
     def privacy_loss(self, rounds: int, interval: float) -> PrivacyLoss:
-        """Returns the loss of Poisson cohorts, or of all clients: only these have `PLD`."""
+        """Returns the loss for Poisson cohorts, or for all clients: only these support `PLD`."""
         if self.sampling.rate == 1:
-            return _gaussian_loss(self._of_all(rounds), interval)
+            return _gaussian_loss(self._single_multiplier(rounds), interval)
         z = float(self.noise_multiplier)
         return _sampled_loss(z, self.sampling.rate, interval).self_compose(rounds)
 
-    def _of_all(self, rounds: int) -> float:
-        """Returns z of the single Gaussian release that equals so many about all clients."""
+    def _single_multiplier(self, rounds: int) -> float:
+        """Returns z of one Gaussian release that equals `rounds` releases about all clients."""
         return float(self.noise_multiplier) / self.sampling.sensitivity / math.sqrt(rounds)
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeNoise:
-    """Gaussian noise on the nodes of a tree over the rounds (DP-FTRL), without any sampling.
+    """Gaussian noise on the nodes of a tree over the rounds (DP-FTRL), without sampling.
 
     rho of zero-concentrated privacy is `squared_sensitivity` / (2 z^2). Renyi divergences are rho
-    times the order: that is the published account of DP-FTRL, and the default. For a fixed pattern
-    of participations, nodes are Gaussian releases of fixed sensitivities. Their composition is one
-    Gaussian release (Dong, Roth, Su 2019, Corollary 3.3), so `PLD` applies as well.
+    times the order: this is the published account of DP-FTRL, and the default. For a fixed pattern
+    of participations, nodes are Gaussian releases with fixed sensitivities. Their composition is
+    one Gaussian release (Dong, Roth, Su 2019, Corollary 3.3), so `PLD` also applies.
 
     Attributes:
-        noise_multiplier: z of the whole release: `effective_noise_multiplier` of its groups, all
-            of which are summed in such trees.
-        participations: When a client may take part.
+        noise_multiplier: z of the complete release: `effective_noise_multiplier` of its groups,
+            which must all be summed in such trees.
+        participations: Limits of a client's participation.
     """
 
     noise_multiplier: float
@@ -165,7 +166,7 @@ class TreeNoise:
 
     @property
     def assumption(self) -> str:
-        """Returns the bound on how often clients take part."""
+        """Returns the limits of a client's participation."""
         return self.participations.assumption
 
     def rho(self, rounds: int) -> float:
@@ -180,38 +181,38 @@ class TreeNoise:
         return self.rho(rounds) * np.array(orders)
 
     def interval(self, rounds: int) -> float:
-        """Returns a coarser one for little noise."""
-        return _interval(self._of_all(rounds))
+        """Returns a coarser width for little noise."""
+        return _interval(self._single_multiplier(rounds))
 
     def privacy_loss(self, rounds: int, interval: float) -> PrivacyLoss:
-        """Returns that of one Gaussian release."""
-        return _gaussian_loss(self._of_all(rounds), interval)
+        """Returns the loss of the equivalent Gaussian release."""
+        return _gaussian_loss(self._single_multiplier(rounds), interval)
 
-    def _of_all(self, rounds: int) -> float:
+    def _single_multiplier(self, rounds: int) -> float:
         return 1 / math.sqrt(2 * self.rho(rounds))
 
 
 @functools.lru_cache(maxsize=32)
 def _gaussian_rdp(mechanism: CentralNoise, orders: tuple[float, ...]) -> np.ndarray:
-    sampling, wanted = mechanism.sampling, np.array(orders)
+    sampling, order_array = mechanism.sampling, np.array(orders)
     is_poisson = isinstance(sampling, PoissonCohorts) and sampling.rate < 1
-    between = (wanted % 1 != 0) & is_poisson
-    found = np.empty(len(wanted))
-    accountant = dp_accounting.rdp.RdpAccountant(wanted[~between].tolist(), sampling.relation)
-    found[~between] = accountant.compose(mechanism.event(1)).rdp
+    between = (order_array % 1 != 0) & is_poisson
+    divergences = np.empty(len(order_array))
+    accountant = dp_accounting.rdp.RdpAccountant(order_array[~between].tolist(), sampling.relation)
+    divergences[~between] = accountant.compose(mechanism.event(1)).rdp
     if between.any():
         z = float(mechanism.noise_multiplier)
-        found[between] = poisson_sampled_gaussian(z, sampling.rate, wanted[between])
-    return found
+        divergences[between] = poisson_sampled_gaussian(z, sampling.rate, order_array[between])
+    return divergences
 
 
-# One round's loss takes longest to compute; the loss of any number of rounds is composed of it.
+# One round's loss takes longest to compute; losses of more rounds are composed from it.
 @functools.lru_cache(maxsize=8)
 def _sampled_loss(noise_multiplier: float, rate: float, interval: float) -> PrivacyLoss:
-    """Returns what dp-accounting's `from_gaussian_mechanism` returns, in a sixth of the time.
+    """Returns the result of dp-accounting's `from_gaussian_mechanism` in a sixth of the time.
 
-    The library inverts the privacy loss at one point of the grid after the other, tens of thousands
-    of them. Here that is one expression on arrays, and the library does everything else.
+    The library inverts the privacy loss at one grid point after the other, for tens of thousands of
+    points. Here this is one expression on arrays; the library does everything else.
     """
     pld = dp_accounting.pld
     kinds = pld.privacy_loss_mechanism.AdjacencyType
@@ -237,19 +238,19 @@ def _sampled_deltas(loss: Any, epsilons: np.ndarray, removed: bool) -> np.ndarra
     """Returns delta of one round at each epsilon: P(x <= c) - e^epsilon Q(x <= c).
 
     The release is x, P and Q are its distributions with and without the client (or the other way
-    round), and c is where the privacy loss is epsilon (Balle and Wang 2018, theorem 5).
+    round), and c is the point of privacy loss epsilon (Balle and Wang 2018, theorem 5).
 
     Args:
         loss: dp-accounting's `GaussianPrivacyLoss` with a sampling rate q below 1.
-        epsilons: Ascending.
-        removed: Whether the client is in P.
+        epsilons: Epsilons, ascending.
+        removed: Whether P includes the client.
     """
     q, variance = loss.sampling_prob, loss.standard_deviation**2
     sign = 1.0 if removed else -1.0
-    # Without the client in Q no loss is below log(1 - q), and otherwise none above -log(1 - q).
+    # If Q excludes the client, no loss is below log(1 - q), and otherwise none above -log(1 - q).
     deltas = np.maximum(-np.expm1(epsilons), 0.0)
     inside = sign * epsilons > math.log1p(-q)
-    # Of the release without sampling: log(1 + (e^epsilon - 1) / q) has to be its loss.
+    # Loss of the release without sampling: log(1 + (e^epsilon - 1) / q).
     scaled = sign * epsilons[inside] - math.log(q)
     unsampled = sign * (scaled + np.log1p(-np.exp(math.log1p(-q) - math.log(q) - scaled)))
     cutoffs = -variance * unsampled - sign / 2
@@ -271,11 +272,11 @@ def _interval(noise_multiplier: float) -> float:
 
 
 def effective_noise_multiplier(noise_multipliers: Iterable[float]) -> float:
-    """Returns z_eff = (sum_g z_g^-2)^(-1/2) of independent Gaussian releases about one cohort.
+    """Returns z_eff = (sum_g z_g^-2)^(-1/2) for independent Gaussian releases about one cohort.
 
-    A group without noise makes it 0.
+    It is 0 if a group has no noise.
     """
-    # dp-accounting counts only the first of several multipliers that are NumPy's numbers.
+    # Convert to float: dp-accounting counts only the first of several NumPy multipliers.
     multipliers = [float(z) for z in noise_multipliers]
     if min(multipliers) <= 0:
         return 0.0

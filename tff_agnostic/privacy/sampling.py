@@ -1,4 +1,4 @@
-"""Cohort sampling schemes, and the privacy amplification that each of them justifies."""
+"""Cohort sampling schemes, and the privacy amplification of each scheme."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ ZERO_OUT = "exchange one client's values for zeros"
 
 
 class CohortSampling(Protocol):
-    """How cohorts are drawn, for accountants."""
+    """Sampling of cohorts, for accountants."""
 
     @property
     def relation(self) -> dp_accounting.NeighboringRelation:
-        """Which client populations are neighbours."""
+        """The neighbouring relation of client populations."""
 
     @property
     def adjacency(self) -> str:
-        """The same in words."""
+        """How neighbouring client populations differ, as text."""
 
     @property
     def assumption(self) -> str:
-        """What an epsilon takes for granted, a sentence without full stop."""
+        """The assumption of an epsilon, a sentence without full stop."""
 
     @property
     def rate(self) -> float:
-        """The largest chance of any client to be in a round's cohort."""
+        """Maximum probability of any client to be in a round's cohort."""
 
     @property
     def sensitivity(self) -> float:
-        """By how much neighbours may differ in a sum, in clip norms."""
+        """Maximum difference of neighbours in a sum, in clip norms."""
 
     @property
     def accountants(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class CohortSampling(Protocol):
 
 
 class IntegerSampling(Protocol):
-    """How cohorts are drawn whose clients add the noise; the number that reports is public."""
+    """Sampling of cohorts with client noise; the number of reporting clients is public."""
 
     @property
     def adjacency(self) -> str:
@@ -69,32 +69,32 @@ class IntegerSampling(Protocol):
 
     @property
     def assumption(self) -> str:
-        """What an epsilon takes for granted, a sentence without full stop."""
+        """The assumption of an epsilon, a sentence without full stop."""
 
     @property
     def sensitivity(self) -> float:
-        """By how much neighbours may differ in a sum, in clip norms."""
+        """Maximum difference of neighbours in a sum, in clip norms."""
 
     def participations(self, rounds: int) -> int:
-        """Returns in how many of so many rounds a client may report."""
+        """Returns the maximum number of rounds, of `rounds`, in which a client reports."""
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
-        """Returns the divergences of a round about a cohort that is drawn.
+        """Returns the divergences of a round about a drawn cohort.
 
         Args:
-            divergence: Of the release, between cohorts that differ in one client, by `sensitivity`
-                clip norms.
+            divergence: Divergences of the release, between cohorts that differ in one client, by
+                `sensitivity` clip norms.
             orders: Orders above 1, ascending.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class PoissonCohorts:
-    """Each client takes part independently with probability q; only here `PLD` applies.
+    """Each client participates independently with probability q; only here `PLD` applies.
 
     Attributes:
-        clients: N, clients of the fleet.
-        expected_clients: qN, from above 0 to N.
+        clients: N, number of clients of the fleet.
+        expected_clients: qN, above 0 and at most N.
     """
 
     clients: int
@@ -102,7 +102,7 @@ class PoissonCohorts:
 
     @property
     def relation(self) -> dp_accounting.NeighboringRelation:
-        """Which fleets are neighbours."""
+        """The neighbouring relation of fleets."""
         return dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
     adjacency = ADD_OR_REMOVE
@@ -120,7 +120,7 @@ class PoissonCohorts:
 
     @property
     def assumption(self) -> str:
-        """Returns what has to hold."""
+        """Returns the assumption."""
         return (
             f"each round each of {self.clients} clients takes part by itself with probability "
             f"{self.rate:.6g}, and who took part stays secret"
@@ -137,16 +137,16 @@ class PoissonCohorts:
 class _WithoutReplacement:
     """Base of cohorts of a fixed size, drawn without replacement.
 
-    Neighbours differ by one client that stands in for another, so a sum may move by two clip norms:
-    the event's multiplier is half of the noise's (Wang, Balle, Kasiviswanathan 2019, Theorem 27,
-    which dp-accounting computes, takes a release and its own sensitivity).
+    Neighbours differ by one replaced client, so a sum may change by two clip norms: the event's
+    multiplier is half of the noise's (Wang, Balle, Kasiviswanathan 2019, Theorem 27, which
+    dp-accounting computes, takes a release and its own sensitivity).
     """
 
     clients_per_round: int
 
     @property
     def relation(self) -> dp_accounting.NeighboringRelation:
-        """Which fleets are neighbours."""
+        """The neighbouring relation of fleets."""
         return dp_accounting.NeighboringRelation.REPLACE_ONE
 
     accountants = (RDP,)
@@ -154,23 +154,23 @@ class _WithoutReplacement:
 
     @property
     def _densest(self) -> tuple[int, int]:
-        """How many clients are drawn of how many, where any client has the largest chance."""
+        """Numbers of drawn clients and of all clients, where a client's probability is largest."""
         raise NotImplementedError
 
     @property
     def rate(self) -> float:
-        """Returns the largest chance of a client to be drawn."""
+        """Returns the maximum probability of a client to be drawn."""
         drawn, clients = self._densest
         return float(drawn) / float(clients)
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Returns one round's release, for a client with the largest chance."""
+        """Returns one round's release, for a client with the maximum probability."""
         drawn, clients = self._densest
         gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier) / self.sensitivity)
         return dp_accounting.SampledWithoutReplacementDpEvent(int(clients), int(drawn), gaussian)
 
     def participations(self, rounds: int) -> int:
-        """Returns all rounds: each draws from all clients."""
+        """Returns all rounds, as each draws from all clients."""
         return rounds
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
@@ -183,8 +183,8 @@ class FixedSizeCohorts(_WithoutReplacement):
     """A round draws exactly `clients_per_round` clients.
 
     Attributes:
-        clients: N, clients of the fleet.
-        clients_per_round: Clients of each cohort, from 1 to N.
+        clients: N, number of clients of the fleet.
+        clients_per_round: Number of clients of each cohort, from 1 to N.
     """
 
     clients: int
@@ -202,7 +202,7 @@ class FixedSizeCohorts(_WithoutReplacement):
 
     @property
     def assumption(self) -> str:
-        """Returns what has to hold."""
+        """Returns the assumption."""
         return (
             f"each round draws {self.clients_per_round} of {self.clients} clients uniformly "
             "without replacement, and who took part stays secret"
@@ -211,14 +211,14 @@ class FixedSizeCohorts(_WithoutReplacement):
 
 @dataclasses.dataclass(frozen=True)
 class StratifiedCohorts(_WithoutReplacement):
-    """A round draws from each stratum its share of the places, rounded up or down by chance.
+    """A round draws from each stratum its fraction of the cohort, randomly rounded up or down.
 
-    Every client is accounted for at the largest rate of any stratum: if all clients of one stratum
-    are drawn, there is no amplification for anyone.
+    Every client is accounted for at the maximum rate of any stratum: if all clients of one stratum
+    are drawn, no client benefits from amplification.
 
     Attributes:
-        strata: Clients of each stratum, from 1.
-        clients_per_round: Clients of each cohort.
+        strata: Number of clients of each stratum, at least 1.
+        clients_per_round: Number of clients of each cohort.
     """
 
     strata: tuple[int, ...]
@@ -235,13 +235,13 @@ class StratifiedCohorts(_WithoutReplacement):
     @property
     def _densest(self) -> tuple[int, int]:
         total = sum(self.strata)
-        # In integers: a whole number of places must not be rounded up.
+        # Integer arithmetic, so that an integer quotient is not rounded up.
         places = [(-(-size * self.clients_per_round // total), size) for size in self.strata]
         return max(places, key=lambda pair: pair[0] / pair[1])
 
     @property
     def assumption(self) -> str:
-        """Returns what has to hold."""
+        """Returns the assumption."""
         return (
             f"each round draws {self.clients_per_round} of {sum(self.strata)} clients in "
             f"{len(self.strata)} strata, uniformly within each and at most {self.rate:.6g} of it; "
@@ -251,16 +251,16 @@ class StratifiedCohorts(_WithoutReplacement):
 
 @dataclasses.dataclass(frozen=True)
 class SecretCohorts:
-    """M clients report in a round; a secret coin of each decides whether its values are zeros.
+    """M clients report in a round; each client's secret coin decides whether its values are zeros.
 
-    Every client that reports adds noise, so a client that its coin leaves out looks like one whose
-    values are zeros. The bound for Poisson cohorts applies with the coin's probability c / M. It
-    does not apply to cohorts of a public size: see `CountedCohorts`.
+    Every reporting client adds noise, so a client excluded by its coin looks like one with zero
+    values. The bound for Poisson cohorts applies with the coin's probability c / M. It does not
+    apply to cohorts of a public size: see `CountedCohorts`.
 
     Attributes:
-        clients: N, clients of the fleet.
-        answering: M, clients that report in a round, by public turns.
-        expected_clients: c, how many of those take part on average.
+        clients: N, number of clients of the fleet.
+        answering: M, number of clients that report in a round, by public turns.
+        expected_clients: c, expected number of participants among them.
     """
 
     clients: int
@@ -271,17 +271,17 @@ class SecretCohorts:
     sensitivity = 1.0
 
     def __post_init__(self) -> None:
-        """Raises a `UserError` if there are not as many clients."""
+        """Raises a `UserError` if the numbers of clients are inconsistent."""
         check_answering(self.clients, self.answering, self.expected_clients)
 
     @property
     def rate(self) -> float:
-        """Returns the chance of a client that reports to take part."""
+        """Returns the probability that a reporting client participates."""
         return float(self.expected_clients) / float(self.answering)
 
     @property
     def assumption(self) -> str:
-        """Returns what has to hold."""
+        """Returns the assumption."""
         in_turns = "" if self.answering == self.clients else f" of {self.clients}, in turns,"
         return (
             f"{self.answering} clients{in_turns} answer each round with noise; each takes part by "
@@ -290,19 +290,19 @@ class SecretCohorts:
         )
 
     def participations(self, rounds: int) -> int:
-        """Returns in how many of so many rounds it may be a client's turn."""
+        """Returns the maximum number of a client's turns in `rounds` rounds."""
         return math.ceil(rounds / (self.clients // self.answering))
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
-        """Returns the divergences with a secret coin."""
+        """Returns the divergences, amplified by the secret coin."""
         return poisson_sampled(divergence, self.rate, orders)
 
 
 @dataclasses.dataclass(frozen=True)
 class KnownCohorts:
-    """The server chooses who reports in a round, and knows it: nothing is amplified.
+    """The server chooses the reporting clients of a round, and knows them: no amplification.
 
-    Rounds are then a client's own: those in which it reported.
+    Rounds are then a client's own: the rounds in which it reported.
     """
 
     adjacency = ZERO_OUT
@@ -310,27 +310,27 @@ class KnownCohorts:
     assumption = "the server knows who takes part in a round, and rounds are those of one client"
 
     def participations(self, rounds: int) -> int:
-        """Returns all of them."""
+        """Returns all rounds."""
         return rounds
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
-        """Returns the divergences as they are."""
+        """Returns the divergences unchanged."""
         return divergence(orders)
 
 
 @dataclasses.dataclass(frozen=True)
 class CountedCohorts:
-    """Poisson cohorts of a public size: clients that are left out do not report.
+    """Poisson cohorts of a public size: excluded clients do not report.
 
     Given the size n, a cohort is a draw of n clients without replacement, and n is independent of
-    any values. So the divergence of order a is that of the pair (n, release): the logarithm, over
-    a - 1, of the mean over n of exp((a - 1) D_a(n)). Sizes are grouped, and each counts as the
+    any values. The divergence of order a is therefore that of the pair (n, release): the logarithm,
+    over a - 1, of the mean over n of exp((a - 1) D_a(n)). Sizes are grouped, and each counts as the
     largest of its group.
 
     Attributes:
-        clients: N, clients of the fleet.
-        expected_clients: c, clients of a cohort on average.
-        min_clients: The sum of a smaller cohort is discarded.
+        clients: N, number of clients of the fleet.
+        expected_clients: c, expected number of clients of a cohort.
+        min_clients: Minimum size; the sum over a smaller cohort is discarded.
     """
 
     clients: int
@@ -346,7 +346,7 @@ class CountedCohorts:
 
     @property
     def assumption(self) -> str:
-        """Returns what has to hold."""
+        """Returns the assumption."""
         return (
             f"each round each of {self.clients} clients takes part by itself with probability "
             f"{self.expected_clients / self.clients:.6g}; who took part stays secret, how many did "
@@ -354,21 +354,21 @@ class CountedCohorts:
         )
 
     def participations(self, rounds: int) -> int:
-        """Returns all rounds: each draws from all clients."""
+        """Returns all rounds, as each draws from all clients."""
         return rounds
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
-        """Returns the divergences of a release together with the size of its cohort."""
-        of_size = scipy.stats.binom(self.clients, self.expected_clients / self.clients)
+        """Returns the divergences of a release together with its cohort's size."""
+        sizes = scipy.stats.binom(self.clients, self.expected_clients / self.clients)
         # A discarded sum has no divergence.
         below = self.min_clients - 1
-        terms = [np.full(len(orders), of_size.logcdf(below))]
+        terms = [np.full(len(orders), sizes.logcdf(below))]
         for size in self._sizes():
-            share = of_size.sf(below) - of_size.sf(size)
-            # Where float64 rounds the share to 0: Chernoff's bound of all larger sizes.
+            share = sizes.sf(below) - sizes.sf(size)
+            # If float64 rounds the probability to 0, use Chernoff's bound for all larger sizes.
             log_share = math.log(share) if share > 0 else self._log_tail(below + 1)
-            found = sampled_without_replacement(divergence, size / self.clients, orders)
-            terms.append(log_share + (orders - 1) * found)
+            divergences = sampled_without_replacement(divergence, size / self.clients, orders)
+            terms.append(log_share + (orders - 1) * divergences)
             below = size
         return np.array([log_sum(column) for column in np.array(terms).T]) / (orders - 1)
 
@@ -381,7 +381,7 @@ class CountedCohorts:
         return sorted(size for size in {*sizes, self.clients} if size >= self.min_clients)
 
     def _log_tail(self, size: int) -> float:
-        """Returns a bound of log P(n >= size): c x - size log(1 + x), size = c (1 + x)."""
+        """Returns a bound of log P(n >= size): c x - size log(1 + x), where size = c (1 + x)."""
         excess = size / self.expected_clients - 1
         if excess <= 0:
             return 0.0
@@ -393,9 +393,9 @@ class EveryClient:
     """Every client is in each release, as in evaluations on all test clients.
 
     Attributes:
-        adjacency: Which client populations are neighbours, in words; that of the mechanism that it
-            is composed with.
-        sensitivity: By how much neighbours may differ in a sum, in clip norms.
+        adjacency: How neighbouring client populations differ, as text; the adjacency of the
+            mechanism composed with it.
+        sensitivity: Maximum difference of neighbours in a sum, in clip norms.
     """
 
     adjacency: str = ADD_OR_REMOVE
@@ -403,14 +403,14 @@ class EveryClient:
 
     @property
     def relation(self) -> dp_accounting.NeighboringRelation:
-        """Which fleets are neighbours."""
-        # The event's multiplier already has the sensitivity: it holds for any relation.
+        """The neighbouring relation of fleets."""
+        # The event's multiplier includes the sensitivity, so any relation is valid.
         return dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
     accountants = (PLD, RDP)
     rate = 1.0
     assumption = (
-        "who is evaluated depends on nobody's data, and a client that is not there adds zeros"
+        "the choice of evaluated clients depends on no client's data, and absent clients add zeros"
     )
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
@@ -420,15 +420,16 @@ class EveryClient:
 
 @dataclasses.dataclass(frozen=True)
 class SecretParticipation(Options):
-    """Poisson cohorts in which clients that the coin leaves out report too.
+    """Poisson cohorts in which clients excluded by the coin also report.
 
-    They send zeros with their share of the noise, so that it stays secret which clients take part,
-    and how many.
+    They send zeros with their share of the noise, so that it stays secret which clients
+    participate, and how many.
 
     Attributes:
-        answering: M, clients that report in each round, by public turns; all clients if None.
-        min_clients: Least number of clients with noise; a sum of fewer is discarded. All that
-            report if None.
+        answering: M, number of clients that report in each round, by public turns; all clients if
+            None.
+        min_clients: Minimum number of clients with noise; a sum over fewer is discarded. All
+            reporting clients if None.
     """
 
     answering: Optional[Annotated[int, Within(least=1)]] = None
@@ -437,11 +438,11 @@ class SecretParticipation(Options):
 
 @dataclasses.dataclass(frozen=True)
 class PublicParticipation(Options):
-    """Cohorts of which the number of clients is public, as it is with a fixed size.
+    """Cohorts with a public number of clients, as with a fixed size.
 
     Attributes:
-        min_clients: Least number of clients with noise; a sum of fewer is discarded. If None, all
-            of a cohort of fixed size, and c - 2 sqrt(c) of a Poisson cohort of c clients.
+        min_clients: Minimum number of clients with noise; a sum over fewer is discarded. If None,
+            all of a cohort of fixed size, and c - 2 sqrt(c) for a Poisson cohort of c clients.
     """
 
     min_clients: Optional[Annotated[int, Within(least=1)]] = None
@@ -451,9 +452,9 @@ class NoiseOfClients(NamedTuple):
     """The clients that add a round's noise.
 
     Attributes:
-        sampling: How cohorts are drawn, and what is public about them.
+        sampling: Sampling of cohorts, including its public facts.
         noise_clients: Number of clients into which the noise is divided.
-        min_clients: Least number of clients with noise.
+        min_clients: Minimum number of clients with noise.
     """
 
     sampling: IntegerSampling
@@ -469,38 +470,38 @@ def noise_of_clients(
     """Returns the clients that add a round's noise.
 
     Args:
-        sampling: How cohorts are drawn.
-        participation: Whether it stays secret which clients of a Poisson cohort take part.
-        needed: Lower bound of the least number of clients with noise.
+        sampling: Sampling of cohorts.
+        participation: Whether participation in Poisson cohorts is secret.
+        needed: Lower bound of the minimum number of clients with noise.
     """
-    found: Any = sampling
+    drawn_cohorts: Any = sampling
     if not isinstance(sampling, PoissonCohorts):
         if isinstance(participation, SecretParticipation) and participation.answering is not None:
             raise participation.error(
                 "answering", "none with cohorts of a fixed size, whose clients all answer"
             )
         assert isinstance(sampling, _WithoutReplacement)
-        noise_clients = wanted = sampling.clients_per_round
+        noise_clients = default_min = sampling.clients_per_round
     elif isinstance(participation, SecretParticipation):
-        noise_clients = wanted = participation.answering or sampling.clients
-        found = SecretCohorts(sampling.clients, noise_clients, sampling.expected_clients)
+        noise_clients = default_min = participation.answering or sampling.clients
+        drawn_cohorts = SecretCohorts(sampling.clients, noise_clients, sampling.expected_clients)
     else:
         noise_clients = round(sampling.expected_clients)
         # In 2 of 100 rounds, a Poisson number is two standard deviations below its mean.
-        wanted = max(1, math.floor(noise_clients - 2 * math.sqrt(noise_clients)))
+        default_min = max(1, math.floor(noise_clients - 2 * math.sqrt(noise_clients)))
     given = participation.min_clients
-    least = max(wanted if given is None else given, needed)
+    least = max(default_min if given is None else given, needed)
     if least > noise_clients:
         raise participation.error(
             "min_clients", f"at most {noise_clients}, the clients that answer a round", least
         )
-    if isinstance(found, PoissonCohorts):
-        found = CountedCohorts(found.clients, found.expected_clients, least)
-    return NoiseOfClients(found, noise_clients, least)
+    if isinstance(drawn_cohorts, PoissonCohorts):
+        drawn_cohorts = CountedCohorts(drawn_cohorts.clients, drawn_cohorts.expected_clients, least)
+    return NoiseOfClients(drawn_cohorts, noise_clients, least)
 
 
 def check_answering(clients: int, answering: int, expected_clients: float) -> None:
-    """Raises a `UserError` unless so many clients can report in a round."""
+    """Raises a `UserError` unless `answering` clients can report in a round."""
     _check_cohort(expected_clients, clients)
     if not expected_clients <= answering <= clients:
         raise OptionError(
@@ -517,7 +518,7 @@ def _check_cohort(drawn: float, clients: int) -> None:
         raise OptionError("clients_per_round", expected, Verbatim(f"{drawn:g}"))
 
 
-# The schemes that the numbers of clients and of clients per round determine.
+# Schemes that are determined by the numbers of clients and of clients per round.
 COHORT_SAMPLINGS: Registry[Callable[[int, int], CohortSampling]] = Registry(
     "cohort sampling",
     {"poisson": PoissonCohorts, "fixed_size": FixedSizeCohorts, "uniform": FixedSizeCohorts},

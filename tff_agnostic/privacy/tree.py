@@ -1,8 +1,8 @@
-"""Sensitivity of trees of sums to a client that takes part in several rounds.
+"""Sensitivity of trees of sums to a client that participates in several rounds.
 
 DP-FTRL (Kairouz et al. 2021) releases noised sums of complete nodes of a binary tree over the
-rounds. A client's k contributions to a node move it by k clip norms, so the sum over nodes of k^2,
-times C^2, is the squared sensitivity S^2 of everything that is released; rho = S^2 / (2 z^2 C^2).
+rounds. A client's k contributions to a node change it by k clip norms, so the sum over nodes of
+k^2, times C^2, is the squared sensitivity S^2 of all releases; rho = S^2 / (2 z^2 C^2).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from tff_agnostic.base.options import OptionError, Verbatim
 
 # More participations than a run has rounds.
 _UNBOUNDED = 2**31
-# Steps of the search for the worst pattern that take about half a minute.
+# Maximum steps of the search for the worst pattern, which take about half a minute.
 _MAX_STEPS = 3 * 10**6
-# In place of a number of free rounds, where there is no such pattern.
+# Replaces a number of free rounds if no such pattern exists.
 _IMPOSSIBLE = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class Participations:
-    """When a client may take part, and when trees begin anew.
+    """Limits of a client's participation, and restarts of trees.
 
     Attributes:
-        max_participations: In how many rounds at most; no bound if None.
-        min_separation: b: from a round that a client takes part in to its next one there are at
-            least b rounds, so 1 is no bound.
-        restart_every: Rounds of each tree; one tree over all rounds if None.
+        max_participations: Maximum number of rounds; unbounded if None.
+        min_separation: b: minimum number of rounds from one participation of a client to its next;
+            1 for no limit.
+        restart_every: Number of rounds per tree; one tree over all rounds if None.
     """
 
     max_participations: Optional[int] = None
@@ -41,7 +41,7 @@ class Participations:
     restart_every: Optional[int] = None
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
+        """Checks the values."""
         for flag, value in (
             ("max_participations", self.max_participations),
             ("min_separation", self.min_separation),
@@ -55,7 +55,7 @@ class Participations:
 
     @property
     def assumption(self) -> str:
-        """Returns the bound in words, a sentence without full stop."""
+        """Returns the limits as text, a sentence without full stop."""
         parts = []
         if self.max_participations is not None:
             times = "once" if self.max_participations == 1 else f"{self.max_participations} times"
@@ -72,14 +72,14 @@ class Participations:
 
 @functools.lru_cache(maxsize=64)
 def squared_sensitivity(participations: Participations, rounds: int) -> float:
-    """Returns the largest sum over released nodes of the squared number of a client's rounds.
+    """Returns the maximum sum over released nodes of the squared number of a client's rounds.
 
     It is exact: the maximum over every pattern that the participations allow (Kairouz et al. 2021,
-    appendix D.2, has it for one tree). One participation in one tree of T rounds has floor(log2 T)
-    + 1; a client that takes part in several trees has the sum over them.
+    appendix D.2, covers one tree). One participation in one tree of T rounds gives floor(log2 T) +
+    1; a client that participates in several trees has the sum over them.
 
     Args:
-        rounds: T, from 0.
+        rounds: T, at least 0.
     """
     if rounds == 0:
         return 0.0
@@ -87,32 +87,33 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
     most = participations.max_participations or _UNBOUNDED
     if most == 1 or participations.min_separation >= rounds:
         return float(per_tree.bit_length())
-    # A larger separation changes nothing, and most numbers of rounds share this one.
+    # A larger separation has no effect, and many numbers of rounds share this value.
     separation = min(participations.min_separation, 1 << rounds.bit_length())
     num_whole, rest = divmod(rounds, per_tree)
     if separation == 1 and most >= rounds:
-        # Taking part in every round is the only pattern; a search would take long to find it.
+        # Participation in every round is the only pattern; a search would take long to find it.
         return float(num_whole * _with_all_rounds(per_tree) + _with_all_rounds(rest))
     times = min(most, -(-rounds // separation))
     if times**2 * separation > _MAX_STEPS:
         pattern = f"take part {times} times, {separation} rounds apart"
-        found = f"{rounds}, in which a client may {pattern}: too many to find the worst pattern"
-        raise OptionError("rounds", "fewer with noise on a tree", Verbatim(found))
-    known = _Forest(per_tree, most, separation).after(num_whole)
+        problem = f"{rounds}, in which a client may {pattern}: too many to find the worst pattern"
+        raise OptionError("rounds", "fewer with noise on a tree", Verbatim(problem))
+    reachable = _Forest(per_tree, most, separation).after(num_whole)
     for size in _block_sizes(rest):
-        known = _with_block(known, size, most, separation)
-    return float(max(np.max(options.sums) for options in known))
+        reachable = _with_block(reachable, size, most, separation)
+    return float(max(np.max(options.sums) for options in reachable))
 
 
 def noise_covariance(participations: Participations, rounds: int) -> np.ndarray:
-    """Returns the covariance of the noise of rounds [T, T], in variances of a node's.
+    """Returns the covariance of the noise of rounds [T, T], in variances of a node's noise.
 
-    A round's noise is the noise of the nodes that cover its tree up to it, less the noise of the
-    round before. Two prefixes share the nodes of the leading bits in which their lengths agree.
+    A round's noise is the noise of the nodes that cover its tree up to the round, less the noise of
+    the previous round. Two prefixes share the nodes of the leading bits in which their lengths
+    agree.
 
     Args:
-        participations: Only its `restart_every` matters.
-        rounds: T.
+        participations: Only `restart_every` is used.
+        rounds: Number T of rounds.
     """
     per_tree = participations.restart_every or rounds
     tree, position = np.divmod(np.arange(rounds), per_tree)
@@ -129,13 +130,13 @@ def noise_covariance(participations: Participations, rounds: int) -> np.ndarray:
 
 
 class _Options(NamedTuple):
-    """The sums that a number of participations can reach, the largest first.
+    """The reachable sums for a number of participations, the largest first.
 
     Attributes:
         sums: Sums of squares over nodes, float [options].
-        free: int [options, b]. Entry [i, s] is how many rounds at the end can be free of the client
-            if the sum is at least `sums[i]` and its first s rounds are free: at most b - 1, as more
-            free rounds change nothing; `_IMPOSSIBLE` if there is no such pattern.
+        free: int [options, b]. Entry [i, s] is the maximum number of client-free rounds at the end
+            if the sum is at least `sums[i]` and the first s rounds are free: at most b - 1, as more
+            free rounds change nothing; `_IMPOSSIBLE` if no such pattern exists.
     """
 
     sums: np.ndarray
@@ -144,27 +145,27 @@ class _Options(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 class _Forest:
-    """The options after trees of a size, each computed once from the one before."""
+    """The options after trees of equal size, each computed once from the previous ones."""
 
     def __init__(self, per_tree: int, most: int, separation: int) -> None:
         self._sizes = tuple(_block_sizes(per_tree))
         self._most, self._separation = most, separation
-        # No rounds have to be free before the first one, so `free` is [options, 1].
-        self._known: list[tuple[_Options, ...]] = [
+        # No rounds must be free before the first round, so `free` is [options, 1].
+        self._options_after: list[tuple[_Options, ...]] = [
             (_Options(np.zeros(1), np.full((1, 1), separation - 1)),)
         ]
         self._is_final = False
 
     def after(self, num_trees: int) -> tuple[_Options, ...]:
-        """Returns the options after that many trees, by the number of participations, from 0."""
-        while len(self._known) <= num_trees and not self._is_final:
-            last = following = self._known[-1]
+        """Returns the options after a number of trees, by the number of participations, from 0."""
+        while len(self._options_after) <= num_trees and not self._is_final:
+            last = following = self._options_after[-1]
             for size in self._sizes:
                 following = _with_block(following, size, self._most, self._separation)
-            self._known.append(following)
-            # All participations are used: later trees add nothing.
+            self._options_after.append(following)
+            # All participations are used, so later trees add nothing.
             self._is_final = _are_equal(last, following)
-        return self._known[min(num_trees, len(self._known) - 1)]
+        return self._options_after[min(num_trees, len(self._options_after) - 1)]
 
 
 def _are_equal(first: Sequence[_Options], second: Sequence[_Options]) -> bool:
@@ -189,20 +190,20 @@ def _with_all_rounds(rounds: int) -> int:
 def _with_block(
     before: tuple[_Options, ...], size: int, most: int, separation: int
 ) -> tuple[_Options, ...]:
-    """Returns the options when a complete subtree follows, by the participations, from 0."""
+    """Returns the options after a further complete subtree, by participations, from 0."""
     inside = _complete_tree(size.bit_length() - 1, most, separation)
-    found = []
+    results = []
     for k in range(min(most, len(before) - 1 + len(inside)) + 1):
         parts = []
         if k < len(before):
             parts.append(_with_rounds_after(before[k], size, separation))
         for right in range(max(1, k - len(before) + 1), min(k, len(inside)) + 1):
             parts.append(_joined(before[k - right], inside[right - 1]))
-        best = _best_of(parts)
+        best = _undominated(parts)
         if not len(best.sums):
-            break  # So many are impossible.
-        found.append(best)
-    return tuple(found)
+            break  # More participations are impossible.
+        results.append(best)
+    return tuple(results)
 
 
 @functools.lru_cache(maxsize=256)
@@ -214,7 +215,7 @@ def _complete_tree(height: int, most: int, separation: int) -> tuple[_Options, .
         return (_Options(np.array([height + 1.0]), np.maximum(free, _IMPOSSIBLE)[None]),)
     half = _complete_tree(height - 1, most, separation)
     later = np.maximum(np.arange(separation) - size // 2, 0)
-    found = []
+    results = []
     for k in range(1, min(most, -(-size // separation)) + 1):
         parts = []
         if k <= len(half):
@@ -222,9 +223,9 @@ def _complete_tree(height: int, most: int, separation: int) -> tuple[_Options, .
             parts.append(_Options(half[k - 1].sums, half[k - 1].free[:, later]))
         for right in range(max(1, k - len(half)), min(k - 1, len(half)) + 1):
             parts.append(_joined(half[k - right - 1], half[right - 1]))
-        best = _best_of(parts)
-        found.append(_Options(best.sums + k**2, best.free))  # the root
-    return tuple(found)
+        best = _undominated(parts)
+        results.append(_Options(best.sums + k**2, best.free))
+    return tuple(results)
 
 
 def _with_rounds_after(options: _Options, rounds: int, separation: int) -> _Options:
@@ -233,10 +234,10 @@ def _with_rounds_after(options: _Options, rounds: int, separation: int) -> _Opti
 
 
 def _joined(left: _Options, right: _Options) -> _Options:
-    """Returns the options of two sides together, each with its own number of participations.
+    """Returns the options of two halves together, each with its own participations.
 
-    If e rounds are free at the end of the left side, b - 1 - e at the start of the right side are
-    enough.
+    If e rounds are free at the end of the left half, the right half must start with b - 1 - e free
+    rounds.
     """
     separation = right.free.shape[1]
     at = np.where(left.free == _IMPOSSIBLE, 0, separation - 1 - left.free)
@@ -247,8 +248,8 @@ def _joined(left: _Options, right: _Options) -> _Options:
     return _Options(sums.ravel(), free.reshape(-1, free.shape[-1]))
 
 
-def _best_of(parts: Sequence[_Options]) -> _Options:
-    """Returns the options of all parts without those that another option dominates."""
+def _undominated(parts: Sequence[_Options]) -> _Options:
+    """Returns the options of all parts, without dominated options."""
     sums = np.concatenate([part.sums for part in parts])
     order = np.argsort(-sums, kind="stable")
     # A pattern with a larger sum also counts for a smaller one.

@@ -1,4 +1,4 @@
-"""Where rounds are executed: one protocol, several runtimes."""
+"""Runtimes, which execute rounds, behind one protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # At the first use: Ray's workers import modules from here, and do without TFF.
+    # Import on first use: Ray's workers import modules from here, and need no TFF.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -33,7 +33,7 @@ from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.models.model import Examples
 from tff_agnostic.runtimes.devices import (
     Shard,
-    of_client,
+    state_of_client,
     streamed_shards,
     summed_in_order,
     vectorised_shards,
@@ -45,12 +45,12 @@ _Traced = TypeVar("_Traced")
 
 @dataclasses.dataclass(frozen=True)
 class ShardFunction:
-    """The clients of a shard: calls of one traced function, and the sum of what they return.
+    """Runs the clients of a shard: calls of one traced function, and the sum of its outputs.
 
     Attributes:
-        traced: Returns the function of (what is broadcast, inputs); it is traced at the first use.
-        inputs: Returns the NumPy arrays of each call, from the clients of a shard, what they
-            remember, with a leading axis of clients, and their places in the cohort.
+        traced: Returns the function of (broadcast, inputs), traced on first use.
+        inputs: Returns the NumPy arrays of each call, from the clients of a shard, their states
+            with a leading axis of clients, and their places in the cohort.
     """
 
     traced: Callable[[], Any]
@@ -59,7 +59,7 @@ class ShardFunction:
     def __call__(
         self, broadcast: Any, clients: Sequence[Examples], state: Any = (), shard: Shard = ()
     ) -> ClientResult:
-        """Returns the sum of what the clients of a shard send, and what they remember."""
+        """Returns the sum of the outputs of a shard's clients, and their states."""
         function = self.traced()
         calls = (function(broadcast, inputs) for inputs in self._tensors(clients, state, shard))
         return summed_in_order(calls)
@@ -67,7 +67,7 @@ class ShardFunction:
     def of_each(
         self, broadcasts: Sequence[Any], clients: Sequence[Examples], shard: Shard
     ) -> ClientResult:
-        """Returns the sum for each of several broadcasts, of clients that remember nothing."""
+        """Returns the sum for each of several broadcasts, for clients without state."""
         function = self.traced()
         calls = (
             ClientResult([function(broadcast, inputs).output for broadcast in broadcasts], ())
@@ -82,16 +82,16 @@ class ShardFunction:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClientWork:
-    """What each client does in a step: its output, encoded for the sum.
+    """The work of each client in a step: its output, encoded for the sum.
 
-    Two are equal if clients do the same: what was traced for one serves the other.
+    Equal work does the same, and shares traces.
 
     Attributes:
-        step: The step as clients have it; it may travel to other processes. See
+        step: The step for clients, which may be sent to other processes; see
             `RoundStep.on_clients`.
-        message_spec: Tensor specs of the message that every client is sent.
+        message_spec: Tensor specs of the message to every client.
         client_spec: Tensor specs of one client's examples.
-        state_spec: Of what one client remembers of the round's earlier steps.
+        state_spec: Tensor specs of one client's state from the round's earlier steps.
     """
 
     step: RoundStep
@@ -112,7 +112,7 @@ class ClientWork:
 
     @property
     def numbers_clients(self) -> bool:
-        """Whether clients have their place in the cohort."""
+        """Whether clients receive their place in the cohort."""
         return self.step.aggregation.numbers_clients
 
     @property
@@ -122,7 +122,7 @@ class ClientWork:
 
     @property
     def message_bytes(self) -> int:
-        """Size of the message, about that of the model."""
+        """Size of the message, about the size of the model."""
         return _num_bytes(self.message_spec)
 
     @property
@@ -140,9 +140,9 @@ def _num_bytes(specs: Any) -> int:
 
 
 class _TracedOnce(Generic[_Traced]):
-    """An attribute that is traced at its first use, by one thread; the others wait for it.
+    """An attribute that one thread traces on first use, while others wait for it.
 
-    `functools.cached_property` holds no lock from Python 3.12 on, and lanes are threads.
+    `functools.cached_property` has no lock from Python 3.12 on, and lanes are threads.
     """
 
     def __init__(self, trace: Callable[[Any], _Traced]) -> None:
@@ -153,54 +153,56 @@ class _TracedOnce(Generic[_Traced]):
         self._name = name
 
     def __get__(self, instance: Any, owner: Optional[type] = None) -> _Traced:
-        # Called only as long as the instance has nothing of this name.
+        # Only called while the instance has no attribute of this name.
         with TRACING:
             traced = vars(instance)
             if self._name not in traced:
                 traced[self._name] = self._trace(instance)
-            found: _Traced = traced[self._name]
-            return found
+            result: _Traced = traced[self._name]
+            return result
 
 
 @dataclasses.dataclass(frozen=True)
 class Grouping:
-    """When clients take their steps together unless the user says so, and how many of them.
+    """Limits of vectorised groups of clients, unless the user sets the client mode.
 
     Attributes:
-        largest_model_bytes: The largest model of which many do; None for any.
-        most_with_convolutions: Most clients of a group whose model has convolutions; 0 for none.
-        group_bytes: About what a group may take.
-        map_: How functions of one client become those of a group.
+        largest_model_bytes: Maximum model size for vectorised clients; None for no limit.
+        max_with_convolutions: Maximum number of vectorised clients if the model has convolutions;
+            0 for none.
+        group_bytes: Approximate memory limit of a group.
+        map_: Applies functions of one client to a group.
     """
 
     largest_model_bytes: Optional[int]
-    most_with_convolutions: int
+    max_with_convolutions: int
     group_bytes: int
     map_: ClientMap = vectorised_clients
 
 
-# Up to 400 KB a client's step costs less than starting its operations does, and a convolution is
-# faster than the product of its patches (measured).
-ON_CPU = Grouping(400_000, most_with_convolutions=0, group_bytes=64 * 2**20)
-# A client's step keeps no accelerator busy. Patches are large, and more of them help no further: on
-# an H200 a round of a CNN took 3 milliseconds a client in groups of 25 and of 50, 7 in one of 10.
+# Up to 400 KB, starting the operations of a client's step costs more than running them, and a
+# convolution is faster than the product of its patches (measured).
+ON_CPU = Grouping(400_000, max_with_convolutions=0, group_bytes=64 * 2**20)
+# One client's step does not saturate an accelerator. Patches are large, and more clients bring no
+# further gain: on an H200 a round of a CNN took 3 milliseconds per client in groups of 25 and of
+# 50, and 7 in groups of 10.
 ON_ACCELERATOR = Grouping(
     None,
-    most_with_convolutions=25,
+    max_with_convolutions=25,
     group_bytes=2 * 2**30,
     map_=vectorised_clients_on_accelerators,
 )
 
 
 class CompiledClientWork:
-    """Traced functions of a `ClientWork`; what they return is summed over clients.
+    """Traced functions of a `ClientWork`, which sum outputs over clients.
 
-    Each is traced at its first use, once, for clients of any size and for every device.
+    Each function is traced once, on first use, for clients of any size and for every device.
 
     Args:
-        work: What clients do.
-        xla: Whether XLA compiles it.
-        grouping: What suits the devices that run it.
+        work: The work of each client.
+        xla: Whether XLA compiles the functions.
+        grouping: Limits of groups on the devices that run the work.
 
     Attributes:
         streamed: Runs the clients of a shard one after another.
@@ -223,7 +225,7 @@ class CompiledClientWork:
             output, state = self.work.step.client_work(
                 message, Clients.of(arrays_of_client(*client), map_)
             )
-            # With a client axis of size 1, as vectorised work has one.
+            # Add a client axis of size 1, as in vectorised work.
             return ClientResult(
                 output, tf.nest.map_structure(lambda value: value[tf.newaxis], state)
             )
@@ -243,17 +245,17 @@ class CompiledClientWork:
             )
 
         rows = tf.TensorSpec([None], tf.int32)
-        state_of_many = tf.nest.map_structure(
+        batch_state = tf.nest.map_structure(
             lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self.work.state_spec
         )
         capacity = tf.TensorSpec([], tf.int32)
         place = Place(rows, rows) if self.work.numbers_clients else ()
         return self._trace(
-            many, ClientArrays(self._columns, rows, rows, capacity, state_of_many, place)
+            many, ClientArrays(self._columns, rows, rows, capacity, batch_state, place)
         )
 
     def _trace(self, fn: Any, clients_spec: Any) -> Any:
-        # Outside of any device's scope: the trace then runs on whichever device calls it.
+        # Outside of any device scope, so that the trace runs on whichever device calls it.
         with tf.device(None):
             return tf.function(
                 fn, autograph=False, jit_compile=self._jit_compile
@@ -261,10 +263,11 @@ class CompiledClientWork:
 
     @_TracedOnce
     def vectorisation_error(self) -> Optional[str]:
-        """Why TensorFlow cannot vectorise what clients do; None if it can, and it is traced then.
+        """Why TensorFlow cannot vectorise the work; None if it can, after tracing it.
 
-        Loops in a model can be beyond it, such as those of Keras' own recurrent layers. What is
-        wrong with what clients do is raised as it is: to run it one by one would only hide it.
+        TensorFlow may be unable to vectorise loops in a model, such as those of Keras' own
+        recurrent layers. Errors of the work itself propagate unchanged: running clients one by one
+        would only hide them.
         """
         if self._jit_compile:
             return "XLA cannot compile it so"
@@ -273,31 +276,31 @@ class CompiledClientWork:
                 _ = self._many
         except _ConversionError as e:
             return str(e)
-        # Some become grouped convolutions: on several lanes of a CPU a round gave other numbers
-        # each time. Conv2D is left where clients share a kernel, which is one convolution.
-        left = sorted(op for op in _op_types(self._many) if "Conv" in op and op != "Conv2D")
-        return f"it has convolutions ({left[0]})" if left else None
+        # Some become grouped convolutions, which on several CPU lanes gave different numbers in
+        # each round. Conv2D remains where clients share a kernel, which is a single convolution.
+        convolutions = sorted(op for op in _op_types(self._many) if "Conv" in op and op != "Conv2D")
+        return f"it has convolutions ({convolutions[0]})" if convolutions else None
 
     @functools.cached_property
     def has_convolutions(self) -> bool:
-        """Whether clients' models have any, converted or not."""
-        # Those of one client stay in the graph beside what they were converted to.
+        """Whether the client work has convolutions, converted or not."""
+        # The unconverted convolutions of one client remain in the graph.
         graph = self._many.graph.as_graph_def()
         inner = (node for function in graph.library.function for node in function.node_def)
         return any("Conv" in node.op for nodes in (graph.node, inner) for node in nodes)
 
     def clients_step_together(self) -> bool:
-        """Whether vectorised clients are right here, if the user leaves it open."""
+        """Whether to vectorise clients if the user does not set the client mode."""
         work, largest = self.work, self.grouping.largest_model_bytes
         only_gathers = work.gathered_bytes is not None
         if largest is not None and not only_gathers and work.message_bytes > largest:
             return False
         if self.vectorisation_error is not None:
             return False
-        return self.grouping.most_with_convolutions > 0 or not self.has_convolutions
+        return self.grouping.max_with_convolutions > 0 or not self.has_convolutions
 
     def zeros(self) -> ClientResult:
-        """Returns the sum over no clients, and what none of them remember."""
+        """Returns the sum over no clients, and their empty state."""
         output, state = self._output_specs
         return ClientResult(
             tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), output),
@@ -307,12 +310,12 @@ class CompiledClientWork:
         )
 
     def output_bytes(self) -> int:
-        """Returns the size of what one client sends."""
+        """Returns the size of one client's output."""
         return _num_bytes(self._output_specs.output)
 
     @property
     def _output_specs(self) -> ClientResult:
-        # A sum over clients has the shapes of what one of them sends.
+        # A sum over clients has the shapes of one client's output.
         traced = self._many if "_many" in vars(self) else self._one
         specs: ClientResult = traced.structured_outputs
         return specs
@@ -320,7 +323,7 @@ class CompiledClientWork:
     def _each_client(self, clients: Sequence[Examples], state: Any, shard: Shard) -> Iterator[Any]:
         for k, examples in enumerate(clients):
             place = place_of(examples, shard[k]) if self.work.numbers_clients else ()
-            yield self._chosen(examples), of_client(state, k), place
+            yield self._chosen(examples), state_of_client(state, k), place
 
     def _as_one_batch(self, clients: Sequence[Examples], state: Any, shard: Shard) -> Iterator[Any]:
         places: Any = ()
@@ -333,17 +336,17 @@ class CompiledClientWork:
 
 
 class _ConversionError(Exception):
-    """TensorFlow cannot turn operations on one client into operations on many."""
+    """Raised if TensorFlow cannot convert operations on one client to operations on many."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _ConvertedClients:
-    """Vectorised clients; tells a failed conversion from a function that fails by itself.
+    """Vectorised clients; distinguishes a failed conversion from an error of the function.
 
-    TensorFlow runs the function for one client, then converts each operation that it made. Where a
-    converter is missing or cannot cope, exceptions have many types (of Keras' LSTM, a `TypeError`
-    from inside the conversion of a loop), and their traces are cut short on the way out: what can
-    be relied on is whether the function had returned.
+    TensorFlow runs the function for one client, then converts each of its operations. If a
+    converter is missing or fails, exceptions have many types (for Keras' LSTM, a `TypeError` from
+    inside the conversion of a loop), and their traces are truncated. The only reliable criterion is
+    whether the function had returned.
     """
 
     map_: ClientMap
@@ -353,14 +356,14 @@ class _ConvertedClients:
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
         has_returned = False
 
-        def of_one_client(*args: Any) -> Any:
+        def record_return(*args: Any) -> Any:
             nonlocal has_returned
             output = fn(*args)
             has_returned = True
             return output
 
         try:
-            return self.map_(of_one_client, *args)
+            return self.map_(record_return, *args)
         except Exception as e:
             if not has_returned:
                 raise
@@ -371,7 +374,8 @@ class _ConvertedClients:
 def _op_types(traced: Any) -> set[str]:
     """Returns the types of all operations that a traced function runs.
 
-    Its graph also has those of the one client that was converted, on which no output depends.
+    Its graph also contains the operations of the single client before conversion, on which no
+    output depends.
     """
     graph = traced.graph.as_graph_def()
     functions = {f.signature.name: f for f in graph.library.function}
@@ -384,7 +388,7 @@ def _op_types(traced: Any) -> set[str]:
         by_name = {node.name: node for node in nodes}
         names, reached = list(names), set()
         while names:
-            # An input is a node's output, such as "node:y:0", or "^node", which only comes before.
+            # An input is a node's output, such as "node:y:0", or a control dependency, "^node".
             name = names.pop().lstrip("^").partition(":")[0]
             if name in reached or name not in by_name:
                 continue
@@ -403,7 +407,7 @@ def _op_types(traced: Any) -> set[str]:
 
 @contextlib.contextmanager
 def _quiet_tensorflow() -> Iterator[None]:
-    # What it logs about operations without a converter is for its developers, and is long.
+    # Messages about operations without a converter are long, and only help TensorFlow's developers.
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -441,8 +445,8 @@ def _choose(
     return chosen(compiled, cohort, max_clients_in_step)
 
 
-# (work, cohort, most clients of a shard) -> how to run a shard, and the shards; a function of its
-# arguments alone, so that no number of devices or workers changes the sums.
+# (work, cohort, maximum clients of a shard) -> function that runs a shard, and the shards. It
+# depends on its arguments alone, so that the number of devices or workers does not change sums.
 CLIENT_MODES: Registry[Callable[[CompiledClientWork, Sequence[Examples], Optional[int]], Plan]] = (
     Registry("client mode", {"auto": _choose, "vectorised": _vectorise, "streamed": _stream})
 )
@@ -451,12 +455,12 @@ CLIENT_MODES: Registry[Callable[[CompiledClientWork, Sequence[Examples], Optiona
 def _largest_group(compiled: CompiledClientWork, num_rows: int) -> int:
     work, output = compiled.work, compiled.output_bytes()
     gathered = work.gathered_bytes
-    # Tables that are only gathered from are shared, not copied per client.
+    # Clients share tables that they only gather from.
     model = work.message_bytes if gathered is None else num_rows * gathered
-    # Weights with their steps, outputs with their encoding, a batch with its gradients: roughly.
+    # Approximately: weights and their steps, outputs and their encoding, a batch and its gradients.
     bytes_per_client = 3 * model + 2 * output + 4 * num_rows * work.example_bytes
     most = compiled.grouping.group_bytes // bytes_per_client
-    most_with_convolutions = compiled.grouping.most_with_convolutions
-    if most_with_convolutions and compiled.has_convolutions:
-        most = min(most, most_with_convolutions)
+    max_with_convolutions = compiled.grouping.max_with_convolutions
+    if max_with_convolutions and compiled.has_convolutions:
+        most = min(most, max_with_convolutions)
     return max(1, min(_MAX_GROUP, most))

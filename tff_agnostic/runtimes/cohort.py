@@ -1,4 +1,4 @@
-"""The cohort runtime: rounds in this process, on any device, without a call per client to TFF."""
+"""The cohort runtime: rounds in this process, on any device, without a call to TFF per client."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ from tff_agnostic.runtimes.devices import (
     Shard,
     default_num_lanes,
     in_cohort_order,
-    of_shard,
     one_thread_per_operation,
+    state_of_shard,
     summed_in_order,
 )
 from tff_agnostic.runtimes.options import CohortOptions
 from tff_agnostic.runtimes.runtime import Evaluation, Runtime
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
-# Traces kept for later trials of a comparison, and, of models so small that keeping them costs
-# little, for later runs of this process.
+# Number of traces kept for later trials of a comparison, and for later runs of this process if
+# models are small.
 _KEPT_TRACES = 32
 _SMALL_MODEL_BYTES = 2**22
 
 
 class SumOverClients(Protocol):
-    """Runs a `ClientWork` for every client of a cohort, and sums what they send."""
+    """Runs a `ClientWork` for every client of a cohort, and sums the outputs."""
 
     def __call__(
         self, broadcast: Any, cohort: Sequence[Examples], client_state: Any = ()
     ) -> ClientResult:
-        """Returns the sum of what the clients of a cohort send, zeros for no clients.
+        """Returns the sum of the clients' outputs, zeros for no clients, and their states.
 
         Args:
-            broadcast: What every client is sent.
+            broadcast: Message to every client.
             cohort: The clients.
-            client_state: What they remember, NumPy arrays with a leading axis of clients, which
-                what they remember after it has too.
+            client_state: States of the clients, NumPy arrays with a leading axis of clients;
+                returned states have the same axis.
         """
 
     def of_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
-        """Returns the sum for each of several broadcasts, of clients that remember nothing."""
+        """Returns the sum for each of several broadcasts, for clients without state."""
 
 
 class SummingRuntime(Runtime):
-    """What runtimes have in common that differ in where clients run."""
+    """Base of runtimes that differ only in where clients run."""
 
     def sum_over_clients(self, work: ClientWork) -> SumOverClients:
-        """Returns what runs the work for every client of a cohort."""
+        """Returns the function that runs the work for every client of a cohort."""
         raise NotImplementedError
 
     def training(self, algorithm: Algorithm, aggregation: Aggregation) -> CohortTraining:
@@ -84,14 +84,14 @@ class CohortRuntime(SummingRuntime):
     """Runs rounds in this process; a context manager that owns its threads.
 
     Args:
-        options: How to execute.
+        options: Options of execution.
     """
 
     def __init__(self, options: CohortOptions = CohortOptions()) -> None:
         self._options = options
         self._lanes: Optional[DeviceThreads] = None
         self._devices: list[str] = []
-        # Trials that differ in their seeds only share what was traced.
+        # Trials that only differ in their seeds share traces.
         self._compile = functools.lru_cache(maxsize=_KEPT_TRACES)(CompiledClientWork)
 
     def __enter__(self) -> CohortRuntime:
@@ -104,13 +104,13 @@ class CohortRuntime(SummingRuntime):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Ends the threads."""
+        """Stops the threads."""
         if self._lanes is not None:
             self._lanes.close()
         self._lanes = None
 
     def sum_over_clients(self, work: ClientWork) -> SumOnLanes:
-        """Returns what runs the work on the lanes of this process."""
+        """Returns the function that runs the work on the lanes of this process."""
         is_small = work.message_bytes <= _SMALL_MODEL_BYTES
         compile_ = _compiled_for_all_runs if is_small else self._compile
         grouping = ON_CPU if self.device_kinds() <= {"cpu"} else ON_ACCELERATOR
@@ -118,18 +118,18 @@ class CohortRuntime(SummingRuntime):
         return SumOnLanes(compiled, self._options, self.running_lanes)
 
     def execution(self) -> dict[str, Any]:
-        """Returns what may change last bits; see `runtime.Runtime.execution`."""
+        """Returns the settings that may change last bits; see `runtime.Runtime.execution`."""
         return {**self._options.execution(), "device": ", ".join(sorted(self.device_kinds()))}
 
     def device_kinds(self) -> set[str]:
-        """Returns what the devices are, such as cpu; nothing before the runtime is entered."""
+        """Returns the kinds of the devices, such as cpu; empty before the runtime is entered."""
         return {name.rpartition("device:")[2].split(":")[0].lower() for name in self._devices}
 
     def running_lanes(self) -> DeviceThreads:
         """Returns the threads.
 
         Raises:
-            ExecutionError: If the runtime has not been entered, or has been left.
+            ExecutionError: If the runtime was not entered, or was exited.
         """
         if self._lanes is None:
             raise ExecutionError("the cohort runtime is not running")
@@ -159,27 +159,27 @@ class SumOnLanes:
     ) -> ClientResult:
         """Returns the sum over the cohort; see `SumOverClients`."""
 
-        def of_shard_(run: ShardFunction, shard: Shard) -> ClientResult:
+        def run_shard(run: ShardFunction, shard: Shard) -> ClientResult:
             clients = [cohort[k] for k in shard]
-            return run(broadcast, clients, of_shard(client_state, shard), shard)
+            return run(broadcast, clients, state_of_shard(client_state, shard), shard)
 
-        found = self._summed(of_shard_, cohort)
-        return self.compiled.zeros() if found is None else found
+        result = self._summed(run_shard, cohort)
+        return self.compiled.zeros() if result is None else result
 
     def of_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
         """Returns the sum for each broadcast; see `SumOverClients`."""
 
-        def of_shard_(run: ShardFunction, shard: Shard) -> ClientResult:
+        def run_shard(run: ShardFunction, shard: Shard) -> ClientResult:
             return run.of_each(broadcasts, [cohort[k] for k in shard], shard)
 
-        found = self._summed(of_shard_, cohort)
-        if found is None:
+        result = self._summed(run_shard, cohort)
+        if result is None:
             return [self.compiled.zeros().output for _ in broadcasts]
-        sums: list[Any] = found.output
+        sums: list[Any] = result.output
         return sums
 
     def _summed(
-        self, of_shard_: Callable[[ShardFunction, Shard], ClientResult], cohort: Sequence[Examples]
+        self, run_shard: Callable[[ShardFunction, Shard], ClientResult], cohort: Sequence[Examples]
     ) -> Optional[ClientResult]:
         """Returns the sum over the shards of a cohort; None if there are none."""
         lanes = self._lanes()
@@ -187,7 +187,7 @@ class SumOnLanes:
         run, shards = plan(self.compiled, cohort, self._options.max_clients_in_step)
         if not shards:
             return None
-        partial_sums = lanes.map_in_order(lambda shard: of_shard_(run, shard), shards)
+        partial_sums = lanes.map_in_order(lambda shard: run_shard(run, shard), shards)
         try:
             total, states = summed_in_order(partial_sums)
         except (tf.errors.ResourceExhaustedError, MemoryError) as e:
@@ -200,12 +200,12 @@ class SumOnLanes:
 
 
 class CohortTraining:
-    """Rounds of an algorithm's pure functions; see `runtime.Training`.
+    """Rounds as pure functions of an algorithm; see `runtime.Training`.
 
     Args:
-        algorithm: What to run.
-        aggregation: What happens before and after each sum.
-        sum_over_clients: Says where clients run.
+        algorithm: The algorithm to run.
+        aggregation: The aggregation of each sum.
+        sum_over_clients: Returns the function that runs client work for a cohort.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class CohortTraining:
         self.quantities = round_.quantities
         self._initialize = tf.function(round_.initialize, autograph=False)
         state_spec = specs_of(self._initialize.get_concrete_function().structured_outputs)
-        # Concrete: looking a trace up in every round costs a small model's round some percent.
+        # Concrete functions, as looking up a trace costs a small model's round some percent.
         start = tf.function(round_.start, autograph=False).get_concrete_function(state_spec)
         next_step = tf.function(round_.next_step, autograph=False, reduce_retracing=True)
         self._finish = tf.function(round_.finish, autograph=False, reduce_retracing=True)
@@ -255,7 +255,7 @@ class CohortTraining:
         return self._finish_trace(*arguments)
 
     def _sum(self, k: int, message: Message, client_state: Any) -> SumOverClients:
-        # A message's spec is known when the sums before it are. Clients remember nothing of a step
+        # A message's spec is known once the previous sums are. Clients have no state from a step
         # that the round does not have.
         key = k, bool(tf.nest.flatten(client_state))
         if key not in self._sums:
@@ -268,12 +268,12 @@ class CohortTraining:
 
 
 class CohortEvaluation(Evaluation):
-    """Federated evaluations of pure functions.
+    """Federated evaluations as pure functions.
 
     Args:
-        measurement: What is evaluated, and how.
-        aggregation: What happens before and after the sum.
-        sum_over_clients: Says where clients run.
+        measurement: The evaluation to run.
+        aggregation: The aggregation of the sum.
+        sum_over_clients: Returns the function that runs client work for a cohort.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class CohortEvaluation(Evaluation):
         check_measurement(aggregation, measurement)
         functions = EvaluationFunctions(measurement, aggregation)
         self._first_state = as_tensors(functions.initialize())
-        # Concrete: an evaluation of a small model costs some percent less.
+        # Concrete functions make an evaluation of a small model some percent cheaper.
         self._start = tf.function(functions.message, autograph=False).get_concrete_function(
             measurement.measured_spec, specs_of(self._first_state)
         )
@@ -296,7 +296,7 @@ class CohortEvaluation(Evaluation):
         work = ClientWork(step, message_spec, measurement.client_data_spec)
         self._sum = sum_over_clients(work)
 
-    def _begun(self, state: Any) -> Any:
+    def _state_or_initial(self, state: Any) -> Any:
         return self._first_state if state is None else as_tensors(state)
 
     def _message(self, measured: Any, state: Any) -> Any:
@@ -315,7 +315,7 @@ class CohortEvaluation(Evaluation):
 
 
 def _called(function: Any, *arguments: Any) -> Any:
-    """Calls a tf.function; unlike a plain call, without a warning when many short runs trace it."""
+    """Calls a tf.function; without the retracing warning of a plain call in many short runs."""
     return function.get_concrete_function(*arguments)(*arguments)
 
 

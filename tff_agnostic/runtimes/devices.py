@@ -1,10 +1,10 @@
-"""Devices, the threads that run shards on them, and how a cohort is cut into shards.
+"""Devices, threads that run shards on them, and the division of a cohort into shards.
 
-The cut is a function of the cohort alone, never of the number of devices or workers, and shards are
-summed in their order. Any number of devices or workers therefore gives the same bits.
+The division depends on the cohort alone, never on the number of devices or workers, and shards are
+summed in order. Any number of devices or workers therefore gives the same bits.
 
-Shards are cut anew in every step, whose work may be of another size. What clients remember is
-therefore held in the order of the cohort, with a leading axis of clients.
+Every step has its own shards, as its work may differ in size. Client states are therefore stored in
+the order of the cohort, with a leading axis of clients.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HINTS = {
     "TPU": ": TensorFlow sees a TPU only on its host, with a TensorFlow built for it",
     "CPU": "",
 }
-# While a lane of a GPU waits for it, the other one prepares the next clients.
+# While one lane waits for its GPU, the other prepares the next clients.
 _LANES_PER_ACCELERATOR = 2
 
 
@@ -41,8 +41,8 @@ def _all(kind: str) -> list[str]:
     if not names:
         kinds = sorted({device.device_type for device in tf.config.list_logical_devices()})
         hint = _HINTS[kind].format(release=".".join(tf.__version__.split(".")[:2]))
-        found = Verbatim(f"only {', '.join(kinds)}{hint}")
-        raise OptionError("device", f"a {kind} that TensorFlow sees", found)
+        kinds_found = Verbatim(f"only {', '.join(kinds)}{hint}")
+        raise OptionError("device", f"a {kind} that TensorFlow sees", kinds_found)
     return names
 
 
@@ -62,12 +62,12 @@ DEVICES = Registry(
 
 
 def one_thread_per_operation() -> None:
-    """Makes TensorFlow run each operation in one thread, where it is not too late for that.
+    """Makes TensorFlow run each operation in one thread, if TensorFlow is not initialised yet.
 
     Lanes then share the processors without waiting for each other, which is faster, and sums do not
-    depend on the number of processors. TensorFlow takes such settings before its first operation
-    only; afterwards the numbers are still right, but may differ in their last bits from machine
-    to machine.
+    depend on the number of processors. TensorFlow accepts such settings only before its first
+    operation; afterwards results are still correct, but their last bits may differ between
+    machines.
     """
     try:
         tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -80,11 +80,11 @@ Result = TypeVar("Result")
 
 
 class DeviceThreads:
-    """Threads, each on one device.
+    """Threads that each use one device.
 
     Args:
         devices: Names of logical devices.
-        num_lanes: How many threads share them.
+        num_lanes: Number of threads that share them.
     """
 
     def __init__(self, devices: Sequence[str], num_lanes: int) -> None:
@@ -95,9 +95,9 @@ class DeviceThreads:
         self._pool = ThreadPoolExecutor(num_lanes, "lane", initializer=self._take_device)
 
     def map_in_order(self, fn: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Yields `fn` of each item, in their order, whatever the order in which they finish.
+        """Yields `fn` of each item in order, independent of the order in which they finish.
 
-        No more than twice as many items as there are lanes are under way or waiting.
+        At most twice as many items as lanes are in progress or waiting.
         """
         waiting: collections.deque[Future[Result]] = collections.deque()
         try:
@@ -112,7 +112,7 @@ class DeviceThreads:
                 future.cancel()
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stops the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _take_device(self) -> None:
@@ -132,16 +132,16 @@ def default_num_lanes(devices: Sequence[str]) -> int:
 
 
 def sum_in_order(values: Iterable[Any], add: Callable[[Any, Any], Any]) -> Any:
-    """Returns the sum from left to right, None of nothing."""
+    """Returns the sum from left to right; None if there are no values."""
     total = None
     for value in values:
         total = value if total is None else add(total, value)
     return total
 
 
-# Enough for some balance between 8 workers; each costs a model's worth of memory while it waits.
+# Enough to balance 8 workers; each waiting shard takes memory for a model.
 MAX_STREAMED_SHARDS = 32
-# Rows of padding that cost less than another group of clients does.
+# Number of padding rows that cost less than another group of clients.
 _FREE_PADDING = 2048
 _MAX_PADDING_SHARE = 0.25
 
@@ -150,31 +150,31 @@ Shard = tuple[int, ...]
 
 
 def streamed_shards(num_clients: int) -> list[Shard]:
-    """Cuts a cohort whose clients run one after another: neighbours stay together."""
+    """Divides a cohort of sequential clients: neighbours stay together."""
     parts = np.array_split(np.arange(num_clients), min(num_clients, MAX_STREAMED_SHARDS) or 1)
     return [tuple(part.tolist()) for part in parts if len(part) > 0]
 
 
 def vectorised_shards(sizes: Sequence[int], max_clients: int) -> list[Shard]:
-    """Cuts a cohort whose clients run in step, by size, so that padding stays small.
+    """Divides a cohort of vectorised clients by size, so that padding stays small.
 
     Args:
         sizes: Number of examples of each client.
-        max_clients: The most clients of a shard.
+        max_clients: Maximum number of clients of a shard.
 
     Returns:
-        As few shards as there have to be, or some more: in each, padding is at most a quarter of
-        the rows, or about 2,000 rows.
+        The minimum number of shards, or slightly more: in each, padding is at most a quarter of the
+        rows, or about 2,000 rows.
     """
     if not sizes:
         return []
     largest_first = sorted(range(len(sizes)), key=lambda k: -sizes[k])
     num_shards = -(-len(sizes) // max_clients)
-    wanted = -(-len(sizes) // num_shards)
+    target_size = -(-len(sizes) // num_shards)
     shards: list[list[int]] = []
     rows = 0
     for k in largest_first:
-        if shards and len(shards[-1]) < wanted:
+        if shards and len(shards[-1]) < target_size:
             padded = sizes[shards[-1][0]] * (len(shards[-1]) + 1)
             padding = padded - rows - sizes[k]
             if padding <= max(_FREE_PADDING, _MAX_PADDING_SHARE * padded):
@@ -187,7 +187,7 @@ def vectorised_shards(sizes: Sequence[int], max_clients: int) -> list[Shard]:
 
 
 def summed_in_order(parts: Iterable[ClientResult]) -> ClientResult:
-    """Returns the sum from left to right, and what clients remember in the order of the parts.
+    """Returns the sum from left to right, and the client states in the order of the parts.
 
     Args:
         parts: At least one; the state of each has a leading axis of clients.
@@ -206,22 +206,22 @@ def summed_in_order(parts: Iterable[ClientResult]) -> ClientResult:
 
 
 def _add(a: Any, b: Any) -> Any:
-    # The operation itself: a call of a traced function costs several times as much for the sums of
-    # a small model, and there is one for each client.
+    # Use the raw operation: a traced function costs several times as much for the sums of a small
+    # model, for each client.
     return tf.nest.map_structure(lambda x, y: tf.raw_ops.AddV2(x=x, y=y), a, b)
 
 
 def in_cohort_order(state: Any, shards: Sequence[Shard]) -> Any:
-    """Returns what the clients of all shards remember, in the order of the cohort."""
+    """Returns the client states of all shards in the order of the cohort."""
     positions = np.argsort([k for shard in shards for k in shard])
     return tf.nest.map_structure(lambda column: column[positions], state)
 
 
-def of_client(state: Any, k: int) -> Any:
-    """Returns what one of several clients remembers."""
+def state_of_client(state: Any, k: int) -> Any:
+    """Returns the state of one client."""
     return tf.nest.map_structure(lambda column: column[k], state)
 
 
-def of_shard(state: Any, shard: Shard) -> Any:
-    """Returns what the clients of a shard remember, of what those of the cohort remember."""
+def state_of_shard(state: Any, shard: Shard) -> Any:
+    """Selects the states of a shard's clients from those of the cohort."""
     return tf.nest.map_structure(lambda column: column[list(shard)], state)

@@ -1,4 +1,4 @@
-"""Options of runtimes: how rounds are executed. No option changes what is computed."""
+"""Options of runtimes: how to execute rounds. No option changes the results, except last bits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.runtimes.client_work import CLIENT_MODES
 from tff_agnostic.runtimes.devices import DEVICES
 
-# Each is a thread: systems refuse to start tens of thousands, in the middle of a run.
+# Each lane is a thread: systems refuse to start tens of thousands, in the middle of a run.
 _MAX_LANES = 1024
 TENSORFLOW = "tensorflow"
 """Name of the release in `ExecutionOptions.execution`; it is not a flag."""
@@ -20,14 +20,14 @@ LOCAL, AUTO = "local", "auto"
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionOptions(Options):
-    """How clients are executed; the options of a runtime that may change last bits.
+    """Options of execution that may change last bits.
 
     Attributes:
         client_mode: Whether many clients take each step together (vectorised; on CPUs for small
             models) or run one after another (streamed).
-        max_clients_in_step: Most clients that take a step together. [what fits into 64 MB, or into
-            2 GB of an accelerator, at most 512]
-        xla: Whether XLA compiles what clients do, which are then streamed.
+        max_clients_in_step: Maximum number of clients that take a step together. [as many as fit
+            into 64 MB, or into 2 GB of an accelerator, at most 512]
+        xla: Whether XLA compiles the client work, which then runs client by client.
     """
 
     client_mode: Annotated[str, OneOf(CLIENT_MODES)] = "auto"
@@ -35,7 +35,7 @@ class ExecutionOptions(Options):
     xla: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the client mode with XLA too; see `Options`."""
+        """Checks the values, and client mode and XLA together; see `Options`."""
         super().__post_init__()
         if self.xla and self.client_mode == "vectorised":
             raise self.error("client_mode", "auto or streamed with xla")
@@ -54,18 +54,19 @@ _EXECUTION = dataclasses.fields(ExecutionOptions)
 
 @dataclasses.dataclass(frozen=True)
 class CohortOptions(ExecutionOptions):
-    """Where clients run in this process.
+    """Options of clients in this process.
 
     Attributes:
         device: Device of clients; auto takes all GPUs that TensorFlow sees, or else the CPU.
-        lanes: Clients, or groups of clients, that run at once. [one per processor or two per GPU]
+        lanes: Number of clients, or groups of clients, that run concurrently. [one per processor or
+            two per GPU]
     """
 
     device: Annotated[str, OneOf(DEVICES)] = "auto"
     lanes: Optional[Annotated[int, Within(least=1, most=_MAX_LANES)]] = None
 
     def __post_init__(self) -> None:
-        """Checks that a TPU has XLA too; see `Options`."""
+        """Checks the values, and that a TPU uses XLA; see `Options`."""
         super().__post_init__()
         if self.device == "tpu" and not self.xla:
             raise self.error("device", "auto, cpu or gpu without xla")
@@ -73,18 +74,18 @@ class CohortOptions(ExecutionOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RayOptions(ExecutionOptions):
-    """Where clients run on Ray.
+    """Options of clients on Ray.
 
     Attributes:
         ray_address: The Ray that runs clients: local starts one for this command, on this machine's
             loopback interface; auto is the one that RAY_ADDRESS names or that this machine belongs
             to; HOST:PORT names one.
         num_workers: Number of Ray workers, at most one per client of a round; if not given, as many
-            as there is room for. It does not change the results.
-        cpus_per_worker: CPUs of a Ray worker, which runs as many clients at once; a fraction lets
-            workers share.
-        gpus_per_worker: GPUs of a Ray worker, which runs its clients there; a fraction lets workers
-            share.
+            as resources allow. It does not change the results.
+        cpus_per_worker: CPUs of a Ray worker, which runs as many clients concurrently; with a
+            fraction workers share a CPU.
+        gpus_per_worker: GPUs of a Ray worker, which runs its clients there; with a fraction workers
+            share a GPU.
     """
 
     ray_address: str = LOCAL
@@ -93,7 +94,7 @@ class RayOptions(ExecutionOptions):
     gpus_per_worker: Annotated[float, Within(least=0.0)] = 0.0
 
     def __post_init__(self) -> None:
-        """Checks the form of the address too; see `Options`."""
+        """Checks the values, and the form of the address; see `Options`."""
         super().__post_init__()
         host, _, port = self.ray_address.rpartition(":")
         is_address = bool(host) and "/" not in host and port.isdigit()

@@ -1,4 +1,4 @@
-"""Rounds on Ray, one that the user has started or one that this process starts."""
+"""Rounds on Ray, which the user or this process starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tff_agnostic.runtimes.client_work import (
     ShardFunction,
 )
 from tff_agnostic.runtimes.cohort import SummingRuntime
-from tff_agnostic.runtimes.devices import in_cohort_order, of_shard, summed_in_order
+from tff_agnostic.runtimes.devices import in_cohort_order, state_of_shard, summed_in_order
 from tff_agnostic.runtimes.options import AUTO, LOCAL, RayOptions
 from tff_agnostic.runtimes.ray_pool import WorkerPool, pack
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
@@ -39,10 +39,10 @@ from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 _START_SECONDS = 120.0
 _CONNECT_SECONDS = 10.0
 _KEPT_WORKS = 8
-# Ray gives its node 30 seconds to start, which a busy machine may exceed once.
+# Ray allows its node 30 seconds to start, which a busy machine may exceed once.
 _START_ATTEMPTS = 3
 _TOO_SLOW = "timed out during startup"
-# Defaults: reports to Ray's makers, and a warning about a later version.
+# Defaults that disable reports to Ray's makers, and a warning about a later version.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -50,10 +50,10 @@ class RayRuntime(SummingRuntime):
     """Runs rounds on Ray's workers; a context manager that owns them, and Ray if it started it.
 
     Shards and the order of their sum are those of the cohort runtime, so neither the number of
-    workers nor the death of one changes the numbers.
+    workers nor the death of a worker changes the results.
 
     Args:
-        options: How to execute.
+        options: Options of execution.
         start_seconds: Seconds without any started worker after which a round fails.
     """
 
@@ -74,7 +74,7 @@ class RayRuntime(SummingRuntime):
 
         Raises:
             ExecutionError: If Ray does not start.
-            OptionError: If no Ray answers at the address, or it lacks the resources.
+            OptionError: If no Ray answers at the address, or if it lacks the resources.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(_connected(self._options.ray_address, self._start_seconds))
@@ -85,7 +85,7 @@ class RayRuntime(SummingRuntime):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Ends the workers, and Ray if it was started here."""
+        """Stops the workers, and Ray if it was started here."""
         self._stack.close()
         self._pool = None
 
@@ -94,7 +94,7 @@ class RayRuntime(SummingRuntime):
         return self._sums(work)
 
     def check_clients_per_round(self, clients_per_round: int) -> None:
-        """Refuses workers without a client; see `runtime.Runtime`."""
+        """Raises an error if there are more workers than clients; see `runtime.Runtime`."""
         num_workers = self._options.num_workers or 1
         if clients_per_round < num_workers:
             raise OptionError(
@@ -126,8 +126,8 @@ class SumOnRay:
     """A `cohort.SumOverClients` on Ray's workers.
 
     Args:
-        work: Work of each client.
-        options: How to execute.
+        work: The work of each client.
+        options: Options of execution.
         pool: Returns the running workers.
     """
 
@@ -138,7 +138,6 @@ class SumOnRay:
         self.compiled = CompiledClientWork(work, options.xla, grouping)
         self._options = options
         self._pool = pool
-        # References to the bytes of functions.
         self._packed: dict[ShardFunction, Any] = {}
 
     def __call__(
@@ -159,14 +158,14 @@ class SumOnRay:
         if function not in self._packed:
             self._packed[function] = ray.put(pack(function.traced()))
         packed = self._packed[function]
-        # Ray frees it with the last reference, at the end of the round.
+        # Ray frees the message with its last reference, at the end of the round.
         broadcast_ref = ray.put(_arrays(broadcast))
         structure: ClientResult = function.traced().structured_outputs
         num_summed = len(tf.nest.flatten(structure.output))
 
         def submit(actor: Any, index: int) -> Any:
             shard = shards[index]
-            states = of_shard(client_state, shard)
+            states = state_of_shard(client_state, shard)
             calls = function.inputs([cohort[k] for k in shard], states, shard)
             inputs = [_arrays(call) for call in calls]
             return actor.run.remote([packed], broadcast_ref, inputs, num_summed)
@@ -192,16 +191,16 @@ def _arrays(structure: Any) -> list[np.ndarray]:
 
 @contextlib.contextmanager
 def _connected(address: str, start_seconds: float) -> Iterator[None]:
-    """Connects this process to Ray while entered; an existing connection is used, and stays.
+    """Connects this process to Ray while entered; an existing connection is used, and kept.
 
-    A Ray that is started here ends with this process, however the process exits.
+    A Ray that is started here stops with this process, however the process exits.
     """
     if ray.is_initialized():
         yield
         return
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # Ray prints a paragraph about each dead worker, for which the pool has a line.
+    # Ray prints a paragraph about each dead worker, which the pool reports in one line.
     ray_driver.print_to_stdstream = lambda *_, **__: None
     with _sigterm_kept():
         if address == LOCAL:
@@ -218,7 +217,7 @@ def _connected(address: str, start_seconds: float) -> Iterator[None]:
 def _start(start_seconds: float) -> None:
     """Starts a Ray on the loopback interface of this machine."""
     config = {
-        # By default workers are the least urgent processes, and starve on a busy machine.
+        # By default workers have the lowest priority, and starve on a busy machine.
         "worker_niceness": 0,
         "worker_register_timeout_seconds": math.ceil(start_seconds),
     }
@@ -234,7 +233,7 @@ def _start(start_seconds: float) -> None:
                 _system_config=config,
             )
             return
-        # Ray raises a plain one if its node is too slow.
+        # Ray raises a plain Exception if its node is too slow.
         except Exception as e:
             ray.shutdown()
             if _TOO_SLOW not in str(e) or attempt == _START_ATTEMPTS:
@@ -243,13 +242,13 @@ def _start(start_seconds: float) -> None:
 
 def _join(address: str) -> None:
     """Joins the Ray at an address."""
-    # As Ray does, but before the check: Ray itself waits for minutes.
+    # Repeat Ray's check of the address here, as Ray itself waits for minutes.
     host_port = os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address
     if host_port != AUTO and os.environ.get("RAY_USE_TLS", "0") == "0":
         _check_answers(host_port)
     try:
         ray.init(host_port, log_to_driver=False, logging_level=logging.ERROR)
-    # Ray ends the process if the cluster refuses it.
+    # Ray exits the process if the cluster refuses it.
     except (Exception, SystemExit) as e:
         ray.shutdown()
         raise _no_ray(host_port, _one_line(e)) from e
@@ -264,8 +263,8 @@ def _check_answers(address: str) -> None:
 
 
 def _no_ray(address: str, reason: str) -> OptionError:
-    found = Verbatim(f"{address}: {reason}")
-    return OptionError("ray_address", "the address of a running Ray", found, RayOptions)
+    problem = Verbatim(f"{address}: {reason}")
+    return OptionError("ray_address", "the address of a running Ray", problem, RayOptions)
 
 
 def _one_line(error: BaseException) -> str:

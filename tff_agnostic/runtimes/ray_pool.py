@@ -27,22 +27,22 @@ from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation, sum_in_order
 from tff_agnostic.runtimes.options import RayOptions
 
-# Functions that a worker keeps: training and evaluation of two runs.
+# Number of functions that a worker keeps: training and evaluation of two runs.
 _MAX_FUNCTIONS = 4
 _MAX_FAILED_STARTS = 3
-# Deaths of workers over one shard, which is then the likely cause.
+# Number of worker deaths on one shard after which the shard is the likely cause.
 _MAX_LOSSES = 5
-# On a GPU, one shard is prepared while the other runs.
+# On a GPU, one shard is prepared while another runs.
 _LANES_PER_GPU = 2
 _SAME_EVERYWHERE = "; every machine needs the same Python, TensorFlow and tff_agnostic"
 
 Arrays = Sequence[np.ndarray]
-# From an actor and the index of a shard to a reference to the shard's result.
+# Function from an actor and the index of a shard to a reference to the shard's result.
 Submit = Callable[[Any, int], Any]
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that every process needs to have in common."""
+    """Returns the versions that must be the same in every process."""
     return {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "TensorFlow": tf.__version__,
@@ -54,7 +54,7 @@ class RayWorker:
     """An actor that runs shards, in as many threads as its concurrency.
 
     Args:
-        device: Member of `devices.DEVICES`.
+        device: A name in `devices.DEVICES`.
     """
 
     def __init__(self, device: str) -> None:
@@ -72,15 +72,15 @@ class RayWorker:
     def run(
         self, packed: Sequence[Any], broadcast: Arrays, calls: Sequence[Arrays], num_summed: int
     ) -> list[np.ndarray]:
-        """Returns the sum of a function's outputs over its calls, in their order.
+        """Returns the sum of a function's outputs over its calls, in order.
 
-        The clients' state, which follows the summed values, is concatenated over the calls.
+        The client states, which follow the summed values, are concatenated over the calls.
 
         Args:
             packed: A reference to the bytes of the function, in a list: Ray resolves bare ones.
             broadcast: The first arguments of every call.
             calls: The other arguments of each call; at least one call.
-            num_summed: Number of the returned values that are summed.
+            num_summed: Number of the returned values to sum.
 
         Raises:
             ExecutionError: If a device is out of memory.
@@ -145,7 +145,7 @@ def unpack(files: Mapping[str, bytes]) -> Callable[..., Any]:
             path.write_bytes(content)
         module = tf.saved_model.load(folder)
     run = module.run
-    # The function alone does not keep its module.
+    # The function alone does not keep its module alive.
     run.module = module
     function: Callable[..., Any] = run
     return function
@@ -158,7 +158,7 @@ class _Worker:
     Attributes:
         number: Number of the worker, from 1, which its replacement keeps.
         actor: Handle of the actor.
-        versions: Reference to its versions, which are ready once it has started.
+        versions: Reference to its versions, available once it has started.
     """
 
     number: int
@@ -167,14 +167,14 @@ class _Worker:
 
 
 class WorkerPool:
-    """Actors, started at the first use and replaced when they die.
+    """Actors, started on first use and replaced when they die.
 
     Args:
         options: Number and resources of the workers.
         start_seconds: Seconds without any started worker after which a round fails.
 
     Attributes:
-        events: Deaths of workers, a line each.
+        events: Deaths of workers, one line each.
 
     Raises:
         OptionError: If the nodes lack the resources.
@@ -193,7 +193,7 @@ class WorkerPool:
         self.events: list[str] = []
 
     def start(self, most: int) -> None:
-        """Begins to start the workers at the first call.
+        """Starts the workers at the first call, without waiting for them.
 
         Args:
             most: Number of workers that a round can use.
@@ -203,7 +203,7 @@ class WorkerPool:
             self._starting = [self._new(number) for number in range(1, count + 1)]
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Stops the workers."""
         if ray.is_initialized():
             for worker in (*self._starting, *self._started):
                 ray.kill(worker.actor)
@@ -212,10 +212,10 @@ class WorkerPool:
     def results(self, num_shards: int, submit: Submit) -> Iterator[Any]:
         """Yields the results of shards in their order; each runs on any free worker.
 
-        The shards of a dead worker run on others.
+        If a worker dies, its shards run on others.
 
         Raises:
-            ExecutionError: If a shard fails, or workers do not start or die again and again.
+            ExecutionError: If a shard fails, or workers fail to start, or die repeatedly.
         """
         waiting = collections.deque(range(num_shards))
         tasks: dict[Any, tuple[_Worker, int]] = {}
@@ -231,7 +231,7 @@ class WorkerPool:
                     try:
                         results[shard] = ray.get(ref)
                     except ray.exceptions.RayTaskError as e:
-                        # The function itself has failed, and would fail elsewhere too.
+                        # The function itself failed, and would fail on any worker.
                         raise (e.cause if isinstance(e.cause, ExecutionError) else e) from None
                     except ray.exceptions.RayError as e:
                         self._replace(worker, "died; its clients run again")
@@ -250,7 +250,7 @@ class WorkerPool:
         return min(free, key=lambda worker: load[worker.number]) if free else None
 
     def _wait(self, tasks: Mapping[Any, Any]) -> list[Any]:
-        """Returns the tasks that have ended, once there are some or a worker has started."""
+        """Waits until a task has finished or a worker has started; returns the finished tasks."""
         starting = {worker.versions: worker for worker in self._starting}
         ready, _ = ray.wait([*tasks, *starting], timeout=self._start_seconds)
         if not ready and not tasks:
@@ -275,14 +275,18 @@ class WorkerPool:
             self._replace(worker, "died before it had started")
             return
         if remote != versions():
-            expected, found = (", ".join(map(" ".join, v.items())) for v in (versions(), remote))
-            raise UserError(f"a Ray worker: expected {expected}, found {found}{_SAME_EVERYWHERE}")
+            expected, remote_versions = (
+                ", ".join(map(" ".join, v.items())) for v in (versions(), remote)
+            )
+            raise UserError(
+                f"a Ray worker: expected {expected}, found {remote_versions}{_SAME_EVERYWHERE}"
+            )
         self._failed_starts = 0
         self._starting.remove(worker)
         self._started.append(worker)
 
     def _replace(self, worker: _Worker, event: str) -> None:
-        """Starts a worker in place of a dead one, unless that has happened."""
+        """Replaces a dead worker, unless it was replaced before."""
         for workers in (self._starting, self._started):
             if worker in workers:
                 workers.remove(worker)
@@ -300,7 +304,7 @@ class WorkerPool:
         return _Worker(number, actor, actor.versions.remote())
 
     def _check_room(self) -> int:
-        """Returns the number of workers that the nodes have resources for."""
+        """Returns the number of workers that fit the resources of the nodes."""
         options = self._options
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         room = sum(_room_on(node, options) for node in nodes)
@@ -323,7 +327,7 @@ def _room_on(node: Mapping[str, float], options: RayOptions) -> int:
     room = node.get("CPU", 0.0) / options.cpus_per_worker
     if options.gpus_per_worker > 0:
         room = min(room, node.get("GPU", 0.0) / options.gpus_per_worker)
-    # A third of a CPU fits three times.
+    # Tolerate rounding: a third of a CPU fits three times.
     return int(room + 1e-6)
 
 

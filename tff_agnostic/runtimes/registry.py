@@ -16,11 +16,11 @@ from tff_agnostic.runtimes.runtime import Runtime
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeSpec:
-    """A registry entry.
+    """Registry entry of a runtime.
 
     Attributes:
         options: A frozen dataclass of options, which become flags.
-        build: From an instance of the options to the runtime.
+        build: Called with its options; returns the runtime.
     """
 
     options: type[Options]
@@ -28,7 +28,7 @@ class RuntimeSpec:
 
 
 def _ray(options: RayOptions) -> Runtime:
-    # Imported only if it is chosen: Ray is an extra.
+    # Import only on demand, as Ray is an extra.
     try:
         from tff_agnostic.runtimes.ray import RayRuntime
     except ImportError as e:
@@ -40,7 +40,7 @@ def _ray(options: RayOptions) -> Runtime:
 
 
 def _tff(options: Options) -> Runtime:
-    # Imported only if it is chosen: its module loads TFF.
+    # Import only on demand, as the module loads TFF.
     require_tff()
     from tff_agnostic.runtimes.tff import TffRuntime
 

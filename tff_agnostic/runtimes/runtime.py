@@ -22,8 +22,9 @@ class Training(Protocol):
     """Rounds of one algorithm; states and reports are structures of NumPy arrays.
 
     Attributes:
-        security: What reaches the server, where the aggregation promises something of it.
-        quantities: Describes what a round reports, in the structure of the report.
+        security: Report of the values that reach the server, if the aggregation guarantees
+            security; else None.
+        quantities: Description of a round's report, in the report's structure.
     """
 
     security: Optional[SecurityReport]
@@ -36,12 +37,13 @@ class Training(Protocol):
         """Runs one round on a cohort."""
 
 
-class Evaluated(NamedTuple):
-    """What an evaluation gives.
+class RawEvaluation(NamedTuple):
+    """The result of an evaluation.
 
     Attributes:
-        output: Sums over the clients; of a model's evaluation an `EvaluationOutput`.
-        clipped: How many values of each field exceeded the bounds of secure sums; empty for others.
+        output: Sums over the clients; for a model's evaluation an `EvaluationOutput`.
+        clipped: Number of values of each field beyond the bounds of secure sums; empty for other
+            sums.
     """
 
     output: Any
@@ -49,10 +51,10 @@ class Evaluated(NamedTuple):
 
 
 class Evaluation(abc.ABC):
-    """Federated evaluation, of a model's weights or of what else a measurement is of.
+    """Federated evaluation of a model's weights, or of another measurement.
 
     Args:
-        aggregation: What happens before and after the sum.
+        aggregation: The aggregation of the sum.
     """
 
     def __init__(self, aggregation: Aggregation) -> None:
@@ -60,15 +62,15 @@ class Evaluation(abc.ABC):
 
     def __call__(
         self, measured: Any, parts: Iterable[Sequence[Examples]], state: Any = None
-    ) -> Evaluated:
-        """Evaluates weights on clients that come in parts, so that not all need be in memory.
+    ) -> RawEvaluation:
+        """Evaluates weights on clients in parts, so that not all must be in memory.
 
-        The parts' sums are added before anything is decoded: no sum of a part is looked at.
+        The parts' sums are added before decoding, so that no partial sum is revealed.
 
         Args:
-            measured: What is measured, such as weights.
+            measured: The measured values, such as weights.
             parts: The clients.
-            state: Of the aggregation; that before its first sum if None.
+            state: State of the aggregation; its initial state if None.
         """
         return self.of_each([measured], parts, [state])[0]
 
@@ -77,18 +79,18 @@ class Evaluation(abc.ABC):
         measured: Sequence[Any],
         parts: Iterable[Sequence[Examples]],
         states: Optional[Sequence[Any]] = None,
-    ) -> list[Evaluated]:
-        """Evaluates several, such as the models of a family, on clients that are read once.
+    ) -> list[RawEvaluation]:
+        """Evaluates several models, such as a family, while reading clients once.
 
-        Each has the numbers that it has alone.
+        Each has the same result as on its own.
 
         Args:
-            measured: What is measured.
+            measured: The measured values of each evaluation.
             parts: The clients.
-            states: Of the aggregation, of each; None for those before its first sum.
+            states: State of the aggregation for each evaluation; None for initial states.
         """
         with self._scope():
-            before = [self._begun(state) for state in states or [None] * len(measured)]
+            before = [self._state_or_initial(state) for state in states or [None] * len(measured)]
             messages = list(map(self._message, measured, before))
             totals: Optional[list[Any]] = None
             num_clients = 0
@@ -99,19 +101,19 @@ class Evaluation(abc.ABC):
             require_enough_clients(self._aggregation, num_clients)
             if totals is None:
                 totals = self._sums(messages, [])
-            return [_evaluated(*self._decoded(*of_one)) for of_one in zip(before, totals)]
+            return [_evaluated(*self._decoded(*decoded)) for decoded in zip(before, totals)]
 
     def _scope(self) -> contextlib.AbstractContextManager:
-        """Returns the context in which it is run."""
+        """Returns the context to run in."""
         return contextlib.nullcontext()
 
     @abc.abstractmethod
-    def _begun(self, state: Any) -> Any:
-        """Returns the state of the aggregation; that before its first sum if None."""
+    def _state_or_initial(self, state: Any) -> Any:
+        """Returns the given state of the aggregation; its initial state if None."""
 
     @abc.abstractmethod
     def _message(self, measured: Any, state: Any) -> Any:
-        """Returns what clients are sent."""
+        """Returns the message to clients."""
 
     @abc.abstractmethod
     def _sums(self, messages: Sequence[Any], clients: Sequence[Examples]) -> list[Any]:
@@ -119,15 +121,15 @@ class Evaluation(abc.ABC):
 
     @abc.abstractmethod
     def _added(self, totals: list[Any], sums: list[Any]) -> list[Any]:
-        """Returns sums over earlier parts and over one more."""
+        """Adds the sums over a further part to the sums over earlier parts."""
 
     @abc.abstractmethod
     def _decoded(self, state: Any, total: Any) -> tuple[Any, Report]:
-        """Returns what clients have contributed, and the report of the aggregation."""
+        """Returns the decoded sum of client outputs, and the report of the aggregation."""
 
 
 class Runtime(Protocol):
-    """Executes algorithms; a context manager that owns whatever it starts."""
+    """Executes algorithms; a context manager that owns the resources that it acquires."""
 
     def __enter__(self) -> Runtime:
         """Acquires processes and devices."""
@@ -143,21 +145,21 @@ class Runtime(Protocol):
         return self.measurement(measurement_of_model(model, num_domains), aggregation)
 
     def measurement(self, measurement: Measurement, aggregation: Aggregation) -> Evaluation:
-        """Prepares evaluations of another kind, such as of several models at once."""
+        """Prepares other evaluations, such as of several models at once."""
 
     def check_clients_per_round(self, clients_per_round: int) -> None:
-        """Checks that rounds of so many clients suit the runtime.
+        """Checks that the runtime supports rounds with this number of clients.
 
-        Cohorts of a size by chance have so many on average, and any number runs. By default any
-        number suits.
+        Cohorts of random size have this number on average, and any size runs. By default the
+        runtime supports any number.
         """
         del clients_per_round
 
     def execution(self) -> Mapping[str, Any]:
-        """Returns the settings of how rounds are executed that may change last bits, by flag."""
+        """Returns the execution settings that may change last bits, by flag."""
 
     def take_events(self) -> list[str]:
-        """Returns what a user should know to have happened since the last call, a line each."""
+        """Returns events since the last call that a user should know, one line each."""
         return []
 
 
@@ -166,10 +168,10 @@ def to_numpy_examples(examples: Examples) -> dict[str, Any]:
     return {key: examples[key] for key in ("x", "y", "domain_id")}
 
 
-def _evaluated(output: Any, report: Report) -> Evaluated:
-    """Returns the result of an evaluation, in NumPy, from what was decoded."""
+def _evaluated(output: Any, report: Report) -> RawEvaluation:
+    """Converts a decoded sum and report to the result of an evaluation, in NumPy."""
     clipped = report.get("clipped", {})
-    return Evaluated(
+    return RawEvaluation(
         tf.nest.map_structure(np.asarray, output),
         {field: int(count) for field, count in clipped.items()},
     )

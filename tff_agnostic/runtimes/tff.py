@@ -1,4 +1,4 @@
-"""TFF's executor: its worker process, the runtime on it, and a `tff.program` context."""
+"""TFF's executor: its worker process, the runtime that uses it, and a `tff.program` context."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import numpy as np
 import portpicker
 
 # The public factories of TFF's contexts start their own worker, which outlives Python; these two
-# functions are what they hand to the context beside it.
+# functions are the other arguments that the factories pass to a context.
 from tensorflow_federated.python.core.environments.tensorflow_frontend import tensorflow_computation
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
@@ -52,8 +52,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
 ]
-# Becomes the worker. The kernel kills it when the parent dies, also by SIGKILL, which no handler in
-# the parent could see; the check closes the gap in which the parent died before the request.
+# Script that becomes the worker. The kernel kills it when the parent dies, also by SIGKILL, which
+# no handler in the parent could catch. The check covers a parent that died before the request.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -65,8 +65,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def _compile(computation: Any) -> Any:
-    # TFF's native compiler has no secure sums: in a simulation, which has no adversary, their
-    # insecure bodies stand in for them.
+    # TFF's native compiler does not support secure sums. A simulation has no adversary, so replace
+    # them by their insecure bodies.
     with_bodies = tff.backends.test.replace_secure_intrinsics_with_bodies(computation)
     return tff.backends.native.desugar_and_transform_to_native(with_bodies)
 
@@ -90,12 +90,12 @@ class TffWorker:
         """Starts the worker and waits until it answers.
 
         Raises:
-            ExecutionError: If it ends or does not answer in time; the message holds its last
+            ExecutionError: If it exits or does not answer in time; the message contains its last
                 output.
         """
         binary = Path(tff.__file__).parent / "data" / "worker_binary"
         port = portpicker.pick_unused_port()
-        # A file, not a pipe: what nobody reads must not block the worker.
+        # Use a file instead of a pipe, as an unread pipe would block the worker.
         self._log = tempfile.TemporaryFile()
         self._process = self._start([str(binary), f"-port={port}"])
         channel = grpc.insecure_channel(f"localhost:{port}", _CHANNEL_OPTIONS)
@@ -110,7 +110,7 @@ class TffWorker:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Ends the worker and waits for it."""
+        """Stops the worker and waits for it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -123,7 +123,7 @@ class TffWorker:
 
         def connect(cardinalities: dict[Any, int]) -> tff.framework.RemoteExecutor:
             if self._process is None or self._process.poll() is not None:
-                raise ExecutionError(f"TFF's worker {self._what_became_of_it()}")
+                raise ExecutionError(f"TFF's worker {self._exit_reason()}")
             cardinalities.setdefault(tff.CLIENTS, 0)
             executor = tff.framework.RemoteExecutor(self._stub)
             executor.set_cardinalities(cardinalities)
@@ -132,8 +132,8 @@ class TffWorker:
         return tff.framework.ResourceManagingExecutorFactory(connect)
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
-        # What the kernel takes for the death of the parent is the end of the thread that started
-        # the process. This one ends with the worker, or with Python, whoever calls.
+        # The kernel considers the end of the thread that started the process as the death of the
+        # parent. This dedicated thread ends with the worker, or with Python.
         started: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._release.clear()
 
@@ -159,7 +159,7 @@ class TffWorker:
             raise process
         return process
 
-    def _what_became_of_it(self) -> str:
+    def _exit_reason(self) -> str:
         if self._process is None:
             return "is not running"
         code = self._process.returncode
@@ -174,15 +174,15 @@ class TffWorker:
 
 def create_context(worker: TffWorker) -> tff.framework.SyncExecutionContext:
     """Returns an execution context, for plain and secure sums, that runs in `worker`."""
-    return tff.framework.SyncExecutionContext(**_how_to_execute(worker))
+    return tff.framework.SyncExecutionContext(**_context_arguments(worker))
 
 
 def create_async_context(worker: TffWorker) -> tff.framework.AsyncExecutionContext:
     """Returns the asynchronous form of `create_context`, for `tff.program`."""
-    return tff.framework.AsyncExecutionContext(**_how_to_execute(worker))
+    return tff.framework.AsyncExecutionContext(**_context_arguments(worker))
 
 
-def _how_to_execute(worker: TffWorker) -> dict[str, Any]:
+def _context_arguments(worker: TffWorker) -> dict[str, Any]:
     return {
         "executor_fn": worker.executor_factory(),
         "compiler_fn": _compile,
@@ -203,20 +203,20 @@ class TffRuntime(Runtime):
         """Starts the worker and makes it TFF's current execution context."""
         drop_tff_context_at_exit()
         self._stack.enter_context(self._worker)
-        # A context keeps connections, so a worker that is started again needs a new one.
+        # A context keeps connections, so a restarted worker needs a new one.
         self._context = create_context(self._worker)
         self._stack.enter_context(self.installed())
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Ends the worker."""
+        """Stops the worker."""
         self._stack.close()
 
     def installed(self) -> AbstractContextManager:
         """Makes the worker TFF's current execution context while entered.
 
-        What a runtime has prepared runs in its own worker only: in TFF's default context, to which
-        a call after the runtime's end would fall back, a worker starts that nobody ends.
+        Prepared computations run only in the runtime's own worker. A call after the runtime's end
+        would otherwise use TFF's default context, and start a worker that is never stopped.
         """
         return tff.framework.get_context_stack().install(self._context)
 
@@ -233,7 +233,7 @@ class TffRuntime(Runtime):
         return TffEvaluation(self, build_evaluation_parts(measurement, aggregation), aggregation)
 
     def execution(self) -> dict[str, Any]:
-        """Returns nothing: TFF's worker has one way to run."""
+        """Returns an empty mapping, as TFF's worker has no such settings."""
         return {}
 
 
@@ -242,8 +242,9 @@ class TffTraining:
 
     Attributes:
         process: The algorithm in TFF.
-        quantities: Describes what a round reports.
-        security: What reaches the server, where the aggregation promises something of it.
+        quantities: Description of a round's report.
+        security: Report of the values that reach the server, if the aggregation guarantees
+            security; else None.
     """
 
     def __init__(
@@ -288,7 +289,7 @@ class TffEvaluation(Evaluation):
     def _scope(self) -> AbstractContextManager:
         return self._runtime.installed()
 
-    def _begun(self, state: Any) -> Any:
+    def _state_or_initial(self, state: Any) -> Any:
         return self._parts.initialize() if state is None else state
 
     def _message(self, measured: Any, state: Any) -> Any:
@@ -316,14 +317,14 @@ def _on_clients(cohort: Sequence[Examples], aggregation: Aggregation) -> list[An
 
 
 class ProgramContext(tff.program.NativeFederatedContext):
-    """`tff.program.NativeFederatedContext` for clients whose data are structures of arrays.
+    """`tff.program.NativeFederatedContext` for clients with structures of arrays as data.
 
-    TFF's own looks for references in its arguments by their types and takes the list of clients for
-    one client's structure: clients beyond the number of its columns are lost, the others fail. This
-    one looks for them by value, and hands lists of clients on as they are.
+    TFF's own context searches its arguments for references by their types, and treats the list of
+    clients as one client's structure: it drops clients beyond the number of columns, and fails for
+    others. This context searches by value, and passes lists of clients unchanged.
 
     Args:
-        worker: Where computations run; it has to outlive the context.
+        worker: Worker that runs the computations; it must outlive the context.
     """
 
     def __init__(self, worker: TffWorker) -> None:
@@ -335,7 +336,7 @@ class ProgramContext(tff.program.NativeFederatedContext):
 
 
 class _Call(NamedTuple):
-    """A computation with its argument, in the shape of a computation without one."""
+    """A computation with its argument, in the form of a computation without argument."""
 
     computation: tff.Computation
     argument: Optional[Any]

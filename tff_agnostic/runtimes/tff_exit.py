@@ -1,4 +1,4 @@
-"""A quiet end of Python for processes that never run anything in TFF's own context."""
+"""Quiet exit of Python for processes that never run computations in TFF's own context."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 
 
 def drop_tff_context_at_exit() -> None:
-    """Makes Python drop TFF's default context when it ends, if TFF was imported by then.
+    """Makes Python drop TFF's default context at exit, if TFF was imported by then.
 
-    Left until the interpreter takes its modules apart, that context's destructor can fail, loudly.
+    Otherwise the context's destructor can fail, and print errors, while Python unloads modules.
     """
     atexit.unregister(_drop_default_context)
     atexit.register(_drop_default_context)

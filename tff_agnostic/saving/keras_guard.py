@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
 from tff_agnostic.base.later import h5py, tf
-from tff_agnostic.base.user_code import is_of_a_user
+from tff_agnostic.base.user_code import is_user_module
 
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
@@ -257,7 +257,7 @@ def _is_own(name: Any, own: Mapping[str, Any]) -> bool:
     module = str(getattr(found, "__module__", ""))
     if module.startswith(_UNPICKLES):
         return False
-    return name in own or module.startswith("keras.") or is_of_a_user(module)
+    return name in own or module.startswith("keras.") or is_user_module(module)
 
 
 def _is_keras_module(name: str, module: Optional[str]) -> bool:

@@ -84,7 +84,7 @@ class AdultOptions(Options):
 
 
 def load(options: AdultOptions, context: TaskContext) -> Task:
-    """Returns the task; the seed deals the rows to clients."""
+    """Returns the task; the seed determines the rows of each client."""
     assert context.data_dir is not None
     rng = np.random.default_rng([context.seed, 2])
     train = read_adult(context.data_dir / "adult.data")
@@ -122,7 +122,7 @@ def read_adult(path: Path) -> Table:
     """Reads a file in UCI's format.
 
     Returns:
-        One-hot features float32 [n, 99] (all zeros in a column whose value is unknown, "?"), labels
+        One-hot features float32 [n, 99] (all zeros in a column with unknown value, "?"), labels
         int32 [n] (1 for more than 50,000), domain ids int32 [n].
     """
     try:

@@ -1,4 +1,4 @@
-"""Clients among whom a task deals pooled examples."""
+"""Division of a task's pooled examples among clients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def deal(
     examples: Mapping[str, np.ndarray],
     partition: Callable[[int], Sequence[np.ndarray]],
 ) -> InMemoryClients:
-    """Returns clients with all examples.
+    """Returns clients that together have all examples.
 
     Args:
         options: Options of the task.
         field: The option with the number of clients.
         ids: Format of the clients' ids, such as "train_{:03d}".
-        examples: Columns of the examples, "y" among them.
+        examples: Columns of the examples, including "y".
         partition: Called with the number of clients; returns the rows of each client.
     """
     num_clients, num_examples = getattr(options, field), len(examples["y"])

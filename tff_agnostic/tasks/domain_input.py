@@ -1,9 +1,9 @@
 """Tasks whose model receives the domain of an example as an input.
 
 Each domain has a vector, an embedding, that is added to the scores of the network. This equals a
-last layer whose inputs are the network's outputs and the domain, one-hot: it moves the scores of a
-domain, as the domain's class shares or words require, and not the features of x. Vectors start from
-zeros: the first model equals the model without them.
+last layer whose inputs are the network's outputs and the one-hot domain: it shifts the scores of a
+domain, as the domain's class shares or words require, but does not affect the features of x.
+Vectors start from zeros: the first model equals the model without them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ DOMAIN_INPUTS: Registry[str] = Registry(
         EMBEDDING: "a vector of each domain, added to the scores",
     },
 )
-# Names of the input that is the domain's id, and of the layer with the vectors.
+# Names of the input with the domain's id, and of the layer with the vectors.
 INPUT, LAYER = "domain", "domain_scores"
 _FIELD = "domain_input"
-# Number of models with a domain input to keep: equal ones are traced once.
+# Number of cached models with a domain input, so that equal ones are traced once.
 _MAX_KEPT = 8
 
 
@@ -45,7 +45,7 @@ def with_domain_input(task: Task, kind: str) -> Task:
 
     Args:
         task: The task, without frozen layers.
-        kind: A name of `DOMAIN_INPUTS`.
+        kind: A name in `DOMAIN_INPUTS`.
     """
     if kind == NO_DOMAIN_INPUT:
         return task
@@ -94,19 +94,19 @@ class ClientsWithDomain:
 def with_domain(model: Model, num_domains: int) -> Model:
     """Returns a model of x and the domain: x is a mapping, in which `INPUT` is int32 [n].
 
-    Its weights are the model's, with the vectors of the domains, zeros, float32
-    [num_domains, scores], among the trainable ones.
+    Its weights are the model's, plus the vectors of the domains, zeros, float32 [num_domains,
+    scores], among the trainable weights.
 
     Args:
         model: A model of a Keras model, without frozen layers.
-        num_domains: p.
+        num_domains: Number of domains p.
     """
     wider = _with_domain(model, num_domains)
     outer = wider.keras_model
     assert outer is not None
     (vectors,) = outer.get_layer(LAYER).trainable_weights
     position = next(k for k, weight in enumerate(outer.trainable_weights) if weight is vectors)
-    # Equal models may have other initial weights.
+    # Equal models may have different initial weights.
     trainable = list(model.initial_weights.trainable)
     trainable.insert(position, wider.initial_weights.trainable[position])
     weights = ModelWeights(trainable, model.initial_weights.non_trainable)
@@ -120,8 +120,8 @@ def _with_domain(model: Model, num_domains: int) -> Model:
         raise OptionError(_FIELD, "a task with a Keras model", Verbatim("another model"))
     specs = _by_name(x_spec)
     if INPUT in specs:
-        found = Verbatim(", ".join(specs))
-        raise OptionError(_FIELD, f"model inputs without the name {INPUT!r}", found)
+        problem = Verbatim(", ".join(specs))
+        raise OptionError(_FIELD, f"model inputs without the name {INPUT!r}", problem)
     size = _num_scores(model, specs)
 
     def build() -> tf.keras.Model:
@@ -151,7 +151,7 @@ def _with_domain(model: Model, num_domains: int) -> Model:
 
 
 def _num_scores(model: Model, specs: Mapping[str, Any]) -> int:
-    """Returns the number of scores of a model, after checking that vectors can be added to them."""
+    """Returns the number of scores of a model, after checking that they accept vectors."""
     labels = model.example_spec["y"]
     are_numbers = isinstance(labels, tf.TensorSpec) and labels.dtype.is_floating
     if not (takes_scores(model.loss) or (are_numbers and takes_scores(model.loss) is None)):

@@ -1,8 +1,8 @@
-"""EMNIST: handwritten characters; the writers are high-school students or census employees.
+"""EMNIST: handwritten characters of high-school students and census employees.
 
 As in appendix C of Ro et al. 2021, with the CNN of Reddi et al. 2021. The domains are a client
-partition. Without a store the data are TFF's, in which the high-school writers are 2100 to 2599
-(NIST special database 19, hsf_4); an imported store names the domain of each example.
+partition. Without a store the data are TFF's, with the high-school writers 2100 to 2599 (NIST
+special database 19, hsf_4); an imported store names the domain of each example.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def load(options: EmnistOptions, context: TaskContext) -> Task:
 
 def _domains_by_writer(path: object) -> DomainsOf:
     def domains_of(client_id: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-        # The id f2103_04 is of writer 2103.
+        # The id f2103_04 belongs to writer 2103.
         number = client_id[1:].partition("_")[0]
         if not number.isdigit():
             raise UserError(

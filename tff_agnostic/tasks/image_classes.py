@@ -64,12 +64,12 @@ class DigitsOptions(Options):
     concentration: Annotated[float, Within(least=0.0001)] = 0.5
     keep: str = "8:0.15,9:0.3"
     test_share: Annotated[float, Within(least=0.05, most=0.9)] = 0.3
-    # Held-out images of rare classes are all kept, as test images are.
+    # Held-out images of rare classes are all kept, like test images.
     heldout_share: Annotated[float, Within(least=0.0, most=0.9)] = 0.0
 
 
 def load(options: DigitsOptions, context: TaskContext) -> Task:
-    """Returns the task; the seed decides split, thinning and clients."""
+    """Returns the task; the seed determines split, thinning and clients."""
     keep = parse_keep(options.keep)
     rng = np.random.default_rng([context.seed, 1])
     pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
@@ -108,7 +108,7 @@ def load(options: DigitsOptions, context: TaskContext) -> Task:
 
 
 def parse_keep(text: str) -> dict[int, float]:
-    """Returns the fraction that each rare class keeps, from texts like "8:0.15,9:0.3"."""
+    """Returns the fraction that each rare class keeps, from strings like "8:0.15,9:0.3"."""
     keep: dict[int, float] = {}
     for item in filter(None, text.split(",")):
         try:
@@ -127,9 +127,9 @@ def _thin(
     rows: np.ndarray, labels: np.ndarray, keep: dict[int, float], rng: np.random.Generator
 ) -> np.ndarray:
     kept = [
-        rng.permutation(of_class)[: max(1, round(keep.get(label, 1.0) * len(of_class)))]
+        rng.permutation(class_rows)[: max(1, round(keep.get(label, 1.0) * len(class_rows)))]
         for label in range(_NUM_CLASSES)
-        for of_class in [rows[labels[rows] == label]]
+        for class_rows in [rows[labels[rows] == label]]
     ]
     return np.sort(np.concatenate(kept))
 
@@ -144,7 +144,7 @@ def load_fashion_mnist(options: FashionMnistOptions, context: TaskContext) -> Ta
     assert context.data is not None
     features = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
     store = open_store(context.data, features)
-    class_of = _class_of(store.description.num_classes)
+    class_of = _class_table(store.description.num_classes)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         where = f"{store.path}: client {client_id}"
@@ -171,7 +171,7 @@ def load_fashion_mnist(options: FashionMnistOptions, context: TaskContext) -> Ta
     )
 
 
-def _class_of(num_classes: Optional[int]) -> np.ndarray:
+def _class_table(num_classes: Optional[int]) -> np.ndarray:
     """Returns the class of each label of the store, -1 for skipped labels."""
     if num_classes == len(_LABELS):
         return np.arange(num_classes, dtype=np.int32)

@@ -133,7 +133,7 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
         )
     )
     features = {**inputs.features, LABEL: labels.feature, **domains.features}
-    domains_of = domains.of_examples(store)
+    domains_of = domains.domain_lookup(store)
     client_spec = model.client_data_spec()
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
@@ -167,7 +167,7 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
 def _known_categories(
     store: Store, options: CustomOptions
 ) -> Optional[Mapping[str, tuple[str, ...]]]:
-    """Returns the categories of the store that is the vocabulary; None if it is a number."""
+    """Returns the categories of the store that `vocabulary` names; None if it is a number."""
     path = options.vocabulary
     if isinstance(path, int):
         return None
@@ -176,8 +176,8 @@ def _known_categories(
     categories = Store(path).description.categories
     for column in store.description.categories:
         if column not in categories:
-            found = Verbatim(f"categories of {', '.join(categories) or 'no column'} in {path}")
-            raise options.error("vocabulary", f"a store with the categories of {column}", found)
+            columns = Verbatim(f"categories of {', '.join(categories) or 'no column'} in {path}")
+            raise options.error("vocabulary", f"a store with the categories of {column}", columns)
     return categories
 
 

@@ -1,4 +1,4 @@
-"""Every task by name, and how a task is loaded."""
+"""All tasks by name, and the loading of a task."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def load_task(name: str, options: Union[Options, Mapping[str, Any]], context: Ta
     Args:
         name: Name of the task.
         options: Options of the task, or a mapping of those that differ from its defaults.
-        context: Seed and places of the data.
+        context: Seed, and paths of the data.
     """
     spec = TASKS[name]
     _check_place("data_dir", "folder", spec.data_dir, context.data_dir, Path.is_dir)

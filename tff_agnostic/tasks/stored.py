@@ -19,12 +19,12 @@ from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.tasks.task import DATA, TEST_SPLIT, Task
 
 TRAIN_SPLIT = TRAIN
-# A feature with more values groups nothing.
+# Maximum number of values of a feature that defines groups.
 _MAX_VALUES = 1000
 _DTYPES = ("string", "int64")
 # Distinguishes this draw from others that use the run's seed.
 _STREAM = 12
-# Name of a split that cohorts come from: columns of the cohort are called "train".
+# Name of the training clients as an evaluated split, as "train" denotes cohorts.
 _EVALUATED_TRAIN = "train_clients"
 # Files of TFF's data sets.
 _TFF_FILES = {"emnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sqlite"}
@@ -32,7 +32,7 @@ _TFF_FILES = {"emnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sql
 
 @dataclasses.dataclass(frozen=True)
 class SplitOptions(Options):
-    """Options of every task on a store: its training clients and its test clients.
+    """Options of every task on a store: training and test clients.
 
     Attributes:
         test_split: Split to evaluate on: test, or heldout while tuning.
@@ -78,9 +78,9 @@ def with_split(task: Task, options: SplitOptions, seed: int) -> Task:
     ids = np.array(task.train.client_ids)
     number = round(share * len(ids))
     if not 1 <= number < len(ids):
-        found = Verbatim(f"{share:g}, {number} of {len(ids)} training clients")
+        division = Verbatim(f"{share:g}, {number} of {len(ids)} training clients")
         expected = "a fraction that keeps clients to train and others to evaluate"
-        raise options.error("train_share", expected, found)
+        raise options.error("train_share", expected, division)
     drawn = np.random.default_rng([seed, _STREAM]).permutation(ids).tolist()
     train, test = (SelectedClients(task.train, part) for part in (drawn[:number], drawn[number:]))
     return dataclasses.replace(task, train=train, test=test, test_split=split)
@@ -193,7 +193,7 @@ class StoredDomains:
         """The features with an example's domain."""
         return {self.feature: self.kind}
 
-    def of_examples(self, store: Store) -> DomainsOf:
+    def domain_lookup(self, store: Store) -> DomainsOf:
         """Returns the function that looks up the domain of each example."""
         return domains_by_name(self.names, store.path, self.feature)
 
@@ -201,7 +201,7 @@ class StoredDomains:
 def chosen_domains(store: Store, options: DomainOptions) -> StoredDomains:
     """Returns the domains that `domain_feature` chooses.
 
-    Another feature than "domain" has a domain for each of its values; see `distinct_values`.
+    For any feature except "domain", each of its values is a domain; see `distinct_values`.
     """
     feature = options.domain_feature
     if feature == DOMAIN:
@@ -244,8 +244,8 @@ def distinct_values(
             columns = parse_examples(examples, {feature: features[feature]}, where)
             values.update(columns[feature].tolist())
             if len(values) > _MAX_VALUES:
-                found = Verbatim(f"more values of {feature} in {store.path}")
-                raise OptionError(option, f"at most {_MAX_VALUES} {noun}", found)
+                problem = Verbatim(f"more values of {feature} in {store.path}")
+                raise OptionError(option, f"at most {_MAX_VALUES} {noun}", problem)
     return tuple(map(as_text, sorted(values)))
 
 

@@ -1,4 +1,4 @@
-"""Model inputs from stores of features, and their labels; a split as arrays for other libraries."""
+"""Inputs and labels of models from stores of features; a split as arrays for other libraries."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from tff_agnostic.data.store import Store, parse_examples
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature, StoreDescription
 from tff_agnostic.tasks.stored import distinct_values, labels_of, texts_of
 
-# Name of the input with one-hot categories, where the numbers are not a single vector.
+# Name of the input with one-hot categories if numbers are not a single vector.
 CATEGORIES = "categories"
 
 
 class StoredInputs:
     """The inputs of a model, from a store of features.
 
-    Categories are numbers in one of two forms. With "ids", each categorical column is an input
-    int32 [n] of ids, for an embedding. With "one_hot", all columns are one vector of 0 and 1, with
-    an entry for each known value in the columns' order, which extends the numbers if these are a
-    single vector, and is an input otherwise. Missing and unknown values have the id 0 or no entry.
+    Categories have one of two forms. With "ids", each categorical column is an input int32 [n] of
+    ids, for an embedding. With "one_hot", all columns form one vector of 0 and 1, with an entry per
+    known value in the columns' order, which extends the numbers if these are a single vector, and
+    is a separate input otherwise. Missing and unknown values have the id 0 or no entry.
 
     Args:
         store: The store.
@@ -109,21 +109,21 @@ class StoredInputs:
         """
         x = {name: in_32_bits(columns[name], name, where) for name in self._numbers}
         ids = {
-            column: np.array([known.get(value, 0) for value in columns[column]], np.int32)
-            for column, known in self._ids.items()
+            column: np.array([value_ids.get(value, 0) for value in columns[column]], np.int32)
+            for column, value_ids in self._ids.items()
         }
         if self._are_ids:
             x |= ids
         elif ids:
             vectors = [x[self._vector]] if self._vector in x else []
-            for column, of_column in ids.items():
+            for column, column_ids in ids.items():
                 known_ids = np.arange(1, len(self._ids[column]) + 1)
-                vectors.append((of_column[:, np.newaxis] == known_ids).astype(np.float32))
+                vectors.append((column_ids[:, np.newaxis] == known_ids).astype(np.float32))
             x[self._vector] = np.concatenate(vectors, axis=1)
         return next(iter(x.values())) if self._is_single else x
 
     def names(self) -> Any:
-        """Returns the names of the numbers of x; see `ModelData.x_names`."""
+        """Returns the names of the entries of x; see `ModelData.x_names`."""
         names = {
             name: None
             if isinstance(one, Whole) or any(entry.kind == UNKNOWN for entry in one)
@@ -133,7 +133,7 @@ class StoredInputs:
         return names[ONLY] if self._is_single else names
 
     def of_numbers(self, value_of: Callable[[Entry], float]) -> Any:
-        """Returns a value of each number of x, in the form of `ModelData.x_mean`."""
+        """Returns a value per entry of x, in the form of `ModelData.x_mean`."""
         specs = {ONLY: self.spec} if self._is_single else self.spec
         values = {
             name: _values(one, specs[name].shape[1:], value_of)
@@ -152,7 +152,7 @@ class StoredInputs:
 def _values(
     one: Input, shape: Sequence[int], value_of: Callable[[Entry], float]
 ) -> Optional[np.ndarray]:
-    """Returns a value of each number of an input; None if some statistics are unknown."""
+    """Returns a value per entry of an input; None if some statistics are unknown."""
     if isinstance(one, Whole) or any(
         entry.kind in (NUMBER, UNKNOWN) and entry.statistics is None for entry in one
     ):
@@ -174,14 +174,14 @@ def _described(description: StoreDescription, name: str) -> Input:
 def spec_of(feature: Feature) -> tf.TensorSpec:
     """Returns the spec of a feature of numbers.
 
-    Whole numbers are int32 to models, as to TensorFlow's embeddings and losses.
+    Integers are int32 for models, as in TensorFlow's embeddings and losses.
     """
     dtype = tf.int32 if feature.dtype == "int64" else tf.float32
     return tf.TensorSpec([None, *feature.shape], dtype)
 
 
 def in_32_bits(values: np.ndarray, name: str, where: str) -> np.ndarray:
-    """Returns whole numbers as int32, and others unchanged.
+    """Returns integers as int32, and other values unchanged.
 
     Args:
         name: Name of their feature, for messages.
@@ -204,8 +204,8 @@ class StoredLabels:
     Attributes:
         name: Name of the feature to read.
         feature: Type of this feature.
-        spec: Spec of y with a first dimension of None: int32 [n] for classes and other whole
-            numbers, float32 [n] for real numbers.
+        spec: Spec of y with a first dimension of None: int32 [n] for classes and other integers,
+            float32 [n] for real numbers.
         num_classes: Labels are in [0, num_classes); None if they are not classes.
         class_names: Names of the classes; None without names.
     """
@@ -244,7 +244,7 @@ class ChosenLabels:
 
     Args:
         store: The store.
-        feature: Name of the feature, texts or whole numbers; every value is a class.
+        feature: Name of the feature, strings or integers; every value is a class.
         splits: Names of the splits that the task reads.
 
     Attributes:
@@ -258,8 +258,8 @@ class ChosenLabels:
     def __init__(self, store: Store, feature: str, splits: Sequence[str]) -> None:
         names = distinct_values(store, feature, splits, "label_feature", "classes")
         if len(names) < 2:
-            found = Verbatim(f"{feature}={names[0]} in all examples of {store.path}")
-            raise OptionError("label_feature", "at least 2 classes", found)
+            only_value = Verbatim(f"{feature}={names[0]} in all examples of {store.path}")
+            raise OptionError("label_feature", "at least 2 classes", only_value)
         self.name = feature
         self.feature = store.description.features[feature]
         self.spec = tf.TensorSpec([None], tf.int32)
@@ -289,7 +289,7 @@ class Arrays(NamedTuple):
         y: Labels, [n]; None for texts without labels.
         domains: Name of the domain of each example, [n].
         clients: Id of the client of each example, [n].
-        names: Names of the numbers of x, by input if x has several; None if they are unknown.
+        names: Names of the entries of x, by input if x has several; None if unknown.
         class_names: Names of the classes; None without names.
     """
 

@@ -17,12 +17,12 @@ from tff_agnostic.data.inputs import ModelInputs
 from tff_agnostic.data.store_format import TEST
 from tff_agnostic.models.model import Model
 
-# Name of the examples in a task's fingerprint. Weights may be evaluated on other examples.
+# Name of the examples in a task's fingerprint; weights may be evaluated on other examples.
 DATA = "data"
 # Names of the code of a user's model in a fingerprint: the file, and its imports.
 MODEL_CODE = ("model", "files that the model imports")
 TEST_SPLIT = TEST
-# Validation examples, by which settings are chosen.
+# Validation examples, for choosing settings.
 HELDOUT_SPLIT = "heldout"
 # Training clients in an evaluation of the tail of their losses, which training lowers.
 TRAINING_SPLIT = "training"
@@ -43,8 +43,8 @@ class Task:
         tracked_weights: Positions (weight, flat index) of single trainable weights whose values
             rounds report, by name.
         figures: Figures of this task, by file name without suffix, drawn from the reported columns.
-        fingerprint: Digests of what trained weights depend on in addition to flags, such as the
-            vocabulary, by name; a run is resumed and evaluated only where they are equal.
+        fingerprint: Digests of the inputs of training in addition to flags, such as the vocabulary,
+            by name; a run is resumed and evaluated only if they are equal.
         test_split: Name of the split `test`: "test", "heldout" while tuning, or "training".
         remarks: Returns warnings about skipped data.
         class_names: Names of the classes; None if labels have no names.
@@ -126,9 +126,9 @@ class TaskSpec:
             name: Name of the task, for messages.
             values: Options that differ from the defaults; a string may represent a path.
         """
-        known = Registry(f"option of {name}", hints(self.options))
+        option_names = Registry(f"option of {name}", hints(self.options))
         options = {}
         for option, value in values.items():
-            takes_path = Path in alternatives(known[option])
+            takes_path = Path in alternatives(option_names[option])
             options[option] = Path(value) if takes_path and isinstance(value, str) else value
         return self.options(**options)

@@ -198,7 +198,7 @@ class Corpus:
         """
         names = self.domains.names
         features = {TOKENS: Feature("string"), **self.domains.features}
-        # The words come first: if words and data changed, the message is about the words.
+        # The words come first, so that a message names the words if words and data changed.
         fingerprint = {"vocabulary": vocabulary_digest(self.words)}
         if labels is not None:
             features[labels.name] = labels.feature
@@ -232,33 +232,33 @@ class Corpus:
 
 
 def known_words(
-    options: TextOptions, words_of_data: Callable[[int], Sequence[str]]
+    options: TextOptions, frequent_words: Callable[[int], Sequence[str]]
 ) -> Sequence[str]:
     """Returns the words of a task's vocabulary, the most frequent first.
 
     Args:
         options: The task's options.
-        words_of_data: Called with a number; returns that many of the data's most frequent words.
+        frequent_words: Called with a number; returns that many of the data's most frequent words.
     """
     if isinstance(options.vocabulary, int):
-        return words_of_data(options.vocabulary)
+        return frequent_words(options.vocabulary)
     path = options.vocabulary
     try:
         content = path.read_bytes()
         if content.startswith(_SQLITE):
             return Store(path).vocabulary()
-        # Editors of Windows begin a file with a byte order mark.
+        # Windows editors start a file with a byte order mark.
         lines = content.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as e:
-        found = Verbatim(f"an unreadable file {path} ({e})")
-        raise options.error("vocabulary", "a number or a list of words", found) from e
+        problem = Verbatim(f"an unreadable file {path} ({e})")
+        raise options.error("vocabulary", "a number or a list of words", problem) from e
     words = [line.split()[0] for line in lines if line.strip()]
     if not words:
         raise options.error("vocabulary", f"a word in each line of {path}", Verbatim("none"))
     if len(set(words)) < len(words):
         twice, _ = Counter(words).most_common(1)[0]
-        found = Verbatim(f"{twice!r} twice")
-        raise options.error("vocabulary", f"different words in {path}", found)
+        problem = Verbatim(f"{twice!r} twice")
+        raise options.error("vocabulary", f"different words in {path}", problem)
     return words
 
 
@@ -277,7 +277,7 @@ def next_word_task(corpus: Corpus, options: SentenceOptions, model: Model) -> Ta
     encoder = SentenceEncoder(corpus.words, options.sequence_length)
     encode = LONG_SENTENCES[options.long_sentences]
     cuts = options.long_sentences == "cut"
-    domains_of = corpus.domains.of_examples(corpus.store)
+    domains_of = corpus.domains.domain_lookup(corpus.store)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         x, y, sentence = encode(encoder, columns[TOKENS])
@@ -317,11 +317,11 @@ def load_stackoverflow(options: NetworkOptions, context: TaskContext) -> Task:
     )
     is_tffs = store.description.kind is None
 
-    def words_of_data(size: int) -> Sequence[str]:
+    def frequent_words(size: int) -> Sequence[str]:
         return stackoverflow_words(context.data_dir, size) if is_tffs else store.vocabulary(size)
 
     domains = StoredDomains(_STACKOVERFLOW_DOMAINS, _TYPE if is_tffs else DOMAIN)
-    corpus = Corpus(store, known_words(options, words_of_data), domains)
+    corpus = Corpus(store, known_words(options, frequent_words), domains)
     return _network_task(corpus, options, context.seed)
 
 
@@ -330,7 +330,7 @@ def labelled_text_task(
 ) -> Task:
     """Returns a task of texts with labels."""
     encoder = TextEncoder(corpus.words, options.sequence_length)
-    domains_of = corpus.domains.of_examples(corpus.store)
+    domains_of = corpus.domains.domain_lookup(corpus.store)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         return {
@@ -378,7 +378,7 @@ def load_unigram(options: UnigramOptions, context: TaskContext) -> Task:
     num_words = len(corpus.words)
     # Bytes, as in stores: nothing must be decoded.
     id_of = {word.encode(): k for k, word in enumerate(corpus.words)}
-    domains_of = corpus.domains.of_examples(corpus.store)
+    domains_of = corpus.domains.domain_lookup(corpus.store)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         sentences = [text.split() for text in columns[TOKENS]]

@@ -24,7 +24,7 @@ from tff_agnostic.tasks.dealing import deal
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec
 
 _CENTERS = (-1.0, -0.4, 0.3, 0.7, 1.0)
-# Uneven, so that the mean of all points is far from the answer.
+# Unequal sizes, so that the mean of all points is far from the answer.
 _POINTS = (100, 150, 200, 250, 300)
 _INITIAL_VALUE = 2.0
 # Columns of the domains' weights, by the label of their axis.
@@ -67,7 +67,7 @@ def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
     return Task(
         domain_names=tuple(f"center {c:+.1f}" for c in _CENTERS),
         train=clients,
-        # The points themselves are the problem: no others exist.
+        # The points themselves are the problem, so they are also the test clients.
         test=clients,
         model=_model(tf.keras.mixed_precision.global_policy().name),
         tracked_weights={"learned value": (0, 0)},
@@ -78,7 +78,7 @@ def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
 @functools.cache
 def _model(policy: str) -> Model:
     """Returns the model, the same for all trials, so that they share traced functions."""
-    del policy  # Keras builds layers by its global policy, a part of the key.
+    del policy  # Part of the cache key: Keras' policy.
 
     def build() -> tf.keras.Model:
         initializer = tf.keras.initializers.Constant(_INITIAL_VALUE)

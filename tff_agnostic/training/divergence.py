@@ -1,4 +1,4 @@
-"""The error of a round or an evaluation in which no client's numbers were finite."""
+"""Errors of rounds and evaluations without any finite client values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.computations.domain_losses import example_measures
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
-# In the message of `Diverged`; the program puts the names of its flags here.
+# Default in the message of `Diverged`; the program inserts the names of its flags.
 LEARNING_RATES = "the learning rate of the clients or of the server"
-# The untrained model is checked on this many clients.
+# Maximum number of clients on which the untrained model is checked.
 _MAX_CLIENTS = 10
 
 
 class Diverged(UserError):
-    """The settings made every client's numbers infinite; with others they may stay finite."""
+    """No client had finite values with these settings; other settings may keep them finite."""
 
 
 def diverged(
@@ -30,13 +30,13 @@ def diverged(
     model: Model,
     clients: Iterable[Examples],
 ) -> UserError:
-    """Returns the error of a round or an evaluation in which no client's numbers were finite.
+    """Returns the error of a round or an evaluation without any finite client values.
 
-    The error is a `Diverged` unless the model was not finite before any training either.
+    The error is a `Diverged` unless the model's values were not finite before training either.
 
     Args:
         round_num: Number of the round.
-        num_non_finite: Number of clients with numbers that are not finite.
+        num_non_finite: Number of clients with non-finite values.
         num_clients: Number of all clients of the round or the evaluation.
         model: The model with its initial weights.
         clients: Some of these clients.
@@ -54,7 +54,7 @@ def diverged(
 
 
 def _never_finite(model: Model, clients: Iterable[Examples]) -> Optional[str]:
-    """Returns the name of a value that an untrained model never has finite; None without one."""
+    """Returns the name of a value that is not finite for any untrained model; None without one."""
     spec = tf.nest.map_structure(
         lambda w: tf.TensorSpec(np.shape(w), np.asarray(w).dtype), model.initial_weights
     )
@@ -73,7 +73,7 @@ def _never_finite(model: Model, clients: Iterable[Examples]) -> Optional[str]:
 
 
 def _are_finite(model: Model, weights: ModelWeights, examples: Examples) -> Mapping[str, Any]:
-    """Returns whether each value that a client computes is finite, by its name in messages."""
+    """Returns whether each value that a client computes is finite, by name in messages."""
     trainable = [tf.convert_to_tensor(w) for w in weights.trainable]
     with tf.GradientTape() as tape:
         tape.watch(trainable)

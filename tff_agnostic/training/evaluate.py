@@ -31,15 +31,16 @@ from tff_agnostic.metrics.evaluation_report import (
     evaluation_report,
 )
 from tff_agnostic.models.model import Examples, ModelWeights
-from tff_agnostic.runtimes.runtime import Evaluated, Evaluation, Runtime
+from tff_agnostic.runtimes.runtime import Evaluation, RawEvaluation, Runtime
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.divergence import diverged
 from tff_agnostic.training.private_evaluation import PrivateEvaluation
-from tff_agnostic.training.problems import Arrays, clients_of_arrays
+from tff_agnostic.training.problems import Arrays, clients_from_arrays
 
-# Keeps the draw of clients apart from other draws with the seed of the run.
+# Distinguishes the draw of clients from other draws with the run's seed.
 _STREAM = 11
-# Of models that are evaluated in one pass: an ensemble has all its predictors in its weights.
+# Maximum bytes of models evaluated in one pass; the weights of an ensemble include all its
+# predictors.
 _MAX_BYTES_AT_ONCE = 2**28
 
 
@@ -54,20 +55,20 @@ def evaluate(
     """Returns losses and metrics of a model by domain, overall, and over clients.
 
     Args:
-        problem: The problem.
+        problem: The learning problem.
         weights: Weights of its model, such as `Trained.models["model"]`.
         clients: The clients to evaluate on: a dataset, or the arrays of each client by its id, as
-            `classification` takes them.
+            in `classification`.
         runtime: Executes the evaluation, and is entered by the caller; by default a runtime in this
             process that ends with the call.
-        aggregation: The sums of the clients' answers.
+        aggregation: The aggregation of client outputs.
 
     Example:
         >>> report = evaluate(problem, trained.models["model"], test_arrays)
         >>> report.domains["rare"].measures["accuracy"].value
     """
     if isinstance(clients, Mapping):
-        clients = clients_of_arrays(problem.model, clients, problem.num_domains)
+        clients = clients_from_arrays(problem.model, clients, problem.num_domains)
     task = Task(problem.domain_names, clients, clients, problem.model)
     with contextlib.ExitStack() as stack:
         if runtime is None:
@@ -89,10 +90,11 @@ class Evaluator:
     Args:
         task: The task.
         evaluate: Evaluation of the task's model, as `prepared_evaluation` returns it.
-        sample: Number of clients of evaluations between rounds, the same in all; None for all.
+        sample: Number of clients of evaluations between rounds, the same clients each time; None
+            for all.
         seed: Seed of the draw of these clients.
         worst_min_examples: See `EvaluationReport`.
-        lambda_set: Mixtures of which the worst is reported; None for no mixture.
+        lambda_set: Set of domain mixtures whose worst case is reported; None for none.
         percentiles: Percentiles over clients in the report.
         noise: Noise of private evaluations; None without noise.
         labels: Sums of the clients' labels, as `prepared_labels` returns them.
@@ -123,7 +125,7 @@ class Evaluator:
         self._sample = _sample(task.test.client_ids, sample, seed)
 
     def __call__(self, weights: ModelWeights, on_all: bool) -> EvaluationReport:
-        """Returns the report of `weights`.
+        """Returns the evaluation report of `weights`.
 
         Args:
             on_all: Whether to use all test clients, or the sample.
@@ -133,12 +135,12 @@ class Evaluator:
     def of_models(
         self, models: Mapping[str, ModelWeights], on_all: bool, states: Optional[Sequence[Any]]
     ) -> dict[str, EvaluationReport]:
-        """Returns the report of each model; clients are read once for all of them.
+        """Returns the report of each model; clients are read once for all models.
 
         Args:
-            models: Their weights, by name.
+            models: Weights of each model, by name.
             on_all: Whether to use all test clients, or the sample.
-            states: Of private evaluations, of each model; None of others.
+            states: State of the private evaluation of each model; None without noise.
         """
         measured = self.measure(list(models.values()), on_all, states)
         reports = dict(zip(models, map(self.report, measured)))
@@ -154,25 +156,25 @@ class Evaluator:
 
     def measure(
         self, models: Sequence[ModelWeights], on_all: bool, states: Optional[Sequence[Any]] = None
-    ) -> list[Evaluated]:
+    ) -> list[RawEvaluation]:
         """Returns the sums for `report`; see `of_models`.
 
         Args:
             models: Weights of at least one model, all of the same shapes.
             on_all: Whether to use all test clients, or the sample.
-            states: Of private evaluations.
+            states: State of the private evaluation of each model; None without noise.
         """
         num_bytes = sum(np.asarray(array).nbytes for array in tf.nest.flatten(models[0]))
         at_once = max(1, _MAX_BYTES_AT_ONCE // max(1, num_bytes))
-        evaluated: list[Evaluated] = []
+        evaluated: list[RawEvaluation] = []
         for first in range(0, len(models), at_once):
             some = slice(first, first + at_once)
             parts = in_parts(self._clients(on_all))
             evaluated += self._evaluate.of_each(models[some], parts, states and states[some])
         return evaluated
 
-    def report(self, evaluated: Evaluated) -> EvaluationReport:
-        """Returns the report of summed answers."""
+    def report(self, evaluated: RawEvaluation) -> EvaluationReport:
+        """Returns the report of summed outputs."""
         output = evaluated.output if self.noise is None else self.noise.consistent(evaluated.output)
         report = evaluation_report(
             self._task.model,
@@ -186,11 +188,12 @@ class Evaluator:
         )
         if self.noise is None:
             return report
-        # The largest of several noisy counts is too large: it is no answer to compare a model with.
+        # The maximum of noisy counts is biased upwards, so it is not a valid constant prediction to
+        # compare with.
         return dataclasses.replace(report, classes=dataclasses.replace(report.classes, counts={}))
 
     def diverged(self, round_num: int, report: EvaluationReport, on_all: bool) -> UserError:
-        """Returns the error of an evaluation in which no client's numbers were finite."""
+        """Returns the error of an evaluation without any finite client values."""
         counts = report.clients
         return diverged(
             round_num,
@@ -201,7 +204,7 @@ class Evaluator:
         )
 
     def client_ids(self, on_all: bool) -> Sequence[str]:
-        """Returns the names of the clients that are evaluated."""
+        """Returns the ids of the evaluated clients."""
         return self._task.test.client_ids if on_all else self._sample
 
     def _clients(self, on_all: bool) -> Iterator[Examples]:
@@ -214,19 +217,19 @@ def prepared_evaluation(
     aggregation: Aggregation,
     noise: Optional[PrivateEvaluation] = None,
 ) -> Evaluation:
-    """Returns the evaluation of an `Evaluator`, which counts answers by class.
+    """Returns the evaluation of an `Evaluator`, which counts predictions by class.
 
-    Plain sums resample the clients, too.
+    With plain sums it also computes bootstrap replicates over clients.
 
     Args:
         runtime: Executes the evaluation.
         task: The task.
-        aggregation: The sums without noise.
+        aggregation: The aggregation without noise.
         noise: Noise of private evaluations; None without noise.
     """
     if noise is not None:
         return runtime.measurement(noise.measurement, noise.aggregation)
-    # Secure sums are to hide what known weights would uncover.
+    # Replicates with known weights would reveal values that secure sums hide.
     replicates = num_replicates(task.num_domains) if isinstance(aggregation, PlainSum) else 0
     counting = class_counting(task.model, task.num_domains)
     measurement = measurement_of_model(task.model, task.num_domains, replicates, counting)
@@ -239,13 +242,13 @@ def prepared_labels(
     aggregation: Aggregation,
     noise: Optional[PrivateEvaluation] = None,
 ) -> Optional[Evaluation]:
-    """Returns the sums of labels for an `Evaluator`; None for a model without constant answers.
+    """Returns the sums of labels for an `Evaluator`; None for a model without constant predictors.
 
     Args:
         runtime: Executes the evaluation.
         task: The task.
-        aggregation: The sums without noise.
-        noise: Noise of private evaluations, which have no such sums; None without noise.
+        aggregation: The aggregation without noise.
+        noise: Noise of private evaluations, which have no sums of labels; None without noise.
     """
     if noise is not None:
         return None
@@ -262,16 +265,17 @@ def _sample(client_ids: Sequence[str], size: Optional[int], seed: int) -> Sequen
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceReport:
-    """An evaluation of a family of models on examples by which no client chose.
+    """An evaluation of a family of models, on examples not used for the clients' choices.
 
     Attributes:
         models: Evaluation of each model by its name.
-        chosen: Evaluation in which each client has the model that it chooses.
-        in_hindsight: Evaluation in which each client has, for each measure, its best model.
+        chosen: Evaluation of each client with the model that it chooses.
+        in_hindsight: Evaluation of each client, for each measure, with the model that is best for
+            it.
         num_choices: Number of clients that choose each model, by name.
-        clients: Numbers of clients that chose, that had too few examples to choose, and whose
-            values are not finite.
-        adaptation_share: Share of its examples by which a client chooses.
+        clients: Numbers of clients that chose, that had too few examples to choose, and that had
+            non-finite values.
+        adaptation_share: Fraction of a client's examples that it uses for the choice.
     """
 
     models: Mapping[str, EvaluationReport]
@@ -310,8 +314,8 @@ def evaluate_choice(
         task: The task.
         models: Weights of each model of the family by its name, the main model first.
         runtime: Executes the evaluation.
-        aggregation: The sums of the clients' answers.
-        share: Share of its examples by which a client chooses, in (0, 1).
+        aggregation: The aggregation of client outputs.
+        share: Fraction of a client's examples for its choice, in (0, 1).
         seed: Seed of the draw of these examples.
         worst_min_examples: See `EvaluationReport`.
         percentiles: Percentiles over clients in the reports.

@@ -1,8 +1,7 @@
 """Training in memory: rounds of an algorithm on the clients of a dataset, and their observers.
 
-A round is a function of (state, number, clients). Training that is resumed from the state after
-round t therefore has the bits of training that was never interrupted. Files, progress and signals
-are the business of observers.
+A round is a function of (state, number, clients). Training that resumes from the state after round
+t therefore has the bits of uninterrupted training. Observers handle files, progress and signals.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from tff_agnostic.models.model import Examples
 from tff_agnostic.runtimes.runtime import Runtime, Training
 from tff_agnostic.training.divergence import diverged
 
-# From the state that training begins with to the cohorts of its rounds.
+# Function from the initial state of training to the cohorts of its rounds.
 CohortsOfState = Callable[[RunState], Cohorts]
 
 
 @dataclasses.dataclass
 class FinishedRound:
-    """A round on its way through the observers, which may add to it.
+    """A round as passed to the observers, which may add to it.
 
     Attributes:
         algorithm: The algorithm.
@@ -57,7 +56,7 @@ class FinishedRound:
 
 
 class Observer:
-    """Base class of observers, which see each round in the order in which `train` is given them."""
+    """Base class of observers, which see each round in the order given to `train`."""
 
     def accounts_for(self, aggregation: Aggregation) -> bool:
         """Returns whether the observer accounts for the noise of a private aggregation."""
@@ -69,7 +68,7 @@ class Observer:
 
         Args:
             training: The rounds.
-            state: State before the first round of this call, which may be that of a checkpoint.
+            state: State before the first round of this call, which may come from a checkpoint.
             last: Number of the last round.
         """
 
@@ -77,11 +76,11 @@ class Observer:
         """Observes a round."""
 
     def end(self, state: RunState, error: Optional[BaseException]) -> None:
-        """Ends the observation; called once for each observer that has begun.
+        """Ends the observation; called once for each observer that has started.
 
         Args:
             state: State after the last finished round.
-            error: Exception that ended training; None if it was complete or stopped.
+            error: Exception that ended training; None if training was completed or stopped.
         """
 
 
@@ -93,8 +92,8 @@ class Trained:
         state: State after the last round, from which `train` resumes.
         models: Weights of each model by its name, the main model first.
         reports: Report of each round of this call.
-        evaluation: Evaluation of each model after the last round by its name, if an observer made
-            one.
+        evaluation: Evaluation of each model after the last round by its name, if an observer
+            evaluated them.
     """
 
     state: RunState
@@ -115,17 +114,18 @@ def train(
     observers: Sequence[Observer] = (),
     state: Optional[RunState] = None,
 ) -> Trained:
-    """Trains up to a round, from the initial state or from another one.
+    """Trains up to a round, from the initial state or a given state.
 
     Args:
-        algorithm: The algorithm, such as `agnostic_fed_avg(problem, AgnosticFedAvg())` builds.
+        algorithm: The algorithm, such as the result of `agnostic_fed_avg(problem,
+            AgnosticFedAvg())`.
         clients: The training clients.
         rounds: Number of the last round.
-        clients_per_round: Size of the cohorts that are drawn uniformly, with the seed of the
-            problem, unless `cohorts` is given.
-        cohorts: Returns the cohorts of the rounds. Private sums need those of `PrivateTraining`,
-            which are drawn with the secret key in the state.
-        aggregation: The sums of the clients' answers.
+        clients_per_round: Size of uniformly drawn cohorts, with the seed of the problem; ignored if
+            `cohorts` is given.
+        cohorts: Returns the cohorts of the rounds. Private sums require the cohorts of
+            `PrivateTraining`, which are drawn with the secret key in the state.
+        aggregation: The aggregation of client outputs.
         runtime: Executes the rounds, and is entered by the caller; by default a runtime in this
             process that ends with the call.
         observers: Observers of the rounds, in this order.
@@ -133,7 +133,7 @@ def train(
 
     Raises:
         OptionError: If an aggregation is private, and no observer accounts for its noise.
-        Diverged: If no client of a round had finite numbers.
+        Diverged: If no client of a round had finite values.
 
     Example:
         >>> problem, clients = classification(network, arrays, ["common", "rare"])
@@ -173,15 +173,15 @@ def run_rounds(
     last: int,
     observers: Sequence[Observer] = (),
 ) -> Trained:
-    """Runs the rounds after a state; `train` with the training of a runtime.
+    """Runs the rounds after a state; the part of `train` after the setup of its runtime.
 
     Args:
-        training: The rounds of `algorithm` with the sums of `aggregation`.
+        training: The rounds of `algorithm` with `aggregation`.
         algorithm: The algorithm.
-        aggregation: The sums of the clients' answers.
+        aggregation: The aggregation of client outputs.
         clients: The training clients.
         cohorts: The cohorts of the rounds.
-        state: State to begin with.
+        state: State before the first round.
         last: Number of the last round.
         observers: Observers of the rounds, in this order.
     """
@@ -200,7 +200,7 @@ def run_rounds(
             cohort = reader.read(num)
             state, report = training.next(state, cohort)
             if not is_private:
-                # With noise in the counts nobody knows how many clients were not finite.
+                # Noisy counts do not show how many clients had non-finite values.
                 _check_finite(algorithm, report, num, cohort)
                 algorithm.check_report(report)
             finished = FinishedRound(algorithm, num, last, state, report)

@@ -1,4 +1,4 @@
-"""Private training: the noise of its sums, its secret cohorts, its account, its statement."""
+"""Private training: noise of its sums, secret cohorts, privacy account, and statement."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tff_agnostic.privacy.accountant import (
     check_rounds,
     check_tail,
     default_delta,
-    drowned,
     noise_for_epsilon,
+    noise_warning,
     statement,
 )
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
@@ -66,15 +66,15 @@ class PrivateTraining:
     """Private training of an algorithm.
 
     Args:
-        kind: Member of `PRIVACIES` with noise: "central", "distributed" or "tree".
-        options: Options of that kind.
-        inner: The sums of clipped answers; secure ones for distributed noise.
+        kind: A name in `PRIVACIES` with noise: "central", "distributed" or "tree".
+        options: Options of this kind.
+        inner: The aggregation of clipped outputs; a secure sum for distributed noise.
         algorithm: The algorithm.
-        plan: The clients, and how cohorts are drawn.
+        plan: The clients, and the sampling of cohorts.
         task: The task whose test clients are evaluated with the noise of
             `options.private_evaluation`; None without such evaluations.
         evaluations: Planned number of evaluations.
-        remarks: Further remarks of the statement.
+        remarks: Further remarks for the statement.
 
     Attributes:
         delta: The delta of (epsilon, delta).
@@ -83,7 +83,7 @@ class PrivateTraining:
         account: The account of rounds and evaluations.
 
     Raises:
-        OptionError: If options and plan do not fit one another.
+        OptionError: If options and plan are incompatible.
 
     Example:
         >>> plan = CohortPlan(clients, num_domains=2, rounds=50, clients_per_round=10)
@@ -120,7 +120,7 @@ class PrivateTraining:
         self._noise_of_clients: Optional[NoiseOfClients] = None
         if isinstance(options, DistributedOptions):
             self._noise_of_clients = noise_of_clients(
-                plan.by_chance(kind), options.participation, inner.min_clients
+                plan.random_sampling(kind), options.participation, inner.min_clients
             )
         self.delta = default_delta(plan.num_clients) if options.delta is None else options.delta
         check_delta(self.delta, plan.num_clients)
@@ -156,7 +156,7 @@ class PrivateTraining:
         check_tail(self._tail(plan.rounds), self.delta)
 
     def aggregation(self) -> Aggregation:
-        """Returns the sums of training, with the noise of the account."""
+        """Returns the aggregation of training, with the noise of the account."""
         clients = self._noise_of_clients
         facts = NoiseFacts(
             self._plan.mean_size,
@@ -169,7 +169,7 @@ class PrivateTraining:
         return build(self._kind, self._inner, self._options, facts)
 
     def cohorts(self, state: RunState) -> Cohorts:
-        """Returns the cohorts of the rounds, which are drawn with the key in a state."""
+        """Returns the cohorts of the rounds, drawn with the key in a state."""
         clients = self._noise_of_clients
         if clients is None or not isinstance(clients.sampling, SecretCohorts):
             return self._plan.secret(state)
@@ -190,7 +190,7 @@ class PrivateTraining:
         self.account.resume_from(int(state.round_num), self.noise_multiplier, evaluations)
 
     def accounts_for(self, aggregation: Aggregation) -> bool:
-        """Returns whether sums have the noise of the account."""
+        """Returns whether an aggregation has the noise of the account."""
         return (
             isinstance(aggregation, PrivateAggregation)
             and aggregation.noise_multiplier == self.noise_multiplier
@@ -198,13 +198,13 @@ class PrivateTraining:
 
     def statement(self, rounds: int) -> PrivacyStatement:
         """Returns the guarantee after some rounds."""
-        split, remarks_of_sums = self._split()
+        split, sum_remarks = self._split()
         remarks = [
             _PUBLIC,
             _EXACT_TOTALS,
             *self._remarks,
             *([] if self._noise_of_clients is None else [_SIMULATED_NOISE]),
-            *remarks_of_sums,
+            *sum_remarks,
         ]
         if self._options.noise_seed is not None:
             remarks.append(
@@ -240,7 +240,7 @@ class PrivateTraining:
         """Returns the guarantees after some rounds and their evaluations as lines of text."""
         training = self.statement(rounds)
         lines = [f"private training: {training.text}"]
-        note = drowned(
+        note = noise_warning(
             self.noise_multiplier, self._plan.clients_per_round, rounds, self._kind == "tree"
         )
         if note is not None:
@@ -255,9 +255,9 @@ class PrivateTraining:
             participations = self._participations()
             return lambda noise_multiplier: TreeNoise(float(noise_multiplier), participations)
         if self._kind == "central":
-            sampling = self._plan.by_chance(self._kind)
+            sampling = self._plan.random_sampling(self._kind)
             return lambda noise_multiplier: CentralNoise(float(noise_multiplier), sampling)
-        return self._noise_of_integers()
+        return self._integer_noise()
 
     def _participations(self) -> Participations:
         plan = self._plan
@@ -272,12 +272,12 @@ class PrivateTraining:
             min_separation=plan.separation,
         )
 
-    def _noise_of_integers(self) -> MechanismOf:
+    def _integer_noise(self) -> MechanismOf:
         if SecurityProperty.SECURE_SUMS not in self._inner.guarantees:
             raise OptionError(
                 "aggregation",
                 "secure sums with distributed privacy, where the noise of a client hides it only "
-                "in a sum whose parts nobody sees",
+                "in a sum with hidden parts",
                 Verbatim("other sums"),
             )
         clients = self._noise_of_clients
@@ -296,7 +296,7 @@ class PrivateTraining:
         )
 
     def _tail(self, rounds: int) -> float:
-        """Returns the tail of the noise of training, and of evaluations composed with it."""
+        """Returns the noise's tail probability in training and the evaluations composed with it."""
         tail = noise_tail(self.mechanism(self.noise_multiplier), rounds)
         if self.account.is_composed:
             assert self.evaluation is not None
@@ -304,7 +304,7 @@ class PrivateTraining:
         return tail
 
     def _split(self) -> tuple[dict[str, float], Sequence[str]]:
-        """Returns the noise multiplier of each group of values, and remarks of the sums."""
+        """Returns the noise multiplier of each group of values, and remarks about the sums."""
         steps = Round(self._algorithm, self.aggregation()).steps
         split: dict[str, float] = {}
         remarks: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""The account of private training: what its rounds and its evaluations have spent."""
+"""The privacy account of private training, for its rounds and evaluations."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from tff_agnostic.privacy.mechanisms import Mechanism, TreeNoise
 from tff_agnostic.training.private_evaluation import PrivateEvaluation, Release
 
 _EPSILON = ReportField("epsilon", "epsilon spent in training so far", role=Role.PRIVACY)
-_OF_EVALUATIONS: ReportFields = OrderedDict(
+_EVALUATION_FIELDS: ReportFields = OrderedDict(
     evaluation_epsilon=ReportField("evaluation_epsilon", "epsilon spent in evaluations so far"),
     evaluations=ReportField("evaluations", "private evaluations of a model so far"),
 )
 
-# From a noise multiplier to the release of a round.
+# Function from a noise multiplier to the release of a round.
 MechanismOf = Callable[[float], Mechanism]
 
 
 class PlannedEvaluations(Protocol):
-    """The evaluations of a run, made and due."""
+    """The evaluations of a run: completed and due ones."""
 
     def num_due(self, after: int, up_to: int) -> int:
-        """Returns the number of evaluations that are due after one round, up to another."""
+        """Returns the number of due evaluations after one round, up to another."""
 
     def evaluated(self, round_num: int) -> Optional[str]:
         """Returns `Release.evaluated` of a round; None if no evaluation is due after it."""
 
     def releases(self) -> Sequence[Release]:
-        """Returns the releases so far, in their order."""
+        """Returns the releases so far, in order."""
 
 
 def noise_tail(mechanism: Mechanism, releases: int) -> float:
     """Returns a bound on the probability that any noise lies beyond its generator's tail.
 
-    A server's noise is then not the accounted noise. A sum of clients' noise is then larger than
-    all sums of tables.
+    Beyond the tail, a server's noise is not the accounted noise, and a sum of clients' noise is
+    larger than every sum that tables can yield.
 
     Args:
         mechanism: The mechanism of each release.
@@ -92,10 +92,10 @@ class PrivateAccount:
         self._evaluation = evaluation
         self._num_models = num_models
         self._evaluations: Optional[PlannedEvaluations] = None
-        # Rounds that were completed before this process.
+        # Number of rounds that earlier processes completed.
         self._completed = 0
-        # Releases that an earlier process made: how many, those that this process makes again, and
-        # the number of evaluations of a model in the others.
+        # Releases of an earlier process: their number, the number of model evaluations that are not
+        # repeated, and the releases that this process repeats.
         self._num_earlier, self._over = 0, 0
         self._again: list[Release] = []
         self.accountant = self._accountant(noise_multiplier)
@@ -104,30 +104,31 @@ class PrivateAccount:
 
     @property
     def is_composed(self) -> bool:
-        """Whether evaluations are accounted for with training, as they have clients in common."""
+        """Whether evaluations are composed with training, as they have clients in common."""
         return self._evaluation is not None and self._evaluation.num_shared > 0
 
     def quantities(self, quantities: ReportFields) -> ReportFields:
-        """Returns a description of what `report` returns."""
-        of_evaluations = {} if self._evaluation is None else _OF_EVALUATIONS
-        return OrderedDict(quantities, privacy=OrderedDict(epsilon=_EPSILON, **of_evaluations))
+        """Returns the description of `report`'s result."""
+        evaluation_fields = {} if self._evaluation is None else _EVALUATION_FIELDS
+        return OrderedDict(quantities, privacy=OrderedDict(epsilon=_EPSILON, **evaluation_fields))
 
     def report(self, report: Report, rounds: int) -> Report:
-        """Returns the report of a round with the epsilon that was spent up to it.
+        """Returns the report of a round with the epsilon spent so far.
 
         Args:
             report: Report of the round.
-            rounds: Number of the round, after its evaluation if one is due.
+            rounds: Number of the round, including its evaluation if one is due.
         """
         now, later = (rounds, self.evaluations(rounds)), (rounds + 1, self.evaluations(rounds + 1))
         spent = self._ahead.get(now) or self._pool.submit(self._spent, *now)
         if rounds < self._last:
-            # While the next round runs: privacy losses take longer than a small model's rounds.
+            # Compute the next epsilon while the next round runs, as it takes longer than a small
+            # model's round.
             self._ahead = {later: self._pool.submit(self._spent, *later)}
         return OrderedDict(report, privacy=spent.result())
 
     def spent(self, rounds: int) -> Report:
-        """Returns the epsilon spent up to a round and its evaluation, as `quantities` describe."""
+        """Returns the epsilon spent up to a round and its evaluation; see `quantities`."""
         return self._spent(rounds, self.evaluations(rounds))
 
     def _spent(self, rounds: int, evaluations: int) -> Report:
@@ -151,10 +152,10 @@ class PrivateAccount:
         return [rounds, evaluations] if self.is_composed else [rounds]
 
     def evaluations(self, rounds: int) -> int:
-        """Returns the number of evaluations of a model that were released up to a round.
+        """Returns the number of model evaluations released up to a round.
 
-        These are the releases so far, and the evaluations that are due. A release that a crash lost
-        counts with its round if the run makes it again, and at once otherwise.
+        The number includes the releases so far, and the due evaluations. A release of an
+        interrupted process counts with its round if the run repeats it, and immediately otherwise.
         """
         runs = self._evaluations
         if runs is None:

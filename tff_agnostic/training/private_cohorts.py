@@ -1,7 +1,7 @@
 """Secrets and cohorts of private training.
 
-The account takes for granted that nobody but the server knows who takes part in a round. The seed
-of a run is sent to every client. Cohorts are therefore drawn with the key of the noise.
+The account assumes that only the server knows the participants of a round. The seed of a run is
+sent to every client, so cohorts are drawn with the key of the noise instead.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from tff_agnostic.privacy.sampling import (
     StratifiedCohorts,
 )
 
-# Keeps the draw of cohorts apart from the noise, of whose key it reveals nothing.
+# Distinguishes the draw of cohorts from the noise, without revealing its key.
 _COHORTS = b"cohorts"
-# Keeps the noise of a seed apart from other draws.
+# Distinguishes the noise of a seed from other draws.
 _NOISE_STREAM = 17
 
 
 @dataclasses.dataclass(frozen=True)
 class CohortPlan:
-    """The clients of private training, and how cohorts are drawn from them.
+    """The clients of private training, and the sampling of cohorts.
 
     Attributes:
         clients: The training clients.
-        num_domains: p.
+        num_domains: Number of domains p.
         rounds: Number of rounds.
-        clients_per_round: Number of clients of a round, on average.
-        sampling: Member of `COHORT_SAMPLINGS`.
+        clients_per_round: Expected number of clients of a round.
+        sampling: A name in `COHORT_SAMPLINGS`.
         seed: Seed of public draws.
     """
 
@@ -69,16 +69,16 @@ class CohortPlan:
 
     @property
     def mean_size(self) -> float:
-        """Number of clients of a round on average, exactly."""
+        """Exact expected number of clients of a round."""
         return mean_cohort_size(self.sampling, self.num_clients, self.clients_per_round)
 
     @property
     def separation(self) -> int:
-        """Number of rounds between two of a client that takes its turns."""
+        """Number of rounds between two turns of a client."""
         return num_turns(self.num_clients, self.clients_per_round)
 
-    def by_chance(self, kind: str) -> CohortSampling:
-        """Returns the sampling for an account of cohorts that are drawn by chance.
+    def random_sampling(self, kind: str) -> CohortSampling:
+        """Returns the sampling to account for randomly drawn cohorts.
 
         Args:
             kind: Kind of privacy, for messages.
@@ -93,13 +93,13 @@ class CohortPlan:
             return StratifiedCohorts(tuple(map(int, sizes)), self.clients_per_round)
         raise OptionError(
             "cohort_sampling",
-            f"poisson, uniform or stratified with {kind} privacy, whose account is of cohorts that "
-            "are drawn by chance",
+            f"poisson, uniform or stratified with {kind} privacy, whose account requires random "
+            "cohorts",
             self.sampling,
         )
 
     def secret(self, state: RunState) -> Cohorts:
-        """Returns the cohorts that are drawn with the key in a state."""
+        """Returns the cohorts drawn with the key in a state."""
         sampling = COHORT_SAMPLINGS[self.sampling]
         seed = cohort_seed(state)
         return Cohorts(sampling(self.clients, self.num_domains, self.clients_per_round, seed))
@@ -107,13 +107,13 @@ class CohortPlan:
     def secret_coins(
         self, state: RunState, algorithm: Algorithm, reporting: int, bundle: int
     ) -> Cohorts:
-        """Returns cohorts by secret coins, with silent clients for those that only report.
+        """Returns cohorts by secret coins, with silent clients for clients that only report.
 
         Args:
             state: A state with the key.
             algorithm: The algorithm.
             reporting: Number of clients that report in a round.
-            bundle: Number of silent clients of an entry.
+            bundle: Number of silent clients per entry.
         """
         coins = SecretCoins(
             self.clients.client_ids,
@@ -143,7 +143,7 @@ def noise_key(options: PrivacyOptions) -> tuple[int, ...]:
 def cohort_seed(state: RunState) -> Seed:
     """Returns the secret seed of cohorts.
 
-    Cohorts are drawn by the generator of the noise if that is ChaCha20, and otherwise by NumPy's.
+    Cohorts are drawn by the noise generator if it is ChaCha20, and otherwise by NumPy's generator.
     """
     key = np.asarray(state.aggregations[0].noise_key, np.int64)
     digest = hashlib.sha256(_COHORTS + key.tobytes()).digest()
@@ -153,11 +153,12 @@ def cohort_seed(state: RunState) -> Seed:
 
 
 class SecretNumbers:
-    """Random numbers of ChaCha20, with the methods of `numpy.random.Generator` that cohorts need.
+    """ChaCha20 random numbers, with the methods of `numpy.random.Generator` that cohorts need.
 
     Args:
         key: 32 bytes.
-        place: Place of the draw, at most two numbers below 2^32; each place has other numbers.
+        place: Position of the draw, at most two numbers below 2^32; different positions have
+            different numbers.
     """
 
     def __init__(self, key: bytes, place: tuple[int, ...]) -> None:
@@ -170,21 +171,21 @@ class SecretNumbers:
         return (self._words(size) >> np.uint64(11)).astype(np.float64) / 2.0**53
 
     def uniform(self) -> float:
-        """Returns such a number."""
+        """Returns one number in [0, 1)."""
         return float(self.random(1)[0])
 
     def permutation(self, values: Union[int, np.ndarray]) -> np.ndarray:
-        """Returns an array, or the numbers below one, in random order."""
+        """Returns an array, or the numbers below an integer, in random order."""
         values = np.arange(values) if isinstance(values, int) else values
         return values[np.argsort(self._words(len(values)), kind="stable")]
 
     def choice(self, values: Union[int, np.ndarray], size: int, replace: bool) -> np.ndarray:
-        """Returns so many of them, none twice, in random order."""
+        """Returns `size` of the values without repetition, in random order."""
         assert not replace
         return self.permutation(values)[:size]
 
     def _words(self, size: int) -> np.ndarray:
-        # Every call has a stream of its own.
+        # Use a separate stream for every call.
         first, second = (*self._place, 0)[:2]
         nonce = np.array([first, second, self._calls], np.uint32)
         self._calls += 1

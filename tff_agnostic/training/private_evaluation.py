@@ -1,9 +1,9 @@
-"""Evaluations with noise.
+"""Private evaluations: their noise and account.
 
-All answers to one evaluation are one release. Its groups are the sums over domains, the
-distributions of measures over clients, and with `statistics` tables of answers by class. Clients
-send nothing about how measures depend on a client's size, and are not resampled: the noise that
-hides a client in 200 replicates is some 20 times the noise that hides it in the sums.
+All outputs of one evaluation are one release. Its groups are the sums over domains, the
+distributions of measures over clients, and with `statistics` the tables of predictions by class.
+Clients send nothing about the dependence of measures on client size, and no replicates: the noise
+that hides a client in 200 replicates is some 20 times the noise that hides it in the sums.
 """
 
 from __future__ import annotations
@@ -52,23 +52,25 @@ from tff_agnostic.privacy.sampling import EveryClient
 from tff_agnostic.tasks.task import Task
 
 _PUBLIC = "the number of test clients is assumed to be public"
-# Keeps the noise of evaluations apart from that of training.
+# Distinguishes the noise of evaluations from the noise of training.
 _EVALUATIONS = b"evaluations"
-_OF_OTHER_NAMES = "test clients are taken for others than training clients: no name is among both"
-_OF_CLIENTS = "over_clients"
+_ASSUMES_OTHER_NAMES = (
+    "test clients are taken for others than training clients: no name is among both"
+)
+_CLIENT_DISTRIBUTIONS = "over_clients"
 
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """The evaluation of all models of a run after one of its rounds.
+    """The evaluation of all models of a run after one round.
 
     Attributes:
-        round_num: The round.
-        evaluated: Digest of who was evaluated, and of bounds and noise; see
+        round_num: Number of the round.
+        evaluated: Digest of the evaluated clients, bounds and noise; see
             `PrivateEvaluation.digest`.
-        place: Digest of all that the key of the noise is made of beside the run's secret.
+        place: Digest of all inputs of the noise key except the run's secret.
         sums: Digest of the noisy sums.
-        num_models: How many models, each of which is a release of its own.
+        num_models: Number of models; each model is a separate release.
     """
 
     round_num: int
@@ -81,23 +83,23 @@ class Release:
 class PrivateEvaluation:
     """The noise of evaluations, and its account.
 
-    An evaluation of a model is one release, of all test clients or of a sample that depends on
-    nobody's data.
+    An evaluation of a model is one release, about all test clients or a data-independent sample of
+    them.
 
     Args:
-        options: Settings; `private_evaluation` is set.
-        task: Whose test clients are evaluated.
-        inner: How clipped answers are summed.
-        planned: Number of evaluations of a model that a budget is for.
-        training: What training releases, if test clients may be training clients too: fleets are
-            neighbours as there.
+        options: Options, with `private_evaluation` set.
+        task: The task whose test clients are evaluated.
+        inner: The aggregation of clipped outputs.
+        planned: Number of model evaluations for which a budget is computed.
+        training: Releases of training, if test clients may also be training clients; defines the
+            neighbouring relation.
 
     Attributes:
-        aggregation: Sums with noise.
-        measurement: What clients are asked, with bounds.
-        bounds: Of what a client answers.
-        mechanism: What an evaluation releases.
-        num_shared: Clients by whose names there are both training and test clients.
+        aggregation: The aggregation with noise.
+        measurement: The evaluation, with bounds.
+        bounds: Bounds of a client's output.
+        mechanism: The release of an evaluation.
+        num_shared: Number of client ids among both training and test clients.
         delta: The delta of the guarantee of test clients.
     """
 
@@ -143,17 +145,17 @@ class PrivateEvaluation:
 
     @property
     def counts_answers(self) -> bool:
-        """Whether answers are counted by class."""
+        """Whether to count predictions by class."""
         return self.bounds.classes != ()
 
     def digest(self, client_ids: Sequence[str]) -> str:
-        """Returns a digest of who is evaluated, and of the bounds and the size of the noise.
+        """Returns a digest of the evaluated clients, the bounds and the noise level.
 
-        An evaluation that differs in any of these needs noise of its own: with equal noise the
-        difference of two samples is exact, and two sizes of one noise give the noise away.
+        Evaluations that differ in any of these need separate noise: with equal noise, the
+        difference of two samples would be exact, and the same noise at two levels would reveal it.
 
         Args:
-            client_ids: Names of the clients, in order.
+            client_ids: Ids of the clients, in order.
         """
         groups = self.aggregation.groups(self.bounds)
         factors = self.aggregation.noise_factors(self.bounds)
@@ -162,11 +164,11 @@ class PrivateEvaluation:
         return digest_of([self._split_name, list(client_ids), z, scales])
 
     def state(self, key: tuple[int, ...], release: int) -> PrivateState:
-        """Returns what the server knows of an evaluation.
+        """Returns the server's state for an evaluation.
 
         Args:
             key: See `evaluation_key`.
-            release: Number of the model that is evaluated.
+            release: Index of the evaluated model.
         """
         return PrivateState(
             np.array(key, np.int64),
@@ -176,20 +178,20 @@ class PrivateEvaluation:
         )
 
     def consistent(self, output: EvaluationOutput) -> EvaluationOutput:
-        """Returns noisy sums in which what is said of clients could be so, NumPy."""
+        """Makes noisy sums about clients consistent, NumPy; see the function `consistent`."""
         return tf.nest.map_structure(np.asarray, consistent(output, self.bounds))
 
     def epsilon(self, releases: int) -> float:
-        """Returns the epsilon of test clients after so many evaluations of a model."""
+        """Returns the epsilon of test clients after a number of model evaluations."""
         return self._account.epsilon(releases)
 
     def statement(self, releases: int) -> PrivacyStatement:
-        """Returns what is promised to test clients after so many evaluations of a model."""
+        """Returns the guarantee for test clients after a number of model evaluations."""
         groups = self.aggregation.groups(self.bounds)
         factors = self.aggregation.noise_factors(self.bounds)
         z = self.mechanism.noise_multiplier
         split = {group.name: factor * z for group, factor in zip(groups, factors)}
-        remarks = [_PUBLIC, *([] if self.num_shared else [_OF_OTHER_NAMES])]
+        remarks = [_PUBLIC, *([] if self.num_shared else [_ASSUMES_OTHER_NAMES])]
         remarks += self.aggregation.remarks
         if self._noise_seed is not None:
             remarks.append(
@@ -202,7 +204,7 @@ class PrivateEvaluation:
             split,
             remarks,
             evaluations_are_private=True,
-            of_what="evaluations",
+            count_noun="evaluations",
             noise_generator=SECURE.title,
             noise_tail=self.tail(releases),
         )
@@ -211,29 +213,29 @@ class PrivateEvaluation:
         """Returns a bound on the probability that noise of evaluations is not the accounted noise.
 
         Args:
-            releases: Number of evaluations of a model.
+            releases: Number of model evaluations.
         """
         return beyond_tail(releases) if self.mechanism.noise_multiplier else 0.0
 
 
 def check_metric_bounds(model: Model) -> None:
-    """Checks that every metric says how much an example can add to its sums."""
+    """Checks that every metric bounds an example's contribution to its sums."""
     for metric in model.metrics:
         for name in ("max_numerator", "max_denominator"):
             if not math.isfinite(getattr(metric, name)):
                 raise UserError(
-                    f"metric {metric.name}: expected a finite {name}, the most that an example "
-                    f"adds to a sum, as noise hides no unbounded value, found "
+                    f"metric {metric.name}: expected a finite {name}, the maximum that an example "
+                    f"adds to a sum, as noise cannot hide unbounded values, found "
                     f"{getattr(metric, name)}"
                 )
 
 
 def evaluation_key(noise_key: Any, place: str) -> tuple[int, ...]:
-    """Returns the secret of an evaluation, which tells nothing of the one it is made of.
+    """Returns the secret of an evaluation, which does not reveal the run's secret.
 
     Args:
         noise_key: The run's secret, int64.
-        place: What tells the evaluation from all others of the run.
+        place: Identifies the evaluation within the run.
     """
     secret = np.asarray(noise_key, np.int64).tobytes()
     digest = hashlib.sha256(_EVALUATIONS + secret + place.encode()).digest()
@@ -252,7 +254,7 @@ def _aggregation(
         options,
         "central",
         expected_clients=1.0,
-        # Both are in the state that each evaluation gets.
+        # The state of each evaluation has its own values of both.
         noise_key=SECURE.key(bytes(SECURE.key_bytes)),
         noise_multiplier=mechanism.noise_multiplier,
     )
@@ -271,9 +273,9 @@ def private_measurement(
     """Returns the evaluation of one model's weights with the bounds of a private sum.
 
     Args:
-        num_domains: p.
-        says_of_clients: Whether it asks how measures are spread over clients.
-        counting: Counts answers by class; None if nothing does.
+        num_domains: Number of domains p.
+        says_of_clients: Whether to measure distributions over clients.
+        counting: Counts predictions by class; None to skip.
     """
     usual = measurement_of_model(model, num_domains, counting=counting)
 
@@ -284,14 +286,14 @@ def private_measurement(
 
 
 def _counting(task: Task) -> ClassCounting:
-    found = class_counting(task.model, task.num_domains)
-    if found is None:
+    counting = class_counting(task.model, task.num_domains)
+    if counting is None:
         raise OptionError(
             "private_evaluation",
             "statistics only with a model that answers with few enough classes to count",
             Verbatim("statistics with another model"),
         )
-    return found
+    return counting
 
 
 def private_evaluation_bounds(
@@ -301,15 +303,15 @@ def private_evaluation_bounds(
     says_of_clients: bool,
     counting: Optional[ClassCounting] = None,
 ) -> EvaluationOutput:
-    """Returns the bounds of what one client contributes; see `private_measurement`.
+    """Returns the bounds of one client's output; see `private_measurement`.
 
     Values with a public sum of 0 are not sent. A client counts in the rows of its domains and in
-    the row of all: a vector of at most p + 1 ones, of norm sqrt(p + 1). Tables of answers
-    have the norms of `ClassCounting.bounds`.
+    the row of all: a vector of at most p + 1 ones, of norm sqrt(p + 1). Tables of predictions have
+    the norms of `ClassCounting.bounds`.
     """
     usual, rows = evaluation_bounds(model, limits), math.sqrt(num_domains + 1)
 
-    def of_rows(bound: Bound, is_denominator: bool = False) -> Bound:
+    def row_bound(bound: Bound, is_denominator: bool = False) -> Bound:
         if not says_of_clients:
             return not_sent(bound)
         return dataclasses.replace(bound, max_norm=bound.limit * rows, denominator=is_denominator)
@@ -323,15 +325,15 @@ def private_evaluation_bounds(
             (
                 name,
                 ClientDistribution(
-                    of_rows(of.num_clients, is_denominator=True),
-                    of_rows(of.total),
-                    of_rows(of.histogram),
+                    row_bound(distribution.num_clients, is_denominator=True),
+                    row_bound(distribution.total),
+                    row_bound(distribution.histogram),
                 ),
             )
-            for name, of in usual.over_clients.items()
+            for name, distribution in usual.over_clients.items()
         ),
         by_size=OrderedDict(
-            (name, type(of)(*map(not_sent, of))) for name, of in usual.by_size.items()
+            (name, type(sizes)(*map(not_sent, sizes))) for name, sizes in usual.by_size.items()
         ),
         clients=OrderedDict(
             (name, dataclasses.replace(bound, one_of="clients"))
@@ -345,11 +347,11 @@ def evaluation_shares(groups: Sequence[str], clients_share: float) -> tuple[floa
     """Returns w_g of each group of a private evaluation.
 
     Args:
-        groups: The names of its groups.
-        clients_share: What those have together that tell how measures are spread over clients, each
-            the same; the others have the rest.
+        groups: Names of the groups.
+        clients_share: Share of all groups about distributions over clients together, divided
+            equally among them; the others have the rest.
     """
-    kinds = [group.startswith(_OF_CLIENTS) for group in groups]
+    kinds = [group.startswith(_CLIENT_DISTRIBUTIONS) for group in groups]
     num_spread = sum(kinds)
     if not num_spread:
         return tuple(1.0 / len(kinds) for _ in kinds)
@@ -361,33 +363,41 @@ def evaluation_shares(groups: Sequence[str], clients_share: float) -> tuple[floa
 
 
 def consistent(output: EvaluationOutput, limits: EvaluationOutput) -> EvaluationOutput:
-    """Returns noisy sums in which what is said of clients could be so; costs no privacy.
+    """Makes noisy sums about clients consistent, at no privacy cost.
 
-    Totals are between 0 and the clients times their largest value. Histograms hold no negative
-    numbers, and as many clients as there are: the numbers of clients up to each bin are replaced by
-    the middle between the largest one before and the least one after, which rise. Where the sum
-    that a measure is divided by counts as zero, no client has such examples, whatever noise says.
+    Totals are limited to between 0 and the number of clients times their maximum value. Histograms
+    get nonnegative entries, and the right total: the cumulative counts are replaced by the mean of
+    the running maximum from the left and the running minimum from the right, which are monotone.
+    Where the denominator of a measure counts as zero, no client has such examples, despite the
+    noise.
 
     Args:
         output: Noisy sums.
         limits: The bound of each value.
     """
     sums = output.sums
-    denominators = {name: of.denominator for name, of in sums.metric_sums.items()}
+    denominators = {name: metric.denominator for name, metric in sums.metric_sums.items()}
     over_clients = OrderedDict(
-        (name, _consistent(of, limits.over_clients[name], denominators.get(name, sums.counts)))
-        for name, of in output.over_clients.items()
+        (
+            name,
+            _consistent(
+                distribution, limits.over_clients[name], denominators.get(name, sums.counts)
+            ),
+        )
+        for name, distribution in output.over_clients.items()
     )
     return output._replace(over_clients=over_clients)
 
 
-def _consistent(of: ClientDistribution, limits: Any, denominators: tf.Tensor) -> ClientDistribution:
+def _consistent(
+    distribution: ClientDistribution, limits: Any, denominators: tf.Tensor
+) -> ClientDistribution:
     has_examples = denominators > 0
     has_examples = tf.concat([has_examples, [tf.reduce_any(has_examples)]], axis=0)
-    num_clients = tf.where(has_examples, tf.maximum(of.num_clients, 0), 0)
+    num_clients = tf.where(has_examples, tf.maximum(distribution.num_clients, 0), 0)
     most = tf.cast(num_clients, tf.float64) * limits.total.limit
-    total = tf.clip_by_value(tf.cast(of.total, tf.float64), 0.0, most)
-    counts = _counts(tf.convert_to_tensor(of.histogram), num_clients[:, tf.newaxis])
+    total = tf.clip_by_value(tf.cast(distribution.total, tf.float64), 0.0, most)
+    counts = _counts(tf.convert_to_tensor(distribution.histogram), num_clients[:, tf.newaxis])
     return ClientDistribution(num_clients, tf.cast(total, tf.float32), counts)
 
 
@@ -402,7 +412,7 @@ def _counts(histograms: tf.Tensor, num_clients: tf.Tensor) -> tf.Tensor:
 
 
 def _largest_so_far(values: tf.Tensor) -> tf.Tensor:
-    """Returns the largest value up to each column; of a power of two more of them in each step."""
+    """Returns the running maximum over columns, by repeated doubling."""
     step, width = 1, values.shape[1]
     while step < width:
         later = tf.maximum(values[:, step:], values[:, :-step])

@@ -28,7 +28,7 @@ from tff_agnostic.models.model import Model
 
 # The arrays "x", "y" and "domain_id" of a client.
 Arrays = Mapping[str, np.ndarray]
-# Of the smallest positive count.
+# Fraction of the smallest positive count, for domains without examples.
 _NEXT_TO_NONE = 1e-6
 
 
@@ -40,17 +40,17 @@ def classification(
     clients_per_round: int = 10,
     seed: int = 0,
 ) -> tuple[Problem, ClientDataset]:
-    """Returns a problem of classes, with its training clients.
+    """Returns a classification problem with its training clients.
 
-    The loss is the cross-entropy; accuracy is measured, too.
+    The loss is cross-entropy, and accuracy is reported.
 
     Args:
-        build: Returns a built Keras model with a score for each class, [n, classes].
+        build: Returns a built Keras model with one score per class, [n, classes].
         clients: The arrays of each client by its id: "x" [n, ...], "y" [n], classes from 0, and
-            "domain_id" [n], positions in `domain_names`. Numbers become float32, integers int32.
+            "domain_id" [n], positions in `domain_names`. Floats become float32, integers int32.
         domain_names: Names of the p domains.
-        clients_per_round: Number of clients that will train in a round, from which follows the
-            expected number of examples of each domain in a round.
+        clients_per_round: Number of clients per round, which determines the expected number of
+            examples of each domain in a round.
         seed: Seed of the initial weights, of cohorts and of shuffling.
 
     Example:
@@ -65,7 +65,7 @@ def classification(
         metrics=[accuracy()],
         seed=seed,
     )
-    dataset = clients_of_arrays(model, clients, len(domain_names))
+    dataset = clients_from_arrays(model, clients, len(domain_names))
     counts = some_counts(dataset, len(domain_names))
     expected = expected_counts(counts, clients_per_round)
     return Problem(model, tuple(domain_names), seed, expected), dataset
@@ -79,17 +79,16 @@ def regression(
     clients_per_round: int = 10,
     seed: int = 0,
 ) -> tuple[Problem, ClientDataset]:
-    """Returns a problem of real numbers, with its training clients.
+    """Returns a regression problem with its training clients.
 
-    The loss is the squared error; the mean absolute error and the root mean squared error are
-    measured, too.
+    The loss is the squared error; mean absolute error and root mean squared error are reported.
 
     Args:
         build: Returns a built Keras model with one output, [n, 1] or [n].
-        clients: As in `classification`, with real numbers as labels.
-        domain_names: As in `classification`.
-        clients_per_round: As in `classification`.
-        seed: As in `classification`.
+        clients: See `classification`, with real numbers as labels.
+        domain_names: See `classification`.
+        clients_per_round: See `classification`.
+        seed: See `classification`.
     """
     x_spec = _x_spec(clients)
     labels = [np.asarray(arrays["y"], np.float32) for arrays in clients.values() if "y" in arrays]
@@ -104,21 +103,21 @@ def regression(
         metrics=metrics,
         seed=seed,
     )
-    dataset = clients_of_arrays(model, clients, len(domain_names))
+    dataset = clients_from_arrays(model, clients, len(domain_names))
     counts = some_counts(dataset, len(domain_names))
     expected = expected_counts(counts, clients_per_round)
     return Problem(model, tuple(domain_names), seed, expected), dataset
 
 
-def clients_of_arrays(
+def clients_from_arrays(
     model: Model, clients: Mapping[str, Arrays], num_domains: int
 ) -> InMemoryClients:
-    """Returns clients of arrays in the types of a model, checked.
+    """Converts arrays of clients to the types of a model, and checks them.
 
     Args:
         model: The model.
-        clients: The arrays of each client by its id, as `classification` takes them.
-        num_domains: p.
+        clients: The arrays of each client by its id; see `classification`.
+        num_domains: Number of domains p.
     """
     spec = model.client_data_spec()
     checked = {}
@@ -138,18 +137,18 @@ def expected_counts(counts: np.ndarray, clients_per_round: float) -> tuple[float
     """Returns the expected number of examples of each domain in a round, [p].
 
     Args:
-        counts: Examples of each client and domain, [clients, p].
+        counts: Number of examples by client and domain, [clients, p].
         clients_per_round: Expected number of clients of a round.
     """
     expected = counts.sum(axis=0) * (float(clients_per_round) / len(counts))
-    # A domain without any example never meets its count, which has to be positive, and adds next
-    # to nothing to sums over domains.
+    # The count of a domain without examples must be positive, but is never reached, so choose it
+    # small enough to add next to nothing to sums over domains.
     least = np.min(expected, initial=1.0, where=expected > 0)
     return tuple(float(count) for count in np.where(expected > 0, expected, _NEXT_TO_NONE * least))
 
 
 def _in_32_bits(array: np.ndarray, as_floats: bool = False) -> np.ndarray:
-    """Returns floats as float32 and integers as int32, or as floats too."""
+    """Converts floats to float32 and integers to int32, or integers to floats as well."""
     if array.dtype.kind == "f" or (as_floats and array.dtype.kind in "iu"):
         return array.astype(np.float32)
     return array.astype(np.int32) if array.dtype.kind in "iu" else array

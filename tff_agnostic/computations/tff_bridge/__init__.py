@@ -1,5 +1,5 @@
-"""What TensorFlow Federated has of its own - models, aggregators, clients - in this package.
+"""Conversions between this package and TFF's models, aggregators and clients.
 
-Nothing imports these modules before they are needed: `models.from_tff`, `models.to_tff`,
-`aggregations.from_tff` and `data.tff_clients` load them when they are called.
+These modules are imported on first use: `models.from_tff`, `models.to_tff`, `aggregations.from_tff`
+and `data.tff_clients` import them when called.
 """

@@ -1,4 +1,4 @@
-"""Updates averaged by one of TFF's aggregation factories, all else in secure sums."""
+"""Sums with updates averaged by a TFF aggregation factory, and all other values in secure sums."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tff_agnostic.computations.tff_process import PlacedAggregation, TffSums
 
 
 class _Summand(NamedTuple):
-    """What a client encodes.
+    """Encoded output of a client.
 
     Attributes:
-        updates: For each update of the answer its values, and the client's weight.
-        others: All else, for the secure sum.
+        updates: For each update of the output its values, and the client's weight.
+        others: All other values, for the secure sum.
     """
 
     updates: tuple[Any, ...]
@@ -42,18 +42,18 @@ class _Summand(NamedTuple):
 
 
 class _FactoryState(NamedTuple):
-    """State of a `FactorySum`: that of the process of each update; () before a process has it."""
+    """State of a `FactorySum`: state of each update's process; () before a process exists."""
 
     updates: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class _Update:
-    """The values of an answer that the server divides by their weights' sum, by their positions.
+    """Positions of an update in a client's output: values to average, and their weight.
 
     Attributes:
-        values: Of the update, as `tf.nest.flatten` numbers the leaves of an answer.
-        weight: Of the client's weight.
+        values: Indices of the update's values among the leaves that `tf.nest.flatten` returns.
+        weight: Index of the client's weight.
     """
 
     values: tuple[int, ...]
@@ -62,22 +62,23 @@ class _Update:
 
 @dataclasses.dataclass(frozen=True)
 class FactorySum(PlacedAggregation):
-    """Updates averaged by one of TFF's aggregation factories, all else in secure sums.
+    """Averages updates by a TFF aggregation factory, and sums all other values securely.
 
-    An update beta^k delta^k with its weight beta^k is found by its bounds: signed values that form
-    a ratio with a denominator. A weighted factory is given delta^k and beta^k, and returns the mean
-    weighted by them. An unweighted one is given beta^k delta^k / `mean_weight`, and returns the
-    mean; so the weights, which are what an agnostic algorithm moves, stay part of the average. The
-    server goes on with the mean times the sum of the weights, as if it were the sum.
+    An update beta^k delta^k with its weight beta^k is recognised by its bounds: signed values that
+    form a ratio with a denominator. A weighted factory receives delta^k and beta^k, and returns the
+    weighted mean. An unweighted factory receives beta^k delta^k / `mean_weight`, and returns the
+    mean; the weights, which an agnostic algorithm changes, thus stay part of the average. The
+    server uses the mean times the sum of the weights as the sum.
 
     Attributes:
-        factory: A `tff.aggregators.WeightedAggregationFactory`, or an unweighted one, that returns
-            a mean, as those of `tff.learning` do.
-        others: How losses, counts and weights are summed.
-        mean_weight: What an unweighted factory takes for a client's weight.
-        expected_clients: If it is given, an unweighted factory takes the weight that is expected of
-            a round over this number for it, where that weight is known (`Bound.public_sum`).
-        only_secure: Whether rounds are refused in which anything but a secure sum leaves clients.
+        factory: A `tff.aggregators.WeightedAggregationFactory`, or an unweighted factory, that
+            returns a mean, like the factories of `tff.learning`.
+        others: Aggregation of losses, counts and weights.
+        mean_weight: Client weight that an unweighted factory assumes.
+        expected_clients: If set, and if the expected sum of weights of a round is known
+            (`Bound.public_sum`), an unweighted factory assumes that sum over this number as the
+            client weight.
+        only_secure: Whether to refuse rounds in which clients send anything except secure sums.
         name: Name of the aggregation.
     """
 
@@ -90,22 +91,22 @@ class FactorySum(PlacedAggregation):
 
     @property
     def cuts_clients(self) -> bool:
-        """Whether no more than `limits.examples` examples of a client are used."""
+        """Whether at most `limits.examples` examples of a client are used."""
         return True
 
     @property
     def guarantees(self) -> frozenset[SecurityProperty]:
-        """What is checked before anything runs."""
+        """Properties to check before the first round."""
         return frozenset({SecurityProperty.SECURE_SUMS}) if self.only_secure else frozenset()
 
     @property
     def limits(self) -> ClientLimits:
-        """Limits of what one client may send in secure sums."""
+        """Limits of one client's values in secure sums."""
         return self.others.limits
 
     @property
     def min_clients(self) -> int:
-        """The fewest clients of a sum."""
+        """Minimum number of clients of a sum."""
         return self.others.min_clients
 
     @property
@@ -113,26 +114,26 @@ class FactorySum(PlacedAggregation):
         """Whether the factory takes weights."""
         return isinstance(self.factory, tff.aggregators.WeightedAggregationFactory)
 
-    def weight_of_all(self, weight: Bound) -> float:
-        """Returns what an unweighted factory takes for a client's weight, from its bound."""
+    def assumed_weight(self, weight: Bound) -> float:
+        """Returns the client weight that an unweighted factory assumes, from the weight's bound."""
         if self.expected_clients is None or weight.public_sum is None:
             return self.mean_weight
         return weight.public_sum / (self.expected_clients * weight.contributing)
 
-    def of_exchanges(self, bounds: Sequence[Any]) -> tuple[FactorySum, ...]:
-        """Returns itself for each communication step, of which one has to have an update."""
+    def for_steps(self, bounds: Sequence[Any]) -> tuple[FactorySum, ...]:
+        """Returns itself for each communication step; one step must have an update."""
         if not any(map(_updates_in, bounds)):
             raise UserError(
                 "an aggregator of TFF's averages updates of a model: expected an algorithm whose "
                 "clients send one, found none"
             )
-        return super().of_exchanges(bounds)
+        return super().for_steps(bounds)
 
     def on_clients(self) -> FactorySum:
-        """Refuses to be played without TFF."""
+        """Raises an error, as this aggregation requires TFF."""
         raise UserError(
-            "an aggregator of TFF's sums in TFF's executor only: expected the runtime tff, found "
-            "another runtime"
+            "an aggregator of TFF runs in TFF's executor only: expected the runtime tff, found "
+            "a different runtime"
         )
 
     def initialize(self, bounds: Any) -> Any:
@@ -150,33 +151,33 @@ class FactorySum(PlacedAggregation):
         return ()
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
-        """Returns a `_Summand`; without an update, what the secure sum has."""
+        """Returns a `_Summand`, or the secure sum's encoding if there is no update."""
         updates = _updates_in(bounds)
         rest, rest_bounds = _without(updates, output, bounds)
         others = self.others.encode(params, rest, rest_bounds, client)
         if not updates:
             return others
-        leaves, of_leaves = tf.nest.flatten(output), tf.nest.flatten(bounds)
+        leaves, leaf_bounds = tf.nest.flatten(output), tf.nest.flatten(bounds)
         encoded = []
         for update in updates:
             divisor = weight = leaves[update.weight]
             if not self.is_weighted:
-                divisor = tf.constant(self.weight_of_all(of_leaves[update.weight]), tf.float32)
+                divisor = tf.constant(self.assumed_weight(leaf_bounds[update.weight]), tf.float32)
             values = [tf.math.divide_no_nan(leaves[i], divisor) for i in update.values]
             encoded.append((values, weight))
         return _Summand(tuple(encoded), others)
 
     def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
-        """Returns the secure sum of an answer without an update."""
+        """Returns the secure sum of an output without an update."""
         return self.others.federated_sum(encoded, bounds, sums)
 
     def process(self, encoded_type: tff.Type, bounds: Any) -> Any:
-        """Returns the process of a step with updates; None where a step has none."""
+        """Returns the process of a step with updates; None for a step without updates."""
         updates = _updates_in(bounds)
         if not updates:
             return None
         _, rest_bounds = _without(updates, bounds, bounds)
-        processes = [self._process_of(*pair) for pair in encoded_type.updates]
+        processes = [self._update_process(*pair) for pair in encoded_type.updates]
 
         @tff.federated_computation
         def initialize_fn() -> Any:
@@ -201,19 +202,19 @@ class FactorySum(PlacedAggregation):
 
         return _Placed(initialize_fn, next_fn)
 
-    def _process_of(self, values_type: tff.Type, weight_type: tff.Type) -> Any:
+    def _update_process(self, values_type: tff.Type, weight_type: tff.Type) -> Any:
         types = (values_type, weight_type) if self.is_weighted else (values_type,)
         process = self.factory.create(*types)
-        found = process.next.type_signature.result.result.member
-        if not values_type.is_assignable_from(found):
+        result_type = process.next.type_signature.result.result.member
+        if not values_type.is_assignable_from(result_type):
             raise UserError(
                 f"aggregations.from_tff: expected a factory that returns what it is given, "
-                f"{values_type}, found one that returns {found}"
+                f"{values_type}, found one that returns {result_type}"
             )
         return process
 
     def with_placed(self, state: _FactoryState, placed: Any) -> _FactoryState:
-        """Returns the state with those of the processes."""
+        """Returns the state with the given states of the processes."""
         return state._replace(updates=placed)
 
     def placed_in(self, state: _FactoryState) -> Any:
@@ -221,25 +222,25 @@ class FactorySum(PlacedAggregation):
         return state.updates
 
     def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-        """Returns the state, the sums - each mean times the sum of the weights - and a report."""
+        """Returns the state, the sums (each mean times the sum of the weights) and a report."""
         updates = _updates_in(bounds)
         if not updates:
             return self.others.decode(state, summed, bounds)
         _, rest_bounds = _without(updates, bounds, bounds)
         _, rest, report = self.others.decode((), summed.others, rest_bounds)
         in_updates = {i for update in updates for i in update.values}
-        of_others, of_leaves = iter(tf.nest.flatten(rest)), tf.nest.flatten(bounds)
+        other_sums, leaf_bounds = iter(tf.nest.flatten(rest)), tf.nest.flatten(bounds)
         leaves: list[Any] = [
-            None if i in in_updates else next(of_others) for i in range(len(of_leaves))
+            None if i in in_updates else next(other_sums) for i in range(len(leaf_bounds))
         ]
         num_clients = tf.cast(summed.others.num_clients, tf.float32)
         for update, mean in zip(updates, summed.updates):
             weight = tf.cast(leaves[update.weight], tf.float32)
             factor = weight
             if not self.is_weighted:
-                factor = num_clients * self.weight_of_all(of_leaves[update.weight])
+                factor = num_clients * self.assumed_weight(leaf_bounds[update.weight])
             for i, value in zip(update.values, tf.nest.flatten(mean)):
-                # Without any weight a weighted mean is 0/0.
+                # With a total weight of 0 a weighted mean is 0/0.
                 leaves[i] = tf.where(weight > 0, value * factor, tf.zeros_like(value))
         return state, tf.nest.pack_sequence_as(bounds, leaves), report
 
@@ -250,7 +251,7 @@ class FactorySum(PlacedAggregation):
 
 
 class _Placed(NamedTuple):
-    """What `tff.templates.AggregationProcess` has, of which TFF asks for a type of values."""
+    """The part of `tff.templates.AggregationProcess` that depends on a type of values."""
 
     initialize: tff.Computation
     next: tff.Computation
@@ -290,7 +291,7 @@ def factory_sum(factory: Any, others: SecureSum, mean_weight: float, only_secure
     return FactorySum(factory, others, mean_weight, only_secure)
 
 
-# From an aggregator and the expected number of clients of a round to the factory.
+# Functions from an aggregator and the expected number of clients per round to a factory.
 _FACTORIES: Mapping[type[Options], Callable[[Any, float], Any]] = {
     RobustAggregator: lambda aggregator, clients: tff.learning.robust_aggregator(),
     CompressedAggregator: lambda aggregator, clients: tff.learning.compression_aggregator(),
@@ -316,8 +317,8 @@ def named_sum(
 
 def _with_noise(aggregator: DpAggregator, expected_clients: float) -> Any:
     z = aggregator.noise_multiplier
-    # The number of clipped clients has noise of the same budget, sigma = c / 20. What is left for
-    # the updates is 1 / sqrt(z^-2 - (2 sigma)^-2), which TFF refuses for z > 2 sigma only.
+    # The number of clipped clients gets noise from the same budget, sigma = c / 20. The updates get
+    # the remaining 1 / sqrt(z^-2 - (2 sigma)^-2), but TFF refuses only z > 2 sigma.
     if 10 * z >= expected_clients:
         expected = f"less than a tenth of the clients per round, {expected_clients / 10:g}"
         raise aggregator.error("noise_multiplier", expected)
@@ -325,20 +326,20 @@ def _with_noise(aggregator: DpAggregator, expected_clients: float) -> Any:
 
 
 def _updates_in(bounds: Any) -> tuple[_Update, ...]:
-    """Returns the updates of an answer, found by its bounds."""
+    """Returns the updates of an output, recognised by its bounds."""
     leaves = tf.nest.flatten(bounds)
     ratios = OrderedDict.fromkeys(b.ratio for b in leaves if b.signed and not b.entrywise)
-    found = []
+    updates = []
     for ratio in ratios:
         weights = [i for i, b in enumerate(leaves) if b.ratio == ratio and b.denominator]
         values = [i for i, b in enumerate(leaves) if b.ratio == ratio and b.signed]
         if ratio is not None and len(weights) == 1:
-            found.append(_Update(tuple(values), weights[0]))
-    return tuple(found)
+            updates.append(_Update(tuple(values), weights[0]))
+    return tuple(updates)
 
 
 def _without(updates: Sequence[_Update], values: Any, bounds: Any) -> tuple[Any, Any]:
-    """Returns values and their bounds with () in place of updates."""
+    """Replaces updates by () in values and their bounds."""
     position = iter(range(len(tf.nest.flatten(bounds))))
     in_updates = {i for update in updates for i in update.values}
     is_update = tf.nest.map_structure(lambda _: next(position) in in_updates, bounds)

@@ -1,4 +1,4 @@
-"""Models of TFF's as a `Model`, and the other way."""
+"""Conversion of TFF models to a `Model`, and back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tff_agnostic.models.keras import refuse_captured_state, trace_outputs
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
-# Operations that draw random numbers from a state of their own, not from a seed that is given.
+# Operations that draw random numbers from their own state instead of a given seed.
 _DRAWS = frozenset(
     {
         "Multinomial",
@@ -38,7 +38,7 @@ _DRAWS = frozenset(
         "TruncatedNormal",
     }
 )
-# Sizes of made-up batches whose loss is checked, and how equal it has to be to the mean.
+# Sizes of synthetic batches for checks of the loss, and tolerances against the mean.
 _CHECKED_SIZES = (1, 3, 5)
 _RTOL, _ATOL = 1e-4, 1e-5
 _SEED = (0, 0)
@@ -68,7 +68,7 @@ def model_from_tff(model: Any, metrics: Sequence[Metric], seed: int) -> Model:
 
 
 def _checked(convert: Callable[[], tuple[Model, _BatchLoss]]) -> Model:
-    """Returns a converted model of which the promises of `Model` were checked."""
+    """Converts a model, and checks the guarantees of `Model`."""
     try:
         model, batch_loss = convert()
         _refuse_impure(model, batch_loss)
@@ -79,12 +79,12 @@ def _checked(convert: Callable[[], tuple[Model, _BatchLoss]]) -> Model:
             f"models.from_tff: expected a pure function of the weights, found that {e}"
         ) from e
     except Exception as e:
-        # TensorFlow's and Keras' own refusals, of what a model does while it is traced.
+        # Errors that TensorFlow and Keras raise while they trace a model.
         lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-        found = lines[-1] if lines else type(e).__name__
+        reason = lines[-1] if lines else type(e).__name__
         raise UserError(
             "models.from_tff: expected a pure function of the weights, found one that fails where "
-            f"its weights are tensors: {found}"
+            f"its weights are tensors: {reason}"
         ) from e
     return model
 
@@ -94,7 +94,7 @@ _BatchLoss = Callable[[ModelWeights, Examples, bool], tf.Tensor]
 
 
 def _traced(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method that is traced where it is called eagerly."""
+    """Returns a method that is traced if it is called eagerly."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,29 +112,29 @@ class _FunctionalPredict:
 
     @_traced
     def __call__(self, weights: ModelWeights, x: Any, training: bool, seed: tf.Tensor) -> Any:
-        del seed  # Nothing random is let in.
+        del seed  # No random values are allowed.
         with _as_in_graphs():
             return self.model.predict_on_batch(_packed(self.model, weights), x, training)
 
 
 @dataclasses.dataclass(frozen=True)
 class _FunctionalLoss:
-    """The loss of each example: that of a batch of it alone.
+    """The loss of each example, computed as the loss of a batch of one example.
 
-    TFF's loss is one number of a batch, mostly its mean, in which an example cannot be given the
-    weight of its domain. It is vectorised over the examples.
+    TFF's loss is one number per batch, mostly its mean, in which an example cannot have the weight
+    of its domain. It is therefore vectorised over the examples.
     """
 
     model: Any
 
     @_traced
     def __call__(self, labels: tf.Tensor, predictions: Any) -> tf.Tensor:
-        def of_example(example: Any) -> tf.Tensor:
+        def one_example(example: Any) -> tf.Tensor:
             label, prediction = tf.nest.map_structure(lambda v: v[tf.newaxis], example)
             with _as_in_graphs():
                 return _scalar(self.model.loss(output=prediction, label=label))
 
-        return tf.vectorized_map(of_example, (labels, predictions))
+        return tf.vectorized_map(one_example, (labels, predictions))
 
 
 def _from_functional(model: Any, metrics: Sequence[Metric]) -> tuple[Model, _BatchLoss]:
@@ -156,10 +156,10 @@ def _from_functional(model: Any, metrics: Sequence[Metric]) -> tuple[Model, _Bat
 
 
 def _packed(model: Any, weights: ModelWeights) -> Any:
-    """Returns weights in the structure that a functional model has them in."""
+    """Returns weights in the structure of a functional model."""
     return tuple(
-        tf.nest.pack_sequence_as(of_model, list(values))
-        for of_model, values in zip(model.initial_weights, weights)
+        tf.nest.pack_sequence_as(initial, list(values))
+        for initial, values in zip(model.initial_weights, weights)
     )
 
 
@@ -167,7 +167,7 @@ def _packed(model: Any, weights: ModelWeights) -> Any:
 def _as_in_graphs() -> Iterator[None]:
     """Traces as if the outermost context were a graph, as in TFF's computations.
 
-    Functional models of Keras layers refuse to be traced where they could make variables.
+    Functional models of Keras layers refuse tracing in contexts that could create variables.
     """
     graph = tf.compat.v1.get_default_graph()
     with _keras_classes_kept(), tf.Graph().as_default(), graph.as_default():
@@ -176,9 +176,9 @@ def _as_in_graphs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keras_classes_kept() -> Iterator[None]:
-    """Gives classes of Keras the bases back that it exchanges where layers are built in graphs.
+    """Restores base classes of Keras that it replaces while layers are built in graphs.
 
-    Models that were built before could not be called any more.
+    Without this, previously built models could no longer be called.
     """
     before = {cls: cls.__bases__ for cls in _subclasses(tf.keras.layers.Layer)}
     try:
@@ -190,12 +190,12 @@ def _keras_classes_kept() -> Iterator[None]:
 
 
 def _subclasses(cls: type) -> set[type]:
-    found = set(cls.__subclasses__())
-    return found.union(*map(_subclasses, found)) if found else found
+    result = set(cls.__subclasses__())
+    return result.union(*map(_subclasses, result)) if result else result
 
 
 def restore_keras_classes() -> None:
-    """Makes Keras take back what TFF's own conversions left its classes in."""
+    """Restores Keras classes after TFF's own conversions."""
     public: list[Any] = [tf.keras.Model, tf.keras.Sequential, *vars(tf.keras.layers).values()]
     for cls in public:
         if isinstance(cls, type) and issubclass(cls, tf.Module):
@@ -205,16 +205,16 @@ def restore_keras_classes() -> None:
 
 
 class _Assigned(Exception):
-    """A weight was assigned to."""
+    """Raised on assignment to a weight."""
 
 
 class _WeightTensor:
-    """A tensor in place of a variable, for code that expects one.
+    """A tensor that replaces a variable, for code that expects a variable.
 
     Args:
         tensor: The value.
-        is_weight: Whether it may not be assigned to. Of the others, which count what was measured,
-            values are of no consequence, and assignments are left out.
+        is_weight: Whether assignments raise an error. Other variables only count measurements;
+            their values do not matter, and assignments to them are ignored.
     """
 
     def __init__(self, tensor: tf.Tensor, is_weight: bool) -> None:
@@ -222,12 +222,12 @@ class _WeightTensor:
         self._is_weight = is_weight
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
-        """Returns the tensor, where TensorFlow asks for one."""
+        """Returns the tensor, as TensorFlow's conversion protocol requires."""
         del name
         return self._tensor if dtype is None else tf.cast(self._tensor, dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """Returns what the tensor has of that name."""
+        """Returns the tensor's attribute."""
         return getattr(self._tensor, name)
 
     def value(self) -> tf.Tensor:
@@ -237,7 +237,7 @@ class _WeightTensor:
     read_value = value
 
     def assign(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        """Leaves an assignment out, or refuses it."""
+        """Ignores an assignment, or raises an error for a weight."""
         del args, kwargs
         if self._is_weight:
             raise _Assigned(
@@ -263,11 +263,11 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _VariableModel(Model):
-    """A model of variables, built anew with tensors in their place whenever it is traced.
+    """A model of variables, rebuilt with tensors instead of variables for each trace.
 
     Attributes:
         build: The user's function.
-        variables: What each variable is that it makes, in this order.
+        variables: Roles of the variables, in the order of their creation.
     """
 
     build: Callable[[], Any] = lambda: None
@@ -277,27 +277,28 @@ class _VariableModel(Model):
     def example_losses(
         self, weights: ModelWeights, examples: Examples, training: bool, seed: tf.Tensor
     ) -> tuple[tf.Tensor, Any]:
-        """Returns the loss of each example and the predictions; each is a batch by itself."""
+        """Returns the loss of each example and the predictions; each example is a batch."""
         del seed
 
-        def of_example(example: Any) -> Any:
+        def one_example(example: Any) -> Any:
             batch = tf.nest.map_structure(lambda v: v[tf.newaxis], example)
             output = _forward(self, weights, batch, training)
             predictions = tf.nest.map_structure(lambda v: v[0], output.predictions)
             return _scalar(output.loss), predictions
 
         one = {key: examples[key] for key in ("x", "y")}
-        return tf.vectorized_map(of_example, one)
+        return tf.vectorized_map(one_example, one)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Variable:
-    """A variable that a model makes.
+    """A variable that a model creates.
 
     Attributes:
-        group: 0 for trainable weights, 1 for others, None for what only the model itself needs.
-        position: Among the weights of its group.
-        value: Its initial value, an array; None of weights.
+        group: 0 for trainable weights, 1 for other weights, None for variables internal to the
+            model.
+        position: Index among the weights of its group.
+        value: Initial value, an array; None for weights.
     """
 
     group: Any
@@ -305,7 +306,7 @@ class _Variable:
     value: Any = None
 
     def __hash__(self) -> int:
-        """Of what it is, without its value."""
+        """Hashes the role, without the value."""
         return hash((self.group, self.position))
 
 
@@ -342,10 +343,10 @@ def _from_variables(
 
 
 def _built_once(build: Callable[[], Any], seed: int) -> Any:
-    """Builds the model of a function with variables.
+    """Calls a function that builds a model with variables.
 
     Returns:
-        Arrays of its trainable and of its other weights, its input spec, and its variables.
+        Arrays of its trainable and its other weights, its input spec, and its variables.
     """
     made: list[tf.Variable] = []
 
@@ -363,8 +364,10 @@ def _built_once(build: Callable[[], Any], seed: int) -> Any:
                 f"tff.learning.models.VariableModel, found {type(built).__name__}"
             )
         groups = [list(built.trainable_variables), list(built.non_trainable_variables)]
-        place_of = {id(v): (g, k) for g, group in enumerate(groups) for k, v in enumerate(group)}
-        if not set(place_of) <= {id(variable) for variable in made}:
+        position_by_id = {
+            id(v): (g, k) for g, group in enumerate(groups) for k, v in enumerate(group)
+        }
+        if not set(position_by_id) <= {id(variable) for variable in made}:
             raise UserError(
                 "models.from_tff: expected a function that makes all weights of its model when it "
                 "is called, found some that were made before"
@@ -380,8 +383,8 @@ def _built_once(build: Callable[[], Any], seed: int) -> Any:
     weights: tuple[list[Any], list[Any]] = ([None] * len(groups[0]), [None] * len(groups[1]))
     variables = []
     for variable, value in zip(made, values):
-        if id(variable) in place_of:
-            group, position = place_of[id(variable)]
+        if id(variable) in position_by_id:
+            group, position = position_by_id[id(variable)]
             weights[group][position] = value
             variables.append(_Variable(group, position))
         else:
@@ -391,12 +394,12 @@ def _built_once(build: Callable[[], Any], seed: int) -> Any:
 
 @contextlib.contextmanager
 def _built_with(model: _VariableModel, weights: ModelWeights) -> Iterator[Any]:
-    """Builds a model whose variables are tensors of the graph that is being traced."""
-    left = iter(model.variables)
+    """Builds a model with tensors of the current graph instead of variables."""
+    remaining = iter(model.variables)
 
     def replaced(creator: Callable[..., Any], **kwargs: Any) -> Any:
         del creator, kwargs
-        variable = next(left, None)
+        variable = next(remaining, None)
         if variable is None:
             raise UserError("the model makes more variables than when it was built first")
         if variable.group is None:
@@ -431,7 +434,7 @@ def _scalar(loss: Any) -> tf.Tensor:
 
 
 def _float_weights(trainable: Sequence[Any], fixed: Sequence[Any]) -> ModelWeights:
-    # A number of Python's is float32, as in TensorFlow.
+    # A Python number becomes float32, as in TensorFlow.
     weights = ModelWeights(
         *([tf.convert_to_tensor(w).numpy() for w in values] for values in (trainable, fixed))
     )
@@ -456,23 +459,23 @@ def _example_spec(input_spec: Any) -> OrderedDict[str, Any]:
     else:
         raise UserError(f"{where}: expected inputs and labels, (x, y), found {input_spec!r}")
 
-    def of_any_size(spec: Any) -> tf.TensorSpec:
+    def with_any_size(spec: Any) -> tf.TensorSpec:
         if not isinstance(spec, tf.TensorSpec):
             raise UserError(f"{where}: expected tf.TensorSpecs, found {type(spec).__name__}")
         if not spec.shape.rank or spec.shape[1:].num_elements() is None:
             raise UserError(
-                f"{where}: expected shapes that are known but for the first dimension, of the "
-                f"batch, found {spec.shape}"
+                f"{where}: expected a known shape except for the batch dimension, found "
+                f"{spec.shape}"
             )
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
     if isinstance(x, (tuple, list)):
         raise UserError(f"{where}: expected x to be a tensor, or tensors by name, found {x!r}")
-    return OrderedDict(x=tf.nest.map_structure(of_any_size, x), y=of_any_size(y))
+    return OrderedDict(x=tf.nest.map_structure(with_any_size, x), y=with_any_size(y))
 
 
 def _refuse_impure(model: Model, batch_loss: _BatchLoss) -> None:
-    """Checks a model's traces, and on made-up batches that examples are computed by themselves."""
+    """Checks traces of a model, and with synthetic batches that examples are independent."""
     training, evaluating = (_traced_batch(model, batch_loss, mode) for mode in (True, False))
     refuse_captured_state(training)
     definition = training.graph.as_graph_def()
@@ -480,8 +483,8 @@ def _refuse_impure(model: Model, batch_loss: _BatchLoss) -> None:
     drawing = sorted({node.op for node in nodes} & _DRAWS)
     if drawing:
         raise UserError(
-            "models.from_tff: expected a model that draws no random numbers of its own, found "
-            f"{drawing[0]}, as of a Dropout layer: models.model_from_keras gives it seeds"
+            "models.from_tff: expected a model without its own random numbers, found "
+            f"{drawing[0]}, as in a Dropout layer: models.model_from_keras gives it seeds"
         )
     weights = tuple(perturbed(model.initial_weights))
 
@@ -521,7 +524,7 @@ def _first(made: Examples, size: int) -> Any:
     return tf.nest.map_structure(lambda column: column[:size], made)
 
 
-def _refuse_joint_loss(of_batch: tf.Tensor, losses: tf.Tensor) -> None:
+def _refuse_joint_loss(batch_loss: tf.Tensor, losses: tf.Tensor) -> None:
     """Checks that the loss of a batch is the mean of its examples' losses."""
     if not np.all(np.isfinite(losses)):
         raise UserError(
@@ -529,10 +532,10 @@ def _refuse_joint_loss(of_batch: tf.Tensor, losses: tf.Tensor) -> None:
             f"which the loss is checked, found {np.asarray(losses).tolist()}"
         )
     mean = float(tf.reduce_mean(losses))
-    if not np.isclose(of_batch, mean, rtol=_RTOL, atol=_ATOL):
+    if not np.isclose(batch_loss, mean, rtol=_RTOL, atol=_ATOL):
         raise UserError(
             "models.from_tff: expected the loss of a batch to be the mean of its examples' "
-            f"losses, without which domains cannot be weighted, found {float(of_batch):.4g} "
+            f"losses, without which domains cannot be weighted, found {float(batch_loss):.4g} "
             f"where that mean is {mean:.4g}"
         )
 
@@ -553,7 +556,7 @@ def model_to_tff(model: Model) -> Any:
 
     @tf.function(autograph=False)
     def predict_on_batch(weights: Any, x: Any, training: bool = True) -> Any:
-        # TFF hands no seed on, and two batches shall not have the same dropout.
+        # TFF passes no seed, and two batches must not have the same dropout.
         seed = tf.zeros([2], tf.int32)
         if draws and training:
             seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)
@@ -602,7 +605,7 @@ def model_to_tff(model: Model) -> Any:
 
 
 def _uses_seed(model: Model) -> bool:
-    """Returns whether the predictions while training depend on the seed."""
+    """Whether the predictions in training depend on the seed."""
 
     def predict(seed: tf.Tensor, trainable: Any, fixed: Any, x: Any) -> Any:
         return model.predict(ModelWeights(trainable, fixed), x, True, seed)

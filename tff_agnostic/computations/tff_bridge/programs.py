@@ -1,4 +1,4 @@
-"""Clients as TFF has them, and what its programs need: cohorts, and federated evaluation."""
+"""Clients as TFF's client data, and components of its programs: cohorts and evaluation."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tff_agnostic.data.store_format import FEATURES, LABEL, Record
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.models.model import Examples, ModelWeights, as_model
 
-# Examples that TensorFlow hands over at once.
+# Number of examples per read from TensorFlow.
 _ROWS_AT_ONCE = 4096
 
 
 class _TffClients(ListedClients):
-    """Clients whose examples are datasets of TensorFlow's, read one client at a time."""
+    """Clients with TensorFlow datasets as examples, read one client at a time."""
 
     def __init__(
-        self, client_ids: Sequence[str], dataset_of: Callable[[str], Any], domain_of: Any
+        self, client_ids: Sequence[str], get_dataset: Callable[[str], Any], domain_of: Any
     ) -> None:
         self._ids = sorted(client_ids)
-        self._dataset_of = dataset_of
+        self._dataset_of = get_dataset
         self._domain_of = domain_of
 
     def read(self, client_id: str) -> Examples:
@@ -43,7 +43,7 @@ class _TffClients(ListedClients):
         return columns
 
     def domain_of(self, client_id: str) -> Any:
-        """Returns what the caller says of a client's domain."""
+        """Returns the caller's domain of a client."""
         if self._domain_of is None:
             raise UserError(
                 f"client {client_id}: expected examples with a domain_id, or domain_of to say it, "
@@ -52,7 +52,7 @@ class _TffClients(ListedClients):
         return self._domain_of(client_id)
 
     def columns(self, client_id: str) -> OrderedDict[str, Any]:
-        """Returns the columns of one client as its dataset has them."""
+        """Returns the columns of one client's dataset."""
         dataset = self._dataset_of(client_id)
         spec = dataset.element_spec
         if isinstance(spec, tuple) and len(spec) == 2:
@@ -78,8 +78,8 @@ class _TffClients(ListedClients):
 def clients_from_tff(source: Any, domain_of: Any) -> _TffClients:
     """Returns TFF's clients as a `ClientDataset`; see `data.tff_clients.from_tff`."""
     if isinstance(source, tff.simulation.datasets.ClientData):
-        dataset_of = source.create_tf_dataset_for_client
-        return _TffClients(source.client_ids, dataset_of, domain_of)
+        get_dataset = source.create_tf_dataset_for_client
+        return _TffClients(source.client_ids, get_dataset, domain_of)
     if isinstance(source, Sequence) and all(isinstance(d, tf.data.Dataset) for d in source):
         width = len(str(max(len(source) - 1, 0)))
         by_id = {f"{k:0{width}d}": dataset for k, dataset in enumerate(source)}
@@ -123,9 +123,9 @@ def simulation_datasets() -> Any:
 class StoreClientData(tff.simulation.datasets.ClientData):
     """A split of a store as clients of TFF; see `data.tff_clients.to_tff`.
 
-    TFF's reader pastes the id of a client into an SQL statement: an id with a quote breaks the
-    statement or selects other clients. TensorFlow's SQL dataset has no parameters, so that ids
-    are hexadecimal literals here.
+    TFF's reader inserts the id of a client into an SQL statement: an id with a quote breaks the
+    statement or selects other clients. TensorFlow's SQL dataset has no parameters, so ids are
+    hexadecimal literals here.
     """
 
     def __init__(self, store: Store, split: str) -> None:
@@ -144,12 +144,12 @@ class StoreClientData(tff.simulation.datasets.ClientData):
 
     @property
     def element_type_structure(self) -> OrderedDict[str, Any]:
-        """The type of an example."""
+        """Structure of an example's types."""
         return self._spec
 
     @property
     def serializable_dataset_fn(self) -> Callable[[Any], tf.data.Dataset]:
-        """Returns the examples of the client of an id, which may be a tensor."""
+        """Returns a function from a client id, which may be a tensor, to the client's examples."""
         return self._dataset
 
     def _dataset(self, client_id: Any) -> tf.data.Dataset:
@@ -173,7 +173,7 @@ class StoreClientData(tff.simulation.datasets.ClientData):
 
 
 def _sql_literal(text: Any) -> tf.Tensor:
-    """Returns a string of SQL that denotes a text, which may be a tensor, whatever it holds."""
+    """Returns an SQL literal of any string, which may be a tensor."""
     pairs = tf.constant([f"{byte:02x}" for byte in range(256)])
     digits = tf.gather(pairs, tf.cast(tf.io.decode_raw(text, tf.uint8), tf.int32))
     return tf.strings.join(["CAST(x'", tf.strings.reduce_join(digits), "' AS TEXT)"])
@@ -189,22 +189,22 @@ class ClientSource(tff.program.FederatedDataSource):
 
     @property
     def federated_type(self) -> tff.FederatedType:
-        """The type of a cohort."""
+        """Type of a cohort."""
         return self._type
 
     def iterator(self) -> _ClientIterator:
-        """Returns an iterator that begins with the first cohort."""
+        """Returns an iterator that starts with the first cohort."""
         _ClientIterator.sources[self.key] = self
         return _ClientIterator(self.key, 0)
 
     @property
     def key(self) -> bytes:
-        """A digest of the seed, the clients' names and their type: what cohorts depend on."""
+        """Digest of the seed, the client ids and their type, on which cohorts depend."""
         parts = [self._seed, list(self._clients.client_ids), str(self._type)]
         return hashlib.sha256(repr(parts).encode()).digest()
 
     def cohort(self, number: int, size: int) -> list[Examples]:
-        """Returns the clients of a cohort: a function of the seed and its number."""
+        """Returns the clients of a cohort: a function of the seed and the cohort's index."""
         ids = self._clients.client_ids
         if size > len(ids):
             raise UserError(f"clients of a round: expected at most {len(ids)}, found {size}")
@@ -215,10 +215,10 @@ class ClientSource(tff.program.FederatedDataSource):
 
 
 class _ClientIterator(tff.program.FederatedDataSourceIterator):
-    """Counts cohorts; what a program saves of it is a number, and the key of its source.
+    """Counts cohorts; a program saves only the index, and the key of its source.
 
-    A program copies it, and restores it from bytes; neither holds clients. Those are of the source
-    of this key of which an iterator was made last in the process.
+    A program copies the iterator, and restores it from bytes; neither contains clients. They come
+    from the source with this key that last created an iterator in the process.
     """
 
     sources: ClassVar[dict[bytes, ClientSource]] = {}
@@ -228,12 +228,12 @@ class _ClientIterator(tff.program.FederatedDataSourceIterator):
 
     @classmethod
     def from_bytes(cls, buffer: bytes) -> _ClientIterator:
-        """Returns what `to_bytes` saved."""
+        """Returns the iterator that `to_bytes` saved."""
         number, key = int.from_bytes(buffer[:8], "little"), buffer[8:]
         if key not in cls.sources:
             raise UserError(
-                "clients of a program that goes on: expected a source of the seed, the client ids "
-                "and the type that it was saved with, found another"
+                "clients of a resumed program: expected a source of the seed, the client ids and "
+                "the type that were saved, found a different source"
             )
         return cls(key, number)
 
@@ -243,11 +243,11 @@ class _ClientIterator(tff.program.FederatedDataSourceIterator):
 
     @property
     def federated_type(self) -> tff.FederatedType:
-        """The type of a cohort."""
+        """Type of a cohort."""
         return self.sources[self._key].federated_type
 
     def select(self, k: Optional[int] = None) -> list[Examples]:
-        """Returns the next cohort, of k clients."""
+        """Returns the next cohort of k clients."""
         if k is None:
             raise UserError("clients of a round: expected a number, found None")
         cohort = self.sources[self._key].cohort(self._number, k)
@@ -256,7 +256,7 @@ class _ClientIterator(tff.program.FederatedDataSourceIterator):
 
 
 class _EvaluationState(NamedTuple):
-    """State of an evaluation of TFF's programs: the model, and sums so far, [p] each."""
+    """State of an evaluation in TFF's programs: the model, and the sums so far, [p] each."""
 
     weights: ModelWeights
     losses: Any
@@ -267,34 +267,34 @@ def evaluation_process(model: Any, num_domains: int) -> Any:
     """Returns federated evaluation as a TFF learning process.
 
     `tff.learning.programs.EvaluationManager` runs it. Each round evaluates a cohort, and changes no
-    weights. Reports have the losses and counts of each domain, and of the worst one, of the
-    round and of all rounds so far.
+    weights. Reports have the losses and counts of each domain, and of the worst domain, for the
+    round and for all rounds so far.
 
     Args:
-        model: The model, or one of TFF's.
-        num_domains: p.
+        model: A `Model`, or a model of TFF.
+        num_domains: Number of domains p.
     """
-    own = as_model(model)
-    evaluate = build_evaluation(own, num_domains)
+    converted = as_model(model)
+    evaluate = build_evaluation(converted, num_domains)
     client_type = evaluate.type_signature.parameter[1]
 
     @tff.tensorflow.computation
     def initial() -> Any:
-        weights = tf.nest.map_structure(tf.constant, own.initial_weights)
+        weights = tf.nest.map_structure(tf.constant, converted.initial_weights)
         return _EvaluationState(weights, tf.zeros([num_domains]), tf.zeros([num_domains], tf.int64))
 
     state_type = initial.type_signature.result
 
-    def metrics_of(losses: tf.Tensor, counts: tf.Tensor) -> Any:
+    def domain_metrics(losses: tf.Tensor, counts: tf.Tensor) -> Any:
         means = tf.math.divide_no_nan(losses, tf.cast(counts, tf.float32))
         worst = tf.reduce_max(tf.where(counts > 0, means, tf.zeros_like(means)))
         return OrderedDict(loss=means, num_examples=counts, worst_loss=worst)
 
     @tff.tensorflow.computation(state_type)
-    def weights_of(state: Any) -> Any:
+    def get_weights(state: Any) -> Any:
         return state.weights
 
-    @tff.tensorflow.computation(state_type, weights_of.type_signature.result)
+    @tff.tensorflow.computation(state_type, get_weights.type_signature.result)
     def with_weights(state: Any, weights: Any) -> Any:
         return state._replace(weights=weights)
 
@@ -303,8 +303,8 @@ def evaluation_process(model: Any, num_domains: int) -> Any:
         now = output.sums.losses, output.sums.counts
         after = state._replace(losses=state.losses + now[0], counts=state.counts + now[1])
         rounds = OrderedDict(
-            current_round_metrics=metrics_of(*now),
-            total_rounds_metrics=metrics_of(after.losses, after.counts),
+            current_round_metrics=domain_metrics(*now),
+            total_rounds_metrics=domain_metrics(after.losses, after.counts),
         )
         return after, OrderedDict(client_work=OrderedDict(eval=rounds))
 
@@ -314,8 +314,8 @@ def evaluation_process(model: Any, num_domains: int) -> Any:
 
     @tff.federated_computation(tff.FederatedType(state_type, tff.SERVER), client_type)
     def next_fn(state: Any, clients: Any) -> Any:
-        output = evaluate(tff.federated_map(weights_of, state), clients)
+        output = evaluate(tff.federated_map(get_weights, state), clients)
         after, metrics = tff.federated_map(added, (state, output))
         return tff.learning.templates.LearningProcessOutput(after, metrics)
 
-    return tff.learning.templates.LearningProcess(initialize_fn, next_fn, weights_of, with_weights)
+    return tff.learning.templates.LearningProcess(initialize_fn, next_fn, get_weights, with_weights)

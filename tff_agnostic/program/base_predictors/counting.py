@@ -11,12 +11,12 @@ from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.boosting.unigrams import (
     GroupCounts,
-    counts_of_clients,
-    counts_of_domains,
+    counts_by_client,
+    counts_by_domain,
     num_outcomes,
     smoothed_scores,
 )
-from tff_agnostic.computations.evaluation import measurement_of_outcomes
+from tff_agnostic.computations.evaluation import outcome_measurement
 from tff_agnostic.data.clients import in_parts
 from tff_agnostic.program.base_predictors.files import PredictorFile
 from tff_agnostic.runtimes.runtime import Runtime
@@ -29,10 +29,10 @@ Count = Callable[[Task, Runtime, Aggregation], tuple[GroupCounts, int]]
 
 def by_domain(task: Task, runtime: Runtime, aggregation: Aggregation) -> tuple[GroupCounts, int]:
     """Returns the counts of each domain, as sums over the clients that the server sees."""
-    measurement = measurement_of_outcomes(task.model, task.num_domains, num_outcomes(task.model))
+    measurement = outcome_measurement(task.model, task.num_domains, num_outcomes(task.model))
     clients = (task.train.read(client_id) for client_id in task.train.client_ids)
     measured = runtime.measurement(measurement, aggregation)(np.int32(0), in_parts(clients))
-    counts = counts_of_domains(measured.output, task.domain_names, aggregation.min_clients)
+    counts = counts_by_domain(measured.output, task.domain_names, aggregation.min_clients)
     return counts, measured.clipped.get("examples", 0)
 
 
@@ -44,7 +44,7 @@ def by_client(task: Task, runtime: Runtime, aggregation: Aggregation) -> tuple[G
             "--group_by=client has no sums over clients: expected --aggregation=plain, or "
             "--group_by=domain"
         )
-    return counts_of_clients(task.train, num_outcomes(task.model)), 0
+    return counts_by_client(task.train, num_outcomes(task.model)), 0
 
 
 GROUPINGS: Registry[Count] = Registry(

@@ -15,8 +15,8 @@ from tff_agnostic.base.files import make_folder, write_json
 from tff_agnostic.privacy.accountant import (
     PrivacyAccountant,
     PrivacyStatement,
-    drowned,
     noise_for_epsilon,
+    noise_warning,
     rounds_for_budget,
     statement,
 )
@@ -66,7 +66,7 @@ class Answer:
         if clients_per_round is None:
             return None
         guarantee = self.statement
-        return drowned(guarantee.noise_multiplier, clients_per_round, guarantee.rounds)
+        return noise_warning(guarantee.noise_multiplier, clients_per_round, guarantee.rounds)
 
     def table(self) -> str:
         """Returns the guarantee and its assumptions."""

@@ -12,7 +12,7 @@ from tff_agnostic.base.registry import Registry
 from tff_agnostic.privacy.accountant import ACCOUNTANTS, check_delta, check_rounds, default_delta
 from tff_agnostic.privacy.distributed import INTEGER_NOISES, DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.mechanisms import (
-    LEAST_NOISE,
+    MIN_NOISE,
     CentralNoise,
     Mechanism,
     TreeNoise,
@@ -66,7 +66,7 @@ class AccountingOptions(Options):
     """
 
     privacy: str = "central"
-    noise_multiplier: Optional[Annotated[float, Within(least=LEAST_NOISE)]] = None
+    noise_multiplier: Optional[Annotated[float, Within(least=MIN_NOISE)]] = None
     target_epsilon: Optional[Annotated[float, Within(above=0)]] = None
     delta: Optional[float] = None
     rounds: Optional[Annotated[int, Within(least=1)]] = None

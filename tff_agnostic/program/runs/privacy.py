@@ -68,7 +68,7 @@ def noise_of_run(spec: RunSpec, task: Task) -> NoiseOfClients:
     assert isinstance(options, DistributedOptions)
     _check_participation(spec)
     with flags_in_errors(spec.config, options):
-        sampling = cohort_plan(spec, task).by_chance(spec.config.privacy)
+        sampling = cohort_plan(spec, task).random_sampling(spec.config.privacy)
         min_clients = spec.build_aggregation().min_clients
         return noise_of_clients(sampling, options.participation, min_clients)
 
