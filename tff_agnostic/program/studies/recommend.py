@@ -28,7 +28,7 @@ from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.runs.spec import RunSpec, check_given_somewhere
 from tff_agnostic.program.studies.choice import REGRET, chosen, share_of
 from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison
-from tff_agnostic.program.studies.gains import worst_of
+from tff_agnostic.program.studies.gains import worst_domain
 from tff_agnostic.program.studies.methods import BASELINE, Arm, arms_of_algorithms
 from tff_agnostic.program.studies.portfolio import FACTORS, IF_NAMED, PORTFOLIO
 from tff_agnostic.program.studies.portfolio_search import Budget, PortfolioSearch, Rows, prepared
@@ -231,8 +231,8 @@ def attained_lines(final: Comparison, choice: Optional[str]) -> list[str]:
             _text(trials.mean(group, measure.name), measure) for group in (OVERALL, WORST)
         )
         lines.append(
-            f"On the {final.split} clients {final.label(row)} has {measure.name} {overall} over "
-            f"all examples and {worst} in the worst domain ({worst_of(trials, names, measure)})."
+            f"On the {final.split} clients {final.label(row)} has {measure.name} {overall} over all "
+            f"examples and {worst} in the worst domain ({worst_domain(trials, names, measure)})."
         )
     return lines
 
