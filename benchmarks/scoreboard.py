@@ -35,7 +35,7 @@ from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.program.studies.choice import chosen, near
 from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison
-from tff_agnostic.program.studies.gains import gain, worst_of
+from tff_agnostic.program.studies.gains import gain, worst_domain
 from tff_agnostic.program.studies.methods import BASELINE
 from tff_agnostic.program.studies.recommend import RECOMMEND, parse_request
 from tff_agnostic.program.studies.runset import RunSet
@@ -413,7 +413,7 @@ def table(board: Board) -> str:
     rows = [
         [
             board.final.label(row) + (" (chosen)" if row == board.choice else ""),
-            f"{_value(board, row)} ({worst_of(trials, names, measure)})",
+            f"{_value(board, row)} ({worst_domain(trials, names, measure)})",
             _gain(board, row),
             cell(trials.mean(OVERALL, measure.name), measure.unit, _DECIMALS),
             ", ".join(board.payers(row)) if row != BASELINE else "",

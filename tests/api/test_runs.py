@@ -109,7 +109,7 @@ def test_compare_is_the_command(call, tmp_path):
     assert list(trials) == ["slow", "agnostic_fed_avg"]
     with pytest.raises(KeyError, match="expected one of slow, AgnosticFedAvg, found 'fast'"):
         trials["fast"]
-    assert (compared.path / "plots" / "compare_loss.png").is_file()
+    assert (compared.path / "page.json").is_file()
     with pytest.raises(UserError, match="unknown measure 'los': did you mean loss"):
         compared.table("los")
 

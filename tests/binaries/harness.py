@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 from unittest import mock
 
 import pytest
@@ -26,10 +26,9 @@ from tff_agnostic.base.files import make_folder
 from tff_agnostic.base.options import Options
 from tff_agnostic.program.commands.registry import command
 from tff_agnostic.program.options.process import define, exit_status, parse_flags
-from tff_agnostic.program.reports import page
+from tff_agnostic.program.reports import html
 from tff_agnostic.program.runs import results, train_run
 from tff_agnostic.program.runs.spec import RunSpec
-from tff_agnostic.program.studies import comparison_report
 from tff_agnostic.program.studies.methods import given_arms, trial_specs
 from tff_agnostic.runtimes.registry import RUNTIMES, RuntimeSpec
 
@@ -70,15 +69,13 @@ class Caller:
         running: Runtimes by name, instead of those that every call would start anew; one with other
             options than the default is started. With None, a command that asks for a runtime fails
             the test.
-        draws: Whether runs and comparisons draw their plots, which takes longer than rounds of
-            small models.
+        draws: Whether figures are drawn, which takes longer than rounds of small models.
     """
 
     def __init__(self, running: Optional[Mapping[str, Any]], draws: bool = False) -> None:
         self._running = running
         self._draw_run = results.draw_run if draws else draw_nothing
-        self._draw_comparison = comparison_report.draw_comparison if draws else draw_nothing
-        self._image = page.image_of if draws else _no_image
+        self._svg = html.svg if draws else _no_svg
 
     def __call__(self, binary: ModuleType, *arguments: str) -> Outcome:
         """Runs a binary to its end."""
@@ -91,8 +88,7 @@ class Caller:
             mock.patch.object(sys, "argv", argv),
             mock.patch.object(train_run, "RUNTIMES", self._runtimes()),
             mock.patch.object(results, "draw_run", self._draw_run),
-            mock.patch.object(comparison_report, "draw_comparison", self._draw_comparison),
-            mock.patch.object(page, "image_of", self._image),
+            mock.patch.object(html, "svg", self._svg),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             _absl_log(err),
@@ -151,14 +147,14 @@ def compared_specs(*arguments: str) -> dict[str, list[RunSpec]]:
 
 
 def draw_nothing(folder: Path, *what: Any) -> None:
-    """Leaves a folder of plots as it is; for `results.draw_run` and `draw_comparison`."""
+    """Creates an empty folder of plots, instead of `results.draw_run`."""
     del what
     make_folder(folder)
 
 
-def _no_image(draw: Callable[[], Any]) -> page.Image:
-    del draw
-    return page.Image("data:,", 1)
+def _no_svg(figure: Any) -> str:
+    del figure
+    return "<svg/>"
 
 
 @contextlib.contextmanager

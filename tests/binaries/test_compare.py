@@ -1,5 +1,6 @@
 """`compare`: several algorithms and seeds, a table and plots."""
 
+import html
 import json
 import re
 import shutil
@@ -9,7 +10,6 @@ import pytest
 
 from binaries import compare, report
 from tests.binaries.harness import TOY, Caller, tree
-from tests.run.harness import is_png
 from tff_agnostic.program import progress
 from tff_agnostic.program.commands import command_line
 from tff_agnostic.program.options.process import StopRequest
@@ -36,9 +36,8 @@ def test_a_folder_per_trial_and_the_comparison(compared):
     path, _ = compared
     assert sorted(p.name for p in path.iterdir()) == [
         "compare.json",
-        "compare.md",
         "comparison.json",
-        "plots",
+        "page.json",
         "report.html",
         "runs",
         "study.json",
@@ -85,39 +84,23 @@ def test_compare_json(compared):
         assert domains["(overall)"]["loss"]["trials"] == [r["overall"]["loss"] for r in results]
 
 
-def test_the_markdown_table(compared):
+def test_terminal_has_verdict_and_tables(compared):
     path, printed = compared
-    page = (path / "compare.md").read_text()
-    lines = page.splitlines()
-    assert lines[0] == "# Comparison on toy_regression"
-    # The verdict comes first, and its intervals are over what plain sums allow.
-    told = [line[2:] for line in lines[2 : lines.index("", 2)]]
-    assert re.match("(Whether )?AgnosticFedAvg is .* FedAvg for the worst dom", told[0])
-    assert "for other test clients and other seeds (2 trials)" in told[-1]
-    assert printed.index(told[0]) < printed.index("\nloss on the test clients")
-    (command,) = [line for line in lines if line.startswith("`./run compare --task=toy_regression")]
-    assert "--trials=2" in command
-    headers = [line for line in lines if line.startswith("| algorithm")]
-    assert [[cell.strip() for cell in h.strip("|").split("|")] for h in headers] == [
-        ["algorithm", *_DOMAINS, "worst", "overall", "difference"],
-        ["algorithm", "mean", "p10", "p50", "p90", "p95", "superquantile"],
-    ]
-    rows = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
-    assert rows == ["algorithm", "FedAvg", "AgnosticFedAvg"] * 2
-    assert "\nloss. Over the test clients, each counted once; " in printed
-    assert "AgnosticFedAvg" in printed
-    assert printed.splitlines()[-2].startswith(f"tables: {path / 'compare.md'}, ")
-
-
-@pytest.mark.nightly
-def test_the_plots_are_images(call_that_draws, folder, compared):
-    shutil.copytree(compared[0], folder / "runs")
-    flags = (*_SHORT, "--output_dir=runs", "--seed=3", "--resume")
-    outcome = call_that_draws(compare, *flags)
-    assert outcome.status == 0, outcome
-    paths = sorted((folder / "runs" / "plots").iterdir())
-    assert [path.name for path in paths] == ["compare_loss.png", "compare_loss_clients.png"]
-    assert all(is_png(path.read_bytes()) for path in paths)
+    record = json.loads((path / "page.json").read_text())
+    verdict = record["sections"][0]["blocks"][0]["sentences"]
+    # The verdict comes first, with intervals over clients, as sums are plain.
+    assert re.match("(No significant diff|AgnosticFedAvg ).* in the worst domain", verdict[0])
+    assert "over other test clients and other seeds (2 trials)" in printed
+    assert printed.index(verdict[0]) < printed.index("\nloss on the test clients")
+    lines = printed.splitlines()
+    (heading, *_) = [k for k, line in enumerate(lines) if line.startswith("domain ")]
+    assert lines[heading].split() == ["domain", "FedAvg", "AgnosticFedAvg"]
+    rows = [re.split("  +", line)[0] for line in lines[heading + 2 :]]
+    assert rows[:8] == [*_DOMAINS, "worst domain", "all examples", "best - worst"]
+    assert "CVaR (worst 10% of clients)" in printed
+    assert lines[-2] == f"numbers: {path / 'compare.json'}"
+    command = html.unescape((path / "report.html").read_text())
+    assert "./run compare --task=toy_regression" in command and "--trials=2" in command
 
 
 @pytest.mark.nightly
@@ -127,7 +110,6 @@ def test_resuming_a_complete_comparison_runs_nothing_again(call, folder, compare
     outcome = call(compare, *_SHORT, "--output_dir=runs", "--seed=3", "--resume")
     assert outcome.status == 0, outcome
     after = tree(folder)
-    del before["runs/compare.md"], after["runs/compare.md"]  # It holds the command.
     assert after == before
 
 
@@ -148,7 +130,11 @@ def test_resuming_with_another_evaluation_evaluates_again(call, folder, compared
 
 
 def _without_pages(files):
-    return {path: content for path, content in files.items() if not path.endswith("report.html")}
+    return {
+        path: content
+        for path, content in files.items()
+        if not path.endswith(("report.html", "page.json"))
+    }
 
 
 @pytest.mark.nightly

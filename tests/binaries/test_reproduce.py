@@ -14,7 +14,6 @@ from binaries import reproduce
 from tests import golden
 from tests.binaries.harness import Caller, tree
 from tests.data.stores import text_store
-from tests.run.harness import is_png
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.program import progress
 from tff_agnostic.program.experiments import EXPERIMENTS
@@ -94,6 +93,11 @@ def adult(folder, adult_files):
     return folder
 
 
+def _lines(page: Any) -> list[str]:
+    blocks = [block for section in page["sections"] for block in section["blocks"]]
+    return [line for block in blocks for line in block.get("sentences", ())]
+
+
 @pytest.mark.nightly
 def test_adult_from_files_to_page(
     call: Caller, cohort_runtime, adult, small_experiments, monkeypatch
@@ -101,13 +105,13 @@ def test_adult_from_files_to_page(
     # As many as this process may use, however many the machine has.
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 5})
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
-    arguments = (*_ADULT, "--output_dir=run", "--page=docs/adult.md")
+    arguments = (*_ADULT, "--output_dir=run")
     outcome = call(reproduce, *arguments)
     assert outcome.status == 0, outcome
     assert "reproduce: 0 of 4 trials, " in outcome.err
     arms = list(_ARMS)
     assert sorted(path.name for path in (adult / "run").iterdir()) == sorted(
-        ["compare.json", "comparison.json", "images", "page.md", "runs", "study.json"]
+        ["compare.json", "comparison.json", "page.json", "report.html", "runs", "study.json"]
     )
     for arm in arms:
         configs = [
@@ -131,29 +135,25 @@ def test_adult_from_files_to_page(
         "(worst)",
     }
 
-    page = (adult / "docs" / "adult.md").read_text()
-    assert page == (adult / "run" / "page.md").read_text()
-    assert f"\n./run reproduce {' '.join(arguments)}\n" in page
-    assert "`rounds` is 2; the task's default is " in page
-    assert " on 3 processor cores." in page
-    row = next(line for line in page.splitlines() if line.startswith("| L doctorate"))
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[2::2] == ["53.35 (0.91)", "73.58 (0.48)", "53.12 (0.89)", "53.12 (0.89)"]
-    mean = compared["doctorate"]["(overall)"]["accuracy"]["mean"]
-    assert cells[1].startswith(f"{100 * mean:.1f} (")
-    assert is_png((adult / "docs" / "images" / "adult.png").read_bytes())
+    page = json.loads((adult / "run" / "page.json").read_text())
+    lines = _lines(page)
+    assert f"./run reproduce {' '.join(arguments)}" in lines
+    assert any(line.startswith("--rounds is 2; the task's default is ") for line in lines)
+    assert any(line.endswith(" on 3 processor cores.") for line in lines)
+    table = page["sections"][0]["blocks"][0]
+    (row,) = [row for row in table["rows"] if row[0].startswith("L doctorate")]
+    assert row[2::2] == ["53.35 (0.91)", "73.58 (0.48)", "53.12 (0.89)", "53.12 (0.89)"]
+    assert row[1]["value"] == compared["doctorate"]["(overall)"]["accuracy"]["mean"]
     assert "L doctorate" in outcome.out
-    assert outcome.out.endswith("\npage: docs/adult.md\n")
+    assert outcome.out.endswith("\nreport: run/report.html\n")
 
-    # Somebody writes about it, and it is made once more: nothing runs again.
-    text = page.replace("Nobody has written about these numbers yet.", "As expected.")
-    (adult / "docs" / "adult.md").write_text(text)
+    # The page is written again, and nothing runs again.
     runs = {arm: tree(adult / "run" / "runs" / arm) for arm in arms}
     again = Caller({"cohort": _NoTraining(cohort_runtime)})
     outcome = again(reproduce, *arguments, "--resume")
     assert outcome.status == 0, outcome
     assert {arm: tree(adult / "run" / "runs" / arm) for arm in arms} == runs
-    assert "As expected." in (adult / "docs" / "adult.md").read_text()
+    assert json.loads((adult / "run" / "page.json").read_text()) == page
 
     message = call.refused(adult, reproduce, *arguments)
     assert message.startswith("--output_dir: run holds this study already: add --resume")
@@ -202,16 +202,17 @@ def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
     outcome = call(reproduce, *arguments)
     assert outcome.status == 0, outcome
     assert "importing dump into run/clients.sqlite" in outcome.out
-    page = (run / "page.md").read_text()
-    assert "\n## perplexity (lower is better)\n" in page
-    for line in data_lines(run / "clients.sqlite"):
-        assert f"\n- {line}\n" in page
+    page = json.loads((run / "page.json").read_text())
+    table = page["sections"][0]["blocks"][0]
+    assert table["table"] == "perplexity (lower is better)"
+    assert {*data_lines(run / "clients.sqlite")} <= {*_lines(page)}
     compared = json.loads((run / "compare.json").read_text())
     assert list(compared) == [*sites, "agnostic_fed_avg", *mixed]
     for name, results in compared.items():
         # Sites, and not kinds of posts, are the domains.
         assert all(results[site]["perplexity"]["mean"] >= 1 for site in sites)
-        assert f"| {EXPERIMENTS['fedboost_stackexchange'].arms[name].label} " in page
+        label = EXPERIMENTS["fedboost_stackexchange"].arms[name].label
+        assert label in [row[0] for row in table["rows"]]
     for name in mixed:
         trial = run / "runs" / name / "trial_00" / "run"
         config = json.loads((trial / "config.json").read_text())
@@ -250,11 +251,11 @@ def test_the_scale_shortens_the_runs(call: Caller, adult, small_experiments, mon
     assert outcome.status == 0, outcome
     config = json.loads((adult / "run/runs/fed_avg/trial_00/run/config.json").read_text())
     assert (config["rounds"], config["evaluate_every"]) == (1, 1)
-    page = (adult / "run/page.md").read_text()
-    assert "- Shortened: 0.0001 times the task's rounds." in page
-    # An option of the task is a flag, too, and whose numbers these are is said.
-    assert "- `heldout_share` is 0.5; the task's default is 0.\n" in page
-    assert "accuracy of doctorate on heldout clients" in page
+    page = json.loads((adult / "run/page.json").read_text())
+    assert "Shortened: 0.0001 times the task's rounds." in _lines(page)
+    # An option of the task is a flag as well.
+    assert "--heldout_share is 0.5; the task's default is 0." in _lines(page)
+    assert "accuracy of doctorate on validation clients" in json.dumps(page)
     assert "heldout/accuracy/doctorate" in (
         adult / "run/runs/fed_avg/trial_00/run/metrics.csv"
     ).read_text().splitlines()[0].split(",")

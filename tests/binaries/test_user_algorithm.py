@@ -149,7 +149,7 @@ def test_it_is_compared_with_others(call, algorithm, folder, trained):
     )
     assert outcome.status == 0, outcome
     assert outcome.out.startswith("fed_avg, by_size on toy_regression, 1 trial: runs\n")
-    assert "By size" in (folder / "runs" / "compare.md").read_text()
+    assert "By size" in (folder / "runs" / "report.html").read_text()
     trial = folder / "runs" / "runs" / "by_size" / "trial_00" / "run"
     np.testing.assert_array_equal(_weights(trial), _weights(trained))
 

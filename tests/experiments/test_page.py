@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import golden
 from tests.run.harness import MEASURES
 from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments import page as pages
@@ -18,6 +17,7 @@ from tff_agnostic.program.experiments.experiment import (
     PaperTable,
     UnigramPredictors,
 )
+from tff_agnostic.program.reports.document import Sentences, cell_text, to_terminal
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.studies.comparison import DIFFERENCE, OVERALL, Comparison, Trials
 from tff_agnostic.program.studies.methods import Arm
@@ -68,14 +68,19 @@ def comparison() -> Comparison:
     )
 
 
-def test_what_is_mixed_is_said_without_paths(comparison):
+def test_page_describes_base_predictors(comparison):
     for recipe, expected in (
         (UnigramPredictors("client", 0.01), "a unigram model of each client, smoothed by 0.01 of"),
         (ArmsAsPredictors(("a", "b")), "the models of the rows a, b of the same trial."),
     ):
         experiment = dataclasses.replace(_EXPERIMENT, base_predictors=recipe)
-        text = pages.page(experiment, comparison, _record(), (), "images/toys.png", None)
-        assert f"- Base predictors: {expected}" in text
+        page = pages.page(experiment, comparison, _record(), ())
+        assert any(f"Base predictors: {expected}" in line for line in _lines(page))
+
+
+def _lines(page):
+    blocks = [block for section in page.sections for block in section.blocks]
+    return [line for block in blocks if isinstance(block, Sentences) for line in block.lines]
 
 
 def _record(**changed: Any) -> pages.Record:
@@ -91,22 +96,27 @@ def _record(**changed: Any) -> pages.Record:
     return pages.Record(**{**values, **changed})
 
 
-def _page(comparison, remarks=None, differences=(), **changed):
-    return pages.page(
-        _EXPERIMENT, comparison, _record(**changed), differences, "images/toys.png", remarks
-    )
+def test_table_has_our_numbers_next_to_the_paper(comparison):
+    # All first, then the planned domains, then the data's others, then the difference.
+    table = pages.table(_EXPERIMENT, comparison, "accuracy")
+    names = [name for name in table.columns[1:] if name != "paper"]
+    assert names == ["all", "phone", "watch", "tablet", "difference"]
+    fed_avg = [cell_text(cell) for cell in table.rows[0]]
+    assert fed_avg[:5] == ["FedAvg", "72.5 (3.5)", "-", "55.0 (7.1)", "61.5 (0.2)"]
+    assert fed_avg[5:] == ["-", "-", "90.0 (0.0)", "-", "35.0 (7.1)", "8.5"]
+    perplexity = pages.table(_EXPERIMENT, comparison, "perplexity")
+    assert cell_text(perplexity.rows[1][1]) == "75.00"
 
 
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-@golden.text
-def test_pages(comparison):
-    """All first, then what was planned, then what the data has beside it, then the difference."""
-    changed = ["`window` is 3; the task's default is 1."]
-    short = _page(comparison, scale=0.25, differences=changed, cores=1)
-    return f"{_page(comparison)}\n\n{short.partition('## ')[0]}"
+def test_page_has_changes_and_text(comparison):
+    changed = ["--window is 3; the task's default is 1."]
+    page = pages.page(_EXPERIMENT, comparison, _record(scale=0.25, cores=1), changed)
+    lines = _lines(page)
+    assert {"Shortened: 0.25 times the task's rounds.", *changed, "train: 3 clients."} <= {*lines}
+    assert any("took 13 minutes on 1 processor core." in line for line in lines)
+    terminal = to_terminal(page)
+    assert "accuracy, % (higher is better)" in terminal and "61.5 (0.2)" in terminal
+    assert "./run reproduce" not in terminal
 
 
 def test_statistics_of_the_clients_may_be_columns(comparison):
@@ -119,9 +129,9 @@ def test_statistics_of_the_clients_may_be_columns(comparison):
     of_clients = {"p10": {"accuracy": np.array([0.25, 0.35])}}
     trials = dataclasses.replace(comparison.trials["fed_avg"], over_clients=of_clients)
     comparison = dataclasses.replace(comparison, trials={**comparison.trials, "fed_avg": trials})
-    header, _, first, second = map(
-        _cells, pages.table(experiment, comparison, "accuracy", "github").splitlines()
-    )
+    table = pages.table(experiment, comparison, "accuracy")
+    header = table.columns
+    first, second = ([cell_text(cell) for cell in row] for row in table.rows)
     assert header[-2:] == ["p10 of clients", "paper"]
     assert first[-2:] == ["30.0 (7.1)", "12.3 (0.1)"]
     # Trials that do not report the statistic.
@@ -147,23 +157,10 @@ def test_settings_that_differ_are_told_once():
         "agnostic_fed_avg": specs(rounds=3)["agnostic_fed_avg"],
     }
     assert pages.settings_that_differ(ours, paper, labels) == [
-        f"`rounds` is 3; the task's default is {default['rounds']}.",
-        "`client_learning_rate` is 0.1235 for FedAvg; the task's default is "
+        f"--rounds is 3; the task's default is {default['rounds']}.",
+        "--client_learning_rate is 0.1235 for FedAvg; the task's default is "
         f"{default['client_learning_rate']:.4g}.",
     ]
-
-
-def test_remarks_stay_when_the_page_is_written_again(comparison, tmp_path):
-    path = tmp_path / "page.md"
-    assert pages.written_remarks(path) is None
-    path.write_text(_page(comparison))
-    assert pages.written_remarks(path) is None
-    remarks = "The gap is smaller.\n\nNot the paper's number, *though*: ñ."
-    path.write_text(path.read_text().rstrip("\n").rpartition("\n")[0] + f"\n{remarks}\n\n")
-    assert pages.written_remarks(path) == remarks
-    path.write_text(_page(comparison, pages.written_remarks(path)))
-    assert pages.written_remarks(path) == remarks
-    assert path.read_text().count(pages.REMARKS_HEADING) == 1
 
 
 def test_the_figure_has_a_line_per_arm(comparison):

@@ -208,7 +208,11 @@ def test_a_bar_for_each_domain_with_its_error_bar():
     values = {"good": 0.9, "bad": 0.25, "none": math.nan}
     figure = domain_figure([_series(values)], "accuracy", Unit.SHARE, True, ["good"])
     (axes,) = figure.axes
-    assert [t.get_text() for t in axes.get_yticklabels()] == ["bad", "good (not counted)", "none"]
+    assert [t.get_text() for t in axes.get_yticklabels()] == [
+        "bad",
+        "good (not counted)",
+        "none (no interval)",
+    ]
     bars = next(c for c in axes.containers if hasattr(c, "patches"))
     assert [bar.get_width() for bar in bars] == pytest.approx([25, 90, 0])
     (lines,) = (c.lines[2][0] for c in axes.containers if not hasattr(c, "patches"))

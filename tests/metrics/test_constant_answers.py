@@ -12,11 +12,11 @@ from tff_agnostic.computations.clients import Clients, arrays_of_client
 from tff_agnostic.metrics.constant_answers import (
     NumberSums,
     WordSums,
-    of_classes,
-    of_numbers,
-    of_words,
+    class_baselines,
+    number_baselines,
     sum_numbers,
     sum_words,
+    word_baselines,
 )
 from tff_agnostic.models import binary_accuracy, logistic_regression
 from tff_agnostic.models.metrics import (
@@ -83,7 +83,7 @@ def test_words(expected_length):
     for name in _NAMES:
         for measure, _, below in of_answer(np.zeros(_IDS), sets[name]):
             denominators.setdefault(measure, []).append(below)
-    found = of_words(model, _NAMES, sums, denominators)
+    found = word_baselines(model, _NAMES, sums, denominators)
     for name, rows in sets.items():
         own = labels[rows]
         shares = np.bincount(own[own > 0], minlength=_IDS) / (own > 0).sum()
@@ -113,7 +113,7 @@ def test_numbers():
     squared = OfColumns(tf.keras.losses.MeanSquaredError(reduction="none"))
     metrics = (root_mean_squared_error(8.0), mean_absolute_error(8.0))
     model = _model(tf.TensorSpec([None], tf.float32), squared, metrics)
-    found = of_numbers(model, _NAMES, sums, np.bincount(domains))
+    found = number_baselines(model, _NAMES, sums, np.bincount(domains))
     # Of the absolute error it would be the median, of which sums tell nothing.
     assert set(found) == {"loss", "root_mean_squared_error"}
     for name, of in {"a": labels[domains == 0], "b": labels[domains == 1], "all": labels}.items():
@@ -121,12 +121,12 @@ def test_numbers():
         assert found["root_mean_squared_error"][name] == pytest.approx(np.std(of), rel=1e-4)
     absolute = OfColumns(tf.keras.losses.MeanAbsoluteError(reduction="none"))
     other = dataclasses.replace(model, loss=absolute, metrics=metrics[1:])
-    assert not of_numbers(other, _NAMES, sums, np.bincount(domains))
+    assert not number_baselines(other, _NAMES, sums, np.bincount(domains))
 
 
 def test_classes():
     counts = {"a": [30, 10, 0], "b": [0, 0, 7]}
-    found = of_classes(logistic_regression(4, 3), counts)
+    found = class_baselines(logistic_regression(4, 3), counts)
 
     def entropy(*shares):
         return -sum(share * np.log(share) for share in shares)
@@ -138,7 +138,7 @@ def test_classes():
     binary = OfColumns(tf.keras.losses.BinaryCrossentropy(from_logits=True, reduction="none"))
     spec = tf.TensorSpec([None], tf.int32)
     model = _model(spec, binary, (binary_accuracy(True),))
-    assert of_classes(model, {"a": [3, 1]})["loss"]["a"] == pytest.approx(entropy(0.75, 0.25))
+    assert class_baselines(model, {"a": [3, 1]})["loss"]["a"] == pytest.approx(entropy(0.75, 0.25))
     # Of a loss that does not say what outputs are, nothing is known.
     hinge = dataclasses.replace(model, loss=lambda labels, outputs: tf.zeros(tf.shape(labels)))
-    assert set(of_classes(hinge, {"a": [3, 1]})) == {"accuracy"}
+    assert set(class_baselines(hinge, {"a": [3, 1]})) == {"accuracy"}

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
-from urllib.parse import unquote
 
 import numpy as np
 
@@ -20,7 +19,8 @@ MEASURES = {
     "perplexity": {"unit": "factor", "higher_is_better": False},
 }
 # Links lead to places of the page, and from a comparison to the pages of its runs.
-_HREF = re.compile(r"#.*|runs/[\w%.~-]+/trial_\d\d+/run/report\.html")
+_HREF = re.compile(r"#.*|runs/[\w%.~-]+/trial_\d\d+/run/report\.html|x/report\.html")
+_NUMBERS = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 # What pages must neither break on nor obey.
 AWKWARD = (
     "<script>alert(1)</script>",
@@ -209,11 +209,10 @@ def write_run(
 
 
 class Datum(NamedTuple):
-    """A number on a page: what is read, what it is, and where it is from."""
+    """A number on a page: its text and its exact value."""
 
     text: str
     value: Optional[float]
-    source: str
 
 
 class Reader(HTMLParser):
@@ -257,7 +256,7 @@ class Reader(HTMLParser):
             self._open.append(tag)
         if tag == "data":
             value = float(of["value"]) if of["value"] else None
-            self.data.append(Datum("", value, of.get("data-source") or ""))
+            self.data.append(Datum("", value))
         elif tag == "bdi":
             self.names.append("")
         elif tag == "img":
@@ -280,21 +279,23 @@ class Reader(HTMLParser):
             self.names[-1] += data
 
 
-def at(source: str, folder: Path) -> Any:
-    """Returns what a source of a number names, FILE#POINTER, by RFC 6901 and nothing else."""
-    name, pointer = source.split("#")
-    found = json.loads((folder / name).read_text())
-    for token in pointer.split("/")[1:]:
-        key = unquote(token, errors="surrogatepass").replace("~1", "/").replace("~0", "~")
-        found = found[int(key)] if isinstance(found, list) else found[key]
-    return found
+def numbers_of(content: Any) -> set[float]:
+    """Returns all numbers of a JSON value, also those within its strings."""
+    if isinstance(content, dict):
+        return set().union(*map(numbers_of, content.values()))
+    if isinstance(content, list):
+        return set().union(*map(numbers_of, content))
+    if isinstance(content, str):
+        return {float(number) for number in _NUMBERS.findall(content)}
+    return {float(content)} if isinstance(content, (int, float)) else set()
 
 
 def reads_as(datum: Datum) -> bool:
-    """Returns whether the text of a number is its value, rounded; shares may be in percent."""
+    """Returns whether the text of a number is its rounded value; shares may be in percent."""
     if datum.value is None:
         return datum.text == "-"
-    text = datum.text.removesuffix("%")
+    # Before a standard deviation or an interval.
+    text = datum.text.split(" ")[0]
     decimals, shown = len(text.partition(".")[2]), float(text)
     half = 0.5000001 * 10.0**-decimals if "e" not in text else 0.001 * abs(datum.value)
     return any(abs(shown - scale * datum.value) <= half for scale in (1, 100))

@@ -1,4 +1,4 @@
-"""The page of a comparison: its numbers, and what an algorithm gains and costs."""
+"""The page of a comparison: its numbers, and the price of each method."""
 
 import functools
 import json
@@ -16,26 +16,26 @@ from tests.reports.made_up import (
     MEASURES,
     PRIVACY,
     Reader,
-    at,
+    numbers_of,
     reads_as,
     result,
     write_run,
 )
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import write_json
-from tff_agnostic.program.reports import page as reports_page
-from tff_agnostic.program.reports.page import rendered
+from tff_agnostic.program.reports import html as reports_html
+from tff_agnostic.program.reports.html import write_page
 from tff_agnostic.program.studies.comparison import COMPARISON_FILE, trial_folder
-from tff_agnostic.program.studies.comparison_page import comparison_page
-from tff_agnostic.program.studies.comparison_record import majority, read_comparison
+from tff_agnostic.program.studies.comparison_page import comparison_page, majority
+from tff_agnostic.program.studies.comparison_record import read_comparison
 
 _COMMAND = ["./run", "compare", "--task=digits"]
 
 
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch):
-    """Figures of comparisons have tests of their own."""
-    monkeypatch.setattr(reports_page, "image_of", lambda draw: reports_page.Image("data:,", 1))
+    """Figures of comparisons have separate tests."""
+    monkeypatch.setattr(reports_html, "svg", lambda figure: "<svg/>")
 
 
 def _compared(folder: Path, rows: dict, domains=("a", "b", "c"), trials=2) -> Path:
@@ -59,7 +59,8 @@ def _compared(folder: Path, rows: dict, domains=("a", "b", "c"), trials=2) -> Pa
 
 
 def _page(folder: Path) -> Reader:
-    return Reader(rendered(comparison_page(read_comparison(folder), _COMMAND)))
+    page = comparison_page(read_comparison(folder), _COMMAND)
+    return Reader(write_page(folder, page).read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow_cases("rows1-domains1-2")
@@ -71,31 +72,31 @@ def _page(folder: Path) -> Reader:
         ({"fed_avg": {}}, ("one",), 1),
     ],
 )
-def test_every_number_is_that_of_the_comparison(tmp_path, rows, domains, trials):
+def test_page_has_the_numbers_of_the_comparison(tmp_path, rows, domains, trials):
     folder = _compared(tmp_path, rows, domains, trials)
     page = _page(folder)
-    for datum in page.data:
-        assert reads_as(datum), datum
-        if datum.source:
-            assert at(datum.source, folder) == datum.value, datum
-    # Each mean of each domain and row is there.
+    assert all(map(reads_as, page.data))
     found = json.loads((folder / "compare.json").read_text())
     shown = {datum.value for datum in page.data}
+    recorded = numbers_of(json.loads((folder / "page.json").read_text()))
+    assert shown - {None} <= recorded
     for row in rows:
         for domain in (*domains, "(worst)", "(overall)", "(difference)"):
-            assert {found[row][domain][m]["mean"] for m in MEASURES} <= shown
-    assert len(set(page.ids)) == len(page.ids) and set(page.links) <= set(page.ids)
+            numbers = [found[row][domain][m] for m in MEASURES]
+            assert {of["mean"] for of in numbers} <= shown
+            assert trials == 1 or {of["std"] for of in numbers} <= recorded
+    assert len(set(page.ids)) == len(page.ids) and set(page.links) == set(page.ids)
     assert shlex.join(_COMMAND) in page.text
-    assert ("price" in page.ids) == ("verdict" in page.ids) == (len(rows) > 1)
-    assert ("There is a single trial of each row" in page.text) == (trials == 1)
+    assert ("the-price" in page.ids) == ("the-verdict" in page.ids) == (len(rows) > 1)
+    assert ("There is a single trial of each method" in page.text) == (trials == 1)
 
 
-def test_the_price_is_the_mean_difference_to_fed_avg(tmp_path):
+def test_price_is_the_mean_difference(tmp_path):
     rows = {"agnostic_fed_avg": {}, "fed_avg": {}, "q_ffl": {}}
     folder = _compared(tmp_path, rows, trials=4)
-    page = _page(folder)
+    _page(folder)
     found = json.loads((folder / "compare.json").read_text())
-    shown = [datum.value for datum in page.data if not datum.source]
+    shown = numbers_of(json.loads((folder / "page.json").read_text()))
     for row in ("agnostic_fed_avg", "q_ffl"):
         for domain in ("(worst)", "(overall)"):
             for measure, sign in (("accuracy", 1), ("loss", -1)):
@@ -109,7 +110,7 @@ def test_the_price_is_the_mean_difference_to_fed_avg(tmp_path):
                     # It cannot gain, or lose, more.
                     expected = tuple(np.clip(expected, -1, 1))
                 for value in expected:
-                    assert any(math.isclose(value, v, rel_tol=1e-9) for v in shown if v is not None)
+                    assert any(math.isclose(value, v, rel_tol=1e-9) for v in shown)
 
 
 @pytest.mark.parametrize(
@@ -121,18 +122,18 @@ def test_the_price_is_the_mean_difference_to_fed_avg(tmp_path):
         ({"a": 0, "b": 0}, []),
     ],
 )
-def test_the_majority_is_the_fewest_domains_with_more_than_half(examples, names):
+def test_majority_is_the_smallest_set(examples, names):
     assert list(majority(examples)) == names
 
 
-def test_rows_that_the_server_saw_alike_are_told_once(tmp_path):
+def test_equal_server_facts_appear_once(tmp_path):
     rows = {"fed_avg": {}, "agnostic_fed_avg": {}, "q_ffl": {"privacy": PRIVACY}}
     text = _page(_compared(tmp_path, rows)).text
     assert text.count("No differential privacy") == 1
     assert text.count("Differential privacy of training") == 1
 
 
-def test_settings_that_not_all_rows_have_are_told_without_folders(tmp_path):
+def test_settings_have_no_folders(tmp_path):
     folder = _compared(tmp_path, {"fed_avg": {}, "q_ffl": {}})
     own = {
         "fed_avg": {"initial_model": None},
@@ -158,15 +159,15 @@ def test_settings_that_not_all_rows_have_are_told_without_folders(tmp_path):
 
 
 @pytest.mark.parametrize("private", [None, "fed_avg", "q_ffl"])
-def test_noise_of_any_row_is_told(tmp_path, private):
+def test_page_mentions_private_methods(tmp_path, private):
     rows = {row: {"privacy": PRIVACY} if row == private else {} for row in ("fed_avg", "q_ffl")}
     text = _page(_compared(tmp_path, rows)).text
     is_private = private is not None
-    assert ("give equal numbers, but for the noise and the cohorts" in text) == is_private
+    assert ("give equal numbers, except for the noise and the cohorts" in text) == is_private
     assert ("These counts are exact: no epsilon covers them." in text) == is_private
 
 
-def test_what_is_no_comparison_is_one_line(tmp_path):
+def test_invalid_comparison_raises_user_error(tmp_path):
     write_json(tmp_path / COMPARISON_FILE, {"labels": {}, "remarks": {}})
     for content in ({}, {"fed_avg": {}}, {"fed_avg": 3}):
         write_json(tmp_path / "compare.json", content)
@@ -190,7 +191,7 @@ def test_what_is_no_comparison_is_one_line(tmp_path):
         (("fed_avg", "(difference)", "accuracy", "mean"), None),
     ],
 )
-def test_numbers_that_the_trials_do_not_have_are_one_line(tmp_path, keys, value):
+def test_numbers_of_no_trial_raise_user_error(tmp_path, keys, value):
     folder = _compared(tmp_path, {"fed_avg": {}})
     content = json.loads((folder / "compare.json").read_text())
     *above, last = keys
@@ -204,7 +205,7 @@ def test_numbers_that_the_trials_do_not_have_are_one_line(tmp_path, keys, value)
     )
 
 
-def test_a_comparison_whose_trials_go_on_is_one_line(tmp_path):
+def test_unfinished_trials_raise_user_error(tmp_path):
     folder = _compared(tmp_path, {"fed_avg": {}, "q_ffl": {}})
     trial = trial_folder(folder, "q_ffl", 1)
     # Killed in the middle of a longer trial, and after it.

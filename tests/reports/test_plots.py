@@ -34,7 +34,12 @@ from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.metrics import perplexity, root_mean_squared_error
 from tff_agnostic.models.model import Measure, measures_of
-from tff_agnostic.program.reports.distributions import client_figure
+from tff_agnostic.program.reports.distributions import (
+    Estimate,
+    Series,
+    client_figure,
+    domain_figure,
+)
 from tff_agnostic.program.reports.figures import (
     COLORS,
     draw_grid,
@@ -43,7 +48,7 @@ from tff_agnostic.program.reports.figures import (
     new_figure,
     save,
 )
-from tff_agnostic.program.reports.page import compact_svg
+from tff_agnostic.program.reports.html import compact_svg
 from tff_agnostic.program.runs.results import client_figures, draw_run
 
 _LOSS = ReportField("test/loss", "loss on the test clients", per_domain=True)
@@ -233,6 +238,26 @@ def test_whatever_there_is_can_be_drawn(tmp_path, measure, of):
         save(figure, tmp_path / "figure.png")
         assert is_png((tmp_path / "figure.png").read_bytes())
         assert len(figure.legends) == (len(rows) > 1)
+
+
+def test_error_bars_of_shares_stay_within_0_and_100():
+    values = {"a": Estimate(0.9, 0.23, 1.57), "b": Estimate(0.1, -0.4, 0.6), "c": Estimate(0.5)}
+    figure = domain_figure([Series("one", values)], "accuracy", Unit.SHARE, True)
+    (axes,) = figure.axes
+    segments = np.concatenate(
+        [
+            segment[:, 0]
+            for container in axes.containers
+            if not hasattr(container, "patches")
+            for lines in container.lines[2]
+            for segment in lines.get_segments()
+            if len(segment)
+        ]
+    )
+    np.testing.assert_allclose(sorted(segments[np.isfinite(segments)]), [0, 23, 60, 100])
+    assert axes.get_xlim()[0] >= 0 and axes.get_xlim()[1] <= 100
+    labels = [text.get_text() for text in axes.get_yticklabels()]
+    assert labels == ["b", "c (no interval)", "a"]
 
 
 def test_clients_of_several_trials_are_joined_and_infinite_ones_count():

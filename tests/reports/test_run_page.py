@@ -1,4 +1,4 @@
-"""The page of a run: its numbers, what it says in words, and what it does with hostile names."""
+"""The page of a run: its numbers, its warnings, and hostile names."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ from tests.reports.made_up import (
     PRIVACY,
     Reader,
     about,
-    at,
+    numbers_of,
     of_many_classes,
     of_two_classes,
     one_set,
@@ -28,7 +28,7 @@ from tests.reports.made_up import (
     write_run,
 )
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.program.reports import page as reports_page
+from tff_agnostic.program.reports import html as reports_html
 from tff_agnostic.program.reports.run_page import with_results_kept, write_run_report
 
 # More than a figure can tell apart, and letters that its font lacks.
@@ -38,8 +38,8 @@ _THIRTY = (*_LONG[: 30 - len(AWKWARD)], *AWKWARD)
 
 @pytest.fixture
 def without_pictures(monkeypatch):
-    """Pictures take most of the time, and have tests of their own."""
-    monkeypatch.setattr(reports_page, "image_of", lambda draw: reports_page.Image("data:,", 1))
+    """Figures take most of the time, and have separate tests."""
+    monkeypatch.setattr(reports_html, "svg", lambda figure: "<svg/>")
 
 
 def _cases() -> dict[str, Any]:
@@ -68,49 +68,47 @@ def _cases() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", list(_cases()))
-def test_every_number_is_that_of_the_result(tmp_path, without_pictures, name):
+def test_page_has_the_numbers_of_the_result(tmp_path, without_pictures, name):
     content = _cases()[name]
     folder = write_run(tmp_path, content)
     page = Reader(write_run_report(folder).read_text(encoding="utf-8"))
-    for datum in page.data:
-        assert reads_as(datum), datum
-        if datum.source:
-            assert at(datum.source, folder) == datum.value, datum
-    # And the numbers that the page is for are there.
-    shown = {datum.source for datum in page.data}
-    for split in ("overall", *(f"domains/{k}" for k in range(len(content["domains"])))):
-        keys = split.split("/")
-        path = keys if keys[0] == "overall" else ["domains", list(content["domains"])[int(keys[1])]]
-        of_set = content[path[0]] if len(path) == 1 else content[path[0]][path[1]]
-        for measure in MEASURES:
-            if of_set[measure] is not None:
-                assert of_set[measure] in {datum.value for datum in page.data}
-        assert of_set["num_examples"] in {datum.value for datum in page.data}
-    assert {"result.json#/worst/accuracy/value", "result.json#/seed"} <= shown
-    assert len(set(page.ids)) == len(page.ids) and set(page.links) <= set(page.ids)
+    assert all(map(reads_as, page.data))
+    record = json.loads((folder / "page.json").read_text())
+    shown, recorded = {datum.value for datum in page.data}, numbers_of(record)
+    assert shown - {None} <= recorded
+    for of_set in (content["overall"], *content["domains"].values()):
+        for value in (of_set["num_examples"], *(of_set[measure] for measure in MEASURES)):
+            assert value is None or {value} <= shown & recorded
+    statistics = content["overall"]["over_clients"]["loss"]
+    assert {statistics[name] for name in ("mean", "p10", "superquantile")} <= recorded
+    assert len(set(page.ids)) == len(page.ids) and set(page.links) == set(page.ids)
 
 
-def test_answers_by_class_begin_with_the_worst_domain(tmp_path, without_pictures):
+def test_classes_begin_with_the_worst_domain(tmp_path, without_pictures):
     two = ["phone", "tablet"]
     content = result(two, **of_two_classes(two))
     content["domains"]["phone"]["accuracy"], content["domains"]["tablet"]["accuracy"] = 0.9, 0.2
-    page = Reader(write_run_report(write_run(tmp_path, content)).read_text(encoding="utf-8"))
-    sources = [d.source for d in page.data if "#/confusion/" in d.source]
-    cells = [f"{name}/{i}/{j}" for name in ("tablet", "phone") for i in (0, 1) for j in (0, 1)]
-    assert sources == [f"result.json#/confusion/{cell}" for cell in cells]
+    write_run_report(write_run(tmp_path, content))
+    (table,) = _tables(tmp_path, "Confusion matrix of each")
+    cells = [[cell["value"] for cell in row[1:3]] for row in table["rows"]]
+    assert cells == content["confusion"]["tablet"] + content["confusion"]["phone"]
+    assert table["rows"][0][0] == "tablet, no"
     (no, wrong), _ = content["confusion"]["tablet"]
-    shown = {round(datum.value, 9) for datum in page.data if datum.value is not None}
-    assert round(no / (no + wrong), 9) in shown
-    # Pairs of an example of each class, those in one bin counted half.
-    first, second = np.array(content["score_counts"]["tablet"])
-    pairs = np.outer(second, first)
-    area = (np.tril(pairs, -1).sum() + np.trace(pairs) / 2) / pairs.sum()
-    assert round(area, 9) in shown
+    assert table["rows"][0][3]["value"] == pytest.approx(no / (no + wrong))
     many = result(two, **of_many_classes(two))
-    page = Reader(write_run_report(write_run(tmp_path / "many", many)).read_text(encoding="utf-8"))
-    assert "#/answers_by_class/phone/right_answers/" in "".join(d.source for d in page.data)
+    write_run_report(write_run(tmp_path / "many", many))
+    (table,) = _tables(tmp_path / "many", "Classes with most wrong answers")
+    right = many["answers_by_class"]["phone"]["right_answers"]
+    of_phone = [row for row in table["rows"] if row[0].startswith("phone, ")]
+    assert of_phone and all(row[3]["value"] in right for row in of_phone)
     plain = Reader(write_run_report(write_run(tmp_path / "old", result(two))).read_text())
-    assert "Answers by class" not in plain.text and "Answers by class" in page.text
+    assert "Confusion matrix" not in plain.text
+
+
+def _tables(folder: Path, caption: str) -> list[Any]:
+    sections = json.loads((folder / "page.json").read_text())["sections"]
+    blocks = [block for section in sections for block in section["blocks"]]
+    return [block for block in blocks if block.get("table", "").startswith(caption)]
 
 
 def test_names_are_shown_and_never_obeyed(tmp_path, without_pictures):
@@ -119,7 +117,7 @@ def test_names_are_shown_and_never_obeyed(tmp_path, without_pictures):
     page = Reader(html.decode())
     plain = [name for name in AWKWARD if name.isprintable()]
     assert set(plain) <= set(page.names)
-    # What cannot be seen is written out, and does not turn the text around.
+    # Invisible characters are escaped, and do not reverse the text.
     assert {"\\u202eevil", "e\\nf\\tg", "\\x08\\x00", "\\ud800"} <= set(page.names)
     assert "49" not in page.names
     allowed = {0x0A}
@@ -161,10 +159,10 @@ def test_equal_runs_have_equal_reports(tmp_path):
 
 def _warnings(tmp_path: Path, content: Any, columns: Any = None, **config: Any) -> str:
     html = write_run_report(write_run(tmp_path, content, columns, **config)).read_text()
-    _, found, rest = html.partition('<div class="warnings"')
+    _, found, rest = html.partition('<ul class="warnings"')
     if not found:
         return ""
-    return Reader(f"<!DOCTYPE html>\n<html><div{rest.partition('</div>')[0]}</div></html>").text
+    return Reader(f"<!DOCTYPE html>\n<html><ul{rest.partition('</ul>')[0]}</ul></html>").text
 
 
 def _of_many(**changes: Any) -> dict[str, Any]:
@@ -193,13 +191,13 @@ def test_private_run_has_no_exact_counts(tmp_path, without_pictures, evaluation)
     assert ("These counts are exact: no epsilon covers them." in text) == (not evaluation)
 
 
-def test_a_run_without_flaws_has_no_warnings(tmp_path, without_pictures):
+def test_flawless_run_has_no_warnings(tmp_path, without_pictures):
     assert _warnings(tmp_path, _of_many()) == ""
     page = Reader((tmp_path / "report.html").read_text())
-    assert "caveats" not in page.ids
+    assert "what-to-know-first" not in page.ids
 
 
-def test_warnings_say_what_a_reader_has_to_know(tmp_path, without_pictures):
+def test_page_has_warnings(tmp_path, without_pictures):
     few = _of_many()
     few["domains"]["a"]["num_examples"] = 99
     few["domains"]["a"]["over_clients"]["loss"]["num_clients"] = 9
@@ -218,25 +216,25 @@ def test_warnings_say_what_a_reader_has_to_know(tmp_path, without_pictures):
         (few, {}, "1 of 2 domains has fewer than 100 test examples: a (99)."),
         (few, {}, "1 of 2 domains rests on fewer than 10 test clients: a (9)."),
         (untrained, {}, "No training client has an example of a: "),
-        (rare, {}, "1 of 2 domains has fewer than 100 training examples: a (50). What the model"),
+        (rare, {}, "1 of 2 domains has fewer than 100 training examples: a (50). The model"),
         (unsure, {}, "Which domain is the worst in accuracy is not certain: the interval of b"),
-        (_of_many(split="heldout"), {}, "The numbers are of the heldout clients"),
-        (_of_many(), {"columns": ran}, "lambda: one domain took over. a weighed 95.0%"),
+        (_of_many(split="heldout"), {}, "The numbers are of the validation clients (heldout)"),
+        (_of_many(), {"columns": ran}, "lambda: one domain took over. a had 95.0% of the weight"),
         (_of_many(), {"columns": always}, "lambda: one domain had nearly all weight from the"),
         (skipped, {}, "3 of 20 rounds were skipped"),
         (skipped, {}, "Half of the words are cut off"),
         (_of_many(clients={"non_finite": 2}), {}, "2 test clients gave numbers that are not"),
         (_of_many(clipped={"sums": 7}), {}, "clipped in the evaluation: 7 of sums."),
         (_of_many(), {"columns": {"clipped/sums": [4.0] * 20}}, "over the rounds: 80 in clipped/"),
-        (_of_many(privacy=private), {}, "Epsilon is 11.0000: above 10"),
+        (_of_many(privacy=private), {}, "Epsilon is 11: above 10"),
         (_of_many(privacy={**PRIVACY, "epsilon": None}), {}, "without noise epsilon is infinite"),
-        (_of_many(privacy=PRIVACY), {"noise_seed": 3}, "The noise was that of --noise_seed"),
+        (_of_many(privacy=PRIVACY), {"noise_seed": 3}, "The noise is that of --noise_seed"),
     ]
     for i, (content, more, sentence) in enumerate(cases):
         assert sentence in _warnings(tmp_path / str(i), content, **more), sentence
 
 
-def test_what_the_server_saw_is_said(tmp_path, without_pictures):
+def test_page_has_server_guarantees(tmp_path, without_pictures):
     security = {"plain": [], "secure": ["a", "b", "c"]}
     secure = result(["a"], about=about(["a"], security=security))
     cases = [

@@ -1,4 +1,4 @@
-"""What a run says of itself against an answer that looks at nothing, on numbers made up."""
+"""The verdict of a run with made-up numbers."""
 
 import dataclasses
 import json
@@ -36,49 +36,54 @@ def _run(resampled=True, counts=_COUNTS, accuracies=_ACCURACIES, error=_ERROR):
     return RunRecord(result, {}, {}, {}, measures, resampled=drawn)
 
 
-def test_domains_are_better_worse_or_cannot_be_told():
-    overall, worse, unknown, better, scope, what_next = run_verdict(_run())
+def test_domains_are_better_worse_or_undecided():
+    overall, worse, better, unknown, few, largest, scope, note, what_next = run_verdict(_run())
     assert overall.startswith(
-        "AgnosticFedAvg is better than always answering the most frequent class: accuracy of all "
-        "examples: 70.0% against 60.0%, a difference of +10.0 ["
+        "AgnosticFedAvg is better than always answering the most frequent class on all examples: "
+        "accuracy 70.0% against 60.0%, +10.0 points (95% interval"
     )
-    assert " in 1 of 4 domains (accuracy of bad: 40.0% against 60.0%, a difference" in worse
-    assert "cannot be told in 2 of 4 domains (accuracy of open: " in unknown
+    assert " in 1 of 4 domains (accuracy of bad: 60.0% to 40.0%, -20.0 points (95% int" in worse
+    assert "No significant difference in 1 of 4 domains" in unknown
     # Two clients are too few for an interval.
-    assert "few: 90.0% against 60.0%)" in unknown
+    assert few == "No interval in 1 of 4 domains (few: too few test clients for an interval (2.0))."
     # Student's, for four domains at once, of n / (n - 1) times the variance of the replicates.
     variance = _ERROR**2 * 25 / 24
     freedom = 1 / (1 / 24 + 1 / 199)
     half = stats.t.ppf(1 - 0.025 / 4, freedom) * variance**0.5
     low, high = 100 * (0.3 - half), 100 * (0.3 + half)
-    assert f"(accuracy of good: 90.0% against 60.0%, a difference of +30.0 [{low:+.1f}, " in better
-    assert f"{high:+.1f}])." in better
-    assert "of 95%, in points, for other test clients; those of single domains hold for" in scope
-    assert what_next.startswith("Next: `./run compare`")
+    assert (
+        f"(accuracy of good: 60.0% to 90.0%, +30.0 points (95% interval {low:+.1f} to {high:+.1f}))"
+    ) in better
+    assert largest.startswith("Largest gain: domain few: 60.0% to 90.0%, +30.0 points (too few ")
+    assert "of 95%, over other test clients; those of single domains hold for all 4" in scope
+    assert "equal size" in note and what_next.startswith("Next: `./run compare`")
 
 
-def test_without_intervals_nothing_is_told():
+def test_run_without_resampling_has_no_direction():
     lines = run_verdict(_run(resampled=False))
-    assert lines[0].startswith("Whether AgnosticFedAvg is better than always answering the most ")
-    assert any(line.startswith("There is no interval, as the test clients") for line in lines)
-    assert not any("is better than" in line and "Whether" not in line for line in lines[:-1])
+    assert lines[0] == (
+        "AgnosticFedAvg has accuracy 70.0% against 60.0% of always answering the most frequent "
+        "class on all examples, +10.0 points."
+    )
+    assert "There are no intervals, because the test clients were not resampled." in lines
+    assert not any("is better than" in line for line in lines[:-1])
 
 
-def test_where_all_clients_are_right_it_is_told():
+def test_clients_that_are_all_right_have_wilson_interval():
     lines = run_verdict(_run(accuracies={**_ACCURACIES, "good": 1.0}, error=0.0))
     # Wilson's of 25, for four domains at once: its lower end is 1 / (1 + z^2 / 25).
     low = 100 / (1 + stats.norm.ppf(1 - 0.025 / 4) ** 2 / 25) - 60
     assert any(
-        f"good: 100.0% against 60.0%, a difference of +40.0 [{low:+.1f}, +40.0]" in line
+        f"good: 60.0% to 100.0%, +40.0 points (95% interval {low:+.1f} to +40.0)" in line
         for line in lines
     )
 
 
-def test_where_a_constant_is_always_right_nothing_is_said():
+def test_perfect_constant_has_no_verdict():
     assert run_verdict(_run(counts={name: [5] for name in _NAMES})) == []
 
 
-def test_where_no_constant_answer_is_known_a_sentence_says_so():
+def test_unknown_constant_has_a_reason():
     why, what_next = run_verdict(_run(counts={}))
     assert why.startswith("This run does not show whether AgnosticFedAvg is better than a constant")
     assert (
@@ -87,17 +92,17 @@ def test_where_no_constant_answer_is_known_a_sentence_says_so():
     assert what_next.startswith("Next: `./run compare`")
     run = _run(counts={})
     private = dataclasses.replace(run, result={**run.result, "privacy": {"epsilon": 1.0}})
-    assert "and counts of private training's clients need noise" in run_verdict(private)[0]
+    assert "as counts of private training's clients need noise" in run_verdict(private)[0]
 
 
-def test_a_private_evaluation_says_that_clients_are_not_resampled():
+def test_private_evaluation_has_no_intervals():
     run = _run(resampled=False, counts={})
     privacy = {"epsilon": 1.0, "evaluation": {"epsilon": 1.0}}
     why, clients, what_next = run_verdict(
         dataclasses.replace(run, result={**run.result, "privacy": privacy})
     )
     assert "the largest of several noisy counts" in why
-    assert clients.startswith("How other test clients would do is not known: private evaluations ")
+    assert clients.startswith("There are no intervals for other test clients: private evaluations")
     assert "with statistics=true either" in clients
     assert what_next.startswith("Next: ")
 
@@ -121,7 +126,7 @@ def _of_losses(tmp_path, source="trivial"):
     return dataclasses.replace(run, resampled=drawn)
 
 
-def test_a_trial_finds_the_baselines_beside_the_rows_that_have_its_numbers(tmp_path):
+def test_trial_reads_baselines_of_its_comparison(tmp_path):
     trial = made_up.write_run(tmp_path / "row" / "trial_00", made_up.result(_NAMES))
     for number, loss in (("", 0.3), ("2", 0.5)):
         beside = tmp_path / "baselines" / number
@@ -136,44 +141,36 @@ def test_a_trial_finds_the_baselines_beside_the_rows_that_have_its_numbers(tmp_p
         assert read_run(trial).trivial_losses == expected
 
 
-def test_losses_are_compared_with_trivial_predictors_where_these_are_known(tmp_path):
-    worse, unknown, better, scope, _ = run_verdict(_of_losses(tmp_path))
-    what = "the trivial predictor of a domain (the mean of the numbers, or the shares of the "
-    assert worse.startswith(f"AgnosticFedAvg is worse than {what}")
-    # A smaller loss is better; two clients are too few for an interval.
-    assert " in 1 of 4 domains (loss of bad: 0.900 against 0.500, a difference of +0.400 [" in worse
-    assert "cannot be told in 2 of 4 domains (loss of open: 0.480 against 0.500, a dif" in unknown
-    assert "few: 0.100 against 0.500)" in unknown
-    # Student's, as in points above.
+def test_losses_are_compared_with_trivial_predictors(tmp_path):
+    worse, better, unknown, few, *_ = run_verdict(_of_losses(tmp_path))
+    assert worse.startswith(f"AgnosticFedAvg is worse than the trivial predictor ({_OF_WHAT}")
+    # A smaller loss is better.
+    assert " in 1 of 4 domains (loss of bad: 0.500 to 0.900, +0.400 (95% interval" in worse
+    assert "in 1 of 4 domains" in unknown and "few: too few test clients" in few
     half = stats.t.ppf(1 - 0.025 / 4, 1 / (1 / 24 + 1 / 199)) * (_ERROR**2 * 25 / 24) ** 0.5
-    assert f"good: 0.100 against 0.500, a difference of -0.400 [{-0.4 - half:+.3f}, " in better
-    assert f"{-0.4 + half:+.3f}])." in better
-    assert "of 95%, for other test clients; those of single domains hold for all 4" in scope
+    ends = f"{-0.4 - half:+.3f} to {-0.4 + half:+.3f}"
+    assert f"good: 0.500 to 0.100, -0.400 (95% interval {ends}))" in better
 
 
-def test_other_measures_are_compared_with_the_constant_answers_of_sums(tmp_path):
+def test_other_measures_are_compared_with_constants(tmp_path):
     losses = _of_losses(tmp_path, "own")
     constants = {"loss": {**dict.fromkeys(_NAMES, 0.5), "all": 0.4}}
     run = dataclasses.replace(losses, result={**losses.result, "constant_answers": constants})
-    overall, worse, unknown, better, scope, _ = run_verdict(run)
+    overall, worse, better, *_ = run_verdict(run)
     value = run.result["overall"]["loss"]
-    assert (
-        f"the best constant answer ({_OF_WHAT}): loss of all examples: {value:.3f} aga" in overall
-    )
-    assert "is worse than the best constant answer of a domain in 1 of 4 domains (loss" in worse
-    assert "cannot be told in 2 of 4" in unknown
-    assert "is better than the best constant answer of a domain in 1 of 4" in better
-    assert "those of single domains hold for all 4" in scope
-    # A metric is what people know.
+    assert f"loss {value:.3f} against 0.400" in overall
+    assert f"is worse than the best constant ({_OF_WHAT}) in 1 of 4 domains (loss" in worse
+    assert f"is better than the best constant ({_OF_WHAT}) in 1 of 4" in better
+    # Readers know metrics.
     constants["accuracy"] = {"all": 0.6}
-    assert "accuracy of all examples: " in run_verdict(run)[0]
+    assert "accuracy " in run_verdict(run)[0]
 
 
-def test_reference_runs_are_no_trivial_predictors(tmp_path):
+def test_baseline_runs_are_no_trivial_predictors(tmp_path):
     assert "This run does not show whether" in run_verdict(_of_losses(tmp_path, "own"))[0]
 
 
-def test_where_domains_are_classes_all_examples_are_told():
+def test_domains_of_one_class_leave_all_examples():
     counts = {name: [10 * (k == i) for k in range(4)] for i, name in enumerate(_NAMES)}
     overall, scope, _ = run_verdict(_run(counts=counts))
     assert "70.0% against 25.0%" in overall

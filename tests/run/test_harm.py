@@ -58,7 +58,7 @@ def test_a_domain_that_was_given_up_is_told_with_the_flag_that_mends_it():
     ((kind, text),) = _remarks(algorithm=make_options(AgnosticFedAvgOptions, lambda_absent="zero"))
     assert kind == GIVEN_UP
     assert text.startswith(
-        "training gave up c (loss 1.1 before the first round, 2 at the end, lambda 0.01): "
+        "training neglects c (loss 1.1 before the first round, 2 at the end, lambda 0.01): "
     )
     assert "--lambda_absent=freeze keeps it" in text
     ((_, text),) = _remarks(algorithm=AgnosticFedAvgOptions())

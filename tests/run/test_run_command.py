@@ -45,6 +45,15 @@ def test_files_are_named_without_their_folders(tmp_path):
     assert kept <= set(compare_command({"fed_avg": [spec]}, keeps_folders=True))
 
 
+def test_command_keeps_folders_on_request(tmp_path):
+    store = tmp_path / "clients.sqlite"
+    spec = resolve("custom", {}, {"model": str(tmp_path / "my_model.py")}, data=store)
+    paths = {f"--model={tmp_path / 'my_model.py'}", f"--data={store}"}
+    assert paths <= set(train_command(spec, keeps_folders=True))
+    specs = {"fed_avg": [spec], "agnostic_fed_avg": [spec]}
+    assert paths <= set(compare_command(specs, keeps_folders=True))
+
+
 def test_file_within_a_member_has_no_folder():
     spec = _spec("--task=digits", "--lambda_set=hull:file=/a/b/mixtures.json")
     assert flags_without_folders(spec)["lambda_set"] == "hull:file=mixtures.json"

@@ -21,7 +21,7 @@ from tff_agnostic.program.studies.choice import (
     worse,
 )
 from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison, Trials
-from tff_agnostic.program.studies.comparison_report import notes
+from tff_agnostic.program.studies.comparison_page import notes
 from tff_agnostic.program.studies.gains import Estimates, Gain, difference
 from tff_agnostic.program.studies.portfolio import Schedule
 from tff_agnostic.program.studies.portfolio_search import _equal_rows
@@ -193,9 +193,9 @@ def test_a_limit_that_no_row_meets_is_told_with_what_the_nearest_costs():
     rows = {"sure": _judged(0.2, 0.01, loss=0.031), "other": _judged(0.3, 0.01, loss=0.1)}
     assert chosen(rows, 0.03) is None
     assert sentences(_found(rows), _objective("worst:accuracy"), None, 0.03) == [
-        "Recommended: FedAvg with --client_learning_rate=0.5: no other row meets "
+        "Recommended: FedAvg with --client_learning_rate=0.5: no other method meets "
         "--average_may_lose=3%.",
-        "Nearest to that is SURE: all examples together lose 3.10 points, for a gain of +20.0 "
+        "The nearest is SURE: all examples together lose 3.10 points, for a gain of +20.0 "
         "points (95% interval +18.0 to +22.0) in worst:accuracy.",
     ]
     # A little more is allowed: that row is the choice, and the better one is told.
@@ -206,7 +206,7 @@ def test_a_limit_that_no_row_meets_is_told_with_what_the_nearest_costs():
     # Without a limit no sentence is about one.
     text = " ".join(sentences(_found(rows), _objective("worst:accuracy"), None, None))
     assert "average_may_lose" not in text
-    assert "no other row is shown to be better" in text
+    assert "no other method is significantly better" in text
 
 
 def _judged(mean, error, loss=0.0):
@@ -249,11 +249,10 @@ def test_too_few_trials_for_an_interval_are_told():
         _found({"wide": Judged(gain, 0.0)}), _objective("worst:accuracy"), None, None
     )
     assert nearest.startswith(
-        "Nearest to it is WIDE, with a gain of +40.0 points, without an interval: too few trials"
+        "The nearest is WIDE, with a gain of +40.0 points, without an interval: too few trials "
+        "for one: 2 trials are too few to estimate how many would show a difference: --trials=10"
     )
-    assert why_no_interval(gain, "heldout", 2) == (
-        "no interval: of 2 trials it would hold every gain that there can be"
-    )
+    assert why_no_interval(gain, "heldout", 2) == "2 trials are too few for an interval"
 
 
 @pytest.mark.parametrize(("text", "share"), [("0.5%", 0.005), ("0", 0.0), (" 3 %", 0.03)])

@@ -1,13 +1,13 @@
-"""What the best answer attains that looks at no input, for each measure and domain, from sums.
+"""Values of the best constant predictors, by measure and domain, from sums over clients.
 
-Of classes it is the most frequent one, for accuracy, and the shares of the classes, for losses; of
-words their shares (a unigram) and the most frequent word; of numbers the mean. All are of the
-examples that are evaluated, so no constant answer that was made elsewhere is better. What a loss or
-a metric gives such an answer is found by calling it on a few labels: nothing is known of its name.
+For classes the predictor answers the most frequent class (accuracy) or the shares of the classes
+(losses); for words their shares (a unigram) or the most frequent word; for numbers the mean. All
+are of the evaluated examples, so no other constant predictor is better. A loss or metric is called
+on a few labels to find its value for such an answer, as its name says nothing about it.
 
-The sums are over clients. Of sentences it is how often each word occurs in each domain, of numbers
-their first two moments. Classes are counted with the model's answers, in every evaluation; see
-`class_sums`. Labels do not depend on a model: these sums are made once in a run.
+The sums are the frequency of each word, or the first two moments of numbers, in each domain.
+Classes are counted with the model's answers in every evaluation; see `class_sums`. Labels do not
+depend on a model: a run sums them once.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from tff_agnostic.metrics.class_counts import ACCURACY, constant_accuracies
 from tff_agnostic.models.metrics import Metric, SentenceLoss, takes_scores
 from tff_agnostic.models.model import Model
 
-# More numbers than that cost a client too much.
+# Maximum number of summed values, which each client sends.
 _MOST_NUMBERS = 50_000
 CONSTANTS = "constant_answers"
 OVERALL = "all"
 _LOSS = "loss"
-# A metric that tells words apart is asked about so many of the most frequent ones.
+# Number of most frequent words on which a metric is called.
 _MOST_WORDS = 20
-# Of more classes a loss is not asked about each.
+# Maximum number of classes on which a loss is called.
 _MOST_CLASSES = 1000
-# Numbers by which a loss or a metric is told from others.
+# Numbers on which a loss or a metric is identified.
 _LABELS, _MEAN = (0.0, 1.0, 3.0, 7.0), 2.0
-# Below it, float32 sums of squares do not tell a variance.
+# Minimum variance, relative to the squared mean, that float32 sums of squares resolve.
 _LEAST_VARIANCE = 1e-4
 
-# By measure, then by domain, and `OVERALL` of all examples.
+# Values by measure, then by domain, with `OVERALL` for all examples.
 Constants = Mapping[str, Mapping[str, float]]
 
 
 class WordSums(NamedTuple):
-    """Of the labels of sentences, without padding.
+    """Sums of the labels of sentences, without padding.
 
     Attributes:
-        words: How often each id occurs, int64 [p, ids].
-        weights: The sum of 1 / words of its sentence over these, float32 [p, ids]: what a word
-            counts in the mean of the sentences' means.
+        words: Frequency of each id, int64 [p, ids].
+        weights: Sum of 1 / number of words of the sentence, float32 [p, ids]: the weight of a word
+            in the mean of the sentences' means.
     """
 
     words: tf.Tensor
@@ -61,11 +61,11 @@ class WordSums(NamedTuple):
 
 
 class NumberSums(NamedTuple):
-    """Of labels that are numbers, float32 [p].
+    """Sums of labels that are numbers, float32 [p].
 
     Attributes:
-        total: Their sum.
-        squares: The sum of their squares.
+        total: Sum of the labels.
+        squares: Sum of their squares.
     """
 
     total: tf.Tensor
@@ -110,13 +110,13 @@ def sum_numbers(nothing: tf.Tensor, clients: Clients, *, num_domains: int) -> Nu
 def measurement_of_labels(
     model: Model, num_domains: int, aggregation: Aggregation
 ) -> Optional[Measurement]:
-    """Returns what sums labels; its sums are `WordSums` or `NumberSums`.
+    """Returns the measurement of `WordSums` or `NumberSums`.
 
-    None if labels are neither, or too many; or numbers, which have no bound, in secure sums.
+    None if labels are neither, or too many, or unbounded numbers in secure sums.
 
     Args:
         num_domains: p.
-        aggregation: How clients are summed.
+        aggregation: Aggregation of the clients.
     """
     spec = model.example_spec["y"]
     if not isinstance(spec, tf.TensorSpec):
@@ -147,28 +147,28 @@ def measurement_of_labels(
 
 
 def _num_ids(model: Model) -> int:
-    """Returns how many ids the model scores; 0 if it does not say."""
+    """Returns the number of ids that the model scores; 0 if it is unknown."""
     shape = getattr(model.keras_model, "output_shape", None)
     return (shape[-1] or 0) if isinstance(shape, tuple) and len(shape) == 3 else 0
 
 
 def constant_answers(model: Model, report: Any, labels: Any) -> Constants:
-    """Returns what the best constant answers attain, as far as sums tell.
+    """Returns the values of the best constant predictors, as far as sums are known.
 
     Args:
-        report: Its `EvaluationReport`.
-        labels: `WordSums` or `NumberSums` of the same clients; None if there are none.
+        report: The model's `EvaluationReport`.
+        labels: `WordSums` or `NumberSums` of the same clients; None without them.
     """
     if labels is None:
-        return of_classes(model, report.classes.counts)
+        return class_baselines(model, report.classes.counts)
     names = tuple(report.domains)
     denominators = {
         name: np.array([_denominator(of, name) for of in report.domains.values()])
         for name in report.measures
     }
     if isinstance(labels, WordSums):
-        return of_words(model, names, labels, denominators)
-    return of_numbers(model, names, labels, denominators[_LOSS])
+        return word_baselines(model, names, labels, denominators)
+    return number_baselines(model, names, labels, denominators[_LOSS])
 
 
 def _denominator(of_domain: Any, name: str) -> float:
@@ -176,11 +176,10 @@ def _denominator(of_domain: Any, name: str) -> float:
     return 0.0 if sums is None else float(sums.denominator)
 
 
-def of_classes(model: Model, counts: Mapping[str, Sequence[int]]) -> dict[str, dict[str, float]]:
-    """Returns them of a model that answers with classes.
-
-    A domain of a single class has none: where domains are classes, a model that does not know the
-    domain cannot answer so.
+def class_baselines(
+    model: Model, counts: Mapping[str, Sequence[int]]
+) -> dict[str, dict[str, float]]:
+    """Returns the values for a model of classes; see `constant_accuracies`.
 
     Args:
         counts: Examples of each class, by domain.
@@ -189,13 +188,13 @@ def of_classes(model: Model, counts: Mapping[str, Sequence[int]]) -> dict[str, d
         return {}
     sets = {**counts, OVERALL: np.sum(list(counts.values()), axis=0).tolist()}
     accuracies = constant_accuracies(sets)
-    losses = {name: _loss_of_shares(model, np.array(sets[name], float)) for name in accuracies}
+    losses = {name: _entropy_loss(model, np.array(sets[name], float)) for name in accuracies}
     known = {name: loss for name, loss in losses.items() if loss is not None}
     return {ACCURACY: accuracies, **({_LOSS: known} if len(known) == len(losses) else {})}
 
 
-def _loss_of_shares(model: Model, counts: np.ndarray) -> Optional[float]:
-    """Returns the mean loss of answering with the classes' shares; None of another loss."""
+def _entropy_loss(model: Model, counts: np.ndarray) -> Optional[float]:
+    """Returns the mean loss of answering with the classes' shares; None for other losses."""
     is_logits = takes_scores(model.loss)
     if is_logits is None or len(counts) > _MOST_CLASSES:
         return None
@@ -217,18 +216,18 @@ def _loss_of_shares(model: Model, counts: np.ndarray) -> Optional[float]:
 
 
 def _rows_of(names: Sequence[str]) -> dict[str, list[int]]:
-    """Returns the rows of sums that each domain has, and all of them together."""
+    """Returns the rows of sums for each domain, and for all domains together."""
     return {**{name: [i] for i, name in enumerate(names)}, OVERALL: list(range(len(names)))}
 
 
-def of_words(
+def word_baselines(
     model: Model, names: Sequence[str], sums: WordSums, denominators: Mapping[str, Any]
 ) -> dict[str, dict[str, float]]:
-    """Returns them of a model of sentences.
+    """Returns the values for a model of sentences.
 
     Args:
-        names: Of the domains.
-        denominators: What each measure was divided by, [p]; of the loss the sentences.
+        names: Names of the domains.
+        denominators: Denominator of each measure, [p]; the sentences for the loss.
     """
     words, weights = (np.asarray(of, np.float64) for of in sums)
     sets = _rows_of(names)
@@ -253,9 +252,9 @@ def of_words(
 
 
 def _of_metric(metric: Metric, counts: np.ndarray, denominator: float) -> Optional[float]:
-    """Returns what the words' shares give a metric, or their most frequent one that may be right.
+    """Returns the metric of the words' shares, or of the most frequent word that may be right.
 
-    Shares are the best answer to a metric that is worse the larger it is, such as perplexity.
+    Shares are the best answer if lower values are better, as for perplexity.
     """
     order = np.argsort(-counts, kind="stable")[:_MOST_WORDS]
     order = order[counts[order] > 0]
@@ -271,7 +270,7 @@ def _of_metric(metric: Metric, counts: np.ndarray, denominator: float) -> Option
         scores = np.full([1, 1, len(counts)], -1e9, np.float32)
         shares = counts[held] / counts.sum()
         scores[0, 0, held] = np.log(shares)
-        # That it is the entropy of its words is tried on those that are most frequent.
+        # The metric is the entropy of its words if it is on the most frequent ones.
         tried = np.asarray(metric.per_example(labels, tf.tile(scores, [len(order), 1, 1]))[0])
         if not np.allclose(tried, -scores[0, 0, order], rtol=1e-3):
             return None
@@ -280,14 +279,14 @@ def _of_metric(metric: Metric, counts: np.ndarray, denominator: float) -> Option
     return value if math.isfinite(value) else None
 
 
-def of_numbers(
+def number_baselines(
     model: Model, names: Sequence[str], sums: NumberSums, counts: Any
 ) -> dict[str, dict[str, float]]:
-    """Returns them of a model of numbers, for mean squared errors and their roots.
+    """Returns the values for a model of numbers, for mean squared errors and their roots.
 
     Args:
-        names: Of the domains.
-        counts: How many there are, [p].
+        names: Names of the domains.
+        counts: Number of labels, [p].
     """
     total, squares, number = (np.asarray(of, np.float64) for of in (*sums, counts))
     sets = _rows_of(names)
@@ -307,7 +306,7 @@ def of_numbers(
 
 
 def _powers(model: Model) -> dict[str, float]:
-    """Returns the measures that are a power of the mean squared error, and which."""
+    """Returns the exponent of each measure that is a power of the mean squared error."""
     labels = tf.constant(_LABELS)
     guess = tf.fill([len(_LABELS), 1], _MEAN)
     errors = np.square(np.array(_LABELS) - _MEAN)

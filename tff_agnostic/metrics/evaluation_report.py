@@ -1,9 +1,7 @@
-"""From sums over clients to numbers per domain and over clients.
+"""Reports of federated evaluations: numbers per domain and over clients, from sums over clients.
 
-The clients' values of one measure, as a server knows them: by value, and by size of the client.
-
-Both are sums over clients, and only what is not empty is kept: enough to draw them, and small
-enough for result.json.
+Of the clients' values the server knows two sums: the number of clients by value, and the mean by
+size of the client. Empty bins are dropped, so that result.json stays small.
 """
 
 from __future__ import annotations
@@ -47,25 +45,25 @@ from tff_agnostic.models.model import Measure, Model, measures_of
 # Method of percentiles over clients.
 PERCENTILES = "interpolated"
 DEFAULT_PERCENTILES = (10.0, 50.0, 90.0, 95.0)
-# The part of the clients, the worst ones, whose mean is the superquantile.
+# Fraction of the clients, the worst ones, in the superquantile.
 SUPERQUANTILE_SHARE = 0.1
 SUPERQUANTILE = "superquantile"
-# In intervals: what stands for all examples of a set, beside the statistics over clients.
+# Key of intervals for all examples of a set.
 VALUE = "value"
-# Of the centres of bins, which are wider than that.
+# Significant digits of the centres of bins, which are wider.
 _DIGITS = 6
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sums:
-    """What a measure on a set of examples is worked out from.
+    """Sums of a measure on a set of examples.
 
     Attributes:
-        measure: What was measured.
-        denominator: Sum over the examples; of an accuracy their number.
-        ratio: Of the sums over the examples.
-        mean_ratio: Mean over clients of their ratios.
-        histogram: The clients' ratios on the measure's grid, int [bins].
+        measure: The measure.
+        denominator: Sum of the denominator over the examples; for an accuracy their number.
+        ratio: Ratio of the sums over the examples.
+        mean_ratio: Mean of the clients' ratios.
+        histogram: Number of clients by ratio on the measure's grid, int [bins].
     """
 
     measure: Measure
@@ -77,7 +75,7 @@ class Sums:
     def intervals(self, percentiles: Sequence[float]) -> dict[str, Interval]:
         """Returns the confidence intervals of the value, and of `statistic_names`, by name.
 
-        See `intervals`; that of the value is for shares only. None where there is none.
+        See `intervals`. The value of a share has one; None if an interval is not defined.
         """
         measure, histogram = self.measure, self.histogram
         grid, unit = grid_of(measure.metric), measure.unit
@@ -102,22 +100,19 @@ class Sums:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """One measure on a set of examples, and its distribution over the clients that hold them.
+    """A measure on a set of examples, and its distribution over the clients with such examples.
 
-    All of it in the measure's own values: those of a metric with a `transform` are transformed.
+    Metrics with a `transform` have transformed values: the transform of the mean, percentile or
+    superquantile of the clients' ratios. The mean of perplexity is the geometric mean.
 
     Attributes:
-        value: Over all examples of the set; NaN if there are none, infinite if it is too large.
-        num_clients: Clients with examples of the set.
-        mean: Mean of the clients' values; of a metric with a transform, the transform of the mean
-            of their ratios: of perplexity the geometric mean.
-        percentiles: Percentiles of the clients' values, each in (0, 100), in ascending order; see
-            `histograms.quantile`. Of a metric with a transform, the transform of their ratios'
-            percentile.
-        superquantile: Mean of the worst tenth of the clients' values; see
-            `histograms.superquantile`. Of a metric with a transform, the transform of their
-            ratios'.
-        sums: What all of this was worked out from; None if nobody knows any more.
+        value: Value of all examples; NaN without examples, infinite if it is too large.
+        num_clients: Number of clients with examples of the set.
+        mean: Mean of the clients' values.
+        percentiles: Values by percentile, each in (0, 100), ascending; see `histograms.quantile`.
+        superquantile: Mean of the worst tenth of the clients' values, their CVaR; see
+            `histograms.superquantile`.
+        sums: Sums of the measure; None if they are unknown.
     """
 
     value: float
@@ -128,25 +123,25 @@ class Measured:
     sums: Optional[Sums] = dataclasses.field(default=None, compare=False, repr=False)
 
     def over_clients(self) -> dict[str, float]:
-        """Returns what describes the distribution, by `statistic_names`."""
+        """Returns the statistics of the distribution, by `statistic_names`."""
         values = (self.mean, *self.percentiles.values(), self.superquantile)
         return dict(zip(statistic_names(tuple(self.percentiles)), values))
 
     def intervals(self) -> dict[str, Any]:
-        """Returns a JSON value: [low, high] or null by what they are of; see `Sums.intervals`."""
+        """Returns the intervals as JSON values, [low, high] or null; see `Sums.intervals`."""
         if self.sums is None:
             return {}
-        found = self.sums.intervals(tuple(self.percentiles))
-        return {name: _finite_ends(ends) for name, ends in found.items()}
+        intervals = self.sums.intervals(tuple(self.percentiles))
+        return {name: _finite_ends(ends) for name, ends in intervals.items()}
 
 
 def statistic_names(percentiles: Sequence[float]) -> tuple[str, ...]:
-    """Returns what a distribution over clients is described by: "mean", "p10", "superquantile"."""
+    """Returns the names of statistics over clients: "mean", "p10", "superquantile"."""
     return ("mean", *map(percentile_name, sorted(percentiles)), SUPERQUANTILE)
 
 
 def percentile_name(percentile: float) -> str:
-    """Returns what columns and keys call a percentile: "p10", "p99.5"."""
+    """Returns the name of a percentile in columns and keys: "p10", "p99.5"."""
     return f"p{percentile:g}"
 
 
@@ -161,11 +156,11 @@ def measured(
     """Returns a measure on a set of examples, from sums.
 
     Args:
-        numerator: Sum over the examples.
-        denominator: The same.
-        over_clients: The sums over clients.
-        row: The set's row in them.
-        percentiles: Which, each in (0, 100).
+        numerator: Sum of the numerator over the examples.
+        denominator: Sum of the denominator over the examples.
+        over_clients: Sums over clients.
+        row: Row of the set in `over_clients`.
+        percentiles: The reported percentiles, each in (0, 100).
     """
     grid = grid_of(measure.metric)
     num_clients = int(over_clients.num_clients[row])
@@ -189,12 +184,12 @@ def measured(
 
 
 def value_of(metric: Optional[Metric], ratio: float) -> float:
-    """Returns the value of a metric from its ratio; a loss, where there is no metric, is one."""
+    """Returns the value of a metric from its ratio; a loss, without a metric, is its ratio."""
     return float(values_of(metric, np.asarray(ratio, np.float64)))
 
 
 def values_of(metric: Optional[Metric], ratios: np.ndarray) -> np.ndarray:
-    """Returns the same of ratios of any shape, float64."""
+    """Returns the values of ratios of any shape, float64; see `value_of`."""
     return ratios if metric is None else np.asarray(metric.value(ratios))
 
 
@@ -212,7 +207,7 @@ class SetReport:
     """A domain's examples, or all examples.
 
     Attributes:
-        num_examples: How many there are.
+        num_examples: Number of examples.
         measures: "loss" and the metrics, by name.
     """
 
@@ -220,7 +215,7 @@ class SetReport:
     measures: Mapping[str, Measured]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON value; what is undefined is null."""
+        """Returns a JSON value; undefined numbers are null."""
         values = {name: finite_or_none(m.value) for name, m in self.measures.items()}
         over_clients = {
             name: {
@@ -243,7 +238,7 @@ class WorstMixture:
 
     Attributes:
         loss: sum_i lambda_i L_i.
-        lambda_: The weight of each domain, by name.
+        lambda_: Weight of each domain by name.
     """
 
     loss: float
@@ -252,16 +247,16 @@ class WorstMixture:
 
 @dataclasses.dataclass(frozen=True)
 class ClientValues:
-    """One measure over the clients, all domains together.
+    """The distribution of a measure over the clients, all domains together.
 
     Attributes:
-        values: Centres of the bins that hold clients, ascending; NaN if one is infinite.
-        clients: How many clients each of them holds.
-        sizes: The smallest number of examples in each bin of sizes that holds clients; bins end
-            where twice as many begin.
-        size_clients: How many clients each of them holds.
-        size_means: Mean of their values; of a metric with a transform, the transform of the mean of
-            their ratios. NaN if it is infinite.
+        values: Centres of the bins with clients, ascending; NaN if one is infinite.
+        clients: Number of clients in each bin.
+        sizes: Minimum number of examples in each bin of sizes with clients; the limit is twice as
+            many.
+        size_clients: Number of clients in each bin of sizes.
+        size_means: Mean of their values; NaN if it is infinite. See `Measured` for metrics with a
+            transform.
     """
 
     values: Sequence[float]
@@ -271,7 +266,7 @@ class ClientValues:
     size_means: Sequence[float]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON value; what is infinite is null."""
+        """Returns a JSON value; infinite numbers are null."""
         return {
             "histogram": {
                 "value": list(map(finite_or_none, self.values)),
@@ -290,21 +285,20 @@ class EvaluationReport:
     """A federated evaluation.
 
     Attributes:
-        domains: Report of each domain, by name.
+        domains: Report of each domain by name.
         overall: Report of all examples together.
-        measures: What was measured, by name.
-        clients: Clients evaluated, without examples, and with values that are not finite.
-        clipped: Of secure sums, how many values of each field of the clients' answers exceeded
-            their bounds; empty for plain sums.
-        split: Whose clients were evaluated: "test", or "heldout".
-        worst_min_examples: How many examples a domain needs to be counted in what is said of the
-            worst domain, and of its difference from the best.
-        lambda_set: The mixtures of domains that the algorithm has in view; None if it has none, or
-            if they are all mixtures, of which the worst is the worst domain.
-        client_values: The clients' values of each measure, to be drawn.
-        replicates: What works out `resampled`; None where clients are not resampled.
+        measures: The measures by name.
+        clients: Numbers of clients: evaluated, without examples, with values that are not finite.
+        clipped: Number of values beyond their bounds by field of the clients' outputs; empty for
+            plain sums.
+        split: Split of the evaluated clients: "test", or "heldout".
+        worst_min_examples: Number of examples that a domain needs to be the worst or the best.
+        lambda_set: The algorithm's set of mixtures of domains; None without one, and for the set
+            of all mixtures, whose worst is the worst domain.
+        client_values: Distribution of each measure over the clients.
+        replicates: Computes `resampled`; None if clients are not resampled.
         classes: Answers by domain and class.
-        constants: What works out what the best constant answers attain; None where nobody knows.
+        constants: Computes the values of the best constant predictors; None if they are unknown.
     """
 
     domains: Mapping[str, SetReport]
@@ -322,19 +316,19 @@ class EvaluationReport:
 
     @functools.cached_property
     def resampled(self) -> Optional[Resampled]:
-        """The values with other samples of clients; None where they are not resampled."""
+        """The values with other samples of clients; None if they are not resampled."""
         return None if self.replicates is None else self.replicates()
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """The names of the domains that have too few examples to be the worst or the best."""
+        """Names of the domains with too few examples to be the worst or the best."""
         return domains_below(
             {name: report.num_examples for name, report in self.domains.items()},
             self.worst_min_examples,
         )
 
     def worst_domain(self, measure: str = "loss") -> Optional[str]:
-        """Returns the name of the counted domain that is worst in `measure`; None if none is."""
+        """Returns the worst counted domain in a measure; None if no domain is counted."""
         values = self._counted_values(measure)
         pick = min if self.measures[measure].higher_is_better else max
         return pick(values, key=lambda name: values[name]) if values else None
@@ -358,9 +352,9 @@ class EvaluationReport:
         )
 
     def difference(self, measure: str) -> float:
-        """Returns by how much the values of the best and the worst domain differ; at least 0.
+        """Returns the best counted domain's value minus the worst one's, without sign.
 
-        Only domains that are counted have a part in it; NaN if none is.
+        NaN if no domain is counted.
         """
         values = self._counted_values(measure).values()
         return max(values) - min(values) if values else math.nan
@@ -388,7 +382,7 @@ class EvaluationReport:
         return {n: v for n, v in values.items() if n not in left_out and not math.isnan(v)}
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the parts of result.json that an evaluation gives."""
+        """Returns the entries of result.json."""
         return {
             "split": self.split,
             "percentiles": PERCENTILES,
@@ -417,7 +411,7 @@ class EvaluationReport:
 
 
 def domains_below(num_examples: Mapping[str, int], least: int) -> tuple[str, ...]:
-    """Returns the domains with fewer examples than `least`, or with none."""
+    """Returns the domains with fewer than `least` examples, or without examples."""
     return tuple(name for name, count in num_examples.items() if count < max(1, least))
 
 
@@ -434,12 +428,12 @@ def evaluation_report(
     """Returns the report of an evaluation.
 
     Args:
-        summed: The sum of the clients' answers.
-        clipped: Of secure sums, how many values of each field exceeded their bounds.
-        split: Whose clients were evaluated.
+        summed: Sum of the clients' outputs.
+        clipped: Number of values beyond their bounds by field, for secure sums.
+        split: Split of the evaluated clients.
         worst_min_examples: See `EvaluationReport`.
-        lambda_set: The mixtures of domains that the algorithm has in view, if it has any.
-        percentiles: Which percentiles over clients are reported, each in (0, 100).
+        lambda_set: The algorithm's set of mixtures, if it has one.
+        percentiles: The reported percentiles over clients, each in (0, 100).
     """
     sums = summed.sums
     ratios = {"loss": (sums.losses, sums.counts)}
@@ -501,17 +495,17 @@ def _resampled(
 
 
 def _with_all(sums: Any) -> np.ndarray:
-    """Returns sums [..., p] with that of all domains as one more."""
+    """Returns sums [..., p + 1], the last one of all domains together."""
     values = np.asarray(sums, np.float64)
     return np.concatenate([values, values.sum(axis=-1, keepdims=True)], axis=-1)
 
 
 def client_values(measure: Measure, of: ClientDistribution, by_size: SizeSums) -> ClientValues:
-    """Returns a measure over the clients from the sums of an evaluation.
+    """Returns the distribution of a measure over the clients from the sums of an evaluation.
 
     Args:
-        of: Its distribution over the clients; the last row, of all domains, is used.
-        by_size: Its sums by size of the client.
+        of: Histograms of the measure; the last row, of all domains, is used.
+        by_size: Sums of the measure by size of the client.
     """
     histogram = np.asarray(of.histogram[-1])
     (filled,) = np.nonzero(histogram)
@@ -529,12 +523,12 @@ def client_values(measure: Measure, of: ClientDistribution, by_size: SizeSums) -
 
 
 def client_values_from_json(found: Mapping[str, Any]) -> ClientValues:
-    """Returns what `ClientValues.to_json` made a JSON value of.
+    """Returns the inverse of `ClientValues.to_json`.
 
     Raises:
-        LookupError: If something is missing.
-        TypeError: If something is of another type.
-        ValueError: If what belongs together has different lengths.
+        LookupError: If a field is missing.
+        TypeError: If a field has another type.
+        ValueError: If lists of one distribution have different lengths.
     """
     histogram, by_size = found["histogram"], found["by_size"]
     result = ClientValues(

@@ -11,14 +11,14 @@ from typing import Any
 from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.base.terminal import printable
 
-# What stands in a table where there is no number.
+# Text of an undefined number.
 UNDEFINED = "-"
 _DECIMALS_OF_FACTORS = 2
 _ELLIPSIS = "…"
 
 
 def shown(value: float, unit: Unit) -> float:
-    """Returns a number as people read it: shares in percent."""
+    """Returns a number as readers see it: shares in percent."""
     return 100 * value if unit is Unit.SHARE else value
 
 
@@ -26,8 +26,8 @@ def cell(value: float, unit: Unit, decimals: int) -> str:
     """Returns a number as text: shares in percent, factors with few decimals, "-" for NaN.
 
     Args:
-        unit: What it is.
-        decimals: Of a plain number; a share has as many before it is in percent.
+        unit: Unit of the number.
+        decimals: Digits of a plain number; a share has as many before it is in percent.
     """
     if math.isnan(value):
         return UNDEFINED
@@ -39,12 +39,12 @@ def cell(value: float, unit: Unit, decimals: int) -> str:
 
 
 def with_percent(title: str, unit: Unit, word: str = "%") -> str:
-    """Returns a heading that says so where the numbers below it are in percent."""
+    """Returns a heading with the word for percent if the numbers below it are shares."""
     return f"{title}, {word}" if unit is Unit.SHARE else title
 
 
 def signed(value: float, unit: Unit, decimals: int) -> str:
-    """Returns a difference as text: a plus above 0, and no sign where it is 0 as it is shown."""
+    """Returns a difference as text: a plus above 0, and no sign if it is rounded to 0."""
     text = cell(value, unit, decimals)
     if math.isnan(value):
         return text
@@ -52,36 +52,36 @@ def signed(value: float, unit: Unit, decimals: int) -> str:
 
 
 def points(unit: Unit) -> str:
-    """Returns what stands behind a difference: " points" of shares, otherwise nothing."""
+    """Returns the unit of a difference: " points" for shares, otherwise nothing."""
     return " points" if unit is Unit.SHARE else ""
 
 
 def sentence(text: str) -> str:
-    """Returns a text that begins with a capital and ends with a full stop."""
+    """Returns a string with a capital at the start and a full stop at the end."""
     return f"{capitalized(text)}."
 
 
 def capitalized(text: str) -> str:
-    """Returns a text that begins with a capital, and is otherwise as it was."""
+    """Returns a string with a capital at the start."""
     return f"{text[0].upper()}{text[1:]}"
 
 
 def csv_text(rows: Iterable[Sequence[Any]], end: str = "\n") -> str:
-    """Returns rows as a CSV file; RFC 4180 ends lines with a carriage return, too."""
+    """Returns rows as a CSV file."""
     text = io.StringIO()
     csv.writer(text, lineterminator=end).writerows(rows)
     return text.getvalue()
 
 
 def short_names(names: Sequence[str], width: int) -> list[str]:
-    """Returns names in one line each, of `width` characters at most, all of them different.
+    """Returns distinct names of at most `width` characters, each in one line.
 
-    The middle of a long name is left out: what names of one kind differ in is mostly at an end.
-    Those that would become alike get a number.
+    Long names lose their middle, as similar names mostly differ at an end. Equal results get a
+    number.
 
     Args:
-        names: The names, all different.
-        width: At least 8.
+        names: Distinct names.
+        width: Maximum number of characters, at least 8.
     """
     lines = [printable(" ".join(name.split())) for name in names]
     texts = [_short(line, width) for line in lines]

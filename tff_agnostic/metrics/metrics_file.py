@@ -1,4 +1,4 @@
-"""metrics.csv: the rounds of a run in rows, written and read."""
+"""Writer and reader of metrics.csv, which has a row per round of a run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tff_agnostic.base.files import csv_field_limit, open_file, write_errors, wr
 from tff_agnostic.base.report_fields import ReportField
 from tff_agnostic.metrics.formatting import csv_text
 
-# Characters of a cell; numbers have fewer.
+# Maximum number of characters of a cell.
 _MAX_CELL = 1 << 17
 ROUND = "round"
 
-# A row of a file as text: what it says is exact.
+# A row of a file as exact text.
 _Cells = Mapping[str, str]
-# The numbers of a round by column, of those columns that have one.
+# Numbers of a round by column, without undefined ones.
 Numbers = Mapping[str, float]
 
 
@@ -32,9 +32,9 @@ class Column:
     """A quantity, of one domain or of none.
 
     Attributes:
-        quantity: What it is; of a quantity per domain there may also be a column of no domain, for
-            all of them together.
-        domain: Name of the domain; None if the column is about none.
+        quantity: The quantity. A quantity per domain may also have a column for all domains
+            together.
+        domain: Name of the domain; None for no single domain.
     """
 
     quantity: ReportField
@@ -42,43 +42,40 @@ class Column:
 
     @property
     def name(self) -> str:
-        """Its name in metrics.csv."""
+        """Name of the column in metrics.csv."""
         name = self.quantity.name
         return name if self.domain is None else f"{name}/{self.domain}"
 
 
 class History:
-    """The rows of metrics.csv, appended as rounds end.
+    """The rows of metrics.csv, appended after each round.
 
-    Values are written in the shortest form that reads back to the same number, so that equal runs
-    have equal files. A value that a round does not have is an empty cell.
+    Values have the shortest text that reads back to the same number, so that equal runs have equal
+    files. A missing value is an empty cell. The length is the number of rows.
 
     Args:
-        path: The file.
-        columns: What rounds report, in the order of the file's columns.
-
-    Its length is the number of rows.
+        path: Path of the file.
+        columns: The reported columns, in the order of the file.
 
     Attributes:
-        columns: The same, followed by the columns that only loaded rows have.
+        columns: The reported columns, followed by columns of loaded rows alone.
     """
 
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
         self._path = path
         self._own = tuple(columns)
         self.columns = self._own
-        # From lines a run of many rounds hardly grows; each has its end.
+        # Lines with their ends need less memory than numbers of many rounds.
         self._lines: list[str] = []
 
     def __len__(self) -> int:
         return len(self._lines)
 
     def load(self, completed_rounds: int) -> None:
-        """Takes over the rows of `completed_rounds` rounds of an earlier part of the run.
+        """Loads the rows of the completed rounds of a resumed run.
 
-        What was written after the checkpoint from which the run goes on, or only half, is dropped.
-        Settings may have changed in between: columns that the rows lack are empty, and further
-        columns of theirs stay.
+        Rows after the checkpoint, and incomplete ones, are dropped. If settings changed, new
+        columns are empty in loaded rows, and their further columns stay.
         """
         rows = _read_whole_lines(self._path) if self._path.exists() else []
         rows = rows[:completed_rounds]
@@ -102,7 +99,7 @@ class History:
             self._lines.append(csv_text([[row[ROUND], *cells]]))
 
     def write(self) -> None:
-        """Writes all rows anew."""
+        """Writes the complete file."""
         lines = [self._header()] if self._lines else []
         write_text(self._path, "".join([*lines, *self._lines]))
 
@@ -110,12 +107,12 @@ class History:
         """Adds the row of a round, and returns its numbers.
 
         Args:
-            values: The value of every column, by its name; None if the round has none.
+            values: Value of every column by name; None for a missing value.
         """
         cells = [_format(values[column.name]) for column in self._own]
         beside = [""] * (len(self.columns) - len(self._own))
         line = csv_text([[str(round_num), *cells, *beside]])
-        # The first row takes the place of what an earlier start, without a checkpoint, left.
+        # The first row replaces a file of an earlier start without a checkpoint.
         mode, header = ("a", "") if self._lines else ("w", self._header())
         with write_errors(self._path), open(self._path, mode, encoding="utf-8") as file:
             file.write(header + line)
@@ -123,7 +120,7 @@ class History:
         return {name: float(value) for name, value in values.items() if value is not None}
 
     def change(self, round_num: int, values: Mapping[str, Any]) -> None:
-        """Gives some columns of a round's row other values; `write` makes the file follow."""
+        """Changes values of a round; `write` writes them."""
         changed = {name: _format(value) for name, value in values.items()}
         cells = {**self._cells(round_num), **changed}
         self._lines[round_num - 1] = csv_text([list(cells.values())])
@@ -134,17 +131,17 @@ class History:
         return {name: float(cell) for name, cell in cells if cell and name != ROUND}
 
     def sync(self) -> None:
-        """Waits until all rows are on disk; called before a checkpoint counts on them."""
+        """Waits until all rows are on disk, before a checkpoint refers to them."""
         with write_errors(self._path), open(self._path, "rb") as file:
             os.fsync(file.fileno())
 
     def largest_in_file(self, name: str) -> float:
-        """Returns the largest value of a column, also in rows that `load` dropped; 0 of none."""
+        """Returns the maximum of a column, also over rows that `load` drops; 0 without rows."""
         rows = _read_whole_lines(self._path) if self._path.exists() else []
         return max((float(row.get(name) or 0) for row in rows if _is_whole(row)), default=0.0)
 
     def values(self) -> dict[str, np.ndarray]:
-        """Returns every column as float64 [rounds], by name, NaN where a round has no value."""
+        """Returns every column as float64 [rounds] by name, NaN for missing values."""
         return _arrays(self._names() if self._lines else [], csv.reader(self._lines))
 
     def _names(self) -> list[str]:
@@ -174,10 +171,10 @@ def _arrays(names: Sequence[str], rows: Iterable[Sequence[str]]) -> dict[str, np
 
 
 def _read_whole_lines(path: Path) -> list[_Cells]:
-    # A crash may leave anything after the last row that was waited for: it must not be in the way.
+    # After a crash any bytes may follow the last synchronised row.
     with open_file(path, "the CSV file of a run") as file:
         text = file.read().decode(errors="replace").replace("\0", "")
-    # A line without its end was cut off in the middle of a write.
+    # A line without its end is incomplete.
     whole = text[: text.rfind("\n") + 1]
     try:
         with csv_field_limit(_MAX_CELL):
@@ -187,7 +184,7 @@ def _read_whole_lines(path: Path) -> list[_Cells]:
 
 
 def _is_whole(row: _Cells) -> bool:
-    # Where a row is too short or too long, csv.DictReader has a value or a name of None.
+    # csv.DictReader has a value or a name of None for rows of another length.
     try:
         numbers = [float(value) for value in row.values() if value != ""]
     except (TypeError, ValueError):

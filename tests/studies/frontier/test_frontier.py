@@ -1,7 +1,5 @@
-"""The table, the page, the files and the figure of a frontier made by hand."""
+"""The table, the figure and the grids of frontiers with made-up numbers."""
 
-import csv
-import io
 import itertools
 import json
 import math
@@ -21,7 +19,7 @@ from tff_agnostic.program.studies.frontier import (
     mixtures,
     sentence,
 )
-from tff_agnostic.program.studies.frontier_report import figure, markdown, table, to_csv, to_json
+from tff_agnostic.program.studies.frontier_page import figure, frontier_table, to_json
 
 
 def _trials(by_domain):
@@ -57,11 +55,15 @@ def _frontier(names, grid="lines", measure="accuracy", without=()):
     return Frontier(comparison, points, comparison.measures[measure])
 
 
-@golden.text
-def test_pages():
-    """Of many domains the table has the worst."""
-    page = markdown(_frontier(("a", "b")), "On shop", "./run frontier", "frontier.png")
-    return f"{page}\n\n{table(_frontier(('c', 'd', 'e|f', *'ghijkl')), 'github')}"
+def test_table_of_many_domains_has_the_worst():
+    table = frontier_table(_frontier(("a", "b")))
+    assert table.columns == ["trained with", "worst", "a", "b", "all examples", "best - worst"]
+    assert [row[0] for row in table.rows][-2:] == ["FedAvg", "m|ne"]
+    (best,) = [row for row in table.rows if row[1].mark == "best" and "(best)" in row[0]]
+    assert best[0] == "50% a, 50% b (best)"
+    many = frontier_table(_frontier(("c", "d", "e|f", *"ghijkl")))
+    assert many.columns[:3] == ["trained with", "worst", "worst domain"]
+    assert many.rows[0][2] == "c" and len(many.columns) == 5
 
 
 def test_json_has_the_answer_and_every_trial():
@@ -75,20 +77,6 @@ def test_json_has_the_answer_and_every_trial():
     assert worst["algorithms"]["mine"]["found"] is True
     assert worst["algorithms"]["fed_avg"]["missed_by"] == pytest.approx(worst["gain"])
     assert found["results"] == json.loads(json.dumps(frontier.comparison.to_json()))
-
-
-@pytest.mark.parametrize("names", [("a", "b"), AWKWARD_NAMES])
-def test_csv_has_lambda_and_every_domain(names):
-    frontier = _frontier(names)
-    rows = list(csv.DictReader(io.StringIO(to_csv(frontier), newline="")))
-    assert [row["row"] for row in rows] == list(frontier.comparison.trials)
-    for row, mixture in zip(rows, frontier.mixtures):
-        assert row["kind"] == "mixture"
-        assert [float(row[f"lambda/{name}"]) for name in names] == list(mixture.weights)
-        for name in names:
-            expected = frontier.mean(mixture.name, name)
-            assert float(row[f"accuracy/{name}"]) == expected
-    assert (rows[-1]["kind"], rows[-1][f"lambda/{names[0]}"]) == ("algorithm", "")
 
 
 def test_of_two_domains_the_figure_is_a_curve():
@@ -112,7 +100,7 @@ def test_of_two_domains_the_figure_is_a_curve():
 @pytest.mark.parametrize("grid", ["lines", "simplex"])
 def test_of_more_domains_it_has_a_panel_for_each(grid):
     panels = figure(_frontier(("a", "b", "c"), grid)).axes
-    assert [axes.get_title() for axes in panels] == ["a", "b", "c"]
+    assert [axes.get_title() for axes in panels] == ["a", "b", "c", ""]
     # Behind them the other domains.
     own, worst = panels[0].lines[2:4]
     assert own.get_ydata()[np.argmax(own.get_xdata())] == pytest.approx(90)
@@ -132,7 +120,7 @@ def test_figures_are_images_whatever_names_and_gaps_there_are(tmp_path, names, m
     save(figure(frontier), tmp_path / "frontier.png")
     assert is_png((tmp_path / "frontier.png").read_bytes())
     json.dumps(to_json(frontier, ""), allow_nan=False)
-    assert to_csv(frontier) and markdown(frontier, "title", "command", "frontier.png")
+    assert len(frontier_table(frontier).rows) == len(frontier.comparison.trials)
 
 
 # --- Grids of fixed lambdas

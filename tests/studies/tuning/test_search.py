@@ -24,7 +24,7 @@ from tff_agnostic.program.studies.search_space import (
     searchable,
 )
 from tff_agnostic.program.studies.searched_method import SearchedArm, identity
-from tff_agnostic.program.studies.tuning_report import flags_of_all, flags_of_one
+from tff_agnostic.program.studies.tuning_report import compare_flags, train_flags
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import TaskContext
 
@@ -284,7 +284,7 @@ def test_both_commands_take_the_file_of_an_algorithm(tmp_path):
     for name, arm in _arms().items():
         settings = arm.settings(_SAMPLED[name], 9)
         path = tmp_path / f"{name}.flags"
-        path.write_text(flags_of_one(arm, settings, "The best."))
+        path.write_text(train_flags(arm, settings, "The best."))
         expected = _expected(arm, _SAMPLED[name])
         assert _trained(path) == expected
         assert list(_compared(path).values()) == [expected]
@@ -295,7 +295,7 @@ def test_a_comparison_has_each_algorithm_with_its_own(tmp_path):
     arms = _arms()
     settings = {name: arm.settings(_SAMPLED[name], 9) for name, arm in arms.items()}
     path = tmp_path / "compare.flags"
-    text = flags_of_all(arms, settings, "The best of each.")
+    text = compare_flags(arms, settings, "The best of each.")
     path.write_text(text or "")
     assert _compared(path) == {name: _expected(arm, _SAMPLED[name]) for name, arm in arms.items()}
     # What all share is said once.
@@ -314,7 +314,7 @@ def test_options_of_the_task_are_those_of_all_rows_or_of_none():
             name: arm.settings({"concentration": value}, 9)
             for (name, arm), value in zip(arms.items(), values)
         }
-        return flags_of_all(arms, settings, "The best of each.")
+        return compare_flags(arms, settings, "The best of each.")
 
     assert "--concentration=0.25\n" in (text(0.25, 0.25, 0.25) or "")
     assert text(0.25, 0.5, 0.25) is None
@@ -341,12 +341,12 @@ def test_files_of_the_task_are_named_to_both_commands(tmp_path):
     found = {name: arm.settings({"client_learning_rate": 0.25}, 0) for name, arm in arms.items()}
     for name, arm in arms.items():
         path = tmp_path / f"{name}.flags"
-        path.write_text(flags_of_one(arm, found[name], "The best."))
+        path.write_text(train_flags(arm, found[name], "The best."))
         spec = _trained(path)
         assert (spec.task_options["model"], spec.data) == (str(model), str(store))
         assert spec.algorithm.client.learning_rate == 0.25
     path = tmp_path / "compare.flags"
-    path.write_text(flags_of_all(arms, found, "The best of each.") or "")
+    path.write_text(compare_flags(arms, found, "The best of each.") or "")
     assert {spec.task_options["model"] for spec in _compared(path).values()} == {str(model)}
     assert path.read_text().count("--model=") == 1
 

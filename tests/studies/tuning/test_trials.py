@@ -1,8 +1,6 @@
-"""Tables, figures and importances of trials with a known objective."""
+"""Tables and importances of trials with a known objective."""
 
-import csv
 import dataclasses
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -12,11 +10,11 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from tests.run.harness import is_png, make_evaluation, measures
+from tests.run.harness import make_evaluation, measures
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.progress import LongWork
-from tff_agnostic.program.reports.figures import save
+from tff_agnostic.program.reports.document import table_text
 from tff_agnostic.program.runs.heldout import heldout_options
 from tff_agnostic.program.studies.optuna_studies import (
     ENDED,
@@ -37,13 +35,7 @@ from tff_agnostic.program.studies.search_space import (
 )
 from tff_agnostic.program.studies.searched_method import SearchedArm
 from tff_agnostic.program.studies.trainer import LoadedTasks, RunTrainer
-from tff_agnostic.program.studies.tuning_report import (
-    importance_figure,
-    importances,
-    slices,
-    table,
-    to_csv,
-)
+from tff_agnostic.program.studies.tuning_page import importances, trial_table
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import CohortOptions
 
@@ -58,7 +50,6 @@ _DIMENSIONS = {
         "q": "0..1/0.25",
     }.items()
 }
-_DISTRIBUTIONS = {flag: of.distribution for flag, of in _DIMENSIONS.items()}
 _OBJECTIVE = parse_objective("worst", measures("loss", "accuracy"))
 
 
@@ -100,14 +91,19 @@ def test_without_differences_there_is_no_importance():
     assert importances(found) is None
 
 
-def test_the_table_marks_the_best(study):
-    text = table("mine", study.trials, _OBJECTIVE)
-    found = best(study.trials, _OBJECTIVE)
-    assert found.value == max(t.value for t in study.trials if t.number != 3)
-    (row,) = [line for line in text.splitlines() if "(best)" in line]
-    assert row.split()[0] == str(found.number) and f"{100 * found.value:.2f}" in row.split()
-    assert "worst:accuracy, %" in text.splitlines()[0]
-    assert text.count("pruned") == 1
+def test_table_has_exact_values_and_marks_the_best(study):
+    table = trial_table("mine", study.trials, _OBJECTIVE, {"window": 0.9, "q": 0.1})
+    best_trial = best(study.trials, _OBJECTIVE)
+    assert best_trial.value == max(t.value for t in study.trials if t.number != 3)
+    column = table.columns.index("worst:accuracy, %")
+    values = [row[column] for row in table.rows]
+    assert [value.value for value in values] == [trial.value for trial in study.trials]
+    assert [value.mark for value in values].index("best") == best_trial.number
+    text = table_text(table)
+    assert "pruned: diverged" in text and f"{best_trial.number} (best)" in text
+    assert text.endswith("Importance (fraction of the objective's variance): window 90%, q 10%.")
+    unknown = trial_table("mine", [], _OBJECTIVE, None)
+    assert "not known" in table_text(unknown)
 
 
 def test_of_equal_trials_the_first_is_the_best_and_losses_are_small():
@@ -125,36 +121,6 @@ def test_how_a_trial_ended_in_words(study):
     assert described(study.trials[0], _OBJECTIVE) == f"worst:accuracy {100 * value:.2f}%"
     again = optuna.trial.create_trial(value=0.5, user_attrs={SAME_AS: 7})
     assert described(again, _OBJECTIVE) == "worst:accuracy 50.00%, as trial 7"
-
-
-def test_csv_has_every_trial_with_its_exact_values(study):
-    rows = list(csv.DictReader(io.StringIO(to_csv({"mine": study.trials}, _OBJECTIVE))))
-    assert [row["trial"] for row in rows] == [str(k) for k in range(16)]
-    for row, trial in zip(rows, study.trials):
-        assert float(row["client_learning_rate"]) == trial.params["client_learning_rate"]
-        assert float(row["worst:accuracy"]) == trial.value
-        assert (row["server_optimizer"], row["seconds"]) == (
-            trial.params["server_optimizer"],
-            "1.2",
-        )
-    assert rows[3]["state"] == "pruned" and rows[3]["ended"].startswith("diverged")
-
-
-@pytest.mark.nightly
-def test_figures_are_images(study, tmp_path):
-    figures = {
-        "slices": slices("A $name", _DISTRIBUTIONS, study.trials, _OBJECTIVE),
-        # Nothing but one that ended early.
-        "early": slices("early", _DISTRIBUTIONS, study.trials[3:4], _OBJECTIVE),
-        "none": slices("none", {"window": _DISTRIBUTIONS["window"]}, [], _OBJECTIVE),
-        "importance": importance_figure("A $name", importances(study)),
-    }
-    for name, figure in figures.items():
-        save(figure, tmp_path / f"{name}.png")
-        assert is_png((tmp_path / f"{name}.png").read_bytes())
-    shown = [axes.get_xlabel() for axes in figures["slices"].axes]
-    assert shown[:4] == list(_DIMENSIONS)
-    assert figures["slices"].axes[0].get_xscale() == "log"
 
 
 # --- What a search is told between rounds, and which trials it ends

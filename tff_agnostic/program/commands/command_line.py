@@ -67,6 +67,7 @@ from tff_agnostic.program.runs.spec import (
     flags_without_folders,
     has_effect,
     inheriting,
+    path_flags,
     resolve,
 )
 from tff_agnostic.program.runs.train_run import runtime_options, started
@@ -486,16 +487,36 @@ def _user_files(named: Mapping[str, Any]) -> list[str]:
 
 
 def train_command(spec: RunSpec, keeps_folders: bool = False) -> list[str]:
-    """Returns the shortest command line that trains a run again, without default values.
+    """Returns the shortest command line that trains a run again.
+
+    It has the flags that differ from the defaults of the task and of the settings.
 
     Args:
-        keeps_folders: Whether files have their folders, which a page to be shared does not show.
+        keeps_folders: Whether files have their absolute paths; otherwise they have their names.
     """
-    # A file of the user's keeps its suffix, by which it is known for one.
-    shown = {**flags_without_folders(spec), "algorithm": Path(spec.config.algorithm).name}
-    shown = spec.flags() if keeps_folders else shown
+    shown = _shown_flags(spec, keeps_folders)
+    if not keeps_folders:
+        # The suffix shows that the algorithm is a file.
+        shown["algorithm"] = Path(spec.config.algorithm).name
     own = {name: shown[name] for name in own_flags(spec)}
     return ["./run", "train", f"--task={spec.task}", *_flag_texts(own)]
+
+
+def _shown_flags(spec: RunSpec, keeps_folders: bool) -> dict[str, Any]:
+    """Returns all flags of a run, in which files have absolute paths or their names."""
+    if not keeps_folders:
+        return flags_without_folders(spec)
+    flags = spec.flags()
+    places = {*path_flags(spec), *PLACES_OF_DATA}
+    if is_user_file(spec.config.algorithm):
+        places.add("algorithm")
+    return {**flags, **{name: _absolute(flags.get(name)) for name in places}}
+
+
+def _absolute(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_absolute(path) for path in value]
+    return str(Path(value).absolute()) if isinstance(value, (str, Path)) else value
 
 
 def own_flags(spec: RunSpec) -> dict[str, Any]:
@@ -546,8 +567,9 @@ def compare_command(
     """Returns the shortest command line that makes a comparison again; see `train_command`.
 
     Args:
-        rows: The trials of each row, by the names of their folders; trials differ in their seeds.
-        words: The words that stand for some of them, each with the flags that it sets.
+        rows: The trials of each method, by the names of their folders; trials differ in their
+            seeds.
+        words: Shorthands of methods, each with the flags that it sets.
         keeps_folders: See `train_command`.
     """
     first = {row: specs[0] for row, specs in rows.items()}
@@ -573,7 +595,7 @@ def compare_command(
 
 
 def _of_row(spec: RunSpec, keeps_folders: bool) -> dict[str, Any]:
-    shown = spec.flags() if keeps_folders else flags_without_folders(spec)
+    shown = _shown_flags(spec, keeps_folders)
     return {n: shown[n] for n in own_flags(spec) if n not in ("algorithm", "seed")}
 
 

@@ -1,21 +1,19 @@
-"""The Markdown page of an experiment: our numbers next to the paper's."""
+"""The page of an experiment: the numbers of its methods next to a paper's."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import math
+import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
-from tabulate import tabulate
 
 from tff_agnostic.base.errors import counted
 from tff_agnostic.base.later import matplotlib
 from tff_agnostic.metrics.columns import tested
-from tff_agnostic.metrics.formatting import UNDEFINED, sentence, shown, with_percent
+from tff_agnostic.metrics.formatting import UNDEFINED, sentence, with_percent
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 from tff_agnostic.models.model import Measure
 from tff_agnostic.program.experiments.experiment import (
@@ -24,7 +22,21 @@ from tff_agnostic.program.experiments.experiment import (
     Experiment,
     OverClients,
 )
+from tff_agnostic.program.reports.claims import split_name
+from tff_agnostic.program.reports.document import (
+    Block,
+    Cell,
+    Figure,
+    Number,
+    Page,
+    Section,
+    Sentences,
+    Table,
+    text,
+)
 from tff_agnostic.program.reports.figures import (
+    LEGEND_ROW,
+    WIDTH,
     draw_grid,
     label_course,
     new_figure,
@@ -34,31 +46,31 @@ from tff_agnostic.program.reports.figures import (
     scale_axis,
 )
 from tff_agnostic.program.runs.spec import RunSpec
-from tff_agnostic.program.studies.comparison import OVERALL, Comparison, Trials, mean_of, std_of
-from tff_agnostic.program.studies.comparison_report import notes
+from tff_agnostic.program.studies.comparison import OVERALL, Comparison, Trials
+from tff_agnostic.program.studies.comparison_page import mean_and_spread, notes
 
-REMARKS_HEADING = "## What agrees and what does not"
-_NO_REMARKS = "Nobody has written about these numbers yet."
-# Settings of a run that change what it costs to look at, not its numbers.
+# Settings that do not change the numbers after the last round.
 _NOT_NUMBERS = (
     *("seed", "evaluate_every", "evaluation_clients", "client_percentiles", "checkpoint_every"),
     "runtime",
-    # Where they lie; the page says what they are.
+    # Paths of predictors that the page describes.
     "base_predictors",
 )
+# Digits of a table next to a paper's: accuracies have one in percent.
+_DECIMALS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """How an experiment was run.
+    """The execution of an experiment.
 
     Attributes:
         command: The command, without paths of this machine.
-        data: One line a split about the data.
-        trials: Trials of each arm.
-        scale: What the task's number of rounds was multiplied by.
-        seconds: Time that training and evaluation took, all arms and trials together.
-        date: The day.
+        data: A line about the data of each split.
+        trials: Trials of each method.
+        scale: Factor of the task's number of rounds.
+        seconds: Seconds of training and evaluation, all trials together.
+        date: Day of the execution.
         cores: Processor cores that the command could use.
     """
 
@@ -72,82 +84,70 @@ class Record:
 
 
 def page(
-    experiment: Experiment,
-    comparison: Comparison,
-    record: Record,
-    differences: Sequence[str],
-    image: str,
-    remarks: Optional[str],
-) -> str:
-    """Returns the page.
+    experiment: Experiment, comparison: Comparison, record: Record, differences: Sequence[str]
+) -> Page:
+    """Returns the page, which a terminal shows in part.
 
     Args:
-        differences: What `settings_that_differ` returned.
-        image: The figure, relative to the page.
-        remarks: See `written_remarks`.
+        differences: See `settings_that_differ`.
     """
-    minutes = record.seconds / 60
     cores, trials = counted(record.cores, "processor core"), counted(record.trials, "trial")
     facts = [
-        f"- {trials}, each with its own seed; {record.date.isoformat()}; training and evaluation "
-        f"took {minutes:.0f} minutes on {cores}.",
-        *(f"- {line}" for line in record.data),
+        f"{trials}, each with its own seed; {record.date.isoformat()}; training and evaluation "
+        f"took {record.seconds / 60:.0f} minutes on {cores}.",
+        *record.data,
     ]
     if experiment.task_options:
-        options = ", ".join(f"`{name}` {value}" for name, value in experiment.task_options.items())
-        facts.append(f"- Of the task `{experiment.task}`: {options}.")
+        options = ", ".join(f"{name} {value}" for name, value in experiment.task_options.items())
+        facts.append(f"Options of the task {experiment.task}: {options}.")
     if experiment.base_predictors is not None:
-        facts.append(f"- Base predictors: {experiment.base_predictors.about}.")
+        facts.append(f"Base predictors: {experiment.base_predictors.about}.")
     if record.scale != 1:
-        facts.append(f"- Shortened: {record.scale:g} times the task's rounds.")
-    facts += [f"- {line}" for line in differences]
-    facts += [f"- {sentence(line)}" for line in notes(comparison)]
-    parts = [
-        f"# {experiment.title}",
-        f"This page has our numbers next to the paper's ({experiment.paper.source}). Below the "
-        "tables it says what agrees and what does not.",
-        f"```sh\n{record.command}\n```",
-        "\n".join(facts),
-    ]
-    for measure in experiment.measures:
-        measured = comparison.measures[measure]
-        parts.append(f"## {with_percent(measure, measured.unit)} ({measured.better} is better)")
-        parts.append(table(experiment, comparison, measure, "github"))
-    parts += [
-        f"Ours: mean (standard deviation) of {trials}. Paper: {experiment.paper.source}.",
-        f"![{experiment.curve} of the harder domain over rounds]({image})",
-        f"*{experiment.curve} of {harder_domain(experiment, comparison)} on {comparison.split} "
-        "clients: those that evaluations between rounds use, and all of them after the last "
-        "round. Mean and standard deviation over the trials.*",
-        *remarks_parts(remarks),
-    ]
-    return "\n\n".join(parts) + "\n"
+        facts.append(f"Shortened: {record.scale:g} times the task's rounds.")
+    facts += [*differences, *map(sentence, notes(comparison))]
+    tables: list[Block] = [table(experiment, comparison, m) for m in experiment.measures]
+    domain = harder_domain(experiment, comparison)
+    about = (
+        f"{experiment.curve} of {domain} on {split_name(comparison.split)} clients: those of "
+        "evaluations between rounds, and all of them after the last round. Mean and standard "
+        "deviation over the trials"
+    )
+    source = f"Ours: mean (standard deviation) of {trials}. Paper: {experiment.paper.source}."
+    return Page(
+        experiment.title,
+        f"Our numbers next to the paper's ({experiment.paper.source}).",
+        [
+            Section("Results", [*tables, Sentences([source])], in_terminal=True),
+            Section(
+                "The course of training",
+                [Figure(about, functools.partial(curve, experiment, comparison))],
+            ),
+            Section("How it was run", [Sentences([record.command], "command"), *text(facts)]),
+        ],
+    )
 
 
-def table(experiment: Experiment, comparison: Comparison, measure: str, table_format: str) -> str:
-    """Returns one measure as a table: a row per arm, for each column ours and the paper's.
-
-    Args:
-        table_format: A format of tabulate.
-    """
-    rows = []
+def table(experiment: Experiment, comparison: Comparison, name: str) -> Table:
+    """Returns a measure of each method, with our number and the paper's in each column."""
+    measure = comparison.measures[name]
     columns = _columns(experiment, comparison)
-    for name, arm in experiment.arms.items():
-        row = [arm.label]
+    rows: list[Sequence[Cell]] = []
+    for arm, description in experiment.arms.items():
+        row: list[Cell] = [description.label]
         for column in columns:
-            printed = experiment.paper.cell(measure, name, column)
-            ours = _ours(comparison.trials[name], column, comparison.measures[measure])
-            row += [ours, printed or UNDEFINED]
+            row.append(_ours(comparison.trials[arm], column, measure))
+            row.append(experiment.paper.cell(name, arm, column) or UNDEFINED)
         rows.append(row)
-    headers = [""]
+    headings = [""]
     for column in columns:
-        headers += [_heading(column), "paper"]
-    return tabulate(rows, headers=headers, tablefmt=table_format, disable_numparse=True)
+        headings += [_heading(column), "paper"]
+    caption = f"{with_percent(name, measure.unit)} ({measure.better} is better)"
+    return Table(caption, headings, rows)
 
 
 def curve(experiment: Experiment, comparison: Comparison) -> matplotlib.figure.Figure:
     """Returns the measure of the harder domain over the rounds, as figure 1 of Ro et al. 2021."""
-    result = new_figure(7, 4.5)
+    result = new_figure(WIDTH, 3.6 + LEGEND_ROW * len(experiment.arms))
     axes = result.subplots()
     domain = harder_domain(experiment, comparison)
     course = Column(tested(comparison.measures[experiment.curve], comparison.split), domain)
@@ -158,15 +158,15 @@ def curve(experiment: Experiment, comparison: Comparison) -> matplotlib.figure.F
         plot_spread(axes, rounds, by_trial, i, arm.label)
     label_course(axes, f"{experiment.curve} of {plain_text(domain)}")
     unit = comparison.measures[experiment.curve].unit
-    scale_axis(axes, unit)
+    scale_axis(axes, unit, whole=1.0)
     percent_axis(axes, unit)
     draw_grid(axes)
-    result.legend(loc="outside upper center", ncols=2, fontsize="small")
+    result.legend(loc="outside upper center", fontsize="small")
     return result
 
 
 def harder_domain(experiment: Experiment, comparison: Comparison) -> str:
-    """Returns the domain whose course is drawn: by default the worst one of FedAvg."""
+    """Returns the domain of the curves: by default FedAvg's worst one."""
     if experiment.harder_domain is not None:
         return experiment.harder_domain
     fed_avg = comparison.trials.get("fed_avg") or next(iter(comparison.trials.values()))
@@ -181,9 +181,9 @@ def settings_that_differ(
     """Returns a line for each setting in which the runs differ from the paper's.
 
     Args:
-        specs: A run of each arm.
-        paper: The run that each arm would be without the user's flags.
-        labels: What the arms are called.
+        specs: A run of each method.
+        paper: The run of each method without the user's flags.
+        labels: Labels of the methods.
     """
     changes: dict[tuple[str, str, str], list[str]] = {}
     for arm, spec in specs.items():
@@ -195,21 +195,8 @@ def settings_that_differ(
     lines = []
     for (name, value, before), arms in changes.items():
         whose = "" if len(arms) == len(specs) else f" for {', '.join(labels[a] for a in arms)}"
-        lines.append(f"`{name}` is {value}{whose}; the task's default is {before}.")
+        lines.append(f"--{name} is {value}{whose}; the task's default is {before}.")
     return lines
-
-
-def remarks_parts(remarks: Optional[str]) -> tuple[str, str]:
-    """Returns the end of a page: what somebody wrote about its numbers; see `written_remarks`."""
-    return REMARKS_HEADING, remarks or _NO_REMARKS
-
-
-def written_remarks(path: Path) -> Optional[str]:
-    """Returns what somebody wrote at the end of a page that exists; None if nobody did."""
-    if not path.exists():
-        return None
-    text = path.read_text(encoding="utf-8").partition(REMARKS_HEADING)[2].strip()
-    return text if text and text != _NO_REMARKS else None
 
 
 def _columns(experiment: Experiment, comparison: Comparison) -> list[AnyColumn]:
@@ -230,18 +217,13 @@ def _heading(column: AnyColumn) -> str:
     return SUMMARY_HEADINGS.get(column, column)
 
 
-def _ours(trials: Trials, column: AnyColumn, measure: Measure) -> str:
+def _ours(trials: Trials, column: AnyColumn, measure: Measure) -> Number:
     if isinstance(column, OverClients):
         values = trials.over_clients.get(column.statistic)
     else:
         values = trials.values.get(column)
-    if values is None:
-        return UNDEFINED
-    mean, std = mean_of(values[measure.name]), std_of(values[measure.name])
-    if math.isnan(mean):
-        return UNDEFINED
-    spread = "" if math.isnan(std) else f" ({shown(std, measure.unit):.1f})"
-    return f"{shown(mean, measure.unit):.1f}{spread}"
+    number = mean_and_spread(None if values is None else values[measure.name], measure)
+    return dataclasses.replace(number, decimals=_DECIMALS)
 
 
 def _text(value: Any) -> str:

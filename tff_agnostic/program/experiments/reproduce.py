@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Optional
 
 from tff_agnostic.base.errors import UserError, counted
-from tff_agnostic.base.files import make_folder, write_json, write_text
+from tff_agnostic.base.files import write_json
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.program.commands.command_line import (
     DataOptions,
@@ -30,7 +30,8 @@ from tff_agnostic.program.experiments.experiment import (
     store_path,
 )
 from tff_agnostic.program.options.flags import REPEATED
-from tff_agnostic.program.reports.figures import save
+from tff_agnostic.program.reports.document import to_terminal
+from tff_agnostic.program.reports.html import chosen_title, write_page
 from tff_agnostic.program.runs.spec import RunSpec, check_given_somewhere, resolve
 from tff_agnostic.program.studies.comparison import MAX_TRIALS, Comparison, trial_folder
 from tff_agnostic.program.studies.methods import overrides
@@ -65,7 +66,6 @@ class ReproduceOptions(DataOptions):
         override: A flag for one row only, as ROW:FLAG=VALUE; may be given several times.
         trials: Trials of each arm; their seeds are --seed, --seed + 1, and so on. [as in the paper]
         scale: Multiplies the task's number of rounds, the paper's where it has one; 0.1 is a tenth.
-        page: Also write the page here, and its figure into images/ beside it.
         output_dir: Folder of all runs. [runs/reproduce-EXPERIMENT-NUMBER, a new one]
         resume: Keep complete trials and go on with the others.
     """
@@ -74,7 +74,6 @@ class ReproduceOptions(DataOptions):
     override: Annotated[tuple[str, ...], REPEATED] = ()
     trials: Optional[Annotated[int, Within(least=1, most=MAX_TRIALS)]] = None
     scale: Annotated[float, Within(above=0)] = 1.0
-    page: Optional[Path] = None
     output_dir: Optional[Path] = None
     resume: bool = False
 
@@ -109,8 +108,7 @@ def _reproduce(given: GivenRun, experiment: Experiment, at: Session) -> None:
             )
     if missing := [arm for arm in specs if arm not in comparison.trials]:
         raise UserError(f"{', '.join(missing)}: expected a result of every trial, found none")
-    targets = [folder / "page.md", *([own.page] if own.page is not None else [])]
-    _report(experiment, comparison, specs, targets, store, runs.seconds(), given)
+    _report(experiment, comparison, specs, folder, store, runs.seconds(), given)
 
 
 def _predictors(
@@ -163,19 +161,16 @@ def _report(
     experiment: Experiment,
     comparison: Comparison,
     specs: Mapping[str, Sequence[RunSpec]],
-    targets: Sequence[Path],
+    folder: Path,
     store: Optional[Path],
     seconds: float,
     given: GivenRun,
 ) -> None:
-    """Prints the tables and writes compare.json beside the first of the pages, and the pages."""
-    for measure in experiment.measures:
-        print(f"\n{measure}")
-        print(pages.table(experiment, comparison, measure, "simple"))
-    write_json(targets[0].with_name("compare.json"), comparison.to_json())
+    """Prints the tables, and writes compare.json and the page."""
+    write_json(folder / "compare.json", comparison.to_json())
     record = pages.Record(
         command=given.typed,
-        data=data_lines(store, trial_folder(targets[0].parent, next(iter(specs)), 0)),
+        data=data_lines(store, trial_folder(folder, next(iter(specs)), 0)),
         trials=len(next(iter(specs.values()))),
         scale=given.own.scale,
         seconds=seconds,
@@ -190,20 +185,11 @@ def _report(
     differences = pages.settings_that_differ(
         {arm: runs[0] for arm, runs in specs.items()}, paper, labels
     )
-    for target in targets:
-        image = target.parent / "images" / f"{given.own.experiment}.png"
-        make_folder(image.parent)
-        save(pages.curve(experiment, comparison), image)
-        text = pages.page(
-            experiment,
-            comparison,
-            record,
-            differences,
-            f"images/{image.name}",
-            pages.written_remarks(target),
-        )
-        write_text(target, text)
-    print(f"\npage: {targets[-1]}")
+    page = pages.page(experiment, comparison, record, differences)
+    title = chosen_title(folder, None, page.title)
+    print(f"\n{to_terminal(page)}")
+    report = write_page(folder, dataclasses.replace(page, title=title))
+    print(f"\nreport: {report}")
 
 
 def _shortened(experiment: Experiment, settings: Mapping[str, Any], scale: float) -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""How a measure is spread: over domains, the worst on top, and over clients.
+"""Figures of a measure's distribution over domains, the worst on top, and over clients.
 
-The clients are drawn from sums over them, as a server knows them: the share of the clients up to
-each value, and their mean by number of examples (figures 4 and 5 of Laguel et al. 2021 have a
-histogram, and a dot for each client).
+Clients are drawn from sums, as a server knows them: the share of the clients up to each value, and
+their mean by number of examples (figures 4 and 5 of Laguel et al. 2021 have a histogram, and a dot
+for each client).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from tff_agnostic.metrics.evaluation_report import ClientValues
 from tff_agnostic.metrics.formatting import short_names, shown, with_percent
 from tff_agnostic.program.reports.figures import (
     ERROR_BAR,
+    LEGEND_ROW,
     STRIPE,
+    WIDTH,
     draw_grid,
     legend_above,
     look,
@@ -30,26 +32,27 @@ from tff_agnostic.program.reports.figures import (
     scale_axis,
 )
 
-# More domains than these are not drawn: those that are worst off are.
+# Maximum number of drawn domains; of more, the worst ones are drawn.
 MAX_DOMAINS = 20
-# With more bars than these, dots: bars would be lines.
+# With more bars than this, dots take their place.
 _MAX_BARS = 40
-_NAME_WIDTH = 44
-_LABEL_WIDTH = 40
+_NAME_WIDTH = 24
+_LABEL_WIDTH = 30
 _INCHES_PER_ROW = 0.27
 _INCHES_PER_BAR = 0.17
 _INCHES_PER_DOT = 0.07
 _NOT_COUNTED = " (not counted)"
+_NO_INTERVAL = " (no interval)"
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A number, and how sure it is.
+    """A number with its error bar.
 
     Attributes:
-        value: The number; NaN if there is none.
-        low: Lower end of its error bar; NaN without one.
-        high: Upper end.
+        value: The number; NaN if it is undefined.
+        low: Lower end of the error bar; NaN without one.
+        high: Upper end of the error bar.
     """
 
     value: float
@@ -59,12 +62,12 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """What one model, or one algorithm, attains.
+    """The values of one model or method.
 
     Attributes:
-        name: Its name in the legend.
-        by_domain: Its number for each domain.
-        overall: Its number for all examples together; None if it is not to be drawn.
+        name: Label in the legend.
+        by_domain: Value of each domain.
+        overall: Value for all examples together; None if it is not drawn.
     """
 
     name: str
@@ -73,7 +76,7 @@ class Series:
 
 
 def worst_first(series: Sequence[Series], higher_is_better: bool) -> list[str]:
-    """Returns the domains by what the first series attains, the worst first, unknown ones last."""
+    """Returns the domains by the first series, the worst first and undefined ones last."""
     sign = 1.0 if higher_is_better else -1.0
     first = series[0].by_domain
     return sorted(first, key=lambda name: (math.isnan(first[name].value), sign * first[name].value))
@@ -87,17 +90,18 @@ def draw_domains(
     higher_is_better: bool,
     not_counted: Collection[str] = (),
 ) -> None:
-    """Draws what series attain in each domain, a line a domain, the worst on top.
+    """Draws the values of series in each domain, the worst domain on top.
 
     Args:
-        series: What is compared; the first one decides about the order.
-        label: What the numbers are.
-        unit: Of the numbers; shares are drawn in percent, factors as dots on a logarithmic axis.
+        series: The compared series; the first one decides about the order.
+        label: Name of the measure.
+        unit: Unit of the values; shares are drawn in percent, factors as dots on a logarithmic
+            axis.
         higher_is_better: Which end is the worst.
         not_counted: Domains with too few examples to be called worst or best.
     """
     names = worst_first(series, higher_is_better)
-    left_out, names = len(names[MAX_DOMAINS:]), names[:MAX_DOMAINS]
+    num_hidden, names = len(names[MAX_DOMAINS:]), names[:MAX_DOMAINS]
     as_bars = len(series) * len(names) <= _MAX_BARS and unit is not Unit.FACTOR
     places, height = np.arange(len(names)), 0.8 / len(series)
     for i, one in enumerate(series):
@@ -114,35 +118,36 @@ def draw_domains(
                 edgecolor="white",
                 label=text,
             )
-        own: dict[str, Any] = {"color": ERROR_BAR, "capsize": 2}
+        bar: dict[str, Any] = {"color": ERROR_BAR, "capsize": 2}
         if not as_bars:
-            own = {"color": style.color, "marker": style.marker, "markersize": 5, "label": text}
-        axes.errorbar(values, at, xerr=errors, linestyle="", linewidth=1, **own)
+            bar = {"color": style.color, "marker": style.marker, "markersize": 5, "label": text}
+        axes.errorbar(values, at, xerr=errors, linestyle="", linewidth=1, **bar)
         if one.overall is not None and math.isfinite(one.overall):
             all_label = "all examples" if len(series) == 1 else None
             axes.axvline(
                 shown(one.overall, unit), color=style.color, linestyle="--", label=all_label
             )
-    stripes = [] if as_bars else places[1::2].tolist()
-    for place in stripes:
-        # So that dots between two names are seen to belong to one of them.
+    for place in [] if as_bars else places[1::2].tolist():
+        # Stripes show to which of two names a dot belongs.
         axes.axhspan(place - 0.5, place + 0.5, color=STRIPE, linewidth=0)
-    ticks = short_names(names, _NAME_WIDTH)
+    bare = {n for n in names if all(math.isnan(one.by_domain[n].low) for one in series)}
+    has_bars = len(bare) < len(names)
     ticks = [
-        plain_text(text) + (_NOT_COUNTED if name in not_counted else "")
-        for name, text in zip(names, ticks)
+        plain_text(text)
+        + (_NOT_COUNTED if name in not_counted else _NO_INTERVAL * (has_bars and name in bare))
+        for name, text in zip(names, short_names(names, _NAME_WIDTH))
     ]
     axes.set_yticks(places, ticks, fontsize="small")
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlabel(with_percent(label, unit))
-    if left_out:
-        axes.set_title(f"the worst {len(names)}; {left_out} more are not drawn", fontsize="small")
+    if num_hidden:
+        axes.set_title(f"the worst {len(names)}; {num_hidden} more are not drawn", fontsize="small")
     scale_axis(axes, unit, "x")
     draw_grid(axes, "x")
 
 
 def domains_height(num_domains: int, num_series: int) -> float:
-    """Returns the inches that `draw_domains` needs."""
+    """Returns the height in inches of `draw_domains`."""
     rows = min(num_domains, MAX_DOMAINS)
     inches = _INCHES_PER_BAR if num_series * rows <= _MAX_BARS else _INCHES_PER_DOT
     return 1.2 + rows * max(_INCHES_PER_ROW, inches * num_series)
@@ -157,21 +162,23 @@ def domain_figure(
 ) -> matplotlib.figure.Figure:
     """Returns the figure of `draw_domains`, with a legend above it."""
     height = domains_height(len(series[0].by_domain), len(series))
-    figure = new_figure(8, height + 0.25 * math.ceil(len(series) / 2))
+    figure = new_figure(WIDTH, height + LEGEND_ROW * len(series))
     axes = figure.subplots()
     draw_domains(axes, series, label, unit, higher_is_better, not_counted)
     if len(series) > 1:
-        legend_above(figure, axes)
+        legend_above(figure, axes, ncols=1)
     return figure
 
 
 def _drawn(estimates: Sequence[Estimate], unit: Unit) -> tuple[np.ndarray, np.ndarray]:
-    """Returns values [n] and the lengths of their error bars [2, n], as they are drawn."""
+    """Returns drawn values [n] and lengths of their error bars [2, n], within possible values."""
     values = _shown([e.value for e in estimates], unit)
     values[~np.isfinite(values)] = np.nan
-    low = values - _shown([e.low for e in estimates], unit)
-    high = _shown([e.high for e in estimates], unit) - values
-    # Without an error bar NaN, which is not drawn.
+    low, high = (_shown(ends, unit) for ends in zip(*((e.low, e.high) for e in estimates)))
+    if unit is Unit.SHARE:
+        low, high = np.maximum(low, 0.0), np.minimum(high, 100.0)
+    low, high = values - low, high - values
+    # NaN is not drawn.
     errors = np.array([low, high])
     errors[:, ~np.isfinite(errors).all(axis=0)] = np.nan
     return values, np.maximum(errors, 0.0)
@@ -180,20 +187,20 @@ def _drawn(estimates: Sequence[Estimate], unit: Unit) -> tuple[np.ndarray, np.nd
 def client_figure(
     name: str, unit: Unit, rows: Mapping[str, Sequence[ClientValues]], split: str
 ) -> matplotlib.figure.Figure:
-    """Returns the clients' distribution function on the left, and their means by size on the right.
+    """Returns the clients' distribution function, and below it their means by size.
 
     Values that are not finite count among the clients without being drawn.
 
     Args:
-        name: The measure.
-        unit: Of its values.
-        rows: The trials of each row by its label, joined on the left. On the right is the mean
-            over those trials that have clients of the size and, where there are several, their
-            standard deviation. A single row has no legend.
-        split: Whose clients they are.
+        name: Name of the measure.
+        unit: Unit of the measure.
+        rows: The trials of each method by its label. The distribution is of all trials; means by
+            size are over the trials that have clients of the size, with their standard deviation. A
+            single method has no legend.
+        split: Split of the clients.
     """
-    figure = new_figure(10, 3.8)
-    below, by_size = figure.subplots(1, 2)
+    figure = new_figure(WIDTH, 6.4 + LEGEND_ROW * len(rows))
+    below, by_size = figure.subplots(2, 1)
     labels = map(plain_text, short_names(list(rows), _LABEL_WIDTH))
     for i, (label, trials) in enumerate(zip(labels, rows.values())):
         _draw_shares(below, trials, unit, i, label)
@@ -208,7 +215,7 @@ def client_figure(
     for axes in (below, by_size):
         draw_grid(axes)
     if len(rows) > 1:
-        legend_above(figure, by_size)
+        legend_above(figure, by_size, ncols=1)
     return figure
 
 
@@ -220,10 +227,10 @@ def _draw_shares(
     order = np.argsort(values)  # NaN last.
     values, clients = _shown(values[order], unit), clients[order]
     share = 100 * np.cumsum(clients) / max(1.0, clients.sum())
-    known, own = np.isfinite(values), look(index)
+    known, style_of_series = np.isfinite(values), look(index)
     if known.any():
         x, y = values[known], share[known]
-        style = {"color": own.color, "linestyle": own.line, "label": label}
+        style = {"color": style_of_series.color, "linestyle": style_of_series.line, "label": label}
         axes.step([x[0], *x], [0.0, *y], where="post", **style)
 
 
@@ -239,7 +246,7 @@ def _draw_by_size(
     # In the middle of a bin, on an axis of powers of two.
     x = np.array([size for size, _ in ordered]) * 2**0.5
     plot_series(axes, x, means, index, label=label)
-    with np.errstate(invalid="ignore"):  # The spread of what is infinite.
+    with np.errstate(invalid="ignore"):  # Values may be infinite.
         spreads = np.array([np.std(v, ddof=1) if len(v) > 1 else 0.0 for _, v in ordered])
     drawn = np.isfinite(means) & (spreads > 0)
     axes.errorbar(x[drawn], means[drawn], spreads[drawn], color=look(index).color, linestyle="")

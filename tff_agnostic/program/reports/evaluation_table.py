@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tabulate import tabulate
 
-from tff_agnostic.metrics.class_counts import ACCURACY, constant_line, not_above_constant
+from tff_agnostic.metrics.class_counts import ACCURACY, no_better_than_majority
 from tff_agnostic.metrics.evaluation_report import (
     PERCENTILES,
     SUPERQUANTILE,
@@ -15,8 +15,9 @@ from tff_agnostic.metrics.evaluation_report import (
     percentile_name,
 )
 from tff_agnostic.metrics.formatting import UNDEFINED, cell, with_percent
+from tff_agnostic.program.reports.claims import majority_sentence, split_name
 
-# Characters of a line; a table that is wider becomes one for each measure.
+# Characters of a line; a wider table becomes one for each measure.
 _MAX_WIDTH = 120
 _NO_WEIGHTS: Mapping[str, float] = {}
 
@@ -28,51 +29,50 @@ def evaluation_table(
 ) -> str:
     """Returns a table with a row per domain, their difference, and all examples together.
 
-    Where that would be too wide, it is a table for each measure. Lines below say what percentiles
-    and superquantiles are, which domains are not counted, and what was clipped, if anything was.
+    A table that would be too wide becomes one for each measure. Lines below explain percentiles and
+    CVaR, and name domains that are not counted and clipped values.
 
     Args:
-        domain_weights: The weight of each domain, to stand beside it; none if empty.
-        weights_name: What the weights are called.
+        domain_weights: Weight of each domain; empty for no column of weights.
+        weights_name: Heading of the weights.
     """
 
-    def of(measures: Sequence[str]) -> str:
+    def table(measures: Sequence[str]) -> str:
         columns = [_domains(report, measures[0]), _examples(report)]
         columns += [column for name in measures for column in _measured(report, name)]
         if domain_weights:
             weights = [domain_weights.get(name) for name in report.domains]
-            columns.append(
-                [weights_name, *(UNDEFINED if w is None else f"{w:.3f}" for w in weights), "", ""]
-            )
+            shown = [UNDEFINED if w is None else f"{w:.3f}" for w in weights]
+            columns.append([weights_name, *shown, "", ""])
         headers, *rows = map(list, zip(*columns))
         if len(report.domains) < 2:
-            # There is no difference of one.
+            # A single domain has no difference.
             del rows[-2]
-        table: str = tabulate(rows, headers=headers, disable_numparse=True, stralign="right")
-        return table
+        text: str = tabulate(rows, headers=headers, disable_numparse=True, stralign="right")
+        return text
 
-    whole = of(list(report.measures))
+    whole = table(list(report.measures))
     if max(map(len, whole.splitlines())) > _MAX_WIDTH:
-        whole = "\n\n".join(of([name]) for name in report.measures)
+        whole = "\n\n".join(table([name]) for name in report.measures)
     return "\n".join([whole, *_notes(report)])
 
 
-def not_counted_line(names: Iterable[str], least: int, what: str) -> str:
-    """Returns the line that says which domains are not counted, and why.
+def not_counted_line(names: Iterable[str], least: int, examples: str) -> str:
+    """Returns the line that names the domains that are not counted.
 
     Args:
         names: The domains.
         least: --worst_min_examples.
-        what: What a domain needs so many of, such as "test examples".
+        examples: Name of the counted examples, such as "test examples".
     """
     return (
         f"not counted in worst and difference, having less than --worst_min_examples={least} "
-        f"{what}: {', '.join(names)}"
+        f"{examples}: {', '.join(names)}"
     )
 
 
 def clipped_lines(report: EvaluationReport) -> list[str]:
-    """Returns the line that says what secure sums clipped, if they clipped anything."""
+    """Returns the line about values that secure sums clipped, if there are any."""
     clipped = [f"{count} of {field}" for field, count in report.clipped.items() if count]
     if not clipped:
         return []
@@ -86,8 +86,9 @@ def _domains(report: EvaluationReport, measure: str) -> list[str]:
 
 
 def _examples(report: EvaluationReport) -> list[str]:
-    counts = [str(of_domain.num_examples) for of_domain in report.domains.values()]
-    return [f"{report.split} examples", *counts, "", str(report.overall.num_examples)]
+    counts = [str(domain.num_examples) for domain in report.domains.values()]
+    heading = f"{split_name(report.split)} examples"
+    return [heading, *counts, "", str(report.overall.num_examples)]
 
 
 def _over_clients(report: EvaluationReport) -> str:
@@ -97,7 +98,7 @@ def _over_clients(report: EvaluationReport) -> str:
 
 
 def _measured(report: EvaluationReport, name: str) -> tuple[list[str], list[str], list[str]]:
-    unit = report.measures[name].unit
+    unit, sets = report.measures[name].unit, [*report.domains.values(), report.overall]
 
     def over_clients(one: SetReport) -> str:
         m = one.measures[name]
@@ -106,35 +107,32 @@ def _measured(report: EvaluationReport, name: str) -> tuple[list[str], list[str]
         percentiles = ", ".join(cell(q, unit, 3) for q in m.percentiles.values())
         return f"{cell(m.mean, unit, 3)} ({percentiles})"
 
-    def tail(one: SetReport) -> str:
-        return cell(one.measures[name].superquantile, unit, 3)
-
-    values = [cell(one.measures[name].value, unit, 4) for one in report.domains.values()]
+    *values, overall = (cell(one.measures[name].value, unit, 4) for one in sets)
+    *means, mean = map(over_clients, sets)
+    *tails, tail = (cell(one.measures[name].superquantile, unit, 3) for one in sets)
     difference = cell(report.difference(name), unit, 4)
-    overall = cell(report.overall.measures[name].value, unit, 4)
-    domains = report.domains.values()
     return (
         [with_percent(name, unit), *values, difference, overall],
-        [_over_clients(report), *map(over_clients, domains), "", over_clients(report.overall)],
-        [SUPERQUANTILE, *map(tail, domains), "", tail(report.overall)],
+        [_over_clients(report), *means, "", mean],
+        [SUPERQUANTILE, *tails, "", tail],
     )
 
 
 def _notes(report: EvaluationReport) -> list[str]:
     notes = [
         f"{_over_clients(report)}: of the clients' values; percentiles are {PERCENTILES}",
-        f"{SUPERQUANTILE}: mean of the worst tenth of the clients' values",
+        f"{SUPERQUANTILE}: CVaR, the mean of the worst tenth of the clients' values",
     ]
     if report.not_counted:
-        what = f"{report.split} examples"
-        notes.append(not_counted_line(report.not_counted, report.worst_min_examples, what))
+        examples = f"{split_name(report.split)} examples"
+        notes.append(not_counted_line(report.not_counted, report.worst_min_examples, examples))
     worst = report.worst_mixture()
     if worst is not None:
-        of_domains = ", ".join(f"{name} {weight:.3f}" for name, weight in worst.lambda_.items())
-        notes.append(f"worst mixture of Lambda: loss {worst.loss:.4g} at {of_domains}")
+        weights = ", ".join(f"{name} {weight:.3f}" for name, weight in worst.lambda_.items())
+        notes.append(f"worst mixture of Lambda: loss {worst.loss:.4g} at {weights}")
     if ACCURACY in report.measures:
         accuracies = {name: of.measures[ACCURACY].value for name, of in report.domains.items()}
-        found = not_above_constant(report.classes.counts, accuracies)
-        if found:
-            notes.append(constant_line(found, len(report.domains)))
+        worse = no_better_than_majority(report.classes.counts, accuracies)
+        if worse:
+            notes.append(majority_sentence(worse, len(report.domains)))
     return [*notes, *clipped_lines(report)]

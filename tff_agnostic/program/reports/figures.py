@@ -1,8 +1,9 @@
-"""How all figures look, and curves over rounds: one palette, one grid, and what tells bars apart.
+"""The common style of figures, and curves over rounds.
 
-The colours are those of Okabe and Ito, "Color Universal Design" (2008), which people who confuse
-red and green tell apart, without the yellow, which is too light for lines on white. Where they are
-used up, lines, markers and hatches differ as well: in a print without colours, too.
+Figures are as wide as a phone's screen, with panels below each other. The colours are those of
+Okabe and Ito, "Color Universal Design" (2008), which people who confuse red and green can
+distinguish, without the yellow, which is too light for lines on white. Lines, markers and hatches
+differ as well, for prints without colours.
 """
 
 from __future__ import annotations
@@ -23,36 +24,40 @@ from tff_agnostic.metrics.formatting import short_names
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Of what is there for comparison only.
+# Greys of data for comparison, of error bars on bars of every colour, and of background stripes.
 MUTED = "0.72"
 REFERENCE = "0.35"
-# Has to be seen on bars of every colour.
 ERROR_BAR = "0.1"
 STRIPE = "0.95"
+# Inches of all figures: text of 10 points stays readable on a screen of 390 pixels.
+WIDTH = 5.4
+LEGEND_ROW = 0.2
 _MARKERS = "osD^vPX*<>p"
 _LINES = ("-", "--", "-.", ":")
 _HATCHES = ("", "//", "xx", "..", "\\\\", "++", "oo")
 _GRID = 0.3
-# With more curves than these, the ones that matter most are told apart and the others are grey.
-MAX_TOLD_APART = 10
+# With more curves than this, those that matter most have colours and the others are grey.
+_MAX_COLORED = 10
 _HIGHLIGHTED = len(COLORS)
-_LEGEND_WIDTH = 32
-# Markers on a curve, so that few rounds and many look alike.
+_LEGEND_WIDTH = 40
+# Legends of shorter names have two columns.
+_NARROW = 20
+# Markers on a curve, for few rounds and many.
 _NUM_MARKERS = 8
-# Of bands, of which many may lie over each other.
+# Opacity of bands, many of which may overlap.
 _BAND = 0.12
 _DPI = 120
 
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What one of several series looks like.
+    """The style of one of several series.
 
     Attributes:
-        color: A colour of matplotlib.
-        line: A line style.
-        marker: A marker.
-        hatch: What fills its bars, "" for nothing.
+        color: Colour of matplotlib.
+        line: Line style.
+        marker: Marker of points.
+        hatch: Hatch of bars, "" for none.
     """
 
     color: str
@@ -73,27 +78,22 @@ def look(index: int) -> Look:
 
 
 def new_figure(width: float, height: float) -> matplotlib.figure.Figure:
-    """Returns an empty figure whose parts keep out of each other's way.
-
-    Args:
-        width: Inches.
-        height: Inches.
-    """
+    """Returns an empty figure of a size in inches, whose parts do not overlap."""
     return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
 def legend_above(
     figure: matplotlib.figure.Figure, *axes: matplotlib.axes.Axes, ncols: int = 2
 ) -> None:
-    """Puts what axes have for a legend above the figure."""
-    legends = [one.get_legend_handles_labels() for one in axes]
-    handles, texts = ([item for one in of for item in one] for of in zip(*legends))
+    """Puts the legend entries of axes above the figure."""
+    legends = [panel.get_legend_handles_labels() for panel in axes]
+    handles, texts = ([item for entries in kind for item in entries] for kind in zip(*legends))
     figure.legend(handles, texts, loc="outside upper center", ncols=ncols, fontsize="small")
 
 
 @contextlib.contextmanager
 def house_style() -> Iterator[None]:
-    """Gives the palette and the grid to figures that are drawn by who knows nothing of them."""
+    """Applies the palette and the grid to figures of other code."""
     from matplotlib.rcsetup import cycler
 
     with matplotlib.rc_context(
@@ -114,34 +114,39 @@ def draw_grid(axes: matplotlib.axes.Axes, axis: Literal["both", "x", "y"] = "bot
 
 
 def plain_text(name: str) -> str:
-    """Returns a name such that a figure shows it as it is: "$" starts no formula there."""
+    """Returns a name as a figure shows it unchanged: "$" starts no formula."""
     escaped = name.replace("$", r"\$")
-    # A label that starts with an underscore is left out of legends.
+    # matplotlib omits labels with a leading underscore from legends.
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 
 def percent_axis(axes: matplotlib.axes.Axes, unit: Unit) -> None:
-    """Writes shares at the vertical axis in percent; what is drawn stays a share."""
+    """Labels shares on the vertical axis in percent; the drawn values stay shares."""
     if unit is Unit.SHARE:
         axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
 
 
-def scale_axis(axes: matplotlib.axes.Axes, unit: Unit, names: str = "y") -> None:
-    """Makes axes logarithmic for what falls by powers of ten.
+def scale_axis(
+    axes: matplotlib.axes.Axes, unit: Unit, names: str = "y", whole: float = 100.0
+) -> None:
+    """Gives axes the range or the scale of a measure, after everything is drawn.
 
-    To be called when everything is drawn: an axis without a positive value stays as it is.
+    Axes of shares stay within 0 and `whole`. Axes of factors become logarithmic, unless they have
+    no positive value.
 
     Args:
-        unit: Of what is drawn.
+        unit: Unit of the drawn values.
         names: "x", "y" or "xy".
+        whole: The drawn value of a share of 1.
     """
-    if unit is not Unit.FACTOR:
-        return
-    for name in names:
+    for name in names if unit is Unit.SHARE else "":
+        low, high = getattr(axes, f"get_{name}lim")()
+        axes.set(**{f"{name}lim": (max(low, 0.0), min(high, whole))})
+    for name in names if unit is Unit.FACTOR else "":
         if not 0 < getattr(axes.dataLim, f"minpos{name}") < float("inf"):
             continue
         axes.set(**{f"{name}scale": "log"})
-        # "57.5": between two powers of ten matplotlib itself has 5.75 times one of them.
+        # matplotlib's own labels between two powers of ten are multiples such as 5.75e1.
         axis = axes.xaxis if name == "x" else axes.yaxis
         axis.set_major_formatter(matplotlib.ticker.LogFormatter())
         axis.set_minor_formatter(matplotlib.ticker.LogFormatter())
@@ -162,32 +167,35 @@ def figure_of(
     Args:
         values: The columns of metrics.csv.
     """
-    figure = new_figure(8, 4.5)
-    axes = figure.subplots()
-    shown = _told_apart(quantity, columns, values)
+    shown = _highlighted(quantity, columns, values)
     others = [column for column in columns if column not in shown]
+    labels = short_names([column.domain or "" for column in shown], _LEGEND_WIDTH)
+    num_columns = 2 if max(map(len, labels)) <= _NARROW else 1
+    rows = -(-(len(shown) + 2) // num_columns) if quantity.per_domain else 0
+    figure = new_figure(WIDTH, 3.8 + LEGEND_ROW * rows)
+    axes = figure.subplots()
     for i, column in enumerate(others):
         label = f"{len(others)} others" if i == 0 else None
         style = {"color": MUTED, "linewidth": 0.8, "label": label}
         plot_known(axes, values[ROUND], values[column.name], **style)
-    labels = short_names([column.domain or "" for column in shown], _LEGEND_WIDTH)
     for i, (column, label) in enumerate(zip(shown, labels)):
         text = None if column.domain is None else plain_text(label)
         plot_series(axes, values[ROUND], values[column.name], i, label=text)
     label_course(axes, quantity.label)
-    scale_axis(axes, quantity.unit)
+    scale_axis(axes, quantity.unit, whole=1.0)
     percent_axis(axes, quantity.unit)
     draw_grid(axes)
     if quantity.per_domain:
         handles, texts = axes.get_legend_handles_labels()
-        # What is grey was drawn first, to lie below, and is named last.
+        # Grey curves are drawn first, to lie below, and listed last.
         order = [*range(1, len(texts)), 0] if others else range(len(texts))
-        title = "domain" if not others else f"domain ({_what_is_shown(quantity)})"
+        which = "the largest" if quantity.higher_is_better is None else "the worst"
         figure.legend(
             [handles[k] for k in order],
             [texts[k] for k in order],
-            loc="outside right upper",
-            title=title,
+            loc="outside lower center",
+            title=f"domain ({which} in the end)" if others else "domain",
+            ncols=num_columns,
             fontsize="small",
         )
     return figure
@@ -196,27 +204,30 @@ def figure_of(
 def drawn_columns(quantity: ReportField, columns: Sequence[Column]) -> list[Column]:
     """Returns the columns of a quantity that become its curves.
 
-    Beside the domains' curves, that of all examples together would be one more to tell apart.
+    Of a quantity per domain, the curve of all examples together is none of them.
     """
-    of_it = [column for column in columns if column.quantity == quantity]
-    return [column for column in of_it if (column.domain is not None) == quantity.per_domain]
+    return [
+        column
+        for column in columns
+        if column.quantity == quantity and (column.domain is not None) == quantity.per_domain
+    ]
 
 
 def plot_series(
     axes: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, index: int, **style: Any
 ) -> None:
-    """Plots the curve of the series at a position, in its own look; see `plot_known`."""
-    own = look(index)
+    """Plots the curve of the series at a position in its style; see `plot_known`."""
+    style_of_series = look(index)
     known = int(np.isfinite(y).sum())
     plot_known(
         axes,
         x,
         y,
-        color=own.color,
-        linestyle=own.line,
-        marker=own.marker,
+        color=style_of_series.color,
+        linestyle=style_of_series.line,
+        marker=style_of_series.marker,
         markersize=4,
-        # Those of different curves do not all lie at the same rounds.
+        # Markers of different curves do not all lie at the same rounds.
         markevery=(index % max(1, known // _NUM_MARKERS), max(1, known // _NUM_MARKERS)),
         **style,
     )
@@ -225,14 +236,14 @@ def plot_series(
 def plot_spread(
     axes: matplotlib.axes.Axes, x: np.ndarray, by_trial: np.ndarray, index: int, label: str
 ) -> None:
-    """Plots the mean of a course over trials, and a band of one standard deviation around it.
+    """Plots the mean of curves over trials, and a band of one standard deviation around it.
 
     Args:
         x: Rounds, [rounds].
-        by_trial: The course of each trial, [trials, rounds]; NaN where it has no value.
+        by_trial: The curve of each trial, [trials, rounds]; NaN for missing values.
         index: Position of the series.
     """
-    with np.errstate(invalid="ignore"):  # The spread of what is infinite, as perplexity may be.
+    with np.errstate(invalid="ignore"):  # Perplexities may be infinite.
         mean, std = by_trial.mean(axis=0), by_trial.std(axis=0, ddof=len(by_trial) > 1)
     plot_series(axes, x, mean, index, label=plain_text(label))
     known = np.isfinite(mean)
@@ -242,7 +253,7 @@ def plot_spread(
 
 
 def label_course(axes: matplotlib.axes.Axes, label: str) -> None:
-    """Labels the axes of curves over the rounds, of which there are whole ones only."""
+    """Labels the axes of curves over the rounds, which are integers."""
     axes.set(xlabel="round", ylabel=label)
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
 
@@ -259,18 +270,13 @@ def last_known(values: np.ndarray) -> float:
     return float(known[-1]) if len(known) else float("nan")
 
 
-def _told_apart(quantity: ReportField, columns: Sequence[Column], values: Values) -> list[Column]:
-    if len(columns) <= MAX_TOLD_APART:
+def _highlighted(quantity: ReportField, columns: Sequence[Column], values: Values) -> list[Column]:
+    """Returns the columns with a colour: the worst ones in the end."""
+    if len(columns) <= _MAX_COLORED:
         return list(columns)
     sign = -1.0 if quantity.higher_is_better else 1.0
     ends = {column: sign * last_known(values[column.name]) for column in columns}
-    # Last the ones without a value.
-    ordered = sorted(columns, key=lambda c: (np.isnan(ends[c]), -ends[c]))
-    return ordered[:_HIGHLIGHTED]
-
-
-def _what_is_shown(quantity: ReportField) -> str:
-    return "the largest in the end" if quantity.higher_is_better is None else "the worst in the end"
+    return sorted(columns, key=lambda c: (np.isnan(ends[c]), -ends[c]))[:_HIGHLIGHTED]
 
 
 def save(figure: matplotlib.figure.Figure, path: Path) -> None:

@@ -1,7 +1,8 @@
-"""report.html of a run, after model cards."""
+"""report.html of a run, after model cards (Mitchell et al. 2019)."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
@@ -10,57 +11,79 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional
 
+import numpy as np
+
 from tff_agnostic.base.errors import UserError, counted
-from tff_agnostic.base.files import write_text
-from tff_agnostic.base.report_fields import Unit
-from tff_agnostic.metrics.formatting import UNDEFINED, cell, with_percent
-from tff_agnostic.program.reports.class_section import classes_section
-from tff_agnostic.program.reports.page import (
-    Blanks,
+from tff_agnostic.base.later import matplotlib
+from tff_agnostic.base.report_fields import ReportField, Role, Unit
+from tff_agnostic.metrics.class_counts import (
+    ACCURACY,
+    BY_CLASS,
+    CONFUSION,
+    GET,
+    HAVE,
+    RIGHT,
+)
+from tff_agnostic.metrics.constant_answers import CONSTANTS, OVERALL
+from tff_agnostic.metrics.evaluation_report import client_values_from_json
+from tff_agnostic.metrics.formatting import capitalized, with_percent
+from tff_agnostic.metrics.metrics_file import ROUND, Column
+from tff_agnostic.models.model import Measure
+from tff_agnostic.program.reports.claims import split_name
+from tff_agnostic.program.reports.distributions import (
+    Estimate,
+    Series,
+    client_figure,
+    domain_figure,
+    worst_first,
+)
+from tff_agnostic.program.reports.document import (
     Block,
-    Bullets,
-    Command,
-    Facts,
-    Line,
-    Name,
+    Cell,
+    Figure,
     Number,
     Page,
-    Paragraph,
-    Part,
     Section,
+    Sentences,
     Table,
-    in_line,
-    rendered,
-    title_of,
+    names,
+    text,
+    warnings,
 )
+from tff_agnostic.program.reports.figures import Values, figure_of
+from tff_agnostic.program.reports.html import chosen_title, write_page
 from tff_agnostic.program.reports.run_record import (
     RunRecord,
-    caveats_section,
     metrics_first,
+    number,
     read_run,
-)
-from tff_agnostic.program.reports.run_sections import (
-    course_section,
-    domains_section,
-    models_section,
-    scientific,
-    summary_section,
-    tail_section,
-    weights_section,
+    weight_quantity,
 )
 from tff_agnostic.program.reports.run_verdict import run_verdict
+from tff_agnostic.program.reports.run_warnings import caveats, harm
 
 _BASELINE = "fed_avg"
 _MAX_CLASSES = 20
-# What config.json has beside the settings.
+# Keys of config.json that are not settings.
 NOT_FLAGS = ("format", "execution")
 _PLAIN = "plain"
 _NO_PRIVACY = "none"
 # The folders of a path in an argument, which may hold several: "--arms=mine=/home/me/a.py:q=1;...".
 _FOLDERS = re.compile(r"(?<![^=,;:])/(?:[^/,;:=]+/)*(?=[^/,;:=])")
-# Noise that clients add, and not the server.
+# Noise of clients instead of the server's.
 _DISTRIBUTED = "distributed"
-REPORT = "report.html"
+TAIL = "CVaR (worst 10% of clients)"
+_NUM_CLIENTS = "num_clients"
+_STATISTICS = {"superquantile": TAIL}
+# Models in columns; of more models the names become the rows.
+_MAX_COLUMNS = 5
+# Points of a curve, and of all curves of a figure, which keep pages small.
+_MAX_POINTS, _MIN_POINTS = 300, 20
+_POINTS_OF_FIGURE = 3000
+# Domains in the table of weights.
+_MAX_WEIGHTS = 10
+# Of many classes, those with most wrong answers in a domain.
+_CLASSES_OF_DOMAIN = 5
 
 
 def run_page(
@@ -69,174 +92,122 @@ def run_page(
     """Returns the page.
 
     Args:
-        command: What trains it again; None if that is not known.
-        title: Its heading; what was trained if None.
+        command: Command that trains the run again; None if it is unknown.
+        title: Heading; by default the algorithm and the task.
     """
     return Page(
-        title or usual_title(run),
+        title or default_title(run),
+        "A report of one run, laid out after model cards (Mitchell et al. 2019); seed "
+        f"{run.get('seed')}, {run.get('rounds')} rounds.",
         [
-            "A report of one run, laid out after model cards (Mitchell et al. 2019). Its numbers "
-            "are those of result.json; seed ",
-            run.source.number("seed"),
-            ", ",
-            run.source.number("rounds"),
-            " rounds.",
-        ],
-        [
-            verdict_section(run),
-            summary_section(run),
-            caveats_section(run),
-            model_section(run),
-            data_section(run, run.is_private),
-            measures_section(run),
-            domains_section(run),
-            classes_section(run),
-            tail_section(run),
-            models_section(run),
-            _price_section(run),
-            course_section(run),
-            weights_section(run),
-            server_section(run),
-            reproduction_section(run, command),
+            Section("The verdict", text(run_verdict(run))),
+            Section("In short", _summary(run)),
+            Section("What to know first", warnings(caveats(run))),
+            Section("The model", [_model(run)]),
+            Section("The data", data_blocks(run, run.is_private), is_folded=True),
+            Section("What was measured", [measure_facts(run), _intervals(run)], is_folded=True),
+            Section("Results by domain", _domains(run)),
+            Section("Confusion matrix", _classes(run), is_folded=True),
+            Section("The tail of the clients", _tail(run), is_folded=True),
+            Section("The models of the family", _family(run)),
+            Section("The price", text([_price(run)])),
+            Section("The course of training", _course(run), is_folded=True),
+            Section("Weights of the domains", _weights(run), is_folded=True),
+            Section("What the server saw", server_blocks(run), is_folded=True),
+            Section("How to make it again", _reproduction(run, command), is_folded=True),
             use_section(run.domains),
         ],
     )
 
 
-def usual_title(run: RunRecord) -> str:
-    """Returns what the page of a run is called where nobody says."""
+def default_title(run: RunRecord) -> str:
+    """Returns the title of a run's page without a given one."""
     return f"{run.label} on {run.result['task']}"
 
 
-def verdict_section(run: RunRecord) -> Section:
-    """Returns where the run is better than a constant answer; nothing where that is not known."""
-    lines = run_verdict(run)
-    return Section("verdict", "The verdict", [Bullets(lines)] if lines else [])
-
-
-def _price_section(run: RunRecord) -> Section:
-    if run.result["algorithm"] == _BASELINE:
-        text = "This is FedAvg itself: it asks no domain to pay for another one."
-    else:
-        text = (
-            "One run has nothing to be compared with: what the majority paid for the worst domain "
-            "is seen beside FedAvg, with several seeds. ./run compare trains both and says it."
-        )
-    return Section("price", "The price", [Paragraph(text)])
-
-
-def model_section(run: RunRecord) -> Section:
-    """Returns what the model is, and what trained it ("Model Details")."""
-    about = run.about
-    rows: list[tuple[str, Line]] = [
-        ("Task", _task(run)),
-        ("Algorithm", _algorithm(run)),
-        ("Rounds", run.source.number("rounds")),
-        ("Clients in a round", str(run.config.get("clients_per_round", UNDEFINED))),
-        ("Seed", run.source.number("seed")),
-        ("Parameters", about.number("model", "parameters")),
-        ("Inputs of an example", _inputs(about.get("model", "inputs"))),
-    ]
-    return Section("model", "The model", [Facts(rows)])
-
-
-def use_section(domains: Sequence[str]) -> Section:
-    """Returns what a person has to say: what the model is for ("Intended Use")."""
-    return Section(
-        "use",
-        "Intended use and sign-off",
-        [
-            Paragraph(
-                "What was measured says something of clients like those that were evaluated, in "
-                f"{_domains(len(domains))}, and nothing of others. What the model is meant for, "
-                "and whether it is good enough for that, no run can know:"
-            ),
-            Blanks(["Meant for", "Not to be used for", "Approved / rejected", "Name", "Date"]),
-        ],
-    )
-
-
-def data_section(run: RunRecord, is_private: bool) -> Section:
-    """Returns clients and examples of each domain ("Training Data", "Evaluation Data").
+def write_run_report(
+    folder: Path, command: Optional[Sequence[str]] = None, title: Optional[str] = None
+) -> Path:
+    """Writes the report of the complete run in a folder, and returns its path.
 
     Args:
-        run: A run on the data.
-        is_private: Whether anything on the page was trained on them with differential privacy.
+        command: Command that trains the run again; None if it is unknown.
     """
-    blocks: list[Block] = []
-    headings = ["domain"]
-    splits = {"train": "training", "evaluated": run.split}
-    for what in splits.values():
-        headings += [f"{what} clients", f"{what} examples", "share"]
-    rows = [
-        [Name(name), *(part for split in splits for part in _of_domain(run, split, name))]
-        for name in run.domains
+    run = read_run(folder)
+    heading = chosen_title(folder, title, default_title(run))
+    return write_page(folder, run_page(run, command, heading))
+
+
+@contextmanager
+def with_results_kept(folder: Path) -> Iterator[None]:
+    """Adds to the error of a report that the results are complete."""
+    try:
+        yield
+    except UserError as e:
+        raise UserError(
+            f"{e}; the results in {folder} are complete, and ./run report --run={folder} makes the "
+            "report once that is mended"
+        ) from e
+
+
+# --- Sections of a run alone
+
+
+def _summary(run: RunRecord) -> list[Block]:
+    """Returns the numbers that a reader looks for first."""
+    rows: list[Sequence[Cell]] = []
+    for measure in metrics_first(run.measures):
+        name, unit = measure.name, measure.unit
+        worst = run.get("worst", name, "domain")
+        rows.append(
+            [
+                with_percent(name, unit),
+                _worst_value(run, measure),
+                worst or "-",
+                run.number("overall", name, unit=unit),
+                run.number("difference", name, unit=unit),
+                run.number("overall", "over_clients", name, "superquantile", unit=unit),
+            ]
+        )
+    headings = ["", "worst domain", "its name", "all examples", "best - worst", TAIL]
+    blocks = [*warnings(harm(run)), Table(f"On the {_split(run)} clients", headings, rows)]
+    private = run.get("privacy")
+    if private:
+        epsilon = private.get("epsilon")
+        shown = "infinite" if epsilon is None else f"{epsilon:.4g}"
+        blocks += text(
+            [
+                f"Training is ({shown}, {private['delta']:.3g})-differentially private for each "
+                f"{private['unit']}."
+            ]
+        )
+    return blocks
+
+
+def _split(run: RunRecord) -> str:
+    return split_name(run.split)
+
+
+def _worst_value(run: RunRecord, measure: Measure) -> Number:
+    domain = run.get("worst", measure.name, "domain")
+    if domain is None:
+        return run.number("worst", measure.name, "value", unit=measure.unit)
+    return run.measured(measure, "domains", domain)
+
+
+def _model(run: RunRecord) -> Table:
+    """Returns the model and its training ("Model Details")."""
+    summary, paper = run.about("task", "summary"), run.about("algorithm", "paper")
+    rows: list[Sequence[Cell]] = [
+        ("Task", f"{run.result['task']}: {summary}" if summary else str(run.result["task"])),
+        ("Algorithm", f"{run.label} ({paper})" if paper else run.label),
+        ("Rounds", run.number("rounds")),
+        ("Clients in a round", str(run.config.get("clients_per_round", "-"))),
+        ("Seed", run.number("seed")),
+        ("Parameters", number(run.about("model", "parameters"))),
+        ("Inputs of an example", _inputs(run.about("model", "inputs"))),
     ]
-    rows.append(["in all", *(part for split in splits for part in _in_all(run, split))])
-    notes = [
-        f"Examples of the {what} clients were not counted: {_reason(run, split)}."
-        for split, what in splits.items()
-        if run.about.get("data", split, "domains") is None
-    ]
-    notes.append("A client may have examples of several domains.")
-    if is_private and any(run.about.get("data", split, "domains") for split in splits):
-        notes.append("These counts are exact: no epsilon covers them.")
-    blocks.append(Table("Clients and examples of each domain", headings, rows, notes))
-    return Section("data", "The data", blocks)
-
-
-def _reason(run: RunRecord, split: str) -> str:
-    """Returns why a run did not count the examples of a split's clients."""
-    guarantee = run.source.get("privacy", "evaluation") if split == "evaluated" else run.is_private
-    return "the run is private" if guarantee else "all of them would have to be read"
-
-
-def measures_section(run: RunRecord) -> Section:
-    """Returns what was measured, and how sure it is ("Metrics")."""
-    text = (
-        f"Numbers in brackets are {run.result['interval_level']:.0%} confidence intervals. That of "
-        "a share of examples is Wilson's, as if examples were independent; those of one client "
-        "mostly are alike, and then it is too narrow: the interval of the mean over clients, which "
-        "is Student's, knows how clients differ. That of a percentile lies between two clients' "
-        "values; that of a superquantile is Student's of its influence function, where ten clients "
-        "or more are in the tail. Clients are taken for a random sample. A loss or a perplexity "
-        "over examples has no interval: its spread would take squares of what clients send, which "
-        "evaluations do not sum; its mean over clients has one. None covers what another seed "
-        "would have trained: several trials do (./run compare). The worst of several uncertain "
-        "numbers looks worse than it is."
-    )
-    return Section("measures", "What was measured", [measure_facts(run), Paragraph(text)])
-
-
-def measure_facts(run: RunRecord) -> Facts:
-    """Returns what each measure is."""
-    rows: list[tuple[str, Line]] = [
-        (measure.name, with_percent(f"{measure.better} is better", measure.unit, "in percent"))
-        for measure in metrics_first(run.measures)
-    ]
-    share = run.result["superquantile_share"]
-    text = f"the mean of the worst {share:.0%} of the clients, each counted once"
-    rows.append(("superquantile", text))
-    classes = run.about.get("model", "classes")
-    if classes:
-        rows.append(("Classes", _named(classes)))
-    return Facts(rows)
-
-
-def _named(classes: Sequence[Any]) -> list[Part]:
-    more = len(classes) - _MAX_CLASSES
-    names = in_line([str(name) for name in classes[:_MAX_CLASSES]])
-    return [f"{len(classes)}: ", *names, *([f" and {more} more"] if more > 0 else [])]
-
-
-def _task(run: RunRecord) -> Line:
-    summary = run.about.get("task", "summary")
-    return f"{run.result['task']}: {summary}" if summary else str(run.result["task"])
-
-
-def _algorithm(run: RunRecord) -> Line:
-    paper = run.about.get("algorithm", "paper")
-    return [Name(run.label), f" ({paper})" if paper else ""]
+    return Table("", (), rows)
 
 
 def _inputs(inputs: object) -> str:
@@ -245,211 +216,539 @@ def _inputs(inputs: object) -> str:
     return str(inputs)
 
 
-def _of_domain(run: RunRecord, split: str, name: str) -> tuple[Part, Part, Part]:
-    counts = run.about.get("data", split, "domains")
-    total = sum(domain["examples"] for domain in counts.values()) if counts else 0
-    share: Optional[float] = counts[name]["examples"] / total if total else None
-    text = UNDEFINED if share is None else cell(share, Unit.SHARE, 3) + "%"
-    path = ("data", split, "domains", name)
-    return (
-        run.about.number(*path, "clients"),
-        run.about.number(*path, "examples"),
-        Number(text, share),
+def _intervals(run: RunRecord) -> Sentences:
+    return Sentences(
+        [
+            f"Numbers in brackets are {run.result['interval_level']:.0%} confidence intervals, "
+            "which take clients for a random sample. They do not cover other seeds, which several "
+            "trials do (./run compare).",
+            "The interval of a share of examples is Wilson's, as if examples were independent. The "
+            "examples of a client are mostly similar, and then it is too narrow: the interval of "
+            "the mean over clients, which is Student's, includes how clients differ.",
+            "The interval of a percentile lies between the values of two clients; that of CVaR is "
+            "Student's of its influence function, with at least ten clients in the tail. A loss or "
+            "a perplexity over examples has no interval, as evaluations do not sum squares.",
+            "The worst of several uncertain numbers looks worse than it is.",
+        ]
     )
 
 
-def _in_all(run: RunRecord, split: str) -> tuple[Part, Part, Part]:
-    counts = run.about.get("data", split, "domains")
-    total = sum(domain["examples"] for domain in counts.values()) if counts else None
-    examples = Number(UNDEFINED if total is None else str(total), total)
-    return run.about.number("data", split, "clients"), examples, ""
+def _domains(run: RunRecord) -> list[Block]:
+    """Returns the numbers of every domain, the worst first ("Quantitative Analyses")."""
+    blocks: list[Block] = []
+    for measure in metrics_first(run.measures):
+        series = domain_series(run, measure)
+        draw = functools.partial(
+            domain_figure,
+            [series],
+            f"{measure.name} on the {_split(run)} clients",
+            measure.unit,
+            measure.higher_is_better,
+            run.result.get("not_counted") or (),
+        )
+        caption = (
+            f"{measure.name} of every domain, the worst on top; the dashed line is that of all "
+            "examples, error bars are the intervals of the table"
+        )
+        blocks += [_domain_table(run, measure, series), Figure(caption, draw)]
+    return blocks
 
 
-def _domains(count: int) -> str:
-    return "one domain" if count == 1 else f"{count} domains"
+def domain_series(run: RunRecord, measure: Measure) -> Series:
+    """Returns a measure of every domain with its interval."""
+
+    def estimate(name: str) -> Estimate:
+        value = run.measured(measure, "domains", name)
+        low, high = (_float(end) for end in value.interval or (None, None))
+        return Estimate(_float(value.value), low, high)
+
+    overall = _float(run.get("overall", measure.name))
+    return Series(run.label, {name: estimate(name) for name in run.domains}, overall)
 
 
-def reproduction_section(run: RunRecord, command: Optional[Sequence[str]]) -> Section:
-    """Returns what is needed to train the same again; see `command_blocks`."""
-    execution: dict[str, Any] = run.config.get("execution") or {}
-    settings = {name: value for name, value in run.config.items() if name not in NOT_FLAGS}
-    blocks = [
-        *command_blocks(command, run.is_private),
-        *_facts("Digests of what it was made of:", run.fingerprint),
-        *versions_blocks(run),
-        *_facts("All settings (config.json):", {f"--{n}": v for n, v in settings.items()}),
-        *_facts("How rounds were executed, which can change last bits:", execution),
+def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
+    name, unit = measure.name, measure.unit
+    not_counted = run.result.get("not_counted") or ()
+    worst = run.get("worst", name, "domain")
+    is_weighed = bool(run.get("domain_weights"))
+    constants: Mapping[str, float] = run.get(CONSTANTS, name) or {}
+
+    def row(label: str, group: Sequence[str], constant: str, status: str) -> list[Cell]:
+        is_all = group[0] == "overall"
+        weight: Cell = "" if is_all else run.number("domain_weights", label, decimals=3)
+        return [
+            label,
+            run.measured(measure, *group),
+            run.number(*group, "num_examples"),
+            run.number(*group, "over_clients", name, _NUM_CLIENTS),
+            *([weight] if is_weighed else []),
+            *([number(constants.get(constant), unit)] if constants else []),
+            status,
+        ]
+
+    rows = []
+    for domain in worst_first([series], measure.higher_is_better):
+        status = "worst" if domain == worst else "not counted" if domain in not_counted else ""
+        rows.append(row(domain, ("domains", domain), domain, status))
+    rows.append(row("all", ("overall",), OVERALL, ""))
+    is_accuracy = name == ACCURACY
+    notes = ["Weight: the domain's weight in the last round."] if is_weighed else []
+    if constants:
+        notes.append(
+            "Most frequent class: accuracy of always answering the most frequent class of a domain."
+            if is_accuracy
+            else "Constant predictor: value of the best answer that ignores the input: the shares "
+            "of a domain's classes or words, or the mean of its numbers."
+        )
+    if not_counted:
+        limit = run.result.get("worst_min_examples")
+        notes.append(
+            f"Not counted in worst and best: domains with fewer than {limit} {_split(run)} "
+            "examples (--worst_min_examples)."
+        )
+    headings = ["domain", name, "examples", "clients", *(["weight"] if is_weighed else [])]
+    if constants:
+        headings.append("most frequent class" if is_accuracy else "constant predictor")
+    caption = f"{with_percent(name, unit)} ({measure.better} is better)"
+    return Table(caption, [*headings, ""], rows, notes)
+
+
+def _tail(run: RunRecord) -> list[Block]:
+    """Returns the distribution of each measure over the clients."""
+    blocks: list[Block] = []
+    sets = [*((n, ("domains", n)) for n in run.domains), ("all", ("overall",))]
+    for measure in metrics_first(run.measures):
+        name = measure.name
+        reported = run.get("overall", "over_clients", name) or {}
+        statistics = [key for key in reported if key != _NUM_CLIENTS]
+        rows: list[Sequence[Cell]] = [
+            [
+                label,
+                run.number(*group, "over_clients", name, _NUM_CLIENTS),
+                *(run.measured(measure, *group, statistic=s) for s in statistics),
+            ]
+            for label, group in sets
+        ]
+        headings = ["domain", "clients", *(_STATISTICS.get(s, s) for s in statistics)]
+        caption = f"{with_percent(name, measure.unit)} over the {_split(run)} clients"
+        blocks.append(Table(caption, headings, rows))
+        values = run.result.get("client_values", {}).get(name)
+        if values:
+            drawn = {run.label: [client_values_from_json(values)]}
+            draw = functools.partial(client_figure, name, measure.unit, drawn, _split(run))
+            caption = (
+                f"{name}: the share of the clients with a value up to that, and the mean of the "
+                "clients by their number of examples"
+            )
+            blocks.append(Figure(caption, draw))
+    return blocks
+
+
+def _classes(run: RunRecord) -> list[Block]:
+    """Returns the counts of answers by class, the worst domain first; nothing if not counted."""
+    ordered = sorted(
+        (n for n, of in run.result["domains"].items() if of.get("num_examples")),
+        key=lambda n: 2.0 if (value := run.get("domains", n, ACCURACY)) is None else value,
+    )
+    confusion, by_class = run.result.get(CONFUSION), run.result.get(BY_CLASS)
+    blocks: list[Block] = []
+    if run.get("privacy", "evaluation") and (confusion or by_class):
+        blocks += text(["All counts have the noise of the evaluation; none is below 0."])
+    if confusion:
+        blocks.append(_confusion_table(run, confusion, ordered))
+    elif by_class:
+        blocks.append(_class_table(run, by_class, ordered))
+    return blocks
+
+
+def _class_names(run: RunRecord, count: int) -> list[str]:
+    classes = run.about("model", "classes")
+    is_known = isinstance(classes, list) and len(classes) == count
+    return list(map(str, classes if is_known else range(count)))
+
+
+def _ratio(part: float, whole: float) -> Number:
+    return Number(part / whole if whole else None, Unit.SHARE)
+
+
+def _confusion_table(run: RunRecord, tables: Mapping[str, Any], ordered: Sequence[str]) -> Table:
+    classes = _class_names(run, len(next(iter(tables.values()))))
+    rows: list[Sequence[Cell]] = [
+        [f"{name}, {classes[i]}", *map(number, counts), _ratio(counts[i], sum(counts))]
+        for name in ordered
+        for i, counts in enumerate(tables[name])
+        if sum(counts)
     ]
-    return Section("again", "How to make it again", blocks)
+    return Table(
+        "Confusion matrix of each domain, the worst domain first",
+        ["domain, class", *classes, "right, %"],
+        rows,
+        [
+            f"Rows are classes of a domain's {_split(run)} examples, columns the model's answers; "
+            "right: the share of the row whose answer is its class."
+        ],
+    )
+
+
+def _class_table(run: RunRecord, by_class: Mapping[str, Any], ordered: Sequence[str]) -> Table:
+    classes = _class_names(run, len(next(iter(by_class.values()))[HAVE]))
+    rows: list[Sequence[Cell]] = []
+    for name in ordered:
+        counts = by_class[name]
+        wrong = np.subtract(counts[HAVE], counts[RIGHT])
+        order = [i for i in np.argsort(-wrong, kind="stable").tolist() if wrong[i] > 0]
+        for i in order[:_CLASSES_OF_DOMAIN]:
+            have, get, right = (counts[key][i] for key in (HAVE, GET, RIGHT))
+            shares = (_ratio(right, have), _ratio(right, get))
+            rows.append([f"{name}, {classes[i]}", *map(number, (have, get, right)), *shares])
+    return Table(
+        "Classes with most wrong answers, the worst domain first",
+        ["domain, class", "examples", "answers", "right", "recall, %", "precision, %"],
+        rows,
+        [
+            f"Of each domain the {_CLASSES_OF_DOMAIN} classes with most wrong answers. Recall: the "
+            "share of the class with the right answer; precision: the share of these answers that "
+            f"are right. All classes are in result.json under {BY_CLASS}."
+        ],
+    )
+
+
+def _family(run: RunRecord) -> list[Block]:
+    """Returns the numbers of several models; nothing of a run with one model."""
+    further: Mapping[str, Any] = run.result.get("models") or {}
+    if not further:
+        return []
+    main = run.result["main_model"]
+    models: dict[str, tuple[Any, ...]] = {main: (), **{n: ("models", n) for n in further}}
+    blocks = text(
+        [f"The run trained several models. The rest of this page is about the first one, {main}."]
+    )
+    for measure in metrics_first(run.measures):
+        name = measure.name
+        keys: dict[str, tuple[str, ...]] = {
+            "worst domain": ("worst", name, "value"),
+            "all examples": ("overall", name),
+            "best - worst": ("difference", name),
+            TAIL: ("overall", "over_clients", name, "superquantile"),
+            **{domain: ("domains", domain, name) for domain in run.domains},
+        }
+        rows: list[list[Cell]] = [
+            [title, *(run.number(*own, *path, unit=measure.unit) for own in models.values())]
+            for title, path in keys.items()
+        ]
+        headings: list[Any] = ["", *models]
+        if len(models) > _MAX_COLUMNS:
+            headings, *rows = [list(column) for column in zip(*[headings, *rows])]
+        caption = f"{with_percent(name, measure.unit)}, of each model"
+        blocks.append(Table(caption, headings, rows))
+    return blocks
+
+
+def _price(run: RunRecord) -> str:
+    if run.result["algorithm"] == _BASELINE:
+        return "This is FedAvg itself: no domain pays for another one."
+    return (
+        "One run has no other to compare with. ./run compare trains FedAvg as well, with several "
+        "seeds, and shows what other domains lose for the worst one."
+    )
+
+
+def _course(run: RunRecord) -> list[Block]:
+    """Returns the curves of all drawn quantities."""
+    drawn = [q for q in run.quantities if q.is_drawn and q.role is not Role.DOMAIN_WEIGHT]
+    return [course_figure(run, quantity) for quantity in drawn if run.drawn(quantity)]
+
+
+def _weights(run: RunRecord) -> list[Block]:
+    """Returns the weights of the domains over the rounds: lambda, or shares of FedAvg's rounds."""
+    quantity = weight_quantity(run)
+    if quantity is None:
+        return []
+    courses = {
+        column: run.columns[column.name][np.isfinite(run.columns[column.name])]
+        for column in run.drawn(quantity)
+    }
+    ordered = sorted((c for c, v in courses.items() if len(v)), key=lambda c: -courses[c][-1])
+    rows: list[list[Cell]] = []
+    for column in ordered[:_MAX_WEIGHTS]:
+        values = courses[column]
+        statistics = (values[0], values.min(), values.mean(), values.max())
+        last = run.number("domain_weights", column.domain, decimals=3)
+        row = [Number(float(value), decimals=3) for value in statistics]
+        rows.append([column.domain or "", *row, last])
+    hidden = len(ordered) - len(rows)
+    headings = ["domain", "first round", "minimum", "mean", "maximum", "last round"]
+    notes = [f"{hidden} domains of smaller weight are not listed."] if hidden > 0 else []
+    blocks: list[Block] = [
+        Sentences(
+            [
+                f"{capitalized(quantity.label)}: {quantity.name} in metrics.csv. If one domain "
+                "keeps all of the weight, training serves that domain alone."
+            ]
+        ),
+        course_figure(run, quantity),
+        Table("Over the rounds", headings, rows, notes),
+    ]
+    loss = run.number("worst_mixture", "loss")
+    mixture = [Table("", (), [("Loss of the worst mixture of the set", loss)])]
+    return [*blocks, *(mixture if loss.value is not None else [])]
+
+
+def course_figure(run: RunRecord, quantity: ReportField) -> Figure:
+    """Returns the figure of a quantity over the rounds."""
+    draw = functools.partial(_curves, quantity, run.drawn(quantity), run.columns)
+    return Figure(f"{quantity.label} over the rounds", draw)
+
+
+def _curves(
+    quantity: ReportField, columns: list[Column], values: Values
+) -> matplotlib.figure.Figure:
+    return figure_of(quantity, columns, thinned(columns, values))
+
+
+def thinned(columns: Sequence[Column], values: Values) -> Values:
+    """Returns evenly spaced rounds of a long run, among them the last one.
+
+    Args:
+        values: The columns of metrics.csv.
+    """
+    has_value = np.any([np.isfinite(values[column.name]) for column in columns], axis=0)
+    (rounds,) = np.nonzero(has_value)
+    limit = _POINTS_OF_FIGURE // max(1, len(columns))
+    limit = min(max(limit, _MIN_POINTS), _MAX_POINTS)
+    if len(rounds) > limit:
+        rounds = rounds[np.linspace(0, len(rounds) - 1, limit).round().astype(int)]
+    return {name: values[name][rounds] for name in (ROUND, *(c.name for c in columns))}
+
+
+def _reproduction(run: RunRecord, command: Optional[Sequence[str]]) -> list[Block]:
+    """Returns all that is needed to train the same model again."""
+    settings = {f"--{n}": v for n, v in run.config.items() if n not in NOT_FLAGS}
+    execution = run.config.get("execution") or {}
+    return [
+        *command_blocks(command, run.is_private),
+        *_facts("Digests of its files and code:", run.fingerprint),
+        *versions_blocks(run),
+        *_facts("All settings (config.json):", settings),
+        *_facts("Execution of the rounds, which can change last bits:", execution),
+    ]
+
+
+def _float(value: Any) -> float:
+    return float("nan") if value is None else float(value)
+
+
+# --- Sections that pages of studies have as well
+
+
+def use_section(domains: Sequence[str]) -> Section:
+    """Returns the lines that a person fills in: the purpose of the model ("Intended Use")."""
+    where = "one domain" if len(domains) == 1 else f"{len(domains)} domains"
+    blanks = ["Meant for", "Not to be used for", "Approved / rejected", "Name", "Date"]
+    return Section(
+        "Intended use and sign-off",
+        [
+            Sentences(
+                [
+                    "The measurements are about clients like the evaluated ones, in "
+                    f"{where}, and not about others. No run can know the purpose of the model, and "
+                    "whether it is good enough for that:"
+                ]
+            ),
+            Table("", (), [(label, "") for label in blanks]),
+        ],
+        is_folded=True,
+    )
+
+
+def data_blocks(run: RunRecord, is_private: bool) -> list[Block]:
+    """Returns clients and examples of each domain ("Training Data", "Evaluation Data").
+
+    Args:
+        run: A run on the data.
+        is_private: Whether any model of the page was trained on them with differential privacy.
+    """
+    splits = {"train": "training", "evaluated": _split(run)}
+    counts = {split: run.about("data", split, "domains") for split in splits}
+    totals = {
+        split: sum(domain["examples"] for domain in of.values()) if of else None
+        for split, of in counts.items()
+    }
+
+    def of_domain(split: str, name: str) -> list[Cell]:
+        domain, total = (counts[split] or {}).get(name, {}), totals[split]
+        share = domain["examples"] / total if total else None
+        numbers: list[Cell] = [number(domain.get(key)) for key in ("clients", "examples")]
+        return [*numbers, Number(share, Unit.SHARE, 3)]
+
+    rows: list[Sequence[Cell]] = [
+        [name, *(part for split in splits for part in of_domain(split, name))]
+        for name in run.domains
+    ]
+    in_all: list[Cell] = ["in all"]
+    for split in splits:
+        in_all += [number(run.about("data", split, "clients")), number(totals[split]), ""]
+    headings = ["domain"]
+    for what in splits.values():
+        headings += [f"{what} clients", f"{what} examples", "share, %"]
+    notes = [
+        f"Examples of the {what} clients were not counted: {_reason(run, split)}."
+        for split, what in splits.items()
+        if counts[split] is None
+    ]
+    notes.append("A client may have examples of several domains.")
+    if is_private and any(counts.values()):
+        notes.append("These counts are exact: no epsilon covers them.")
+    return [Table("Clients and examples of each domain", headings, [*rows, in_all], notes)]
+
+
+def _reason(run: RunRecord, split: str) -> str:
+    """Returns the reason why the examples of a split were not counted."""
+    guarantee = run.get("privacy", "evaluation") if split == "evaluated" else run.is_private
+    return "the run is private" if guarantee else "all of them would have to be read"
+
+
+def measure_facts(run: RunRecord) -> Table:
+    """Returns a description of each measure."""
+    rows: list[Sequence[Cell]] = [
+        (measure.name, with_percent(f"{measure.better} is better", measure.unit, "in percent"))
+        for measure in metrics_first(run.measures)
+    ]
+    share = run.result["superquantile_share"]
+    rows.append((TAIL, f"the mean of the worst {share:.0%} of the clients, each counted once"))
+    classes = run.about("model", "classes")
+    if classes:
+        rows.append(("Classes", f"{len(classes)}: {names(list(map(str, classes)), _MAX_CLASSES)}"))
+    return Table("", (), rows)
 
 
 def command_blocks(command: Optional[Sequence[str]], is_private: bool) -> list[Block]:
-    """Returns a command, and what else it needs.
+    """Returns a command and its conditions.
 
     Args:
-        command: Its arguments; None where it is not known.
-        is_private: Whether the noise of what it trains is a secret.
+        command: Arguments of the command; None if they are unknown.
+        is_private: Whether the noise of the training is secret.
     """
     if not command:
-        return [Paragraph("The command is not known here; all settings are below.")]
-    but = ", but for the noise and the cohorts of private training, which are secret"
-    return [
-        Command(shlex.join(command)),
-        Paragraph(
-            "Files are named without their folders. Equal settings, data and versions give equal "
-            f"numbers{but if is_private else ''}."
-        ),
-    ]
+        return text(["The command is not known here; all settings are below."])
+    but = ", except for the noise and the cohorts of private training, which are secret"
+    conditions = (
+        "Files are named without their folders. Equal settings, data and versions give equal "
+        f"numbers{but if is_private else ''}."
+    )
+    return [Sentences([shlex.join(command)], "command"), Sentences([conditions])]
 
 
 def typed_blocks(command: str) -> list[Block]:
-    """Returns a command as somebody typed it, without the folders of files."""
+    """Returns a typed command without the folders of files."""
     parts = [_FOLDERS.sub("", part) for part in shlex.split(command)]
-    return [Command(shlex.join(parts)), Paragraph("Files are named without their folders.")]
+    line = Sentences([shlex.join(parts)], "command")
+    return [line, Sentences(["Files are named without their folders."])]
 
 
 def versions_blocks(run: RunRecord) -> list[Block]:
-    """Returns the versions of what trained; nothing where nobody recorded them."""
-    return _facts("Versions:", run.about.get("versions") or {})
+    """Returns the versions of the software; nothing if they were not recorded."""
+    return _facts("Versions:", run.about("versions") or {})
 
 
-def _facts(title: str, values: Any) -> list[Block]:
+def _facts(title: str, values: Mapping[str, Any]) -> list[Block]:
     if not values:
         return []
-    return [
-        Paragraph(title),
-        Facts([(name, setting_value(value)) for name, value in values.items()]),
-    ]
+    rows: list[Sequence[Cell]] = [(name, setting_value(value)) for name, value in values.items()]
+    return [Table(title, (), rows)]
 
 
-def setting_value(value: Any) -> Part:
-    """Returns the value of a setting as config.json has it; of files the names alone."""
+def setting_value(value: Any) -> str:
+    """Returns the value of a setting as text; of files the names alone."""
     if value is None:
         return "not given"
     if isinstance(value, list):
-        return Name(",".join(str(_without_folder(item)) for item in value))
-    if isinstance(value, str):
-        return Name(_without_folder(value))
-    return json.dumps(value)
+        return ",".join(str(_without_folder(item)) for item in value)
+    return _without_folder(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _without_folder(value: Any) -> Any:
-    # Where files lay on somebody's machine is nobody else's business.
+    # Readers of a page need not know the folders of its author.
     return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
-def server_section(run: RunRecord) -> Section:
-    """Returns what reached the server, and what is promised of it."""
-    return Section("server", "What the server saw", [*_sums(run), *_privacy(run)])
+def server_blocks(run: RunRecord) -> list[Block]:
+    """Returns the values that reached the server, and the guarantees about them."""
+    return [*_sums(run), *_privacy(run)]
 
 
 def _sums(run: RunRecord) -> list[Block]:
     if run.config.get("pooled"):
-        return [Paragraph("No federated training: the examples of all clients were in one place.")]
+        return text(["No federated training: the examples of all clients were in one place."])
     if run.config.get("aggregation", _PLAIN) == _PLAIN:
-        return [
-            Paragraph(
-                "Plain sums: training and evaluation use sums over clients only, but the "
-                "server that adds them up can see each client's values. Models, losses, counts and "
+        return text(
+            [
+                "Plain sums: training and evaluation use sums over clients only, but the server "
+                "that adds them up can see each client's values. Models, losses, counts and "
                 "metrics of a client are readable to the server."
-            )
-        ]
-    security: Mapping[str, Any] = run.about.get("security")
+            ]
+        )
+    security: Mapping[str, Any] = run.about("security")
     secure, plain = len(security["secure"]), security["plain"]
-    lines: list[Line] = [
-        f"{secure} values of a client reach the server in secure sums, "
-        + (f"{len(plain)} in plain ones: {', '.join(plain)}." if plain else "none in others."),
-        "It is a simulation: the integers are those that a secure-sum protocol would carry, added "
-        "up in the clear.",
-        *_what_sums_show(run),
-    ]
-    return [Paragraph("Secure sums:"), Bullets(lines)]
+    others = f"{len(plain)} in plain ones: {', '.join(plain)}." if plain else "none in others."
+    return text(
+        [
+            f"Secure sums: {secure} values of a client reach the server in secure sums, {others}",
+            "It is a simulation: the integers are those of a secure-sum protocol, added up in the "
+            "clear.",
+            *_secure_sum_facts(run),
+        ]
+    )
 
 
-def _what_sums_show(run: RunRecord) -> list[Line]:
+def _secure_sum_facts(run: RunRecord) -> list[str]:
     if run.config.get("privacy") == _DISTRIBUTED:
         return [
-            "Clients add noise before their integers are summed: of the training the server sees "
-            "no exact sum, and does not look at one of too few clients.",
+            "Clients add noise before their integers are summed: the server sees no exact sum of "
+            "the training, and no sum of too few clients.",
             "Sums of evaluations are exact.",
         ]
     of_few, clients = [], run.config.get("secure_min_clients")
     if clients is not None:
-        fewest = counted(clients, "client")
-        of_few = [f"A sum is of at least {fewest}; cohorts of fewer are refused."]
+        limit = counted(clients, "client")
+        of_few = [f"A sum is of at least {limit}; smaller cohorts are refused."]
     return [
         *of_few,
-        "Sums are exact: how many examples each domain has, what a domain held by one client of a "
-        "cohort has, and what two sums differ in is not hidden by them.",
+        "Sums are exact: they do not hide the number of examples of each domain, the values of a "
+        "domain that one client of a cohort holds alone, and the difference of two sums.",
     ]
 
 
 def _privacy(run: RunRecord) -> list[Block]:
-    found = run.result.get("privacy")
-    if not found:
-        return [
-            Paragraph(
+    guarantee = run.get("privacy")
+    if not guarantee:
+        return text(
+            [
                 "No differential privacy: the model may have memorised something of single "
                 "clients, and nothing bounds how much."
-            )
-        ]
-    private = run.source.below("privacy")
-    epsilon = private.number("epsilon")
-    groups: list[Part] = []
-    for name in found["split"]:
-        groups += [Name(name), " ", private.number("split", name), ", "]
-    rows: list[tuple[str, Line]] = [
+            ]
+        )
+    epsilon = run.number("privacy", "epsilon")
+    rows: list[Sequence[Cell]] = [
         ("Epsilon", epsilon if epsilon.value is not None else "infinite: there is no noise"),
-        ("Delta", scientific(private.number("delta"))),
-        ("Whose data", str(found["unit"])),
-        ("After rounds", private.number("rounds")),
-        ("Neighbours", str(found["adjacency"])),
-        ("Taken for granted", str(found["sampling"])),
-        ("Noise multiplier", private.number("noise_multiplier")),
-        ("of each group", groups[:-1] or "-"),
-        ("Accountant", f"{found['accountant']}, {found['library']}"),
+        ("Delta", f"{guarantee['delta']:.3g}"),
+        ("Protected unit", str(guarantee["unit"])),
+        ("After rounds", run.number("privacy", "rounds")),
+        ("Neighbours", str(guarantee["adjacency"])),
+        ("Assumed sampling", str(guarantee["sampling"])),
+        ("Noise multiplier", run.number("privacy", "noise_multiplier")),
+        *((f"of {n}", run.number("privacy", "split", n)) for n in guarantee["split"]),
+        ("Accountant", f"{guarantee['accountant']}, {guarantee['library']}"),
         ("Kind of noise", str(run.config.get("privacy", _NO_PRIVACY))),
     ]
-    if found.get("noise_generator"):
-        rows.append(("Noise generator", str(found["noise_generator"])))
-    if "noise_tail" in found:
-        rows.append(("Probability beyond its tail", scientific(private.number("noise_tail"))))
-    beside: list[Block] = []
-    if found["remarks"]:
-        beside = [Paragraph("To be known beside:"), Bullets(list(map(str, found["remarks"])))]
-    return [
-        Paragraph("Differential privacy of training:"),
-        Facts(rows),
-        Paragraph("It does not cover"),
-        Bullets(list(map(str, found["not_covered"]))),
-        *beside,
+    if guarantee.get("noise_generator"):
+        rows.append(("Noise generator", str(guarantee["noise_generator"])))
+    if "noise_tail" in guarantee:
+        rows.append(("Probability beyond its tail", f"{guarantee['noise_tail']:.3g}"))
+    blocks: list[Block] = [
+        Table("Differential privacy of training:", (), rows),
+        Sentences(["It does not cover", *map(str, guarantee["not_covered"])]),
     ]
-
-
-def write_run_report(
-    folder: Path,
-    command: Optional[Sequence[str]] = None,
-    title: Optional[str] = None,
-) -> Path:
-    """Writes the report of the run in a folder, and returns its path.
-
-    Args:
-        folder: The folder of a complete run.
-        command: What trains it again; None if that is not known.
-    """
-    path, run = folder / REPORT, read_run(folder)
-    heading = title_of(path, title, usual_title(run))
-    write_text(path, rendered(run_page(run, command, heading)))
-    return path
-
-
-@contextmanager
-def with_results_kept(folder: Path) -> Iterator[None]:
-    """Says of a report that cannot be written that nothing else is lost."""
-    try:
-        yield
-    except UserError as e:
-        raise UserError(
-            f"{e}; the results in {folder} are complete, and ./run report --run={folder} makes the "
-            "report once that is mended"
-        ) from e
+    if guarantee["remarks"]:
+        blocks.append(Sentences(["Note as well:", *map(str, guarantee["remarks"])]))
+    return blocks

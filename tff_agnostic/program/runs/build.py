@@ -50,6 +50,7 @@ from tff_agnostic.program.keras_files import read_named_keras
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.user_algorithm import algorithm_named
 from tff_agnostic.program.runs.baseline_files import check_baselines_of
+from tff_agnostic.program.runs.data_notes import dominant_clients
 from tff_agnostic.program.runs.evaluation import Evaluations
 from tff_agnostic.program.runs.folder import CHECKPOINT, RunFolder, SavedRun, with_kept_model
 from tff_agnostic.program.runs.harm import keeping_absent, moves_lambda
@@ -311,9 +312,11 @@ def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[R
         remarks += examples_beyond(counts.sum(axis=1), config.max_examples, "train")
         remarks += examples_kept_out(counts.sum(axis=1), kept_out, config.max_examples)
         remarks += _small_domain_remarks(counts, task, "train", FEW_EXAMPLES)
+        remarks += dominant_clients(counts, task.domain_names, "train")
     counts = evaluation_counts(task).counts
     if counts is not None:
         remarks += _small_domain_remarks(counts, task, task.test_split, FEW_EXAMPLES)
+        remarks += dominant_clients(counts, task.domain_names, task.test_split)
     return remarks
 
 

@@ -1,4 +1,4 @@
-"""Settings without effect beside the others of a run."""
+"""Settings that the other settings of a run ignore."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _STEPS = ("exponentiated_gradient", "projected_gradient")
 _MOVING = (*_STEPS, "cvar")
-# Settings that have an effect with some values of another one only.
+# Settings that need certain values of another setting.
 NEEDS: Needs = {
     "boundary": ("threshold", ("survey", "refined", "lagged")),
     "loss_estimate": ("lambda_update", _MOVING),

@@ -1,6 +1,6 @@
-"""What a run did to some of its domains, and losses that no model of its kind should have.
+"""Warnings about neglected domains, and about losses that no model of the kind should have.
 
-The checks are pure functions of numbers; lines name the flags that mend what they found.
+The checks are pure functions of numbers. Each warning names the flags that help.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import Model
 from tff_agnostic.program.options.flags import NONE
 
-# A domain whose lambda is below this part of 1 / p has next to no say.
+# A domain with a lambda below this fraction of 1 / p has nearly no weight.
 _NEAR_ZERO = 0.25
-# The share of the rounds, the last ones, that lambda is the mean of.
+# Fraction of the rounds, the last ones, in the mean of lambda.
 _LAST_ROUNDS = 0.1
-# By so much a loss has to exceed that of a model that knows nothing.
+# An absurd loss is this many times that of a model without knowledge.
 _ABSURD = 10.0
 _MAX_NAMES = 5
 
 
 def moves_lambda(algorithm: Any) -> bool:
-    """Returns whether domains' losses move a lambda, from the settings of an algorithm."""
+    """Returns whether the losses of domains move a lambda with these settings."""
     return isinstance(algorithm, LambdaOptions) and algorithm.lambda_.moves
 
 
 def keeping_absent(algorithm: LambdaOptions) -> list[str]:
-    """Returns how to keep lambda of a domain in rounds without it; empty if it is kept already."""
+    """Returns the flag that keeps lambda of absent domains; empty if it is kept already."""
     return [] if algorithm.lambda_.absent == FREEZE else ["--lambda_absent=freeze keeps it"]
 
 
 def last_lambda(
     columns: Mapping[str, np.ndarray], domain_names: Sequence[str]
 ) -> Optional[np.ndarray]:
-    """Returns lambda in the mean of the last tenth of the rounds, [p]; None of a run without.
+    """Returns the mean of lambda over the last tenth of the rounds, [p]; None without lambda.
 
     Args:
-        columns: metrics.csv, by column name.
+        columns: Columns of metrics.csv by name.
     """
-    found = [columns.get(Column(LAMBDA, name).name) for name in domain_names]
-    if any(values is None or not len(values) for values in found):
+    courses = [columns.get(Column(LAMBDA, name).name) for name in domain_names]
+    if any(values is None or not len(values) for values in courses):
         return None
-    by_round = np.array(found)
+    by_round = np.array(courses)
     count = max(1, round(_LAST_ROUNDS * by_round.shape[1]))
     return np.asarray(by_round[:, -count:].mean(axis=1))
 
@@ -61,11 +61,11 @@ def last_lambda(
 def without_say(
     lambda_: np.ndarray, domain_names: Sequence[str], algorithm: LambdaOptions
 ) -> dict[str, float]:
-    """Returns the domains whose lambda is near 0, with it, unless it was asked for.
+    """Returns lambda of the domains where it is near 0, unless it started there.
 
     Args:
-        lambda_: At the end, [p].
-        algorithm: The run's settings.
+        lambda_: lambda after the last round, [p].
+        algorithm: Settings of the run.
     """
     limit = _NEAR_ZERO / len(domain_names)
     given = algorithm.lambda_.initial or (1.0,) * len(domain_names)
@@ -79,13 +79,13 @@ def without_say(
 def given_up(
     start: Mapping[str, float], end: Mapping[str, float], weights: Mapping[str, float], mend: str
 ) -> list[Remark]:
-    """Returns a warning about domains with next to no lambda whose loss is above that at the start.
+    """Returns a warning about domains with nearly no lambda and a larger loss than at the start.
 
     Args:
-        start: The loss of each domain before the first round.
-        end: The same after the last one.
-        weights: Lambda of the domains where it is near 0.
-        mend: What to do about it.
+        start: Loss of each domain before the first round.
+        end: Loss of each domain after the last round.
+        weights: lambda of the domains where it is near 0.
+        mend: Advice.
     """
     worse = [name for name in weights if end[name] > start[name]]
     if not worse:
@@ -98,7 +98,7 @@ def given_up(
     return [
         Remark(
             GIVEN_UP,
-            f"training gave up {some_of(listed, _MAX_NAMES)}: {mend}.",
+            f"training neglects {some_of(listed, _MAX_NAMES)}: {mend}.",
             {
                 "domains": {
                     n: {"start": start[n], "end": finite_or_none(end[n]), "lambda": weights[n]}
@@ -127,12 +127,12 @@ def mending(algorithm: LambdaOptions) -> str:
 def absurd_losses(
     end: Mapping[str, float], limit: float, what: str, rates: Iterable[str]
 ) -> list[Remark]:
-    """Returns a warning about domains whose loss is far above that of a model that knows nothing.
+    """Returns a warning about losses far above that of a model without knowledge.
 
     Args:
-        end: The loss of each domain after the last round; NaN of one without examples.
-        limit: The loss of a model that knows nothing.
-        what: What has that loss.
+        end: Loss of each domain after the last round; NaN without examples.
+        limit: Loss of a model without knowledge.
+        what: Name of that model.
         rates: Flags of the run's learning rates.
     """
     beyond = {name: loss for name, loss in end.items() if loss > _ABSURD * limit > 0}
@@ -159,7 +159,7 @@ def unknown_losses(
     """Returns a warning about domains without a loss, if some clients' numbers are not finite.
 
     Args:
-        end: The loss of each domain after the last round; NaN if there is none.
+        end: Loss of each domain after the last round; NaN if it is undefined.
         num_non_finite: Number of test clients whose numbers are not finite.
         rates: Flags of the run's learning rates.
     """
@@ -178,11 +178,11 @@ def unknown_losses(
 
 
 def never_above(baselines: Mapping[str, float], largest: Mapping[str, float]) -> list[Remark]:
-    """Returns a warning if no domain's loss was ever above its baseline: lambda did not move then.
+    """Returns a warning if no loss was ever above its baseline, so that lambda did not move.
 
     Args:
-        baselines: b of each domain.
-        largest: The largest loss of each domain in any round; NaN of one that was in none.
+        baselines: Baseline of each domain.
+        largest: Largest loss of each domain in any round; NaN for a domain in no round.
     """
     if any(largest[name] > b for name, b in baselines.items()):
         return []
@@ -203,9 +203,9 @@ def never_above(baselines: Mapping[str, float], largest: Mapping[str, float]) ->
 
 
 def loss_of_equal_chances(model: Model) -> Optional[tuple[float, int]]:
-    """Returns the cross-entropy of equal probabilities, and of how many classes.
+    """Returns the cross-entropy of equal probabilities, and the number of classes.
 
-    None of a model with another loss.
+    None for a model with another loss.
     """
     if takes_scores(model.loss) is None:
         return None
@@ -216,7 +216,7 @@ def loss_of_equal_chances(model: Model) -> Optional[tuple[float, int]]:
     # Tensors: recurrent layers of Keras take no arrays for their weights.
     weights = tf.nest.map_structure(tf.convert_to_tensor, model.initial_weights)
     scores = model.predict(weights, example, False, tf.zeros([2], tf.int32))
-    # A single score is that of one of two classes.
+    # A single score is the second class's of two.
     num_classes = max(2, int(scores.shape[-1]))
     return math.log(num_classes), num_classes
 
@@ -226,11 +226,11 @@ def loss_of_first_round(
 ) -> Optional[float]:
     """Returns the mean loss of the domains of the first round, before it trained.
 
-    None of a run that does not report it.
+    None for a run that does not report it.
 
     Args:
-        columns: Of metrics.csv.
-        values: Its numbers, by column name.
+        columns: Columns of metrics.csv.
+        values: Numbers by column name.
     """
     of_role = [values[c.name] for c in columns if c.quantity.role is Role.DOMAIN_LOSS]
     first = np.array([of_domain[0] for of_domain in of_role if len(of_domain)])
@@ -246,16 +246,16 @@ def remarks_at_end(
     report: EvaluationReport,
     at_start: Callable[[], Optional[EvaluationReport]],
 ) -> list[Remark]:
-    """Returns what is to be said first of a run that has ended.
+    """Returns the most serious warnings about a finished run.
 
     Args:
-        algorithm: The settings of its algorithm.
-        settings: All its settings, by flag.
-        columns: Of metrics.csv.
-        values: Its numbers, by column name.
-        report: The evaluation of the main model after the last round.
-        at_start: Evaluates the model before the first round, where that is needed; None where it
-            must not be.
+        algorithm: Settings of the algorithm.
+        settings: All settings by flag.
+        columns: Columns of metrics.csv.
+        values: Numbers by column name.
+        report: Evaluation of the main model after the last round.
+        at_start: Evaluates the model before the first round, if that is needed; returns None if it
+            is not allowed.
     """
     names, end = list(report.domains), _losses(report)
     found = []
@@ -275,7 +275,7 @@ def remarks_at_end(
             found += never_above(dict(zip(names, numbers)), largest)
     rates = [f"--{s}" for s in settings if s in ("client_learning_rate", "server_learning_rate")]
     if settings.get("private_evaluation", NONE) == NONE:
-        # With noise the count is hardly ever 0.
+        # A noisy count is hardly ever 0.
         found += unknown_losses(end, int(report.clients.get("non_finite", 0)), rates)
     classes, first = loss_of_equal_chances(model), loss_of_first_round(columns, values)
     if classes is not None:
@@ -283,7 +283,7 @@ def remarks_at_end(
         what = f"one that gives all {count} classes the same probability"
         found += absurd_losses(end, equal, what, rates)
     elif first is not None and settings["initial_model"] is None:
-        # One that was trained before may have started near 0.
+        # The loss of a trained model may start near 0.
         found += absurd_losses(end, first, "the first round, before any training,", rates)
     return found
 

@@ -1,4 +1,4 @@
-"""Comparing as a command: several methods over several seeds, as tables, JSON and plots."""
+"""Comparing as a command: several methods over several seeds."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ from pathlib import Path
 from typing import Optional
 
 from tff_agnostic.base.errors import counted
-from tff_agnostic.base.files import write_json, write_text
+from tff_agnostic.base.files import write_json
 from tff_agnostic.base.later import matplotlib
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, session
 from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.reports.document import table_text, to_terminal
 from tff_agnostic.program.reports.run_page import with_results_kept
 from tff_agnostic.program.runs.baselines import with_baselines
 from tff_agnostic.program.runs.spec import RunSpec
-from tff_agnostic.program.studies import comparison_report
 from tff_agnostic.program.studies.comparison import Comparison
+from tff_agnostic.program.studies.comparison_page import (
+    figure,
+    measure_table,
+    terminal_page,
+)
 from tff_agnostic.program.studies.methods import TrialOptions, given_arms, trial_specs
 from tff_agnostic.program.studies.report import write_comparison_report
 from tff_agnostic.program.studies.rows import train_rows
 from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.stages import staged
 from tff_agnostic.program.studies.trainer import RunTrainer
-from tff_agnostic.program.studies.verdict import POOLED, harmed, verdicts
+from tff_agnostic.program.studies.verdict import POOLED, neglected, verdicts
 from tff_agnostic.runtimes.runtime import Runtime
 
 
@@ -34,7 +39,7 @@ class ComparedRuns:
     Attributes:
         path: Its folder, with those of the trials.
         comparison: The results of the trials.
-        harm: A line for each domain that a row gave up; see `harmed`.
+        harm: A line for each domain that a method neglects; see `neglected`.
         verdict: For whom each row is better or worse than FedAvg's; see `verdicts`.
     """
 
@@ -44,17 +49,18 @@ class ComparedRuns:
     verdict: tuple[str, ...] = ()
 
     def table(self, measure: Optional[str] = None, table_format: str = "simple") -> str:
-        """Returns a measure as a table: a line per row, a column per domain.
+        """Returns a measure as a table: a row per domain, a column per method.
 
         Args:
             measure: Its name, such as "accuracy"; the last one that the task has if not given.
             table_format: A format of tabulate; "github" is Markdown.
         """
-        return comparison_report.table(self.comparison, self._measure(measure), table_format)
+        measured = self.comparison.measures[self._measure(measure)]
+        return table_text(measure_table(self.comparison, measured), table_format)
 
     def figure(self, measure: Optional[str] = None) -> matplotlib.figure.Figure:
         """Returns the worst domain's measure over rounds, and every domain's at the end."""
-        return comparison_report.figure(self.comparison, self._measure(measure))
+        return figure(self.comparison, self._measure(measure))
 
     def _measure(self, name: Optional[str]) -> str:
         names = list(self.comparison.measures)
@@ -75,7 +81,7 @@ class CompareOptions(TrialOptions):
 
 
 def compare(given: GivenRun) -> ComparedRuns:
-    """Runs all trials, and writes compare.json, compare.md and figures of each measure."""
+    """Runs all trials, and writes compare.json."""
     own = given.own
     arms = given_arms(given)
     specs = trial_specs(given, arms)
@@ -98,14 +104,10 @@ def compare(given: GivenRun) -> ComparedRuns:
             )
         specs = {row: specs[row] for row in comparison.trials}
         write_json(at.path / "compare.json", comparison.to_json())
-        title = f"Comparison on {own.task}"
-        harm = harmed(comparison, {row: runs[0] for row, runs in specs.items()})
+        harm = neglected(comparison, {row: runs[0] for row, runs in specs.items()})
         configs = {row: runs[0].config for row, runs in specs.items()}
         algorithms = {row: POOLED if of.pooled else of.algorithm for row, of in configs.items()}
         verdict = verdicts(comparison, algorithms)
-        page = comparison_report.markdown(comparison, title, given.typed, harm, verdict)
-        write_text(at.path / "compare.md", page)
-        comparison_report.draw_comparison(at.path / "plots", comparison)
     return ComparedRuns(at.path, comparison, tuple(harm), tuple(verdict))
 
 
@@ -123,19 +125,9 @@ def _with_baselines(
 
 
 def _show(compared: ComparedRuns) -> None:
-    comparison, path = compared.comparison, compared.path
-    for line in compared.verdict:
-        print(f"\n{line}")
-    for measure in comparison.measures:
-        print(f"\n{measure} on the {comparison.split} clients")
-        print(comparison_report.table(comparison, measure, "simple"))
-        of_clients = comparison_report.table_over_clients(comparison, measure, "simple")
-        if of_clients is not None:
-            print(f"\n{measure}. {comparison_report.over_clients_title(comparison)}\n{of_clients}")
-    marks, notes = comparison_report.alike_notes(comparison), comparison_report.notes(comparison)
-    for line in (*marks, *compared.harm, *notes):
-        print(f"\n{line}")
-    print(f"\ntables: {path / 'compare.md'}, {path / 'compare.json'}, plots: {path / 'plots'}")
+    page = terminal_page(compared.comparison, compared.verdict, compared.harm)
+    print(f"\n{to_terminal(page)}")
+    print(f"\nnumbers: {compared.path / 'compare.json'}")
 
 
 def _report(compared: ComparedRuns) -> Path:

@@ -1,4 +1,4 @@
-"""A comparison read back from its folder, and what one algorithm gains over another."""
+"""A comparison read back from its folder."""
 
 from __future__ import annotations
 
@@ -10,35 +10,17 @@ from typing import Any
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import read_json
-from tff_agnostic.base.report_fields import Unit
-from tff_agnostic.metrics.formatting import signed, with_percent
-from tff_agnostic.models.model import Measure
-from tff_agnostic.program.reports.page import (
-    DECIMALS,
-    Block,
-    Line,
-    Name,
-    Number,
-    Paragraph,
-    Part,
-    Section,
-    Source,
-    Table,
-    in_line,
-)
 from tff_agnostic.program.reports.run_record import RunRecord, read_run
 from tff_agnostic.program.studies.comparison import (
     COMPARISON_FILE,
     LABELS,
     OVERALL,
     REMARKS,
-    WORST,
     Comparison,
     collect,
     trial_folder,
 )
-from tff_agnostic.program.studies.gains import Gain, gains
-from tff_agnostic.program.studies.verdict import POOLED, baseline_row
+from tff_agnostic.program.studies.verdict import POOLED
 
 COMPARE = "compare.json"
 _NUM_CLIENTS = "num_clients"
@@ -57,11 +39,6 @@ class ComparisonRecord:
     comparison: Comparison
     content: Mapping[str, Any]
     runs: Mapping[str, Sequence[RunRecord]]
-
-    @property
-    def source(self) -> Source:
-        """Where its numbers are from."""
-        return Source(COMPARE, self.content)
 
     @property
     def is_private(self) -> bool:
@@ -176,115 +153,3 @@ def _trials(domains: Mapping[str, Any]) -> dict[str, Any]:
 
 def _num_trials(domains: Mapping[str, Any]) -> int:
     return len(next(iter(_trials(domains).values())))
-
-
-def majority(examples: Mapping[str, int]) -> Sequence[str]:
-    """Returns the fewest domains that together have more than half of the examples.
-
-    Args:
-        examples: Of each domain.
-    """
-    total, reached, found = sum(examples.values()), 0, []
-    for name in sorted(examples, key=lambda n: -examples[n]):
-        if 2 * reached > total or not examples[name]:
-            break
-        found.append(name)
-        reached += examples[name]
-    return found
-
-
-def price_section(record: ComparisonRecord) -> Section:
-    """Returns gains over FedAvg, or over the first row where FedAvg is none of them."""
-    comparison = record.comparison
-    rows = list(comparison.trials)
-    if len(rows) < 2:
-        return Section("price", "The price", [])
-    baseline = baseline_row(record.algorithms)
-    label = Name(comparison.label(baseline))
-    names = _majority(record)
-    blocks: list[Block] = [
-        Paragraph(
-            [
-                "By how much each row is better than ",
-                label,
-                "; negative numbers are what somebody pays. In brackets 95% confidence intervals "
-                f"for {_over(record)}, each by itself, of differences between trials of the same "
-                "seed.",
-            ]
-        )
-    ]
-    if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        listed = in_line(names[:3])
-        blocks.append(
-            Paragraph(
-                [
-                    "The majority: ",
-                    *listed,
-                    f"{more}, the fewest domains with more than half of the training examples.",
-                ]
-            )
-        )
-    for measure in comparison.measures.values():
-        blocks.append(_table(record, measure, baseline, names))
-    return Section("price", "The price", blocks)
-
-
-def _over(record: ComparisonRecord) -> str:
-    split = record.comparison.split
-    if all(trials.resampled for trials in record.comparison.trials.values()):
-        return f"other {split} clients and other seeds"
-    return f"other seeds: the {split} clients are not in these intervals"
-
-
-def _table(
-    record: ComparisonRecord, measure: Measure, baseline: str, names: Sequence[str]
-) -> Table:
-    lines: list[Sequence[Line]] = []
-    for row in record.comparison.trials:
-        if row == baseline:
-            continue
-        found = gains(record.comparison, row, baseline, measure)
-        of_domains = {d: found[d] for d in record.comparison.domain_names}
-        lost = [d for d, gain in of_domains.items() if gain.mean < 0]
-        paying = min(lost, key=lambda name: of_domains[name].mean, default="")
-        of_majority = min((of_domains[d] for d in names), key=lambda gain: gain.mean, default=None)
-        lines.append(
-            [
-                Name(record.comparison.label(row)),
-                _shown(found[WORST], measure.unit),
-                "-" if of_majority is None else _shown(of_majority, measure.unit),
-                _shown(found[OVERALL], measure.unit),
-                f"{len(lost)} of {len(of_domains)}",
-                [Name(paying), " ", *_shown(of_domains[paying], measure.unit)] if lost else "-",
-            ]
-        )
-    headings = [
-        "",
-        "worst domain",
-        "majority (its worst off)" if len(names) > 1 else "majority",
-        "all examples",
-        "domains that lose",
-        "who loses most",
-    ]
-    return Table(f"Gain in {with_percent(measure.name, measure.unit)}", headings, lines)
-
-
-def _majority(record: ComparisonRecord) -> Sequence[str]:
-    domains: Any = record.first.about.get("data", "train", "domains")
-    if not domains:
-        return ()
-    return majority({name: domain["examples"] for name, domain in domains.items()})
-
-
-def _shown(gain: Gain, unit: Unit) -> list[Part]:
-    parts: list[Part] = [_signed(gain.mean, unit)]
-    interval = gain.interval()
-    if interval is not None:
-        low, high = interval
-        parts += [" [", _signed(low, unit), ", ", _signed(high, unit), "]"]
-    return parts
-
-
-def _signed(value: float, unit: Unit) -> Number:
-    return Number(signed(value, unit, DECIMALS), None if value != value else value)

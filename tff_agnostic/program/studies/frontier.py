@@ -24,7 +24,7 @@ from tff_agnostic.metrics.formatting import cell, points
 from tff_agnostic.models.model import Measure
 from tff_agnostic.program.studies.comparison import WORST, Comparison
 from tff_agnostic.program.studies.gains import Gain, gain
-from tff_agnostic.program.studies.verdict import of_row
+from tff_agnostic.program.studies.verdict import row_sentences
 
 TRAINING_MIXTURE = "training_mixture"
 # Weights that differ by less are the same mixture.
@@ -170,7 +170,7 @@ class Frontier:
         best, training = self.best.name, self.training_mixture.name
         if best == training or self.verdict.outcome is FrontierOutcome.UNKNOWN:
             return [self.sentence, *self._next]
-        changes = of_row(self.comparison, best, training, self.measure)
+        changes = row_sentences(self.comparison, best, training, self.measure)
         return [self.sentence, *changes, *self._next]
 
     @property

@@ -11,28 +11,28 @@ import numpy as np
 
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.base.errors import UserError, counted
-from tff_agnostic.base.files import write_json, write_text
+from tff_agnostic.base.files import write_json
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.models.model import Measure, main_measure, measures_of
 from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, session
-from tff_agnostic.program.reports.figures import save
-from tff_agnostic.program.reports.page import title_of as page_title
-from tff_agnostic.program.reports.run_page import REPORT
+from tff_agnostic.program.reports.document import to_terminal
+from tff_agnostic.program.reports.html import chosen_title
 from tff_agnostic.program.runs.build import training_examples
 from tff_agnostic.program.runs.spec import RunSpec
-from tff_agnostic.program.studies import frontier_report as reports
 from tff_agnostic.program.studies.comparison import MAX_TRIALS
-from tff_agnostic.program.studies.comparison_report import notes, title_of
 from tff_agnostic.program.studies.frontier import GRIDS, Frontier, Mixture, check_time, mixtures
-from tff_agnostic.program.studies.frontier_report import usual_title, write_frontier_report
+from tff_agnostic.program.studies.frontier_page import (
+    FRONTIER as FRONTIER_FILE,
+)
+from tff_agnostic.program.studies.frontier_page import default_title, to_json, write_frontier_page
 from tff_agnostic.program.studies.methods import Arm, TrialOptions, given_arms, trial_specs
 from tff_agnostic.program.studies.rows import train_rows
 from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.stages import staged
 from tff_agnostic.program.studies.trainer import RunTrainer
-from tff_agnostic.program.studies.verdict import harmed
+from tff_agnostic.program.studies.verdict import neglected
 from tff_agnostic.tasks.task import Task
 
 # Algorithms that can train on a fixed mixture.
@@ -120,7 +120,7 @@ def draw_frontier(given: GivenRun) -> None:
         raise UserError(f"{points[0].name}: expected a result, with which mixtures are compared")
     points = [point for point in points if point.name in comparison.trials]
     specs = {row: specs[row] for row in comparison.trials}
-    harm = harmed(comparison, {row: runs[0] for row, runs in specs.items()})
+    harm = neglected(comparison, {row: runs[0] for row, runs in specs.items()})
     _report(Frontier(comparison, points, measure), own, at.path, given.typed, harm)
 
 
@@ -164,23 +164,12 @@ def _mixture_arms(own: FrontierOptions, points: Sequence[Mixture]) -> Mapping[st
 def _report(
     frontier: Frontier, own: FrontierOptions, path: Path, command: str, harm: Sequence[str]
 ) -> None:
-    """Prints the verdict and the table; writes frontier.json, .csv, .md, .png and the report."""
-    measure, split = frontier.measure, frontier.comparison.split
-    files = [path / f"frontier.{ending}" for ending in ("md", "json", "csv", "png")]
-    page, json_file, csv_file, image = files
-    save(reports.figure(frontier), image)
-    write_json(json_file, reports.to_json(frontier, command))
-    write_text(csv_file, reports.to_csv(frontier))
-    title = page_title(path / REPORT, None, usual_title(own.task))
-    write_text(page, reports.markdown(frontier, title, command, image.name, harm))
-    for line in frontier.sentences:
-        print(f"\n{line}")
-    print(f"\n{title_of(measure.name)} on the {split} clients")
-    print(reports.table(frontier, "simple"))
-    for line in (*harm, *notes(frontier.comparison)):
-        print(f"\n{line}")
-    print(f"\nfiles: {', '.join(map(str, files))}")
-    print(f"report: {write_frontier_report(frontier, path, title, command, harm)}")
+    """Prints the page of a frontier, and writes it with frontier.json."""
+    write_json(path / FRONTIER_FILE, to_json(frontier, command))
+    title = chosen_title(path, None, default_title(own.task))
+    report, page = write_frontier_page(frontier, path, title, command, harm)
+    print(f"\n{to_terminal(page)}")
+    print(f"\nreport: {report}")
 
 
 FRONTIER = RunCommand(

@@ -1,8 +1,8 @@
-"""What one row of a comparison gains over another, for each domain, with its interval.
+"""Gains of one method of a comparison over another, for each domain, with their intervals.
 
-Trials of a seed share their data, their cohorts and their first weights, and test clients have the
-same weights in the replicates of both rows (`tff_agnostic.metrics.intervals`): gains are
-differences of pairs.
+Trials of a seed share their data, cohorts and first weights, and test clients have the same weights
+in the replicates of both methods (`tff_agnostic.metrics.intervals`): gains are differences of
+pairs.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ LEAST_TRIALS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Gain:
-    """By how much one row is better than another for one group; negative where it is worse.
+    """The gain of one method over another in one group; negative if the method is worse.
 
     Attributes:
-        name: Whose: a domain, `OVERALL` or `WORST`.
-        before: The other row's value, the mean over its trials.
-        after: This row's.
-        spread: The gain, and what is known of its error; None without pairs of trials.
-        clients: The effective number of test clients; NaN if clients were not resampled.
-        largest: No gain can be larger, and no loss: 1 of a share.
-        trials: Of each row.
+        name: Name of the group: a domain, `OVERALL` or `WORST`.
+        before: Value of the other method, the mean over its trials.
+        after: Value of this method.
+        mean: The gain.
+        spread: The gain with its variance; None without pairs of trials.
+        clients: Effective number of test clients; NaN if clients were not resampled.
+        largest: Largest possible gain and loss: 1 of a share.
+        trials: Trials of each method.
     """
 
     name: str
@@ -58,17 +59,17 @@ class Gain:
 
     @property
     def has_too_few_clients(self) -> bool:
-        """Whether there is no interval because it would say nothing."""
+        """Whether the clients are too few for an interval."""
         return not math.isnan(self.clients) and not has_enough(self.clients)
 
     @property
     def has_too_few_trials(self) -> bool:
-        """Whether there is no interval because it would hold every gain that there can be."""
+        """Whether the trials are too few: an interval would contain every possible gain."""
         return self._holds_all(None if self.spread is None else self.spread.interval())
 
     @property
     def is_open(self) -> bool:
-        """Whether the data leave it open which row is better."""
+        """Whether the data do not show which method is better."""
         too_few = self.has_too_few_trials or self.has_too_few_clients
         return not self.told() and (self.interval() is not None or too_few)
 
@@ -78,26 +79,24 @@ class Gain:
         return interval[0] < -self.largest and self.largest < interval[1]
 
     def interval(self, tests: int = 1) -> Interval:
-        """Returns the interval, of gains that there can be.
-
-        None if there is none, or if too few clients or trials allow none.
+        """Returns the interval, within the possible gains; None without enough clients or trials.
 
         Args:
-            tests: How many such intervals are to hold together, by Bonferroni's inequality.
+            tests: Number of intervals that hold together, by Bonferroni's inequality.
         """
         if self.spread is None or self.has_too_few_clients:
             return None
-        found = self.spread.interval(tests)
-        if found is None or self._holds_all(found):
+        interval = self.spread.interval(tests)
+        if interval is None or self._holds_all(interval):
             return None
-        return max(found[0], -self.largest), min(found[1], self.largest)
+        return max(interval[0], -self.largest), min(interval[1], self.largest)
 
     def told(self, tests: int = 1) -> int:
-        """Returns 1 if the group is better off, -1 if it is worse off, 0 if that is not known."""
-        found = self.interval(tests)
-        if found is None:
+        """Returns 1 if the group is significantly better off, -1 if it is worse off, else 0."""
+        interval = self.interval(tests)
+        if interval is None:
             return 0
-        return int(found[0] > 0) - int(found[1] < 0)
+        return int(interval[0] > 0) - int(interval[1] < 0)
 
 
 def gains(comparison: Comparison, row: str, baseline: str, measure: Measure) -> Mapping[str, Gain]:
@@ -107,9 +106,9 @@ def gains(comparison: Comparison, row: str, baseline: str, measure: Measure) -> 
 
 
 def gain(comparison: Comparison, row: str, baseline: str, name: str, measure: Measure) -> Gain:
-    """Returns what a row of a comparison gains over another for one group.
+    """Returns the gain of a method over another in one group.
 
-    Without trials of the same seeds there is a mean, and no interval.
+    Without trials of the same seeds the gain has a mean and no interval.
 
     Args:
         name: A domain, `OVERALL` or `WORST`.
@@ -121,13 +120,13 @@ def gain(comparison: Comparison, row: str, baseline: str, name: str, measure: Me
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Estimates:
-    """What the trials of a row attained by one number, and with other samples of clients.
+    """A number in the trials of a method, also with other samples of clients.
 
     Attributes:
-        values: One a trial, [K].
-        replicates: The same in each replicate, [K, B]; None where clients were not resampled.
-        clients: The effective number of clients; NaN where they were not resampled.
-        seeds: Of the trials.
+        values: Value in each trial, [K].
+        replicates: Value in each replicate, [K, B]; None if clients were not resampled.
+        clients: Effective number of clients; NaN if they were not resampled.
+        seeds: Seeds of the trials.
         is_smooth: See `intervals.combined`.
     """
 
@@ -139,7 +138,7 @@ class Estimates:
 
 
 def estimates(trials: Trials, names: Sequence[str], name: str, measure: Measure) -> Estimates:
-    """Returns what a row attained for a domain, `OVERALL` or `WORST`."""
+    """Returns the values of a method in a domain, `OVERALL` or `WORST`."""
     replicates = _replicates(trials, names, name, measure)
     clients = math.nan if replicates is None else _clients(trials, names, name, measure)
     values = np.asarray(trials.values[name][measure.name])
@@ -149,7 +148,7 @@ def estimates(trials: Trials, names: Sequence[str], name: str, measure: Measure)
 def difference(
     name: str, ours: Estimates, theirs: Estimates, higher_is_better: bool, unit: Unit
 ) -> Gain:
-    """Returns what one row gains over another; a mean alone without trials of the same seeds."""
+    """Returns the gain of estimates over others; see `gain`."""
     sign = 1.0 if higher_is_better else -1.0
     after, before = float(np.mean(ours.values)), float(np.mean(theirs.values))
     mean = sign * (after - before)
@@ -165,8 +164,8 @@ def difference(
     return Gain(name, before, after, mean, spread, clients, largest, len(changes))
 
 
-def alike(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]:
-    """Returns the rows that cannot be told apart from the best one of a group.
+def tied(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]:
+    """Returns the methods that do not differ significantly from the best one in a group.
 
     Args:
         name: A domain, `OVERALL` or `WORST`.
@@ -183,7 +182,7 @@ def alike(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]
 def attained(
     trials: Trials, names: Sequence[str], name: str, measure: Measure
 ) -> tuple[float, Interval]:
-    """Returns the mean of a row's values for a group, and its interval, of possible values.
+    """Returns the mean of a method's values in a group with its interval, of possible values.
 
     The interval is None if the test clients of the group are too few for one, or nothing varies.
     """
@@ -199,11 +198,11 @@ def attained(
 def _replicates(
     trials: Trials, names: Sequence[str], name: str, measure: Measure
 ) -> Optional[np.ndarray]:
-    """Returns the values of replicates, [K, B]."""
-    found = [of.values[measure.name] for of in trials.resampled if measure.name in of.values]
-    if not found or len({of.shape for of in found}) > 1 or len(found) < len(trials.resampled):
+    """Returns the values of replicates, [K, B]; None unless all trials have equally many."""
+    each = [of.values[measure.name] for of in trials.resampled if measure.name in of.values]
+    if not each or len({of.shape for of in each}) > 1 or len(each) < len(trials.resampled):
         return None
-    values = np.array(found)
+    values = np.array(each)
     if name == OVERALL:
         return values[..., -1]
     if name != WORST:
@@ -216,15 +215,17 @@ def _replicates(
 
 
 def _clients(trials: Trials, names: Sequence[str], name: str, measure: Measure) -> float:
-    """Returns the effective number of clients; of the worst domain that of the worst on average."""
+    """Returns the effective number of clients of a group; of `WORST` the worst domain's."""
     clients = np.mean([of.clients for of in trials.resampled], axis=0)
     if name == OVERALL:
         return float(clients[-1])
-    return float(clients[names.index(worst_of(trials, names, measure) if name == WORST else name)])
+    return float(
+        clients[names.index(worst_domain(trials, names, measure) if name == WORST else name)]
+    )
 
 
-def worst_of(trials: Trials, names: Sequence[str], measure: Measure) -> str:
-    """Returns the domain that is worst in the mean over the trials, of those that are counted."""
+def worst_domain(trials: Trials, names: Sequence[str], measure: Measure) -> str:
+    """Returns the worst counted domain in the mean over the trials."""
     means = {n: float(np.mean(trials.values[n][measure.name])) for n in names}
     counted = {n: v for n, v in means.items() if n not in trials.not_counted and v == v}
     choose = min if measure.higher_is_better else max

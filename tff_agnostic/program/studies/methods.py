@@ -29,7 +29,7 @@ _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
 OF_ALL_ROWS = ("runtime", "seed", "worst_min_examples", "client_percentiles")
 # Names of folders: of runs, and of the best flags of a search next to other folders.
 _NAME = re.compile(r"[\w][\w .+-]*")
-_TAKEN = ("plots", "images", "runs", "trials", "baselines", "first_stages")
+_TAKEN = ("runs", "trials", "baselines", "first_stages")
 # Algorithm of the baseline.
 BASELINE = "fed_avg"
 # Shorthand of rows of two stages; see `studies.stages`.
@@ -68,7 +68,7 @@ _POOLED = {
     "server_learning_rate": 1.0,
 }
 WORDS: Mapping[str, Word] = {
-    "uniform": Word("uniform lambda", _UNIFORM),
+    "uniform": Word("FedAvg, equal domain weights", _UNIFORM),
     "frozen": Word(
         "absent domains frozen",
         {"algorithm": "agnostic_fed_avg", "lambda_absent": "freeze"},
@@ -84,7 +84,7 @@ WORDS: Mapping[str, Word] = {
     LAST_LAYER: Word("last layer balanced", _UNIFORM),
     "domain_input": Word("domain as an input", {"algorithm": BASELINE, "domain_input": EMBEDDING}),
     "pooled": Word("pooled, not federated", {"algorithm": BASELINE, **_POOLED}),
-    "pooled_balanced": Word("pooled, uniform lambda, not federated", {**_UNIFORM, **_POOLED}),
+    "pooled_balanced": Word("pooled, equal domain weights, not federated", {**_UNIFORM, **_POOLED}),
 }
 
 

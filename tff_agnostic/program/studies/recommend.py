@@ -18,17 +18,13 @@ import numpy as np
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OneOf, Within
-from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.data.clients import client_domain_counts
-from tff_agnostic.metrics.formatting import cell
-from tff_agnostic.models.model import Measure, measures_of
+from tff_agnostic.models.model import measures_of
 from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions, session
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.runs.spec import RunSpec, check_given_somewhere
 from tff_agnostic.program.studies.choice import REGRET, chosen, share_of
-from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison
-from tff_agnostic.program.studies.gains import worst_of
 from tff_agnostic.program.studies.methods import BASELINE, Arm, arms_of_algorithms
 from tff_agnostic.program.studies.portfolio import FACTORS, IF_NAMED, PORTFOLIO
 from tff_agnostic.program.studies.portfolio_search import Budget, PortfolioSearch, Rows, prepared
@@ -114,7 +110,6 @@ def recommend(given: GivenRun) -> Recommended:
             "left_out": excluded,
             "schedule": found.schedule._asdict(),
             "called": given.typed,
-            "attained": attained_lines(final, choice),
         }
         return write_recommendation(
             at.path, found, objective, choice, request.may_lose, final, facts
@@ -221,29 +216,8 @@ def _check_defined(objective: Objective, task: Task, least: int) -> None:
         )
 
 
-def attained_lines(final: Comparison, choice: Optional[str]) -> list[str]:
-    """Returns the main measure of the choice and of FedAvg on the test clients."""
-    measure, names = final.main_measure, final.domain_names
-    lines = []
-    for row in dict.fromkeys([choice or BASELINE, BASELINE]):
-        trials = final.trials[row]
-        overall, worst = (
-            _text(trials.mean(group, measure.name), measure) for group in (OVERALL, WORST)
-        )
-        lines.append(
-            f"On the {final.split} clients {final.label(row)} has {measure.name} {overall} over "
-            f"all examples and {worst} in the worst domain ({worst_of(trials, names, measure)})."
-        )
-    return lines
-
-
-def _text(value: float, measure: Measure) -> str:
-    return f"{cell(value, measure.unit, _DECIMALS)}{'%' if measure.unit is Unit.SHARE else ''}"
-
-
 def _show(recommended: Recommended) -> None:
-    choice = None if recommended.choice == BASELINE else recommended.choice
-    for line in (*attained_lines(recommended.comparison, choice), *shown(recommended)):
+    for line in shown(recommended):
         print(f"\n{line}")
 
 

@@ -1,4 +1,4 @@
-"""What `recommend` found, in sentences, in recommendation.json and on the page that shows it."""
+"""The recommendation as sentences, as recommendation.json, and as a page."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from tff_agnostic.base.files import finite_or_none, write_json
 from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.formatting import points, signed, with_percent
 from tff_agnostic.program.commands.command_line import compare_command, train_command
-from tff_agnostic.program.reports.page import (
-    Bullets,
-    Line,
-    Name,
+from tff_agnostic.program.reports.claims import split_name, value_text
+from tff_agnostic.program.reports.document import (
+    Cell,
     Page,
-    Paragraph,
     Section,
-    Source,
+    Sentences,
     Table,
+    text,
 )
-from tff_agnostic.program.reports.run_page import REPORT, command_blocks, typed_blocks
+from tff_agnostic.program.reports.html import REPORT
+from tff_agnostic.program.reports.run_page import typed_blocks
+from tff_agnostic.program.reports.run_record import number
 from tff_agnostic.program.studies.choice import Judged, attained, judged
 from tff_agnostic.program.studies.comparison import (
+    OVERALL,
+    WORST,
     Comparison,
     first_stage_folder,
     trial_folder,
@@ -35,27 +38,27 @@ from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.program.studies.portfolio import Schedule
 from tff_agnostic.program.studies.search_space import Objective
 from tff_agnostic.program.studies.stages import joined
-from tff_agnostic.program.studies.verdict import verdicts
+from tff_agnostic.program.studies.verdict import shortfall, verdicts
 
 FILE = "recommendation.json"
-# The folder of what is trained at the end.
+# Folder of the final runs.
 FINAL = "final"
-# Why a row had no more runs.
+# Why a method had no more runs.
 WORSE = "worse than FedAvg"
 _DECIMALS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search found on the validation clients.
+    """Results of a search on the validation clients.
 
     Attributes:
-        confirmed: The trials of FedAvg and of the rows that looked best, each at its best setting.
-        judged: Each of them beside FedAvg.
-        tried: The first trial of each row at each setting; rows are called ROW-SETTING.
-        changes: The best setting of each row, by flag; those that were given up among them.
-        given_up: Why rows had no more runs.
-        schedule: How much was tried.
+        confirmed: Trials of FedAvg and of the best methods, each at its best setting.
+        judged: Each of them compared with FedAvg.
+        tried: First trial of each method at each setting, by METHOD-SETTING.
+        changes: Best setting of each method, by flag.
+        given_up: Why a method had no more runs, by its name.
+        schedule: The number of settings and trials.
     """
 
     confirmed: Comparison
@@ -68,17 +71,17 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class Recommended:
-    """What is recommended.
+    """A recommendation.
 
     Attributes:
-        path: The folder of all runs.
-        choice: The row: a word of the portfolio, FedAvg's where nothing is shown to be better.
-        sentences: What is recommended, and why.
-        verdict: What the test clients say of it; see `on_test`.
-        model: The folder of the run whose model is handed over.
-        command: The command line that trains it again.
+        path: Folder of all runs.
+        choice: Recommended method: FedAvg if no other is significantly better.
+        sentences: The recommendation and its reasons.
+        verdict: Results on the test clients; see `on_test`.
+        model: Folder of the run with the recommended model.
+        command: Command that trains the model again.
         comparison: The choice and FedAvg on the test clients.
-        title: Of its page, if one was given.
+        title: Title of the page, if one was given.
     """
 
     path: Path
@@ -94,17 +97,17 @@ class Recommended:
 def sentences(
     found: Found, objective: Objective, choice: Optional[str], may_lose: Optional[float]
 ) -> list[str]:
-    """Returns what is recommended, why, and what would have to be known to say more."""
-    comparison, split = found.confirmed, found.confirmed.split
+    """Returns the recommendation, its reasons, and what it would take to know more."""
+    comparison = found.confirmed
+    clients = f"{split_name(comparison.split)} clients that chose"
     allowed = {row: of for row, of in found.judged.items() if of.may_be_chosen(may_lose)}
     lost = [row for row in found.judged if row not in allowed]
     if choice is not None:
         of = found.judged[choice]
         return [
             f"Recommended: {comparison.label(choice)}{_with(found.changes[choice])}.",
-            f"On the {split} clients that judged, {objective.name} is "
-            f"{objective.text(of.gain.after)}, with FedAvg {objective.text(of.gain.before)}: "
-            f"{_gain(of.gain, objective)}.",
+            f"On the {clients}, {objective.name} is {objective.text(of.gain.after)}, with FedAvg "
+            f"{objective.text(of.gain.before)}: {_gain(of.gain, objective)}.",
             f"All examples together {_average(of.loss, objective)}.",
             *_excluded(found, objective, lost),
         ]
@@ -113,28 +116,33 @@ def sentences(
         nearest = min(lost, key=lambda row: (math.isnan(loss := found.judged[row].loss), loss))
         of = found.judged[nearest]
         return [
-            f"{fed_avg} no other row meets --average_may_lose={100 * may_lose:g}%.",
-            f"Nearest to that is {comparison.label(nearest)}: all examples together "
+            f"{fed_avg} no other method meets --average_may_lose={100 * may_lose:g}%.",
+            f"The nearest is {comparison.label(nearest)}: all examples together "
             f"{_average(of.loss, objective)}, for {_gain(of.gain, objective)} in {objective.name}.",
         ]
-    of_them = "no row that may be chosen" if lost else "no other row"
-    found_text = [
-        f"{fed_avg} {of_them} is shown to be better for {objective.name} on the {split} clients "
-        "that judged.",
+    others = "no method that may be chosen" if lost else "no other method"
+    lines = [
+        f"{fed_avg} {others} is significantly better for {objective.name} on the {clients}.",
         *_excluded(found, objective, lost),
     ]
     known = {row: of.gain for row, of in allowed.items() if not math.isnan(of.gain.mean)}
     if known:
         nearest = max(known, key=lambda row: known[row].mean)
-        found_text.append(
-            f"Nearest to it is {comparison.label(nearest)}, with "
-            f"{_gain(known[nearest], objective)}{_needed(known[nearest])}."
+        advice = _shortfall(known[nearest], comparison)
+        lines.append(
+            f"The nearest is {comparison.label(nearest)}, with "
+            f"{_gain(known[nearest], objective)}{f': {advice}' if advice else ''}."
         )
-    return found_text
+    return lines
+
+
+def _shortfall(gain: Gain, comparison: Comparison) -> str:
+    """Returns what would show a gain; empty if there is none to show."""
+    return shortfall(gain, comparison.split, gain.trials) if gain.mean > 0 else ""
 
 
 def _excluded(found: Found, objective: Objective, rows: Sequence[str]) -> list[str]:
-    """Returns a sentence on the rows that lose too much of the average, if there are any."""
+    """Returns the sentence about methods that lose too much of the average, if there are any."""
     texts = [
         f"{found.confirmed.label(row)} ({_gain(of.gain, objective)}; all examples together "
         f"{_average(of.loss, objective)})"
@@ -145,53 +153,62 @@ def _excluded(found: Found, objective: Objective, rows: Sequence[str]) -> list[s
 
 
 def on_test(final: Comparison, objective: Objective, choice: Optional[str]) -> list[str]:
-    """Returns what the test clients say: of the objective, then of the domains.
+    """Returns the results on the test clients: the model's, the objective's, then the domains'.
 
     Args:
         final: FedAvg and the choice on the test clients.
-        objective: What was to be good. Regret is that of these two rows.
-        choice: The row that was chosen; None if it is FedAvg.
+        objective: The objective of the choice. Regret is that of these two methods.
+        choice: The chosen method; None if it is FedAvg.
     """
-    algorithms = dict.fromkeys(final.trials, "") | {BASELINE: BASELINE}
-    lines = verdicts(final, algorithms)
-    if choice is None or objective.name == f"worst:{final.main_measure.name}":
-        return lines
-    gain = judged(final, objective, BASELINE)[choice].gain
-    text = (
-        f"On the {final.split} clients {objective.name} is {objective.text(gain.after)}, with "
-        f"FedAvg {objective.text(gain.before)}: {_gain(gain, objective)}."
+    lines = [_model_line(final, choice or BASELINE)]
+    if choice is not None and objective.name != f"worst:{final.main_measure.name}":
+        gain = judged(final, objective, BASELINE)[choice].gain
+        lines.append(
+            f"On the {split_name(final.split)} clients {objective.name} is "
+            f"{objective.text(gain.after)}, with FedAvg {objective.text(gain.before)}: "
+            f"{_gain(gain, objective)}."
+        )
+    return [*lines, *verdicts(final, dict.fromkeys(final.trials, "") | {BASELINE: BASELINE})]
+
+
+def _model_line(final: Comparison, row: str) -> str:
+    """Returns the sentence with the values of the recommended model, and of FedAvg's."""
+    measure = final.main_measure
+
+    def values(of_row: str) -> str:
+        trials = final.trials[of_row]
+        worst, overall = (
+            value_text(float(trials.values[group][measure.name][0]), measure)
+            for group in (WORST, OVERALL)
+        )
+        return f"{worst} in its worst domain and {overall} on all examples"
+
+    beside = f"; FedAvg of the same seed has {values(BASELINE)}" if row != BASELINE else ""
+    return (
+        f"The recommended model, of the first seed, has {measure.name} {values(row)} of the "
+        f"{split_name(final.split)} clients{beside}."
     )
-    return [text, *lines]
 
 
 def _with(changes: Mapping[str, Any]) -> str:
-    shown = {n: v for n, v in changes.items() if isinstance(v, float)}
-    text = " and ".join(f"--{name}={value:.4g}" for name, value in shown.items())
-    return f" with {text}" if text else ""
+    changed = {n: v for n, v in changes.items() if isinstance(v, float)}
+    flags = " and ".join(f"--{name}={value:.4g}" for name, value in changed.items())
+    return f" with {flags}" if flags else ""
 
 
 def _gain(gain: Gain, objective: Objective) -> str:
-    by = f"a gain of {signed(gain.mean, objective.unit, _DECIMALS)}{points(objective.unit)}"
+    amount = f"a gain of {signed(gain.mean, objective.unit, _DECIMALS)}{points(objective.unit)}"
     interval = gain.interval()
     if interval is None:
         why = ": too few trials for one" if gain.has_too_few_trials else ""
-        return f"{by}, without an interval{why}"
+        return f"{amount}, without an interval{why}"
     low, high = (signed(end, objective.unit, _DECIMALS) for end in interval)
-    alone = "" if gain.has_clients else ", over seeds alone: other clients are not in it"
-    return f"{by} (95% interval {low} to {high}{alone})"
+    alone = "" if gain.has_clients else ", which does not cover other clients"
+    return f"{amount} (95% interval {low} to {high}{alone})"
 
 
 def _average(loss: float, objective: Objective) -> str:
     return f"{'lose' if loss > 0 else 'gain'} {100 * abs(loss):.2f}{points(objective.unit) or '%'}"
-
-
-def _needed(gain: Gain) -> str:
-    if gain.has_too_few_clients:
-        return ": too few validation clients of its worst domain for an interval"
-    needed = None if gain.spread is None or gain.mean <= 0 else gain.spread.needed().both
-    if needed is None or needed > 50:
-        return ""
-    return f": {needed:.1f} times as many validation clients and trials would show it"
 
 
 def write_recommendation(
@@ -206,11 +223,11 @@ def write_recommendation(
     """Writes recommendation.json, and returns what is recommended.
 
     Args:
-        found: On the validation clients.
-        choice: The row that is shown to be better than FedAvg, if one is.
-        may_lose: How much of the average may be lost.
+        found: Results on the validation clients.
+        choice: The method that is significantly better than FedAvg; None without one.
+        may_lose: Limit of the average's loss.
         final: FedAvg and the choice on the test clients.
-        facts: How it was found, for the file.
+        facts: Description of the search, for the file.
     """
     row = choice or BASELINE
     run = trial_folder(path / FINAL, row, 0)
@@ -237,7 +254,7 @@ def write_recommendation(
 
 
 def _command(final: Path, row: str, seeds: Sequence[int]) -> list[str]:
-    """Returns the command that trains the choice again; of two stages it is a comparison's."""
+    """Returns the command that trains the choice again; for two stages it is `compare`."""
     runs = [trial_folder(final, row, k).spec() for k in range(len(seeds))]
     if row != LAST_LAYER:
         return train_command(runs[0], keeps_folders=True)
@@ -276,7 +293,7 @@ def _tried_json(found: Found, objective: Objective) -> dict[str, Any]:
 
 
 def shown(recommended: Recommended) -> list[str]:
-    """Returns what a terminal shows."""
+    """Returns the lines for the terminal."""
     return [
         *recommended.sentences,
         *recommended.verdict,
@@ -289,64 +306,54 @@ def recommendation_page(content: Mapping[str, Any], title: str) -> Page:
     """Returns the page.
 
     Args:
-        content: recommendation.json.
+        content: Content of recommendation.json.
     """
-    source = Source(FILE, content)
-    unit = Unit[content["unit"]]
-    rows: list[Sequence[Line]] = []
-    for row, of in content["rows"].items():
-        at = source.below("rows", row)
-        status = "" if of["objective"] is not None else "one trial: others looked better"
+    unit, rows = Unit[content["unit"]], []
+    for of in content["rows"].values():
+        status = "" if of["objective"] is not None else "one trial: not among the best"
         if of["given_up"]:
-            status = f"given up: {of['given_up']}"
-        rows.append(
-            [
-                Name(of["label"]),
-                of["setting_text"],
-                at.number("objective", unit=unit),
-                at.number("gain", unit=unit),
-                [*at.interval("interval", unit=unit)] or "-",
-                at.number("average_loses", unit=Unit.SHARE),
-                status,
-            ]
+            status = f"no more runs: {of['given_up']}"
+        ends = of.get("interval")
+        gain = dataclasses.replace(
+            number(of.get("gain"), unit), interval=tuple(ends) if ends else None, is_difference=True
         )
+        average = number(of.get("average_loses"), Unit.SHARE)
+        row: list[Cell] = [of["label"], of["setting_text"], number(of["objective"], unit)]
+        rows.append([*row, gain, average, status])
     objective = with_percent(content["objective"], unit)
-    is_share = unit is Unit.SHARE
+    in_points = ", points" if unit is Unit.SHARE else ""
     headings = [
-        *("", "best setting", objective, f"gain over FedAvg{', points' if is_share else ''}"),
-        *("95% interval", f"average loses, {'points' if is_share else '%'}", ""),
+        *("", "best setting", objective, f"gain over FedAvg{in_points} [95% interval]"),
+        *(f"average loses, {in_points[2:] or '%'}", ""),
     ]
-    tried: list[Sequence[Line]] = [
-        [Name(name), source.number("tried", name, unit=unit)] for name in content["tried"]
-    ]
-    left_out = [f"{row} was left out: {why}" for row, why in content["left_out"].items()]
+    tried = [[name, number(value, unit)] for name, value in content["tried"].items()]
+    excluded = [f"{row} is excluded: {why}" for row, why in content["left_out"].items()]
+    clients = f"{split_name(content['split'])} clients"
     return Page(
         title,
         content["judges"],
         [
-            Section("recommendation", "The recommendation", [Bullets(content["sentences"])]),
+            Section("The recommendation", text(content["sentences"])),
             Section(
-                "verdict",
-                "What the test clients say",
+                "Results on the test clients",
                 [
-                    Bullets(content["verdict"]),
-                    Paragraph(
-                        "The test clients were looked at once, after the choice. More of these "
-                        f"runs: {FINAL}/{REPORT}."
+                    Sentences(content["verdict"]),
+                    Sentences(
+                        [
+                            "The test clients were evaluated once, after the choice. More about "
+                            f"these runs: {FINAL}/{REPORT}."
+                        ]
                     ),
                 ],
             ),
+            Section("What was compared", [Table(f"On the {clients}", headings, rows, excluded)]),
             Section(
-                "rows",
-                "What was compared",
-                [Table(f"On the {content['split']} clients that judge", headings, rows, left_out)],
-            ),
-            Section(
-                "tried",
                 "What was tried",
-                [Table("One trial of each setting", ["row-setting", objective], tried)],
+                [Table("One trial of each setting", ["method-setting", objective], tried)],
             ),
-            Section("again", "How to train it again", command_blocks(content["command"], False)),
-            Section("search", "How to choose again", typed_blocks(content["called"])),
+            Section(
+                "How to train it again", [Sentences([shlex.join(content["command"])], "command")]
+            ),
+            Section("How to choose again", typed_blocks(content["called"]), is_folded=True),
         ],
     )

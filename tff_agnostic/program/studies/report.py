@@ -1,4 +1,4 @@
-"""Reports of what lies in a folder, again: of a run, or of all that is made of several runs."""
+"""Reports of runs and studies, written again."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ from pathlib import Path
 from typing import Optional
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import read_json, write_text
+from tff_agnostic.base.files import read_json
 from tff_agnostic.base.options import Options
 from tff_agnostic.program.commands.command import Command
 from tff_agnostic.program.commands.command_line import compare_command, train_command
 from tff_agnostic.program.progress import LongWork
-from tff_agnostic.program.reports.page import rendered, title_of
-from tff_agnostic.program.reports.run_page import REPORT as REPORT_FILE
+from tff_agnostic.program.reports.html import chosen_title, write_page
 from tff_agnostic.program.reports.run_page import run_page, write_run_report
 from tff_agnostic.program.runs.folder import RunFolder
-from tff_agnostic.program.studies import frontier_report, tuning_page
+from tff_agnostic.program.studies import frontier_page, tuning_page
 from tff_agnostic.program.studies.comparison import first_stage_folder, trial_folder
-from tff_agnostic.program.studies.comparison_page import comparison_page, usual_title
+from tff_agnostic.program.studies.comparison_page import comparison_page, default_title
 from tff_agnostic.program.studies.comparison_record import COMPARE, read_comparison
-from tff_agnostic.program.studies.frontier_report import (
+from tff_agnostic.program.studies.frontier_page import (
     FRONTIER,
     read_frontier,
-    write_frontier_report,
+    write_frontier_page,
 )
 from tff_agnostic.program.studies.methods import LAST_LAYER, WORDS
 from tff_agnostic.program.studies.recommendation import FILE, FINAL, recommendation_page
 from tff_agnostic.program.studies.stages import joined
 from tff_agnostic.program.studies.tuning_page import RESULT as SEARCH
 from tff_agnostic.program.studies.tuning_page import read_search
-from tff_agnostic.program.studies.verdict import harmed
+from tff_agnostic.program.studies.verdict import neglected
 
 
 def write_comparison_report(folder: Path, title: Optional[str] = None) -> Path:
@@ -45,24 +44,22 @@ def write_comparison_report(folder: Path, title: Optional[str] = None) -> Path:
         row: [trial_folder(folder, row, k).spec() for k in range(len(runs))]
         for row, runs in record.runs.items()
     }
-    path = folder / REPORT_FILE
-    given_up = harmed(record.comparison, {row: runs[0] for row, runs in specs.items()})
+    warned = neglected(record.comparison, {row: runs[0] for row, runs in specs.items()})
     words = {}
     for row, runs in specs.items():
         first = first_stage_folder(folder, row, 0)
         if first.config.exists():
             specs[row] = [joined(first.spec(), run) for run in runs]
             words[row] = (LAST_LAYER, WORDS[LAST_LAYER].settings)
-    heading = title_of(path, title, usual_title(record))
+    heading = chosen_title(folder, title, default_title(record))
     command = compare_command(specs, words)
-    write_text(path, rendered(comparison_page(record, command, given_up, heading)))
+    path = write_page(folder, comparison_page(record, command, warned, heading))
     count = sum(map(len, record.runs.values()))
     with LongWork("report", count, "pages of runs") as work:
         for row, of_row in record.runs.items():
             for k, run in enumerate(of_row):
-                own = trial_folder(folder, row, k).path
-                page = run_page(dataclasses.replace(run, where=""), _command(own))
-                write_text(own / REPORT_FILE, rendered(page))
+                trial = trial_folder(folder, row, k).path
+                write_page(trial, run_page(dataclasses.replace(run, where=""), _command(trial)))
                 work.update()
     return path
 
@@ -70,30 +67,29 @@ def write_comparison_report(folder: Path, title: Optional[str] = None) -> Path:
 def write_recommendation_report(folder: Path, title: Optional[str] = None) -> Path:
     """Writes the reports of a recommendation and of its last runs; returns the former's path."""
     write_comparison_report(folder / FINAL)
-    content, path = read_json(folder / FILE), folder / REPORT_FILE
-    heading = title_of(path, title, f"Recommendation for {content['task']}")
-    write_text(path, rendered(recommendation_page(content, heading)))
-    return path
+    content = read_json(folder / FILE)
+    heading = chosen_title(folder, title, f"Recommendation for {content['task']}")
+    return write_page(folder, recommendation_page(content, heading))
 
 
 def write_frontier_report_again(folder: Path, title: Optional[str]) -> Path:
     """Writes the report of a frontier, and returns its path; see `write_comparison_report`."""
     content, frontier = read_frontier(folder)
     specs = {row: trial_folder(folder, row, 0).spec() for row in frontier.comparison.trials}
-    heading = title_of(folder / REPORT_FILE, title, frontier_report.usual_title(content["task"]))
-    given_up = harmed(frontier.comparison, specs)
-    return write_frontier_report(frontier, folder, heading, content["command"], given_up)
+    heading = chosen_title(folder, title, frontier_page.default_title(content["task"]))
+    warned = neglected(frontier.comparison, specs)
+    path, _ = write_frontier_page(frontier, folder, heading, content["command"], warned)
+    return path
 
 
 def write_search_report(folder: Path, title: Optional[str]) -> Path:
     """Writes the report of a search, and returns its path; see `write_comparison_report`."""
-    ended, path = read_search(folder), folder / REPORT_FILE
-    heading = title_of(path, title, tuning_page.usual_title(ended.search))
-    write_text(path, rendered(ended.page(heading)))
-    return path
+    ended = read_search(folder)
+    heading = chosen_title(folder, title, tuning_page.default_title(ended.search))
+    return write_page(folder, ended.page(heading))
 
 
-# By the file that a folder is known by; of several that are there the first one.
+# Keyed by a file of the study; the first existing file decides.
 _WRITERS: Mapping[str, Callable[[Path, Optional[str]], Path]] = {
     FILE: write_recommendation_report,
     FRONTIER: write_frontier_report_again,
@@ -114,7 +110,7 @@ def write_report_again(folder: Path, title: Optional[str] = None) -> Path:
 
 
 def _command(folder: Path) -> Optional[list[str]]:
-    """Returns the command of a run; None if the user's algorithm is not where it was."""
+    """Returns the command of a run; None if the user's algorithm has moved."""
     try:
         return train_command(RunFolder(folder).spec())
     except UserError:

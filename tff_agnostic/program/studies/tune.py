@@ -10,13 +10,18 @@ from typing import Annotated, Any, Optional
 from optuna.trial import FrozenTrial
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import folder_lock, make_folder, write_errors, write_json, write_text
+from tff_agnostic.base.files import (
+    folder_lock,
+    make_folder,
+    write_errors,
+    write_json,
+    write_text,
+)
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.models.model import measures_of
 from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, session
-from tff_agnostic.program.reports.figures import save
-from tff_agnostic.program.reports.page import rendered, title_of
-from tff_agnostic.program.reports.run_page import REPORT
+from tff_agnostic.program.reports.document import Page, Section, text, to_terminal
+from tff_agnostic.program.reports.html import chosen_title, write_page
 from tff_agnostic.program.runs.heldout import check_heldout, check_store, heldout_options
 from tff_agnostic.program.runs.spec import check_given_somewhere
 from tff_agnostic.program.studies.comparison import MAX_TRIALS
@@ -31,7 +36,7 @@ from tff_agnostic.program.studies.optuna_studies import (
     Studies,
 )
 from tff_agnostic.program.studies.runset import RunSet
-from tff_agnostic.program.studies.search import Search, SearchRecord, TrialRunner
+from tff_agnostic.program.studies.search import Search, TrialRunner
 from tff_agnostic.program.studies.search_space import (
     parse_objective,
     parse_search,
@@ -46,17 +51,16 @@ from tff_agnostic.program.studies.searched_method import (
     is_private,
 )
 from tff_agnostic.program.studies.trainer import LoadedTasks, RunTrainer
-from tff_agnostic.program.studies.tuning_page import RESULT, found_by, tuning_page, usual_title
-from tff_agnostic.program.studies.tuning_report import (
+from tff_agnostic.program.studies.tuning_page import (
+    RESULT,
     Trials,
-    flags_of_all,
-    flags_of_one,
-    importance_figure,
+    default_title,
     importances,
-    slices,
-    table,
-    to_csv,
+    search_result,
+    trial_tables,
+    tuning_page,
 )
+from tff_agnostic.program.studies.tuning_report import compare_flags, train_flags
 
 _MAX_REPEATS = 1000
 _SECONDS_PER_HOUR = 3600.0
@@ -229,24 +233,24 @@ TUNE = RunCommand("tune", TuneOptions, tune, lambda nothing: None, without=("alg
 
 
 BEST_FLAGS, COMPARE_FLAGS = "best.flags", "compare.flags"
-TRIALS_CSV = "trials.csv"
 
 
 def report(search: Search, split: str, command: str) -> None:
-    """Prints the trials and the best of them, and writes all that a search leaves.
+    """Prints the trials and the best of them, and writes the results of a search.
 
     Args:
-        search: The search, ended; other processes may still run trials of it.
-        split: Whose clients were evaluated.
+        search: The search, which has ended; other processes may still run trials of it.
+        split: Split of the evaluated clients.
     """
     objective, path = search.runner.objective, search.folder
     trials = {name: search.studies.trials(name, FINISHED) for name in search.arms}
     shares = {name: importances(search.studies.study(name)) for name in search.arms}
     record, seed = search.record(split), search.runner.seeds[0]
-    found = found_by(record, trials, lambda name, trial: search.arms[name].spec(trial.params, seed))
+    found = search_result(
+        record, trials, lambda name, trial: search.arms[name].spec(trial.params, seed)
+    )
     counts = {name: len(of_it) for name, of_it in trials.items()}
     sentences = found.sentences(counts, len(search.runner.seeds), split)
-    write_text(path / TRIALS_CSV, to_csv(trials, objective))
     write_json(
         path / RESULT,
         {
@@ -267,50 +271,27 @@ def report(search: Search, split: str, command: str) -> None:
             },
         },
     )
-    _draw(record, trials, shares)
-    for line in sentences:
-        print(f"\n{line}")
-    for name, of_it in trials.items():
-        print(f"\n{search.arms[name].label}: {objective.name} on the {split} clients")
-        print(table(name, of_it, objective))
-        if shares[name] is None:
-            print("importance: not known without two complete trials of different values")
-        else:
-            print(f"importance: {_in_percent(shares[name] or {})}")
-    print(f"\ntrials: {path / TRIALS_CSV}, plots: {path / 'plots'}")
+    tables = [Section("All trials", trial_tables(record, trials, shares), in_terminal=True)]
+    page = Page("", "", [Section("The verdict", text(sentences), in_terminal=True), *tables])
+    if found.best_runs is not None:
+        title = chosen_title(path, None, default_title(record))
+        page = tuning_page(record, found, trials, sentences, shares, command, title)
+    print(f"\n{to_terminal(page)}")
     elsewhere = search.num_elsewhere()
     if elsewhere:
         print(
             f"note: trials that have not ended: {elsewhere}; another process runs them, or ended "
             "while it did (--resume goes on with these)"
         )
-    for line in found.harm:
-        print(f"note: {line}")
     _write_flags(search, trials, found.best, split)
     if found.best_runs is not None:
-        heading = title_of(path / REPORT, None, usual_title(record))
-        page = tuning_page(record, found, trials, sentences, shares, command, heading)
-        write_text(path / REPORT, rendered(page))
-        print(f"report: {path / REPORT}")
+        print(f"report: {write_page(path, page)}")
     none = [name for name in trials if name not in found.best]
     if none:
         raise UserError(
-            f"{', '.join(none)}: expected a complete trial, found none: {path / TRIALS_CSV} says "
-            "how they ended; search in other ranges, or go on with more --trials and --resume"
+            f"{', '.join(none)}: expected a complete trial, found none: the table above says how "
+            "they ended; search in other ranges, or go on with more --trials and --resume"
         )
-
-
-def _draw(
-    search: SearchRecord, trials: Trials, shares: Mapping[str, Optional[Mapping[str, float]]]
-) -> None:
-    folder = search.folder / "plots"
-    make_folder(folder)
-    for name, label in search.labels.items():
-        figure = slices(label, search.distributions[name], trials[name], search.objective)
-        save(figure, folder / f"{name}_slices.png")
-        of_it = shares[name]
-        if of_it is not None:
-            save(importance_figure(label, of_it), folder / f"{name}_importance.png")
 
 
 def _write_flags(
@@ -327,7 +308,7 @@ def _write_flags(
         )
         file = path / name / BEST_FLAGS
         make_folder(file.parent)
-        write_text(file, flags_of_one(arm, settings[name], f"{arm.label} on {arm.task}: {which}."))
+        write_text(file, train_flags(arm, settings[name], f"{arm.label} on {arm.task}: {which}."))
         command = "compare" if arm.has_two_stages else "train"
         print(f"{name}: {which}: ./run {command} --flagfile={file}")
     # Flags of earlier trials would be wrong.
@@ -336,7 +317,7 @@ def _write_flags(
     if len(search.arms) == 1 or len(found) < len(search.arms):
         return
     remark = f"The best of each by {objective.name} on the {split} clients."
-    text = flags_of_all(search.arms, settings, remark)
+    text = compare_flags(search.arms, settings, remark)
     if text is None:
         print(
             f"note: no {COMPARE_FLAGS}: rows of a comparison share the options of the task, in "
@@ -351,7 +332,3 @@ def _to_json(trial: Optional[FrozenTrial]) -> Optional[dict[str, Any]]:
     if trial is None:
         return None
     return {"trial": trial.number, "value": trial.value, "settings": dict(trial.params)}
-
-
-def _in_percent(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {100 * share:.0f}%" for name, share in shares.items())

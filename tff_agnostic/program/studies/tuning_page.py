@@ -1,50 +1,51 @@
-"""report.html of a search, and the search read back from its folder.
-
-Its verdict says in sentences what the search found: against what was given, and one algorithm
-against another.
-"""
+"""report.html of a search, and the search read back from its folder."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings as python_warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+import optuna
+from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, TrialState
 
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.formatting import UNDEFINED, with_percent
-from tff_agnostic.program.reports.page import (
+from tff_agnostic.program.reports.claims import split_name
+from tff_agnostic.program.reports.document import (
     Block,
-    Bullets,
-    Line,
-    Name,
+    Cell,
+    Number,
     Page,
-    Picture,
     Section,
     Table,
-    Warnings,
-    in_line,
+    text,
+    warnings,
 )
 from tff_agnostic.program.reports.run_page import (
-    data_section,
+    data_blocks,
     measure_facts,
     typed_blocks,
     use_section,
     versions_blocks,
 )
-from tff_agnostic.program.reports.run_record import data_caveats, read_run
+from tff_agnostic.program.reports.run_record import number, read_run
+from tff_agnostic.program.reports.run_warnings import data_caveats
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.spec import RunSpec
 from tff_agnostic.program.studies.comparison import Comparison, collect
 from tff_agnostic.program.studies.comparison import Trials as RowTrials
-from tff_agnostic.program.studies.gains import gains
+from tff_agnostic.program.studies.comparison_page import gain_figure
 from tff_agnostic.program.studies.optuna_studies import (
+    ENDED,
     FILE,
     FINISHED,
+    SECONDS,
     Method,
     Studies,
     given_values,
@@ -52,24 +53,32 @@ from tff_agnostic.program.studies.optuna_studies import (
 )
 from tff_agnostic.program.studies.runset import STUDY
 from tff_agnostic.program.studies.search import SearchRecord, best, shown_values
-from tff_agnostic.program.studies.search_space import parse_objective
-from tff_agnostic.program.studies.tuning_report import Trials, importance_figure, rows_of, slices
+from tff_agnostic.program.studies.search_space import DECIMALS, Objective, parse_objective
 from tff_agnostic.program.studies.verdict import (
     baseline_row,
-    harmed,
-    of_row,
-    verdict_figure,
+    neglected,
+    row_sentences,
     verdicts,
 )
 
-RESULT, _FILE = "tuned.json", "trials.csv"
-# The rows of what was given, beside those of the best trials.
+RESULT = "tuned.json"
+# Name of the method with the given settings.
 _AS_GIVEN = "(as given)"
 _MORE_SEEDS = "--repeats"
+# Seed of the trees of the importance analysis, and the trials that it needs.
+_SEED = 0
+_MIN_TRIALS = 2
+# Trials on a terminal and in a browser.
+_MAX_ROWS = 200
+
+# The trials of each algorithm by name.
+Trials = Mapping[str, Sequence[FrozenTrial]]
+# Fraction of the objective's variance by setting, by name of the algorithm.
+Importances = Mapping[str, Optional[Mapping[str, float]]]
 
 
-def usual_title(search: SearchRecord) -> str:
-    """Returns the heading of the page where none was given."""
+def default_title(search: SearchRecord) -> str:
+    """Returns the title of a search's page without a given one."""
     return f"Search on {search.task}"
 
 
@@ -78,47 +87,50 @@ def tuning_page(
     found: Found,
     trials: Trials,
     sentences: Sequence[str],
-    shares: Mapping[str, Optional[Mapping[str, float]]],
+    shares: Importances,
     command: str,
     title: str,
 ) -> Page:
-    """Returns the page.
+    """Returns the page, which a terminal shows in part.
 
     Args:
-        found: What it found; the runs are there.
-        trials: The finished trials of each algorithm, by its name.
+        found: Results of the search, whose runs exist.
+        trials: The finished trials.
         sentences: The verdict.
-        shares: What each setting has in the variance of the objective, by algorithm.
+        shares: Importance of the settings.
     """
     first = read_run(search.runs_of(*next(iter(found.best.items())))[0])
-    verdict: list[Block] = [Bullets(sentences)]
-    verdict += [Warnings([f"{line}." for line in found.harm])] if found.harm else []
-    caveats = data_caveats(first)
+    labels = ", ".join(search.labels.values())
     return Page(
         title,
+        f"{labels}: {counted(sum(map(len, trials.values())), 'trial')}, by "
+        f"{search.objective.name} on the {split_name(first.split)} clients.",
         [
-            *in_line([*search.labels.values()]),
-            f": {counted(sum(map(len, trials.values())), 'trial')}, judged by "
-            f"{search.objective.name} on the {first.split} clients. Numbers are those of {_FILE}.",
-        ],
-        [
-            Section("verdict", "The verdict", [*verdict, *_pictures(found)]),
-            Section("best", "The best settings", [_best(search, found)]),
-            Section("caveats", "What to know first", [Warnings(caveats)] if caveats else []),
-            Section("trials", "All trials", _trials(search, trials, shares)),
-            data_section(first, first.is_private),
-            Section("measures", "What was measured", [measure_facts(first)]),
+            Section("The verdict", text(sentences), in_terminal=True),
+            Section("Domains before and after", _figures(found)),
+            Section("All trials", trial_tables(search, trials, shares), in_terminal=True),
+            Section("The best settings", [_best(search, found)], in_terminal=True),
             Section(
-                "again", "How to make it again", [*typed_blocks(command), *versions_blocks(first)]
+                "What to know first",
+                warnings([*(f"{line}." for line in found.harm), *data_caveats(first)]),
+                in_terminal=True,
+            ),
+            Section("The data", data_blocks(first, first.is_private), is_folded=True),
+            Section("What was measured", [measure_facts(first)], is_folded=True),
+            Section(
+                "How to make it again",
+                [*typed_blocks(command), *versions_blocks(first)],
+                is_folded=True,
             ),
             use_section(first.domains),
         ],
     )
 
 
-def _pictures(found: Found) -> list[Block]:
-    """Returns each domain before and after, of the best settings and of the algorithms."""
-    assert found.all_runs is not None
+def _figures(found: Found) -> list[Block]:
+    """Returns the gains of the best settings over the given ones, and of methods over FedAvg."""
+    runs = found.all_runs
+    assert runs is not None
     pairs = [
         (name, as_given(name))
         for name, trial in found.best.items()
@@ -126,15 +138,8 @@ def _pictures(found: Found) -> list[Block]:
     ]
     baseline = baseline_row({n: spec.config.algorithm for n, spec in found.specs.items()})
     pairs += [(name, baseline) for name in found.best if name != baseline]
-    runs, measure = found.all_runs, found.all_runs.main_measure
     return [
-        Picture(
-            functools.partial(
-                verdict_figure, runs, row, other, measure, gains(runs, row, other, measure)
-            ),
-            f"{measure.name} of {runs.label(other)} and of {runs.label(row)} in each domain, and "
-            "what is gained there; error bars are 95% intervals",
-        )
+        gain_figure(runs, row, other, runs.main_measure)
         for row, other in pairs
         if row in runs.trials and other in runs.trials
     ]
@@ -142,52 +147,92 @@ def _pictures(found: Found) -> list[Block]:
 
 def _best(search: SearchRecord, found: Found) -> Table:
     objective = search.objective
-    rows: list[Sequence[Line]] = []
+    rows: list[Sequence[Cell]] = []
     for name, label in search.labels.items():
         trial = found.best.get(name)
         if trial is None:
-            rows.append([Name(label), UNDEFINED, UNDEFINED, UNDEFINED])
+            rows.append([label, UNDEFINED, UNDEFINED, UNDEFINED])
             continue
-        value = objective.text(float(trial.value or 0.0))
-        rows.append([Name(label), str(trial.number), value, shown_values(trial.params)])
+        value = Number(trial.value, objective.unit, DECIMALS)
+        rows.append([label, number(trial.number), value, shown_values(trial.params)])
     heading = with_percent(objective.name, objective.unit)
-    notes = ["best.flags in the folder of each algorithm holds them as flags of train and compare."]
+    notes = ["best.flags in the folder of each algorithm has them as flags of train and compare."]
     return Table(
         "The best trial of each algorithm", ["", "trial", heading, "settings"], rows, notes
     )
 
 
-def _trials(
-    search: SearchRecord, trials: Trials, shares: Mapping[str, Optional[Mapping[str, float]]]
-) -> list[Block]:
-    objective = search.objective
-    blocks: list[Block] = []
-    for name, of_it in trials.items():
-        label = search.labels[name]
-        headings, rows = rows_of(name, of_it, objective)
-        blocks.append(Table([Name(label)], headings, rows))
-        draw = functools.partial(slices, label, search.distributions[name], of_it, objective)
-        text = "the objective of the trials against each setting; later trials are brighter"
-        blocks.append(Picture(draw, f"{label}: {text}, the best is a star"))
-        of_setting = shares[name]
-        if of_setting is not None:
-            blocks.append(
-                Picture(
-                    functools.partial(importance_figure, label, of_setting),
-                    f"{label}: the share of each setting in the variance of the objective",
-                )
-            )
-    return blocks
+def trial_tables(search: SearchRecord, trials: Trials, shares: Importances) -> list[Block]:
+    """Returns a table of the trials of each algorithm, with the importance of the settings."""
+    return [
+        trial_table(search.labels[name], of_it, search.objective, shares[name])
+        for name, of_it in trials.items()
+    ]
+
+
+def trial_table(
+    label: str,
+    trials: Sequence[FrozenTrial],
+    objective: Objective,
+    shares: Optional[Mapping[str, float]],
+) -> Table:
+    """Returns a row for each trial of an algorithm, the best complete one marked."""
+    settings = list(dict.fromkeys(name for trial in trials for name in trial.params))
+    best_trial = best(trials, objective)
+    rows: list[Sequence[Cell]] = []
+    for trial in trials:
+        is_best = best_trial is not None and trial.number == best_trial.number
+        rows.append(
+            [
+                f"{trial.number}{' (best)' if is_best else ''}",
+                *(_setting(trial.params.get(setting)) for setting in settings),
+                Number(trial.value, objective.unit, DECIMALS, mark="best" if is_best else ""),
+                ": ".join(filter(None, [trial.state.name.lower(), trial.user_attrs.get(ENDED)])),
+                number(trial.last_step),
+                Number(float(trial.user_attrs.get(SECONDS, 0.0)), decimals=1),
+            ]
+        )
+    value = with_percent(objective.name, objective.unit)
+    headings = ["trial", *settings, value, "state", "round", SECONDS]
+    importance = "Importance: not known without two complete trials of different values."
+    if shares is not None:
+        listed = ", ".join(f"{name} {100 * share:.0f}%" for name, share in shares.items())
+        importance = f"Importance (fraction of the objective's variance): {listed}."
+    return Table(label, headings, rows, [importance], _MAX_ROWS)
+
+
+def _setting(value: Any) -> Cell:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return UNDEFINED if value is None else f"{value:.4g}" if is_number else str(value)
+
+
+def importances(study: optuna.Study) -> Optional[Mapping[str, float]]:
+    """Returns the fraction of the objective's variance by setting, the largest first.
+
+    By functional analysis of variance over the complete trials (Hutter, Hoos, Leyton-Brown 2014).
+    None with fewer than two complete trials, or without differences.
+    """
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    if len(complete) < _MIN_TRIALS or len({trial.value for trial in complete}) < _MIN_TRIALS:
+        return None
+    # It loads scikit-learn.
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
+    with python_warnings.catch_warnings():
+        python_warnings.simplefilter("ignore", ExperimentalWarning)
+        evaluator = FanovaImportanceEvaluator(seed=_SEED)
+        shares = get_param_importances(study, evaluator=evaluator)
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 @dataclasses.dataclass(frozen=True)
 class EndedSearch:
-    """What a search left.
+    """A finished search.
 
     Attributes:
-        search: What it was.
-        trials: The finished trials of each algorithm, by its name.
-        content: tuned.json.
+        search: The search.
+        trials: The finished trials.
+        content: Content of tuned.json.
     """
 
     search: SearchRecord
@@ -195,8 +240,8 @@ class EndedSearch:
     content: Mapping[str, Any]
 
     def page(self, title: str) -> Page:
-        """Returns its page, as `tune` made it."""
-        found = found_by(self.search, self.trials, self._spec)
+        """Returns the page of the search."""
+        found = search_result(self.search, self.trials, self._spec)
         if found.best_runs is None:
             raise UserError(
                 f"{self.search.folder}: expected the runs of the best trials, found that some are "
@@ -212,10 +257,10 @@ class EndedSearch:
 
 
 def read_search(folder: Path) -> EndedSearch:
-    """Returns what a search left in its folder.
+    """Returns the finished search in a folder.
 
     Raises:
-        UserError: If something else is there, or no trial is complete.
+        UserError: If the folder is not of a search, or no trial is complete.
     """
     content, own = read_json(folder / RESULT), read_json(folder / STUDY)
     if not (folder / FILE).is_file():
@@ -248,7 +293,7 @@ def read_search(folder: Path) -> EndedSearch:
 
 
 def _measured(folder: Path, trials: Trials, seed: int) -> tuple[Any, Sequence[str]]:
-    """Returns what runs of a search measured, and the domains."""
+    """Returns the measures and the domains of the runs of a search."""
     paths = (
         seed_folder(folder, name, trial.number, seed)
         for name, of_it in trials.items()
@@ -270,13 +315,13 @@ def _distributions(flags: Mapping[str, str], trials: Sequence[FrozenTrial]) -> d
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """Results of a search.
 
     Attributes:
-        best: The best trial of each algorithm, by its name.
-        given: Its trial with the settings that were given, where there is one that is complete.
-        best_runs: The runs of the best trials as a comparison; None if files of runs are gone.
-        all_runs: The same and those of `given`, whose rows are named by `as_given`.
+        best: The best trial of each algorithm by name.
+        given: The complete trial with the given settings, by name of the algorithm.
+        best_runs: The runs of the best trials as a comparison; None if files of runs are missing.
+        all_runs: The same runs and those of `given`, whose methods are named by `as_given`.
         specs: The first run of each best trial.
     """
 
@@ -288,16 +333,16 @@ class Found:
 
     @functools.cached_property
     def harm(self) -> list[str]:
-        """A line for each domain that the best trial of an algorithm gave up."""
-        return [] if self.best_runs is None else harmed(self.best_runs, self.specs)
+        """A line for each domain that the best trial of an algorithm neglects."""
+        return [] if self.best_runs is None else neglected(self.best_runs, self.specs)
 
     def sentences(self, num_trials: Mapping[str, int], num_seeds: int, split: str) -> list[str]:
-        """Returns the verdict; see `what_it_proves` for its end.
+        """Returns the verdict, which `limits_of_search` ends.
 
         Args:
-            num_trials: How many trials each algorithm has had.
+            num_trials: Number of trials of each algorithm.
             num_seeds: Runs of each trial.
-            split: Whose clients were evaluated.
+            split: Split of the evaluated clients.
         """
         lines = []
         if self.all_runs is not None and self.best_runs is not None:
@@ -305,7 +350,7 @@ class Found:
                 lines += self._against_given(self.all_runs, name, num_trials[name])
             algorithms = {name: spec.config.algorithm for name, spec in self.specs.items()}
             lines += verdicts(self.best_runs, algorithms, _MORE_SEEDS)
-        return [*dict.fromkeys(lines), *what_it_proves(num_seeds, len(num_trials), split)]
+        return [*dict.fromkeys(lines), *limits_of_search(num_seeds, len(num_trials), split)]
 
     def _against_given(self, runs: Comparison, name: str, count: int) -> list[str]:
         if name not in self.given:
@@ -316,23 +361,23 @@ class Found:
                 f"{label}: none of {counted(count, 'trial')} has a better value than the given "
                 "settings."
             ]
-        return of_row(runs, name, as_given(name), runs.main_measure, _MORE_SEEDS)
+        return row_sentences(runs, name, as_given(name), runs.main_measure, _MORE_SEEDS)
 
 
 def as_given(name: str) -> str:
-    """Returns what the row of an algorithm's given settings is called."""
+    """Returns the name of the method with an algorithm's given settings."""
     return f"{name} {_AS_GIVEN}"
 
 
-def found_by(
+def search_result(
     search: SearchRecord,
-    trials: Mapping[str, Sequence[FrozenTrial]],
+    trials: Trials,
     spec_of: Callable[[str, FrozenTrial], RunSpec],
 ) -> Found:
-    """Returns what a search found.
+    """Returns the results of a search.
 
     Args:
-        trials: The finished trials of each algorithm, by its name.
+        trials: The finished trials.
         spec_of: Returns the first run of a trial of an algorithm.
     """
     chosen = {name: best(of_it, search.objective) for name, of_it in trials.items()}
@@ -341,7 +386,7 @@ def found_by(
     specs = {name: spec_of(name, trial) for name, trial in complete.items()}
     folders = {name: _folders(search, name, trial) for name, trial in complete.items()}
     if not folders or not all(folders.values()):
-        # Somebody took the runs away; the trials are in the studies.
+        # The runs are missing, but the trials are in the studies.
         return Found(complete, given, None, None, specs)
     first = read_run(next(iter(folders.values()))[0].path)
 
@@ -359,14 +404,14 @@ def found_by(
     of_best = Comparison(first.domains, first.measures, best_rows, labels, search.split)
     both = {
         **{name: f"{label} with trial {complete[name].number}" for name, label in labels.items()},
-        **{as_given(n): f"what was given (trial {t.number})" for n, t in given.items()},
+        **{as_given(n): f"the given settings (trial {t.number})" for n, t in given.items()},
     }
     of_all = dataclasses.replace(of_best, trials={**best_rows, **given_rows}, labels=both)
     return Found(complete, given, of_best, of_all, specs)
 
 
 def _given(search: SearchRecord, name: str, trials: Sequence[FrozenTrial]) -> Optional[FrozenTrial]:
-    """Returns the complete trial all of whose values were given; None if there is none."""
+    """Returns the complete trial with given values only; None if there is none."""
     wanted = set(search.distributions[name])
     return next(
         (t for t in trials if wanted <= set(given_values(t)) and t.state is TrialState.COMPLETE),
@@ -375,34 +420,33 @@ def _given(search: SearchRecord, name: str, trials: Sequence[FrozenTrial]) -> Op
 
 
 def _folders(search: SearchRecord, name: str, trial: FrozenTrial) -> list[RunFolder]:
-    """Returns the folders of a trial's runs; none if their files are gone."""
+    """Returns the folders of a trial's runs; empty if their files are missing."""
     folders = [RunFolder(path) for path in search.runs_of(name, trial)]
     return folders if all(folder.result.exists() for folder in folders) else []
 
 
-def what_it_proves(num_seeds: int, num_algorithms: int, split: str) -> list[str]:
-    """Returns sentences that say what the best of several trials does not prove.
+def limits_of_search(num_seeds: int, num_algorithms: int, split: str) -> list[str]:
+    """Returns sentences about what the best of several trials does not show.
 
     Args:
         num_seeds: Runs of each trial.
-        num_algorithms: How many were searched.
-        split: Whose clients were evaluated.
+        num_algorithms: Number of searched algorithms.
+        split: Split of the evaluated clients.
     """
     lines = []
     if num_seeds == 1:
         lines.append(
             "Each trial is one run of one seed (--repeats=1): how much of a difference between "
             "trials is chance is not known, and another seed may choose other settings; "
-            "--repeats=3 tells more."
+            "--repeats=3 shows more."
         )
+    others = (
+        ": ./run compare shows which algorithm is better, with its best settings and new seeds"
+        if num_algorithms > 1
+        else ""
+    )
     lines.append(
-        f"The best of several trials looks better than it is, on the {split} clients that it was "
-        "chosen on"
-        + (
-            ": which algorithm is better is for ./run compare to tell, with its best settings and "
-            "new seeds."
-            if num_algorithms > 1
-            else "."
-        )
+        f"The best of several trials looks better than it is on the {split_name(split)} clients "
+        f"that chose it{others}."
     )
     return lines

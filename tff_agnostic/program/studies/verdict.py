@@ -1,7 +1,7 @@
-"""A comparison in sentences: for whom better, worse, or not known; who pays; what to do next.
+"""The verdict of a comparison: claims about two methods, who pays, and what to do next.
 
-The picture of each domain's gain, with intervals, is made here, too, and a line for each domain
-that a row gave up: it is worse off than with FedAvg, and its lambda is near 0.
+Its figure shows the gain of each domain. `neglected` finds the domains that a method sacrifices:
+they are worse off than with FedAvg, at a lambda near 0.
 """
 
 from __future__ import annotations
@@ -9,17 +9,29 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
 from tff_agnostic.base.later import matplotlib
 from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.domain_weights.ascent import LambdaOptions
-from tff_agnostic.metrics.class_counts import ACCURACY, constant_line, not_above_constant
-from tff_agnostic.metrics.formatting import cell, points, short_names, shown, signed
-from tff_agnostic.metrics.intervals import LEAST_CLIENTS, Interval
+from tff_agnostic.metrics.class_counts import ACCURACY, no_better_than_majority
+from tff_agnostic.metrics.formatting import short_names, shown
+from tff_agnostic.metrics.intervals import LEAST_CLIENTS
 from tff_agnostic.models.model import Measure
+from tff_agnostic.program.reports.claims import (
+    ALL,
+    Claim,
+    domain_sentences,
+    enough_clients_note,
+    few_clients_reason,
+    majority_sentence,
+    sentence,
+    short,
+    split_name,
+    value_text,
+)
 from tff_agnostic.program.reports.distributions import (
     MAX_DOMAINS,
     Estimate,
@@ -30,53 +42,52 @@ from tff_agnostic.program.reports.distributions import (
 )
 from tff_agnostic.program.reports.figures import (
     ERROR_BAR,
+    LEGEND_ROW,
+    WIDTH,
     draw_grid,
     legend_above,
     look,
     new_figure,
+    plain_text,
 )
 from tff_agnostic.program.runs.harm import last_lambda, mending, moves_lambda, without_say
 from tff_agnostic.program.runs.options import RunConfig
 from tff_agnostic.program.runs.spec import RunSpec
 from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison, Trials
-from tff_agnostic.program.studies.gains import Gain, attained, gain, gains, worst_of
+from tff_agnostic.program.studies.gains import Gain, attained, gain, gains, worst_domain
 from tff_agnostic.program.studies.methods import BASELINE
 
-# In place of the algorithm of a row that is not federated.
+# Name for the algorithm of a method that is not federated.
 POOLED = "pooled"
-_DECIMALS = 3
-_NAMED = 3
-_NAME_WIDTH = 40
-# A difference counts as 0 if telling it takes more than this many times the data: the second number
+_NAME_WIDTH = 24
+# A difference counts as 0 if showing it takes more than this many times the data; the second number
 # is for differences below `_LITTLE` of the measure.
 _MANY, _MANY_FOR_LITTLE = 50, 10
 _LITTLE = 0.01
-# With fewer trials, an estimate of how many would be enough is rough.
-_SURE_TRIALS = 5
-# The flag of `compare` and `frontier` for more seeds.
+# With fewer trials, their spread is too uncertain for an estimate of the number that is needed.
+_MIN_TRIALS = 5
+_MORE_TRIALS = 10
+# Flag of `compare` and `frontier` for more seeds.
 TRIALS = "--trials"
-# How the line begins that says what to do.
 _NEXT = "Next: "
-# By what a gain is told to be.
-_BETTER, _WORSE, _UNKNOWN = "better off", "worse off", "cannot be told"
 _MARKERS = {1: "^", -1: "v", 0: "o"}
-_TOLD = {1: _BETTER, -1: _WORSE, 0: _UNKNOWN}
+_DIRECTIONS = {1: "better", -1: "worse", 0: "no significant difference"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Sides:
-    """What is compared.
+class ClaimContext:
+    """Two compared methods.
 
     Attributes:
-        ours: What the row is called.
-        theirs: What the row that it is compared with is called.
-        measure: What was measured.
-        split: Whose clients: "test", or "heldout".
-        trials: Trials of each row.
-        worst: The domain that is worst with this row, in the mean over the trials.
-        their_worst: The domain that is worst with the other row.
-        clients: How many clients of each domain were evaluated, by name; empty if unknown.
-        more_seeds: The flag that trains with more seeds.
+        ours: Name of the method.
+        theirs: Name of the method that it is compared with.
+        measure: The compared measure.
+        split: Split of the clients: "test", or "heldout".
+        trials: Trials of each method.
+        worst: Worst domain of the method, in the mean over the trials.
+        their_worst: Worst domain of the other method.
+        clients: Number of clients of each domain by name; empty if unknown.
+        more_seeds: The flag for more seeds.
     """
 
     ours: str
@@ -89,318 +100,241 @@ class Sides:
     clients: Mapping[str, int] = dataclasses.field(default_factory=dict)
     more_seeds: str = TRIALS
 
+    def claim(self, gain: Gain, group: str, tests: int = 1) -> Claim:
+        """Returns the claim of a gain.
 
-def verdict(sides: Sides, gains: Mapping[str, Gain], has_next: bool = True) -> list[str]:
-    """Returns sentences: the worst domain, the domains, all examples, the intervals, what next.
+        Args:
+            group: Name of the group.
+            tests: Number of intervals that hold together.
+        """
+        interval = gain.interval(tests)
+        reason = "" if interval else why_no_interval(gain, self.split, self.trials)
+        values = (gain.before, gain.after)
+        return Claim(self.ours, self.theirs, group, self.measure, *values, interval, reason)
+
+    def worst_claim(self, gain: Gain) -> Claim:
+        """Returns the claim about the worst domains of both methods, with their names."""
+        if self.worst == self.their_worst:
+            return self.claim(gain, f"the worst domain ({short(self.worst)})")
+        claim = self.claim(gain, "the worst domain")
+        return dataclasses.replace(claim, group_before=self.their_worst, group_after=self.worst)
+
+
+def verdict(
+    context: ClaimContext, all_gains: Mapping[str, Gain], has_next: bool = True
+) -> list[str]:
+    """Returns the sentences about one method and another.
 
     Args:
-        gains: Of each domain, of `WORST` and of `OVERALL`; a domain without test examples has NaN.
-        has_next: Whether to say what to do next.
+        all_gains: Gain of each domain, of `WORST` and of `OVERALL`; NaN without test examples.
+        has_next: Whether to advise what to do next.
     """
-    domains = [g for n, g in gains.items() if n not in (WORST, OVERALL) and not math.isnan(g.mean)]
+    worst, overall = all_gains[WORST], all_gains[OVERALL]
+    domains = [
+        g for n, g in all_gains.items() if n not in (WORST, OVERALL) and not math.isnan(g.mean)
+    ]
+    claims = [context.claim(g, g.name, len(domains)) for g in domains]
     return [
-        _worst(sides, gains[WORST]),
-        *_by_domain(sides, domains),
-        _of_group(sides, gains[OVERALL], "all examples together"),
-        *(_next(sides, gains[WORST]) if has_next else []),
-        *_scope(sides, [gains[WORST], *domains], len(domains)),
+        sentence(context.worst_claim(worst)),
+        *(domain_sentences(claims, "Who pays: ") if len(claims) > 1 else []),
+        sentence(context.claim(overall, ALL)),
+        *(_next(context, worst) if has_next else []),
+        *_scope(context, [worst, *domains], len(domains)),
     ]
 
 
 def verdicts(
     comparison: Comparison, algorithms: Mapping[str, str], more_seeds: str = TRIALS
 ) -> list[str]:
-    """Returns the sentences of each row beside FedAvg's, or the first one; none of a single row.
+    """Returns the sentences of each method and FedAvg, or the first one; none of a single method.
 
-    What is equal for all rows is said once, at the end.
+    Sentences that all methods share are stated once, at the end.
 
     Args:
-        algorithms: Of each row.
-        more_seeds: The flag that trains with more seeds.
+        algorithms: Algorithm of each method.
+        more_seeds: The flag for more seeds.
     """
     baseline, measure = baseline_row(algorithms), comparison.main_measure
     rows = [row for row in comparison.trials if row != baseline]
+    if not rows:
+        return []
     by_row = [
-        [
-            *verdict(
-                _sides(comparison, row, baseline, measure, more_seeds),
-                gains(comparison, row, baseline, measure),
-            ),
-            *_trivial(comparison, row),
-        ]
+        verdict(
+            _context(comparison, row, baseline, measure, more_seeds),
+            gains(comparison, row, baseline, measure),
+        )
         for row in rows
     ]
-    if by_row:
-        # The baseline may be no better than a constant answer, either.
-        by_row[0] += _trivial(comparison, baseline)
-    alike = [line for line in by_row[0] if all(line in of for of in by_row)] if by_row else []
-    found: list[str] = []
-    for line in (line for of in by_row for line in of if line not in alike):
-        # Of a row's own lines others may have some as well; what to do next is said once.
-        if not (line.startswith(_NEXT) and line in found):
-            found.append(line)
-    return [*found, *alike]
+    shared = [line for line in by_row[0] if all(line in lines for lines in by_row)]
+    lines = [line for of_row in by_row for line in of_row if line not in shared]
+    # A constant predictor is compared with every method, the baseline among them.
+    constants = [line for row in (baseline, *rows) for line in _majority(comparison, row)]
+    return [*dict.fromkeys([*lines, *constants, *shared])]
 
 
-def _trivial(comparison: Comparison, row: str) -> list[str]:
-    """Returns in which domains a row is not more often right than a constant answer, if any."""
-    if ACCURACY not in comparison.measures:
-        return []
-    trials = comparison.trials[row]
-    means = {name: trials.mean(name, ACCURACY) for name in comparison.domain_names}
-    found = not_above_constant(trials.class_counts, means)
-    if not found:
-        return []
-    line = constant_line(found, len(comparison.domain_names))
-    return [f"{_short(comparison.label(row))}: {line}."]
-
-
-def of_row(
+def row_sentences(
     comparison: Comparison, row: str, baseline: str, measure: Measure, more_seeds: str = TRIALS
 ) -> list[str]:
-    """Returns the sentences of one row beside another, but for what to do next."""
-    sides = _sides(comparison, row, baseline, measure, more_seeds)
-    return verdict(sides, gains(comparison, row, baseline, measure), has_next=False)
+    """Returns the sentences of one method and another, without advice."""
+    context = _context(comparison, row, baseline, measure, more_seeds)
+    return verdict(context, gains(comparison, row, baseline, measure), has_next=False)
 
 
 def baseline_row(algorithms: Mapping[str, str]) -> str:
-    """Returns the row that others are compared with: FedAvg's, or the first one."""
+    """Returns the method that others are compared with: FedAvg, or the first one."""
     plain = (row for row, algorithm in algorithms.items() if algorithm == BASELINE)
     return next(plain, next(iter(algorithms)))
 
 
-def _sides(
-    comparison: Comparison, row: str, baseline: str, measure: Measure, more_seeds: str
-) -> Sides:
+def why_no_interval(gain: Gain, split: str, num_trials: int) -> str:
+    """Returns the reason why a gain has no interval.
+
+    Args:
+        split: Split of the clients.
+        num_trials: Trials of each method.
+    """
+    if gain.has_too_few_clients:
+        return few_clients_reason(split, gain.clients)
+    if num_trials < 2 and not gain.has_clients:
+        return "no interval: one trial, and the clients were not resampled"
+    if gain.spread is None:
+        return "no interval: the trials have different seeds"
+    if gain.has_too_few_trials:
+        return f"{num_trials} trials are too few for an interval"
+    return "no interval: the difference is the same in all trials"
+
+
+def shortfall(gain: Gain, split: str, trials: int, more_seeds: str = TRIALS) -> str:
+    """Returns what an interval that excludes 0 would take; empty if nothing is known about it.
+
+    Args:
+        split: Split of the clients.
+        trials: Trials of each method.
+        more_seeds: The flag for more seeds.
+    """
+    clients = f"{split_name(split)} clients"
+    if gain.has_too_few_clients:
+        return (
+            f"an interval needs {clients} that are worth at least {LEAST_CLIENTS} of equal size, "
+            f"and there are {gain.clients:.1f}"
+        )
+    if trials < 2:
+        return f"one seed says nothing about others: {more_seeds}=3 or more"
+    if gain.spread is None:
+        return ""
+    needed = gain.spread.needed()
+    is_little = _is_little(gain)
+    if trials < _MIN_TRIALS and not is_little:
+        return (
+            f"{trials} trials are too few to estimate how many would show a difference: "
+            f"{more_seeds}={_MORE_TRIALS} first"
+        )
+    limit = _MANY_FOR_LITTLE if is_little else _MANY
+    if needed.both is None or needed.both > limit:
+        return (
+            f"showing a difference of this size takes more than {limit} times the data: treat it "
+            "as 0"
+        )
+    if needed.seeds is not None and not (gain.has_clients and needed.clients is not None):
+        enough = math.ceil(trials * needed.seeds)
+        return f"about {more_seeds}={enough} would show a difference of this size"
+    if needed.clients is not None:
+        return f"about {_two_digits(needed.clients)} times the {clients} would show it"
+    return f"about {_two_digits(needed.both)} times the {clients} and trials would show it"
+
+
+def _majority(comparison: Comparison, row: str) -> list[str]:
+    """Returns in which domains a method is no better than the most frequent class, if any."""
+    if ACCURACY not in comparison.measures:
+        return []
     trials = comparison.trials[row]
-    return Sides(
-        _short(comparison.label(row)),
-        _short(comparison.label(baseline)),
+    means = {name: trials.mean(name, ACCURACY) for name in comparison.domain_names}
+    worse = no_better_than_majority(trials.class_counts, means)
+    if not worse:
+        return []
+    text = majority_sentence(worse, len(comparison.domain_names))
+    return [f"{short(comparison.label(row))}: {text}."]
+
+
+def _context(
+    comparison: Comparison, row: str, baseline: str, measure: Measure, more_seeds: str
+) -> ClaimContext:
+    trials, names = comparison.trials[row], comparison.domain_names
+    return ClaimContext(
+        short(comparison.label(row)),
+        short(comparison.label(baseline)),
         measure,
         comparison.split,
         len(trials.histories),
-        worst_of(trials, comparison.domain_names, measure),
-        worst_of(comparison.trials[baseline], comparison.domain_names, measure),
+        worst_domain(trials, names, measure),
+        worst_domain(comparison.trials[baseline], names, measure),
         trials.num_clients,
         more_seeds,
     )
 
 
-def _worst(sides: Sides, gain: Gain) -> str:
-    """Returns the sentence on the worst domain, which names each row's own."""
-    if sides.worst == sides.their_worst:
-        return _of_group(sides, gain, f"the worst domain ({_short(sides.worst)})")
-    after, before = (f" ({_short(name)})" for name in (sides.worst, sides.their_worst))
-    return _of_group(sides, gain, "the worst domain", after, before)
-
-
-def _of_group(sides: Sides, gain: Gain, whom: str, after: str = "", before: str = "") -> str:
-    measure = sides.measure
-    ours, theirs = _value(gain.after, measure) + after, _value(gain.before, measure) + before
-    values = f"{measure.name} {ours} against {theirs}"
-    by, sign = f"a gain of {_gain(gain, measure)}", gain.told()
-    if sign:
-        how = "better" if sign > 0 else "worse"
-        end = _ends(gain.interval(), measure)
-        return f"{sides.ours} is {how} than {sides.theirs} for {whom}: {values}, {by} {end}."
-    why = _ends(gain.interval(), measure) or f"({why_no_interval(gain, sides.split, sides.trials)})"
-    return (
-        f"Whether {sides.ours} is better or worse than {sides.theirs} for {whom} cannot be told: "
-        f"{values}, {by} {why}."
-    )
-
-
-def _by_domain(sides: Sides, domains: Sequence[Gain]) -> list[str]:
-    count = len(domains)
-    if count < 2:
-        return []
-    by_sign: dict[int, list[Gain]] = {1: [], -1: [], 0: []}
-    unmeasured = [d for d in domains if d.interval(count) is None and d.mean]
-    for domain in domains:
-        if domain not in unmeasured:
-            by_sign[domain.told(count)].append(domain)
-    measured, named, lines = count - len(unmeasured), [], []
-    for sign, text in ((1, "Better off"), (-1, "Worse off")):
-        listed = sorted(by_sign[sign], key=lambda domain: -abs(domain.mean))
-        if listed:
-            more = f", and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
-            names = ", ".join(_change(domain, sides.measure, count) for domain in listed[:_NAMED])
-            lines.append(f"{text}: {len(listed)} of {count} domains ({names}{more}).")
-            named += listed[:_NAMED]
-    if measured and not by_sign[-1]:
-        which = "domain" if measured == count else "measurable domain"
-        lines.append(f"No {which} is shown to be worse off.")
-    if by_sign[0] and len(by_sign[0]) == count:
-        lines.append(f"No single domain of the {count} shows a difference that can be told from 0.")
-    elif by_sign[0]:
-        lines.append(f"In {len(by_sign[0])} of {count} domains no difference can be told from 0.")
-    if unmeasured:
-        more = f"; and {len(unmeasured) - _NAMED} more" if len(unmeasured) > _NAMED else ""
-        why = "; ".join(
-            f"{_short(domain.name)}: {why_no_interval(domain, sides.split, sides.trials)}"
-            for domain in unmeasured[:_NAMED]
-        )
-        lines.append(f"Not measurable: {len(unmeasured)} of {count} domains ({why}{more}).")
-    largest = max(domains, key=lambda domain: abs(domain.mean))
-    if largest not in named and largest.mean:
-        lines.append(_largest_change(sides, largest, count))
-    return lines
-
-
-def _largest_change(sides: Sides, gain: Gain, count: int) -> str:
-    ends = _ends(gain.interval(count), sides.measure, bare=True)
-    how = f"not told from 0, {ends}" if ends else "not measurable"
-    before, after = (_value(value, sides.measure) for value in (gain.before, gain.after))
-    return (
-        f"The largest change is that of {_short(gain.name)}: {sides.measure.name} {before} to "
-        f"{after}, {_gain(gain, sides.measure)} ({how})."
-    )
-
-
-def _change(of: Gain, measure: Measure, count: int) -> str:
-    end = _ends(of.interval(count), measure, bare=True)
-    return f"{_short(of.name)}: {_gain(of, measure)} {end}"
-
-
-def _scope(sides: Sides, shown: Sequence[Gain], count: int) -> list[str]:
-    """Returns what the intervals are over."""
-    known = [of for of in shown if of.interval() is not None]
+def _scope(context: ClaimContext, all_gains: Sequence[Gain], count: int) -> list[str]:
+    """Returns what the intervals cover."""
+    known = [gain for gain in all_gains if gain.interval() is not None]
+    few = any(gain.has_too_few_clients for gain in all_gains)
+    note = [enough_clients_note()] if few else []
     if not known:
-        return []
-    over = []
-    if known[0].has_clients:
-        over.append(f"{sides.split} clients")
+        return note
+    clients = f"{split_name(context.split)} clients"
+    over = [clients] if known[0].has_clients else []
     if known[0].has_seeds:
-        over.append(f"seeds ({sides.trials} {sides.more_seeds.lstrip('-')})")
-    text = f"Intervals are of 95%, for other {' and other '.join(over)}"
+        over.append(f"seeds ({context.trials} {context.more_seeds.lstrip('-')})")
+    text = f"Intervals are of 95%, over other {' and other '.join(over)}"
     if count > 1:
-        text += f"; those of single domains hold for all {count} at once"
+        text += f"; those of single domains hold for all {count} together"
     if not known[0].has_clients:
-        text += f". The {sides.split} clients are not in them: others may say something else"
+        text += f". They do not cover other {clients}"
     if not known[0].has_seeds:
-        text += f". There is one seed: another one may say something else ({sides.more_seeds}=3)"
-    return [f"{text}."]
+        text += f". They do not cover other seeds: there is one ({context.more_seeds}=3)"
+    return [f"{text}.", *note]
 
 
-def _next(sides: Sides, worst: Gain) -> list[str]:
-    """Returns what could be done next."""
+def _next(context: ClaimContext, worst: Gain) -> list[str]:
+    """Returns the advice on what to do next."""
     steps = []
     if worst.told() == 0:
-        steps += _more_data(sides, worst)
+        text = shortfall(worst, context.split, context.trials, context.more_seeds)
+        steps += [text] if text else []
     if worst.told() < 1:
         steps.append(
-            "`./run frontier` tells whether any weights of the domains could help; where the worst "
-            "domain is hard whatever its weight, --lambda_baselines follows excess losses"
+            "`./run frontier` shows whether any weights of the domains could help; if the worst "
+            "domain is hard with any weight, --lambda_baselines follows excess losses"
         )
     return [f"{_NEXT}{'; '.join(steps)}."] if steps else []
 
 
-def _more_data(sides: Sides, worst: Gain) -> list[str]:
-    if worst.has_too_few_clients:
-        return [
-            f"an interval needs {sides.split} clients of {_short(sides.worst)} that are worth "
-            f"{LEAST_CLIENTS} of equal size; those that are there are worth {worst.clients:.1f}"
-        ]
-    if worst.spread is None:
-        return []
-    needed = worst.spread.needed()
-    there = sides.clients.get(sides.worst)
-    most = _MANY_FOR_LITTLE if _is_little(worst, sides.measure) else _MANY
-    if needed.both is not None and needed.both > most:
-        return [
-            f"to tell a difference of this size takes more than {most} times the data: treat it "
-            "as 0"
-        ]
-    rough = f" (a rough estimate from {sides.trials} trials)" if sides.trials < _SURE_TRIALS else ""
-    if needed.clients is not None and (needed.seeds is None or worst.has_clients):
-        total = "" if there is None else f": about {_round(there * needed.clients)}, not {there}"
-        times = f"{needed.clients:.1f} times as many {sides.split} clients of "
-        return [f"{times}{_short(sides.worst)} would tell a difference of this size{total}{rough}"]
-    if needed.seeds is not None:
-        trials = math.ceil(sides.trials * needed.seeds)
-        return [f"{sides.more_seeds}={trials} would tell a difference of this size{rough}"]
-    if needed.both is not None:
-        return [
-            f"{needed.both:.1f} times as many {sides.split} clients and trials would tell a "
-            f"difference of this size{rough}"
-        ]
-    if sides.trials < 2:
-        return [f"more seeds: one tells nothing of others ({sides.more_seeds}=3)"]
-    return []
-
-
-def _is_little(gain: Gain, measure: Measure) -> bool:
+def _is_little(gain: Gain) -> bool:
     """Whether a gain is below a hundredth of the measure: a point of a share, or 1% of a value."""
-    whole = 1.0 if measure.unit is Unit.SHARE else abs(gain.before)
+    whole = gain.largest if math.isfinite(gain.largest) else abs(gain.before)
     return abs(gain.mean) < _LITTLE * whole
 
 
-def why_no_interval(of: Gain, split: str, num_trials: int) -> str:
-    """Returns why a gain has no interval.
+def _two_digits(number: float) -> str:
+    return f"{float(f'{number:.2g}'):g}"
+
+
+def neglected(comparison: Comparison, runs: Mapping[str, RunSpec]) -> list[str]:
+    """Returns a line for each domain that a method serves worse than FedAvg, at a lambda near 0.
+
+    Without an interval, the line states the values and the reason.
 
     Args:
-        split: Whose clients were evaluated.
-        num_trials: Of each row.
-    """
-    if of.has_too_few_clients:
-        return (
-            f"no interval: the {split} clients are worth {of.clients:.1f} of equal size, and an "
-            f"interval needs {LEAST_CLIENTS}"
-        )
-    if num_trials < 2 and not of.has_clients:
-        return "no interval: one trial, and the clients were not resampled"
-    if of.spread is None:
-        return "no interval: the trials have different seeds"
-    if of.has_too_few_trials:
-        return f"no interval: of {num_trials} trials it would hold every gain that there can be"
-    return "no interval: the difference is the same in all trials"
-
-
-def _ends(interval: Interval, measure: Measure, bare: bool = False) -> str:
-    if interval is None:
-        return ""
-    low, high = (signed(end, measure.unit, _DECIMALS) for end in interval)
-    return f"[{low}, {high}]" if bare else f"(95% interval {low} to {high})"
-
-
-def _value(value: float, measure: Measure) -> str:
-    text = cell(value, measure.unit, _DECIMALS)
-    return f"{text}%" if measure.unit is Unit.SHARE and not math.isnan(value) else text
-
-
-def _gain(gain: Gain, measure: Measure) -> str:
-    """Returns a gain: it has a plus where the row is better, whichever direction is good."""
-    return f"{signed(gain.mean, measure.unit, _DECIMALS)}{points(measure.unit)}"
-
-
-def _round(number: float) -> str:
-    """Returns a number of clients with two digits that count: it is an estimate."""
-    return f"{int(float(f'{math.ceil(number):.2g}')):,}"
-
-
-def _short(name: str) -> str:
-    return short_names([name], _NAME_WIDTH)[0]
-
-
-def harmed(comparison: Comparison, runs: Mapping[str, RunSpec]) -> list[str]:
-    """Returns a line for each domain that a row serves worse than FedAvg's row, at a lambda near 0.
-
-    Worse is what the verdict tells to be worse (`gains.Gain.told`), in what it is about. Where no
-    interval is possible, the line says what was seen, and that it cannot be told.
-
-    Args:
-        runs: A run of each row.
+        runs: A run of each method.
     """
     rows = comparison.trials
     plain = next((row for row in rows if _is_plain(runs[row].config)), None)
     if plain is None:
         return []
-    measure = comparison.main_measure
     return [
         line
         for row in rows
         if moves_lambda(runs[row].algorithm)
-        for line in _of_row(comparison, row, plain, measure, runs[row].algorithm)
+        for line in _neglected_by(comparison, row, plain, runs[row].algorithm)
     ]
 
 
@@ -408,101 +342,96 @@ def _is_plain(config: RunConfig) -> bool:
     return config.algorithm == BASELINE and not config.pooled
 
 
-def _of_row(
-    comparison: Comparison, row: str, plain: str, measure: Measure, options: LambdaOptions
+def _neglected_by(
+    comparison: Comparison, row: str, plain: str, options: LambdaOptions
 ) -> list[str]:
-    trials = comparison.trials[row]
+    trials, measure = comparison.trials[row], comparison.main_measure
     lambda_ = _mean_lambda(trials, comparison.domain_names)
     if lambda_ is None:
         return []
     lines = []
     for name, weight in without_say(lambda_, comparison.domain_names, options).items():
-        of = gain(comparison, row, plain, name, measure)
-        found, before = (cell(value, measure.unit, 3) for value in (of.after, of.before))
-        seen = (
-            f"{measure.name} {found}, {comparison.label(plain)} {before}, and lambda {weight:.2g} "
-            "in the mean of the last rounds"
+        of_domain = gain(comparison, row, plain, name, measure)
+        after, before = (value_text(v, measure) for v in (of_domain.after, of_domain.before))
+        label = comparison.label(row)
+        values = (
+            f"{measure.name} {after}, {comparison.label(plain)} {before}, and lambda {weight:.2g} "
+            f"in the mean of the last rounds: {mending(options)}"
         )
-        if of.told() < 0:
-            lines.append(f"{comparison.label(row)} gave up {name}: {seen}: {mending(options)}")
-        elif of.mean < 0 and of.interval() is None:
-            why = why_no_interval(of, comparison.split, len(trials.histories))
-            lines.append(
-                f"whether {comparison.label(row)} gave up {name} cannot be told ({why}): {seen}: "
-                f"{mending(options)}"
-            )
+        if of_domain.told() < 0:
+            lines.append(f"{label} neglects {name}: {values}")
+        elif of_domain.mean < 0 and of_domain.interval() is None:
+            reason = why_no_interval(of_domain, comparison.split, len(trials.histories))
+            lines.append(f"{label} may neglect {name} ({reason}): {values}")
     return lines
 
 
 def _mean_lambda(trials: Trials, domain_names: tuple[str, ...]) -> Optional[np.ndarray]:
-    found = [last_lambda(history, domain_names) for history in trials.histories]
-    known = [lambda_ for lambda_ in found if lambda_ is not None]
+    each = [last_lambda(history, domain_names) for history in trials.histories]
+    known = [lambda_ for lambda_ in each if lambda_ is not None]
     return np.mean(known, axis=0) if known else None
 
 
 def verdict_figure(
     comparison: Comparison, row: str, baseline: str, measure: Measure, gains: Mapping[str, Gain]
 ) -> matplotlib.figure.Figure:
-    """Returns the figure.
+    """Returns the values of two methods in each domain, and below them the gains.
 
-    On the left what both rows attain in each domain, the baseline's worst on top; on the right what
-    the row gains there. Error bars are 95% intervals, on the right such that they hold together.
+    The baseline's worst domain is on top. Error bars are 95% intervals; those of gains hold
+    together.
 
     Args:
-        gains: Of each domain.
+        gains: Gain of each domain.
     """
+    names, split = comparison.domain_names, split_name(comparison.split)
     labels = short_names([comparison.label(name) for name in (baseline, row)], _NAME_WIDTH)
     series = [
-        Series(label, {d: _estimate(comparison, name, d, measure) for d in comparison.domain_names})
+        Series(label, {d: _estimate(comparison, name, d, measure) for d in names})
         for label, name in zip(labels, (baseline, row))
     ]
-    figure = new_figure(9.8, max(3.2, domains_height(len(comparison.domain_names), 2)) + 0.25)
-    before, gained = figure.subplots(1, 2, width_ratios=(1.25, 1.0))
-    text = f"{measure.name} on the {comparison.split} clients"
-    draw_domains(
-        before, series, text, measure.unit, measure.higher_is_better, comparison.not_counted
-    )
-    names = worst_first(series, measure.higher_is_better)[:MAX_DOMAINS]
-    _draw_gains(gained, [gains[name] for name in names], len(comparison.domain_names), measure)
-    legend_above(figure, before, gained, ncols=5)
+    heights = [domains_height(len(names), 2), domains_height(len(names), 1)]
+    figure = new_figure(WIDTH, sum(heights) + 3 * LEGEND_ROW)
+    before, gained = figure.subplots(2, 1, height_ratios=heights)
+    text, higher = f"{measure.name} on the {split} clients", measure.higher_is_better
+    draw_domains(before, series, text, measure.unit, higher, comparison.not_counted)
+    ordered = worst_first(series, higher)[:MAX_DOMAINS]
+    _draw_gains(gained, [gains[name] for name in ordered], len(names), measure)
+    legend_above(figure, before, gained, ncols=2)
     return figure
 
 
 def _draw_gains(
     axes: matplotlib.axes.Axes, gains: list[Gain], count: int, measure: Measure
 ) -> None:
-    for told, text in _TOLD.items():
-        places = [k for k, of in enumerate(gains) if of.told(count) == told]
+    for direction, text in _DIRECTIONS.items():
+        places = [k for k, gain in enumerate(gains) if gain.told(count) == direction]
         if not places:
             continue
         means = np.array([shown(gains[k].mean, measure.unit) for k in places])
-        ends = [gains[k].interval(count) for k in places]
+        lengths = [_lengths(gains[k], count, measure.unit) for k in places]
+        color = ERROR_BAR if direction == 0 else look(2 if direction > 0 else 3).color
+        style: dict[str, Any] = {"marker": _MARKERS[direction], "color": color, "linestyle": ""}
         axes.errorbar(
-            means,
-            places,
-            xerr=np.array(
-                [_lengths(gains[k].mean, e, measure.unit) for k, e in zip(places, ends)]
-            ).T,
-            linestyle="",
-            linewidth=1,
-            capsize=2,
-            color=ERROR_BAR if told == 0 else look(2 if told > 0 else 3).color,
-            marker=_MARKERS[told],
-            label=text,
+            means, places, xerr=np.array(lengths).T, capsize=2, linewidth=1, label=text, **style
         )
     axes.axvline(0.0, color=ERROR_BAR, linewidth=1)
-    axes.set_yticks(range(len(gains)), [""] * len(gains))
+    bare = [" (no interval)" * (gain.interval(count) is None) for gain in gains]
+    names = short_names([gain.name for gain in gains], _NAME_WIDTH)
+    ticks = [f"{plain_text(name)}{mark}" for name, mark in zip(names, bare)]
+    axes.set_yticks(range(len(gains)), ticks, fontsize="small")
     axes.set_ylim(len(gains) - 0.5, -0.5)
     in_points = ", points" if measure.unit is Unit.SHARE else ""
     axes.set_xlabel(f"gain in {measure.name}{in_points}")
     draw_grid(axes, "x")
 
 
-def _lengths(mean: float, interval: Interval, unit: Unit) -> tuple[float, float]:
+def _lengths(gain: Gain, count: int, unit: Unit) -> tuple[float, float]:
+    """Returns the lengths of a gain's error bar to both sides; NaN without one."""
+    interval = gain.interval(count)
     if interval is None:
         return math.nan, math.nan
     low, high = (shown(end, unit) for end in interval)
-    return shown(mean, unit) - low, high - shown(mean, unit)
+    return shown(gain.mean, unit) - low, high - shown(gain.mean, unit)
 
 
 def _estimate(comparison: Comparison, row: str, domain: str, measure: Measure) -> Estimate:

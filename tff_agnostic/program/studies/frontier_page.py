@@ -1,4 +1,4 @@
-"""The table, the figure and the page of a frontier, and the frontier read back from its folder."""
+"""The figure and the page of a frontier, and the frontier read back from its folder."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from tabulate import tabulate
 
 from tff_agnostic.base.errors import UserError, counted
-from tff_agnostic.base.files import finite_or_none, read_json, write_text
+from tff_agnostic.base.files import finite_or_none, read_json
 from tff_agnostic.base.later import matplotlib
-from tff_agnostic.metrics.formatting import (
-    UNDEFINED,
-    csv_text,
-    sentence,
-    short_names,
-    shown,
-    with_percent,
+from tff_agnostic.metrics.formatting import sentence, short_names, shown, with_percent
+from tff_agnostic.program.reports.claims import split_name
+from tff_agnostic.program.reports.document import (
+    Block,
+    Cell,
+    Figure,
+    Page,
+    Section,
+    Table,
+    text,
+    warnings,
 )
 from tff_agnostic.program.reports.figures import (
+    LEGEND_ROW,
     MUTED,
     REFERENCE,
+    WIDTH,
     Look,
     draw_grid,
     look,
@@ -33,75 +38,49 @@ from tff_agnostic.program.reports.figures import (
     plot_known,
     scale_axis,
 )
-from tff_agnostic.program.reports.page import (
-    Block,
-    Bullets,
-    Line,
-    Name,
-    Page,
-    Paragraph,
-    Part,
-    Picture,
-    Section,
-    Source,
-    Table,
-    Warnings,
-    in_line,
-    rendered,
-)
+from tff_agnostic.program.reports.html import write_page
 from tff_agnostic.program.reports.run_page import (
-    REPORT,
-    data_section,
+    data_blocks,
     measure_facts,
     typed_blocks,
     use_section,
     versions_blocks,
 )
-from tff_agnostic.program.reports.run_record import RunRecord, data_caveats, read_run
-from tff_agnostic.program.studies.comparison import (
-    DIFFERENCE,
-    OVERALL,
-    SUMMARIES,
-    WORST,
-    trial_folder,
-)
+from tff_agnostic.program.reports.run_record import RunRecord, read_run
+from tff_agnostic.program.reports.run_warnings import data_caveats
+from tff_agnostic.program.studies.comparison import DIFFERENCE, OVERALL, WORST, trial_folder
+from tff_agnostic.program.studies.comparison_page import caption, marked, mean_and_spread, notes
 from tff_agnostic.program.studies.comparison_record import read_rows
-from tff_agnostic.program.studies.comparison_report import (
-    caption,
-    in_table,
-    mean_and_spread,
-    notes,
-    title_of,
-)
 from tff_agnostic.program.studies.frontier import TRAINING_MIXTURE, Frontier, Mixture, TrialMean
 
 FRONTIER = "frontier.json"
-# More panels than these are too small to read: those of the domains that are worst off are drawn.
+# Maximum number of panels; of more domains, the worst ones have one.
 _MAX_PANELS = 12
-_MAX_COLUMNS = 3
+_PANEL_COLUMNS = 2
 # Thin curves of other domains in a panel.
 _MAX_OTHERS = 20
 _TRAINING = Look("black", "-", "s", "")
 _BEST = Look("gold", "-", "*", "")
 _OWN = look(3).color
-_TITLE_WIDTH = 36
-RULE = (
-    "A mixture helps if its worst domain is better off than with the training mixture: the "
-    "interval of the difference is above 0. Intervals are over other test clients, other seeds, or "
-    "both, as far as the runs show how these vary; without an interval nothing is shown. An "
-    "algorithm found the best mixture if it is better than the training mixture by the same rule, "
-    "and not shown to be worse than the best mixture. It missed it if it is shown to be worse."
+_TITLE_WIDTH = 24
+_RULE = (
+    "A mixture helps if its worst domain is significantly better off than with the training "
+    "mixture: the interval of the difference is above 0. Intervals are over other test clients, "
+    "other seeds, or both, as far as the runs show how these vary. A method found the best mixture "
+    "if it is better than the training mixture by the same rule, and not significantly worse than "
+    "the best mixture. It missed the best mixture if it is significantly worse. The best mixture "
+    "was chosen by the numbers shown: of several equal ones it is the luckiest."
 )
-# With more domains than this, a table has the worst one only.
-MAX_DOMAIN_COLUMNS = 5
+# With more domains, a table has the worst one only.
+_MAX_DOMAIN_COLUMNS = 5
 _SUMMARIES = {OVERALL: "all examples", DIFFERENCE: "best - worst"}
 
 
 def figure(frontier: Frontier) -> matplotlib.figure.Figure:
-    """Returns what mixtures attain, and where the training mixture, the best and algorithms end.
+    """Returns the measure of all mixtures and methods.
 
-    Of two domains each is an axis, and the mixtures a curve. Of more there is a panel for each
-    domain: the worst domain's measure and that domain's own on the way to it, algorithms as
+    With two domains each is an axis, and the mixtures are a curve. With more there is a panel for
+    each domain: the worst domain's measure and that domain's own on the way to it, with methods as
     horizontal lines.
     """
     if len(frontier.comparison.domain_names) == 2:
@@ -111,7 +90,7 @@ def figure(frontier: Frontier) -> matplotlib.figure.Figure:
 
 def _plane(frontier: Frontier) -> matplotlib.figure.Figure:
     first, second = names = frontier.comparison.domain_names
-    result = new_figure(7.5, 6.5)
+    result = new_figure(WIDTH, 5.2 + LEGEND_ROW * (2 + len(frontier.algorithms)))
     axes = result.subplots()
     ordered = sorted(frontier.mixtures, key=lambda mixture: mixture.weights[0])
     x, y = (_means(frontier, ordered, name) for name in names)
@@ -154,15 +133,15 @@ def _plane(frontier: Frontier) -> matplotlib.figure.Figure:
     axes.set(xlabel=_axis_label(frontier, first), ylabel=_axis_label(frontier, second))
     draw_grid(axes)
     handles, labels = axes.get_legend_handles_labels()
-    result.legend(handles, labels, loc="outside upper center", ncols=2)
+    result.legend(handles, labels, loc="outside upper center", fontsize="small")
     return result
 
 
 def _panels(frontier: Frontier) -> matplotlib.figure.Figure:
     domains = _drawn_domains(frontier)
-    num_columns = min(_MAX_COLUMNS, len(domains))
+    num_columns = min(_PANEL_COLUMNS, len(domains))
     num_rows = math.ceil(len(domains) / num_columns)
-    result = new_figure(3.2 * num_columns, 2.8 * num_rows + 0.8)
+    result = new_figure(WIDTH, 2.4 * num_rows + 1.0 + LEGEND_ROW * (4 + len(frontier.algorithms)))
     grid = result.subplots(num_rows, num_columns, sharey=True, squeeze=False)
     for axes, domain in zip(grid.flat, domains):
         _panel(axes, frontier, domain)
@@ -170,14 +149,14 @@ def _panels(frontier: Frontier) -> matplotlib.figure.Figure:
         axes.set_axis_off()
     is_on_lines = any(mixture.line is not None for mixture in frontier.mixtures)
     what = "way from the training mixture to the domain" if is_on_lines else "weight of the domain"
-    left_out = len(frontier.comparison.domain_names) - len(domains)
-    if left_out:
-        what += f" (the worst {len(domains)} domains; {left_out} more are not drawn)"
+    num_hidden = len(frontier.comparison.domain_names) - len(domains)
+    if num_hidden:
+        what += f"\n(the worst {len(domains)} domains; {num_hidden} more are not drawn)"
     result.supxlabel(what)
-    label = f"{_measure_name(frontier)} on the {frontier.comparison.split} clients"
+    label = f"{_measure_name(frontier)} on the {_split(frontier)} clients"
     result.supylabel(with_percent(label, frontier.measure.unit))
     handles, labels = grid.flat[0].get_legend_handles_labels()
-    result.legend(handles, labels, loc="outside upper center", ncols=3)
+    result.legend(handles, labels, loc="outside upper center", fontsize="small")
     return result
 
 
@@ -204,7 +183,7 @@ def _panel(axes: matplotlib.axes.Axes, frontier: Frontier, domain: int) -> None:
         (frontier.training_mixture, "training mixture", _TRAINING, 5),
     ):
         at = [i for i, other in enumerate(line) if other == mixture]
-        # Drawn without a point where the mixture is on another line: the legend is of all panels.
+        # Without a point if the mixture is on another line: the legend is of all panels.
         axes.plot(
             *(x[at], worst[at], own_look.marker),
             color=own_look.color,
@@ -222,7 +201,7 @@ def _panel(axes: matplotlib.axes.Axes, frontier: Frontier, domain: int) -> None:
 
 
 def _drawn_domains(frontier: Frontier) -> list[int]:
-    """Returns the domains that have a panel, in their order."""
+    """Returns the domains with a panel, in their order."""
     trained = [i for i, share in enumerate(frontier.training_mixture.weights) if share > 0]
     names, sign = frontier.comparison.domain_names, 1 if frontier.measure.higher_is_better else -1
 
@@ -239,10 +218,13 @@ def _best_label(frontier: Frontier) -> str:
 
 def _axis_label(frontier: Frontier, domain: str) -> str:
     return with_percent(
-        f"{_measure_name(frontier)} of {plain_text(domain)} on the {frontier.comparison.split} "
-        "clients",
+        f"{_measure_name(frontier)} of {plain_text(domain)} on the {_split(frontier)} clients",
         frontier.measure.unit,
     )
+
+
+def _split(frontier: Frontier) -> str:
+    return split_name(frontier.comparison.split)
 
 
 def _measure_name(frontier: Frontier) -> str:
@@ -261,73 +243,26 @@ def _shown(frontier: Frontier, value: float) -> float:
     return shown(value, frontier.measure.unit)
 
 
-def table(frontier: Frontier, table_format: str) -> str:
-    """Returns a row for each mixture and each algorithm, with the mean and standard deviation.
-
-    With many domains it has the worst domain's measure and name, and not every domain's.
-
-    Args:
-        table_format: A format of tabulate; "github" is Markdown.
-    """
-    comparison, is_markdown = frontier.comparison, table_format == "github"
+def frontier_table(frontier: Frontier) -> Table:
+    """Returns the measure of each mixture and method; of many domains the worst one alone."""
+    comparison, measure = frontier.comparison, frontier.measure
     domains = comparison.domain_names
-    has_all = len(domains) <= MAX_DOMAIN_COLUMNS
-    columns = [WORST, *(domains if has_all else ()), OVERALL, DIFFERENCE]
-    headers = [
-        "trained with",
-        *(n.strip("()") if n in SUMMARIES else in_table(n, table_format) for n in columns),
-    ]
-    if not has_all:
-        headers.insert(2, "worst domain")
-    rows = []
-    for row in comparison.trials:
-        trials = comparison.trials[row]
-        cells = [mean_and_spread(trials, name, frontier.measure) for name in columns]
-        label = in_table(comparison.label(row), table_format)
-        if row == frontier.best.name:
-            label += " (best)"
-            cells[0] = f"**{cells[0]}**" if is_markdown else cells[0]
-        if not has_all:
-            cells.insert(1, in_table(worst_domain(frontier, row) or UNDEFINED, table_format))
-        rows.append([label, *cells])
-    return tabulate(rows, headers=headers, tablefmt=table_format, disable_numparse=True)
-
-
-def markdown(
-    frontier: Frontier, title: str, command: str, image: str, first: Sequence[str] = ()
-) -> str:
-    """Returns the page of a frontier.
-
-    Args:
-        image: Where its figure is.
-        first: Lines to be read before the rest.
-    """
-    measure, comparison = frontier.measure, frontier.comparison
-    parts = [
-        f"# {title}",
-        "\n".join(f"- {line}" for line in frontier.sentences),
-        f"`{command}`",
-        *map(sentence, first),
-        f"![What is attainable]({image})",
-        _rule(frontier),
-        *map(sentence, notes(comparison)),
-        f"{with_percent(title_of(measure.name), measure.unit, 'percent')} on the "
-        f"{comparison.split} clients, {measure.better} is better; mean and standard deviation over "
-        f"{counted(comparison.num_trials, 'seed')}:",
-        table(frontier, "github"),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _rule(frontier: Frontier) -> str:
-    return (
-        f"{RULE} The best mixture was chosen by the numbers that are shown, those of the "
-        f"{frontier.comparison.split} clients: of several that are alike it is the luckiest."
-    )
+    has_all = len(domains) <= _MAX_DOMAIN_COLUMNS
+    groups = (*(domains if has_all else ()), *_SUMMARIES)
+    worst = {row: trials.values[WORST][measure.name] for row, trials in comparison.trials.items()}
+    rows: list[Sequence[Cell]] = []
+    for (row, trials), number in zip(comparison.trials.items(), marked(worst, measure)):
+        label = comparison.label(row) + (" (best)" if row == frontier.best.name else "")
+        name = [] if has_all else [worst_domain(frontier, row) or "-"]
+        numbers = [mean_and_spread(trials.values[group][measure.name], measure) for group in groups]
+        rows.append([label, number, *name, *numbers])
+    headings = ["trained with", "worst", *([] if has_all else ["worst domain"])]
+    headings += [_SUMMARIES.get(group, group) for group in groups]
+    return Table(caption(measure, comparison.split), headings, rows)
 
 
 def to_json(frontier: Frontier, command: str) -> dict[str, Any]:
-    """Returns all of a frontier: the verdict, the mixtures, and every trial's measures."""
+    """Returns the verdict, the mixtures, and every trial's measures as JSON values."""
     verdict, comparison = frontier.verdict, frontier.comparison
     return {
         "command": command,
@@ -369,38 +304,11 @@ def _line_json(mixture: Mixture, names: Sequence[str]) -> dict[str, Any]:
     return {"line": names[mixture.line], "way": mixture.way}
 
 
-def to_csv(frontier: Frontier) -> str:
-    """Returns a line for each mixture and algorithm: lambda, and the mean and standard deviation.
-
-    Algorithms have no lambda, and what is not known is empty. Lines end as RFC 4180 has it.
-    """
-    comparison, measure = frontier.comparison, frontier.measure.name
-    weights = {mixture.name: mixture.weights for mixture in frontier.mixtures}
-    domains = comparison.domain_names
-    measured = (*domains, WORST, OVERALL, DIFFERENCE)
-    heads = [
-        *("row", "label", "kind"),
-        *(f"lambda/{name}" for name in domains),
-        *(f"{measure}/{name}" for name in measured),
-        *(f"{measure} std/{name}" for name in measured),
-    ]
-    lines = [
-        [
-            *(row, comparison.label(row), "mixture" if row in weights else "algorithm"),
-            *weights.get(row, [None] * len(domains)),
-            *(finite_or_none(trials.mean(name, measure)) for name in measured),
-            *(finite_or_none(trials.std(name, measure)) for name in measured),
-        ]
-        for row, trials in comparison.trials.items()
-    ]
-    return csv_text([heads, *lines], "\r\n")
-
-
 def worst_domain(frontier: Frontier, row: str) -> Optional[str]:
-    """Returns the domain with the worst mean, of those that are counted in every trial."""
+    """Returns the domain with the worst mean of the domains that are counted in every trial."""
     comparison = frontier.comparison
-    counted = [name for name in comparison.domain_names if name not in comparison.not_counted]
-    known = [name for name in counted if not math.isnan(frontier.mean(row, name))]
+    candidates = [name for name in comparison.domain_names if name not in comparison.not_counted]
+    known = [name for name in candidates if not math.isnan(frontier.mean(row, name))]
     choose = min if frontier.measure.higher_is_better else max
     return choose(known, key=lambda name: frontier.mean(row, name)) if known else None
 
@@ -409,99 +317,69 @@ def _end_json(end: TrialMean) -> dict[str, Any]:
     return {"mean": finite_or_none(end.mean), "std": finite_or_none(end.spread)}
 
 
-def usual_title(task: str) -> str:
-    """Returns the heading of the page where none was given."""
+def default_title(task: str) -> str:
+    """Returns the title of a frontier's page without a given one."""
     return f"What is attainable on {task}"
 
 
 def frontier_page(
-    frontier: Frontier, first: RunRecord, title: str, command: str, given_up: Sequence[str] = ()
+    frontier: Frontier, first: RunRecord, title: str, command: str, warned: Sequence[str] = ()
 ) -> Page:
-    """Returns the page.
+    """Returns the page, which a terminal shows in part.
 
     Args:
-        first: A run of it, which says what all have in common.
-        given_up: A line for each domain that a row gave up; see `harmed`.
+        first: A run of the frontier, for the facts that all runs share.
+        warned: A line for each neglected domain; see `neglected`.
     """
     comparison = frontier.comparison
-    count = len(first.result["domains"])
-    caveats: list[Line] = [*map(sentence, notes(comparison)), *data_caveats(first)]
-    verdict: list[Block] = [Bullets(frontier.sentences)]
-    verdict += [Warnings([f"{line}." for line in given_up])] if given_up else []
+    labels = ", ".join(comparison.label(row) for row in frontier.algorithms)
+    caveats = [*map(sentence, notes(comparison)), *data_caveats(first)]
+    verdict: list[Block] = [*text(frontier.sentences), *warnings([f"{line}." for line in warned])]
     return Page(
         title,
+        f"{counted(len(frontier.mixtures), 'mixture')} of {len(comparison.domain_names)} domains, "
+        f"and {labels}. Numbers are means over {counted(comparison.num_trials, 'seed')} and, in "
+        "parentheses, standard deviations.",
         [
-            f"{counted(len(frontier.mixtures), 'mixture')} of {count} domains, and ",
-            *in_line([comparison.label(row) for row in frontier.algorithms]),
-            f". Numbers are those of {FRONTIER}: means over "
-            f"{counted(comparison.num_trials, 'seed')} and, in parentheses, standard deviations.",
-        ],
-        [
-            Section("verdict", "The verdict", [*verdict, _picture(frontier)]),
-            Section("rule", "What the verdict means", [Paragraph(_rule(frontier))]),
-            Section("caveats", "What to know first", [Warnings(caveats)] if caveats else []),
-            Section("rows", "Every mixture and every algorithm", [_table(frontier, command)]),
-            data_section(first, is_private=False),
-            Section("measures", "What was measured", [measure_facts(first)]),
+            Section("The verdict", [*verdict, _figure(frontier)], in_terminal=True),
+            Section("Every mixture and method", [frontier_table(frontier)], in_terminal=True),
+            Section("What to know first", warnings(caveats), in_terminal=True),
+            Section("What the verdict means", text([_RULE]), is_folded=True),
+            Section("The data", data_blocks(first, is_private=False), is_folded=True),
+            Section("What was measured", [measure_facts(first)], is_folded=True),
             Section(
-                "again", "How to make it again", [*typed_blocks(command), *versions_blocks(first)]
+                "How to make it again",
+                [*typed_blocks(command), *versions_blocks(first)],
+                is_folded=True,
             ),
             use_section(comparison.domain_names),
         ],
     )
 
 
-def _picture(frontier: Frontier) -> Picture:
+def _figure(frontier: Frontier) -> Figure:
     measure = frontier.measure.name
     if len(frontier.comparison.domain_names) == 2:
-        text = f"{measure} of one domain against that of the other, for every mixture"
+        about = f"{measure} of one domain against that of the other, for every mixture"
     else:
-        text = (
+        about = (
             f"{measure} of the worst domain, and of each domain by itself, on the way from the "
             "training mixture; of many domains those that are worst with that mixture"
         )
-    return Picture(functools.partial(figure, frontier), text)
+    return Figure(about, functools.partial(figure, frontier))
 
 
-def _table(frontier: Frontier, command: str) -> Table:
-    comparison, measure = frontier.comparison, frontier.measure
-    source = Source(FRONTIER, to_json(frontier, command))
-    has_all = len(comparison.domain_names) <= MAX_DOMAIN_COLUMNS
-    domains = comparison.domain_names if has_all else ()
-
-    def number(row: str, name: str) -> list[Part]:
-        return source.mean("results", row, name, measure.name, unit=measure.unit)
-
-    rows: list[Sequence[Line]] = []
-    for row in comparison.trials:
-        mark = " (best)" if row == frontier.best.name else ""
-        worst: list[Line] = [number(row, WORST)]
-        if not has_all:
-            worst.append(Name(worst_domain(frontier, row) or "-"))
-        names = (*domains, *_SUMMARIES)
-        cells = [number(row, name) for name in names]
-        rows.append([[Name(comparison.label(row)), mark], *worst, *cells])
-    headings: list[Line] = ["trained with", "worst", *([] if has_all else ["worst domain"])]
-    headings += [*(Name(name) for name in domains), *_SUMMARIES.values()]
-    return Table(caption(measure, comparison.split), headings, rows)
-
-
-def write_frontier_report(
-    frontier: Frontier, folder: Path, title: str, command: str, given_up: Sequence[str]
-) -> Path:
-    """Writes the report of a frontier into its folder; see `frontier_page`."""
+def write_frontier_page(
+    frontier: Frontier, folder: Path, title: str, command: str, warned: Sequence[str]
+) -> tuple[Path, Page]:
+    """Writes the page of a frontier into its folder, and returns its path and itself."""
     first = read_run(trial_folder(folder, frontier.training_mixture.name, 0).path)
-    path = folder / REPORT
-    write_text(path, rendered(frontier_page(frontier, first, title, command, given_up)))
-    return path
+    page = frontier_page(frontier, first, title, command, warned)
+    return write_page(folder, page), page
 
 
 def read_frontier(folder: Path) -> tuple[Mapping[str, Any], Frontier]:
-    """Returns what a frontier left in its folder: frontier.json with the task, and what it shows.
-
-    The lines on which mixtures lie are those of the file; of a release that wrote none, panels have
-    the weight of the domain as their axis.
-    """
+    """Returns the content of frontier.json with the task, and the frontier."""
     path = folder / FRONTIER
     content = read_json(path)
     try:

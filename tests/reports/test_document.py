@@ -1,0 +1,106 @@
+"""A page as text, Markdown, HTML and JSON."""
+
+import json
+import math
+
+import pytest
+
+from tests.reports.made_up import Reader
+from tff_agnostic.base.report_fields import Unit
+from tff_agnostic.program.reports import html
+from tff_agnostic.program.reports.document import (
+    Figure,
+    Link,
+    Number,
+    Page,
+    Section,
+    Sentences,
+    Table,
+    table_text,
+    to_json,
+    to_terminal,
+)
+
+_TABLE = Table(
+    "accuracy, %",
+    ["domain", "a|b"],
+    [
+        ["x", Number(0.8131, Unit.SHARE, 3, 0.005, (0.8, 0.83), "best")],
+        ["y", Number(0.8, Unit.SHARE, 3, mark="tied")],
+        ["z", Number(None, Unit.SHARE)],
+    ],
+    ["A note."],
+    max_rows=2,
+)
+_PAGE = Page(
+    "Title",
+    "Subtitle.",
+    [
+        Section("Verdict", [Sentences(["One.", "Two."])], in_terminal=True),
+        Section("Numbers", [_TABLE, Figure("a figure", lambda: None)], in_terminal=True),
+        Section("Warnings", [Sentences(["Careful."], "warning")], in_terminal=True),
+        Section("Folded", [Table("", (), [("Meant for", "")])], is_folded=True),
+        Section("Empty", []),
+        Section("Links", [Table("pages", ["", ""], [["x", Link("seed 0", "x/report.html")]])]),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (Number(0.8131, Unit.SHARE, 3, 0.005), "81.3 (0.5)"),
+        (Number(0.8131, Unit.SHARE, 3, math.nan, mark="tied"), "81.3 ~"),
+        (
+            Number(0.02, Unit.SHARE, interval=(-0.01, 0.05), is_difference=True),
+            "+2.00 [-1.00, +5.00]",
+        ),
+        (Number(12.345, Unit.FACTOR), "12.35"),
+        (Number(7), "7"),
+        (Number(None), "-"),
+    ],
+)
+def test_number_is_rounded_as_text(number, text):
+    assert number.text == text
+
+
+def test_terminal_has_its_sections_only():
+    text = to_terminal(_PAGE)
+    assert text.startswith("One.\n\nTwo.\n\naccuracy, %\ndomain    a|b\n")
+    assert "81.3 (0.5) [80.0, 83.0]\ny         80.0 ~\nA note.\n1 more row is in page.json." in text
+    assert text.endswith("note: Careful.")
+    assert "Meant for" not in text and "figure" not in text
+
+
+def test_markdown_escapes_and_marks_the_best():
+    lines = table_text(_TABLE, "github").splitlines()
+    assert lines[0].split() == ["|", "domain", "|", r"a\|b", "|"]
+    assert "**81.3 (0.5) [80.0, 83.0]**" in lines[2]
+
+
+def test_record_has_all_rows_and_exact_numbers():
+    record = json.loads(json.dumps(to_json(_PAGE, lambda figure: "<svg/>"), allow_nan=False))
+    assert [s["title"] for s in record["sections"]] == [
+        *("Verdict", "Numbers", "Warnings", "Folded", "Links"),
+    ]
+    table, figure = record["sections"][1]["blocks"]
+    assert len(table["rows"]) == 3 and figure == {"figure": "a figure", "svg": "<svg/>"}
+    assert table["rows"][0][1] == {
+        "value": 0.8131,
+        "text": "81.3 (0.5) [80.0, 83.0]",
+        "unit": "share",
+        "spread": 0.005,
+        "interval": [0.8, 0.83],
+        "mark": "best",
+    }
+
+
+def test_written_page_keeps_its_title(tmp_path, monkeypatch):
+    monkeypatch.setattr(html, "svg", lambda figure: "<svg/>")
+    assert html.chosen_title(tmp_path, None, "default") == "default"
+    page = Reader(html.write_page(tmp_path, _PAGE).read_text())
+    assert page.links == ["verdict", "numbers", "warnings", "folded", "links"] == page.ids
+    assert page.pages == ["x/report.html"] and "details" in page.elements
+    assert "1 more row is in page.json." in page.text and "80.0 ~" in page.text
+    assert html.chosen_title(tmp_path, None, "default") == "Title"
+    assert html.chosen_title(tmp_path, "given", "default") == "given"

@@ -1,0 +1,247 @@
+"""Claims about differences between a method and another one or a constant predictor, in sentences.
+
+All sentences of a verdict are made here from claims, so that reports of runs and of studies word
+equal results equally. A difference is significant if its 95% interval excludes 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+from tff_agnostic.base.report_fields import Unit
+from tff_agnostic.data.store_format import TEST
+from tff_agnostic.metrics.formatting import cell, points, short_names, signed
+from tff_agnostic.metrics.intervals import LEAST_CLIENTS, Interval
+from tff_agnostic.models.model import Measure
+
+# Group of a claim about no single domain.
+ALL = "all examples"
+_DECIMALS = 3
+# Maximum number of domains named in a sentence.
+_MAX_NAMED = 3
+_NAME_WIDTH = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A difference of a measure between two methods in one group of examples.
+
+    Attributes:
+        ours: Name of the method that the claim is about.
+        theirs: Name of the method or constant predictor that it is compared with.
+        group: Name of the group: a domain, `ALL` or the worst domain.
+        measure: The compared measure.
+        before: Value of the other method.
+        after: Value of this method.
+        interval: Interval of the gain, positive if this method is better; None without one.
+        why_no_interval: Reason for a missing interval.
+        group_before: Name of the domain of `before`, if the two values are of different domains.
+        group_after: Name of the domain of `after`.
+    """
+
+    ours: str
+    theirs: str
+    group: str
+    measure: Measure
+    before: float
+    after: float
+    interval: Interval
+    why_no_interval: str = ""
+    group_before: str = ""
+    group_after: str = ""
+
+    @property
+    def gain(self) -> float:
+        """The difference, positive if this method is better."""
+        return (1 if self.measure.higher_is_better else -1) * (self.after - self.before)
+
+    @property
+    def direction(self) -> Optional[int]:
+        """1 if this method is significantly better, -1 if it is worse, 0 if neither.
+
+        None without an interval.
+        """
+        if self.interval is None:
+            return None
+        return int(self.interval[0] > 0) - int(self.interval[1] < 0)
+
+    @property
+    def where(self) -> str:
+        """The group with its preposition."""
+        return f"on {ALL}" if self.group == ALL else f"in {self.group}"
+
+    @property
+    def values(self) -> str:
+        """The two values, such as "accuracy 60.0% (b) against 61.5% (a)"."""
+        after = value_text(self.after, self.measure) + _in_brackets(self.group_after)
+        before = value_text(self.before, self.measure) + _in_brackets(self.group_before)
+        return f"{self.measure.name} {after} against {before}"
+
+    @property
+    def difference(self) -> str:
+        """The value minus the other method's, such as "-1.5 points"."""
+        unit = self.measure.unit
+        return f"{signed(self.after - self.before, unit, _DECIMALS)}{points(unit)}"
+
+    @property
+    def ends(self) -> str:
+        """The interval of the difference, such as "-10.3 to +28.6"; empty without one."""
+        if self.interval is None:
+            return ""
+        ends = self.interval if self.measure.higher_is_better else [-e for e in self.interval[::-1]]
+        low, high = (signed(end, self.measure.unit, _DECIMALS) for end in ends)
+        return f"{low} to {high}"
+
+    @property
+    def certainty(self) -> str:
+        """The interval, or the reason for having none."""
+        return f"95% interval {self.ends}" if self.ends else self.why_no_interval
+
+    @property
+    def change(self) -> str:
+        """The values and the difference of a named group."""
+        before, after = (value_text(v, self.measure) for v in (self.before, self.after))
+        uncertain = "not significant, " if self.direction == 0 else ""
+        certainty = f"{uncertain}{self.certainty}" if self.certainty else "no interval"
+        return f"{short(self.group)}: {before} to {after}, {self.difference} ({certainty})"
+
+
+def sentence(claim: Claim) -> str:
+    """Returns the sentence of one claim."""
+    if claim.direction is None:
+        reason = f"; {claim.why_no_interval}" if claim.why_no_interval else ""
+        return (
+            f"{claim.ours} has {claim.values} of {claim.theirs} {claim.where}, "
+            f"{claim.difference}{reason}."
+        )
+    if claim.direction == 0:
+        return (
+            f"No significant difference between {claim.ours} and {claim.theirs} {claim.where} "
+            f"({claim.certainty}): {claim.values}, {claim.difference}."
+        )
+    better = "better" if claim.direction > 0 else "worse"
+    return (
+        f"{claim.ours} is {better} than {claim.theirs} {claim.where}: {claim.values}, "
+        f"{claim.difference} ({claim.certainty})."
+    )
+
+
+def domain_sentences(claims: Sequence[Claim], worse: str = "") -> list[str]:
+    """Returns the sentences of claims about domains, by direction and the worst first.
+
+    The domains with the largest gain and loss are always named, and so are domains without an
+    interval.
+
+    Args:
+        claims: A claim for each domain, between the same methods.
+        worse: Beginning of the sentence about domains that are worse off.
+    """
+    if not claims:
+        return []
+    ours, theirs, count = claims[0].ours, claims[0].theirs, len(claims)
+    by_direction: dict[Optional[int], list[Claim]] = {-1: [], 1: [], 0: [], None: []}
+    for claim in sorted(claims, key=lambda claim: claim.gain):
+        by_direction[claim.direction].append(claim)
+    by_direction[1].reverse()
+    lines = []
+    for direction, start, better in ((-1, worse, "worse"), (1, "", "better")):
+        listed = by_direction[direction]
+        if listed:
+            named = _listed([claim.change for claim in listed])
+            lines.append(
+                f"{start}{ours} is {better} than {theirs} in {len(listed)} of {count} domains "
+                f"({claims[0].measure.name} of {named})."
+            )
+    num_measured = count - len(by_direction[None])
+    if num_measured and not by_direction[-1]:
+        which = "domain" if num_measured == count else "domain with an interval"
+        lines.append(f"No {which} is significantly worse off with {ours}.")
+    if by_direction[0]:
+        lines.append(
+            f"No significant difference in {len(by_direction[0])} of {count} domains between "
+            f"{ours} and {theirs}."
+        )
+    without = by_direction[None]
+    reasons = [f"{short(c.group)}: {c.why_no_interval}" for c in without if c.why_no_interval]
+    if reasons:
+        lines.append(f"No interval in {len(without)} of {count} domains ({_listed(reasons)}).")
+    return [*lines, *_largest_changes(claims, by_direction)]
+
+
+def _largest_changes(
+    claims: Sequence[Claim], by_direction: Mapping[Optional[int], Sequence[Claim]]
+) -> list[str]:
+    """Returns the sentence about the largest loss and gain, unless another sentence names them."""
+    named = [*by_direction[-1][:_MAX_NAMED], *by_direction[1][:_MAX_NAMED]]
+    ordered = sorted((c for c in claims if c.gain), key=lambda claim: claim.gain)
+    losses, gains = (
+        [c for c in ordered if c.gain < 0][:1],
+        [c for c in ordered if c.gain > 0][-1:],
+    )
+    texts = [
+        f"largest {what}: domain {c.change}"
+        for what, some in (("loss", losses), ("gain", gains))
+        for c in some
+        if c not in named
+    ]
+    line = "; ".join(texts)
+    return [f"{line[0].upper()}{line[1:]}."] if texts else []
+
+
+def majority_sentence(worse: Mapping[str, tuple[float, float]], count: int) -> str:
+    """Returns the text about domains where a model is no better than the most frequent class.
+
+    Args:
+        worse: Accuracy of the model and of the most frequent class in these domains, by name.
+        count: Number of all domains.
+    """
+    listed = [f"{short(n)} {100 * ours:.1f}%, {100 * of:.1f}%" for n, (ours, of) in worse.items()]
+    return (
+        "accuracy is not above that of always answering the most frequent class in "
+        f"{len(worse)} of {count} domains ({_listed(listed)})"
+    )
+
+
+def few_clients_reason(split: str, clients: float) -> str:
+    """Returns the reason for the missing interval of a group of few clients.
+
+    Args:
+        clients: Effective number of clients: the number of equal size with as much information.
+    """
+    return f"too few {split_name(split)} clients for an interval ({clients:.1f})"
+
+
+def enough_clients_note() -> str:
+    """Returns the explanation of `few_clients_reason`."""
+    return (
+        f"An interval needs clients that are worth at least {LEAST_CLIENTS} of equal size; the "
+        "number in brackets says how many they are worth."
+    )
+
+
+def split_name(split: str) -> str:
+    """Returns what sentences call the clients of a split: test or validation clients."""
+    return split if split == TEST else {"heldout": "validation"}.get(split, split)
+
+
+def value_text(value: float, measure: Measure) -> str:
+    """Returns a value with its unit, such as "81.3%"."""
+    text = cell(value, measure.unit, _DECIMALS)
+    return f"{text}%" if measure.unit is Unit.SHARE and not math.isnan(value) else text
+
+
+def short(name: str) -> str:
+    """Returns a name in one line of limited length."""
+    return short_names([name], _NAME_WIDTH)[0]
+
+
+def _in_brackets(name: str) -> str:
+    return f" ({short(name)})" if name else ""
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - _MAX_NAMED
+    return "; ".join([*texts[:_MAX_NAMED], *([f"{more} more"] if more > 0 else [])])

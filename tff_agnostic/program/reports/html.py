@@ -1,0 +1,122 @@
+"""Pages as HTML files that need no other file: figures are drawings in SVG within them."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import re
+import warnings
+from pathlib import Path
+from typing import Any, Optional
+from urllib.parse import quote
+
+from tff_agnostic.base.files import read_json, write_json, write_text
+from tff_agnostic.base.later import jinja2, matplotlib
+from tff_agnostic.base.terminal import printable
+from tff_agnostic.program.reports.document import (
+    Figure,
+    Link,
+    Number,
+    Page,
+    Sentences,
+    Table,
+    to_json,
+)
+
+REPORT, PAGE = "report.html", "page.json"
+_TEMPLATE = "page.html.j2"
+# Text stays text: the reader's browser has letters that matplotlib's font lacks, and knows which
+# way they are written. Equal figures have equal files.
+_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "tff_agnostic"}
+_NO_DATE = {"Date": None, "Creator": None}
+# matplotlib writes millionths of a point, and a page of many domains has thousands of them.
+_TAG = re.compile(r"<[^?!][^>]*>")
+_NUMBER = re.compile(r"(?<![\w#.])-?\d+\.\d+(?![\w.])")
+_BETWEEN_TAGS = re.compile(r">\s+<")
+
+
+def write_page(folder: Path, page: Page) -> Path:
+    """Writes page.json and report.html into a folder, and returns the path of the latter."""
+    drawing = functools.cache(svg)
+    write_text(folder / REPORT, to_html(page, drawing))
+    write_json(folder / PAGE, to_json(page, drawing))
+    return folder / REPORT
+
+
+def chosen_title(folder: Path, given: Optional[str], default: str) -> str:
+    """Returns the title of a folder's page: the given one, the earlier page's, or the default."""
+    path = folder / PAGE
+    if given or not path.is_file():
+        return given or default
+    return str(read_json(path).get("title") or default)
+
+
+def to_html(page: Page, drawing: Any = None) -> str:
+    """Returns a page as HTML, in which names from users are escaped.
+
+    Args:
+        drawing: Returns a figure as SVG; `svg` if None.
+    """
+    template = _environment().get_template(_TEMPLATE)
+    text: str = template.render(page=page, image=_image(drawing or svg))
+    return text
+
+
+def _image(drawing: Any) -> Any:
+    def image(figure: Figure) -> str:
+        return f"data:image/svg+xml;base64,{base64.b64encode(drawing(figure).encode()).decode()}"
+
+    return image
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_visible,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["quoted"] = quote
+    environment.tests["link"] = lambda value: isinstance(value, Link)
+    environment.tests["number_cell"] = lambda value: isinstance(value, Number)
+    environment.tests["table"] = lambda value: isinstance(value, Table)
+    environment.tests["sentences"] = lambda value: isinstance(value, Sentences)
+    return environment
+
+
+def _visible(value: Any) -> Any:
+    # Markup of the template has passed through here already.
+    is_plain = isinstance(value, str) and not hasattr(value, "__html__")
+    return printable(value) if is_plain else value
+
+
+def svg(figure: Figure) -> str:
+    """Returns a figure as SVG without a background."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    drawn = figure.draw()
+    drawn.patch.set_alpha(0.0)
+    text = io.StringIO()
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        FigureCanvasSVG(drawn).print_svg(text, metadata=_NO_DATE)
+    return compact_svg(text.getvalue())
+
+
+def compact_svg(text: str) -> str:
+    """Returns a drawing with coordinates in hundredths of a point, and the same texts."""
+    compact = _TAG.sub(lambda tag: _NUMBER.sub(_rounded, tag[0]), text)
+    return _BETWEEN_TAGS.sub("><", compact)
+
+
+def _rounded(match: re.Match[str]) -> str:
+    value = float(match[0])
+    # Scales and opacities are below 1.
+    text = f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"
+    text = text.rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
