@@ -1,6 +1,7 @@
 """The program on top of the library: flags, run folders, commands.
 
-From Python, `run_settings` describes a run by options, and `train_run` trains it into a folder.
+From Python, `run_settings` describes a run by options, `train_run` trains it into a folder, and
+`compare_runs` compares methods over seeds.
 """
 
 from __future__ import annotations
@@ -15,14 +16,25 @@ if TYPE_CHECKING:
     from tff_agnostic.program.runs.finished import FinishedRun
     from tff_agnostic.program.runs.options import RunConfig
     from tff_agnostic.program.runs.train_run import run_settings, train_run
+    from tff_agnostic.program.studies.compare import ComparedRuns, compare_runs
 
-__all__ = ["ByGroup", "FinishedRun", "RunConfig", "run_settings", "train_run"]
+__all__ = [
+    "ByGroup",
+    "ComparedRuns",
+    "FinishedRun",
+    "RunConfig",
+    "compare_runs",
+    "run_settings",
+    "train_run",
+]
 
 # Modules of the names. They are imported on first use: a command's help needs none of them.
 _MODULES = {
     "ByGroup": "metrics.by_group",
+    "ComparedRuns": "program.studies.compare",
     "FinishedRun": "program.runs.finished",
     "RunConfig": "program.runs.options",
+    "compare_runs": "program.studies.compare",
     "run_settings": "program.runs.train_run",
     "train_run": "program.runs.train_run",
 }

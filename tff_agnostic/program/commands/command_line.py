@@ -472,10 +472,7 @@ def _user_files(named: Mapping[str, Any]) -> list[str]:
         named: Flags as texts, or arguments of Python.
     """
     algorithms, arms = named.get("algorithms") or (), named.get("arms") or ""
-    if isinstance(arms, str):
-        in_arms = _FILE_IN_ARMS.findall(arms)
-    else:
-        in_arms = [settings.get("algorithm") for settings in arms.values()]
+    in_arms = _FILE_IN_ARMS.findall(arms)
     listed = algorithms.split(",") if isinstance(algorithms, str) else algorithms
     names = [named.get("algorithm"), *listed, *in_arms]
     if named.get("checkpoint"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Optional, Union
+from typing import Annotated, Any, Optional
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OneOf, Within
@@ -121,7 +121,7 @@ def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
     }
     if not arms or len(arms) < len(names):
         raise UserError(f"--algorithms: expected different names, found {','.join(names)!r}")
-    _check_names("--algorithms", arms)
+    check_names("--algorithms", arms)
     return arms
 
 
@@ -144,30 +144,7 @@ def parsed_arms(text: str, parse: Callable[[str, str], Any]) -> dict[str, Arm]:
         arms[name] = _arm(name, label, algorithm, settings, parse)
     if not arms:
         raise UserError(f"--arms: expected {_FORM}, found {text!r}")
-    _check_names("--arms", arms)
-    return arms
-
-
-def rows_from_settings(
-    by_name: Mapping[str, Mapping[str, Any]], checked: Callable[[str, Any], Any]
-) -> dict[str, Arm]:
-    """Returns the arms that a program describes, by the names of their folders.
-
-    Args:
-        by_name: Options by flag, with `algorithm`, keyed by the names of the rows.
-        checked: (flag, value) -> value.
-    """
-    arms = {}
-    for name, settings in by_name.items():
-        if "algorithm" not in settings:
-            raise UserError(f"--arms: {name}: expected an algorithm, found none")
-        others = {flag: value for flag, value in settings.items() if flag != "algorithm"}
-        algorithm = str(settings["algorithm"])
-        label = "" if name == algorithm_label(algorithm) else name
-        arms[name] = _arm(name, label, algorithm, others, checked)
-    if not arms:
-        raise UserError("--arms: expected at least one, found none")
-    _check_names("--arms", arms)
+    check_names("--arms", arms)
     return arms
 
 
@@ -198,19 +175,20 @@ def _arm(
     return Arm(label or own, {**values, **word.settings}, algorithm)
 
 
-def _check_names(flag: str, names: Iterable[str]) -> None:
-    known: dict[str, str] = {}
+def check_names(flag: str, names: Iterable[str]) -> None:
+    """Checks that names of methods can be names of folders, next to the files of a study."""
+    spellings: dict[str, str] = {}
     for name in names:
         if not _NAME.fullmatch(name) or name in _TAKEN:
             raise UserError(
                 f"{flag}: expected a label of letters, digits, spaces and . + - _ that is none of "
                 f"{', '.join(_TAKEN)}, found {name!r}"
             )
-        other = known.setdefault(name.casefold(), name)
+        other = spellings.setdefault(name.casefold(), name)
         if other != name:
             raise UserError(
-                f"{flag}: expected labels that differ by more than capitals, of which some file "
-                f"systems make one folder, found {other!r} and {name!r}"
+                f"{flag}: expected labels that differ by more than capitals, as some file systems "
+                f"ignore these, found {other!r} and {name!r}"
             )
 
 
@@ -251,7 +229,7 @@ class ArmOptions(TaskOptions):
 
     task: Annotated[str, OneOf(DEFAULTS)] = "digits"
     algorithms: tuple[str, ...] = ("fed_avg", "agnostic_fed_avg")
-    arms: Union[str, Mapping[str, Any], None] = None
+    arms: Optional[str] = None
     override: Annotated[tuple[str, ...], REPEATED] = ()
 
 
@@ -273,9 +251,7 @@ def given_arms(given: GivenRun) -> dict[str, Arm]:
         return arms_of_algorithms(own.algorithms)
     if "algorithms" in given.names:
         raise UserError("--arms and --algorithms: expected one of them, found both")
-    if isinstance(own.arms, str):
-        return parsed_arms(own.arms, lambda flag, text: options[flag].parsed(text))
-    return rows_from_settings(own.arms, lambda flag, value: options[flag].checked(value))
+    return parsed_arms(own.arms, lambda flag, text: options[flag].parsed(text))
 
 
 def overrides(given: GivenRun, names: Sequence[str]) -> dict[str, dict[str, Any]]:
