@@ -214,7 +214,7 @@ def test_a_checkpoint_of_other_settings(call, folder, trained):
 def test_a_folder_that_cannot_be_made(call, folder):
     (folder / "file").write_text("")
     message = call.refused(folder, export, *TOY, "--output_dir=file/export")
-    assert message.startswith("file/export: cannot write: ")
+    assert message.startswith("--output_dir: file/export: cannot write: ")
 
 
 @pytest.mark.nightly

@@ -7,7 +7,7 @@ import pytest
 
 from plan_runner.export import open_export
 from plan_runner.rounds import conformance_clients, relative_difference, run_rounds, verify
-from plan_runner.tflite import tflite_beside
+from plan_runner.tflite import tflite_comparison
 from tests.deployment.kinds import KINDS, make_request
 from tests.marks import usually
 from tests.options import make_options
@@ -74,7 +74,7 @@ def folder(noise, profile, tff_runtime, tmp_path_factory):
 
 def test_it_is_verified_with_the_public_key_and_what_devices_get(folder):
     deployment = open_export(folder)
-    beside = tflite_beside(deployment)
+    beside = tflite_comparison(deployment)
     (check,) = verify(deployment, beside=beside)
     assert check.failing(_ROUNDING) == []
     assert beside.clients == 4
