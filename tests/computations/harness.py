@@ -84,7 +84,9 @@ class EagerTraining:
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
-        self._broadcasts = [tf.function(step.broadcast, autograph=False) for step in algorithm.steps]
+        self._broadcasts = [
+            tf.function(step.broadcast, autograph=False) for step in algorithm.steps
+        ]
         self._clients: list[Any] = []
 
         def finish(state: Any, sums: Any) -> Any:
@@ -154,7 +156,9 @@ class EagerTraining:
         )
         columns = dict(self._algorithm.client_data_spec)
         seed_spec = tf.TensorSpec([2], tf.int32)
-        return tf.function(work, input_signature=[specs, columns, seed_spec, state_specs], autograph=False)
+        return tf.function(
+            work, input_signature=[specs, columns, seed_spec, state_specs], autograph=False
+        )
 
     def _example_row(self) -> Any:
         return tf.nest.map_structure(
