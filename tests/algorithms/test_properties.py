@@ -54,7 +54,7 @@ some_algorithms = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def trainings(streaming_runtime):
-    """Trainings by name and settings, each built once; `test_combinations.py` has other runtimes."""
+    """Trainings by name and settings; `test_combinations.py` has other runtimes."""
 
     def training(name: str, **settings: Any) -> Any:
         return streaming_runtime.training(build(name, **settings), PlainSum())

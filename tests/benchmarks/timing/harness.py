@@ -4,8 +4,6 @@ import sys
 from pathlib import Path
 from typing import Optional
 
-from benchmarks.timing.environments import side_environment
-from benchmarks.timing.process import SideProcess
 from benchmarks.timing.schedule import Contestant, Protocol
 from benchmarks.timing.workloads import Workload
 
@@ -37,11 +35,6 @@ def command(behaviour: str) -> list[str]:
 def fake(behaviour: str, title: Optional[str] = None) -> Contestant:
     """A contestant that is a fake side."""
     return Contestant(title or behaviour, TINY.describe(), lambda: command(behaviour))
-
-
-def process(behaviour: str, folder: Path, round_limit: float = 60.0) -> SideProcess:
-    """A fake side's process."""
-    return SideProcess(command(behaviour), side_environment(), folder / "log", round_limit)
 
 
 def protocol(

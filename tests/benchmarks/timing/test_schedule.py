@@ -33,7 +33,7 @@ def test_a_side_runs_the_fastest_of_its_settings(tmp_path):
     assert len(side.rounds) == 6
 
 
-# In a round, and before the first; test_process has the other failures.
+# In a round, and before the first.
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("behaviour", "message"),
