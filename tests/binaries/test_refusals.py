@@ -53,11 +53,6 @@ _TRAIN = [
     ("--output_dir=", "--output_dir: expected a path", ""),
     ("--algorithm=fed_avg --window=3", "--window has no effect", "--algorithm=agnostic_fed_avg"),
     ("--runtime=tff --lanes=1", "--lanes has no effect", "--runtime=cohort"),
-    (
-        f"{_TFF}dp:noise_multiplier=0.3 --clients_per_round=3",
-        "--update_aggregator: noise_multiplier: expected less",
-        "",
-    ),
     (f"{_TFF}dp", "--update_aggregator: noise_multiplier: expected standard deviation", ""),
     (f"{_TFF}robust:noise_multiplier=1", "--update_aggregator: expected robust alone", ""),
     (f"{_TFF}median", "--update_aggregator: unknown update aggregator", "robust, "),
