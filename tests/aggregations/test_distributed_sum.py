@@ -1,4 +1,4 @@
-"""Sums of integers that clients noise: bounded, as noisy as a server's, alike in every runtime."""
+"""Integer sums with clients' noise, against a server's noise and tensorflow-privacy's moments."""
 
 import dataclasses
 from typing import Any
@@ -12,15 +12,17 @@ from scipy import stats
 from tests.aggregations.sums import KEYS, LIMITS, private_sum
 from tests.aggregations.test_sensitivity import random_values
 from tests.algorithms.cases import build, cohorts
-from tests.computations.harness import assert_all_close, run_rounds
+from tests.computations.harness import assert_all_close, make_client, run_rounds
 from tests.marks import usually
 from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import ClientFacts, PlainSum, SecurityProperty
 from tff_agnostic.aggregations.integer_codec import centred
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.clients import Place
 from tff_agnostic.computations.round import Round
+from tff_agnostic.models import logistic_regression
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import CohortOptions
@@ -49,11 +51,11 @@ def _exchange(aggregation: Any) -> Any:
     return exchange
 
 
-def _zeros(bounds: Any, of_updates: int) -> Any:
-    """Returns an answer whose update has so many values."""
+def _zeros(bounds: Any, update_size: int) -> Any:
+    """Returns an answer whose update has `update_size` values."""
     return tf.nest.map_structure(
         lambda bound: tf.zeros(
-            [of_updates] if bound.signed else [3] if bound.entrywise else [],
+            [update_size] if bound.signed else [3] if bound.entrywise else [],
             tf.int64 if bound.integer else tf.float32,
         ),
         bounds,
@@ -62,8 +64,8 @@ def _zeros(bounds: Any, of_updates: int) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("integer_clip", usually([20.0], [20.0, 2.0**14]))
-def test_no_client_moves_a_group_by_more_than_is_accounted_for(integer_clip):
-    """Without noise, in steps: whatever a client answers, of any size, or no number at all."""
+def test_clients_stay_within_the_accounted_sensitivity(integer_clip):
+    """Without noise, in steps, for answers of any size and answers that are not numbers."""
     aggregation = _distributed(integer_clip=integer_clip, clipping="adaptive")
     exchange = _exchange(aggregation)
     release, structure = exchange.aggregation, exchange.bounds
@@ -76,25 +78,24 @@ def test_no_client_moves_a_group_by_more_than_is_accounted_for(integer_clip):
         output = tf.nest.pack_sequence_as(structure, values)
         sent = release.encode(params, output, structure, _facts(place))
         integers, padding = tf.nest.flatten(sent.values), iter(sent.padding)
-        of_groups = set()
+        grouped = set()
         codecs = release.codecs(integers, structure)
         for group, codec in zip(release.groups(structure), codecs):
             parts = [integers[i] for i in group.positions]
             parts += [next(padding)] if codec.size > codec.num_values else []
-            of_groups.update(group.positions)
+            grouped.update(group.positions)
             vector = np.concatenate([np.ravel(centred(part, codec.bits)) for part in parts])
             bound = rounded_sensitivity(integer_clip, len(vector), ROUNDING_BETA).l2
             norm = np.linalg.norm(np.float64(vector))
             assert norm <= bound, group.name
             longest = max(longest, norm / integer_clip)
-        for i in set(range(len(integers))) - of_groups:
+        for i in set(range(len(integers))) - grouped:
             assert not np.any(integers[i]), "a value in no group was sent"
-    # Otherwise it would hold for clients that send nothing.
     assert longest > 0.99
 
 
 @pytest.mark.nightly
-def test_without_noise_rounds_are_plain_ones(streaming_runtime):
+def test_rounds_without_noise_are_plain(streaming_runtime):
     algorithm = build("fed_avg")
     settings = {"clip_norm": 1e3, "limit_loss": 1e3, "integer_clip": 2.0**36}
     distributed = private_sum("distributed", _SECURE, **settings)
@@ -105,12 +106,12 @@ def test_without_noise_rounds_are_plain_ones(streaming_runtime):
 
 @pytest.mark.slow_cases("philox")
 @pytest.mark.parametrize("generator", KEYS)
-def test_clients_noise_together_is_as_much_as_a_servers(generator):
+def test_noise_of_clients_equals_a_servers_noise(generator):
     """Of 40,000 values of an update: the same variance, and a normal distribution."""
     num_clients, z, size = 5, 1.3, 20_000
-    of_clients = {"noise_generator": generator}
-    found = {}
-    for name, settings in (("distributed", of_clients), ("central", {})):
+    client_settings = {"noise_generator": generator}
+    actual = {}
+    for name, settings in (("distributed", client_settings), ("central", {})):
         aggregation = private_sum(
             name, _SECURE, z, float(num_clients), clip_norm=_CLIP_NORM, **settings
         )
@@ -129,17 +130,17 @@ def test_clients_noise_together_is_as_much_as_a_servers(generator):
         deviation = z * dict(zip(release.groups(bounds), release.noise_factors(bounds)))[group]
         values = [tf.nest.flatten(total)[i] for i in group.positions]
         noise = np.concatenate([np.ravel(v) for v in values]) / (group.limit * _CLIP_NORM)
-        # What clients had in common is their number times the bound, in its place.
+        # The clients' common value is their number times the bound.
         noise[0] -= num_clients
         assert abs(noise[0]) < 5 * deviation
-        found[name] = np.var(noise)
-        assert found[name] == pytest.approx(deviation**2, rel=0.03), name
+        actual[name] = np.var(noise)
+        assert actual[name] == pytest.approx(deviation**2, rel=0.03), name
         assert stats.kstest(noise / deviation, "norm").pvalue > 0.01
-    assert found["distributed"] == pytest.approx(found["central"], rel=0.03)
+    assert actual["distributed"] == pytest.approx(actual["central"], rel=0.03)
 
 
 @pytest.mark.parametrize("generator", KEYS)
-def test_clients_noise_together_has_the_moments_of_tensorflow_privacys(generator):
+def test_noise_has_the_moments_of_tensorflow_privacy(generator):
     """In few steps, where Skellam noise is far from normal: its fourth moment is v + 3 v^2."""
     num_clients, z, steps, size = 4, 0.25, 2.0, 2**16
     aggregation = _distributed(
@@ -157,7 +158,7 @@ def test_clients_noise_together_has_the_moments_of_tensorflow_privacys(generator
     summed = tf.nest.flatten(_added(answers).values)
     codecs = zip(release.groups(bounds), release.codecs(summed, bounds))
     group, codec = next(pair for pair in codecs if pair[0].is_update)
-    found = np.float64(centred(summed[group.positions[0]], codec.bits))
+    actual = np.float64(centred(summed[group.positions[0]], codec.bits))
 
     query = tfp.DistributedSkellamSumQuery(0, 0.0, z / 0.8**0.5 * steps / num_clients**0.5)
     query_params = query.derive_sample_params(query.initial_global_state())
@@ -166,15 +167,15 @@ def test_clients_noise_together_has_the_moments_of_tensorflow_privacys(generator
     for _ in range(num_clients):
         sample = query.accumulate_record(query_params, sample, record)
     theirs, _, _ = query.get_noised_result(sample, query.initial_global_state())
-    # Theirs are drawn anew in each test: six standard errors of a difference.
-    assert abs(np.mean(found) - np.mean(theirs)) < 0.02
+    # Their query has no seed: six standard errors of a difference.
+    assert abs(np.mean(actual) - np.mean(theirs)) < 0.02
     for power, rel in ((2, 0.07), (4, 0.2)):
         expected = np.mean(np.float64(theirs) ** power)
-        assert np.mean(found**power) == pytest.approx(expected, rel=rel), power
+        assert np.mean(actual**power) == pytest.approx(expected, rel=rel), power
 
 
 @pytest.mark.parametrize("generator", KEYS)
-def test_clients_releases_and_exchanges_have_noise_of_their_own(generator):
+def test_clients_releases_and_exchanges_have_separate_noise(generator):
     settings = {"noise_generator": generator, "noise_key": KEYS[generator]}
     exchange = _exchange(_distributed(noise_multiplier=1.0, **settings))
     release, bounds = exchange.aggregation, exchange.bounds
@@ -216,8 +217,8 @@ def test_runtimes_draw_the_same_philox_noise(tff_runtime, streaming_runtime):
     assert expected.aggregations[0].releases == 3
 
 
-def test_silent_clients_send_noise_alone_and_as_much_as_each_would():
-    """Also together, in one entry: of 40,000 values each, by variance and by distribution."""
+def test_silent_clients_send_their_noise():
+    """Also bundled in one entry: variance and distribution of 40,000 values each."""
     answering, drawn, z, size = 4000, 10, 1.3, 20_000
     settings: dict[str, Any] = {"noise_multiplier": z, "integer_clip": 200.0}
     aggregation = _distributed(
@@ -248,33 +249,32 @@ def test_silent_clients_send_noise_alone_and_as_much_as_each_would():
             assert stats.chisquare(counts, shares * len(noise)).pvalue > 0.001
 
 
-def test_a_sum_of_too_few_clients_is_that_over_none():
+def test_sum_of_too_few_clients_is_empty():
     exchange = _exchange(_distributed(least_clients=3, clipping="adaptive"))
     release, bounds = exchange.aggregation, exchange.bounds
     state = exchange.initialize()
     params = release.client_params(state)
     output = tf.nest.map_structure(tf.ones_like, _zeros(bounds, 10))
     answers = [release.encode(params, output, bounds, _facts(k)) for k in range(3)]
-    of_none = _added([tf.nest.map_structure(tf.zeros_like, answers[0])])
+    none = _added([tf.nest.map_structure(tf.zeros_like, answers[0])])
     for num_clients in (2, 3):
-        next_state, found, report = release.decode(state, _added(answers[:num_clients]), bounds)
-        _, expected, _ = release.decode(state, of_none, bounds)
+        next_state, actual, report = release.decode(state, _added(answers[:num_clients]), bounds)
+        _, expected, _ = release.decode(state, none, bounds)
         has_enough = num_clients == 3
         assert report["too_few_clients"] == int(not has_enough)
         assert next_state.releases == 1
         # All three were within the clip norm's bits: it moves.
         assert (next_state.clip_norms[0] == state.clip_norms[0]) != has_enough
-        pairs = zip(tf.nest.flatten(found), tf.nest.flatten(expected))
+        pairs = zip(tf.nest.flatten(actual), tf.nest.flatten(expected))
         assert all(np.array_equal(*pair) for pair in pairs) != has_enough
 
 
-def test_it_promises_secure_sums_and_no_secret_of_the_server():
+def test_guarantee_is_secure_sums():
     assert _distributed().guarantees == {SecurityProperty.SECURE_SUMS}
-    # What is traced for one number of bits is not for another.
     assert _distributed(noise_multiplier=1.0) != _distributed(noise_multiplier=2.0)
 
 
-def test_noise_that_takes_too_many_words_is_refused():
+def test_rejects_noise_of_too_many_words():
     exchange = _exchange(_distributed(noise_multiplier=1.0, integer_clip=2.0**18))
     params = exchange.aggregation.client_params(exchange.initialize())
     with pytest.raises(
@@ -283,8 +283,44 @@ def test_noise_that_takes_too_many_words_is_refused():
         exchange.aggregation.encode(params, _zeros(exchange.bounds, 3), exchange.bounds, _facts(0))
 
 
-def test_integers_that_are_too_fine_are_refused():
+def test_rejects_sums_above_62_bits():
     exchange = _exchange(_distributed(integer_clip=2.0**60))
     params = exchange.aggregation.client_params(exchange.initialize())
     with pytest.raises(UserError, match=r"^noise_multiplier: expected sums of at most 62 bits"):
         exchange.aggregation.encode(params, _zeros(exchange.bounds, 3), exchange.bounds, _facts(0))
+
+
+_COPIES, _ROUNDS = 9, 10
+
+
+@pytest.mark.slow
+def test_noise_of_equal_clients_is_separate():
+    """Equal noise of nine clients would have nine times as much variance."""
+    # Three steps in the bound, so that the noise is a small integer.
+    settings: dict[str, Any] = {"integer_clip": 3.0, "clip_norm": 0.1}
+    aggregation = private_sum("distributed", _SECURE, 2.0, float(_COPIES), **settings)
+    # Steps are divided by a number of examples that is public, and not by a noisy sum.
+    problem = Problem(logistic_regression(31, 16), ("0", "1", "2"), 0, (float(_COPIES),) * 3)
+    spec = ALGORITHMS["fed_avg"]
+    algorithm = spec.build(problem, make_options(spec.options, client_learning_rate=1e-9))
+    client = make_client(np.ones([3, 31]), [0, 1, 2], [0, 1, 2])
+    # Shards of four: a client's number in its shard is not its number in the cohort.
+    options = CohortOptions(client_mode="vectorised", max_clients_in_step=4)
+    with CohortRuntime(options) as runtime:
+        training = runtime.training(algorithm, aggregation)
+        variance = {}
+        for size in (1, _COPIES):
+            state, steps = training.initialize(), []
+            for _ in range(_ROUNDS):
+                before = state
+                state, _ = run_rounds(training, [[client] * size], before)
+                moved = [w - v for w, v in zip(_weights(state), _weights(before))]
+                steps.append(np.concatenate([np.ravel(part) for part in moved]))
+            variance[size] = np.var(steps)
+            assert variance[size] > 0
+    # 5,120 draws each: a standard error of 3%.
+    assert variance[_COPIES] / variance[1] == pytest.approx(_COPIES, rel=0.15)
+
+
+def _weights(state: Any) -> list[np.ndarray]:
+    return [np.asarray(weight) for weight in state.algorithm.weights.trainable]

@@ -1,6 +1,6 @@
-"""Private sums beside tensorflow-privacy's queries: clipping, noise, account; and in TFF's factory.
+"""Private sums against tensorflow-privacy: clipping, noise, account, and its queries in TFF.
 
-Theirs draw noise without a seed, so distributions are compared, and results where there is none.
+Their noise has no seed: distributions are compared, and results where there is no noise.
 """
 
 import itertools
@@ -40,7 +40,7 @@ _BOUNDS = _Answer(
 
 
 def _deltas() -> list[np.ndarray]:
-    """One below the clip norm, and two above."""
+    """Returns a delta below the clip norm, and two above."""
     rng = np.random.default_rng(0)
     drawn = [rng.normal(size=_SIZE).astype(np.float32) for _ in range(3)]
     return [norm * d / np.linalg.norm(d) for norm, d in zip((0.1, 0.5, 4.0), drawn)]
@@ -81,21 +81,21 @@ def _theirs(noise_multiplier: float) -> tuple[np.ndarray, Any]:
     return total.numpy(), event
 
 
-def test_they_clip_alike():
+def test_clipped_sums_are_equal():
     np.testing.assert_allclose(_ours(0.0), _theirs(0.0)[0], atol=1e-7)
 
 
-def test_their_noise_has_one_distribution():
+def test_noise_has_the_same_distribution():
     ours, theirs = _ours(_Z) - _ours(0.0), _theirs(_Z)[0] - _theirs(0.0)[0]
     assert scipy.stats.ks_2samp(ours, theirs).pvalue > 1e-3
     for noise in (ours, theirs):
         assert scipy.stats.kstest(noise / (_Z * _CLIP), "norm").pvalue > 1e-3
-    # The test of fit finds a multiplier that is a tenth larger.
+    # The test of fit detects a multiplier that is a tenth larger.
     assert scipy.stats.ks_2samp(1.1 * ours, theirs).pvalue < 1e-3
 
 
-def test_their_account_is_one():
-    # A tensor of float32, which the accountants of dp-accounting do not take for a number.
+def test_epsilon_equals_their_events_epsilon():
+    # dp-accounting rejects a tensor of float32.
     event = dp_accounting.GaussianDpEvent(float(_theirs(_Z)[1].noise_multiplier))
     sampled = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.1, event), 100
@@ -118,17 +118,14 @@ def _adaptive() -> Any:
     )
 
 
-@pytest.mark.slow_cases("adaptive")
+@pytest.mark.slow
 @pytest.mark.parametrize("clipping", ["fixed", "adaptive"])
-def test_a_run_in_their_factory_is_a_private_run_without_its_noise(
-    tff_runtime, streaming_runtime, clipping
-):
+def test_rounds_in_their_factory_equal_private_rounds(tff_runtime, streaming_runtime, clipping):
     """With equal weights, whose sum is public: 3 clients of 4 examples each."""
     query = {"fixed": lambda: tfp.GaussianSumQuery(0.05, 0.0), "adaptive": _adaptive}[clipping]()
     factory = tff.aggregators.UnweightedMeanFactory(
         tff.aggregators.DifferentiallyPrivateFactory(query)
     )
-    # TFF takes seconds to compile a run: theirs is.
     sums = [
         (tff_runtime, aggregations.from_tff(factory, mean_weight=4.0)),
         (
@@ -155,7 +152,7 @@ def test_a_run_in_their_factory_is_a_private_run_without_its_noise(
 
 
 @pytest.mark.slow
-def test_a_tree_of_theirs_keeps_its_state_from_round_to_round(tff_runtime):
+def test_their_tree_keeps_its_state(tff_runtime):
     model = logistic_regression(4, 3)
     specs = [tf.TensorSpec(w.shape, w.dtype) for w in model.initial_weights.trainable]
     factory = tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(

@@ -1,4 +1,4 @@
-"""Twenty random cohorts and a start, in which algorithms are compared with their references."""
+"""Twelve random cohorts and a start, in which algorithms are compared with their references."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from tff_agnostic.computations import SecureSum, SecureSumOptions
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 
-_ROUNDS = 20
+_ROUNDS = 12
 SECURE = SecureSum(
     make_options(SecureSumOptions, limit_examples=20, secure_bits=40, secure_min_clients=1)
 )

@@ -1,4 +1,4 @@
-"""FedBoost and AFLBoost: random rounds against NumPy, exact optima, and what is sent."""
+"""FedBoost and AFLBoost: random rounds against NumPy, exact optima, and the sent predictors."""
 
 import functools
 from typing import Any, NamedTuple
@@ -22,10 +22,10 @@ from tff_agnostic.models.keras import fixed_from_keras
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
 
-_ROUNDS = 30
+_ROUNDS = 15
 _SEED = 7
 _ETA, _ETA_LAMBDA = 0.05, 0.02
-# N_k that a round is expected to have.
+# Expected N_k of a round.
 _EXPECTED = (9.0, 12.0, 7.5)
 
 
@@ -41,7 +41,7 @@ class _Case(NamedTuple):
     algorithm: str = "fed_boost"
 
     def settings(self) -> dict[str, Any]:
-        """Returns them by name."""
+        """Returns the settings by name."""
         return {
             "predictor_sampling": self.sampling,
             "budget": None if self.sampling == "none" else 2,
@@ -90,7 +90,7 @@ def _ensemble(loss: str) -> EnsembleModel:
 
 @functools.cache
 def _examples(round_num: int, loss: str) -> list[list[reference.Example]]:
-    """The examples of a cohort for the reference; of clients that are not finite none."""
+    """Returns the examples of the finite clients of a cohort for the reference."""
     kernel, bias = _ensemble(loss).initial_weights.non_trainable
     clients = []
     for client in _COHORTS[round_num]:
@@ -126,7 +126,7 @@ def _mask(steps: AlphaSteps, alpha: np.ndarray, step: int) -> np.ndarray:
 
 
 def _assert_follows(training: Any, case: _Case) -> None:
-    """Each round from the state that the package has come to, all of them from the first one."""
+    """Compares each round; the masks are the package's."""
     steps, state = _steps(case), training.initialize()
     alpha, lambda_ = np.full(4, 0.25), np.full(NUM_DOMAINS, 1 / NUM_DOMAINS)
     iterates = []
@@ -145,8 +145,8 @@ def _assert_follows(training: Any, case: _Case) -> None:
                 alpha, lambda_ = reference.afl_boost_round(
                     alpha, lambda_, examples, gamma, mask, *how, _ETA_LAMBDA, np.array(_EXPECTED)
                 )
-        found = state.algorithm.weights.trainable[0]
-        np.testing.assert_allclose(found, alpha, rtol=2e-5, atol=1e-5)
+        actual = state.algorithm.weights.trainable[0]
+        np.testing.assert_allclose(actual, alpha, rtol=2e-5, atol=1e-5)
         if any(examples):
             np.testing.assert_allclose(
                 state.algorithm.mean_alpha, np.mean(iterates, axis=0), rtol=2e-5, atol=1e-5
@@ -157,15 +157,15 @@ def _assert_follows(training: Any, case: _Case) -> None:
     assert np.ptp(alpha) > 0.05
 
 
-@pytest.mark.slow_cases("repeated", "figure 2 repeated")
+@pytest.mark.slow_cases("unbiased", "centred", "repeated", "figure 2 repeated")
 @pytest.mark.parametrize("case", _CASES)
-def test_thirty_rounds_are_those_of_the_reference(streaming_runtime, case):
+def test_rounds_match_reference(streaming_runtime, case):
     training = streaming_runtime.training(_built(_CASES[case]), PlainSum())
     _assert_follows(training, _CASES[case])
 
 
 def _in_two_architectures() -> EnsembleModel:
-    """The predictors of `_ensemble`, of which every other one is a model of Keras' own."""
+    """Returns the predictors of `_ensemble`, every other one as a Keras model."""
     whole, like = _ensemble("log"), logistic_regression(4, 3)
     weights = [list(arrays) for arrays in zip(*whole.initial_weights.non_trainable)]
     layer = tf.keras.layers.Dense(3, "softmax")
@@ -188,7 +188,7 @@ def _in_two_architectures() -> EnsembleModel:
         pytest.param("tff_runtime", 6, marks=pytest.mark.nightly),
     ],
 )
-def test_rounds_do_not_depend_on_how_predictors_are_held(request, runtime, rounds):
+def test_mixed_architectures_match_reference(request, runtime, rounds):
     case = _CASES["figure 1"]
     model = _in_two_architectures()
     assert isinstance(model.members.held, SeveralArchitectures)
@@ -204,15 +204,15 @@ def test_rounds_do_not_depend_on_how_predictors_are_held(request, runtime, round
         how = (case.loss, case.estimator, case.mirror_map, _ETA)
         alpha = reference.fed_boost_round(alpha, _examples(t, case.loss), gamma, drawn, *how)
     np.testing.assert_allclose(state.algorithm.weights.trainable[0], alpha, rtol=2e-5, atol=1e-5)
-    # Two predictors of 15 weights, the architecture and the begin of each; four numbers of each,
-    # and the scales of three domains.
+    # Two predictors of 15 weights, with their architecture and offset; four numbers for each, and
+    # the scales of three domains.
     assert report["predictors"]["bytes_sent"] == 2 * 4 * (15 + 2 + 4) + 3 * 4
 
 
 _H = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]])
 
 
-def _of_distributions(rows: np.ndarray, loss: str = "log") -> EnsembleModel:
+def _distribution_ensemble(rows: np.ndarray, loss: str = "log") -> EnsembleModel:
     scores = [ModelWeights([np.log(row).astype(np.float32)], []) for row in rows]
     return ensemble(unigram_model(rows.shape[1]), scores, loss=loss)
 
@@ -222,12 +222,13 @@ def _words(counts: np.ndarray, domain: int = 0) -> dict[str, np.ndarray]:
     return {"x": words, "y": words, "domain_id": np.full(len(words), domain, np.int32)}
 
 
+@pytest.mark.slow_cases("squared")
 @pytest.mark.parametrize("loss", ["log", "squared"])
-def test_own_distributions_weigh_as_much_as_their_examples(streaming_runtime, loss):
+def test_own_distributions_weigh_as_their_examples(streaming_runtime, loss):
     """Lemma 1: alpha_k = m_k / m, with all predictors in every round."""
     counts = np.array([[7, 3, 1, 9], [2, 30, 4, 4], [1, 1, 5, 3]])
     rows = counts / counts.sum(axis=1, keepdims=True)
-    problem = Problem(_of_distributions(rows, loss), ("0",), _SEED)
+    problem = Problem(_distribution_ensemble(rows, loss), ("0",), _SEED)
     spec = ALGORITHMS["fed_boost"]
     options = make_options(spec.options, predictor_sampling="none", alpha_learning_rate=4.0)
     training = streaming_runtime.training(spec.build(problem, options), PlainSum())
@@ -244,27 +245,27 @@ def test_own_distributions_weigh_as_much_as_their_examples(streaming_runtime, lo
 
 
 @pytest.mark.slow
-def test_the_agnostic_optimum_of_cross_entropies(streaming_runtime):
-    """The domains' own distributions: h at which every domain has the loss log 3."""
+def test_afl_boost_reaches_the_agnostic_optimum(streaming_runtime):
+    """Predictors are the domains' distributions; every domain has the loss log 3 at the optimum."""
     counts = (_H * 10).round().astype(int)
     names = tuple("012")
-    problem = Problem(_of_distributions(_H), names, _SEED, (10.0,) * 3)
+    problem = Problem(_distribution_ensemble(_H), names, _SEED, (10.0,) * 3)
     spec = ALGORITHMS["afl_boost"]
     options = make_options(
         spec.options, predictor_sampling="none", alpha_learning_rate=0.5, lambda_learning_rate=0.5
     )
     training = streaming_runtime.training(spec.build(problem, options), PlainSum())
-    of_domains = [_words(c, domain) for domain, c in enumerate(counts)]
-    client = {key: np.concatenate([c[key] for c in of_domains]) for key in of_domains[0]}
+    domains = [_words(c, domain) for domain, c in enumerate(counts)]
+    client = {key: np.concatenate([c[key] for c in domains]) for key in domains[0]}
     state, _ = run_rounds(training, [[client]] * 600)
     mean = state.algorithm.mean_alpha
     losses = -_H @ np.log(mean @ _H)
-    # min over alpha of the worst domain, as worked out beforehand
+    # The minimum over alpha of the worst domain's loss, in closed form.
     assert abs(losses.max() - 1.098612) < 1e-3
     np.testing.assert_allclose(mean, (0.311111, 0.222222, 0.466667), atol=0.02)
 
 
-def test_only_the_sampled_predictors_travel():
+def test_messages_hold_sampled_predictors_only():
     model = _ensemble("log")
     for q_sent, settings in ((2, {"budget": 2}), (4, {"predictor_sampling": "none"})):
         algorithm = build("fed_boost", **settings)
@@ -287,8 +288,8 @@ def _answer(algorithm: Any, message: Any) -> Any:
 
 
 @pytest.mark.nightly
-def test_what_is_traced_for_one_budget_serves_no_other(streaming_runtime):
-    """A comparison has arms of several budgets in one runtime."""
+def test_budgets_do_not_share_traces(streaming_runtime):
+    """A comparison runs several budgets in one runtime."""
     sampled = []
     for budget in (1, 2, 3):
         algorithm = build("fed_boost", budget=budget, predictor_sampling="uniform")
@@ -299,7 +300,7 @@ def test_what_is_traced_for_one_budget_serves_no_other(streaming_runtime):
 
 
 @pytest.mark.slow
-def test_a_round_without_any_predictor_is_no_step_and_no_client_is_lost(streaming_runtime):
+def test_rounds_without_predictors_keep_the_state(streaming_runtime):
     case = _CASES["unbiased"]._replace(sampling="uniform")
     spec = ALGORITHMS["fed_boost"]
     settings = {**case.settings(), "budget": 1}
@@ -317,7 +318,7 @@ def test_a_round_without_any_predictor_is_no_step_and_no_client_is_lost(streamin
             empty += 1
             assert report["predictors"]["sampled"] == 0
             assert_all_close(state.algorithm.weights, before.algorithm.weights, rtol=0, atol=0)
-    # (1 - 1/4)^4 = .32 of them
+    # A round has no predictor with probability (1 - 1/4)^4 = .32.
     assert 0 < empty < 12
 
 
@@ -337,7 +338,7 @@ def test_rejects_options_that_do_not_fit_ensemble(settings, message):
 
 
 @pytest.mark.parametrize("name", ["fed_boost", "afl_boost"])
-def test_a_model_that_is_no_ensemble_is_refused(name):
+def test_rejects_models_that_are_not_ensembles(name):
     spec = ALGORITHMS[name]
     with pytest.raises(UserError, match=rf"^{name} learns how to mix trained predictors: expected"):
         spec.build(Problem.of_numbered_domains(logistic_regression(4, 3), 3), spec.options())

@@ -46,23 +46,18 @@ def name(request) -> str:
     return request.param
 
 
-# Of what is traced for one test alone, which takes longer than all others of an algorithm.
+# For tests that need traces of their own, which take longer than all others of an algorithm.
 some_algorithms = pytest.mark.parametrize(
     "name", usually(["agnostic_fed_avg", "stochastic_afl", "delta_fl"], CASES)
 )
 
 
 @pytest.fixture(scope="module")
-def trainings(cohort_runtime, streaming_runtime):
-    """Trainings by name and settings, each made once.
-
-    With settings of a test's own clients run one by one: to put them in step takes TensorFlow
-    longer than the test.
-    """
+def trainings(streaming_runtime):
+    """Trainings by name and settings; `test_combinations.py` has other runtimes."""
 
     def training(name: str, **settings: Any) -> Any:
-        runtime = streaming_runtime if settings else cohort_runtime
-        return runtime.training(build(name, **settings), PlainSum())
+        return streaming_runtime.training(build(name, **settings), PlainSum())
 
     return functools.lru_cache(maxsize=None)(training)
 
@@ -77,7 +72,7 @@ def _with_trait(trait: Trait) -> list[str]:
 
 
 def _started(training) -> Any:
-    """A state some rounds in, where all of it differs from the start."""
+    """Returns a state after two rounds, of which no part equals the first state's."""
     return run_rounds(training, cohorts(2))[0]
 
 
@@ -92,7 +87,7 @@ def _assert_finite(structure) -> None:
 
 @pytest.mark.nightly_cases(but=["fed_avg_target_only"])
 @pytest.mark.slow
-def test_it_learns(training, name):
+def test_round_changes_the_model(training, name):
     before = training.initialize()
     after, _ = training.next(before, cohort())
     assert after.round_num == 1
@@ -100,12 +95,12 @@ def test_it_learns(training, name):
     assert not np.allclose(first, second)
 
 
-def test_the_name_is_the_one_in_the_registry(name):
+def test_algorithm_has_its_registered_name(name):
     assert build(name).name == name
 
 
 @pytest.mark.nightly_cases(but=["fed_avg", "fed_avg_target_only"])
-def test_every_number_of_a_report_is_described(training):
+def test_fields_describe_every_reported_number(training):
     _, report = training.next(training.initialize(), cohort())
     described = list(paired(training.quantities, report))
     assert len({quantity.name for quantity, _ in described}) == len(described)
@@ -113,19 +108,19 @@ def test_every_number_of_a_report_is_described(training):
         assert np.shape(value) == ((NUM_DOMAINS,) if quantity.per_domain else ())
 
 
-def test_the_models_of_a_state_are_the_same_as_arrays_and_as_tensors(training, name):
+def test_models_of_arrays_and_tensors_are_equal(training, name):
     state, algorithm = _started(training), build(name)
     as_tensors = tf.nest.map_structure(tf.convert_to_tensor, state.algorithm)
     assert_all_close(dict(algorithm.models(as_tensors)), dict(algorithm.models(state.algorithm)))
 
 
-def test_the_order_of_the_clients_does_not_matter(training):
+def test_order_of_clients_changes_nothing(training):
     state, clients = _started(training), cohort(3)
     forwards = training.next(state, clients)
     assert_all_close(training.next(state, clients[::-1]), forwards)
 
 
-def test_an_empty_cohort_leaves_the_models(training, name):
+def test_empty_cohort_keeps_the_models(training, name):
     state = _started(training)
     next_state, report = training.next(state, [])
     assert next_state.round_num == state.round_num + 1
@@ -134,7 +129,7 @@ def test_an_empty_cohort_leaves_the_models(training, name):
     assert sum(report["clients"].values()) == 0
 
 
-def test_a_client_without_examples_adds_nothing_and_is_counted(training):
+def test_clients_without_examples_only_count(training):
     state, clients = _started(training), cohort(6)
     expected, _ = training.next(state, clients)
     next_state, report = training.next(state, [clients[0], empty_client(), *clients[1:]])
@@ -143,32 +138,32 @@ def test_a_client_without_examples_adds_nothing_and_is_counted(training):
     assert report["clients"]["non_finite"] == 0
 
 
-def test_finite_answers_whose_sum_is_not_finite_skip_the_round(training, name):
-    """Each client is within float32's range; those whose answers are not are left out."""
+def test_non_finite_sums_skip_the_round(training, name):
+    """Each answer is within float32's range; the runtime excludes answers that are not."""
     algorithm = build(name)
     state, _ = run_rounds(training, cohorts(2))
     if not issubclass(CASES[name].options, EnsembleOptions):
-        # Of these weights the inputs' size makes no difference to the losses, only to the
-        # gradients. The predictors of an ensemble stay what they are.
+        # With these weights the inputs' size changes the gradients and no loss. The predictors of
+        # an ensemble are fixed.
         weights = ModelWeights([np.zeros([4, 3], np.float32), np.array([0, 1, 0], np.float32)], [])
         state = state._replace(algorithm=algorithm.with_weights(state.algorithm, weights))
     far_out = make_client(np.full([1, 4], 3e38, np.float32), [1], [2])
     near = make_client(np.zeros([1, 4]), [1], [1])
-    next_state, report = training.next(state, [*[far_out] * 600, *[near] * 600])
+    next_state, report = training.next(state, [*[far_out] * 30, *[near] * 30])
     is_skipped = report["clients"]["non_finite"] == 0
     assert report["skipped"] == is_skipped
     _assert_finite((next_state, report))
     if name == two_steps.NAME:
-        # Losses are all equal: how a processor rounds their mean decides who is above it.
+        # All losses are equal: the rounding of their mean decides which clients are above it.
         return
-    expected, _ = training.next(state, [] if is_skipped else [near] * 600)
+    expected, _ = training.next(state, [] if is_skipped else [near] * 30)
     assert_all_close(next_state, expected)
     after, report = training.next(next_state, cohort(3))
     assert report["skipped"] == 0
     assert not np.array_equal(*(_main_model(name, s).trainable[0] for s in (after, state)))
 
 
-def test_a_client_that_is_not_finite_adds_nothing_and_is_counted(training):
+def test_non_finite_clients_only_count(training):
     state, clients = _started(training), cohort(7)
     expected, expected_report = training.next(state, clients)
     for value in (np.nan, np.inf, -np.inf):
@@ -179,25 +174,26 @@ def test_a_client_that_is_not_finite_adds_nothing_and_is_counted(training):
         assert report["clients"]["contributed"] == expected_report["clients"]["contributed"]
 
 
-def test_every_client_is_counted_once(training):
+def test_report_counts_every_client_once(training):
     other_domain = random_client(np.random.default_rng(8), 5, [0])
     clients = [*cohort(8), other_domain, empty_client(), spoiled_client(np.nan)]
     _, report = training.next(training.initialize(), clients)
     assert sum(report["clients"].values()) == len(clients)
 
 
-def test_domains_absent_for_many_rounds_leave_everything_finite(training):
+def test_long_absent_domains_keep_rounds_finite(training):
     rng = np.random.default_rng(9)
     state = training.initialize()
     for _ in range(30):
         state, report = training.next(state, [random_client(rng, 6, [1])])
     _assert_finite((state, report))
-    # All domains again, after the others were absent for fifteen windows.
+    # All domains again: the others were absent for fifteen windows.
     _assert_finite(training.next(state, cohort(10)))
 
 
+@pytest.mark.slow_cases("stochastic_afl", "delta_fl")
 @some_algorithms
-def test_a_batch_may_be_larger_than_the_client(trainings, name, training):
+def test_batches_larger_than_clients_change_nothing(trainings, name, training):
     clients = cohort(11, sizes=(4, 3, 1, 2))
     state, _ = run_rounds(trainings(name, client_batch_size=10_000), [clients] * 2)
     # In batches of 4, of which the largest client fills one.
@@ -205,10 +201,10 @@ def test_a_batch_may_be_larger_than_the_client(trainings, name, training):
 
 
 @pytest.mark.nightly_cases(but=["q_ffl"])
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(cohort_runtime, name, training):
+def test_resumed_run_equals_uninterrupted_run(streaming_runtime, name, training):
     expected, expected_reports = run_rounds(training, cohorts(6))
     halfway, _ = run_rounds(training, cohorts(3))
-    resumed = cohort_runtime.training(build(name), PlainSum())
+    resumed = streaming_runtime.training(build(name), PlainSum())
     state, reports = run_rounds(resumed, cohorts(6)[3:], _through_npz(halfway))
     assert_identical(state, expected)
     assert_identical(reports, expected_reports[3:])
@@ -224,7 +220,7 @@ def _through_npz(state: Any) -> Any:
 
 @pytest.mark.slow_cases("stochastic_afl", "delta_fl")
 @some_algorithms
-def test_runs_are_functions_of_their_seed_with_shuffling_and_dropout(streaming_runtime, name):
+def test_seed_determines_shuffling_and_dropout(streaming_runtime, name):
     model = _dropout_model()
 
     def run(seed: int) -> Any:
@@ -253,13 +249,13 @@ def test_runs_are_functions_of_their_seed_with_shuffling_and_dropout(streaming_r
         ],
     ),
 )
-def test_secure_sums_give_the_same_rounds(streaming_runtime, name, training):
+def test_secure_rounds_match_plain_rounds(streaming_runtime, name, training):
     aggregation = SecureSum(
         make_options(SecureSumOptions, limit_examples=20, limit_update=20.0, secure_min_clients=3)
     )
     secure = streaming_runtime.training(build(name), aggregation)
     assert secure.security.is_secure
-    # Everything of a client's answers, the counts of clipped values and the number of clients.
+    # All fields of an answer, the counts of clipped values and the number of clients.
     sent = " ".join(secure.security.secure)
     for step in build(name).steps:
         bounds = step.bounds(ClientLimits())
@@ -271,9 +267,9 @@ def test_secure_sums_give_the_same_rounds(streaming_runtime, name, training):
     assert_all_close(state.algorithm, expected.algorithm, rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="expected at least 3 clients in a sum, found 2"):
         secure.next(state, cohort()[:2])
-    for report, of_plain in zip(reports, expected_reports):
+    for report, plain_report in zip(reports, expected_reports):
         assert not any(tf.nest.flatten(_clipped(report["aggregator"])))
-        assert report["clients"] == of_plain["clients"]
+        assert report["clients"] == plain_report["clients"]
 
 
 def _clipped(report: Any) -> Any:
@@ -281,7 +277,7 @@ def _clipped(report: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", _with_trait(Trait.ONE_DOMAIN_IS_FED_AVG))
-def test_with_one_domain_it_is_fed_avg(trainings, name):
+def test_one_domain_equals_fed_avg(trainings, name):
     rng = np.random.default_rng(1)
     clients = [[random_client(rng, n, [0]) for n in (7, 3, 10)] for _ in range(4)]
     models = []
@@ -294,8 +290,8 @@ def test_with_one_domain_it_is_fed_avg(trainings, name):
 
 @pytest.mark.nightly_cases(but=["fed_avg"])
 @pytest.mark.parametrize("name", _with_trait(Trait.DOMAIN_BLIND))
-def test_which_domain_an_example_belongs_to_does_not_matter(trainings, name):
-    # The order of examples is drawn from what a client holds, domains included.
+def test_domains_of_examples_change_no_blind_algorithm(trainings, name):
+    # The order of a client's examples depends on their domains.
     training = trainings(name, client_shuffle=False)
     clients = cohort(12)
     moved = [{**c, "domain_id": (c["domain_id"] + 1) % NUM_DOMAINS} for c in clients]
@@ -305,7 +301,7 @@ def test_which_domain_an_example_belongs_to_does_not_matter(trainings, name):
 
 @pytest.mark.nightly_cases(but=["stochastic_afl"])
 @pytest.mark.parametrize("name", _with_trait(Trait.PARTITION_BLIND))
-def test_with_one_full_step_it_does_not_matter_who_holds_an_example(trainings, name):
+def test_one_full_step_ignores_the_partition(trainings, name):
     training = trainings(name, client_epochs=1, client_batch_size=1000)
     clients = cohort(13)
     merged = {key: np.concatenate([c[key] for c in clients[1:]]) for key in clients[0]}
@@ -315,7 +311,7 @@ def test_with_one_full_step_it_does_not_matter_who_holds_an_example(trainings, n
 
 @pytest.mark.nightly_cases("agnostic_fed_avg", "delta_fl", "fed_boost", "above_mean")
 @pytest.mark.parametrize("name", _with_trait(Trait.COHORT_TWICE_IS_ONCE))
-def test_a_cohort_twice_gives_the_model_of_once(name, training):
+def test_doubled_cohort_gives_the_same_model(name, training):
     state, clients = _started(training), cohort(4)
     once, once_report = training.next(state, clients)
     twice, twice_report = training.next(state, [*clients, *clients])
@@ -326,7 +322,7 @@ def test_a_cohort_twice_gives_the_model_of_once(name, training):
 
 @pytest.mark.parametrize("name", _with_trait(Trait.LEARNS_FROM_EVERY_DOMAIN))
 @pytest.mark.parametrize("domain", range(NUM_DOMAINS))
-def test_examples_of_every_domain_move_the_model(name, training, domain):
+def test_every_domain_moves_the_model(name, training, domain):
     state = _started(training)
     clients = [random_client(np.random.default_rng(domain), 6, [domain]) for _ in range(2)]
     moved, _ = training.next(state, clients)
@@ -334,11 +330,11 @@ def test_examples_of_every_domain_move_the_model(name, training, domain):
     assert not np.allclose(first, second)
 
 
-def test_every_trait_is_claimed_by_someone():
+def test_every_trait_has_an_algorithm():
     assert set().union(*(spec.traits for spec in CASES.values())) == set(Trait)
 
 
-def test_quantities_of_different_algorithms_that_share_a_name_are_the_same_column(cohort_runtime):
+def test_quantities_of_equal_name_agree():
     kinds = {}
     for name in CASES:
         for quantity in flattened(build(name).quantities):

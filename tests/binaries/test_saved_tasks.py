@@ -42,7 +42,7 @@ _WORDS = (b"the", b"cat", b"sat")
 _TEXTS = ("the cat", "unheard")
 
 
-# Ids of the texts for models that predict the next word, and for those that tell a class.
+# Ids of the texts for models of the next word, and for classifiers.
 _BEGINS = np.array([[5, 1, 2, 0], [5, 4, 0, 0]], np.int32)
 
 
@@ -52,7 +52,7 @@ _IDS = np.array([[1, 2, 0, 0], [4, 0, 0, 0]], np.int32)
 _CLASSIFIER = (*("--task=text_classifier", "--data=labelled.sqlite", "--sequence_length=4"),)
 
 
-# Flags, and what the model is given.
+# Flags of each task.
 _TASKS = {
     "next_word": (
         *("--task=next_word", "--data=texts.sqlite", "--network=lstm:units=3"),
@@ -110,9 +110,9 @@ def _labelled_texts(path: Path) -> Path:
 def several(
     request: pytest.FixtureRequest, call: Caller, three_rounds: Path, tmp_path_factory
 ) -> Path:
-    """A run of each task, its models in all/NAME, and what plain TensorFlow tells.
+    """Returns a folder with a run of each task, its models in all/NAME, and their outputs.
 
-    all/digits has `three_rounds` in every format; what was printed of that is in digits.out.
+    all/digits has `three_rounds` in every format; digits.out is the printed report.
     """
     folder = tmp_path_factory.mktemp("several")
     (folder / "model.py").write_text(_MODEL)
@@ -169,7 +169,7 @@ def _inputs(folder: Path, name: str) -> np.ndarray:
     return _tested(folder / f"run_{name}")
 
 
-def _told(folder: Path, name: str, file_name: str) -> dict[str, np.ndarray]:
+def _outputs(folder: Path, name: str, file_name: str) -> dict[str, np.ndarray]:
     with np.load(folder / "all" / name / f"{file_name}.npz") as file:
         return dict(file)
 
@@ -186,31 +186,32 @@ def _scores(folder: Path, name: str) -> np.ndarray:
 @pytest.mark.nightly_cases("text_classifier")
 @pytest.mark.slow_cases("text_classifier")
 @pytest.mark.parametrize("name", usually(_USUAL, _TASKS))
-def test_tasks_in_plain_tensorflow(several, name):
+def test_plain_tensorflow_predicts_as_the_run(several, name):
     scores = _scores(several, name)
     for file_name in ("model.keras", "model_saved_model"):
-        told = _told(several, name, file_name)
-        np.testing.assert_allclose(told["predictions"], scores, rtol=1e-5, atol=1e-5)
-    # What the run left is the same file.
-    left, saved = (several / f / "model.keras" for f in (f"run_{name}/model", f"all/{name}"))
-    assert left.read_bytes() == saved.read_bytes()
+        outputs = _outputs(several, name, file_name)
+        np.testing.assert_allclose(outputs["predictions"], scores, rtol=1e-5, atol=1e-5)
+    # The run's own file is the same.
+    written, saved = (several / f / "model.keras" for f in (f"run_{name}/model", f"all/{name}"))
+    assert written.read_bytes() == saved.read_bytes()
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["next_word", "custom"])
-def test_next_words_of_texts(several, name):
+def test_saved_model_predicts_next_words(several, name):
     scores, words = _scores(several, name), np.array(_WORDS)
     best = [np.argsort(-scores[row, last][1:4])[:2] for row, last in enumerate([2, 1])]
-    told = _told(several, name, "model_saved_model")
-    assert told["next_words"].tolist() == words[best].tolist()
+    outputs = _outputs(several, name, "model_saved_model")
+    assert outputs["next_words"].tolist() == words[best].tolist()
 
 
-def test_classes_of_texts(several):
+@pytest.mark.slow
+def test_saved_model_predicts_classes(several):
     scores = _scores(several, "text_classifier")
-    told = _told(several, "text_classifier", "model_saved_model")
-    np.testing.assert_allclose(told["default_predictions"], scores, atol=1e-6)
+    outputs = _outputs(several, "text_classifier", "model_saved_model")
+    np.testing.assert_allclose(outputs["default_predictions"], scores, atol=1e-6)
     names = np.array([b"bad", b"good"])
-    assert told["default_class_name"].tolist() == names[scores.argmax(axis=1)].tolist()
+    assert outputs["default_class_name"].tolist() == names[scores.argmax(axis=1)].tolist()
 
 
 _PRIVATE = ("--cohort_sampling=poisson", "--noise_multiplier=0.1", "--limit_loss=4")
@@ -230,7 +231,7 @@ _SUMS = {
 @pytest.mark.nightly
 @pytest.mark.parametrize("aggregation", usually(["secure"], _SUMS))
 def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
-    """From a run of which nothing was frozen, and on to one of which nothing is any more."""
+    """The initial model has no frozen layers, and neither has the last run."""
     data = several / "labelled.sqlite"
 
     def run(name: str, *arguments: str) -> list[np.ndarray]:
@@ -244,21 +245,21 @@ def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
     frozen = ["--frozen_layers=embed*", f"--initial_model={source}", "--rounds=2"]
     before, after = _weights(source), run("frozen", *frozen, *_SUMS[aggregation])
     assert [np.any(a != b) for a, b in zip(before, after)] == [False, True, True]
-    # Its frozen weights are in the run's own copy, and in no other run's folder.
+    # The run has its own copy of the frozen weights.
     shutil.rmtree(source)
     after = run("frozen", "--resume", "--rounds=3")
     assert [np.any(a != b) for a, b in zip(before, after)] == [False, True, True]
     free = run("free", "--initial_model=frozen")
     assert [np.any(a != b) for a, b in zip(after, free)] == [True] * 3
-    # What is evaluated and left is what was trained.
+    # The evaluated and the saved model are the trained one.
     assert (
         call(evaluate, "--checkpoint=frozen", "--output=e.json", "--aggregation=plain").status == 0
     )
-    result, found = (
+    result, actual = (
         json.loads((folder / name).read_text()) for name in ("frozen/result.json", "e.json")
     )
     # Secure sums round.
-    assert found["overall"]["loss"] == pytest.approx(result["overall"]["loss"], rel=1e-3)
+    assert actual["overall"]["loss"] == pytest.approx(result["overall"]["loss"], rel=1e-3)
     keras_model = tf.keras.models.load_model(folder / "frozen" / "model" / "model.keras")
     for weights, expected in zip(keras_model.get_weights(), after):
         np.testing.assert_array_equal(weights, expected)
@@ -270,7 +271,7 @@ def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
 
 
 @pytest.mark.nightly
-def test_a_run_with_frozen_layers_is_exported(call, folder, several):
+def test_run_with_frozen_layers_is_exported(call, folder, several):
     data = several / "labelled.sqlite"
     task = [*_CLASSIFIER, f"--data={data}", *_ONE_ROUND, "--frozen_layers=embedding"]
     assert call(train, *task, "--output_dir=run").status == 0
@@ -280,24 +281,25 @@ def test_a_run_with_frozen_layers_is_exported(call, folder, several):
     assert outcome.status == 0, outcome
 
 
-# --- `save_model`: files of a run that plain TensorFlow reads, and their card
+# --- `save_model`: files for plain TensorFlow, and their card
 
 
 def _card(folder: Path) -> dict:
     return json.loads((folder / "model_card.json").read_text())
 
 
-def test_files_tell_what_the_run_tells_in_plain_tensorflow(several, three_rounds):
+@pytest.mark.slow
+def test_every_format_predicts_as_the_run(several, three_rounds):
     saved, names, x = several / "all" / "digits", _IN_EVERY_FORMAT, _tested(three_rounds)
     kernel, bias = newest_checkpoint(three_rounds / "checkpoints").model_arrays["model"]
     scores = x @ kernel + bias
     for name in names:
-        with np.load(saved / f"{name}.npz") as told:
+        with np.load(saved / f"{name}.npz") as outputs:
             atol = 1e-2 if "float16" in name else 1e-5
-            np.testing.assert_allclose(told["predictions"], scores, rtol=0, atol=atol)
+            np.testing.assert_allclose(outputs["predictions"], scores, rtol=0, atol=atol)
             if name == "model_saved_model":
                 classes = [str(k).encode() for k in scores.argmax(axis=1)]
-                assert told["class_name"].tolist() == classes
+                assert outputs["class_name"].tolist() == classes
     printed = (several / "digits.out").read_text()
     for name in names:
         assert f"{name}: " in printed
@@ -313,7 +315,7 @@ def test_files_tell_what_the_run_tells_in_plain_tensorflow(several, three_rounds
             assert values["accuracy"]["file"] == pytest.approx(expected, abs=0.05)
 
 
-def test_the_card_says_what_the_model_is(call, folder, three_rounds):
+def test_card_describes_the_model(call, folder, three_rounds):
     outcome = call(save_model, f"--checkpoint={three_rounds}", "--output_dir=saved")
     assert outcome.status == 0, outcome
     card = _card(folder / "saved")
@@ -322,7 +324,7 @@ def test_the_card_says_what_the_model_is(call, folder, three_rounds):
     assert card["settings"]["clients_per_round"] == 3
     assert card["inputs"] == "float32[None, 64]"
     assert card["versions"]["tensorflow"].startswith("2.")
-    # Of an earlier round there is no result.
+    # An earlier round has no result.
     path = three_rounds / "checkpoints" / "round_00000002.npz"
     assert call(save_model, f"--checkpoint={path}", "--output_dir=earlier").status == 0
     card = _card(folder / "earlier")
@@ -330,7 +332,7 @@ def test_the_card_says_what_the_model_is(call, folder, three_rounds):
 
 
 @pytest.mark.nightly
-def test_every_member_of_a_family(call, folder):
+def test_every_model_of_a_family_is_saved(call, folder):
     arguments = ["--algorithm=delta_fl", "--theta=0.3,1", "--rounds=2", "--output_dir=run"]
     assert call(train, *TOY, *arguments).status == 0
     outcome = call(
@@ -347,8 +349,8 @@ def test_every_member_of_a_family(call, folder):
     }
     for name, arrays in models.items():
         keras_model = tf.keras.models.load_model(saved / f"{name}.keras", compile=False)
-        for found, expected in zip(keras_model.get_weights(), arrays):
-            np.testing.assert_array_equal(found, expected)
+        for actual, expected in zip(keras_model.get_weights(), arrays):
+            np.testing.assert_array_equal(actual, expected)
     assert [file["model"] for file in _card(saved)["files"]] == [
         *["conformity_0.3"] * 2,
         *["conformity_1"] * 2,
@@ -356,7 +358,7 @@ def test_every_member_of_a_family(call, folder):
 
 
 @golden.arguments
-def test_what_cannot_be_saved(call, folder, three_rounds, arguments):
+def test_rejects_unsavable_models(call, folder, three_rounds, arguments):
     return call.refused(
         folder,
         save_model,
@@ -366,7 +368,7 @@ def test_what_cannot_be_saved(call, folder, three_rounds, arguments):
     )
 
 
-def test_folders_that_are_missing_or_not_free(call, folder, three_rounds):
+def test_rejects_missing_and_occupied_folders(call, folder, three_rounds):
     def refused(*arguments: str) -> str:
         return call.refused(folder, save_model, *arguments)
 

@@ -1,4 +1,4 @@
-"""Which predictors are sent, and what is made of their gradients: pure functions."""
+"""Draws of predictors and estimates of their gradients, against enumeration by the reference."""
 
 import functools
 from typing import Any
@@ -25,20 +25,20 @@ _DRAWS = 6000
 
 
 def _gamma(sampling: str, alpha: Any, budget: int, uniform_share: float = 0.0) -> np.ndarray:
-    found = PREDICTOR_SAMPLINGS[sampling](tf.constant(alpha), budget, uniform_share)
-    return np.asarray(found)
+    actual = PREDICTOR_SAMPLINGS[sampling](tf.constant(alpha), budget, uniform_share)
+    return np.asarray(actual)
 
 
 def _estimated(estimator: str, loss: str, gamma: np.ndarray, mask: np.ndarray) -> np.ndarray:
     if not mask.any():
         return np.zeros(3)
     outputs = SharedOutputs(tf.constant(_H.T))
-    found = MIXTURE_LOSSES[loss].at(
+    actual = MIXTURE_LOSSES[loss].at(
         outputs, tf.constant((mask * _ALPHA / gamma).astype(np.float32)), tf.constant([0])
     )
     sent = SentPredictors(*(tf.constant(v.astype(np.float32)) for v in (_ALPHA, gamma, mask)))
     estimate = GRADIENT_ESTIMATORS[estimator].estimate
-    return np.asarray(estimate(found.gradients, outputs.squared_norms(), sent))[0]
+    return np.asarray(estimate(actual.gradients, outputs.squared_norms(), sent))[0]
 
 
 @pytest.mark.parametrize("sampling", ["none", "uniform", "weighted"])
@@ -51,13 +51,13 @@ def test_every_mask_gives_the_reference_estimate(estimator, loss, sampling):
     example = reference.Example(_H, 0)
     for mask in reference.masks(3):
         expected = reference.estimate(estimator, loss, _ALPHA, gamma, mask, example)
-        found = _estimated(estimator, loss, gamma, mask)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        actual = _estimated(estimator, loss, gamma, mask)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5])
 @pytest.mark.parametrize("uniform_share", [0.0, 0.1])
-def test_gammas_are_equation_8_with_a_floor_and_no_more_than_the_budget(budget, uniform_share):
+def test_gammas_match_equation_8_with_a_floor(budget, uniform_share):
     alpha = np.array([0.6, 0.3, 0.1 - 2e-7, 1e-7, 1e-7], np.float32)
     for sampling in ("uniform", "weighted"):
         gamma = _gamma(sampling, alpha, budget, uniform_share)
@@ -70,14 +70,15 @@ def test_gammas_are_equation_8_with_a_floor_and_no_more_than_the_budget(budget, 
 
 @functools.cache
 def _draws(draw: str, gamma: tuple[float, ...], budget: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which of q were sampled, bool [draws, q], and the places of messages, int [draws, room]."""
+    """Returns the sampled predictors, bool [draws, q], and messages' indices, int [draws, room]."""
 
     def one(seed: tf.Tensor) -> Any:
         return tuple(PREDICTOR_DRAWS[draw](tf.constant(gamma), budget, seed))
 
     seeds = tf.constant(np.random.default_rng(2).integers(-(2**62), 2**62, size=_DRAWS))
     output = (tf.int32, tf.float32)
-    indices, sampled = tf.function(lambda s: tf.map_fn(one, s, fn_output_signature=output))(seeds)
+    run = tf.function(lambda s: tf.map_fn(one, s, fn_output_signature=output), autograph=False)
+    indices, sampled = run(seeds)
     chosen = np.zeros([_DRAWS, len(gamma)], bool)
     np.put_along_axis(chosen, np.asarray(indices), np.asarray(sampled) > 0, axis=1)
     return chosen, np.asarray(indices)
@@ -87,24 +88,24 @@ _GAMMA = (0.9, 0.4, 0.3, 0.25, 0.1, 0.05)
 
 
 @pytest.mark.parametrize("draw", list(PREDICTOR_DRAWS))
-def test_predictors_are_drawn_with_their_probabilities(draw):
+def test_draws_have_their_probabilities(draw):
     chosen, indices = _draws(draw, _GAMMA, 2)
     np.testing.assert_allclose(chosen.mean(axis=0), _GAMMA, atol=0.025)
-    # What fills the room is other predictors: nothing is sent twice.
+    # Other predictors fill the room: a message holds no predictor twice.
     assert all(len(set(row)) == indices.shape[1] for row in indices[:100].tolist())
 
 
-def test_systematic_sampling_sends_as_many_as_gamma_sums_to():
+def test_systematic_draws_number_the_sum_of_gammas():
     chosen, indices = _draws("systematic", _GAMMA, 2)
     assert set(chosen.sum(axis=1)) == {2}
     assert indices.shape[1] == 2
-    # Of a sum that is not whole, either of its neighbours, and never more than C.
+    # A fractional sum is rounded down or up, and never above C.
     sizes = _draws("systematic", (1.0, 0.5, 0.2), 2)[0].sum(axis=1)
     assert set(sizes) == {1, 2}
     np.testing.assert_allclose(sizes.mean(), 1.7, atol=0.025)
 
 
-def test_of_a_thousand_predictors_exactly_the_budget_is_sent():
+def test_systematic_draws_of_many_equal_the_budget():
     gamma = tf.fill([1000], np.float32(137 / 1000))
     for seed in range(40):
         drawn = PREDICTOR_DRAWS["systematic"](gamma, 137, tf.constant(seed, tf.int64))
@@ -113,19 +114,19 @@ def test_of_a_thousand_predictors_exactly_the_budget_is_sent():
 
 
 @pytest.mark.parametrize("budget", [1, 2])
-def test_the_unbiased_estimate_is_off_by_the_pages_factor_with_systematic_draws(budget):
+def test_unbiased_estimate_has_the_documented_systematic_bias(budget):
     """Systematic draws of equal gammas are all sets of C predictors with equal probabilities."""
     q = 3
     gamma = np.full(q, budget / q)
     sets = [mask for mask in reference.masks(q) if mask.sum() == budget]
-    found = np.mean([_estimated("unbiased", "squared", gamma, mask) for mask in sets], axis=0)
+    actual = np.mean([_estimated("unbiased", "squared", gamma, mask) for mask in sets], axis=0)
     factor = (budget - 1) * q / (budget * (q - 1))
     in_common = _H @ _H.T * (1 - np.eye(q))
     gradient = reference.gradient_at("squared", _ALPHA, reference.Example(_H, 0))
-    np.testing.assert_allclose(found, gradient - 2 * (1 - factor) * in_common @ _ALPHA, atol=1e-5)
+    np.testing.assert_allclose(actual, gradient - 2 * (1 - factor) * in_common @ _ALPHA, atol=1e-5)
 
 
-def test_systematic_draws_are_not_independent_and_those_by_coins_are():
+def test_only_independent_draws_are_independent():
     gamma = (2 / 3,) * 3
     pairs = {
         draw: np.mean(np.all(_draws(draw, gamma, 2)[0][:, :2], axis=1)) for draw in PREDICTOR_DRAWS
@@ -133,12 +134,14 @@ def test_systematic_draws_are_not_independent_and_those_by_coins_are():
     # Two of three: each pair once in three.
     np.testing.assert_allclose(pairs["systematic"], 1 / 3, atol=0.025)
     np.testing.assert_allclose(pairs["independent"], 4 / 9, atol=0.025)
-    # Of which the mean of `unbiased` is no longer the gradient: the page says so.
-    of_pair = [_estimated("unbiased", "squared", np.float32(gamma), m) for m in 1 - np.eye(3)]
-    assert np.max(np.abs(np.mean(of_pair, axis=0) - [-0.62, 0.532, 0.16])) > 0.05
+    # The mean of `unbiased` is then not the gradient, as its page states.
+    pair_estimates = [
+        _estimated("unbiased", "squared", np.float32(gamma), m) for m in 1 - np.eye(3)
+    ]
+    assert np.max(np.abs(np.mean(pair_estimates, axis=0) - [-0.62, 0.532, 0.16])) > 0.05
 
 
-def test_what_coins_draw_beyond_the_room_is_left_out():
+def test_independent_draws_stay_within_the_room():
     draw = PREDICTOR_DRAWS["independent"]
     assert draw.room(4, 100) == 14
     assert draw.room(4, 6) == 6
@@ -146,7 +149,7 @@ def test_what_coins_draw_beyond_the_room_is_left_out():
     assert float(tf.reduce_sum(drawn.is_sampled)) == 14
 
 
-def test_projections_need_a_floor_of_weighted_sampling():
+def test_rejects_projections_without_a_floor():
     with pytest.raises(UserError, match="--uniform_share: expected a positive share"):
         make_options(BoostOptions, mirror_map="euclidean", uniform_share=0.0)
     make_options(BoostOptions, mirror_map="euclidean")

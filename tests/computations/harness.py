@@ -80,36 +80,38 @@ def least_squares() -> Model:
 
 
 class EagerTraining:
-    """Rounds of an algorithm's pure functions, without TFF: the sums are made here, in order."""
+    """Rounds of an algorithm's pure functions, which sums clients in order, without TFF."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
-        self._broadcasts = [tf.function(step.broadcast) for step in algorithm.steps]
+        self._broadcasts = [
+            tf.function(step.broadcast, autograph=False) for step in algorithm.steps
+        ]
         self._clients: list[Any] = []
 
         def finish(state: Any, sums: Any) -> Any:
             after = algorithm.finish(state, *sums)
             return after, algorithm.report(RoundView(state, sums, after))
 
-        self._finish = tf.function(finish)
+        self._finish = tf.function(finish, autograph=False)
 
     def initialize(self) -> RunState:
         """Returns the state before the first round."""
-        # As in a runtime over plain sums, whose aggregations remember nothing.
+        # Aggregations of plain sums have no state.
         aggregations = ((),) * len(self._algorithm.steps)
         return to_tensors(RunState(self._algorithm.initialize(), aggregations, np.int32(0)))
 
     def client_output(self, state: RunState, examples: Examples, sums: Any = ()) -> Any:
-        """Returns what one client sends; see `sum_cohort`."""
+        """Returns the output of one client; see `sum_cohort`."""
         return self._result(len(sums), to_tensors(state), sums, examples).output
 
     def sum_cohort(self, state: RunState, cohort: Sequence[Examples], sums: Any = ()) -> Any:
-        """Returns the sum of what a cohort sends, zeros for an empty one.
+        """Returns the sum of a cohort's outputs, zeros for an empty cohort.
 
         Args:
             state: The server's state.
             cohort: The clients.
-            sums: Those of the round's earlier steps; with none, the first one is run.
+            sums: Sums of the round's earlier steps; without any, the first step runs.
         """
         k, state = len(sums), to_tensors(state)
         empty = tf.nest.map_structure(lambda column: column[:0], self._example_row())
@@ -133,8 +135,8 @@ class EagerTraining:
         return self.finish(state, sums)
 
     def _result(self, k: int, state: RunState, sums: Any, examples: Examples) -> ClientResult:
-        """Returns what a client sends, and what it remembers of the round after it."""
-        # The steps before are done again for what it remembers of them.
+        """Returns a client's output and its state after step k."""
+        # Repeat the earlier steps for the client's state.
         remembered = self._result(k - 1, state, sums[: k - 1], examples).state if k else ()
         broadcast = self._broadcasts[k](state.algorithm, *sums)
         if len(self._clients) == k:
@@ -148,13 +150,15 @@ class EagerTraining:
             result = client_result(step, step.client_work(broadcast, clients))
             return result if step.keeps_client_state else result._replace(state=remembered)
 
-        # A trace for each size of a client would take seconds; the spec leaves lengths open.
+        # The spec leaves lengths open: a trace per size of a client takes seconds.
         specs, state_specs = tf.nest.map_structure(
             tf.TensorSpec.from_tensor, (broadcast, remembered)
         )
         columns = dict(self._algorithm.client_data_spec)
         seed_spec = tf.TensorSpec([2], tf.int32)
-        return tf.function(work, input_signature=[specs, columns, seed_spec, state_specs])
+        return tf.function(
+            work, input_signature=[specs, columns, seed_spec, state_specs], autograph=False
+        )
 
     def _example_row(self) -> Any:
         return tf.nest.map_structure(

@@ -118,19 +118,21 @@ def _assert_pure_functions_follow(options: AgnosticFedAvgOptions, seed: int = 0)
     _assert_follows_reference(EagerTraining(_algorithm(options)), _reference_server(options), seed)
 
 
+@pytest.mark.slow_cases("2-batch", "3-client")
 @pytest.mark.parametrize(
     ("window", "normalizer"), [(1, "client"), (2, "batch"), (3, "client"), (4, "batch")]
 )
-def test_windows_and_normalizers(window, normalizer):
+def test_windows_and_normalizers_match_reference(window, normalizer):
     _assert_pure_functions_follow(_options(window=window, client_normalizer=normalizer))
 
 
 @pytest.mark.parametrize(("epochs", "normalizer"), [(2, "client"), (3, "batch")])
-def test_several_epochs(epochs, normalizer):
+def test_several_epochs_match_reference(epochs, normalizer):
     options = _options(client_epochs=epochs, client_normalizer=normalizer)
     _assert_pure_functions_follow(options, seed=1)
 
 
+@pytest.mark.slow_cases("fixed-zero", "projected_gradient-zero", "exponentiated_gradient-zero")
 @pytest.mark.parametrize(
     ("update", "absent"),
     list(
@@ -139,14 +141,15 @@ def test_several_epochs(epochs, normalizer):
         )
     ),
 )
-def test_updates_of_the_domain_weights(update, absent):
+def test_lambda_updates_match_reference(update, absent):
     options = _options(lambda_update=update, lambda_absent=absent)
     _assert_pure_functions_follow(options, seed=2)
 
 
+@pytest.mark.slow_cases("0.1", "0.8", "1.0")
 @pytest.mark.parametrize("theta", [0.1, 0.4, 0.8, 1.0])
-def test_cvar_over_domains(theta, monkeypatch):
-    # The problem knows no counts: the domains' shares are equal.
+def test_cvar_over_domains_matches_solver(theta, monkeypatch):
+    # The problem has no counts, and the domains equal weights.
     monkeypatch.setitem(
         reference.LAMBDA_UPDATES,
         "cvar",
@@ -156,21 +159,23 @@ def test_cvar_over_domains(theta, monkeypatch):
     _assert_pure_functions_follow(options, seed=2)
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("window", [1, 3])
-def test_server_adam(window):
+def test_server_adam_matches_reference(window):
     options = _options("adam", window=window, client_normalizer="batch")
     _assert_pure_functions_follow(options, seed=3)
 
 
-# Below and above the losses, which are about 1.1, and one of a domain whose loss is all excess.
+# Below and above the losses, which are about 1.1; the last domain's loss is all excess.
 _BASELINES = (0.9, 1.15, 2.0, 0.0)
 
 
+@pytest.mark.slow_cases("exponentiated_gradient-freeze", "projected_gradient-zero")
 @pytest.mark.parametrize(
     ("update", "absent"),
     list(itertools.product(["exponentiated_gradient", "projected_gradient"], ["zero", "freeze"])),
 )
-def test_lambda_follows_excess_losses(update, absent):
+def test_excess_losses_match_reference(update, absent):
     options = _options(
         lambda_update=update,
         lambda_absent=absent,
@@ -195,7 +200,7 @@ _PROJECTED = {
     [("tff_runtime", _EXCESS), ("streaming_runtime", _ADAM), ("streaming_runtime", _PROJECTED)],
     ids=["tff, excess", "cohort, adam", "cohort, projected"],
 )
-def test_in_every_runtime(request, runtime, settings):
+def test_runtimes_match_reference(request, runtime, settings):
     options = _options(**settings)
     training = request.getfixturevalue(runtime).training(_algorithm(options), PlainSum())
     _assert_follows_reference(training, _reference_server(options), seed=4)

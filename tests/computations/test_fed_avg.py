@@ -46,7 +46,7 @@ def _target_only(target: str, num_domains: int, **settings: Any) -> EagerTrainin
 
 @pytest.mark.slow_cases("3")
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_losses_are_those_before_each_batchs_step_in_the_first_epoch(epochs):
+def test_losses_precede_the_steps_of_epoch_1(epochs):
     """An example's loss is x w and w starts at 4; batches of one example, steps of 1.
 
     The first batch, x = 1, has the loss 4 and makes w = 3; the second one, x = 2, has the loss 6.
@@ -63,7 +63,7 @@ def test_losses_are_those_before_each_batchs_step_in_the_first_epoch(epochs):
     _, metrics = training.next(training.initialize(), [make_client([1, 2], [0, 1])])
     np.testing.assert_allclose(metrics["client_work"]["train"]["loss"], [4, 6, 0])
     np.testing.assert_array_equal(metrics["client_work"]["train"]["num_examples"], [1, 1, 0])
-    # AgnosticFedAvg needs the losses at w, which a pass of its own gives.
+    # AgnosticFedAvg measures the losses at w in a separate pass.
     problem = Problem.of_numbered_domains(model, 3)
     training = EagerTraining(
         agnostic_fed_avg(problem, make_options(AgnosticFedAvgOptions, **settings))
@@ -72,17 +72,17 @@ def test_losses_are_those_before_each_batchs_step_in_the_first_epoch(epochs):
     np.testing.assert_allclose(metrics["client_work"]["train"]["loss"], [4, 8, 0])
 
 
-# The losses of an ensemble's rounds are those of the part that was sent.
+# An ensemble's rounds measure the sent predictors only.
 _WITH_ONE_MODEL = [k for k, s in ALGORITHMS.items() if not issubclass(s.options, EnsembleOptions)]
 
 
 @functools.cache
 def _measured_before_steps(name: str, batch_size: int) -> Any:
-    """What a round with a learning rate of almost nothing measures."""
+    """Returns the measured losses of a round with a tiny learning rate."""
     rng = np.random.default_rng(5)
     cohort = [random_client(rng, n, range(3)) for n in (4, 2, 0, 1)]
     settings = {"client_learning_rate": 1e-12, "client_epochs": 1, "client_batch_size": batch_size}
-    # Of FedAvg-Sub the whole cohort.
+    # FedAvg-Sub trains the complete cohort.
     training = EagerTraining(build(name, **settings, cohort_share=1.0))
     return training.next(training.initialize(), cohort)[1]["client_work"]["train"]
 
@@ -91,15 +91,15 @@ def _measured_before_steps(name: str, batch_size: int) -> Any:
 @pytest.mark.parametrize(
     "name", usually(["agnostic_fed_avg", "delta_fl", "q_ffl"], sorted(_WITH_ONE_MODEL))
 )
-def test_losses_are_measured_for_every_example_whatever_the_batches(name):
-    """They are those at w, as in FedAvg with all of a client in one batch."""
+def test_losses_do_not_depend_on_batches(name):
+    """They equal the losses at w: FedAvg with each client in one batch."""
     measured, expected = _measured_before_steps(name, 3), _measured_before_steps("fed_avg", 100)
     assert_all_close(measured["loss"], expected["loss"])
     np.testing.assert_array_equal(measured["num_examples"], expected["num_examples"])
     assert sum(expected["num_examples"]) == 7
 
 
-def test_target_only_trains_on_its_domain_only():
+def test_target_only_trains_on_its_domain():
     model = logistic_regression(4, 3)
     rng = np.random.default_rng(1)
     cohort = [random_client(rng, n, range(3)) for n in (12, 9, 15)]
@@ -118,7 +118,7 @@ def test_target_only_trains_on_its_domain_only():
 
 
 @pytest.mark.parametrize("normalizer", ["client", "batch"])
-def test_target_only_ignores_a_client_without_the_target_domain(normalizer):
+def test_target_only_ignores_clients_without_its_domain(normalizer):
     training = _target_only("0", 2, client_batch_size=2, client_normalizer=normalizer)
     rng = np.random.default_rng(2)
     with_target, without = random_client(rng, 5, [0]), random_client(rng, 7, [1])
@@ -129,7 +129,7 @@ def test_target_only_ignores_a_client_without_the_target_domain(normalizer):
     assert metrics["clients"]["zero_weight"] == 1
 
 
-def test_a_round_without_the_target_domain_leaves_weights_and_optimizer():
+def test_round_without_target_domain_keeps_the_state():
     training = _target_only("0", 2, server_optimizer="adam", server_learning_rate=0.1)
     rng = np.random.default_rng(3)
     state, _ = training.next(training.initialize(), [random_client(rng, 5, [0])])
@@ -147,14 +147,14 @@ def test_a_round_without_the_target_domain_leaves_weights_and_optimizer():
         ("1", "target_domain: expected one of south, north, found '1'"),
     ],
 )
-def test_target_only_needs_the_name_of_a_domain(target, message):
+def test_target_only_rejects_unknown_domains(target, message):
     problem = Problem(logistic_regression(2, 2), ("south", "north"))
     with pytest.raises(UserError, match=message):
         fed_avg_target_only(problem, make_options(TargetOnlyOptions, target_domain=target))
 
 
 @pytest.mark.slow
-def test_the_builder_makes_a_learning_process(tff_runtime):
+def test_builder_returns_a_learning_process(tff_runtime):
     cohort = [random_client(np.random.default_rng(4), 6, range(2))]
     process = build_fed_avg(
         logistic_regression(4, 3), 2, make_options(FedAvgOptions, client_learning_rate=1.0)

@@ -1,4 +1,4 @@
-"""What an aggregation promises is checked in every step before anything runs."""
+"""An aggregation's guarantees are checked in every step before a round runs."""
 
 import enum
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ _EVALUATED = (logistic_regression(4, 3), 3)
 
 
 class _Unchecked(enum.Enum):
-    """A promise that someone adds, and forgets to check."""
+    """A guarantee without a check."""
 
     DIFFERENTIAL_PRIVACY = "differential privacy"
 
@@ -53,18 +53,18 @@ def _refused(run: Any, *arguments: Any) -> str:
     return message
 
 
-@pytest.mark.slow_cases("beside")
-@pytest.mark.parametrize("others", [frozenset(), SecureSum.guarantees], ids=["alone", "beside"])
-def test_a_promise_that_nobody_can_check_is_refused(streaming_runtime, others):
-    """Also beside one that holds."""
+@pytest.mark.slow_cases("with_another")
+@pytest.mark.parametrize(
+    "others", [frozenset(), SecureSum.guarantees], ids=["alone", "with_another"]
+)
+def test_rejects_guarantees_without_a_check(streaming_runtime, others):
     aggregation = Leaky(
         name="private",
         leaks=lambda bounds: False,
         guarantees=others | {_Unchecked.DIFFERENTIAL_PRIVACY},
     )
     expected = "aggregation private declares 'differential privacy', but no check"
-    for name in ("fed_avg", "above_mean"):
-        assert expected in _refused(streaming_runtime.training, build(name), aggregation)
+    assert expected in _refused(streaming_runtime.training, build("fed_avg"), aggregation)
     assert expected in _refused(streaming_runtime.evaluation, *_EVALUATED, aggregation)
 
 
@@ -86,7 +86,7 @@ def test_every_guarantee_has_a_check():
     ),
     indirect=["runtime"],
 )
-def test_one_value_in_a_plain_sum_is_refused_whatever_the_name(runtime, name):
+def test_rejects_one_value_in_a_plain_sum(runtime, name):
     aggregation = Leaky(name=name)
     message = _refused(runtime.training, build("agnostic_fed_avg"), aggregation)
     assert "secure aggregation was asked for, but 1 values of a client" in message
@@ -97,7 +97,7 @@ def test_one_value_in_a_plain_sum_is_refused_whatever_the_name(runtime, name):
 
 
 @pytest.mark.slow
-def test_one_that_promises_nothing_is_not_checked(runtime):
+def test_aggregation_without_guarantees_is_not_checked(runtime):
     aggregation = Leaky(guarantees=frozenset())
     training = runtime.training(build("agnostic_fed_avg"), aggregation)
     assert training.security is None
@@ -110,13 +110,13 @@ def test_one_that_promises_nothing_is_not_checked(runtime):
 
 @pytest.mark.slow_cases("_in_training-training")
 @pytest.mark.parametrize(("leaks", "step"), [(_in_survey, "survey"), (_in_training, "training")])
-def test_one_of_several_steps_that_leaks_is_refused_by_name(streaming_runtime, leaks, step):
+def test_leaking_step_is_refused_by_name(streaming_runtime, leaks, step):
     message = _refused(streaming_runtime.training, build("above_mean"), Leaky(leaks=leaks))
     assert message.startswith(f"step '{step}': secure aggregation was asked for, but 1 ")
 
 
 @pytest.mark.slow
-def test_of_several_steps_everything_is_reported(runtime):
+def test_report_lists_the_values_of_all_steps(runtime):
     security = runtime.training(build("above_mean"), SecureSum()).security
     assert security.is_secure
     assert any(value.startswith("survey: values.loss") for value in security.secure)
@@ -150,16 +150,17 @@ _WAYS = {
 
 @pytest.fixture(scope="module")
 def process():
-    """Rounds of two steps, which are secure."""
-    made = build_process(build("above_mean"), SecureSum())
-    assert check_process(SecureSum(), made).is_secure
-    return made
+    """Returns secure rounds of two steps."""
+    secure = build_process(build("above_mean"), SecureSum())
+    assert check_process(SecureSum(), secure).is_secure
+    return secure
 
 
+@pytest.mark.slow
 @pytest.mark.nightly_cases(but=["federated_max"])
 @pytest.mark.parametrize("way", list(_WAYS))
-def test_a_way_to_the_server_beside_the_steps_is_refused(process, way):
-    """Each step is secure by itself; the round adds a sum that belongs to none."""
+def test_rejects_sums_outside_of_the_steps(process, way):
+    """Each step is secure; the round adds a sum outside of the steps."""
     next_ = process.learning_process.next
     state_type, data_type = next_.type_signature.parameter
 
@@ -176,5 +177,5 @@ def test_a_way_to_the_server_beside_the_steps_is_refused(process, way):
     assert message == f"secure aggregation was asked for, but the round has {way}"
 
 
-def test_nothing_to_check_is_no_report():
+def test_plain_sums_have_no_report():
     assert check_guarantees(PlainSum(), {}) is None

@@ -1,6 +1,7 @@
 """Sums, plain and secure: quantisation and counts; test_secure_ratios is about clipping."""
 
 import dataclasses
+import functools
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ _OPTIONS = make_options(
 
 
 class _One(NamedTuple):
-    """The smallest answer that an aggregation takes."""
+    """An answer of one value."""
 
     value: Any
 
@@ -66,19 +67,20 @@ def _cohort(seed: int = 0) -> list[dict[str, np.ndarray]]:
     return [random_client(rng, n, range(3)) for n in (9, 4, 14, 7, 1)]
 
 
+@functools.cache
 def _client_outputs() -> list[TrainingOutput]:
     training = EagerTraining(_algorithm())
     return [training.client_output(training.initialize(), client) for client in _cohort()]
 
 
 def _step(bound: Bound, bits: int) -> float:
-    """Distance of neighbouring values that the class promises."""
+    """Returns the documented distance of neighbouring values."""
     levels = 2 ** (bits - 1) - 1 if bound.signed else 2**bits - 1
     return bound.limit / levels
 
 
 def _assert_within_quantization_error(actual, outputs, bounds, bits) -> None:
-    """Compares a decoded sum with the exact one: at most c * step / 2 for each value."""
+    """Checks that each decoded value is within c * step / 2 of the exact sum."""
     exact = tf.nest.map_structure(
         lambda *values: np.sum([np.asarray(v, np.float64) for v in values], axis=0), *outputs
     )
@@ -93,7 +95,7 @@ def _assert_within_quantization_error(actual, outputs, bounds, bits) -> None:
 
 @pytest.mark.slow_cases("4")
 @pytest.mark.parametrize("bits", [4, 8, 12, 16, 24])
-def test_quantization_error_is_within_the_stated_bound(bits):
+def test_quantization_error_is_within_its_bound(bits):
     options = dataclasses.replace(_OPTIONS, secure_bits=bits)
     bounds, outputs = _bounds(options), _client_outputs()
     decoded, metrics = sum_of(SecureSum(options), outputs, bounds)
@@ -109,7 +111,7 @@ def test_integers_and_zeros_are_exact():
 
 @pytest.mark.parametrize("bits", [2, 12, 32, 40])
 @pytest.mark.parametrize("signed", [False, True])
-def test_the_ends_of_the_range_are_exact(bits, signed):
+def test_ends_of_the_range_are_exact(bits, signed):
     bound = Bound(3.0, signed=signed)
     summand = _One(tf.constant([3.0, -3.0 if signed else 0.0]))
     decoded, _ = sum_of(
@@ -123,7 +125,7 @@ def test_the_ends_of_the_range_are_exact(bits, signed):
     "bound",
     [Bound(3.0), Bound(3.0, signed=True), Bound(1000, integer=True), Bound(1, integer=True)],
 )
-def test_what_is_summed_fits_the_bits_that_are_declared(bits, bound):
+def test_encoded_values_fit_the_declared_bits(bits, bound):
     """A secure-sum protocol takes the declared width as the modulus of one client's value."""
     aggregation = SecureSum(make_options(SecureSumOptions, secure_bits=bits))
     largest = np.array([bound.limit], np.int64 if bound.integer else np.float32)
@@ -131,7 +133,7 @@ def test_what_is_summed_fits_the_bits_that_are_declared(bits, bound):
     assert 0 <= int(submitted.values.value[0]) < 2 ** aggregation.bit_width(bound)
 
 
-def test_values_beyond_their_bounds_are_counted_by_field_and_scaled_with_their_ratios():
+def test_excess_values_are_counted_and_scaled():
     bounds, outputs = _bounds(_OPTIONS), _client_outputs()
     first = outputs[0]
     spoiled = first._replace(
@@ -150,8 +152,8 @@ def test_values_beyond_their_bounds_are_counted_by_field_and_scaled_with_their_r
         "clients": 0,
         "examples": 13,
     }
-    # The largest coordinate is 7 times its bound, max_beta * max_delta = 1, and the weight goes
-    # with it. Counts of 21 and 400 become 20, and their losses keep the ratio to them.
+    # The largest coordinate is 7 times its bound, max_beta * max_delta = 1; the weight is scaled
+    # with it. Counts of 21 and 400 become 20; their losses keep the ratio to the counts.
     scaled = spoiled._replace(
         weighted_delta=[d / 7 for d in spoiled.weighted_delta],
         beta=tf.constant(2.5 / 7),
@@ -161,14 +163,14 @@ def test_values_beyond_their_bounds_are_counted_by_field_and_scaled_with_their_r
     _assert_within_quantization_error(decoded, [scaled, *outputs[1:]], bounds, _OPTIONS.secure_bits)
 
 
-def test_a_negative_loss_is_cut_to_zero_and_counted():
+def test_negative_losses_are_clipped_and_counted():
     spoiled = _client_outputs()[0]._replace(domain_losses=tf.constant([-1.0, 2.0, 3.0]))
     decoded, report = sum_of(SecureSum(_OPTIONS), [spoiled], _bounds(_OPTIONS))
     assert report["clipped"]["domain_losses"] == 1
     np.testing.assert_allclose(decoded.domain_losses, [0.0, 2.0, 3.0], atol=0.05)
 
 
-def test_a_value_that_stands_alone_is_cut():
+def test_values_without_ratio_are_clipped():
     bounds = _Two(Bound(3.0), Bound(1.0, signed=True))
     summand = _Two(tf.constant([7.0, 1.5]), tf.constant([0.25, -4.0]))
     decoded, _ = sum_of(
@@ -194,12 +196,12 @@ def test_aggregations_of_equal_settings_are_equal(name):
     assert first.name == name
 
 
-# In the TFF runtime
+# --- In the TFF runtime
 
 
 @pytest.fixture(scope="module")
 def secure_training(tff_runtime):
-    """Rounds whose sums nothing is too large for; TFF takes seconds to compile them."""
+    """Returns rounds with bounds above every value."""
     options = make_options(
         SecureSumOptions, limit_examples=20, limit_loss=10.0, limit_update=2.0, secure_bits=32
     )
@@ -207,7 +209,7 @@ def secure_training(tff_runtime):
 
 
 @pytest.mark.slow
-def test_a_secure_run_follows_the_plain_one(tff_runtime, secure_training):
+def test_secure_rounds_in_tff_match_plain_rounds(tff_runtime, secure_training):
     cohorts = [_cohort(seed) for seed in range(5)]
     plain, plain_metrics = run_rounds(tff_runtime.training(_algorithm(), PlainSum()), cohorts)
     secure, metrics = run_rounds(secure_training, cohorts)
@@ -220,7 +222,7 @@ def test_a_secure_run_follows_the_plain_one(tff_runtime, secure_training):
 
 
 @pytest.mark.slow
-def test_clipping_and_clients_that_are_not_finite_show_in_a_secure_round(tff_runtime):
+def test_secure_round_reports_clipping_and_non_finite_clients(tff_runtime):
     options = make_options(
         SecureSumOptions, limit_examples=8, limit_loss=10.0, limit_update=1e-3, secure_bits=32
     )
@@ -232,13 +234,14 @@ def test_clipping_and_clients_that_are_not_finite_show_in_a_secure_round(tff_run
     clipped = metrics["aggregator"]["clipped"]
     assert clipped["weighted_delta"] > 0
     assert clipped["clients"] == 0
-    # Clients of 9 and 14 examples use 8 of them, so that no count is beyond its bound.
+    # Clients of 9 and 14 examples use 8 of them, so that every count is within its bound.
     assert clipped["examples"] == 1 + 6
     assert clipped["domain_counts"] == 0
     assert all(np.all(np.isfinite(w)) for w in state.algorithm.weights.trainable)
 
 
-def test_an_empty_secure_cohort_changes_nothing(secure_training):
+@pytest.mark.slow
+def test_empty_secure_cohort_changes_nothing(secure_training):
     state = secure_training.initialize()
     next_state, _ = secure_training.next(state, [])
     assert_identical(next_state._replace(round_num=state.round_num), state)

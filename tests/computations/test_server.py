@@ -1,4 +1,4 @@
-"""What the server does with a sum, with every server optimizer."""
+"""The server's step with every optimizer, against TFF's and Keras' optimizers."""
 
 import dataclasses
 from typing import Any
@@ -55,7 +55,7 @@ def optimizer(request) -> Any:
 
 
 @pytest.mark.nightly_cases(but=["sgd"])
-def test_the_average_delta_is_the_gradient(optimizer):
+def test_average_delta_is_the_optimizers_gradient(optimizer):
     """One round is one step of the optimizer on w minus the average of the clients' weights."""
     training = EagerTraining(_algorithm(optimizer))
     (cohort,) = _cohorts(1)
@@ -65,9 +65,9 @@ def test_the_average_delta_is_the_gradient(optimizer):
 
     gradient = [delta / summed.beta for delta in summed.weighted_delta]
     specs = [tf.TensorSpec(g.shape, g.dtype) for g in gradient]
-    by_itself = _server(optimizer).build(linear_model())
-    optimizer_state, expected = by_itself.next(
-        by_itself.initialize(specs), state.algorithm.weights.trainable, gradient
+    built = _server(optimizer).build(linear_model())
+    optimizer_state, expected = built.next(
+        built.initialize(specs), state.algorithm.weights.trainable, gradient
     )
     after = next_state.algorithm
     assert_all_close(list(after.weights.trainable), expected, rtol=1e-6)
@@ -82,31 +82,32 @@ def test_the_average_delta_is_the_gradient(optimizer):
 
 
 @pytest.mark.nightly_cases("sgd", "momentum", "nesterov", "adam", "yogi")
-def test_a_round_without_weight_leaves_the_optimizer_as_it_was(optimizer):
-    """Momentum must not go on pushing the model while no client contributes."""
+def test_round_without_weight_keeps_the_optimizer(optimizer):
+    """Momentum must not move the model while no client contributes."""
     training = EagerTraining(_algorithm(optimizer))
     state, _ = run_rounds(training, _cohorts(2))
     next_state, _ = training.next(state, [make_client(np.zeros([0, 4]), [])])
     assert_identical(next_state._replace(round_num=state.round_num), state)
 
 
-# Adam, which counts its steps, is in TFF in test_agnostic_fed_avg_reference too.
+# test_agnostic_fed_avg_reference.py has Adam, which counts its steps, in TFF.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer", usually([Nesterov()], [Adam(), Nesterov()]), indirect=True, ids=_name
 )
-def test_runs_in_tff_follow_the_pure_functions(tff_runtime, optimizer):
+def test_tff_rounds_match_pure_functions(tff_runtime, optimizer):
     algorithm = _algorithm(optimizer)
     cohorts = _cohorts(3)
     state, metrics = run_rounds(tff_runtime.training(algorithm, PlainSum()), cohorts)
     expected, expected_metrics = run_rounds(EagerTraining(algorithm), cohorts)
     assert_all_close(state, expected, rtol=1e-4, atol=1e-5)
     for actual_round, expected_round in zip(metrics, expected_metrics):
-        # What a runtime adds to the report.
+        # The runtime's part of the report.
         assert (actual_round.pop("aggregator"), actual_round.pop("skipped")) == ({}, 0)
         assert_all_close(actual_round, expected_round, rtol=1e-4, atol=1e-5)
 
 
-def test_metrics_are_losses_and_ratios_of_each_domain_before_training():
+def test_metrics_are_domain_ratios_before_training():
     training = EagerTraining(_algorithm())
     cohort = [make_client(np.ones([3, 4]), [0, 0, 0], y=[0, 1, 2])]
     _, metrics = training.next(training.initialize(), cohort)
@@ -117,7 +118,7 @@ def test_metrics_are_losses_and_ratios_of_each_domain_before_training():
     np.testing.assert_array_equal(train["num_examples"], [3, 0])
 
 
-def test_rounds_report_the_values_of_metrics_not_their_ratios():
+def test_reports_hold_transformed_metrics():
     model = logistic_regression(4, 3)
     error = Metric("error", _error_of_guess, max_numerator=2.0, transform=tf.exp)
     model = dataclasses.replace(model, metrics=(*model.metrics, error))
@@ -134,14 +135,14 @@ def _error_of_guess(labels, scores):
     return error, tf.ones_like(error)
 
 
-# --- Server optimizers beside TFF's, and Nesterov momentum beside Keras', which has it too
+# --- Optimizers against TFF's, and Nesterov momentum against Keras'
 
 
 class _Keras:
-    """Keras' SGD on variables of its own.
+    """Keras' SGD on variables.
 
     Args:
-        weights: Their first values.
+        weights: First values of the variables.
     """
 
     def __init__(self, weights, learning_rate, momentum):
@@ -158,7 +159,7 @@ def _specs(weights):
 
 
 @pytest.mark.parametrize(("learning_rate", "momentum"), [(0.1, 0.9), (1.0, 0.5), (0.3, 0.0)])
-def test_steps_are_those_of_keras(learning_rate, momentum):
+def test_nesterov_steps_match_keras(learning_rate, momentum):
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=shape).astype(np.float32) for shape in ([3, 2], [2], [])]
     keras = _Keras(weights, learning_rate, momentum)
@@ -171,7 +172,7 @@ def test_steps_are_those_of_keras(learning_rate, momentum):
 
 
 _TFF = tff.learning.optimizers
-# By name: the optimizer of a momentum and an epsilon, and the one of TFF of a rate and the two.
+# Our optimizer, from a momentum and an epsilon, and TFF's, from a rate and both.
 _PAIRS: dict[str, tuple[Any, Any]] = {
     "sgd": (lambda m, e: Sgd(), lambda rate, m, e: _TFF.build_sgdm(rate)),
     "momentum": (lambda m, e: Momentum(m), lambda rate, m, e: _TFF.build_sgdm(rate, m)),
@@ -187,8 +188,8 @@ def test_every_optimizer_has_a_reference():
 
 @pytest.mark.parametrize("name", _PAIRS)
 @pytest.mark.parametrize("numbers", [(0.1, 0.9, 1e-3), (1.0, 0.5, 1e-7), (0.01, 0.0, 0.1)])
-def test_steps_and_states_are_those_of_tff(name, numbers):
-    """To the last bit, traced as in a run, with the same keys in the same order."""
+def test_steps_and_states_equal_tff(name, numbers):
+    """Bit for bit, traced as in a run, with the same keys in the same order."""
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=shape).astype(np.float32) for shape in ([3, 2], [2], [])]
     gradients = [[rng.normal(size=w.shape).astype(np.float32) for w in weights] for _ in range(6)]
@@ -202,16 +203,16 @@ def test_steps_and_states_are_those_of_tff(name, numbers):
             states.append(state)
         return now, states
 
-    (of_options, of_tff), (rate, *others) = _PAIRS[name], numbers
-    found, found_states = run(of_options(*others).build(rate))
-    expected, expected_states = run(of_tff(rate, *others))
-    assert_identical(found, expected)
-    for state, expected_state in zip(found_states, expected_states):
+    (our_optimizer, tff_optimizer), (rate, *others) = _PAIRS[name], numbers
+    actual, actual_states = run(our_optimizer(*others).build(rate))
+    expected, expected_states = run(tff_optimizer(rate, *others))
+    assert_identical(actual, expected)
+    for state, expected_state in zip(actual_states, expected_states):
         assert list(state) == list(expected_state)
         assert_identical(dict(state), dict(expected_state))
 
 
-def test_other_types_of_numbers():
+def test_nesterov_keeps_float64():
     optimizer = Nesterov(0.9).build(0.1)
     weights = [tf.constant([1.0], tf.float64)]
     state, (stepped,) = optimizer.next(

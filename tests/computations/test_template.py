@@ -1,4 +1,4 @@
-"""The learning process that the template makes of an algorithm."""
+"""The learning process of an algorithm in TFF."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def _cohort() -> list[dict[str, np.ndarray]]:
     return [random_client(rng, n, range(2)) for n in (5, 8)]
 
 
-def test_a_round_returns_the_output_that_tff_programs_expect(process):
+def test_round_returns_the_output_of_tff_programs(process):
     output = process.next(process.initialize(), _cohort())
     assert isinstance(output, tff.learning.templates.LearningProcessOutput)
     assert set(output.metrics) == {
@@ -58,7 +58,7 @@ def test_weights_can_be_read_and_replaced(process):
     [(PlainSum(), "federated_sum"), (SecureSum(), "federated_secure_sum_bitwidth")],
     ids=["plain", "secure"],
 )
-def test_every_further_exchange_is_a_broadcast_and_a_sum_more(aggregation, uri):
+def test_each_step_is_one_broadcast_and_sum(aggregation, uri):
     process = build_process(build("above_mean"), aggregation)
     assert list(process.steps) == ["survey", "training"]
     for exchange in process.steps.values():
@@ -66,20 +66,20 @@ def test_every_further_exchange_is_a_broadcast_and_a_sum_more(aggregation, uri):
     assert communication(process.learning_process.next) == {"federated_broadcast": 2, uri: 2}
 
 
-def test_settings_that_do_not_fit_the_domains_are_refused():
+def test_rejects_settings_of_other_domains():
     options = make_options(AgnosticFedAvgOptions, lambda_initial=(0.5, 0.5))
     with pytest.raises(UserError, match="expected 3 numbers, one per domain, found 2"):
         build_agnostic_fed_avg(logistic_regression(4, 3), 3, options)
 
 
-# --- What a step with its aggregation has in common with others
+# --- Keys of steps
 
 
 def _key(step):
     return RoundStep(step, SecureSum()).key
 
 
-def test_work_is_shared_by_equal_clients_with_equal_bounds():
+def test_equal_work_and_bounds_share_a_key():
     model = logistic_regression(4, 3)
     (step,) = build("fed_avg", model=model).steps
     (again,) = build("fed_avg", model=model).steps

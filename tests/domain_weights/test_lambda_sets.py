@@ -17,9 +17,9 @@ _MIXTURES = ((0.7, 0.1, 0.1, 0.1), (0.0, 0.5, 0.5, 0.0), (0.25, 0.25, 0.25, 0.25
 
 
 class _Case(NamedTuple):
-    """A set, and the same for a solver."""
+    """A set, and its constraints for a solver."""
 
-    of: Any
+    set: Any
     bounds: Any
     inside: solvers.Inside
     start: np.ndarray
@@ -36,32 +36,32 @@ _CASES = {
 class _Compiled:
     """A set whose projections are traced once, as in a server's step."""
 
-    def __init__(self, of: LambdaSet) -> None:
-        self.project = tf.function(of.project)
-        self.project_kl = tf.function(of.project_kl)
-        self.worst = of.worst
+    def __init__(self, lambda_set: LambdaSet) -> None:
+        self.project = tf.function(lambda_set.project, autograph=False)
+        self.project_kl = tf.function(lambda_set.project_kl, autograph=False)
+        self.worst = lambda_set.worst
 
 
 @pytest.fixture(params=list(_CASES), scope="module")
 def case(request) -> _Case:
-    found = _CASES[request.param]
-    return found._replace(of=_Compiled(found.of))
+    case = _CASES[request.param]
+    return case._replace(set=_Compiled(case.set))
 
 
 def _points(seed: int) -> np.ndarray:
-    """Points near the simplex and far from it."""
+    """Returns points near the simplex and far from it."""
     rng = np.random.default_rng(seed)
     scales = np.geomspace(0.05, 20.0, 12)[:, np.newaxis]
     return (_CENTER + scales * rng.normal(size=(12, 4))).astype(np.float32)
 
 
-def test_the_nearest_point_is_that_of_a_solver(case):
+def test_projection_matches_solver(case):
     for point in _points(1):
         expected = solvers.nearest(point.astype(np.float64), case.bounds, case.inside, case.start)
-        np.testing.assert_allclose(case.of.project(tf.constant(point)), expected, atol=2e-4)
+        np.testing.assert_allclose(case.set.project(tf.constant(point)), expected, atol=2e-4)
 
 
-def test_the_nearest_point_in_entropy_is_that_of_a_solver(case):
+def test_entropy_projection_matches_solver(case):
     rng = np.random.default_rng(2)
     for concentration in (0.3, 1.0, 5.0) * 3:
         point = rng.dirichlet(np.full(4, concentration)) + 1e-6
@@ -69,59 +69,59 @@ def test_the_nearest_point_in_entropy_is_that_of_a_solver(case):
         expected = solvers.nearest_in_entropy(
             point.astype(np.float64), case.bounds, case.inside, case.start
         )
-        found = case.of.project_kl(tf.constant(point))
-        np.testing.assert_allclose(found, expected, atol=3e-4)
+        actual = case.set.project_kl(tf.constant(point))
+        np.testing.assert_allclose(actual, expected, atol=3e-4)
 
 
-def test_the_worst_mixture_is_that_of_a_solver(case):
+def test_worst_mixture_matches_solver(case):
     for losses in _points(3).astype(np.float64):
         expected = losses @ solvers.worst(losses, case.bounds, case.inside, case.start)
-        found = case.of.worst(losses)
-        np.testing.assert_allclose(losses @ found, expected, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(found.sum(), 1.0, rtol=1e-9)
+        actual = case.set.worst(losses)
+        np.testing.assert_allclose(losses @ actual, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual.sum(), 1.0, rtol=1e-9)
 
 
-def test_a_point_of_the_set_is_its_own_nearest(case):
+def test_projection_keeps_points_of_the_set(case):
     for point in _points(4):
-        inside = case.of.project(tf.constant(point))
-        np.testing.assert_allclose(case.of.project(inside), inside, atol=2e-6)
+        inside = case.set.project(tf.constant(point))
+        np.testing.assert_allclose(case.set.project(inside), inside, atol=2e-6)
         positive = np.maximum(inside, 1e-8)
-        np.testing.assert_allclose(case.of.project_kl(positive), positive, atol=2e-6)
+        np.testing.assert_allclose(case.set.project_kl(positive), positive, atol=2e-6)
 
 
-def test_what_is_projected_is_in_the_set(case):
+def test_projected_points_are_in_the_set(case):
     rng = np.random.default_rng(5)
     for point in np.concatenate([_points(6), 1e4 * _points(7), 1e-4 * _points(8)]):
-        for found in (
-            np.asarray(case.of.project(tf.constant(point))),
-            np.asarray(case.of.project_kl(rng.dirichlet(np.ones(4)).astype(np.float32))),
+        for actual in (
+            np.asarray(case.set.project(tf.constant(point))),
+            np.asarray(case.set.project_kl(rng.dirichlet(np.ones(4)).astype(np.float32))),
         ):
-            np.testing.assert_allclose(found.sum(), 1.0, atol=1e-6)
+            np.testing.assert_allclose(actual.sum(), 1.0, atol=1e-6)
             lower, upper = np.transpose(case.bounds)
-            assert np.all((found >= lower - 1e-6) & (found <= upper + 1e-6))
-            assert case.inside is None or case.inside(found.astype(np.float64)) > -1e-5
+            assert np.all((actual >= lower - 1e-6) & (actual <= upper + 1e-6))
+            assert case.inside is None or case.inside(actual.astype(np.float64)) > -1e-5
 
 
-def test_a_box_of_one_point():
+def test_box_of_one_point_projects_onto_it():
     box = Box((0.2, 0.3, 0.5), (0.2, 0.3, 0.5))
     for method in (box.project, box.project_kl):
-        found = method(tf.constant([0.5, 0.25, 0.25]))
-        np.testing.assert_allclose(found, [0.2, 0.3, 0.5], atol=1e-6)
+        actual = method(tf.constant([0.5, 0.25, 0.25]))
+        np.testing.assert_allclose(actual, [0.2, 0.3, 0.5], atol=1e-6)
     np.testing.assert_allclose(box.worst(np.array([3.0, 2.0, 1.0])), [0.2, 0.3, 0.5])
 
 
-@pytest.mark.slow_cases("of1")
-@pytest.mark.parametrize("of", [_BOX, _BALL])
-def test_a_weight_of_nearly_nothing_is_projected_by_entropy(of):
+@pytest.mark.slow_cases("lambda_set1")
+@pytest.mark.parametrize("lambda_set", [_BOX, _BALL])
+def test_entropy_projection_of_tiny_weights_is_finite(lambda_set):
     tiny = np.finfo(np.float32).tiny
-    found = np.asarray(of.project_kl(tf.constant([1.0, tiny, tiny, tiny])))
-    assert np.all(np.isfinite(found))
-    np.testing.assert_allclose(found.sum(), 1.0, atol=1e-6)
-    if of is _BOX:
-        np.testing.assert_allclose(found, [0.6, 0.1, 0.1, 0.2], atol=1e-6)
+    actual = np.asarray(lambda_set.project_kl(tf.constant([1.0, tiny, tiny, tiny])))
+    assert np.all(np.isfinite(actual))
+    np.testing.assert_allclose(actual.sum(), 1.0, atol=1e-6)
+    if lambda_set is _BOX:
+        np.testing.assert_allclose(actual, [0.6, 0.1, 0.1, 0.2], atol=1e-6)
 
 
-def test_a_wide_ball_is_the_simplex():
+def test_wide_ball_equals_simplex():
     # The farthest vertex is at 1 / 0.05 - 1.
     ball = Ball(tuple(_CENTER), 19.1)
     for point in _points(10):
@@ -131,8 +131,7 @@ def test_a_wide_ball_is_the_simplex():
 
 
 def test_worst_mixture_matches_solver_up_to_vertices():
-    # Radii from a small ball to one that holds every vertex, and losses far from 0 compared with
-    # their spread.
+    # From a small ball to one with every vertex; losses far from 0 compared with their spread.
     rng = np.random.default_rng(12)
     for _ in range(60):
         p = int(rng.integers(2, 6))
@@ -160,7 +159,7 @@ def test_ball_around_all_vertices_reaches_largest_loss(losses):
     np.testing.assert_allclose(mixture @ losses, max(losses), rtol=1e-12)
 
 
-def test_thirty_domains():
+def test_projection_of_thirty_domains_matches_solver():
     rng = np.random.default_rng(11)
     center = rng.dirichlet(np.ones(30))
     ball = Ball(tuple(center), 0.5)
@@ -169,12 +168,12 @@ def test_thirty_domains():
         point = (center + scale * rng.normal(size=30)).astype(np.float32)
         expected = solvers.nearest(point, [(0, 0.1)] * 30, None, np.full(30, 1 / 30))
         np.testing.assert_allclose(box.project(tf.constant(point)), expected, atol=1e-4)
-        found = np.asarray(ball.project(tf.constant(point)), np.float64)
-        np.testing.assert_allclose(found.sum(), 1.0, atol=1e-6)
-        assert np.sum((found - center) ** 2 / center) < 0.5 + 1e-4
+        actual = np.asarray(ball.project(tf.constant(point)), np.float64)
+        np.testing.assert_allclose(actual.sum(), 1.0, atol=1e-6)
+        assert np.sum((actual - center) ** 2 / center) < 0.5 + 1e-4
 
 
-def test_a_hull_climbs_by_the_losses_of_its_mixtures():
+def test_hull_has_the_losses_of_its_mixtures():
     hull = Hull(("day", "night", "mean"), _MIXTURES)
     losses = np.array([1.0, 2.0, 4.0, 0.0])
     np.testing.assert_allclose(hull.gradient(tf.constant(losses, tf.float32)), [1.3, 3.0, 1.75])
@@ -185,7 +184,7 @@ def test_a_hull_climbs_by_the_losses_of_its_mixtures():
     np.testing.assert_allclose(hull.start(np.full(4, 0.25)), np.full(3, 1 / 3))
 
 
-@pytest.mark.parametrize("of", [_BOX, _BALL])
-def test_rejects_lambda_0_outside_of_set(of):
+@pytest.mark.parametrize("lambda_set", [_BOX, _BALL])
+def test_rejects_lambda_0_outside_of_set(lambda_set):
     with pytest.raises(UserError, match=r"^initial: expected a lambda_0"):
-        of.start(np.array([0.0, 0.0, 0.0, 1.0]))
+        lambda_set.start(np.array([0.0, 0.0, 0.0, 1.0]))

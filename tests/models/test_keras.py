@@ -1,5 +1,6 @@
 """Functional models against Keras itself: outputs, losses and gradients."""
 
+import functools
 from typing import Any, Callable
 
 import numpy as np
@@ -33,7 +34,7 @@ def _keras_twin(kind: Kind, seed: int = 0) -> tf.keras.Model:
 
 
 def _moved(weights: ModelWeights) -> ModelWeights:
-    """Weights other than those that the Keras model inside holds."""
+    """Returns weights other than the Keras model's."""
     rng = np.random.default_rng(1)
     return ModelWeights(
         [w + rng.normal(size=w.shape).astype(np.float32) * 0.3 for w in weights.trainable],
@@ -49,7 +50,7 @@ def _set(keras_model: tf.keras.Model, weights: ModelWeights) -> None:
             variable.assign(value)
 
 
-# What takes long to trace has a shorter twin.
+# Dear traces have cheaper twins.
 _USUAL = [name for name in KINDS if name != "lstm_with_masking"]
 
 
@@ -58,7 +59,7 @@ def kind(request) -> Kind:
     return KINDS[request.param]
 
 
-def test_initial_weights_are_those_of_keras_after_seeding(kind):
+def test_initial_weights_equal_seeded_keras(kind):
     model, twin = make(kind, seed=5), _keras_twin(kind, seed=5)
     assert len(model.initial_weights.trainable) == len(twin.trainable_weights)
     for value, variable in zip(model.initial_weights.trainable, twin.trainable_weights):
@@ -75,12 +76,12 @@ def test_initial_weights_are_those_of_keras_after_seeding(kind):
     "tied_embedding",
 )
 @pytest.mark.slow_cases("dense_with_dropout", "convolutional", "nested", "weights_in_lists")
-def test_losses_and_gradients_at_other_weights_are_those_of_keras(kind):
+def test_losses_and_gradients_match_keras(kind):
     model, twin, batch = make(kind), _keras_twin(kind), examples(kind)
     weights = _moved(model.initial_weights)
     _set(twin, weights)
 
-    @tf.function
+    @functools.partial(tf.function, autograph=False)
     def functional(trainable: Any, non_trainable: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(trainable)
@@ -110,13 +111,16 @@ def test_losses_and_gradients_at_other_weights_are_those_of_keras(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense_with_dropout", "weights_in_lists", "lstm_with_dropout"])
-def test_calls_leave_the_model_as_it_was(name):
-    """Tensors of one call must not stay behind in the Keras model for the next one."""
+def test_calls_keep_the_model(name):
+    """The Keras model must keep no tensor of a call for the next one."""
     kind = KINDS[name]
     model, batch = make(kind), examples(kind)
 
     def losses(weights: ModelWeights, training: bool) -> np.ndarray:
-        call = tf.function(lambda w: model.example_losses(ModelWeights(*w), batch, training, _SEED))
+        call = tf.function(
+            lambda w: model.example_losses(ModelWeights(*w), batch, training, _SEED),
+            autograph=False,
+        )
         return call(tf.nest.map_structure(tf.constant, tuple(weights)))[0].numpy()
 
     first = losses(model.initial_weights, training=False)
@@ -124,7 +128,7 @@ def test_calls_leave_the_model_as_it_was(name):
     np.testing.assert_array_equal(losses(model.initial_weights, training=False), first)
 
 
-def test_a_failing_call_leaves_the_model_as_it_was():
+def test_failing_calls_keep_the_model():
     kind = KINDS["dense"]
     model, batch = make(kind), examples(kind)
     before = model.predict(model.initial_weights, batch["x"], False, _SEED)
@@ -148,7 +152,7 @@ def test_a_failing_call_leaves_the_model_as_it_was():
         ],
     ),
 )
-def test_it_runs_in_a_tff_computation(tff_runtime, name):
+def test_tff_computation_matches_tensorflow(tff_runtime, name):
     kind = KINDS[name]
     model, batch = make(kind), examples(kind)
     weights = _moved(model.initial_weights)
@@ -171,7 +175,7 @@ def test_it_runs_in_a_tff_computation(tff_runtime, name):
     types = [tff.to_type([tff.TensorType(w.dtype, w.shape) for w in ws]) for ws in arguments[:2]]
     computation = tff.tensorflow.computation(gradients_of, [*types, tff.to_type(specs)])
     losses, gradients = computation(*arguments)
-    expected_losses, expected_gradients = tf.function(gradients_of)(
+    expected_losses, expected_gradients = tf.function(gradients_of, autograph=False)(
         *tf.nest.map_structure(tf.constant, arguments)
     )
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5, atol=1e-6)
@@ -179,7 +183,7 @@ def test_it_runs_in_a_tff_computation(tff_runtime, name):
         np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
 
 
-# --- Dropout and other random layers draw from the seed of a call, and from nothing else
+# --- Dropout and other random layers draw from the call's seed alone
 
 
 layers = tf.keras.layers
@@ -190,7 +194,7 @@ _RANDOM_LAYERS = {
     "gaussian_dropout": lambda: layers.GaussianDropout(0.5),
     "gaussian_noise": lambda: layers.GaussianNoise(0.5),
     "spatial_dropout": lambda: layers.SpatialDropout2D(0.5),
-    "random_flip": lambda: layers.RandomFlip(),
+    "random_flip": layers.RandomFlip,
     "random_rotation": lambda: layers.RandomRotation(0.2),
     "random_contrast": lambda: layers.RandomContrast(0.5),
 }
@@ -198,7 +202,7 @@ _X = np.random.default_rng(0).random([5, 4, 4, 6]).astype(np.float32)
 
 
 def _unchanged(channels: int) -> tf.keras.layers.Layer:
-    """A model has weights to train; these leave what they are applied to as it is."""
+    """Returns a layer with weights that changes nothing: a model needs some."""
     return layers.Dense(channels, kernel_initializer="identity")
 
 
@@ -216,13 +220,15 @@ def _model(*random_layers: Any) -> Model:
 
 
 def _outputs(model: Model, seed: tuple[int, int], training: bool = True) -> np.ndarray:
-    call = tf.function(lambda s: model.predict(model.initial_weights, _X, training, s))
+    call = tf.function(
+        lambda s: model.predict(model.initial_weights, _X, training, s), autograph=False
+    )
     return call(tf.constant(seed)).numpy()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make_layer", _RANDOM_LAYERS.values(), ids=_RANDOM_LAYERS)
-def test_a_random_layer_is_a_function_of_the_seed(make_layer):
+def test_seed_determines_random_layers(make_layer):
     model = _model(make_layer)
     first = _outputs(model, (1, 2))
     np.testing.assert_array_equal(_outputs(model, (1, 2)), first)
@@ -231,14 +237,14 @@ def test_a_random_layer_is_a_function_of_the_seed(make_layer):
 
 
 @pytest.mark.parametrize("make_layer", _RANDOM_LAYERS.values(), ids=_RANDOM_LAYERS)
-def test_without_training_the_seed_is_ignored(make_layer):
+def test_evaluation_ignores_the_seed(make_layer):
     model = _model(make_layer)
     np.testing.assert_allclose(_outputs(model, (1, 2), training=False), _X, rtol=1e-6)
     np.testing.assert_allclose(_outputs(model, (9, 9), training=False), _X, rtol=1e-6)
 
 
 @pytest.mark.slow
-def test_the_global_seed_does_not_matter():
+def test_global_seed_changes_nothing():
     outputs = []
     for seed in (0, 1):
         model = _model(_RANDOM_LAYERS["dropout"])
@@ -247,7 +253,7 @@ def test_the_global_seed_does_not_matter():
     np.testing.assert_array_equal(outputs[0], outputs[1])
 
 
-def test_two_layers_and_two_calls_of_one_layer_draw_differently():
+def test_layers_and_calls_draw_differently():
     def build() -> tf.keras.Model:
         inputs = tf.keras.Input([4, 4, 6])
         first, second = layers.Dropout(0.5), layers.Dropout(0.5)
@@ -267,7 +273,7 @@ def test_two_layers_and_two_calls_of_one_layer_draw_differently():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
-def test_dropout_drops_its_rate_and_scales_the_rest(rate):
+def test_dropout_drops_its_rate_and_scales(rate):
     model = _model(lambda: layers.Dropout(rate))
     outputs = np.stack([_outputs(model, (0, i)) for i in range(20)])
     kept = outputs != 0
@@ -278,22 +284,22 @@ def test_dropout_drops_its_rate_and_scales_the_rest(rate):
 
 
 @pytest.mark.slow
-def test_dropout_inside_an_lstm_is_a_function_of_the_seed():
+def test_seed_determines_dropout_inside_lstm():
     kind = KINDS["lstm_with_dropout"]
     spec = {"x": kind.x_spec, "y": kind.y_spec}
     model = model_from_keras(kind.build, loss=kind.loss, example_spec=spec)
     x = kind.x(np.random.default_rng(0), 6)
     weights = tf.nest.map_structure(tf.constant, tuple(model.initial_weights))
-    call = tf.function(lambda s: model.predict(ModelWeights(*weights), x, True, s))
+    call = tf.function(lambda s: model.predict(ModelWeights(*weights), x, True, s), autograph=False)
     first = call(tf.constant([1, 2])).numpy()
     np.testing.assert_array_equal(call(tf.constant([1, 2])).numpy(), first)
     assert not np.array_equal(call(tf.constant([1, 3])).numpy(), first)
 
 
-# --- Models that no pure function of weights can stand for are refused, and the message says why
+# --- Models that are not pure functions of their weights
 
 
-def _model_of_refusals(*stack: Callable[[], Any], loss: Any = None, features: Any = 4) -> Model:
+def _build(*stack: Callable[[], Any], loss: Any = None, features: Any = 4) -> Model:
     def build() -> tf.keras.Model:
         shape = [features] if isinstance(features, int) else features
         return tf.keras.Sequential([tf.keras.Input(shape), *[layer() for layer in stack]])
@@ -334,13 +340,10 @@ class _InNestedList(_Square):
         return inputs @ self.held[0][0]
 
 
-class _InAttributeAndMapping(_Square):
+class _InAttributeAndMapping(_InMapping):
     def keep(self, weight: tf.Variable) -> None:
         self.weight = weight
-        self.held = {"weight": weight}
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return inputs @ self.held["weight"]
+        super().keep(weight)
 
 
 class _InClosure(_Square):
@@ -368,76 +371,96 @@ class _AddsLoss(layers.Layer):
         return inputs
 
 
-def test_the_layer_of_these_tests_is_fine_in_itself():
-    assert _model_of_refusals(_Square).num_parameters == 16
-
-
 @pytest.mark.parametrize("layer", [_InMapping, _InNestedList])
-def test_weights_that_no_attribute_holds(layer):
+def test_rejects_weights_outside_of_attributes(layer):
     if keras_platform().release == KERAS_3:
-        # Its scope reaches them wherever they are.
-        assert _model_of_refusals(layer).num_parameters == 16
+        # Its scope reaches them.
+        assert _build(layer).num_parameters == 16
         return
     with pytest.raises(ValueError, match=r"must be an attribute of a layer.*hidden"):
-        _model_of_refusals(layer)
+        _build(layer)
 
 
-@pytest.mark.parametrize("layer", [_InAttributeAndMapping, _InClosure])
-def test_weights_that_the_call_reaches_in_another_way(layer):
-    """They would keep their first value in every round."""
-    with pytest.raises(ValueError, match=r"attributes of layers only.*hidden"):
-        _model_of_refusals(layer)
+def _stateful() -> Model:
+    def build() -> tf.keras.Model:
+        recurrent = layers.SimpleRNN(3, stateful=True)
+        return tf.keras.Sequential([tf.keras.Input(batch_shape=[2, 3, 4]), recurrent])
+
+    kind = classification(build, [3, 4])
+    spec = {"x": kind.x_spec, "y": kind.y_spec}
+    return model_from_keras(build, loss=kind.loss, example_spec=spec)
 
 
-def test_batch_normalization():
-    with pytest.raises(ValueError, match=r"updates moving averages.*GroupNormalization"):
-        _model_of_refusals(layers.BatchNormalization)
+def _with_token_loss() -> Model:
+    def build() -> tf.keras.Model:
+        return tf.keras.Sequential([tf.keras.Input([6]), layers.Embedding(5, 3)])
+
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    sentences = tf.TensorSpec([None, 6], tf.int32)
+    return model_from_keras(build, loss=loss, example_spec={"x": sentences, "y": sentences})
 
 
-def test_normalization_needs_its_numbers():
-    with pytest.raises(ValueError, match=r"'normalization' has seen no data.*mean=data.x_mean"):
-        _model_of_refusals(layers.Normalization, lambda: layers.Dense(3))
+def _without_weights() -> Model:
+    return model_from_keras(
+        lambda: tf.keras.Sequential([layers.Dense(3)]),
+        loss=tf.keras.losses.MeanSquaredError(reduction="none"),
+        example_spec={"x": tf.TensorSpec([None, 4]), "y": tf.TensorSpec([None, 3])},
+    )
+
+
+_BATCH_NORMALIZATION = layers.BatchNormalization
+_MEAN_LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+_IMPURE: dict[str, tuple[Callable[[], Model], str]] = {
+    # The call would read the first value in every round.
+    "mapping": (lambda: _build(_InAttributeAndMapping), r"attributes of layers only.*hidden"),
+    "closure": (lambda: _build(_InClosure), r"attributes of layers only.*hidden"),
+    "batch normalization": (
+        lambda: _build(_BATCH_NORMALIZATION),
+        r"updates moving averages.*GroupNormalization",
+    ),
+    "inner batch normalization": (
+        lambda: _build(
+            lambda: layers.Reshape([2, 2]),
+            lambda: layers.TimeDistributed(_BATCH_NORMALIZATION()),
+        ),
+        "updates moving averages",
+    ),
+    "normalization": (
+        lambda: _build(layers.Normalization, lambda: layers.Dense(3)),
+        r"'normalization' has seen no data.*mean=data.x_mean",
+    ),
+    "recurrent state": (_stateful, "no other state"),
+    "assignment": (lambda: _build(_Counting), r"not a pure function of its weights.*_counting"),
+    "activity regularizer": (
+        lambda: _build(lambda: layers.Dense(3, activity_regularizer="l2")),
+        "activity regularizer",
+    ),
+    "loss of a call": (lambda: _build(_AddsLoss), "adds a loss in its call"),
+    "mean loss": (
+        lambda: _build(lambda: layers.Dense(3), loss=_MEAN_LOSS),
+        r'one number per example.*found shape \(\).*reduction="none"',
+    ),
+    "token loss": (_with_token_loss, r"one number per example.*found shape \(None, 6\)"),
+    "no weights yet": (_without_weights, r"[Ww]eights .*have not yet been created"),
+}
+
+
+@pytest.mark.parametrize("case", _IMPURE)
+def test_rejects_impure_models(case):
+    build, message = _IMPURE[case]
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_layers_with_given_state_are_accepted():
+    assert _build(_Square).num_parameters == 16
     given = {"mean": np.ones(4, np.float32), "variance": np.full(4, 4, np.float32)}
-    model = _model_of_refusals(lambda: layers.Normalization(**given), lambda: layers.Dense(3))
+    model = _build(lambda: layers.Normalization(**given), lambda: layers.Dense(3))
     assert len(model.initial_weights.non_trainable) == 0
 
 
-def test_batch_normalization_inside_another_layer():
-    with pytest.raises(ValueError, match="updates moving averages"):
-        _model_of_refusals(
-            lambda: layers.Reshape([2, 2]),
-            lambda: layers.TimeDistributed(layers.BatchNormalization()),
-        )
-
-
-def test_recurrent_state_that_outlives_a_call():
-    def build() -> tf.keras.Model:
-        return tf.keras.Sequential(
-            [tf.keras.Input(batch_shape=[2, 3, 4]), layers.SimpleRNN(3, stateful=True)]
-        )
-
-    kind = classification(build, [3, 4])
-    with pytest.raises(ValueError, match="no other state"):
-        model_from_keras(build, loss=kind.loss, example_spec={"x": kind.x_spec, "y": kind.y_spec})
-
-
-def test_a_weight_that_the_call_assigns_to():
-    with pytest.raises(ValueError, match=r"not a pure function of its weights.*_counting"):
-        _model_of_refusals(_Counting)
-
-
-def test_activity_regularizers():
-    with pytest.raises(ValueError, match="activity regularizer"):
-        _model_of_refusals(lambda: layers.Dense(3, activity_regularizer="l2"))
-
-
-def test_losses_added_in_a_call():
-    with pytest.raises(ValueError, match="adds a loss in its call"):
-        _model_of_refusals(_AddsLoss)
-
-
 @pytest.mark.skipif(keras_platform().release == KERAS_3, reason="Keras 3 has no such losses")
-def test_losses_added_to_a_model_that_are_no_regularizers():
+def test_rejects_added_losses_other_than_regularizers():
     def build() -> tf.keras.Model:
         inputs = tf.keras.Input([4])
         model = tf.keras.Model(inputs, layers.Dense(3)(inputs))
@@ -447,33 +470,3 @@ def test_losses_added_to_a_model_that_are_no_regularizers():
     kind = classification(build, 4)
     with pytest.raises(ValueError, match="not a regularizer of one trainable weight"):
         model_from_keras(build, loss=kind.loss, example_spec={"x": kind.x_spec, "y": kind.y_spec})
-
-
-def test_a_loss_that_is_already_averaged():
-    averaged = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    with pytest.raises(
-        ValueError, match=r'one number per example.*found shape \(\).*reduction="none"'
-    ):
-        _model_of_refusals(lambda: layers.Dense(3), loss=averaged)
-
-
-def test_a_loss_for_each_token():
-    per_token = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
-
-    def build() -> tf.keras.Model:
-        return tf.keras.Sequential([tf.keras.Input([6]), layers.Embedding(5, 3)])
-
-    sentences = tf.TensorSpec([None, 6], tf.int32)
-    with pytest.raises(
-        ValueError, match=r"expected one number per example.*found shape \(None, 6\)"
-    ):
-        model_from_keras(build, loss=per_token, example_spec={"x": sentences, "y": sentences})
-
-
-def test_a_model_that_was_not_built():
-    with pytest.raises(ValueError, match=r"[Ww]eights .*have not yet been created"):
-        model_from_keras(
-            lambda: tf.keras.Sequential([layers.Dense(3)]),
-            loss=tf.keras.losses.MeanSquaredError(reduction="none"),
-            example_spec={"x": tf.TensorSpec([None, 4]), "y": tf.TensorSpec([None, 3])},
-        )

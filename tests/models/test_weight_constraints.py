@@ -1,5 +1,6 @@
 """Weight constraints of Keras: applied after each step of a client and of the server."""
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,7 +73,9 @@ def _client(kind: _Kind, size: int, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def _of_keras(kind: _Kind, weights: list[Any], client: Any, rounds: int = 1) -> list[np.ndarray]:
+def _keras_weights(
+    kind: _Kind, weights: list[Any], client: Any, rounds: int = 1
+) -> list[np.ndarray]:
     """Returns the weights after plain Keras SGD on the mean loss of each batch."""
     network = _network(kind)
     network.set_weights(weights)
@@ -87,8 +90,8 @@ def _of_keras(kind: _Kind, weights: list[Any], client: Any, rounds: int = 1) -> 
 
 
 def _assert_close(actual: list[Any], expected: list[np.ndarray]) -> None:
-    for found, wanted in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(found, wanted, atol=2e-6)
+    for weights, expected_weights in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(weights, expected_weights, atol=2e-6)
 
 
 @pytest.mark.slow_cases("MinMaxNorm", "UnitNorm", "function")
@@ -105,16 +108,16 @@ def test_clients_train_as_plain_keras_in_both_modes(name):
         shuffle=False,
     )
 
-    @tf.function
+    @functools.partial(tf.function, autograph=False)
     def train(arrays: ClientArrays, is_vectorised: bool) -> list[tf.Tensor]:
         modes = {"map_": vectorised_clients} if is_vectorised else {}
         clients = Clients.of(arrays, **modes).seeded(tf.constant([0, 0]))
         beta = clients.map(lambda n: tf.cast(n, tf.float32), clients.num_examples)
         return local_sgd(model, options, weights, clients, tf.ones([1]), beta).trained
 
-    # The short one is done first, and its weights stay.
+    # The short client finishes first, and its weights stay.
     cohort = [_client(kind, 10), _client(kind, 3, seed=1)]
-    expected = [_of_keras(kind, model.initial_weights.trainable, client) for client in cohort]
+    expected = [_keras_weights(kind, model.initial_weights.trainable, client) for client in cohort]
     streamed = train(arrays_of_client({k: tf.constant(v) for k, v in cohort[0].items()}), False)
     _assert_close(streamed, expected[0])
     together = train(arrays_of_clients(cohort), True)
@@ -143,7 +146,7 @@ def test_rounds_of_one_client_equal_plain_keras(name, algorithm):
     )
     client = _client(kind, 10)
     state, _ = run_rounds(training, [[client]] * 2)
-    expected = _of_keras(kind, model.initial_weights.trainable, client, rounds=2)
+    expected = _keras_weights(kind, model.initial_weights.trainable, client, rounds=2)
     _assert_close(list(state.algorithm.weights.trainable), expected)
 
 

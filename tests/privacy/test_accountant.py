@@ -75,7 +75,7 @@ def test_reference_epsilons(clients, drawn, z, rounds, delta, pld, rdp):
 
 
 @pytest.mark.parametrize(("z", "clients", "drawn"), [(1.0, 100, 1), (0.5, 539, 50), (4.0, 539, 50)])
-def test_divergences_of_poisson_cohorts_are_integrals(z, clients, drawn):
+def test_poisson_divergences_equal_integrals(z, clients, drawn):
     """Of the ratio of the densities, equation (3) of Mironov, Talwar, Zhang 2019."""
     q, orders = drawn / clients, (1.5, 2.0, 4.3, 10.9, 12.0)
 
@@ -89,12 +89,12 @@ def test_divergences_of_poisson_cohorts_are_integrals(z, clients, drawn):
         return quad(f, *ends, points=points, epsabs=0, epsrel=1e-12, limit=400)[0]
 
     expected = [3 * math.log(integral(order)) / (order - 1) for order in orders]
-    found = CentralNoise(z, PoissonCohorts(clients, drawn)).rdp(3, orders)
-    np.testing.assert_allclose(found, expected, rtol=1e-8)
+    actual = CentralNoise(z, PoissonCohorts(clients, drawn)).rdp(3, orders)
+    np.testing.assert_allclose(actual, expected, rtol=1e-8)
 
 
 @pytest.mark.parametrize(("z", "rounds"), [(4.0, 4), (1.0, 1), (2.0, 16)])
-def test_without_sampling_epsilon_is_the_closed_form(z, rounds):
+def test_epsilon_without_sampling_equals_closed_form(z, rounds):
     mu = math.sqrt(rounds) / z
 
     def delta(epsilon):
@@ -109,7 +109,7 @@ def test_without_sampling_epsilon_is_the_closed_form(z, rounds):
 @pytest.mark.parametrize(
     ("z", "clients", "drawn", "expected"), [(3**0.5, 1, 1, 0.126936), (0.5, 5, 1, 0.15594)]
 )
-def test_deltas_of_dp_accountings_own_tests(z, clients, drawn, expected):
+def test_deltas_equal_dp_accountings_tests(z, clients, drawn, expected):
     mechanism = CentralNoise(z, PoissonCohorts(clients, drawn))
     loss = mechanism.privacy_loss(3, mechanism.interval(3))
     assert loss.get_delta_for_epsilon(1.0) == pytest.approx(expected, rel=1e-4)
@@ -118,10 +118,9 @@ def test_deltas_of_dp_accountings_own_tests(z, clients, drawn, expected):
 @pytest.mark.parametrize(
     ("z", "clients", "drawn"), [(0.72, 100, 1), (1.0, 2, 1), (0.4, 1000, 999), (20.0, 10, 1)]
 )
+@pytest.mark.slow_cases("100-0.4-1000-999", "1-0.4-1000-999", "100-20.0-10-1", "100-0.72-100-1")
 @pytest.mark.parametrize("rounds", [1, 100])
-def test_the_loss_of_a_sampled_round_is_what_dp_accounting_finds_point_by_point(
-    z, clients, drawn, rounds
-):
+def test_sampled_losses_match_dp_accounting(z, clients, drawn, rounds):
     mechanism, interval = CentralNoise(z, PoissonCohorts(clients, drawn)), 1e-3
     ours = mechanism.privacy_loss(rounds, interval)
     theirs = dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
@@ -133,7 +132,7 @@ def test_the_loss_of_a_sampled_round_is_what_dp_accounting_finds_point_by_point(
 
 
 @pytest.mark.parametrize(("z", "expected"), [(2.0, 11.01), (1.0, 85.02), (4.0, 4.06)])
-def test_fixed_cohorts_are_accounted_for_at_twice_the_sensitivity(z, expected):
+def test_fixed_cohorts_have_twice_the_sensitivity(z, expected):
     mechanism = CentralNoise(z, FixedSizeCohorts(539, 50))
     assert _epsilon(mechanism, 120, 1e-3) == pytest.approx(expected, abs=5e-3)
 
@@ -153,35 +152,35 @@ def _sampled(*multipliers):
     return dp.PoissonSampledDpEvent(_Q, dp.ComposedDpEvent(gaussians))
 
 
-def _assert_as_tight(found, expected):
-    """At orders between whole ones dp-accounting 0.6 has a bound where 0.4 has the divergence."""
-    assert expected * (1 - 1e-5) < found <= expected * (1 + 1e-9)
+def _assert_as_tight(actual, expected):
+    """At fractional orders dp-accounting 0.6 has a bound, and 0.4 the divergence."""
+    assert expected * (1 - 1e-5) < actual <= expected * (1 + 1e-9)
 
 
-# Of shares 0.9, 0.05 and 0.05.
+# Noise multipliers of shares 0.9, 0.05 and 0.05.
 _GROUPS = (1 / 0.9**0.5, 1 / 0.05**0.5, 1 / 0.05**0.5)
 
 
-def test_groups_of_one_cohort_are_one_sampled_release():
+def test_groups_of_one_cohort_are_one_release():
     mechanism = CentralNoise(effective_noise_multiplier(_GROUPS), _COHORTS)
-    found = _epsilon(mechanism, 1000, _DELTA, "rdp")
+    actual = _epsilon(mechanism, 1000, _DELTA, "rdp")
     expected = _by_events(dp.SelfComposedDpEvent(_sampled(*_GROUPS), 1000))
-    _assert_as_tight(found, expected)
-    assert found == pytest.approx(2.1014, rel=1e-4)
+    _assert_as_tight(actual, expected)
+    assert actual == pytest.approx(2.1014, rel=1e-4)
 
 
-def test_what_composes_groups_as_releases_of_their_own_is_too_optimistic():
+def test_separate_releases_of_groups_are_too_optimistic():
     together = CentralNoise(effective_noise_multiplier(_GROUPS), _COHORTS)
     apart = [CentralNoise(z, _COHORTS) for z in _GROUPS]
-    for name, of_one, wrong in (("rdp", 2.1014, 1.9156), ("pld", 1.8282, 1.6909)):
+    for name, right, wrong in (("rdp", 2.1014, 1.9156), ("pld", 1.8282, 1.6909)):
         counts = [1000] * len(apart)
         assert PrivacyAccountant(apart, _DELTA, name).epsilon(*counts) == pytest.approx(
             wrong, rel=1e-3
         )
-        assert _epsilon(together, 1000, _DELTA, name) == pytest.approx(of_one, rel=1e-3)
+        assert _epsilon(together, 1000, _DELTA, name) == pytest.approx(right, rel=1e-3)
 
 
-def test_two_exchanges_with_one_cohort_are_one_release():
+def test_exchanges_of_one_cohort_are_one_release():
     groups = [0.9 / share**0.5 for share in (0.1, 0.1, 0.8)]
     mechanism = CentralNoise(effective_noise_multiplier(groups), _COHORTS)
     survey = dp.ComposedDpEvent([dp.GaussianDpEvent(0.9 / 0.1**0.5)] * 2)
@@ -191,7 +190,7 @@ def test_two_exchanges_with_one_cohort_are_one_release():
     _assert_as_tight(_epsilon(mechanism, 300, _DELTA, "rdp"), expected)
 
 
-def test_private_evaluation_is_composed_at_its_own_rate():
+def test_private_evaluation_composes_at_its_rate():
     training = CentralNoise(1.0, _COHORTS)
     evaluation = CentralNoise(5.0, PoissonCohorts(100, 100))
     events = (
@@ -208,7 +207,7 @@ def test_private_evaluation_is_composed_at_its_own_rate():
 
 
 def test_restarted_trees_are_composed():
-    # Once in each of four trees: a participation waits for as many rounds as a tree has.
+    # Once in each of four trees: participations are as far apart as a tree is long.
     mechanism = TreeNoise(5.0, Participations(min_separation=100, restart_every=100))
     tree = dp.SingleEpochTreeAggregationDpEvent(5.0, 100)
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_SPECIAL)
@@ -221,22 +220,22 @@ def test_restarted_trees_are_composed():
     ("z", "rounds", "expected"),
     [(1.13, 1600, 18.7096), (8.83, 1600, 1.7732), (4.0, 1600, 4.2295), (7.0, 2000, 2.2811)],
 )
-def test_trees_in_which_a_client_takes_part_once(z, rounds, expected):
+def test_trees_of_one_participation_match_known_epsilons(z, rounds, expected):
     mechanism = TreeNoise(z, Participations(1))
     assert _epsilon(mechanism, rounds, 1e-6) == pytest.approx(expected, rel=1e-4)
-    # Nodes are one Gaussian release, of which the closed form is less.
+    # All nodes are one Gaussian release, whose closed form is smaller.
     assert 0.9 * expected < _epsilon(mechanism, rounds, 1e-6, "pld") < expected
 
 
-def test_the_published_tree_of_spanish_gboard():
+def test_spanish_gboard_tree_matches_its_paper():
     mechanism = TreeNoise(7.0, Participations(6, 313))
     assert mechanism.rho(2000) == pytest.approx(0.81, abs=5e-3)
     assert _epsilon(mechanism, 2000, 1e-10) == pytest.approx(8.90, abs=5e-3)
 
 
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64, int])
-def test_numbers_of_any_kind_are_counted_alike(kind):
-    """dp-accounting counts only the first of composed multipliers that are no `float`."""
+def test_multipliers_of_any_type_count_equally(kind):
+    """dp-accounting counts only the first of composed multipliers other than `float`."""
     multipliers = [kind(1), kind(1)]
     mechanism = CentralNoise(effective_noise_multiplier(multipliers), _COHORTS)
     assert _epsilon(mechanism, 1000, _DELTA, "rdp") == pytest.approx(5.2595, rel=1e-4)
@@ -244,20 +243,20 @@ def test_numbers_of_any_kind_are_counted_alike(kind):
     assert _epsilon(alone, 1000, _DELTA, "rdp") == pytest.approx(2.1014, rel=1e-4)
 
 
-def test_epsilon_grows_with_the_rounds_and_begins_with_none():
+def test_epsilon_grows_with_rounds_from_zero():
     accountant = PrivacyAccountant([CentralNoise(4.0, PoissonCohorts(539, 50))], 1e-3)
-    found = [accountant.epsilon(n) for n in (0, 1, 2, 10, 100)]
-    assert found[0] == 0
-    assert np.all(np.diff(found) > 0)
+    actual = [accountant.epsilon(n) for n in (0, 1, 2, 10, 100)]
+    assert actual[0] == 0
+    assert np.all(np.diff(actual) > 0)
 
 
-def test_without_noise_epsilon_is_infinite():
+def test_epsilon_without_noise_is_infinite():
     for mechanism in (CentralNoise(0.0, _COHORTS), TreeNoise(0.0, Participations(1))):
         assert _epsilon(mechanism, 1, _DELTA) == math.inf
         assert _epsilon(mechanism, 0, _DELTA) == 0
 
 
-def test_what_does_not_fit_together_is_refused():
+def test_rejects_mixed_accounts():
     fixed = CentralNoise(1.0, FixedSizeCohorts(100, 1))
     poisson = CentralNoise(1.0, _COHORTS)
     with pytest.raises(UserError, match=r"one kind of neighbours.*'add or remove.*'replace one"):
@@ -268,12 +267,12 @@ def test_what_does_not_fit_together_is_refused():
         PrivacyAccountant([fixed], _DELTA, "prv")
 
 
-# --- Whole rounds attacked: every private mode, and claims that are too small on purpose
+# --- Attacks on complete rounds of every private mode, and on claims that are too small
 
 
 @pytest.mark.parametrize("restart_every", [None, 3])
-def test_the_covariance_of_tree_noise_is_that_of_the_noise(restart_every):
-    """Exactly: each node draws a coordinate of its own, so that products are covariances."""
+def test_tree_noise_has_the_accounted_covariance(restart_every):
+    """Each node draws a separate coordinate, so that products are exact covariances."""
     noise, rounds, nodes = TreeResidual(restart_every), 11, {}
     spec = tf.TensorSpec([64], tf.float64)
 
@@ -286,43 +285,43 @@ def test_the_covariance_of_tree_noise_is_that_of_the_noise(restart_every):
     np.testing.assert_array_equal(drawn @ drawn.T, noise_covariance(participations, rounds))
 
 
-# Runs that the usual tests play of a mode.
+# Number of attacked runs by mode.
 _FEWER = {"distributed, 2 of 6, a secret": 600, "control: half the noise that is claimed": 1000}
 
 
 @pytest.mark.nightly_cases("control: half the noise that is claimed")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(_FEWER, MODES))
-def test_whole_rounds_of_every_mode(name):
-    """Controls claim too little, on purpose: they are found. See `tests.privacy.attacks.audit`."""
+def test_attacks_respect_the_accounts_of_modes(name):
+    """Attacks refute the controls, which claim too little. See `tests.privacy.attacks.audit`."""
     mode = MODES[name]
-    found = mode.audited(runs=_FEWER.get(name, 2000), seed=1)
-    assert found.is_refuted == mode.is_control
-    # What is published is made of the noisy sums: each attack proves its bound of both. One alone
-    # may choose a rare event by chance: in the strata .12 and .72 here, .88 and .97 with seed 2.
-    attacks = (found.findings.noisy_sums, found.findings.published)
+    actual = mode.audited(runs=_FEWER.get(name, 2000), seed=1)
+    assert actual.is_refuted == mode.is_control
+    # Published models derive from the noisy sums: each attack bounds both. One attack may choose a
+    # rare event: with strata they reach .12 and .72 here, .88 and .97 with seed 2.
+    attacks = (actual.findings.noisy_sums, actual.findings.published)
     assert max(attack.epsilon for attack in attacks) > 0.2
-    # An account takes this much for granted, so it must not be less that is attacked.
+    # The attacked clients differ by as much as the account assumes.
     if mode.account is None and "counted" not in name:
-        per_client = mode.mechanism.noise_multiplier * found.findings.shift
+        per_client = mode.mechanism.noise_multiplier * actual.findings.shift
         is_replaced = "3 of" in name
         assert per_client == pytest.approx(2.0 if is_replaced else 1.0, rel=1e-3)
     is_shown = name == "control: counted, claimed as a secret"
-    assert found.findings.shows_participation == is_shown
+    assert actual.findings.shows_participation == is_shown
 
 
-# --- The split of a budget among groups of values
+# --- A budget split among groups of values
 
 
 @pytest.mark.parametrize(("z", "share"), [(1.0, 0.9), (0.3, 0.8), (7.0, 0.02)])
-def test_groups_together_have_the_noise_of_the_whole(z, share):
+def test_groups_together_have_the_total_noise(z, share):
     options = AccountingOptions(clients=100, clients_per_round=10, update_share=share)
     groups = options.noise_multipliers(z)
     assert groups["update"] == pytest.approx(z / share**0.5)
     assert effective_noise_multiplier(groups.values()) == pytest.approx(z)
 
 
-def test_a_group_without_noise_leaves_none():
+def test_group_without_noise_leaves_none():
     assert effective_noise_multiplier([1.0, 0.0]) == 0
 
 
@@ -338,9 +337,9 @@ def _central(z):
 
 
 @pytest.mark.parametrize(("epsilon", "expected"), [(2.0, 1.6903), (8.0, 0.7853)])
-def test_calibrated_noise(epsilon, expected):
-    found = noise_for_epsilon(_central, [120], epsilon, 1e-3)
-    assert found == pytest.approx(expected, abs=1e-4)
+def test_calibrated_noise_matches_known_values(epsilon, expected):
+    actual = noise_for_epsilon(_central, [120], epsilon, 1e-3)
+    assert actual == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -356,27 +355,27 @@ def test_calibrated_noise(epsilon, expected):
     ids=["central", "tree", "distributed"],
 )
 @pytest.mark.parametrize("epsilon", [0.5, 4.0])
-def test_the_noise_is_enough_and_hardly_more(mechanisms, epsilon):
-    def epsilon_of(z):
+def test_calibrated_noise_is_minimal(mechanisms, epsilon):
+    def epsilon_at(z):
         return PrivacyAccountant(mechanisms(z), 1e-4, "rdp").epsilon(50, 5)
 
     noise = noise_for_epsilon(mechanisms, [50, 5], epsilon, 1e-4, "rdp")
-    assert epsilon_of(noise) <= epsilon < epsilon_of(noise * (1 - 2e-6))
+    assert epsilon_at(noise) <= epsilon < epsilon_at(noise * (1 - 2e-6))
 
 
-# The second one is where a finer grid of losses begins, and epsilon jumps.
+# At the second epsilon a finer grid of losses begins, and epsilon jumps.
 @pytest.mark.parametrize("epsilon", [0.05, 4.3527, 300.0])
-def test_a_rough_account_does_not_change_the_noise(epsilon):
-    def epsilon_of(z):
+def test_calibrated_noise_meets_the_final_account(epsilon):
+    def epsilon_at(z):
         return _epsilon(CentralNoise(z, PoissonCohorts(100, 1)), 500, 1e-6)
 
     noise = noise_for_epsilon(
         lambda z: [CentralNoise(z, PoissonCohorts(100, 1))], [500], epsilon, 1e-6
     )
-    assert epsilon_of(noise) <= epsilon < epsilon_of(noise * (1 - 2e-6))
+    assert epsilon_at(noise) <= epsilon < epsilon_at(noise * (1 - 2e-6))
 
 
-def test_what_no_noise_reaches_is_refused():
+def test_rejects_unreachable_epsilons():
     narrow = IntegerGroup(1.0, 2.0, 4096)
 
     def mechanisms(z):
@@ -397,20 +396,20 @@ def test_what_no_noise_reaches_is_refused():
         (TreeNoise(4.0, Participations(None, 50)), 6.0),
     ],
 )
-def test_the_next_round_would_be_too_much(mechanism, epsilon):
+def test_budget_ends_before_the_next_round(mechanism, epsilon):
     rounds = rounds_for_budget(mechanism, epsilon, 1e-3)
     accountant = PrivacyAccountant([mechanism], 1e-3)
     assert accountant.epsilon(rounds) <= epsilon < accountant.epsilon(rounds + 1)
 
 
-def test_budgets_of_no_rounds_and_of_all_are_refused():
+def test_rejects_budgets_of_none_or_all_rounds():
     with pytest.raises(UserError, match=r"target_epsilon: expected at least 0\.599.*, found 0\.1"):
         rounds_for_budget(CentralNoise(1.0, _WRITERS), 0.1, 1e-3)
     with pytest.raises(UserError, match="expected a budget that rounds exhaust, found 6"):
         rounds_for_budget(TreeNoise(4.0, Participations(1, 1, 8)), 6.0, 1e-3)
 
 
-def test_delta():
+def test_delta_has_default_and_range():
     assert default_delta(1000) == pytest.approx(1e-4)
     check_delta(0.9e-3, 1000)
     for delta in (1e-3, 0.5, 0.0, -1.0, float("nan")):
@@ -418,7 +417,7 @@ def test_delta():
             check_delta(delta, 1000)
 
 
-# --- Sampling of any release, against what is known of Gaussian ones
+# --- Sampling of any release, against Gaussian releases
 
 
 _ORDERS = np.array([1.5, 2.0, 3.0, 4.0, 8.0, 32.0, 64.0, 300.0])
@@ -430,54 +429,54 @@ def _gaussian(z):
 
 @pytest.mark.parametrize("z", [1.0, 2.0, 5.0])
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
-def test_poisson_cohorts_are_between_the_exact_divergence_and_none(z, rate):
-    found = poisson_sampled(_gaussian(z), rate, _ORDERS)
+def test_poisson_bound_is_above_the_exact_divergence(z, rate):
+    actual = poisson_sampled(_gaussian(z), rate, _ORDERS)
     event = PoissonSampledDpEvent(rate, GaussianDpEvent(z))
     at_whole_ones = RdpAccountant(_ORDERS).compose(event).rdp
     integrated = poisson_sampled_gaussian(z, rate, _ORDERS)
     exact = np.where(_ORDERS % 1 == 0, at_whole_ones, integrated)
-    assert np.all(found >= exact * (1 - 1e-9))
-    assert np.all(found <= _gaussian(z)(_ORDERS))
-    # 1 + q^2 (e^eps - 1), which is exact.
-    assert found[1] == pytest.approx(math.log1p(rate**2 * math.expm1(1 / z**2)))
+    assert np.all(actual >= exact * (1 - 1e-9))
+    assert np.all(actual <= _gaussian(z)(_ORDERS))
+    # Order 2 is exact: 1 + q^2 (e^eps - 1).
+    assert actual[1] == pytest.approx(math.log1p(rate**2 * math.expm1(1 / z**2)))
 
 
-def test_order_3_by_hand_and_by_integration():
+def test_order_3_matches_closed_form_and_integral():
     q, z = 0.2, 1.5
     two, three = 1 / z**2, 1.5 / z**2
     terms = (1 - q) ** 2 * (2 * q + 1) + 3 * (1 - q) * q**2 * math.exp(two)
     bound = terms + 3 * q**3 * math.exp(2 * three)
-    (found,) = poisson_sampled(_gaussian(z), q, np.array([3.0]))
-    assert found == pytest.approx(math.log(bound) / 2)
+    (actual,) = poisson_sampled(_gaussian(z), q, np.array([3.0]))
+    assert actual == pytest.approx(math.log(bound) / 2)
 
     def integrand(x):
         ratio = (1 - q) + q * math.exp((2 * x - 1) / (2 * z**2))
         return norm.pdf(x, scale=z) * ratio**3
 
     exact = quad(integrand, -12 * z, 14 * z)[0]
-    assert found >= math.log(exact) / 2
+    assert actual >= math.log(exact) / 2
     assert exact == pytest.approx(terms + q**3 * math.exp(2 * three))
 
 
 @pytest.mark.parametrize("z", [1.0, 4.0])
 @pytest.mark.parametrize("rate", [0.01, 0.1])
-def test_fixed_cohorts_of_any_release_are_no_better_than_those_of_gaussian_ones(z, rate):
-    found = sampled_without_replacement(_gaussian(z), rate, _ORDERS)
+def test_fixed_size_bound_is_above_gaussian(z, rate):
+    actual = sampled_without_replacement(_gaussian(z), rate, _ORDERS)
     event = SampledWithoutReplacementDpEvent(1000, round(1000 * rate), GaussianDpEvent(z))
     known = RdpAccountant(_ORDERS, NeighboringRelation.REPLACE_ONE).compose(event).rdp
-    assert np.all(found >= np.minimum(known, _gaussian(z)(_ORDERS)) * (1 - 1e-9))
-    assert np.all(found <= _gaussian(z)(_ORDERS))
+    assert np.all(actual >= np.minimum(known, _gaussian(z)(_ORDERS)) * (1 - 1e-9))
+    assert np.all(actual <= _gaussian(z)(_ORDERS))
     eps = 1 / z**2
     second = rate**2 * min(4 * math.expm1(eps), 2 * math.exp(eps))
-    assert found[1] == pytest.approx(min(math.log1p(second), eps))
+    assert actual[1] == pytest.approx(min(math.log1p(second), eps))
 
 
 @pytest.mark.parametrize("sampled", [poisson_sampled, sampled_without_replacement])
-def test_the_whole_fleet_has_no_amplification(sampled):
+def test_full_fleet_has_no_amplification(sampled):
     np.testing.assert_array_equal(sampled(_gaussian(2.0), 1.0, _ORDERS), _gaussian(2.0)(_ORDERS))
 
 
-def test_clients_in_turns_are_accounted_for_their_turns():
+def test_turns_count_the_rounds_of_a_client():
     groups = (IntegerGroup(1.0, 2.0**14, 8192),)
 
     def epsilon(clients, answering, rounds):
@@ -485,7 +484,7 @@ def test_clients_in_turns_are_accounted_for_their_turns():
         mechanism = DistributedNoise(groups, "skellam", sampling, answering, answering)
         return PrivacyAccountant([mechanism], 1e-5).epsilon(rounds)
 
-    # Ten turns of 100 clients each: of 31 rounds a client answers four at the most.
+    # Ten turns of 100 clients each: a client answers at most four of 31 rounds.
     assert epsilon(1000, 100, 31) == epsilon(100, 100, 4)
     assert epsilon(1000, 100, 30) == epsilon(100, 100, 3)
     assert epsilon(1000, 1000, 31) < epsilon(1000, 100, 31)
@@ -493,10 +492,10 @@ def test_clients_in_turns_are_accounted_for_their_turns():
 
 @pytest.mark.parametrize(
     ("cohorts", "least", "most"),
-    # By RDP 1.8227 and 11.01 with Gaussian noise of a server.
+    # Gaussian noise of a server costs 1.8227 and 11.01 by RDP.
     [(SecretCohorts(539, 539, 50), 1.8227, 2.7), (FixedSizeCohorts(539, 50), 11.0, 11.1)],
 )
-def test_distributed_noise_costs_a_little_more_than_central(cohorts, least, most):
+def test_distributed_noise_costs_slightly_more_than_central(cohorts, least, most):
     clients = 539 if isinstance(cohorts, SecretCohorts) else 50
     groups = (IntegerGroup(2.0, 1e4, 4096),)
     mechanism = DistributedNoise(groups, "skellam", cohorts, clients, clients)

@@ -19,7 +19,7 @@ from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 
 
 def _nodes(rounds, restart_every):
-    """The complete nodes of all trees, as ranges of rounds."""
+    """Yields the complete nodes of all trees as ranges of rounds."""
     per_tree = restart_every or max(rounds, 1)
     for start in range(0, rounds, per_tree):
         length = min(per_tree, rounds - start)
@@ -43,40 +43,35 @@ def _largest(participations, rounds):
     )
 
 
-_CASES = [
-    (Participations(*case), rounds)
-    for case in [(1,), (2,), (3, 2), (None, 2), (2, 5), (None, 3, 4), (4, 2, 3), (2, 1, 6), (3, 4)]
-    for rounds in (0, 1, 2, 5, 7, 8, 11, 12)
-]
+_CASES = [(1,), (2,), (3, 2), (None, 2), (2, 5), (None, 3, 4), (4, 2, 3), (2, 1, 6), (3, 4)]
 
 
-@pytest.mark.parametrize(("participations", "rounds"), _CASES, ids=str)
-def test_no_pattern_moves_more_and_one_moves_as_much(participations, rounds):
-    assert squared_sensitivity(participations, rounds) == _largest(participations, rounds)
+@pytest.mark.parametrize("case", _CASES, ids=str)
+def test_sensitivity_equals_the_largest_of_all_patterns(case):
+    participations = Participations(*case)
+    for rounds in (0, 1, 2, 5, 7, 8, 11, 12):
+        assert squared_sensitivity(participations, rounds) == _largest(participations, rounds)
 
 
 @pytest.mark.parametrize(("most", "apart", "rounds"), [(4, 9, 60), (3, 7, 64), (5, 1, 33)])
-def test_trees_without_restart_are_tensorflow_privacys(most, apart, rounds):
+def test_trees_without_restart_equal_tensorflow_privacy(most, apart, rounds):
     from tensorflow_privacy.privacy.analysis import tree_aggregation_accountant
 
-    # It counts the rounds between two participations.
+    # Its last argument counts the rounds between two participations.
     rho = tree_aggregation_accountant.compute_zcdp_single_tree(1.0, rounds, most, apart - 1)
     assert squared_sensitivity(Participations(most, apart), rounds) == 2 * rho
 
 
-def test_a_client_in_every_round():
-    # 8 leaves, 4 nodes of 2, 2 of 4, and the root.
+def test_sensitivity_of_known_trees():
+    # A client in every round: 8 leaves, 4 nodes of 2, 2 of 4, and the root.
     assert squared_sensitivity(Participations(8), 8) == 8 + 4 * 4 + 2 * 16 + 64
-
-
-def test_rounds_by_the_thousand():
     assert squared_sensitivity(Participations(6, 313), 2000) == 79
-    # Not more than once in each of 40 trees of 100 rounds, and six times at all.
+    # At most once in each of 40 trees of 100 rounds, and six times in all.
     assert squared_sensitivity(Participations(6, 313, 100), 4000) == 6 * 7
 
 
 @golden.values
-def test_what_bounds_nothing_is_refused(case):
+def test_rejects_invalid_bounds(case):
     return golden.refusal(Participations, *case)
 
 
@@ -88,13 +83,13 @@ def test_what_bounds_nothing_is_refused(case):
         (Participations(min_separation=100, restart_every=1000), 10**6),
     ],
 )
-def test_patterns_that_are_too_many_to_search_are_refused(participations, rounds):
+def test_rejects_too_many_patterns(participations, rounds):
     with pytest.raises(UserError, match=r"^rounds: expected fewer with noise on a tree, found 10"):
         squared_sensitivity(participations, rounds)
 
 
 @pytest.mark.parametrize("most", [2**31 - 1, 10**6])
-def test_huge_bounds_that_bind_nothing_are_quick(most):
+def test_unreached_bounds_equal_every_round(most):
     rounds = 10**6
     every_round = sum((rounds >> h) * (1 << h) ** 2 for h in range(rounds.bit_length()))
     assert squared_sensitivity(Participations(max_participations=most), rounds) == every_round
@@ -102,10 +97,10 @@ def test_huge_bounds_that_bind_nothing_are_quick(most):
     assert squared_sensitivity(far, rounds) == rounds.bit_length()
 
 
-# --- What is claimed of cohorts
+# --- Cohorts
 
 
-def test_events():
+def test_cohorts_have_dp_accounting_events():
     gaussian = dp.GaussianDpEvent(2.0)
     assert PoissonCohorts(100, 5).event(2.0) == dp.PoissonSampledDpEvent(0.05, gaussian)
     assert PoissonCohorts(100, 100).event(2.0) == gaussian
@@ -119,8 +114,8 @@ def test_events():
     ("strata", "drawn", "rate"),
     [((50, 50), 10, 0.1), ((90, 10), 10, 0.1), ((95, 5), 10, 1 / 5), ((99, 1), 10, 1.0)],
 )
-def test_strata_have_the_largest_rate_of_any(strata, drawn, rate):
-    # Shares of the places are 5 and 5, 9 and 1, 9.5 and .5, 9.9 and .1: rounded up at times.
+def test_strata_have_the_largest_rate(strata, drawn, rate):
+    # The strata's places are 5 and 5, 9 and 1, 9.5 and .5, 9.9 and .1, some of them rounded up.
     cohorts = StratifiedCohorts(strata, drawn)
     assert cohorts.rate == pytest.approx(rate)
     stratified = PrivacyAccountant([CentralNoise(4.0, cohorts)], 1e-4).epsilon(10)
@@ -128,28 +123,24 @@ def test_strata_have_the_largest_rate_of_any(strata, drawn, rate):
     assert stratified >= PrivacyAccountant([uniform], 1e-4).epsilon(10) * (1 - 1e-9)
 
 
-def test_a_stratum_that_is_always_drawn_has_no_amplification():
+def test_fully_drawn_stratum_has_no_amplification():
     stratified = CentralNoise(4.0, StratifiedCohorts((99, 1), 10))
-    everybody = CentralNoise(2.0, PoissonCohorts(5, 5))
-    found = PrivacyAccountant([stratified], 1e-4).epsilon(10)
-    expected = PrivacyAccountant([everybody], 1e-4, "rdp").epsilon(10)
-    assert found == pytest.approx(expected)
+    full_cohort = CentralNoise(2.0, PoissonCohorts(5, 5))
+    actual = PrivacyAccountant([stratified], 1e-4).epsilon(10)
+    expected = PrivacyAccountant([full_cohort], 1e-4, "rdp").epsilon(10)
+    assert actual == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "message"),
     [
-        lambda: PoissonCohorts(10, 11),
-        lambda: PoissonCohorts(10, 0),
-        lambda: FixedSizeCohorts(10, 11),
-        lambda: StratifiedCohorts((5, 5), 11),
+        (lambda: PoissonCohorts(10, 11), "clients_per_round: expected more than 0 and at most 10"),
+        (lambda: PoissonCohorts(10, 0), "clients_per_round: expected more than 0 and at most 10"),
+        (lambda: FixedSizeCohorts(10, 11), "clients_per_round: expected more than 0 and at most"),
+        (lambda: StratifiedCohorts((5, 5), 11), "clients_per_round: expected more than 0 and at"),
+        (lambda: StratifiedCohorts((5, 0), 2), "strata: expected clients in each"),
     ],
 )
-def test_cohorts_larger_than_the_fleet_are_refused(make):
-    with pytest.raises(UserError, match="clients_per_round: expected more than 0 and at most 10"):
+def test_rejects_cohorts_that_cannot_be_drawn(make, message):
+    with pytest.raises(UserError, match=message):
         make()
-
-
-def test_strata_without_clients_are_refused():
-    with pytest.raises(UserError, match="strata: expected clients in each"):
-        StratifiedCohorts((5, 0), 2)

@@ -27,7 +27,7 @@ from tff_agnostic.program.runs.options import RunConfig, options_of_runs, settin
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.studies.methods import Arm, arms_of_algorithms, parsed_arms
 
-# Others refuse some values of the options that they share with AgnosticFedAvg.
+# Other algorithms refuse some values of shared options.
 _CLASSES = [
     RunConfig,
     ALGORITHMS["agnostic_fed_avg"].options,
@@ -99,7 +99,7 @@ def _choices(hint: Any) -> set[Any]:
 
 
 @pytest.mark.parametrize("options", _CLASSES)
-def test_the_defaults_are_in_range(options):
+def test_defaults_are_in_range(options):
     options()
 
 
@@ -154,14 +154,14 @@ def test_defaults_of_tasks_are_flags_of_runs():
         assert set().union(*entry.settings_by_algorithm.values()) <= set(_BY_FLAG)
 
 
-# --- What --arms and --algorithms say, as rows of a comparison
+# --- Methods of --arms and --algorithms
 
 
 def _arms(text: str) -> dict[str, Arm]:
     return parsed_arms(text, lambda flag, value: options_of_runs()[flag].parsed(value))
 
 
-def test_an_arm_has_a_label_an_algorithm_and_settings():
+def test_arm_has_label_algorithm_and_settings():
     arms = _arms("mild=q_ffl:q=0.1;strong=q_ffl:q=5,client_batch_size=3;agnostic_fed_avg")
     assert arms == {
         "mild": Arm("mild", {"algorithm": "q_ffl", "q": 0.1}),
@@ -173,7 +173,7 @@ def test_an_arm_has_a_label_an_algorithm_and_settings():
     assert list(arms) == ["mild", "strong", "agnostic_fed_avg"]
 
 
-def test_a_value_may_have_commas_and_spaces_are_no_matter():
+def test_values_have_commas_and_spaces_are_ignored():
     arms = _arms(" half = agnostic_fed_avg:lambda_initial=0.5,0.5,window=3 ; fed_avg; ")
     assert arms["half"].settings == {
         "algorithm": "agnostic_fed_avg",
@@ -184,12 +184,12 @@ def test_a_value_may_have_commas_and_spaces_are_no_matter():
 
 
 @golden.values
-def test_text_of_another_form(case, tmp_path, monkeypatch):
+def test_rejects_invalid_arms(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return golden.refusal(_arms, case).removeprefix(f"{tmp_path}/")
 
 
-def test_algorithms_are_arms_of_their_own_names(tmp_path):
+def test_algorithms_are_arms_of_their_names(tmp_path):
     path = write_by_size(tmp_path / "by_size.py")
     arms = arms_of_algorithms(["fed_avg", str(path)])
     assert arms == {
@@ -198,35 +198,35 @@ def test_algorithms_are_arms_of_their_own_names(tmp_path):
     }
 
 
-def test_files_whose_names_differ_in_capitals_only(tmp_path):
+def test_rejects_names_that_differ_in_capitals(tmp_path):
     paths = [write_by_size(tmp_path / name) for name in ("Mine.py", "mine.py")]
     with pytest.raises(UserError, match=r"^--algorithms: expected labels .*'Mine' and 'mine'$"):
         arms_of_algorithms(list(map(str, paths)))
 
 
 @pytest.mark.parametrize("names", [[], ["fed_avg", "fed_avg"]])
-def test_algorithms_that_are_not_different(names):
+def test_rejects_equal_algorithms(names):
     with pytest.raises(UserError, match=r"^--algorithms: expected different names, found '"):
         arms_of_algorithms(names)
 
 
-def test_a_file_cannot_be_called_as_what_stands_beside_the_runs(tmp_path):
+def test_rejects_files_named_like_outputs(tmp_path):
     path = write_by_size(tmp_path / "plots.py")
     with pytest.raises(UserError, match=r"^--algorithms: expected a label of .* found 'plots'$"):
         arms_of_algorithms([str(path)])
 
 
-# --- The mixtures that a run has in view, from its settings and a task
+# --- Lambda sets and expected counts of a task
 
 
-def test_of_all_mixtures_no_set_is_built_and_no_client_is_read():
-    """Another task's domains, for which lambda_0 may not fit, are then nothing to speak of."""
+def test_simplex_builds_no_set():
+    """Then no client is read, and lambda_0 may have another number of domains."""
     spec = resolve("toy_regression", {"lambda_initial": (0.5, 0.5)}, {})
     unreadable = dataclasses.replace(spec.load_task(), train=None)
     assert build_lambda_set(spec, unreadable) is None
 
 
-def test_an_algorithm_without_lambda_has_no_set():
+def test_algorithm_without_lambda_has_no_set():
     spec = resolve("toy_regression", {"algorithm": "fed_avg"}, {})
     assert build_lambda_set(spec, spec.load_task()) is None
 
@@ -242,7 +242,7 @@ def test_an_algorithm_without_lambda_has_no_set():
         ({}, None),
     ],
 )
-def test_expected_counts_are_of_the_examples_that_clients_use(settings, cut):
+def test_expected_counts_respect_the_limits(settings, cut):
     spec = resolve(
         "toy_regression", {"algorithm": "fed_avg", "clients_per_round": 10, **settings}, {}
     )
@@ -254,7 +254,7 @@ def test_expected_counts_are_of_the_examples_that_clients_use(settings, cut):
     np.testing.assert_allclose(algorithm.problem.expected_counts, expected, rtol=1e-12, atol=1e-5)
 
 
-def test_cohorts_in_turns_are_expected_to_have_the_clients_that_they_have():
+def test_expected_counts_of_turns_match_their_cohorts():
     """50 clients and 30 a round make one cohort of all."""
     given = {"algorithm": "fed_avg", "cohort_sampling": "turns"}
     for in_turns, in_round in ((30, 50), (25, 25), (20, 25), (10, 10)):
@@ -266,23 +266,23 @@ def test_cohorts_in_turns_are_expected_to_have_the_clients_that_they_have():
         assert sum(counts) == pytest.approx(sum(training_examples(task)) * in_round / 50)
 
 
-def test_of_small_clients_fewer_examples_are_expected_to_be_kept_out():
-    """As many as the clients' own splits keep out, over many seeds; they have one or two."""
+def test_expected_held_out_counts_match_the_splits():
+    """The clients, of one or two examples, hold out as many over many seeds."""
     given = {"measured_share": 0.5, "clients_per_round": 10}
     spec = resolve("toy_regression", given, {"num_clients": 700})
     task = spec.load_task()
     problem = build_algorithm(spec, task).problem
     clients = [task.train.read(client) for client in task.train.client_ids]
-    num_seeds, found = 20, np.zeros(task.num_domains)
+    num_seeds, actual = 20, np.zeros(task.num_domains)
     for seed in range(num_seeds):
         kept_out, _ = Holdout(0.5, seed).split(vectorised(clients))
-        found += np.sum(domain_counts(task.num_domains, kept_out), axis=0)
-    found *= 10 / len(clients) / num_seeds
-    np.testing.assert_allclose(problem.expected_kept_out, found, rtol=0.1)
+        actual += np.sum(domain_counts(task.num_domains, kept_out), axis=0)
+    actual *= 10 / len(clients) / num_seeds
+    np.testing.assert_allclose(problem.expected_kept_out, actual, rtol=0.1)
     assert sum(problem.expected_kept_out) < 0.35 * sum(problem.expected_counts)
 
 
-def test_a_domain_without_clients_adds_nothing_to_the_expected_weight():
+def test_domain_without_clients_has_no_expected_count():
     spec = resolve("toy_regression", {"algorithm": "fed_avg", "clients_per_round": 10}, {})
     task = spec.load_task()
     more = dataclasses.replace(task, domain_names=(*task.domain_names, *"abcdefgh"))
@@ -291,10 +291,10 @@ def test_a_domain_without_clients_adds_nothing_to_the_expected_weight():
     assert all(0 < count < 1e-4 for count in counts[5:])
 
 
-def test_the_centre_of_a_ball_is_the_tasks_training_mixture():
+def test_ball_has_the_training_mixture_as_centre():
     spec = resolve("toy_regression", {"lambda_set": "ball:radius=0.2"}, {})
     task = spec.load_task()
     totals = training_examples(task)
-    found = build_lambda_set(spec, task)
-    assert found.center == pytest.approx(totals / np.sum(totals))
-    assert found.radius == 0.2
+    actual = build_lambda_set(spec, task)
+    assert actual.center == pytest.approx(totals / np.sum(totals))
+    assert actual.radius == 0.2

@@ -1,4 +1,4 @@
-"""Files of a run that were changed by chance until something other than one line came of them."""
+"""Damaged files of a run, as fuzzing found them: each is one line."""
 
 import io
 import json
@@ -25,7 +25,7 @@ _RESULT = {"loss": 1.0, "num_examples": 3}
 
 @pytest.fixture(scope="module")
 def trained(cohort_runtime: CohortRuntime, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run."""
+    """Returns the folder of a run."""
     path = tmp_path_factory.mktemp("trained") / "run"
     train(cohort_runtime, path, rounds=2)
     return path
@@ -33,7 +33,7 @@ def trained(cohort_runtime: CohortRuntime, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def folder(trained: Path, tmp_path: Path) -> RunFolder:
-    """A copy of that folder, to be damaged."""
+    """Returns a copy of the run, to be damaged."""
     return RunFolder(Path(shutil.copytree(trained, tmp_path / "run")))
 
 
@@ -42,24 +42,24 @@ def _error(read: Callable[[], Any]) -> str:
 
 
 @golden.values
-def test_a_setting_of_another_type_names_the_file_and_the_flag(folder, case):
+def test_setting_of_another_type_names_its_flag(folder, case):
     flag, value = case
     config = json.loads(folder.config.read_text())
     folder.config.write_text(json.dumps({**config, flag: value}))
     return _error(folder.spec).replace(str(folder.config), "FILE")
 
 
-@pytest.mark.parametrize("there", [[], [[]], "vocabulary", None])
-def test_a_fingerprint_that_is_none(folder, there):
+@pytest.mark.parametrize("content", [[], "vocabulary", None])
+def test_invalid_fingerprint_names_its_file(folder, content):
     config = json.loads(folder.config.read_text())
     folder.config.write_text(json.dumps({**config, "format": FORMAT}))
-    folder.fingerprint.write_text(json.dumps(there))
+    folder.fingerprint.write_text(json.dumps(content))
     message = _error(lambda: folder.saved().check_fingerprint({"vocabulary": "624a37377f06b5af"}))
     assert message.startswith(f"{folder.fingerprint}: expected a JSON object, found ")
 
 
 @pytest.mark.parametrize("cell", ["9" * 200_000, '"' + "9,\n" * 100_000], ids=["number", "quote"])
-def test_a_cell_of_metrics_that_never_ends(folder, cell):
+def test_endless_cell_of_metrics_names_its_file(folder, cell):
     header, row, *rows = folder.metrics.read_text().splitlines()
     round_num, _, others = row.split(",", 2)
     folder.metrics.write_text("\n".join([header, f"{round_num},{cell},{others}", *rows]))
@@ -72,13 +72,11 @@ def test_a_cell_of_metrics_that_never_ends(folder, cell):
     [
         pytest.param("[" * 100_000, id="deep"),
         '{"format": 1, "round": Infinity, "leaves": 1}',
-        '{"format": 1, "round": NaN, "leaves": 1}',
         '{"format": 1, "round": -1, "leaves": 1}',
         '{"format": 1, "round": 1, "leaves": 1, "models": {"model": [0]}}',
-        '{"format": 1, "round": 1, "leaves": 1, "models": [1]}',
     ],
 )
-def test_a_header_that_is_none(tmp_path, header):
+def test_invalid_header_of_checkpoint_names_its_file(tmp_path, header):
     content = io.BytesIO()
     np.savez(content, header=np.array(header), leaf_00000=np.zeros([2]))
     path = tmp_path / "round_00000001.npz"
@@ -90,16 +88,13 @@ def test_a_header_that_is_none(tmp_path, header):
     "changed",
     [
         {"domains": {}},
-        {"domains": []},
         {"domains": None},
         {"domains": {**dict.fromkeys(_DOMAINS, _RESULT), _DOMAINS[1]: [1]}},
         {"domains": {key: {**_RESULT, "loss": "1"} for key in _DOMAINS}},
-        {"domains": {key: {**_RESULT, "num_examples": None} for key in _DOMAINS}},
         {"overall": {}},
-        {"overall": 3},
     ],
 )
-def test_a_result_that_is_none(folder, changed):
+def test_invalid_result_names_its_file(folder, changed):
     result = json.loads(folder.result.read_text())
     folder.result.write_text(json.dumps({**result, **changed}))
     message = _error(lambda: collect([folder], _DOMAINS, measures("loss"), [1]))

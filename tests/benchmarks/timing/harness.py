@@ -1,16 +1,12 @@
-"""What the tests of the benchmarks share."""
+"""Fake sides and a quick protocol for tests of the benchmarks."""
 
 import sys
 from pathlib import Path
 from typing import Optional
 
-from benchmarks.timing.environments import side_environment
-from benchmarks.timing.process import SideProcess
 from benchmarks.timing.schedule import Contestant, Protocol
 from benchmarks.timing.workloads import Workload
 
-# Seconds that only a side that hangs takes, even where other work keeps the machine busy.
-HANG = 6.0
 FAKE_SIDE = Path(__file__).with_name("fake_side.py")
 TINY = Workload(
     name="tiny",
@@ -25,7 +21,7 @@ TINY = Workload(
 
 
 def command(behaviour: str) -> list[str]:
-    """The command line of a fake side."""
+    """Returns the command line of a fake side."""
     return [
         sys.executable,
         str(FAKE_SIDE),
@@ -35,13 +31,8 @@ def command(behaviour: str) -> list[str]:
 
 
 def fake(behaviour: str, title: Optional[str] = None) -> Contestant:
-    """A contestant that is a fake side."""
+    """Returns a fake side as a contestant."""
     return Contestant(title or behaviour, TINY.describe(), lambda: command(behaviour))
-
-
-def process(behaviour: str, folder: Path, round_limit: float = 60.0) -> SideProcess:
-    """A fake side's process."""
-    return SideProcess(command(behaviour), side_environment(), folder / "log", round_limit)
 
 
 def protocol(
@@ -49,8 +40,8 @@ def protocol(
     rounds: int = 3,
     repeats: int = 2,
     round_limit: float = 60.0,
-    said: Optional[list[str]] = None,
+    messages: Optional[list[str]] = None,
 ) -> Protocol:
-    """A protocol that is quick."""
-    say = (said if said is not None else []).append
+    """Returns a quick protocol."""
+    say = (messages if messages is not None else []).append
     return Protocol(rounds, repeats, round_limit, folder, say)

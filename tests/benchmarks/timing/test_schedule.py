@@ -1,4 +1,4 @@
-"""Sides in turn: who runs when, what is counted, and what a failure takes with it."""
+"""Sides in turn: order of rounds, counted seconds, and failures."""
 
 import subprocess
 
@@ -13,7 +13,7 @@ from tests.benchmarks.timing.harness import TINY, command, fake, protocol
 
 
 @pytest.mark.nightly
-def test_rounds_are_counted_without_the_first_ones(tmp_path):
+def test_first_rounds_are_not_counted(tmp_path):
     sleepy, good = measure([fake("sleepy"), fake("good")], protocol(tmp_path, rounds=3, repeats=2))
     for result in (sleepy, good):
         assert [len(seconds) for seconds in result.seconds] == [3, 3]
@@ -27,13 +27,13 @@ def test_rounds_are_counted_without_the_first_ones(tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_side_runs_the_fastest_of_its_settings(tmp_path):
+def test_side_runs_its_fastest_setting(tmp_path):
     (side,) = measure([fake("settings")], protocol(tmp_path, rounds=3, repeats=2))
     assert side.settings == ["fast", "fast"]
     assert len(side.rounds) == 6
 
 
-# In a round, and before the first; test_process has the other failures.
+# In a round, and before the first.
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("behaviour", "message"),
@@ -42,25 +42,25 @@ def test_a_side_runs_the_fastest_of_its_settings(tmp_path):
         ("good:7", "ended with status 1: expected a model of 12 parameters, found one of 7"),
     ],
 )
-def test_the_others_go_on_without_one_that_fails(tmp_path, behaviour, message):
-    said = []
+def test_other_sides_continue_after_a_failure(tmp_path, behaviour, message):
+    messages = []
     results = measure(
         [fake("good", "first"), fake(behaviour, "bad"), fake("sleepy", "last")],
-        protocol(tmp_path, rounds=2, repeats=2, said=said),
+        protocol(tmp_path, rounds=2, repeats=2, messages=messages),
     )
     first, bad, last = results
     assert bad.failure == message
     assert bad.rounds == []
-    assert said.count(f"bad {message}") == 1
-    # It is not started again.
-    assert said.count("starting bad") == 1
+    assert messages.count(f"bad {message}") == 1
+    # A failed side is not started again.
+    assert messages.count("starting bad") == 1
     for result in (first, last):
         assert result.failure is None
         assert [len(seconds) for seconds in result.seconds] == [2, 2]
 
 
 @pytest.mark.nightly
-def test_a_side_that_cannot_be_installed_is_left_out(tmp_path):
+def test_side_without_installation_is_omitted(tmp_path):
     def no_environment():
         raise SideError("cannot be installed: no such package")
 
@@ -121,7 +121,7 @@ def test_cohorts_are_compared_with_the_second(tmp_path):
 
 
 @pytest.mark.nightly
-def test_growth_is_between_the_first_and_the_last_look(tmp_path):
+def test_growth_is_between_first_and_last_look(tmp_path):
     long_run = measure_scale(Fake("grows"), PLAN, protocol(tmp_path, rounds=1, repeats=1)).long_run
     assert list(long_run.memory_bytes) == [2, 4, 6]
     # Four rounds of 20 MB.
@@ -129,7 +129,7 @@ def test_growth_is_between_the_first_and_the_last_look(tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_failure_is_told(tmp_path):
+def test_scale_reports_a_failure(tmp_path):
     result = measure_scale(Fake("raises"), PLAN, protocol(tmp_path, rounds=2, repeats=1))
     assert len(result.failures()) == 4
     assert result.failures()[-1].startswith("the long run, scale: ended with status 1: IndexError")
@@ -149,7 +149,7 @@ def checkout(tmp_path, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_an_environment_is_made_once_and_again_when_its_requirements_change(checkout, capfd):
+def test_changed_requirements_rebuild_the_environment(checkout, capfd):
     requirements = checkout / "peers" / "requirements" / "small.txt"
     requirements.write_text("./no_such_folder\n")
     with pytest.raises(SideError, match=r"^cannot be installed: \S") as caught:
@@ -173,7 +173,7 @@ def test_an_environment_is_made_once_and_again_when_its_requirements_change(chec
     assert "(once; needs the package index)" in capfd.readouterr().err
 
 
-def test_every_peer_has_its_script_and_pinned_requirements():
+def test_every_peer_has_script_and_requirements():
     for peer in sides.PEERS.values():
         assert (BENCHMARKS / "peers" / peer.script).is_file()
         if peer.environment:

@@ -1,0 +1,220 @@
+"""Wrong flags, values and files of algorithms: one line with the flag or file, and status 2.
+
+Each row is one rule. `test_ignored_flags.py` has the flags without effect.
+"""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from binaries import compare, evaluate, train
+from tests.algorithms.user_files import write_by_size
+from tests.binaries.harness import ROOT, TOY, Caller
+
+_TFF = "--runtime=tff --update_aggregator="
+# Arguments of `train`, and the beginning and another part of the message.
+_TRAIN = [
+    ("--task=digit", "--task: unknown task 'digit': did you mean digits?", ""),
+    ("--algorithm=agnostic_fedavg", "--algorithm: ", "did you mean agnostic_fed_avg?"),
+    ("--windw=3", "Unknown command line flag 'windw'", "window"),
+    ("digits", "expected flags only, found 'digits'", ""),
+    ("--resume -- --task=digits", "expected flags only, found '--task=digits'", ""),
+    ("--flagfile=missing.flags", "--flagfile=missing.flags: expected a flag file", ""),
+    ("--rounds 2 --rounds 3", "--rounds: expected one value, found 2 and 3", "--flagfile=FILE"),
+    ("--rounds=0", "--rounds: expected at least 1, found 0", ""),
+    ("--rounds=99999999999", "--rounds: expected at most 2147483647", ""),
+    ("--rounds=1.5", "--rounds: expected a whole number, found '1.5'", ""),
+    ("--client_percentiles=50,100", "--client_percentiles: ", "found 100"),
+    ("--client_percentiles=nan", "--client_percentiles: expected a finite number", ""),
+    ("--client_percentiles=90,50,90.0", "--client_percentiles: ", "found 90 twice"),
+    ("--client_percentiles=half", "--client_percentiles: expected numbers separated by", ""),
+    ("--client_percentiles=", "--client_percentiles: ", "found none"),
+    ("--lanes=100000", "--lanes: expected at least 1 and at most 1024", ""),
+    ("--max_clients_in_step=2 --client_mode=streamed", "--max_clients_in_step: ", "streamed"),
+    ("--max_clients_in_step=2 --xla", "--max_clients_in_step: ", "xla"),
+    ("--client_mode=vectorised --xla", "--client_mode: expected auto or streamed", "xla"),
+    ("--device=tpu", "--device: ", "without xla"),
+    ("--runtime=ray --ray_address=head", "--ray_address: expected local, auto or HOST:PORT", ""),
+    ("--client_learning_rate=0", "--client_learning_rate: expected above 0", ""),
+    ("--client_learning_rate=fast", "--client_learning_rate: expected a number", ""),
+    ("--lambda_learning_rate=1e308", "--lambda_learning_rate: expected at most 3.4028235e+38", ""),
+    ("--server_learning_rate=1e-320", "--server_learning_rate: expected 0 or at least 1.17", ""),
+    ("--lambda_update=cvar:level=2", "--lambda_update: level: ", "at most 1, found 2.0"),
+    ("--algorithm=stochastic_afl --lambda_update=cvar", "--lambda_update: ", "found cvar"),
+    ("--lambda_update=cvar --lambda_set=ball", "--lambda_set: expected simplex", ""),
+    ("--server_optimizer=momentum:momentum=1", "--server_optimizer: momentum: ", "below 1"),
+    ("--algorithm=delta_fl --theta=0.5,0", "--theta: expected above 0 and at most 1", ""),
+    ("--algorithm=delta_fl --theta=0.5,0.8,0.5", "--theta: ", "found 0.5 twice"),
+    ("--algorithm=q_ffl --client_weighting=equally", "--client_weighting: ", "mean equal?"),
+    ("--client_shuffle=maybe", "flag --client_shuffle=maybe: ", ""),
+    ("--task", "Missing value for flag --task", ""),
+    ("--output_dir=", "--output_dir: expected a path", ""),
+    ("--algorithm=fed_avg --window=3", "--window has no effect", "--algorithm=agnostic_fed_avg"),
+    ("--runtime=tff --lanes=1", "--lanes has no effect", "--runtime=cohort"),
+    (f"{_TFF}dp", "--update_aggregator: noise_multiplier: expected standard deviation", ""),
+    (f"{_TFF}robust:noise_multiplier=1", "--update_aggregator: expected robust alone", ""),
+    (f"{_TFF}median", "--update_aggregator: unknown update aggregator", "robust, "),
+]
+_COMPARE = [
+    ("--trials=0", "--trials: expected at least 1 and at most 10000", ""),
+    ("--algorithms=", "--algorithms: expected different names", ""),
+    ("--algorithms=fed_avg,fed_avg", "--algorithms: expected different names", ""),
+    ("--algorithms=fed_avg,fedavg", "--algorithms: unknown algorithm 'fedavg'", "fed_avg_sub?"),
+    ("--algorithm=fed_avg", "Unknown command line flag 'algorithm'", "algorithms"),
+    ("--algorithms=fed_avg,q_ffl --mu=1", "--mu has no effect", "--algorithm=fed_prox"),
+    ("--arms=a=fed_avg;b=q_ffl:q=0 --window=10", "--window has no effect", ""),
+    ("--secure_bits=20", "--secure_bits has no effect", "--aggregation=secure"),
+    ("--ridge=5", "--ridge has no effect with --task=digits", "--task=adult"),
+    ("--override=fed_avg:window=3", "--window has no effect", "--algorithm=agnostic_fed_avg"),
+    ("--override=fed_avg", "--override: expected ROW:FLAG=VALUE", ""),
+    ("--override=fedavg:window=3", "--override: expected ROW:FLAG=VALUE", ""),
+    ("--override=fed_avg:seed=3", "--override: expected ROW:FLAG=VALUE", ""),
+    ("--override=agnostic_fed_avg:windw=3", "unknown flag 'windw': did you mean window?", ""),
+    ("--override=agnostic_fed_avg:window=0", "--window: expected at least 1, found 0", ""),
+    ("--override=fed_avg:client_shuffle=perhaps", "--client_shuffle: expected true or false", ""),
+    ("--seed=2147483647 --trials=2", "--seed: expected at most 2147483647", ""),
+]
+_EVALUATE = [
+    ("--window=3", "Unknown command line flag 'window'", ""),
+    ("run", "expected flags only, found 'run'", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("binary", "arguments", "beginning", "part"),
+    [
+        *((train, *row) for row in _TRAIN),
+        *((compare, *row) for row in _COMPARE),
+        *((evaluate, *row) for row in _EVALUATE),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__.rpartition(".")[2],
+)
+def test_wrong_arguments_are_refused(folder, binary, arguments, beginning, part):
+    message = Caller(None).refused(folder, binary, *arguments.split())
+    assert message.startswith(beginning) and part in message, message
+
+
+def test_large_noise_of_tff_is_refused(call, folder):
+    flags = f"{_TFF}dp:noise_multiplier=0.3 --rounds=1 --output_dir=run".split()
+    message = call.refused(folder, train, *TOY, *flags)
+    beginning = "--update_aggregator: noise_multiplier: expected less than a tenth of the clients"
+    assert message.startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [((), "none: the commands are "), (("trian",), "trian: did you mean train?")],
+)
+def test_unknown_command_is_refused(names, found):
+    process = subprocess.run(
+        [sys.executable, "-m", "binaries", *names], capture_output=True, text=True, cwd=ROOT
+    )
+    assert process.returncode == 2
+    assert process.stderr.startswith(f"error: expected a command, found {found}")
+    assert process.stderr.count("\n") == 1
+
+
+_RUN = (*TOY, "--rounds=1", "--algorithm=mine.py", "--output_dir=run")
+_FILES = {
+    "def broken(:\n": "line 1: not Python: ",
+    "": "expected ALGORITHM, an AlgorithmSpec, found nothing",
+    "algorithm = 3\n": "expected ALGORITHM, an AlgorithmSpec, found algorithm",
+    "ALGORITHM = 'fed_avg'\n": "ALGORITHM: expected an AlgorithmSpec, found 'fed_avg'",
+    "x = 1 / 0\n": 'it fails: File ".*mine.py", line 1, in <module> x = 1 / 0 .*ZeroDivisionError',
+}
+
+
+def _message(folder, call: Caller = Caller(None)) -> str:
+    message = re.sub(r"[ ^]+", " ", call.refused(folder, train, *_RUN))
+    _, _, rest = message.partition("mine.py: " if "mine.py: " in message else "mine.py, ")
+    return rest
+
+
+@pytest.mark.parametrize("source", _FILES)
+def test_file_without_an_algorithm_is_refused(folder, source):
+    (folder / "mine.py").write_text(source)
+    assert re.match(_FILES[source], _message(folder))
+    message = Caller(None).refused(folder, train, *_RUN)
+    for flag in ("--algorithms=fed_avg,mine.py", "--arms=fed_avg;mine.py"):
+        assert Caller(None).refused(folder, compare, *TOY, flag) == message
+
+
+_SPEC = 'ALGORITHM = core.AlgorithmSpec("By size", "none", by_size, Options)'
+_POWER = "size_power: Annotated[float, Within(least=0)] = 1.0"
+_SETTINGS = [
+    (_SPEC, _SPEC.replace(" Options", " dict"), "options: expected a subclass of Options"),
+    ("@dataclasses.dataclass(frozen=True)\n", "", "options: expected a frozen dataclass"),
+    (_POWER, "size_power: dict = None", "options: expected size_power to be bool, int, "),
+    (_POWER, 'size_power: "Unknown" = None', "options fails: NameError: name 'Unknown'"),
+    (_POWER, _POWER.replace("1.0", "-1.0"), "size_power: expected at least 0, found -1.0"),
+    (_SPEC, _SPEC.replace('"By size"', "None"), "label: expected a text, found None"),
+    (_SPEC, f"{_SPEC[:-1]}, paper_settings={{'pover': 2.0}})", "paper_settings: expected flags"),
+    (_SPEC, f"{_SPEC[:-1]}, paper_settings={{'size_power': '2'}})", "paper_settings: --size_power"),
+    # Flags of a run, of an aggregation and of a task, and an option of another algorithm.
+    (_POWER, "rounds: int = 1", "options: expected names that no other flag has, found rounds"),
+    (_POWER, "secure_bits: int = 1", "options: expected names that no other flag has, found sec"),
+    (_POWER, "keep: int = 1", "options: expected names that no other flag has, found keep"),
+    (_POWER, "q: int = 1", "options: expected q to be float, as in q_ffl, found int"),
+]
+_BUILD = "def by_size(problem, options):\n"
+_STEPS = 'steps=(core.CommunicationStep("training", lambda state: state.weights, work, bounds),),'
+_BOUNDS = "return core.training_bounds(model, heaviest)(limits)"
+_OUTPUT = "return output._replace(weighted_delta=delta, beta=beta)"
+_NEXT = "return core.average_and_apply(optimizer, state, total.weighted_delta, total.beta)"
+_COLUMNS = "columns=core.training_columns(model, while_training=True),"
+_NORM = "core.Column(core.ReportField('norm', 'a norm'), lambda r: {})"
+_FUNCTIONS = [
+    (_BUILD, f"{_BUILD}    problem.nothing\n", 'build fails: File ".*line 39, in by_size'),
+    (_BUILD, f"{_BUILD}    return 3\n", "build: expected an Algorithm, found int"),
+    (_BUILD, "def by_size(problem):\n", "build fails: TypeError: by_size"),
+    ("problem=problem,", "problem=model,", "build: expected problem to be the Problem"),
+    ('name="by_size"', "name=3", "build: expected name to be str, found 3"),
+    (_STEPS, "steps=(),", "build: expected steps to be a tuple of at least one"),
+    (_STEPS, "steps=(work,),", "build: expected a CommunicationStep in steps"),
+    (_COLUMNS, "columns=3,", "build: expected columns to be a tuple, found int"),
+    (_COLUMNS, "columns=(3,),", "build: expected a Column of a ReportField in columns"),
+    (_COLUMNS, f"columns=({_NORM.format('tf.ones([3])')},),", "column 'norm'"),
+    (_BOUNDS, "return core.TrainingState(1, 2)", "step 'training': expected bounds of weighted_"),
+    (_OUTPUT, "return [delta, beta]", "step 'training': expected clients to send a named tuple"),
+    (_OUTPUT, "raise ValueError('no')", "client_work of step 'training' fails: "),
+    (_NEXT, "return 3", "expected finish to return a state of the structure"),
+]
+# Checks that need the traces of a round.
+_SLOW_FUNCTIONS = [
+    (_COLUMNS, f"columns=2 * core{_COLUMNS.partition('core')[2]}", "build: expected columns of"),
+    (_COLUMNS, f"columns=({_NORM.format('r.nothing')},),", "column 'norm' fails"),
+    (_COLUMNS, f"{_COLUMNS}\n        models=lambda state: {{}},", "models: "),
+    (_BOUNDS, f"{_BOUNDS}._replace(beta=1.0)", "step 'training', beta:"),
+    (_BOUNDS, "return limits.nothing", "bounds of step 'training' fails: "),
+    (_OUTPUT, "return core.ClientResult(output, beta)", "step 'training': expected client_work"),
+    (_OUTPUT, "return output._replace(beta=tf.cast(beta, tf.float64))", "step 'training', beta:"),
+    ("lambda state: state.weights, work", "lambda state: state.nothing, work", "broadcast of st"),
+    (_NEXT, "return core.TrainingState([w[:0] for w in state.weights.trainable], ())", "expected "),
+    (_NEXT, "return total.nothing", "finish fails: "),
+    ("lambda: core.initial_model(model, optimizer)", "lambda: nothing", "initialize fails: "),
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        *_SETTINGS,
+        *_FUNCTIONS,
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in _SLOW_FUNCTIONS),
+    ],
+)
+def test_mistake_in_an_algorithm_is_refused(call, folder, old, new, message):
+    write_by_size(folder / "mine.py", (old, new))
+    (folder / "runs").mkdir()
+    refusal = _message(folder, call)
+    assert re.match(message, refusal), refusal
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("runtime", ["cohort", "tff"])
+def test_runtimes_refuse_an_algorithm_equally(call, folder, runtime):
+    for old, new, message in _FUNCTIONS[-2:]:
+        write_by_size(folder / "mine.py", (old, new))
+        assert f"mine.py: {message}" in call.refused(folder, train, *_RUN, f"--runtime={runtime}")
