@@ -381,8 +381,7 @@ def test_users_without_examples_are_counted(tmp_path):
     data = {"user_data": {"u": {"x": [], "y": []}, **_VECTORS["user_data"]}}
     examples, log = read("leaf", _file_of_leaf(tmp_path, data), **_ALL)
     assert log.skipped == {"user without examples": 1}
-    for example in examples:
-        log.keep(example.record.client)
+    log.keep(example.record.client for example in examples)
     assert log.clients_without_examples() == 1
 
 

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from tests import golden
 from tests.importing.harness import job, read, refused
 from tests.options import make_options
-from tff_agnostic.data.store import Store
+from tff_agnostic.data.store import Store, load_store
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 
@@ -118,7 +118,7 @@ def _imported(folder: Path, rows: list[dict[str, str]], **options: Any) -> tuple
         split_column="for",
         **options,
     ).run(ReadLog())
-    return report, Store(folder / "s.sqlite")
+    return report, load_store(folder / "s.sqlite")
 
 
 def test_the_known_categories_are_those_of_training_clients(tmp_path):

@@ -11,7 +11,7 @@ from tff_agnostic.importing import source
 from tff_agnostic.importing.cells import Labels
 from tff_agnostic.importing.importer import DomainNames
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.source import DistinctKeys, RecordError, SourceExample
+from tff_agnostic.importing.source import DistinctKeys, ReadLog, RecordError, SourceExample, rows_of
 from tff_agnostic.importing.text import WordCounts
 
 
@@ -28,21 +28,6 @@ def test_counts_equal_those_of_a_counter():
     expected = Counter(words)
     assert counts.top(10**6) == dict(expected)
     assert (counts.max_undercount, counts.total(), len(counts)) == (0, 5000, len(expected))
-
-
-def test_words_can_be_taken_back():
-    counts, words = WordCounts(max_words=400), _words(5000)
-    counts.add(words)
-    counts.remove(words[::2])
-    exact = Counter(words)
-    exact.subtract(words[::2])
-    for word, count in exact.items():
-        found = counts.total_of([word])
-        assert count - counts.max_undercount <= found <= count
-    few = WordCounts()
-    few.add(["a", "a", "b"])
-    few.remove(["a", "b"])
-    assert (few.top(5), len(few), few.total()) == ({"a": 1}, 1, 1)
 
 
 def test_what_stands_for_unknown_words_is_no_word_of_a_vocabulary():
@@ -96,7 +81,8 @@ def test_hashes_do_not_change():
 
 
 def _named(names: DomainNames, domain: str) -> str:
-    return names.named(SourceExample(Record("c", domain, {}), "row 3")).domain
+    rows = rows_of([SourceExample(Record("c", domain, {}), "row 3")])
+    return names.named(rows, ReadLog()).domain[0].as_py()
 
 
 def test_names_of_domains():

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from tests.importing.harness import job, read, table
 from tff_agnostic.base.errors import ExecutionError, UserError
+from tff_agnostic.data.store import CLIENTS, EXAMPLES, STORE
 from tff_agnostic.importing import stackexchange, text_rows
 from tff_agnostic.importing.source import ReadLog, input_paths
 from tff_agnostic.importing.workers import in_order
@@ -66,10 +68,10 @@ def test_any_number_of_processes_writes_the_same_store(tmp_path, monkeypatch):
         report = job("stackexchange", path, store, processes=processes, **options).run(
             ReadLog(skip_bad=True)
         )
-        stores.append(store.read_bytes())
+        stores.append([(store / name).read_bytes() for name in (EXAMPLES, CLIENTS, STORE)])
         reports.append(report.to_json())
         rows = table(store, "SELECT client_id, count(*) FROM examples GROUP BY client_id")
-        store.unlink()
+        shutil.rmtree(store)
     assert stores[0] == stores[1] == stores[2]
     assert reports[0] == reports[1] == reports[2]
     # What the reader yields one by one, as any format's.

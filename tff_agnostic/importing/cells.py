@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
+import pyarrow.compute as pc
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.data.store_format import NO_CATEGORY, TRAIN, Record
+from tff_agnostic.data.store import SortedExamples
+from tff_agnostic.data.store_format import NO_CATEGORY, TRAIN
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import RecordError
 from tff_agnostic.importing.text import WordCounts
@@ -464,31 +466,19 @@ class CategoryCounts:
     """Counts the values of categorical columns in bounded memory; see `WordCounts`.
 
     Args:
-        columns: Names of the columns, which are features of the records.
+        examples: The examples of a store.
+        columns: Names of the columns, which are features of the examples.
     """
 
-    def __init__(self, columns: Sequence[str]) -> None:
+    def __init__(self, examples: SortedExamples, columns: Sequence[str]) -> None:
         self._counts: dict[str, dict[str, WordCounts]] = {column: {} for column in columns}
         self._examples: dict[str, Counter[str]] = {column: Counter() for column in columns}
-
-    def add(self, split: str, record: Record) -> None:
-        """Counts the values of a record."""
-        for column, splits in self._counts.items():
-            value = str(record.features[column])
-            if value != NO_CATEGORY:
-                if split not in splits:
-                    splits[split] = WordCounts()
-                splits[split].add([value])
-                self._examples[column][split] += 1
-
-    def move(self, old: str, new: str, record: Record) -> None:
-        """Counts a record that was counted in one split in another one instead."""
-        for column, splits in self._counts.items():
-            value = str(record.features[column])
-            if value != NO_CATEGORY:
-                splits[old].remove([value])
-                self._examples[column][old] -= 1
-        self.add(new, record)
+        for split in examples.rows if columns else ():
+            for _, table in examples.batches(split):
+                for column in columns:
+                    values = table[column].filter(pc.not_equal(table[column], NO_CATEGORY))
+                    self._counts[column].setdefault(split, WordCounts()).add(values)
+                    self._examples[column][split] += len(values)
 
     def known(self, size: int) -> dict[str, tuple[str, ...]]:
         """Returns the most frequent values of each column among training clients, sorted.

@@ -194,7 +194,7 @@ def _check_end(file: IO[bytes], path: Path, count: int) -> None:
 
 FORMAT = Format(
     summary="IDX files of MNIST, Fashion-MNIST or EMNIST; domains are the classes",
-    read=read,
+    read=source.in_rows(read),
     find_inputs=find_inputs,
     check=check,
 )

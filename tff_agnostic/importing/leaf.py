@@ -239,7 +239,7 @@ def _read_domains(path: Path, options: ImportOptions) -> dict[str, str]:
 
 FORMAT = Format(
     summary="LEAF's JSON",
-    read=read,
+    read=source.in_rows(read),
     find_inputs=find_inputs,
     check=check,
 )

@@ -261,7 +261,7 @@ def _name(value: Any, what: str, place: str) -> str:
 
 FORMAT = Format(
     summary="NumPy .npz with arrays of features, labels, clients and domains",
-    read=read,
+    read=source.in_rows(read),
     find_inputs=find_inputs,
     check=check,
 )

@@ -11,21 +11,23 @@ import io
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Callable, Optional, cast
 
 import numpy as np
+import pyarrow as pa
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import open_file
-from tff_agnostic.data.store_format import TOKENS, Record
+from tff_agnostic.data.store_format import Record
 from tff_agnostic.importing.options import FREE_MB, MB, UTF_8, ImportOptions
 
 _MAX_NEW = 100_000
 # How ZIP archives begin.
 _ZIP = b"PK\x03\x04"
 _BUFFER = 1 << 20
+_EXAMPLES_AT_ONCE = 1000
 # Of a compressed file. What was read of it decides how much it may have unpacked to by then: a
 # large piece would let a bomb go on for long.
 _PACKED_BUFFER = 1 << 15
@@ -82,13 +84,56 @@ class DistinctKeys:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rows:
+    """Examples of a source as columns.
+
+    Attributes:
+        client: The client of each example, an array of strings [n].
+        domain: The domain of each example, strings [n].
+        split: "train", "heldout" or "test" where the source names the split, otherwise null, [n].
+        features: The other columns, [n, *shape] of NumPy or strings of Arrow, by feature.
+        place: Called with the index of an example; returns its place in the source, such as
+            "users.csv:17", which is different for every example.
+        group: The group that `split_by="group"` keeps together, strings [n]; None where the format
+            has no groups.
+    """
+
+    client: pa.Array
+    domain: pa.Array
+    split: pa.Array
+    features: Mapping[str, Any]
+    place: Callable[[int], str]
+    group: Optional[pa.Array] = None
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+    def selected(self, is_selected: np.ndarray) -> Rows:
+        """Returns the rows where an array is true."""
+        if is_selected.all():
+            return self
+        mask, indices = pa.array(is_selected), np.flatnonzero(is_selected).tolist()
+        return Rows(
+            client=self.client.filter(mask),
+            domain=self.domain.filter(mask),
+            split=self.split.filter(mask),
+            features={
+                name: column[is_selected] if isinstance(column, np.ndarray) else column.filter(mask)
+                for name, column in self.features.items()
+            },
+            place=lambda k: self.place(indices[k]),
+            group=None if self.group is None else self.group.filter(mask),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class SourceExample:
-    """An example, and where it is from.
+    """An example, and its place.
 
     Attributes:
         record: The record for the store.
-        place: Which example of the source it is, e.g. "users.csv:17"; different for every one.
-        group: The group that --split_by=group keeps together; None where the format has no groups.
+        place: The example's place in the source; see `Rows.place`.
+        group: The group that `split_by="group"` keeps together; None where the format has none.
     """
 
     record: Record
@@ -193,9 +238,10 @@ class ReadLog:
             raise error
         self.skip(error.reason, client)
 
-    def keep(self, client: str) -> None:
-        """Notes that a client has an example."""
-        self._clients_of_kept.add(client)
+    def keep(self, clients: Iterable[str]) -> None:
+        """Notes that clients have an example."""
+        for client in clients:
+            self._clients_of_kept.add(client)
 
     def left_out(self) -> LeftOut:
         """Returns what was left out, for another log."""
@@ -212,25 +258,8 @@ class ReadLog:
         return self._clients_of_skipped.num_missing_in(self._clients_of_kept)
 
 
-Read = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[SourceExample]]
-ReadTexts = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[SourceText]]
-# A text with markup -> its sentences, as stores hold them.
-ToSentences = Callable[[str], list[str]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Texts:
-    """How a format is read whose sentences several processes can make.
-
-    Attributes:
-        read: As `Format.read`, but whole texts.
-        to_sentences: Options -> what finds the sentences of a text.
-        empty: Why a text without a sentence is left out.
-    """
-
-    read: ReadTexts
-    to_sentences: Callable[[ImportOptions], ToSentences]
-    empty: str
+Read = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[Rows]]
+ReadExamples = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[SourceExample]]
 
 
 def _nothing_to_check(options: ImportOptions) -> None:
@@ -243,12 +272,11 @@ class Format:
 
     Attributes:
         summary: One line for help texts.
-        read: (options, input paths, log) -> examples, a generator; it reports to the log what it
-            leaves out, and how many bytes it has read.
-        find_inputs: Input paths -> the files that will be read.
+        read: Called with options, input paths and a log; yields examples, and reports to the log
+            skipped records and the number of bytes that were read.
+        find_inputs: Called with input paths; returns the files to read.
         check: Raises a `UserError` if options are missing or contradict one another.
         has_groups: Whether examples may have a group.
-        texts: Of a format that several processes can read.
     """
 
     summary: str
@@ -256,29 +284,58 @@ class Format:
     find_inputs: Callable[[Sequence[Path]], list[Path]]
     check: Callable[[ImportOptions], None] = _nothing_to_check
     has_groups: bool = False
-    texts: Optional[Texts] = None
 
 
-def examples_of(
-    texts: Texts, options: ImportOptions, paths: Sequence[Path], log: ReadLog
-) -> Iterator[SourceExample]:
-    """Yields the sentences of all texts."""
-    to_sentences = texts.to_sentences(options)
-    for text in texts.read(options, paths, log):
-        yield from sentences_of(text, to_sentences, texts.empty, log)
+def in_rows(read: ReadExamples) -> Read:
+    """Returns a reader of rows from a reader of examples."""
+
+    def read_rows(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
+        examples: list[SourceExample] = []
+        last_look: Any = None
+        limit = options.max_records
+        try:
+            for example in read(options, paths, log):
+                if limit is not None and log.num_records > limit:
+                    log.num_records = limit
+                    break
+                # Features of other types or shapes begin other rows, which the store refuses.
+                look = [
+                    (name, getattr(value, "shape", type(value)))
+                    for name, value in example.record.features.items()
+                ]
+                if examples and (look != last_look or len(examples) >= _EXAMPLES_AT_ONCE):
+                    yield rows_of(examples)
+                    examples = []
+                examples.append(example)
+                last_look = look
+        except UserError:
+            # Examples before it may have errors, too.
+            if examples:
+                yield rows_of(examples)
+            raise
+        if examples:
+            yield rows_of(examples)
+
+    return read_rows
 
 
-def sentences_of(
-    text: SourceText, to_sentences: ToSentences, empty: str, log: ReadLog
-) -> Iterator[SourceExample]:
-    """Yields the sentences of a text as examples."""
-    shared = text.record
-    sentences = to_sentences(text.text)
-    if not sentences:
-        log.skip(empty, shared.client)
-    for k, tokens in enumerate(sentences):
-        record = Record(shared.client, shared.domain, {TOKENS: tokens, **shared.features})
-        yield SourceExample(record, f"{text.place}#{k}", text.group)
+def rows_of(examples: Sequence[SourceExample]) -> Rows:
+    """Returns examples with features of the same types and shapes as columns."""
+    records = [example.record for example in examples]
+    places = [example.place for example in examples]
+    groups = [example.group for example in examples]
+    features: dict[str, Any] = {}
+    for name, first in records[0].features.items():
+        values = [record.features[name] for record in records]
+        features[name] = pa.array(values) if isinstance(first, str) else np.asarray(values)
+    return Rows(
+        client=pa.array([record.client for record in records], pa.string()),
+        domain=pa.array([record.domain for record in records], pa.string()),
+        split=pa.array([record.split for record in records], pa.string()),
+        features=features,
+        place=places.__getitem__,
+        group=None if groups[0] is None else pa.array(groups, pa.string()),
+    )
 
 
 class InputFile(io.BufferedReader):

@@ -19,21 +19,14 @@ from tff_agnostic.importing.source import (
     Format,
     ReadLog,
     RecordError,
-    SourceExample,
     SourceText,
-    Texts,
-    ToSentences,
 )
 from tff_agnostic.importing.text import html_blocks, sentences_of
+from tff_agnostic.importing.text_rows import Texts, ToSentences, reader
 
 _BLOCK = 1 << 20
 _EXPECTED = "the Posts.xml of a Stack Exchange dump"
 _TYPES = {"1": "question", "2": "answer"}
-
-
-def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
-    """Yields the sentences of all posts, one post in memory at a time."""
-    return source.examples_of(TEXTS, options, paths, log)
 
 
 def read_posts(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceText]:
@@ -302,15 +295,14 @@ def _date(text: str) -> str:
     return f"{text.replace('T', ' ')} UTC" if text else ""
 
 
-TEXTS = Texts(read=read_posts, to_sentences=to_sentences, empty="post without text")
+TEXTS = Texts(read_posts, to_sentences, "post without text", find_inputs)
 FORMAT = Format(
     summary="Posts.xml of a Stack Exchange or Stack Overflow dump; domains are question and "
     "answer, sites or tags",
-    read=read,
+    read=reader(TEXTS),
     find_inputs=find_inputs,
     check=check,
     has_groups=True,
-    texts=TEXTS,
 )
 
 

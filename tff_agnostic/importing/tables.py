@@ -58,7 +58,7 @@ def _table_format(summary: str, suffixes: Sequence[str], rows_of: _Rows) -> Form
             rows = rows_of(options, path, source.place_of(path, paths), log)
             yield from converter.examples(rows, log)
 
-    return Format(summary, read, find_inputs, check, has_groups=True)
+    return Format(summary, source.in_rows(read), find_inputs, check, has_groups=True)
 
 
 def _csv_rows(

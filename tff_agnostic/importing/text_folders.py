@@ -212,7 +212,7 @@ def _pieces(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[str]:
 FORMAT = Format(
     summary="a folder for each domain, with texts as .txt files, or such files of one domain; "
     "clients are files or passages",
-    read=read,
+    read=source.in_rows(read),
     find_inputs=find_inputs,
     check=check,
     has_groups=True,
@@ -268,6 +268,6 @@ def _speeches(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tupl
 PLAYS = Format(
     summary="plays as .txt files, speeches under lines SPEAKER: with blank lines between; clients "
     "are speakers",
-    read=read_plays,
+    read=source.in_rows(read_plays),
     find_inputs=find_plays,
 )
