@@ -23,9 +23,8 @@ _READS_JSON = ("base", "data", "saving", "deployment", "importing", "models")
 
 # Faults that later work mends, by folder: each number may only fall.
 NOT_YET: dict[str, int] = {
-    "data": 8,
+    "data": 7,
     "deployment": 13,
-    "importing": 91,
     "saving": 8,
 }
 

@@ -234,8 +234,10 @@ def test_tff_reads_an_imported_store(tmp_path):
 
 
 def test_options_in_code_are_checked_too(tmp_path):
-    with pytest.raises(UserError, match="--format: expected one of stackexchange, "):
+    with pytest.raises(UserError, match="input: expected files or folders, found none"):
         importer.checked_import(ImportOptions(), [])
+    with pytest.raises(UserError, match=r"format: expected one of stackexchange, .*shows none"):
+        job("", tmp_path, tmp_path / "s.store")
     with pytest.raises(UserError, match="unknown format 'cvs': did you mean csv"):
         job("cvs", tmp_path, tmp_path / "s.sqlite")
 
@@ -314,5 +316,5 @@ def test_a_report_takes_the_place_of_nothing_that_is_read_or_written(tmp_path):
     for report in (tmp_path / "s.sqlite", source):
         options = {**given, "label_column": "y", "report": report}
         message = golden.refusal(job, "csv", source, tmp_path / "s.sqlite", **options)
-        assert message.startswith("--report: expected a file of its own, found ")
+        assert message.startswith("report: expected a separate file, found ")
     assert source.read_text().startswith("who") and not (tmp_path / "s.sqlite").exists()

@@ -1,4 +1,4 @@
-"""Numbers of a table: statistics of training clients, and --standardize."""
+"""Numbers of a table: statistics of training clients, and standardize."""
 
 import csv
 from pathlib import Path
@@ -107,5 +107,5 @@ def test_standardizing_needs_numbers(tmp_path):
     path.write_text("who,job,y\na,cook,0\n")
     options = {**_COLUMNS, "feature_columns": (), "categorical_columns": ("job",)}
     assert refused("csv", path, standardize=True, **options) == (
-        "--standardize has no effect without --feature_columns"
+        "standardize: expected no value without feature_columns, found True"
     )

@@ -89,7 +89,7 @@ class Numbers(NamedTuple):
             Remark(
                 "scales",
                 f"Numbers differ much in size, or are far from 1: {told}{beside}, by the root of "
-                "the mean of squares. No learning rate fits both: --standardize brings each to "
+                "the mean of squares. No learning rate fits both: standardize=true brings each to "
                 "mean 0 and deviation 1, or a model divides by data.x_deviation.",
                 {"sizes": sizes},
             )
@@ -180,7 +180,7 @@ class ClassCounts(NamedTuple):
             Remark(
                 "unused_classes",
                 f"{unused} of {self.num_classes} classes have no example: {', '.join(some)}{more}; "
-                "a model has an output for each. Classes count from 0; --class_names=A,B gives "
+                "a model has an output for each. Classes count from 0; class_names=A,B gives "
                 "values of the file their numbers.",
                 {"unused": unused, "classes": self.num_classes, "some": some},
             )
@@ -206,7 +206,7 @@ class ClassCounts(NamedTuple):
                 "classes_not_in_train",
                 f"In {counted(len(found), 'domain')} a class is in test and not in train: "
                 f"{some_of(some, _MAX_NAMES)}. Results there say little of the training; "
-                "--split_by=example or another --seed divides differently.",
+                "split_by=example or another seed=N divides differently.",
                 {"domains": found},
             )
         ]
@@ -244,8 +244,9 @@ class Copies(NamedTuple):
                 found.append(
                     Remark(
                         "copies_in_train",
-                        f"{share(n, of_split)} of the examples of {split} ({n} of {of_split}) are "
-                        "in train, too: results on them are too good.",
+                        f"{share(n, of_split)} of the examples of {split} ({n} of {of_split}) "
+                        "equal an example of train in all columns. Of coarse columns that is "
+                        "expected; of copied rows, results on them are too good.",
                         {"split": split, "copies": n, "examples": of_split},
                     )
                 )
@@ -382,7 +383,7 @@ def large_clients(rows: Iterable[tuple[str, str, int]]) -> list[Remark]:
             "large_clients",
             f"In {len(found)} of {len(totals)} domains one client has more than a fifth of the "
             f"training examples: {some}; what is learnt there is mostly its own, and "
-            "--max_examples limits it.",
+            "max_examples=N limits it.",
             {"domains": found},
         )
     ]

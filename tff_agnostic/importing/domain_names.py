@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.options import OptionError
 from tff_agnostic.importing.source import ReadLog, RecordError, Rows
 
 # Each has a weight that is learnt: far more of them are a column that holds something else.
@@ -30,9 +31,7 @@ class DomainNames:
         for text in texts:
             value, _, name = text.partition(":")
             if not value or value in names or text.endswith(":"):
-                raise UserError(
-                    f"--domain_names: expected different VALUE:NAME, found {','.join(texts)!r}"
-                )
+                raise OptionError("domain_names", "different VALUE:NAME", ",".join(texts))
             names[value] = name or value
         self._names: Mapping[str, str] = names
         self._seen: set[str] = set()
@@ -62,8 +61,8 @@ class DomainNames:
         if name in _RESERVED:
             raise UserError(
                 f"expected domains not called {', '.join(sorted(_RESERVED))}, as results have "
-                f"other numbers of these names, found {name!r}: --domain_names=VALUE:NAME of every "
-                "domain, or --domain_name of the only one, gives another name"
+                f"other numbers of these names, found {name!r}: domain_names=VALUE:NAME of every "
+                "domain, or domain_name of the only one, gives another name"
             )
         if len(self._seen) == _MAX_DOMAINS:
             some = ", ".join(sorted(self._seen)[:3])

@@ -18,6 +18,7 @@ from tff_agnostic.base.files import (
     write_errors,
     write_json,
 )
+from tff_agnostic.base.options import Verbatim
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.store import ArrowStore, SortedExamples
 from tff_agnostic.data.store_format import DOMAIN, FEATURES, TEXT, TOKENS, StoredColumns
@@ -32,6 +33,16 @@ from tff_agnostic.importing.source import Format, ReadLog, Rows, input_paths
 from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, strata_of
 from tff_agnostic.importing.text import Normalizer, VocabularySummary, count_words
 
+_SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
+# Ends of the names of files -> the format; `text_folders` and `plays` are not told by a name.
+_FORMAT_OF_NAME: Mapping[tuple[str, ...], str] = {
+    ("posts.xml", "posts.xml.gz"): "stackexchange",
+    tables.CSV_SUFFIXES: "csv",
+    (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"): "jsonl",
+    (".parquet", ".pq"): "parquet",
+    (".npz",): "npz",
+    ("-ubyte", "-ubyte.gz", ".idx", ".idx.gz"): "idx",
+}
 _TEXT_ONLY = ("vocabulary_size", "tokenizer", "case", "punctuation")
 FORMATS: Registry[Format] = Registry(
     "format",
@@ -119,14 +130,15 @@ class Import:
             )
             # Written before the store gets its name: no kill leaves a store without its report.
             if options.report is not None:
-                _write_report(report, Path(options.report))
+                _write_report(report, options.report)
         return report
 
     def _check_kind(self, rows: Rows) -> None:
         """Refuses options of texts for a source of numbers."""
         for name in _TEXT_ONLY:
             if name in self.given and TOKENS not in rows.features:
-                raise UserError(f"--{name} has no effect: the source holds numbers, no text")
+                expected = "no value, as the source holds numbers, no text"
+                raise self.options.error(name, expected)
 
     def _check_not_empty(self, writer: StoreWriter, log: ReadLog) -> None:
         if not writer.features:
@@ -161,29 +173,52 @@ def _add(writer: StoreWriter, rows: Rows, splits: Splits) -> None:
 
 def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
     """Returns the import that the options describe."""
-    if not options.format:
-        raise UserError(f"--format: expected one of {', '.join(FORMATS)}, found none")
-    format_ = FORMATS[options.format]
+    if options.format:
+        format_ = FORMATS[options.format]
+        paths = input_paths(options)
+    else:
+        paths = input_paths(options)
+        options = dataclasses.replace(options, format=_guessed_format(options, paths))
+        format_ = FORMATS[options.format]
     check_used(options, [f.name for f in dataclasses.fields(options) if f.name in given])
-    paths = input_paths(options.input)
-    if not options.output:
-        raise UserError("--output: expected the store to write, found none")
-    output = Path(options.output)
-    check_can_be_made(output.parent, "output")
-    if output.exists():
-        raise UserError(f"--output: {output} is there already: stores are not overwritten")
+    output = _checked_output(options)
     if options.report is not None:
-        report = Path(options.report)
-        check_can_be_made(report.parent, "report")
-        if report.resolve() in {path.resolve() for path in (output, *format_.find_inputs(paths))}:
-            raise UserError(
-                f"--report: expected a file of its own, found {report}, which is read or written"
-            )
+        check_can_be_made(options.report.parent, "report")
+        if options.report.resolve() in {p.resolve() for p in (output, *format_.find_inputs(paths))}:
+            found = Verbatim(f"{options.report}, which is read or written")
+            raise options.error("report", "a separate file", found)
     if options.split_by == "group" and not format_.has_groups:
-        raise UserError(f"--split_by=group: {options.format} has no groups")
+        raise options.error("split_by", f"client or example, as {options.format} has no groups")
     parse_shares(options.split)
     format_.check(options)
     return Import(options, given, format_, paths, output)
+
+
+def _checked_output(options: ImportOptions) -> Path:
+    if not options.output:
+        raise options.error("output", "the store to write", Verbatim("none"))
+    output = Path(options.output)
+    check_can_be_made(output.parent, "output")
+    if output.exists():
+        expected = "a new folder, as stores are not overwritten"
+        raise options.error("output", expected, Verbatim(f"something at {output}"))
+    return output
+
+
+def _guessed_format(options: ImportOptions, paths: Sequence[Path]) -> str:
+    """Returns the format that the name of the first file shows."""
+    path = paths[0]
+    if path.is_dir():
+        path = next((file for file in sorted(path.rglob("*")) if file.is_file()), path)
+    name = path.name.lower()
+    if name.endswith(_SPREADSHEETS):
+        expected = "a text, as CSV is (save the sheet as CSV)"
+        raise options.error("input", expected, Verbatim(f"the spreadsheet {path}"))
+    for ends, format_ in _FORMAT_OF_NAME.items():
+        if name.endswith(ends):
+            return format_
+    expected = f"one of {', '.join(FORMATS)}, as the name of {path} shows none"
+    raise options.error("format", expected, Verbatim("none"))
 
 
 def _write_report(report: ImportReport, path: Path) -> None:

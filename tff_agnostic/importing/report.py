@@ -31,6 +31,8 @@ _MUCH_MARKUP = 0.02
 # Signs that prose hardly has.
 _MARKUP_SIGNS = frozenset("\\{}^_$`|<>~=")
 _LARGE = 0.5
+# Larger whole numbers have gaps in float32.
+_MAX_EXACT = 2**24
 _MAX_NAMES = 5
 
 
@@ -337,6 +339,7 @@ def summarise(
         *(contents.classes.remarks() if contents.classes else []),
         *contents.numbers.remarks(),
         *(contents.copies.remarks() if contents.copies else []),
+        *reading_remarks(log),
         *sentence_remarks(lengths),
         *markup_remarks(store.word_counts(), options),
     ]
@@ -438,10 +441,40 @@ def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> list[R
 
 def _smaller_units(options: ImportOptions) -> str:
     if options.format != "text_folders":
-        return "--split_by=example divides every client's examples."
+        return "split_by=example divides every client's examples."
     if options.split_by == "group":
-        return "--sentences_per_group cuts files into several groups."
-    return "--sentences_per_client cuts files into several clients."
+        return "sentences_per_group=N cuts files into several groups."
+    return "sentences_per_client=N cuts files into several clients."
+
+
+def reading_remarks(log: ReadLog) -> list[Remark]:
+    """Returns notes about clients, names, numbers and characters that were changed."""
+    remarks = []
+    if log.rows_are_clients:
+        text = "Each row is a client, as client_column=row says: no client has several examples."
+        remarks.append(Remark("rows_are_clients", text, {}))
+    for column, spellings in log.renamed.items():
+        spelling, name = next(iter(spellings.items()))
+        remarks.append(
+            Remark(
+                "names",
+                f"{counted(len(spellings), 'spelling')} of names in {column} were changed, such "
+                f"as {spelling!r} to {name!r}: blanks at the ends and forms of Unicode make no "
+                "other client or domain, and 17.0 is 17.",
+                {"column": column, "spellings": dict(spellings)},
+            )
+        )
+    if log.rounded:
+        some = some_of([f"{column} ({n})" for column, n in log.rounded.items()], _MAX_NAMES)
+        text = (
+            f"Whole numbers beyond {_MAX_EXACT:,} were rounded, as features are float32: {some}. "
+            "Numbers that are names belong to categorical_columns."
+        )
+        remarks.append(Remark("rounded", text, {"values": dict(log.rounded)}))
+    if log.controls:
+        text = f"{counted(log.controls, 'control character')} became spaces: XML has none."
+        remarks.append(Remark("controls", text, {"characters": log.controls}))
+    return remarks
 
 
 def sentence_remarks(lengths: Mapping[int, int]) -> list[Remark]:
@@ -453,7 +486,7 @@ def sentence_remarks(lengths: Mapping[int, int]) -> list[Remark]:
     return cut_words(
         lengths,
         SEQUENCE_LENGTH,
-        "it may be larger, or --long_sentences=chunk continues them in the next example.",
+        "it may be larger, or long_sentences=chunk continues them in the next example.",
     )
 
 
@@ -466,7 +499,7 @@ def markup_remarks(words: Mapping[str, int], options: ImportOptions) -> list[Rem
     often = sorted(signs, key=lambda word: (-signs[word], word))[:_MAX_NAMES]
     mend = ""
     if options.format == "stackexchange":
-        mend = "; --markup=math:word,code:word puts one word in their place"
+        mend = "; markup=math:word,code:word puts one word in their place"
     return [
         Remark(
             "markup",

@@ -1,7 +1,7 @@
 """The split of each example, with equal shares in every domain if wanted.
 
 The split is a seeded hash of the example's unit, such as its client: the examples that stay
-together. With --nostratify that is final. Otherwise it is a first guess, made while reading. Then
+together. With stratify=false that is final. Otherwise it is a first guess, made while reading. Then
 units are put into strata by the domain of most of their examples, ordered by hash within a stratum
 and cut by rank; those that are too many or too few in a domain move.
 """
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.importing.options import SPLIT_NAMES
 from tff_agnostic.importing.source import Rows, hash64
 
@@ -30,7 +30,6 @@ _TOLERANCE = 1e-6
 
 def parse_shares(texts: Sequence[str]) -> dict[str, float]:
     """Returns the share of each split from NAME:SHARE texts."""
-    flag = f"--split={','.join(texts)}"
     shares: dict[str, float] = {}
     for text in texts:
         name, _, share = text.partition(":")
@@ -39,15 +38,15 @@ def parse_shares(texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             value = -1.0
         if name not in SPLIT_NAMES or name in shares or not 0 < value <= 1:
-            raise UserError(
-                f"{flag}: expected SPLIT:SHARE with different splits of {', '.join(SPLIT_NAMES)} "
-                f"and shares above 0, found {text!r}"
-            )
+            names = ", ".join(SPLIT_NAMES)
+            expected = f"SPLIT:SHARE with different splits of {names} and shares above 0"
+            raise OptionError("split", expected, text)
         shares[name] = value
     if TRAIN not in shares:
-        raise UserError(f"{flag}: expected a share of train, found none")
+        raise OptionError("split", "a share of train", ",".join(texts))
     if abs(sum(shares.values()) - 1) > _TOLERANCE:
-        raise UserError(f"{flag}: expected shares that add up to 1, found {sum(shares.values()):g}")
+        found = Verbatim(f"{sum(shares.values()):g}")
+        raise OptionError("split", "shares that add up to 1", found)
     return shares
 
 
@@ -111,15 +110,15 @@ class Splits:
 
     def _check_room(self, own: str) -> None:
         if self._of_division and not self._divide_train:
-            raise UserError(
-                f"--{self._of_division[0]} has no effect without --split: the source has splits of "
-                "its own"
-            )
+            expected = "no value without split: the source has its own splits"
+            raise OptionError(self._of_division[0], expected, Verbatim("a value"))
         if self._divide_train and own != TRAIN and own in self._shares:
-            raise UserError(
-                f"--split: the source has a split {own} of its own; expected shares of its "
-                f"training part without {own}, e.g. train:0.9,heldout:0.1"
+            expected = (
+                f"shares of the source's training part without {own}, e.g. "
+                f"train:0.9,heldout:0.1, as the source has its own split {own}"
             )
+            found = ",".join(f"{name}:{share:g}" for name, share in self._shares.items())
+            raise OptionError("split", expected, found)
 
 
 @dataclasses.dataclass(frozen=True)
