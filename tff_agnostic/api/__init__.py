@@ -234,6 +234,8 @@ def import_data(show_progress: bool = True, **options: Any) -> ImportReport:
     _quiet()
     from tff_agnostic.program.commands.import_data import IMPORT_DATA
 
+    if isinstance(options.get("input"), (str, Path)):
+        options["input"] = [str(options["input"])]
     report: ImportReport = IMPORT_DATA(show_progress, **options)
     return report
 

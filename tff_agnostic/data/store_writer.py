@@ -203,10 +203,11 @@ class StoreWriter:
         buckets = np.array(of_names)[np.asarray(clients.indices)]
         order = np.argsort(buckets, kind="stable")
         starts = np.searchsorted(buckets[order], np.arange(_NUM_BUCKETS + 1))
+        # Rows of many chunks would be joined for each bucket.
+        table = table.combine_chunks().take(pa.array(order))
         for k, bucket in enumerate(self._buckets):
             if starts[k + 1] > starts[k]:
-                rows = table.take(pa.array(order[starts[k] : starts[k + 1]]))
-                bucket.write_table(rows.combine_chunks())
+                bucket.write_table(table.slice(starts[k], starts[k + 1] - starts[k]))
 
     def units(self) -> Iterator[tuple[int, str, int]]:
         """Yields (unit, domain, examples) of all units so far, in ascending order."""
@@ -531,7 +532,7 @@ def _sorted(table: pa.Table, units: pa.Array, splits: pa.Array) -> pa.Table:
     order = pa.array(np.arange(len(table)))
     keys = pa.table([table[key].combine_chunks() for key in _KEYS[:2]] + [order], ["s", "c", "o"])
     by = [(name, "ascending") for name in keys.column_names]
-    return table.take(pc.sort_indices(keys, by))
+    return table.combine_chunks().take(pc.sort_indices(keys, by))
 
 
 def _clients_of(table: pa.Table, domains: Sequence[str], num_before: int) -> pa.Table:

@@ -112,7 +112,7 @@ class Import:
                 FEATURES if words is None else TEXT,
                 vocabulary=vocabulary,
                 class_names=self._class_names(),
-                source=f"{options.format}: {shlex.join(path.name for path in self.paths)}",
+                source=self._source(),
                 categories=known_categories,
                 columns=stored_columns(options, log.numbers) if self._is_table() else None,
                 standardize=options.standardize,
@@ -142,16 +142,21 @@ class Import:
 
     def _check_not_empty(self, writer: StoreWriter, log: ReadLog) -> None:
         if not writer.features:
-            source = ", ".join(map(str, self.paths))
+            source = ", ".join(map(str, self.paths)) or "the table"
             raise UserError(f"{source}: expected examples, found none{_left_out(log)}")
 
     def _check_trains(self, examples: SortedExamples) -> None:
         if TRAIN not in examples.rows:
-            source = ", ".join(map(str, self.paths))
+            source = ", ".join(map(str, self.paths)) or "the table"
             raise UserError(
                 f"{source}: expected clients to train on, found none, and "
                 f"{counted(len(examples.table), 'example')} in other splits"
             )
+
+    def _source(self) -> str:
+        if not self.paths:
+            return "a data frame"
+        return f"{self.options.format}: {shlex.join(path.name for path in self.paths)}"
 
     def _is_table(self) -> bool:
         return self.options.format in TABLES
@@ -181,7 +186,7 @@ def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
         options = dataclasses.replace(options, format=_guessed_format(options, paths))
         format_ = FORMATS[options.format]
     check_used(options, [f.name for f in dataclasses.fields(options) if f.name in given])
-    output = _checked_output(options)
+    output = checked_output(options)
     if options.report is not None:
         check_can_be_made(options.report.parent, "report")
         if options.report.resolve() in {p.resolve() for p in (output, *format_.find_inputs(paths))}:
@@ -194,7 +199,8 @@ def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
     return Import(options, given, format_, paths, output)
 
 
-def _checked_output(options: ImportOptions) -> Path:
+def checked_output(options: ImportOptions) -> Path:
+    """Returns the place of the store, where nothing is yet."""
     if not options.output:
         raise options.error("output", "the store to write", Verbatim("none"))
     output = Path(options.output)
