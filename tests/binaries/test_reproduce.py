@@ -15,6 +15,7 @@ from tests import golden
 from tests.binaries.harness import Caller, tree
 from tests.data.stores import text_store
 from tests.run.harness import is_png
+from tff_agnostic.data.store import load_store
 from tff_agnostic.program import progress
 from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments import reproduce as reproduce_command
@@ -195,10 +196,10 @@ def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
     )
     outcome = call(reproduce, *arguments)
     assert outcome.status == 0, outcome
-    assert "importing dump into run/clients.sqlite" in outcome.out
+    assert "importing dump into run/clients.store" in outcome.out
     page = (run / "page.md").read_text()
     assert "\n## perplexity (lower is better)\n" in page
-    for line in data_lines(run / "clients.sqlite"):
+    for line in data_lines(run / "clients.store"):
         assert f"\n- {line}\n" in page
     compared = json.loads((run / "compare.json").read_text())
     assert list(compared) == [*sites, "agnostic_fed_avg", *mixed]
@@ -209,7 +210,7 @@ def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
     for name in mixed:
         trial = run / name / "trial_00"
         config = json.loads((trial / "config.json").read_text())
-        assert (config["data"], config["data_dir"]) == (str(run / "clients.sqlite"), None)
+        assert (config["data"], config["data_dir"]) == (str(run / "clients.store"), None)
         assert config["base_predictors"] == [str(run / site / "trial_00") for site in sites]
         rows = list(csv.DictReader((trial / "metrics.csv").read_text().splitlines()))
         assert [int(row["predictors/sampled"]) for row in rows] == [1, 1]
@@ -217,7 +218,7 @@ def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
             whole = int(row["predictors/bytes_of_ensemble"])
             # Beside the predictor, a few numbers.
             assert whole / 2 < int(row["predictors/bytes_sent"]) < whole
-    store = (run / "clients.sqlite").read_bytes()
+    store = load_store(run / "clients.store").digest()
 
     # The dump need not be read again.
     shutil.move(folder / "dump", folder / "gone")
@@ -225,7 +226,7 @@ def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
     outcome = call(reproduce, *arguments, "--resume")
     assert outcome.status == 0, outcome
     assert "importing" not in outcome.out
-    assert (run / "clients.sqlite").read_bytes() == store
+    assert load_store(run / "clients.store").digest() == store
 
 
 @pytest.mark.slow
