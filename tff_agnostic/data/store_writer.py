@@ -314,12 +314,9 @@ class StoreWriter:
         if not description.is_standardized:
             assert columns is not None
             sizes = {name: description.num_numbers(name) for name in columns.numbers}
-        change: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-            name: Standardization(description.statistics[name])
-            if description.is_standardized
-            else lambda values: np.where(np.isnan(values), np.float32(0), values)
-            for name in sizes
-        }
+        change: dict[str, Callable[[np.ndarray], np.ndarray]] = dict.fromkeys(sizes, _filled)
+        if description.is_standardized:
+            change = {name: Standardization(description.statistics[name]) for name in sizes}
         complete = self._folder / EXAMPLES
         with pa.ipc.new_file(str(complete), examples.table.schema) as file:
             for batch in examples.table.to_batches():
@@ -477,6 +474,10 @@ class _Pairs:
         starts = np.flatnonzero(is_first)
         counts = np.add.reduceat(self.counts[order], starts) if len(starts) else self.counts[:0]
         return _Pairs(units[starts], domains[starts], counts)
+
+
+def _filled(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(values), np.float32(0), values)
 
 
 def _look(value: Value) -> Any:

@@ -287,6 +287,7 @@ class Columns:
         """
         options, count = self._options, len(block)
         log.num_records += count
+        wrong: Errors = {}
         if self._rows_are_clients:
             client, wrong = pa.array([block.place(k) for k in range(count)], pa.string()), {}
         else:
@@ -437,7 +438,8 @@ class Columns:
     def _numbers(self, cells: Cells, column: str) -> tuple[np.ndarray, np.ndarray, Errors]:
         """Returns float64 [n], NaN where there is none; where values are missing; wrong cells."""
         where = f"in {column}"
-        values, errors = self._cast(cells), {}
+        values = self._cast(cells)
+        errors: Errors = {}
         if values is None:
             numbers, errors = converted(cells, lambda value: self._number(value, where))
             values = np.array([math.nan if v is None else v for v in numbers], np.float64)

@@ -139,7 +139,8 @@ def _inputs(parts: list[Rows], options: ImportOptions) -> Any:
         raise UserError("columns: expected one input of numbers beside categories, found several")
     if one_hot:
         return np.concatenate([*inputs.values(), *one_hot], axis=1)
-    return inputs if len(inputs) > 1 else next(iter(inputs.values()))
+    first, *more = inputs.values()
+    return inputs if more else first
 
 
 def _taken(columns: Any, rows: np.ndarray) -> Any:

@@ -134,8 +134,9 @@ def _array(path: Path, name: str, options: ImportOptions) -> np.ndarray:
                 # Only where it is read to its end is its checksum looked at.
                 if file.read(1):
                     raise ValueError(f"{name} goes on after its {shape[0]} rows")
-        order = "F" if is_fortran else "C"
-        return np.frombuffer(content, dtype).reshape(shape, order=order)
+        array = np.frombuffer(content, dtype)
+        # The last index of an array in Fortran order is the slowest.
+        return array.reshape(shape[::-1]).T if is_fortran else array.reshape(shape)
     except UserError:
         raise
     except Exception as e:  # Nor of what npy does.
@@ -173,7 +174,7 @@ def _check_characters(texts: np.ndarray, what: str) -> None:
     if texts.dtype.kind != "U" or not texts.dtype.itemsize:
         return
     texts = np.ascontiguousarray(texts)
-    codes = texts.view(np.dtype(np.uint32).newbyteorder(texts.dtype.byteorder))
+    codes = texts.view(np.dtype(f"{texts.dtype.byteorder}u4"))
     is_none = (codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))
     if is_none.any():
         at = int(np.argmax(is_none))

@@ -467,4 +467,6 @@ def _array(values: Any) -> pa.Array:
     if isinstance(values, pa.ChunkedArray):
         return values.combine_chunks()
     array = values if isinstance(values, (np.ndarray, list)) else np.asarray(values)
-    return pa.array(array.tolist() if getattr(array, "ndim", 1) > 1 else array)
+    if isinstance(array, np.ndarray) and array.ndim > 1:
+        return pa.array(array.tolist())
+    return pa.array(array)
