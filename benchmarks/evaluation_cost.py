@@ -121,7 +121,7 @@ def main() -> None:
             cases.append(("next-word LSTM", ways(sentences(), runtime), max(5, turns // 4)))
         else:
             both = ["each by itself", "in one pass"]
-            in_store = stored(Path(folder) / "clients.sqlite")
+            in_store = stored(Path(folder) / "clients.store")
             cases = [("digits", ways_of_family(digits, runtime, num_models), turns)]
             cases.append(("a store", ways_of_family(in_store, runtime, num_models), turns))
         for name, of_case, num_turns in cases:

@@ -18,7 +18,6 @@ import dataclasses
 import math
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ import numpy as np
 from tabulate import tabulate
 
 from tff_agnostic.base.later import scipy, tf
+from tff_agnostic.data.store import load_store
 from tff_agnostic.program.studies.comparison import OVERALL, WORST
 from tff_agnostic.program.studies.comparison_record import read_comparison
 from tff_agnostic.program.studies.gains import gains
@@ -127,11 +127,11 @@ def trained(table: Table, rows: Sequence[Row], folder: Path, trials: int, rounds
         writer.writerows(rows)
     (folder / "model.py").write_text(_MODEL)
     columns = [f"--{of}_column={of}" for of in ("client", "domain", "label")]
-    source = ["--format=csv", "--input=table.csv", "--output=table.sqlite"]
+    source = ["--format=csv", "--input=table.csv", "--output=table.store"]
     _run(folder, "import_data", *source, *columns, *table.imported)
     model = ["--model=model.py"] if "--task=custom" in table.task else []
     number = [f"--trials={trials}", f"--rounds={rounds}", f"--evaluate_every={rounds}"]
-    compare = ["--data=table.sqlite", "--output_dir=compared", *table.task, *model, *number]
+    compare = ["--data=table.store", "--output_dir=compared", *table.task, *model, *number]
     _run(folder, "compare", *compare)
     for arm in _ARMS:
         for k in range(trials):
@@ -159,10 +159,7 @@ def answers(model: Path, rows: Sequence[Row]) -> np.ndarray:
 
 def test_rows(rows: Sequence[Row], store: Path) -> list[Row]:
     """Returns the rows of the clients that the store has in its test split."""
-    database = sqlite3.connect(store)
-    found = database.execute("SELECT client_id FROM client_metadata WHERE split_name = 'test'")
-    names = {name for (name,) in found}
-    database.close()
+    names = {*load_store(store).client_ids("test")}
     return [row for row in rows if row["client"] in names]
 
 
@@ -222,7 +219,7 @@ def compared(name: str, rows: Sequence[Row], folder: Path, trials: int) -> str:
     comparison = record.comparison
     measure = comparison.measures["accuracy"]
     told = gains(comparison, _ARMS[1], _ARMS[0], measure)
-    rows = test_rows(rows, folder / "table.sqlite")
+    rows = test_rows(rows, folder / "table.store")
     renamed = {"OO": "regional", "YV": "regional"}
     rows = [{**row, "domain": renamed.get(row["domain"], row["domain"])} for row in rows]
     domains = list(comparison.domain_names)

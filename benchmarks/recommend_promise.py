@@ -156,7 +156,7 @@ def worst_gain(
 def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
     """Returns what the choice, and each row, gains over FedAvg on a problem's fresh clients."""
     rng = np.random.default_rng([number, KINDS.index(kind)])
-    data, model = folder / "clients.sqlite", folder / "model.py"
+    data, model = folder / "clients.store", folder / "model.py"
     model.write_text(DIGITS_MODEL)
     domains = problem(kind, rng)
     with StoreWriter(data) as writer:

@@ -152,9 +152,9 @@ def _languages(inputs: list[Path]) -> Iterator[Iterable[Any]]:
         ),
     }
     for path, (language, options) in zip(inputs, kinds.items()):
-        for example in FORMATS[options.format].read(options, [path], ReadLog()):
-            record = example.record
-            yield f"{language}/{record.client}", language, record.features["tokens"]
+        for rows in FORMATS[options.format].read(options, [path], ReadLog()):
+            clients, texts = rows.client.to_pylist(), rows.features["tokens"].to_pylist()
+            yield from ((f"{language}/{c}", language, text) for c, text in zip(clients, texts))
 
 
 def _flights(inputs: list[Path]) -> Iterator[Iterable[Any]]:

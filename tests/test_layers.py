@@ -24,8 +24,7 @@ _READS_JSON = ("base", "data", "saving", "deployment", "importing", "models")
 
 # Faults that later work mends, by folder: each number may only fall.
 NOT_YET: dict[str, int] = {
-    "data": 8,
-    "importing": 91,
+    "data": 7,
 }
 
 

@@ -7,10 +7,8 @@ splits and five domains, and is deleted afterwards.
 """
 
 import argparse
-import contextlib
 import json
 import resource
-import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,61 +16,45 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from tff_agnostic.data.clients import SelectedClients, domain_counts
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
-from tff_agnostic.data.store import KEPT_BYTES, Store, StoreClients, ToExamples
-from tff_agnostic.data.store_examples import ExampleSerializer
-from tff_agnostic.data.store_format import (
-    DOMAIN,
-    INDICES,
-    LABEL,
-    OWN_TABLES,
-    TFF_TABLES,
-    TRAIN,
-    Feature,
-    StoreDescription,
-)
+from tff_agnostic.data.store import KEPT_BYTES, StoreClients, ToExamples, load_store
+from tff_agnostic.data.store_format import DOMAIN, FEATURES, LABEL, TRAIN, Feature
+from tff_agnostic.data.store_writer import CLIENT, SPLIT, UNIT, StoreWriter
 
 DOMAINS = tuple(f"domain_{k}" for k in range(5))
 _FEATURES = {"x": Feature("float32", (8,)), LABEL: Feature("int64"), DOMAIN: Feature("string")}
 _MOST_EXAMPLES = 3
 _COHORT, _ROUNDS, _READ = 100, 10, 1000
+_CLIENTS_AT_ONCE = 100_000
 
 
 def write_store(path: Path, clients: int) -> None:
     """Writes a store: as many clients to train on, and a tenth of them held out."""
     draw = np.random.default_rng(0)
-    serialize = ExampleSerializer()
-    protos = [
-        serialize({"x": draw.normal(size=8).astype(np.float32), LABEL: k % 2, DOMAIN: domain})
-        for k, domain in enumerate(DOMAINS)
-    ]
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.executescript("PRAGMA journal_mode=OFF;" + TFF_TABLES + OWN_TABLES)
+    values = draw.normal(size=(len(DOMAINS), 8)).astype(np.float32)
+    with StoreWriter(path) as writer:
         for split, count in (("heldout", clients // 10), (TRAIN, clients)):
-            sizes = draw.integers(1, _MOST_EXAMPLES + 1, size=count).tolist()
-            domains = draw.integers(len(DOMAINS), size=count).tolist()
-            rows = [
-                (split, f"client_{k:09d}", domain, size)
-                for k, (domain, size) in enumerate(zip(domains, sizes))
-            ]
-            database.executemany(
-                "INSERT INTO examples VALUES (?, ?, ?)",
-                ((s, c, protos[domain]) for s, c, domain, size in rows for _ in range(size)),
-            )
-            database.executemany(
-                "INSERT INTO client_domains VALUES (?, ?, ?, ?)",
-                ((s, c, DOMAINS[domain], size) for s, c, domain, size in rows),
-            )
-            database.executemany(
-                "INSERT INTO client_metadata VALUES (?, ?, ?)",
-                ((c, s, size) for s, c, _, size in rows),
-            )
-        description = StoreDescription("features", _FEATURES, DOMAINS, num_classes=2)
-        database.executescript(INDICES)
-        database.execute("INSERT INTO tff_agnostic VALUES (?)", [description.to_json()])
-        database.commit()
+            sizes = draw.integers(1, _MOST_EXAMPLES + 1, size=count)
+            domains = draw.integers(len(DOMAINS), size=count)
+            names = pa.array([f"client_{k:09d}" for k in range(count)])
+            for first in range(0, count, _CLIENTS_AT_ONCE):
+                part = slice(first, first + _CLIENTS_AT_ONCE)
+                client = np.repeat(np.arange(count)[part], sizes[part])
+                domain = np.repeat(domains[part], sizes[part])
+                writer.add_columns(
+                    {
+                        SPLIT: pa.array([split] * len(client)),
+                        CLIENT: names.take(pa.array(client)),
+                        UNIT: pa.nulls(len(client), pa.int64()),
+                        "x": values[domain],
+                        LABEL: domain % 2,
+                        DOMAIN: pa.array(DOMAINS).take(pa.array(domain)),
+                    }
+                )
+        writer.finish(FEATURES)
 
 
 def clients_of(
@@ -82,7 +64,8 @@ def clients_of(
 ) -> StoreClients:
     """Opens the clients to train on; see `StoreClients`."""
     features = {name: one for name, one in _FEATURES.items() if name != DOMAIN}
-    return StoreClients(Store(path), TRAIN, features, to_examples, DOMAINS, most_kept=most_kept)
+    store = load_store(path)
+    return StoreClients(store, TRAIN, features, to_examples, DOMAINS, most_kept=most_kept)
 
 
 def steps(path: Path) -> Iterator[tuple[str, Any]]:
@@ -118,8 +101,8 @@ def main() -> None:
         print(json.dumps(measured(arguments.store)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        write_store(Path(folder) / "clients.sqlite", arguments.clients)
-        print(json.dumps(measured(Path(folder) / "clients.sqlite")))
+        write_store(Path(folder) / "clients.store", arguments.clients)
+        print(json.dumps(measured(Path(folder) / "clients.store")))
 
 
 if __name__ == "__main__":

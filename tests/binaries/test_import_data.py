@@ -190,7 +190,7 @@ def test_tensorflow_federated_is_not_loaded(folder):
     code = (
         "import sys; from tff_agnostic.program.commands.import_data import IMPORT_DATA;"
         "IMPORT_DATA.define_flags();"
-        "print([m for m in ('tensorflow', 'tensorflow_federated', 'pyarrow') if m in sys.modules])"
+        "print([m for m in ('tensorflow', 'tensorflow_federated', 'pandas') if m in sys.modules])"
     )
     with Process([sys.executable, "-c", code], folder) as process:
         assert process.outcome().out == "[]\n"

@@ -15,6 +15,7 @@ from tests import golden
 from tests.binaries.harness import Caller, tree
 from tests.data.stores import text_store
 from tff_agnostic.base.registry import Registry
+from tff_agnostic.data.store import load_store
 from tff_agnostic.program import progress
 from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments import reproduce as reproduce_command
@@ -201,11 +202,11 @@ def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
     )
     outcome = call(reproduce, *arguments)
     assert outcome.status == 0, outcome
-    assert "importing dump into run/clients.sqlite" in outcome.out
+    assert "importing dump into run/clients.store" in outcome.out
     page = json.loads((run / "page.json").read_text())
     table = page["sections"][0]["blocks"][0]
     assert table["table"] == "perplexity (lower is better)"
-    assert {*data_lines(run / "clients.sqlite")} <= {*_lines(page)}
+    assert {*data_lines(run / "clients.store")} <= {*_lines(page)}
     compared = json.loads((run / "compare.json").read_text())
     assert list(compared) == [*sites, "agnostic_fed_avg", *mixed]
     for name, results in compared.items():
@@ -216,7 +217,7 @@ def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
     for name in mixed:
         trial = run / "runs" / name / "trial_00" / "run"
         config = json.loads((trial / "config.json").read_text())
-        assert (config["data"], config["data_dir"]) == (str(run / "clients.sqlite"), None)
+        assert (config["data"], config["data_dir"]) == (str(run / "clients.store"), None)
         assert config["base_predictors"] == [
             str(run / "runs" / site / "trial_00" / "run") for site in sites
         ]
@@ -226,7 +227,7 @@ def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
             whole = int(row["predictors/bytes_of_ensemble"])
             # Beside the predictor, a few numbers.
             assert whole / 2 < int(row["predictors/bytes_sent"]) < whole
-    store = (run / "clients.sqlite").read_bytes()
+    store = load_store(run / "clients.store").digest()
 
     # The dump need not be read again.
     shutil.move(folder / "dump", folder / "gone")
@@ -234,7 +235,7 @@ def test_a_dump_is_imported_and_models_of_its_sites_are_mixed(
     outcome = call(reproduce, *arguments, "--resume")
     assert outcome.status == 0, outcome
     assert "importing" not in outcome.out
-    assert (run / "clients.sqlite").read_bytes() == store
+    assert load_store(run / "clients.store").digest() == store
 
 
 @pytest.mark.slow

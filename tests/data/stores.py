@@ -1,6 +1,7 @@
 """Small stores for tests: ours, and one as TFF writes them."""
 
 import sqlite3
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
+from tff_agnostic.data.tff_store import to_tff
 
 WORDS = {"the": 9, "cat": 5, "sat": 3}
 # A user's model file for a store of `points_store`, which starts from zeros.
@@ -34,6 +37,12 @@ def image(client: str, domain: str, label: int, ink: float = 0.5) -> Record:
 
 
 def write_store(path: Path, records: Iterable[tuple[str, Record]], kind: str, **more: Any) -> Path:
+    """Writes a store; as TFF's SQLite file if the name ends so."""
+    if path.suffix == ".sqlite":
+        with tempfile.TemporaryDirectory() as folder:
+            store = write_store(Path(folder) / "arrow", records, kind, **more)
+            to_tff(ArrowStore(store), path)
+        return path
     with StoreWriter(path) as writer:
         for split, record in records:
             writer.add(split, record)

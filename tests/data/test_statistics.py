@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tff_agnostic.data.store_examples import RunningStatistics, Standardization
+from tff_agnostic.data.statistics import RunningStatistics, Standardization
 from tff_agnostic.data.store_format import NumberStatistics
 
 

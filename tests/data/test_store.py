@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests import golden
-from tests.data.stores import text_store, tff_store
+from tests.data.stores import text_store, tff_store, write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import (
     FirstExamples,
@@ -19,28 +19,28 @@ from tff_agnostic.data.clients import (
     domain_counts,
     known_counts,
 )
-from tff_agnostic.data.store import Store, StoreClients, parse_examples, vocabulary_digest
-from tff_agnostic.data.store_examples import ExampleSerializer, parsed_features
-from tff_agnostic.data.store_format import Feature
+from tff_agnostic.data.store import StoreClients, load_store, vocabulary_digest
+from tff_agnostic.data.store_format import Feature, Record
+from tff_agnostic.data.tff_store import parse_examples
 
 _TEXT = {"tokens": Feature("string"), "domain": Feature("string")}
 
 
 def test_what_was_written_is_read(tmp_path):
-    store = Store(text_store(tmp_path / "s.sqlite"))
+    store = load_store(text_store(tmp_path / "s.sqlite"))
     assert store.description.kind == "text"
     assert store.description.domains == ("answer", "question")
     assert store.description.features == _TEXT
     assert store.description.source == "by hand"
     assert store.splits() == ("heldout", "test", "train")
     assert store.client_ids("train") == ["a", "b"]
-    columns = parse_examples(store.read("train", "b"), _TEXT, "client b")
+    columns = store.columns("train", "b", _TEXT)
     assert columns["tokens"].tolist() == [b"the cat", b"sat", b"the the dog"]
     assert columns["domain"].tolist() == [b"question", b"answer", b"question"]
 
 
 def test_the_vocabulary_is_in_order_of_counts(tmp_path):
-    store = Store(text_store(tmp_path / "s.sqlite"))
+    store = load_store(text_store(tmp_path / "s.sqlite"))
     assert store.vocabulary() == ("the", "cat", "sat")
     assert store.vocabulary(2) == ("the", "cat")
 
@@ -55,19 +55,19 @@ def test_a_store_of_tff_describes_itself_by_its_first_example(tmp_path):
         ("train", "f0001_02", {"pixels": np.zeros(784, np.float32), "label": 3}),
         ("test", "f0001_02", {"pixels": np.ones(784, np.float32), "label": 4}),
     ]
-    store = Store(tff_store(tmp_path / "s.sqlite", rows))
+    store = load_store(tff_store(tmp_path / "s.sqlite", rows))
     assert store.description.kind is None
     assert store.description.features == {
         "label": Feature("int64"),
         "pixels": Feature("float32", (784,)),
     }
-    assert store.domain_counts("train") is None
+    assert store.domain_table("train") is None
     with pytest.raises(UserError, match="found a store without one"):
         store.vocabulary()
 
 
 def test_threads_and_forked_processes_read_at_once(tmp_path):
-    store = Store(text_store(tmp_path / "s.sqlite"))
+    store = load_store(text_store(tmp_path / "s.sqlite"))
     expected = store.read("train", "b")
     found = []
     threads = [
@@ -98,7 +98,7 @@ def test_a_store_is_opened_read_only(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     path.chmod(0o444)
     before = path.read_bytes()
-    store = Store(path)
+    store = load_store(path)
     store.read("train", "a")
     with pytest.raises(UserError, match="cannot read the store: attempt to write a readonly"):
         store._query("DELETE FROM examples")
@@ -108,7 +108,7 @@ def test_a_store_is_opened_read_only(tmp_path):
 
 def test_a_store_that_is_written_to_while_it_is_read_is_told(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
-    store = Store(path)
+    store = load_store(path)
     other = sqlite3.connect(path)
     other.execute("DELETE FROM examples WHERE client_id = 'a'")
     other.commit()
@@ -125,12 +125,12 @@ def test_a_store_that_is_locked_is_told(tmp_path, monkeypatch):
     other.execute("PRAGMA locking_mode=EXCLUSIVE")
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(UserError, match="another process is writing to the store"):
-        Store(path)
+        load_store(path)
 
 
 def test_a_store_that_is_removed_is_told(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
-    store = Store(path)
+    store = load_store(path)
     path.unlink()
     with pytest.raises(UserError, match="the store is gone"):
         store.read("train", "a")
@@ -166,7 +166,7 @@ def _without(sql):
         (_truncated, "expected an SQLite file, found a damaged one"),
         (_overwritten, "expected an SQLite file, found a damaged one"),
         (_text_file, "expected a client store, found another file (./run import_data"),
-        (lambda path: path.unlink(), "--data: expected a client store, found no file at"),
+        (lambda path: path.unlink(), "expected a client store, found nothing at"),
         (lambda path: path.write_bytes(b""), "expected a client store with the table examples"),
         (_without("DROP TABLE client_metadata"), "expected a client store with the table client_m"),
         (_without("DELETE FROM tff_agnostic"), "expected a complete store, found one half-written"),
@@ -184,7 +184,7 @@ def test_what_is_no_store_is_one_line(tmp_path, damage, message):
     path = text_store(tmp_path / "s.sqlite")
     damage(path)
     with pytest.raises(UserError) as error:
-        store = Store(path)
+        store = load_store(path)
         for client in store.client_ids("train"):
             store.read("train", client)
     assert message in str(error.value)
@@ -204,15 +204,15 @@ def test_what_a_store_says_that_is_not_so(tmp_path, case):
     finally:
         connection.close()
     with pytest.raises(UserError) as error:
-        store = Store(path)
+        store = load_store(path)
         store.client_ids("train")
-        store.domain_counts("train")
+        store.domain_table("train")
         store.sentence_lengths("train")
     return str(error.value)
 
 
 def test_a_split_without_clients_names_those_there_are(tmp_path):
-    store = Store(text_store(tmp_path / "s.sqlite"))
+    store = load_store(text_store(tmp_path / "s.sqlite"))
     with pytest.raises(UserError, match="split dev, found the splits heldout, test, train"):
         store.client_ids("dev")
 
@@ -227,7 +227,7 @@ def test_a_split_without_clients_names_those_there_are(tmp_path):
     ],
 )
 def test_examples_of_another_kind_are_one_line(tmp_path, serialized, features):
-    store = Store(text_store(tmp_path / "s.sqlite"))
+    store = load_store(text_store(tmp_path / "s.sqlite"))
     examples = serialized or store.read("train", "a")
     assert golden.refusal(parse_examples, examples, features, "client a").startswith(
         "client a: expected examples with "
@@ -249,7 +249,7 @@ def _lengths(client_id, columns):
 
 def _clients(path, split="train", to_examples=_lengths, **more):
     features = {"tokens": Feature("string"), "domain": Feature("string")}
-    return StoreClients(Store(path), split, features, to_examples, _NAMES, **more)
+    return StoreClients(load_store(path), split, features, to_examples, _NAMES, **more)
 
 
 def test_a_client_has_its_examples_in_the_order_in_which_they_came(tmp_path):
@@ -361,51 +361,25 @@ def test_a_client_of_another_number_of_examples_is_told(tmp_path):
         _clients(path).read("a")
 
 
-# --- Serialized examples: those of TensorFlow's own message, whatever came before
+# --- Serialized examples: those of TensorFlow's own message
 
 
-def _message(title: str, score: int, x: "list[float]", ids: "list[int]") -> bytes:
-    train = tf.train
-    feature = {
-        "title": train.Feature(bytes_list=train.BytesList(value=[title.encode()])),
-        "score": train.Feature(int64_list=train.Int64List(value=[score])),
-        "x": train.Feature(float_list=train.FloatList(value=x)),
-        "ids": train.Feature(int64_list=train.Int64List(value=ids)),
-    }
-    message = train.Example(features=train.Features(feature=feature))
-    return message.SerializeToString(deterministic=True)
-
-
-def test_examples_do_not_depend_on_those_before():
-    serialize, title = ExampleSerializer(), "añejo"
-    # An array that a reader fills again and again.
-    x = np.array([0.5, 1], np.float32)
-    for k, score in enumerate([3, 3, -1, 3]):
-        x[0] = k
-        ids = np.arange(k, dtype=np.int64)
-        found = serialize({"title": title, "score": score, "x": x, "ids": ids})
-        assert found == _message(title, score, x.tolist(), list(range(k)))
-        parsed = parsed_features(found)
-        assert (parsed["title"], parsed["score"]) == (title, [score])
-        np.testing.assert_array_equal(parsed["x"], x)
-    other = serialize({"title": "b", "score": 3, "x": x, "ids": ids})
-    assert other == _message("b", 3, x.tolist(), [0, 1, 2])
-
-
-def test_examples_that_differ_in_a_text():
-    texts = ["", "a b", "\u00e9" * 100, "x" * 20_000]
+def test_exported_examples_are_tensorflows(tmp_path):
     # A name that begins with another one comes before it.
-    shared = {"text_at": "1", "te": -5, "zoo": np.float32([1.5]), "big": 2**62, "u": "x" * 200}
-    found = ExampleSerializer().with_texts(shared, "text", texts)
-    for example, text in zip(found, texts, strict=True):
+    texts = ["", "a b", "\u00e9" * 100, "x" * 20_000]
+    shared = {"text_at": "1", "te": -5, "zoo": np.float32([1.5, -2]), "big": 2**62, "u": "x" * 200}
+    records = [("train", Record("a", "d", {**shared, "text": text})) for text in texts]
+    store = load_store(write_store(tmp_path / "s.sqlite", records, "features"))
+    for serialized, text in zip(store.read("train", "a"), texts, strict=True):
         train = tf.train
         feature = {
+            "domain": train.Feature(bytes_list=train.BytesList(value=[b"d"])),
             "text": train.Feature(bytes_list=train.BytesList(value=[text.encode()])),
             "text_at": train.Feature(bytes_list=train.BytesList(value=[b"1"])),
             "te": train.Feature(int64_list=train.Int64List(value=[-5])),
-            "zoo": train.Feature(float_list=train.FloatList(value=[1.5])),
+            "zoo": train.Feature(float_list=train.FloatList(value=[1.5, -2])),
             "big": train.Feature(int64_list=train.Int64List(value=[2**62])),
             "u": train.Feature(bytes_list=train.BytesList(value=[b"x" * 200])),
         }
         message = train.Example(features=train.Features(feature=feature))
-        assert example == message.SerializeToString(deterministic=True)
+        assert serialized == message.SerializeToString(deterministic=True)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from fleet.demo import demo
 from fleet.node_noise.noise import PrivacyRequirements, noise_of_export
@@ -22,7 +23,6 @@ from tests.fleet.comparison import moments_of, noise_in_units
 from tests.fleet.fleet import Fleet, LocalChannel, Told
 from tests.plan_runner.harness import call
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.data.store_examples import parsed_features
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.deployment.backends import demo_size
 from tff_agnostic.deployment.export import export
@@ -156,9 +156,12 @@ def _store(exported, client, folder):
     path = exported / "conformance" / "clients" / f"{client}.tfrecord"
     domains = json.loads((exported / "manifest.json").read_text())["domains"]
     records = []
-    for found in map(parsed_features, read_records(path)):
-        (label,), (domain,) = found["y"].tolist(), found["domain_id"].tolist()
-        records.append(Record(client, domains[domain], {"x": found["x"], "label": label}))
+    for serialized in read_records(path):
+        features = tf.train.Example.FromString(serialized).features.feature
+        (label,) = features["y"].int64_list.value
+        (domain,) = features["domain_id"].int64_list.value
+        x = np.array(features["x"].float_list.value, np.float32)
+        records.append(Record(client, domains[domain], {"x": x, "label": label}))
     return write_store(folder / "s.sqlite", [("train", record) for record in records], "features")
 
 

@@ -2,16 +2,21 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Union
 
+import numpy as np
 import pytest
 
 from tests import golden
+from tff_agnostic.data.store import ArrowStore
+from tff_agnostic.data.store_format import Record
+from tff_agnostic.data.tff_store import to_tff
 from tff_agnostic.importing.importer import FORMATS, Import, checked_import
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.source import ReadLog, SourceExample
+from tff_agnostic.importing.source import ReadLog, Rows, SourceExample
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data"
 Paths = Union[Path, Sequence[Path]]
@@ -33,7 +38,24 @@ def read(
     reading = spec.read(chosen, [paths] if isinstance(paths, Path) else paths, log)
     # Nothing is read before it is asked for: that is what bounds the memory.
     assert iter(reading) is reading
-    return list(reading), log
+    return [example for rows in reading for example in examples_of(rows)], log
+
+
+def examples_of(rows: Rows) -> Iterator[SourceExample]:
+    """Yields rows as examples."""
+    for k in range(len(rows)):
+        features = {
+            name: column[k].as_py()
+            if not isinstance(column, np.ndarray)
+            else column[k]
+            if column.ndim > 1
+            else column[k].item()
+            for name, column in rows.features.items()
+        }
+        client, domain, split = (c[k].as_py() for c in (rows.client, rows.domain, rows.split))
+        record = Record(client, domain, features, split)
+        group = None if rows.group is None else rows.group[k].as_py()
+        yield SourceExample(record, rows.place(k), group)
 
 
 def refused(format_: str, paths: Paths, **options: Any) -> str:
@@ -48,6 +70,9 @@ def job(format_: str, path: Path, output: Path, **options: Any) -> Import:
 
 
 def table(store: Path, sql: str) -> list[Any]:
-    """Returns rows of a store."""
-    with contextlib.closing(sqlite3.connect(store)) as database:
-        return database.execute(sql).fetchall()
+    """Returns rows of a store's tables, as TFF's SQLite file has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tff.sqlite"
+        to_tff(ArrowStore(store), path)
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            return database.execute(sql).fetchall()

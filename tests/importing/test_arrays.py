@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tests import golden
-from tests.importing.harness import REAL, needs, read, refused
+from tests.computations.harness import assert_identical
+from tests.importing.harness import REAL, examples_of, needs, read, refused
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.importing import npz
 from tff_agnostic.importing.importer import FORMATS
-from tff_agnostic.importing.npz import NpzColumns
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 
@@ -129,23 +129,23 @@ def test_options_that_are_missing_or_too_many(tmp_path, case):
     return refused("npz", tmp_path, **case)
 
 
-def test_columns_may_be_read_in_any_order(tmp_path):
-    path = _file(tmp_path, **_arrays(7))
-    with NpzColumns(path, ImportOptions()) as columns:
-        (_, first), *_ = columns.blocks(["who", "x"], 3)
-        with pytest.raises(UserError, match="There is no item named"):
-            list(columns.blocks(["nothing"], 3))
-    assert first["who"].tolist() == [0, 0, 1]
-    assert first["x"][2].tolist() == [4, 5]
-
-
 @pytest.mark.parametrize("other", [{"y": np.zeros(4, int)}, {"x": np.array([{}] * 5)}])
 def test_a_file_that_is_refused_is_closed(tmp_path, other):
     """While the error lives: its traceback keeps what was open when it was raised."""
     path = _file(tmp_path, **_arrays(**other))
-    with pytest.raises(UserError) as error, NpzColumns(path, ImportOptions()) as columns:
-        next(columns.blocks(["y", "x"], 3))
+    with pytest.raises(UserError) as error:
+        read("npz", path, **_COLUMNS)
     assert not any(os.path.realpath(f) == str(path) for f in Path("/proc/self/fd").iterdir()), error
+
+
+def test_arrays_in_fortran_order_and_labels_in_a_column(tmp_path):
+    arrays = _arrays()
+    plain, _ = read("npz", _file(tmp_path, **arrays), **_COLUMNS)
+    arrays["x"] = np.asfortranarray(arrays["x"])
+    arrays["y"] = arrays["y"][:, np.newaxis]
+    other, _ = read("npz", _file(tmp_path, **arrays), **_COLUMNS)
+    for one, same in zip(plain, other, strict=True):
+        assert_identical(dict(one.record.features), dict(same.record.features))
 
 
 @pytest.mark.nightly
@@ -155,7 +155,8 @@ def test_the_real_writers():
     chosen = ImportOptions(format="npz", client_column="writer", domain_column="hsf")
     counts: Counter[tuple[str, str]] = Counter()
     writers: dict[tuple[str, str], set[str]] = {}
-    for example in FORMATS["npz"].read(chosen, [path], ReadLog()):
+    rows = FORMATS["npz"].read(chosen, [path], ReadLog())
+    for example in (example for part in rows for example in examples_of(part)):
         key = (str(example.record.split), example.record.domain)
         counts[key] += 1
         writers.setdefault(key, set()).add(example.record.client)
@@ -225,7 +226,7 @@ def test_some_classes_with_names(tmp_path):
         (0, "shirt"),
         (2, "pullover"),
     ]
-    assert log.skipped == {"class that is not in --classes": 2}
+    assert log.skipped == {"class that is not in classes": 2}
     examples, _ = read("idx", tmp_path, classes=(6,), domain_name="all", num_clients=1)
     assert {e.record.domain for e in examples} == {"all"}
 
@@ -381,8 +382,7 @@ def test_users_without_examples_are_counted(tmp_path):
     data = {"user_data": {"u": {"x": [], "y": []}, **_VECTORS["user_data"]}}
     examples, log = read("leaf", _file_of_leaf(tmp_path, data), **_ALL)
     assert log.skipped == {"user without examples": 1}
-    for example in examples:
-        log.keep(example.record.client)
+    log.keep(example.record.client for example in examples)
     assert log.clients_without_examples() == 1
 
 
@@ -408,11 +408,11 @@ def test_images_that_are_there_packed_as_well(tmp_path):
     packed = _pair(tmp_path, [3, 1], suffix=".gz")
     assert refused("idx", tmp_path) == (
         f"{packed}: expected these images once, found train-images-idx3-ubyte as well: name the "
-        "files of images with --input"
+        "files of images with input=FILE,..."
     )
 
 
 @pytest.mark.parametrize("who", [np.array([1.0, np.nan]), np.array(["a", ""])])
 def test_rows_without_a_client(tmp_path, who):
     path = _file(tmp_path, **{**_arrays(2), "who": who})
-    assert "row 1: expected a name or number as client" in refused("npz", path, **_COLUMNS)
+    assert "row 1: expected a name or number in who" in refused("npz", path, **_COLUMNS)

@@ -94,7 +94,7 @@ def test_copies(tmp_path):
     assert report.to_json()["copies"]["of_client"] == {"test": 0, "train": 3}
     assert found["copies"].startswith("4.6% of the examples (3 of 65) are copies")
     assert found["copies_in_train"].startswith(
-        "9.1% of the examples of test (1 of 11) are in train"
+        "9.1% of the examples of test (1 of 11) equal an example of train"
     )
 
 

@@ -15,7 +15,7 @@ from tests import golden
 from tests.importing.harness import job, table
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.registry import Registry
-from tff_agnostic.data.store import Store
+from tff_agnostic.data.store import load_store
 from tff_agnostic.importing import importer
 from tff_agnostic.importing import source as formats
 from tff_agnostic.importing.options import ImportOptions
@@ -51,16 +51,14 @@ def test_a_store_holds_every_row_once(tmp_path):
     rows = _rows(300)
     store = tmp_path / "s.sqlite"
     report = job("csv", _csv(tmp_path, rows), store, **_NUMBERS).run(ReadLog())
-    opened = Store(store)
+    opened = load_store(store)
     assert opened.description.kind == "features"
     assert opened.description.domains == ("x", "y", "z")
     found = []
     for split, client in _clients(store):
-        for serialized in opened.read(split, client):
-            feature = tf.train.Example.FromString(serialized).features.feature
-            vector = feature["x"].float_list.value
-            domain = feature["domain"].bytes_list.value[0].decode()
-            found.append((client, domain, *vector, feature["label"].int64_list.value[0]))
+        columns = opened.columns(split, client, opened.description.features)
+        for x, domain, label in zip(columns["x"], columns["domain"], columns["label"]):
+            found.append((client, domain.decode(), *x, label))
     fields = (row.split(",") for row in rows)
     expected = [(c, d, float(a), float(b), int(y)) for c, d, a, b, y, _ in fields]
     assert sorted(found) == sorted(expected)
@@ -102,7 +100,7 @@ def test_the_vocabulary_is_that_of_training_clients(tmp_path):
             words.update(text.split())
     expected = sorted(words.items(), key=lambda item: (-item[1], item[0]))[:25]
     assert table(store, "SELECT word, count FROM vocabulary ORDER BY rank") == expected
-    assert Store(store).vocabulary() == tuple(word for word, _ in expected)
+    assert load_store(store).vocabulary() == tuple(word for word, _ in expected)
     assert report.vocabulary is not None
     assert report.vocabulary.size == 25
     assert report.vocabulary.different == len(words)
@@ -141,8 +139,8 @@ def test_names_of_domains_and_classes(tmp_path):
     store = tmp_path / "s.sqlite"
     names = {"domain_names": ("x:north", "y:south", "z"), "class_names": ("a", "b", "c")}
     job("csv", _csv(tmp_path, _rows(50)), store, **_NUMBERS, **names).run(ReadLog())
-    assert Store(store).description.domains == ("north", "south", "z")
-    assert Store(store).description.class_names == ("a", "b", "c")
+    assert load_store(store).description.domains == ("north", "south", "z")
+    assert load_store(store).description.class_names == ("a", "b", "c")
 
 
 @golden.values
@@ -236,8 +234,10 @@ def test_tff_reads_an_imported_store(tmp_path):
 
 
 def test_options_in_code_are_checked_too(tmp_path):
-    with pytest.raises(UserError, match="--format: expected one of stackexchange, "):
+    with pytest.raises(UserError, match="input: expected files or folders, found none"):
         importer.checked_import(ImportOptions(), [])
+    with pytest.raises(UserError, match=r"format: expected one of stackexchange, .*shows none"):
+        job("", tmp_path, tmp_path / "s.store")
     with pytest.raises(UserError, match="unknown format 'cvs': did you mean csv"):
         job("cvs", tmp_path, tmp_path / "s.sqlite")
 
@@ -316,5 +316,5 @@ def test_a_report_takes_the_place_of_nothing_that_is_read_or_written(tmp_path):
     for report in (tmp_path / "s.sqlite", source):
         options = {**given, "label_column": "y", "report": report}
         message = golden.refusal(job, "csv", source, tmp_path / "s.sqlite", **options)
-        assert message.startswith("--report: expected a file of its own, found ")
+        assert message.startswith("report: expected a separate file, found ")
     assert source.read_text().startswith("who") and not (tmp_path / "s.sqlite").exists()

@@ -1,6 +1,7 @@
 """Imports that are killed, and the memory of one: real processes."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.binaries.harness import ROOT
-from tff_agnostic.data.store import Store
+from tff_agnostic.data.store import load_store
 
 _ARGUMENTS = (
     "--format=csv",
@@ -98,12 +99,12 @@ def test_killed_import_leaves_no_store_without_report(tmp_path, when, number, wr
     assert _import_killed(tmp_path, when, number) == -signal.SIGKILL
     names = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
     assert names == {rows.name, *written}
-    (tmp_path / "s.sqlite").unlink(missing_ok=True)
+    shutil.rmtree(tmp_path / "s.sqlite", ignore_errors=True)
     # Another import finds nothing in its way, and removes all temporary files.
     assert _import_killed(tmp_path, "never", 0) == 0
     assert {path.name for path in tmp_path.iterdir()} == {rows.name, "report.json", "s.sqlite"}
     report = json.loads((tmp_path / "report.json").read_text())
-    examples = sum(Store(tmp_path / "s.sqlite").client_counts("train").values())
+    examples = sum(load_store(tmp_path / "s.sqlite").client_counts("train").values())
     assert report["store"] == "s.sqlite"
     assert report["splits"]["train"]["examples"] == examples
 

@@ -1,4 +1,4 @@
-"""Numbers of a table: statistics of training clients, and --standardize."""
+"""Numbers of a table: statistics of training clients, and standardize."""
 
 import csv
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.importing.harness import job, refused
-from tff_agnostic.data.store import Store, parse_examples
+from tff_agnostic.data.store import Store, load_store
 from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.importing.source import ReadLog
 
@@ -43,7 +43,7 @@ def _imported(folder: Path, rows: list[dict[str, Any]], **more: Any) -> tuple[Im
         writer.writerows(rows)
     options = {"missing_values": "mark", **_COLUMNS, **more}
     report = job("csv", path, folder / "s.sqlite", **options).run(ReadLog())
-    return report, Store(folder / "s.sqlite")
+    return report, load_store(folder / "s.sqlite")
 
 
 def _numbers(rows: list[dict[str, Any]]) -> np.ndarray:
@@ -52,8 +52,7 @@ def _numbers(rows: list[dict[str, Any]]) -> np.ndarray:
 
 
 def _stored(store: Store, split: str, client: str) -> np.ndarray:
-    serialized = store.read(split, client)
-    return parse_examples(serialized, {"x": store.description.features["x"]}, "")["x"]
+    return store.columns(split, client, {"x": store.description.features["x"]})["x"]
 
 
 @pytest.mark.nightly
@@ -108,5 +107,5 @@ def test_standardizing_needs_numbers(tmp_path):
     path.write_text("who,job,y\na,cook,0\n")
     options = {**_COLUMNS, "feature_columns": (), "categorical_columns": ("job",)}
     assert refused("csv", path, standardize=True, **options) == (
-        "--standardize has no effect without --feature_columns"
+        "standardize: expected no value without feature_columns, found True"
     )

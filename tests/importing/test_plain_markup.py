@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tff_agnostic.importing import text as text_module
-from tff_agnostic.importing.text import WordCounts, html_blocks, sentences_of
+from tff_agnostic.importing.text import html_blocks, sentences_of
 
 _NAMES = ["p", "br", "code", "PRE", "em", "a", "li", "script", "h1"]
 _PIECES = [
@@ -72,13 +72,3 @@ def test_words_are_those_of_their_pattern():
         text = "".join(draw.choices("ab1'-\" )(,:_\n<", k=draw.randint(1, 20)))
         expected = [" ".join(pattern.findall(text))] if re.search("[a-z0-9]", text) else []
         assert sentences_of(text) == expected
-
-
-def test_counts_are_merged_unless_words_might_be_forgotten():
-    words = WordCounts(max_words=3)
-    words.add(["a", "b"])
-    assert words.merge({"a": 2})
-    assert words.top(9) == {"a": 3, "b": 1}
-    # Even of words that it has: that needs no look at each.
-    assert not words.merge({"a": 1, "c": 1})
-    assert words.top(9) == {"a": 3, "b": 1}

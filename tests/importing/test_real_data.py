@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.importing import independent
-from tests.importing.harness import REAL, job, needs, table
+from tests.importing.harness import REAL, examples_of, job, needs, table
 from tests.importing.independent import Example
 from tff_agnostic.importing.importer import FORMATS
 from tff_agnostic.importing.options import ImportOptions
@@ -57,7 +57,8 @@ def _cells(
 
 def _read(format_: str, path: Path, log: ReadLog, **options: Any) -> Iterator[Example]:
     """Yields what a reader finds, an example at a time."""
-    for example in FORMATS[format_].read(ImportOptions(format=format_, **options), [path], log):
+    reading = FORMATS[format_].read(ImportOptions(format=format_, **options), [path], log)
+    for example in (example for rows in reading for example in examples_of(rows)):
         record = example.record
         tokens = str(record.features.get("tokens", ""))
         yield Example(

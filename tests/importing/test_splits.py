@@ -9,7 +9,7 @@ from tests import golden
 from tests.importing.harness import job, table
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.importing.source import ReadLog, SourceExample
+from tff_agnostic.importing.source import ReadLog, SourceExample, rows_of
 from tff_agnostic.importing.splits import Splits, moves, parse_shares, split_sizes, strata_of
 
 _SHARES = {"train": 0.7, "heldout": 0.2, "test": 0.1}
@@ -24,8 +24,8 @@ _EXAMPLES = [_example(client, number) for client in range(2000) for number in ra
 
 
 def _assigned(examples, by: str, seed: int = 0) -> dict[str, str]:
-    splits = Splits(_SHARES, by, seed)
-    return {example.place: splits.split_of(example)[0] for example in examples}
+    names, _ = Splits(_SHARES, by, seed).assign(rows_of(examples))
+    return dict(zip((example.place for example in examples), names.to_pylist()))
 
 
 @pytest.mark.parametrize("by", ["client", "group", "example"])
@@ -51,10 +51,10 @@ def test_shares_are_kept_to(by):
 def test_what_is_kept_together():
     for by, key in (("client", "client"), ("group", "group")):
         found: dict[str, set[str]] = {}
-        splits = Splits(_SHARES, by, 0)
+        assigned = _assigned(_EXAMPLES, by)
         for example in _EXAMPLES:
             name = example.group if key == "group" else example.record.client
-            found.setdefault(str(name), set()).add(splits.split_of(example)[0])
+            found.setdefault(str(name), set()).add(assigned[example.place])
         assert all(len(names) == 1 for names in found.values())
     by_example = _assigned(_EXAMPLES, "example")
     assert any(by_example[f"p{k}#0"] != by_example[f"p{k}#1"] for k in range(2000))
@@ -66,16 +66,21 @@ def test_seeds_differ():
 
 def test_the_sources_own_splits():
     own = [_example(client, 0, "test" if client % 2 else "train") for client in range(100)]
-    kept = Splits(_SHARES, "client", 0)
-    assert all(kept.split_of(example) == (example.record.split, None) for example in own)
-    divided = Splits({"train": 0.5, "heldout": 0.5}, "client", 0, {"split"})
-    found = Counter((example.record.split, divided.split_of(example)[0]) for example in own)
-    assert set(found) == {("train", "train"), ("train", "heldout"), ("test", "test")}
-    with pytest.raises(UserError, match="the source has a split test of its own; expected sha"):
-        Splits(_SHARES, "client", 0, {"split"}).split_of(own[1])
+    rows = rows_of(own)
+    names, units = Splits(_SHARES, "client", 0).assign(rows)
+    assert names.equals(rows.split) and units.null_count == len(own)
+    names, units = Splits({"train": 0.5, "heldout": 0.5}, "client", 0, {"split"}).assign(rows)
+    found = {*zip(rows.split.to_pylist(), names.to_pylist(), units.is_null().to_pylist())}
+    assert found == {
+        ("train", "train", False),
+        ("train", "heldout", False),
+        ("test", "test", True),
+    }
+    with pytest.raises(UserError, match="as the source has its own split test"):
+        Splits(_SHARES, "client", 0, {"split"}).assign(rows)
     for name in ("split_by", "stratify", "min_per_split"):
-        with pytest.raises(UserError, match=f"--{name} has no effect without --split"):
-            Splits(_SHARES, "client", 0, {name}).split_of(own[0])
+        with pytest.raises(UserError, match=f"{name}: expected no value without split"):
+            Splits(_SHARES, "client", 0, {name}).assign(rows)
 
 
 def test_shares_from_text():
@@ -86,7 +91,7 @@ def test_shares_from_text():
 @golden.values
 def test_shares_that_are_none(case):
     found = golden.refusal(parse_shares, case)
-    assert found.startswith(f"--split={','.join(case)}: ")
+    assert found.startswith("split: ")
     return found
 
 
@@ -260,5 +265,5 @@ def test_one_client_with_most_examples_is_named(tmp_path):
     (remark,) = [r for r in report.remarks if r.kind == "large_units"]
     assert remark.text == (
         "In 1 of 2 domains a single client has over half of the examples, so that shares cannot "
-        "be kept: x; --split_by=example divides every client's examples."
+        "be kept: x; split_by=example divides every client's examples."
     )

@@ -133,7 +133,7 @@ def test_domains_of_posts(tmp_path):
 def test_treatments_of_markup_that_are_none(tmp_path, markup):
     message = refused("stackexchange", _dump(tmp_path, _row()), markup=markup)
     assert message == (
-        "--markup: expected drop, keep, word, or one each as code:drop,math:word, found "
+        "markup: expected drop, keep, word, or one each as code:drop,math:word, found "
         f"{','.join(markup)!r}"
     )
 
@@ -203,9 +203,11 @@ def test_what_is_no_dump_is_refused(tmp_path, case):
 def test_another_encoding_is_named_with_its_place(tmp_path):
     path = tmp_path / "Posts.xml"
     content = (_HEAD + _row(Body="caf\u00e9")).encode()
-    offset = content.index("\u00e9".encode())
+    before = content[: content.index("\u00e9".encode())].decode()
+    column = len(before) - before.rfind("\n")
     path.write_bytes(content.replace("\u00e9".encode(), "\u00e9".encode("latin-1")))
-    message = f"{path}: expected UTF-8, found byte 0xe9 at offset {offset}"
+    line = before.count("\n") + 1
+    message = f"{path}:{line}: expected UTF-8, found byte 0xe9 in column {column}"
     assert refused("stackexchange", path) == message
 
 

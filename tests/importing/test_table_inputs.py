@@ -13,7 +13,7 @@ from pyarrow import parquet
 from tests import golden
 from tests.importing.harness import job, read, refused
 from tests.options import make_options
-from tff_agnostic.data.store import Store
+from tff_agnostic.data.store import Store, load_store
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 
@@ -86,11 +86,11 @@ def test_missing_values_are_bad_records_unless_a_rule_is_given(tmp_path):
     path = _csv(tmp_path, _ROWS[:2])
     assert refused("csv", path, feature_columns=("age",), **_COLUMNS) == (
         "rows.csv:3: expected numbers as features, found '' in age (set "
-        "--missing_values to accept missing ones)"
+        "missing_values to accept missing ones)"
     )
     empty = _csv(tmp_path, [{**_ROWS[0], "job": ""}])
     assert refused("csv", empty, categorical_columns=("job",), **_COLUMNS) == (
-        "rows.csv:2: expected a category in job, found '' (set --missing_values to accept "
+        "rows.csv:2: expected a category in job, found '' (set missing_values to accept "
         "missing ones)"
     )
 
@@ -118,7 +118,7 @@ def _imported(folder: Path, rows: list[dict[str, str]], **options: Any) -> tuple
         split_column="for",
         **options,
     ).run(ReadLog())
-    return report, Store(folder / "s.sqlite")
+    return report, load_store(folder / "s.sqlite")
 
 
 def test_the_known_categories_are_those_of_training_clients(tmp_path):
@@ -144,7 +144,7 @@ def test_a_column_of_very_many_categories_is_bounded_and_that_is_said(tmp_path):
     report, store = _imported(tmp_path, rows, categorical_columns=("id",), max_categories=2)
     assert store.description.categories == {"id": ("7", "8")}
     line = (
-        "id: 2 known values of 50 (--max_categories), in 12.7% of the training examples; examples "
+        "id: 2 known values of 50 (max_categories), in 12.7% of the training examples; examples "
         "with another value: 48 of train."
     )
     assert line in report.text().splitlines()
@@ -172,8 +172,8 @@ def test_a_text_column_of_numbers(tmp_path):
         assert refused(
             "csv", _csv(tmp_path, rows), client_column="who", domain_name="a", text_column="town"
         ) == (
-            "--text_column: expected texts in town, found nothing but numbers, such as '7' "
-            "(--feature_columns is for numbers)"
+            "text_column: expected texts in town, found only numbers, such as '7' "
+            "(feature_columns is for numbers)"
         )
 
 

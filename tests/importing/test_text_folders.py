@@ -123,15 +123,15 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
 def test_another_encoding_is_named_with_its_place(tmp_path, start):
     folder = _texts(tmp_path, ar__1="")
     path = folder / "ar" / "1.txt"
-    path.write_bytes(b"a" * start + "é . ".encode("latin-1") + b"b . " * 20)
-    message = f"{path}: expected UTF-8, found byte 0xe9 at offset {start}"
+    path.write_bytes(b"x\n" + b"a" * start + "é . ".encode("latin-1") + b"b . " * 20)
+    message = f"{path}:2: expected UTF-8, found byte 0xe9 in column {start + 1}"
     assert refused("text_folders", folder) == message
 
 
 def test_a_letter_that_is_cut_off_at_the_end(tmp_path):
     folder = _texts(tmp_path, ar__1="")
     (folder / "ar" / "1.txt").write_bytes("fin é".encode()[:-1])
-    assert refused("text_folders", folder).endswith("found byte 0xc3 at offset 4")
+    assert refused("text_folders", folder).endswith("found byte 0xc3 in column 5")
 
 
 def test_what_is_refused(tmp_path):
@@ -146,7 +146,7 @@ def test_what_is_refused(tmp_path):
     outside.write_text("b .")
     for given in (path, outside):
         assert refused("text_folders", given) == (
-            f"{given}: expected a folder with a folder for each domain, or --domain_name for texts "
+            f"{given}: expected a folder with a folder for each domain, or domain_name for texts "
             "of one domain, found texts without"
         )
     other = tmp_path / "1.csv"
@@ -156,11 +156,12 @@ def test_what_is_refused(tmp_path):
     options = {"sentences_per_group": 4, "sentences_per_client": 3, "split_by": "group"}
     message = refused("text_folders", tmp_path / "ar", domain_name="d", **options)
     assert (
-        message == "--sentences_per_group=4: expected a multiple of --sentences_per_client, found 3"
+        message
+        == "sentences_per_group: expected a multiple of sentences_per_client, which is 3, found 4"
     )
     options["split_by"] = "client"
     message = refused("text_folders", tmp_path / "ar", domain_name="d", **options)
-    assert message == "--sentences_per_group has no effect without --split_by=group"
+    assert message.startswith("sentences_per_group: expected no value without split_by=group")
 
 
 def test_texts_of_one_domain(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +16,14 @@ import pytest
 
 from tests.importing.harness import job, read, table
 from tff_agnostic.base.errors import ExecutionError, UserError
-from tff_agnostic.importing import stackexchange, text_rows
-from tff_agnostic.importing.source import ReadLog, input_paths
+from tff_agnostic.base.files import read_text
+from tff_agnostic.data.store import CLIENTS, EXAMPLES, STORE
+from tff_agnostic.importing import text_rows
+from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.workers import in_order
 
 _RAISE_SIGNAL = functools.partial(functools.partial, signal.raise_signal)
-_INPUT_PATHS = functools.partial(functools.partial, input_paths)
+_READ = functools.partial(functools.partial, read_text, what="a file")
 
 
 def _row(number: int, body: str, owner: object = 7, more: str = "") -> str:
@@ -56,8 +59,6 @@ def _awkward_dump(folder: Path) -> Path:
 @pytest.mark.slow
 def test_any_number_of_processes_writes_the_same_store(tmp_path, monkeypatch):
     path = _awkward_dump(tmp_path)
-    # Parts of rows, and of characters, at the ends of what is read at once.
-    monkeypatch.setattr(stackexchange, "_BLOCK", 61)
     monkeypatch.setattr(text_rows, "_CHARACTERS", 700)
     stores, reports = [], []
     for processes in (1, 2, 5):
@@ -66,10 +67,10 @@ def test_any_number_of_processes_writes_the_same_store(tmp_path, monkeypatch):
         report = job("stackexchange", path, store, processes=processes, **options).run(
             ReadLog(skip_bad=True)
         )
-        stores.append(store.read_bytes())
+        stores.append([(store / name).read_bytes() for name in (EXAMPLES, CLIENTS, STORE)])
         reports.append(report.to_json())
         rows = table(store, "SELECT client_id, count(*) FROM examples GROUP BY client_id")
-        store.unlink()
+        shutil.rmtree(store)
     assert stores[0] == stores[1] == stores[2]
     assert reports[0] == reports[1] == reports[2]
     # What the reader yields one by one, as any format's.
@@ -80,15 +81,19 @@ def test_any_number_of_processes_writes_the_same_store(tmp_path, monkeypatch):
 
 
 def test_results_and_errors_come_in_the_order_of_blocks(tmp_path):
+    paths = [tmp_path / str(k) for k in range(2)]
+    for path in paths:
+        path.write_text(path.name)
+
     def blocks() -> Any:
-        yield from [[str(tmp_path)], ["."]]
-        yield []
+        yield from paths
+        yield tmp_path / "none"
         raise UserError("of the reader")
 
     for processes in (1, 3):
-        results = in_order(_INPUT_PATHS, blocks(), processes)
-        assert [next(results), next(results)] == [[tmp_path], [Path(".")]]
-        with pytest.raises(UserError, match="--input: expected files or folders, found none"):
+        results = in_order(_READ, blocks(), processes)
+        assert [next(results), next(results)] == ["0", "1"]
+        with pytest.raises(UserError, match="none: expected a file"):
             next(results)
 
 
@@ -97,7 +102,7 @@ def test_a_process_that_is_killed_ends_the_import_in_a_line():
         list(in_order(_RAISE_SIGNAL, [signal.SIGKILL] * 3, 2))
     assert str(e.value) == (
         "expected a process to work to the end, found it ended by signal SIGKILL, as for want of "
-        "memory: nothing was written (--processes=1 needs less memory)"
+        "memory: nothing was written (processes=1 needs less memory)"
     )
 
 

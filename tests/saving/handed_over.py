@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.importing.harness import job
 from tff_agnostic.data.inputs import TABLE, inputs_json
-from tff_agnostic.data.store import Store
+from tff_agnostic.data.store import load_store
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.saving.save import FORMATS
@@ -91,7 +91,7 @@ def _rows(folder: Path) -> list[dict[str, str]]:
 
 def as_x(folder: Path) -> NDArray[np.float32]:
     """Returns the inputs of the rows that scripts predict, written out from the documentation."""
-    training = Store(folder / "shoppers.sqlite").client_counts("train")
+    training = load_store(folder / "shoppers.sqlite").client_counts("train")
     rows = _rows(folder)
     of_train = [row for row in rows if row["shopper"] in training]
 

@@ -15,7 +15,7 @@ from tests.importing.harness import job
 from tests.saving import handed_over
 from tests.saving.harness import ask_plain_tensorflow
 from tff_agnostic.data.inputs import ModelInputs, inputs_json
-from tff_agnostic.data.store import Store, parse_examples
+from tff_agnostic.data.store import Store, load_store
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.text import Normalizer
@@ -53,7 +53,7 @@ def test_what_a_table_says_of_its_inputs(tmp_path):
     task = handed_over.shoppers(tmp_path)
     found = inputs_json(task.inputs, task.class_names, task.words)
     scales = [[e.pop("subtract"), e.pop("divide_by")] for e in found["inputs"]["x"][:2]]
-    numbers = Store(tmp_path / "shoppers.sqlite").description.statistics["x"]
+    numbers = load_store(tmp_path / "shoppers.sqlite").description.statistics["x"]
     assert scales == [[one.mean, one.deviation] for one in numbers]
     assert found == {
         "inputs": {
@@ -81,7 +81,7 @@ def _of_store(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
     """Returns a model of a store's inputs, of which only the spec is needed, and a client's x."""
     inputs = StoredInputs(store, encoding)
     only_spec: Any = SimpleNamespace(example_spec={"x": inputs.spec})
-    columns = parse_examples(store.read("train", "a"), inputs.features, "a")
+    columns = store.columns("train", "a", inputs.features)
     trained = TrainedModel(only_spec, ModelWeights([], []), inputs=inputs.described)
     return trained, inputs.x_of(columns, "a")
 
@@ -107,7 +107,7 @@ def test_lists_marks_and_ids_by_column(tmp_path, encoding, standardize):
         "standardize": standardize,
     }
     job("jsonl", path, tmp_path / "s.sqlite", **options).run(ReadLog())
-    trained, expected = _of_store(Store(tmp_path / "s.sqlite"), encoding)
+    trained, expected = _of_store(load_store(tmp_path / "s.sqlite"), encoding)
     ask = saved_model.signature(trained, inputs_by_name)
     nan = float("nan")
     told = ask(
@@ -126,7 +126,7 @@ def test_lists_marks_and_ids_by_column(tmp_path, encoding, standardize):
 @pytest.mark.nightly
 def test_stores_that_do_not_say_their_columns(tmp_path):
     task = handed_over.shoppers(tmp_path)
-    store = Store(tmp_path / "shoppers.sqlite")
+    store = load_store(tmp_path / "shoppers.sqlite")
     # As releases before this one wrote them.
     store.description = dataclasses.replace(store.description, columns=None, statistics={})
     inputs = StoredInputs(store, "one_hot")
@@ -179,7 +179,7 @@ def test_a_store_of_texts_says_its_column_and_its_rule(tmp_path):
     path.write_text("who,said,y\na,See you,0\n")
     options = {"client_column": "who", "domain_name": "web", "text_column": "said"}
     job("csv", path, tmp_path / "s.sqlite", case="lower", **options).run(ReadLog())
-    found = text_inputs(Store(tmp_path / "s.sqlite"), "text")
+    found = text_inputs(load_store(tmp_path / "s.sqlite"), "text")
     assert isinstance(found, ModelInputs)
     table = inputs_json(found, None, ("see", "you"))
     assert table["inputs"] == {"x": {"is": "text", "column": "said"}}

@@ -122,8 +122,7 @@ def _write_clients(
         )
     if data is None:
         raise UserError(
-            "data: expected a file to write the clients of train_data to, a name that ends in "
-            ".sqlite, found none"
+            "data: expected the path of a store to write the clients of train_data to, found none"
         )
     tff_clients.to_same_store(Path(data), splits, domain_of)
 
@@ -223,7 +222,7 @@ def import_data(show_progress: bool = True, **options: Any) -> ImportReport:
     """Makes a client store of files, as `./run import_data` does.
 
     Every flag of that command is an argument: `format="csv"`, `input=["examples.csv"]`,
-    `output="clients.sqlite"`, `client_column="user"` and so on.
+    `output="clients.store"`, `client_column="user"` and so on.
 
     Args:
         show_progress: Whether to show a bar on a terminal or in a notebook.
@@ -235,6 +234,8 @@ def import_data(show_progress: bool = True, **options: Any) -> ImportReport:
     _quiet()
     from tff_agnostic.program.commands.import_data import IMPORT_DATA
 
+    if isinstance(options.get("input"), (str, Path)):
+        options["input"] = [str(options["input"])]
     report: ImportReport = IMPORT_DATA(show_progress, **options)
     return report
 
@@ -295,10 +296,10 @@ def arrays(data: PathName, split: str = "train") -> Arrays:
         `x`, `y`, and the `domains` and `clients` of the examples; `names` of the numbers of x.
     """
     _quiet()
-    from tff_agnostic.data.store import Store
+    from tff_agnostic.data.store import load_store
     from tff_agnostic.tasks.stored_inputs import arrays_of
 
-    return arrays_of(Store(Path(data)), split)
+    return arrays_of(load_store(Path(data)), split)
 
 
 def _quiet() -> None:

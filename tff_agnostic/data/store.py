@@ -1,19 +1,29 @@
-"""Client stores read one client at a time, as datasets of parsed examples."""
+"""Client stores, read one client at a time as columns of examples.
+
+A store is a folder of Arrow files, which `data.store_writer` writes:
+
+    examples.arrow   the examples; a client's examples are consecutive; mapped into memory
+    clients.parquet  split, client, first row, number of rows, number of examples of each domain
+    store.json       description, digest, vocabulary, lengths of sentences; written last
+
+`load_store` also opens the SQLite files of TFF, see `data.tff_store`.
+"""
 
 from __future__ import annotations
 
-import functools
-import math
-from array import array
-from collections.abc import Mapping, Sequence
+import abc
+import difflib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
-from plan_runner.client_store import ClientStore
-from tff_agnostic.base.errors import UserError, counted
-from tff_agnostic.base.files import digest, file_digest
+from plan_runner.client_store import described_by
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import digest
 from tff_agnostic.base.later import tf
 from tff_agnostic.data.clients import ListedClients
 from tff_agnostic.data.store_format import Feature, StoreDescription, description_of
@@ -21,138 +31,257 @@ from tff_agnostic.models.model import Examples
 
 # A run reads a client in many rounds. A comparison has as many splits in memory as seeds.
 KEPT_BYTES = 16 * 2**20
+# Examples that a pass over a store has in memory at once; a multiple of the rows of a block of
+# statistics.
+_BATCH_ROWS = 16_000
+EXAMPLES, CLIENTS, STORE = "examples.arrow", "clients.parquet", "store.json"
 
 
-class Store(ClientStore):
+class Store(abc.ABC):
     """A store, opened read-only; may be used by several threads and processes at once.
 
     Attributes:
-        path: The file.
-        description: The store's description; for a store that TFF wrote, that of its first example.
+        path: Path of the store.
+        description: The store's description; in a store that TFF wrote, the features of its first
+            example.
     """
 
-    error = UserError
+    path: Path
+    description: StoreDescription
 
-    def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise UserError(f"--data: expected a client store, found no file at {path}")
-        super().__init__(path)
-        self.description = self._description()
+    @abc.abstractmethod
+    def splits(self) -> tuple[str, ...]:
+        """Returns the names of the splits, sorted."""
 
-    def domain_counts(self, split: str) -> Optional[dict[str, dict[str, int]]]:
-        """Returns {CLIENT: {DOMAIN: examples}} of a split; None in a store that TFF wrote."""
-        if self.description.kind is None:
-            return None
-        expected = self.client_counts(split)
-        counts: dict[str, dict[str, int]] = {}
-        for client, domain, n in self._query(
-            "SELECT client_id, domain, num_examples FROM client_domains WHERE split_name = ?",
-            [split],
-            (str, str, int),
-        ):
-            own = counts.setdefault(client, {})
-            if n < 0:
-                raise self._wrong_count(client, split, f"examples of domain {domain!r:.60}", n)
-            if domain in own:
-                raise self._wrong_count(client, split, f"domain {domain!r:.60} once", "it twice")
-            own[domain] = n
-        for client, own in counts.items():
-            found = sum(own.values())
-            if found != expected.get(client):
-                in_all = f"{counted(expected.get(client, 0), 'example')} in all domains together"
-                raise self._wrong_count(client, split, in_all, found)
-        return counts
+    @abc.abstractmethod
+    def client_counts(self, split: str) -> dict[str, int]:
+        """Returns the number of examples of each client of a split, sorted by client id."""
 
-    def domain_table(self, split: str, counts: Mapping[str, int]) -> Optional[np.ndarray]:
-        """Returns what `domain_counts` does as an array; None if that is not known.
+    def client_ids(self, split: str) -> list[str]:
+        """Returns the ids of a split's clients, sorted."""
+        return list(self.client_counts(split))
+
+    @abc.abstractmethod
+    def columns(
+        self, split: str, client_id: str, features: Mapping[str, Feature]
+    ) -> dict[str, np.ndarray]:
+        """Returns the columns of one client's examples.
 
         Args:
-            counts: Of `client_counts`.
+            split: Name of the split.
+            client_id: Id of the client.
+            features: The features to read.
 
         Returns:
-            int64 [clients, domains], clients in the order of `counts`, domains in that of the
-            description; None also if the stored counts are not those of `counts`, or not of these
-            domains, about which `domain_counts` has more to say.
+            A column of each feature, [n, *shape]; strings are bytes in object arrays.
         """
-        if self.description.kind is None:
-            return None
-        domains = {name: k for k, name in enumerate(self.description.domains)}
-        # Numbers only: a million clients as mappings need ten times the memory.
-        places, numbers = array("q"), array("q")
-        ids = enumerate(counts)
-        row, current = -1, None
-        for client, domain, n in self._stream(
-            "SELECT client_id, domain, num_examples FROM client_domains WHERE split_name = ? "
-            "ORDER BY client_id COLLATE BINARY",
-            [split],
-            (str, str, int),
-        ):
-            if client != current:
-                row, current = next(ids, (row, None))
-            if client != current or domain not in domains:
-                return None
-            places.append(row * len(domains) + domains[domain])
-            numbers.append(n)
-        if next(ids, None) is not None:
-            return None
-        table = np.zeros(len(counts) * len(domains), np.int64)
-        place = np.frombuffer(places, np.int64)
-        table[place] = np.frombuffer(numbers, np.int64)
-        table = table.reshape(len(counts), len(domains))
-        is_each_once = len(np.unique(place)) == len(place)
-        totals = np.fromiter(counts.values(), np.int64, len(counts))
-        # Larger numbers than the total may overflow to it.
-        is_in_range = np.all((table >= 0) & (table <= totals[:, np.newaxis]))
-        is_right = is_each_once and is_in_range and np.array_equal(table.sum(axis=1), totals)
-        return table if is_right else None
 
+    @abc.abstractmethod
+    def domain_table(self, split: str) -> Optional[np.ndarray]:
+        """Returns the number of examples by client and domain, int64 [clients, domains].
+
+        Clients are in the order of `client_counts`, domains in the order of the description. None
+        in a store that TFF wrote.
+        """
+
+    @abc.abstractmethod
     def sentence_lengths(self, split: str) -> dict[int, int]:
         """Returns the number of sentences of a split by their number of words."""
-        lengths = dict(
-            self._query(
-                "SELECT words, SUM(num_sentences) FROM sentence_lengths WHERE split_name = ? "
-                "GROUP BY words ORDER BY words",
-                [split],
-                (int, int),
-            )
-        )
-        if any(words < 0 or n < 0 for words, n in lengths.items()):
-            raise UserError(f"{self.path}: expected numbers of sentences, found negative ones")
-        return lengths
 
+    @abc.abstractmethod
     def vocabulary(self, size: Optional[int] = None) -> tuple[str, ...]:
         """Returns the most frequent words, the most frequent first.
 
         Args:
-            size: How many; all if None.
+            size: Number of words; all if None.
         """
-        if self.description.kind is None:
-            raise UserError(f"{self.path}: expected a vocabulary, found a store without one")
-        rows = self._query(
-            "SELECT word FROM vocabulary ORDER BY rank LIMIT ?",
-            [-1 if size is None else size],
-            (str,),
-        )
-        if not rows:
+
+    @abc.abstractmethod
+    def digest(self) -> str:
+        """Returns a short name of the store's content, which changes with any example."""
+
+    @abc.abstractmethod
+    def check_unchanged(self) -> None:
+        """Checks that the files are as they were when the store was opened."""
+
+
+class SortedExamples:
+    """The examples of a folder, mapped into memory, and the rows of each client.
+
+    Attributes:
+        table: All examples.
+        rows: First row and number of rows of each client, by split; clients are sorted.
+        domain_tables: Number of examples by client and domain, int64 [clients, domains], by split.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        # The file stays mapped as long as its columns are in use.
+        self.table = pa.ipc.open_file(pa.memory_map(str(folder / EXAMPLES))).read_all()
+        clients = parquet.read_table(folder / CLIENTS, memory_map=False)
+        table = clients["domains"].combine_chunks().flatten().to_numpy()
+        table = table.reshape(clients.num_rows, -1)
+        split_names = np.array(clients["split"].to_pylist(), object)
+        self.rows: dict[str, dict[str, tuple[int, int]]] = {}
+        self.domain_tables: dict[str, np.ndarray] = {}
+        for split in dict.fromkeys(split_names.tolist()):
+            places = np.flatnonzero(split_names == split)
+            start, end = int(places[0]), int(places[-1]) + 1
+            part = clients.slice(start, end - start)
+            rows = zip(part["first"].to_pylist(), part["count"].to_pylist())
+            self.rows[split] = dict(zip(part["client"].to_pylist(), rows))
+            self.domain_tables[split] = table[start:end]
+
+    def batches(self, split: str, size: int = _BATCH_ROWS) -> Iterator[tuple[int, Any]]:
+        """Yields the first row and the examples of each part of a split, in the file's order."""
+        for start, end in self._runs(split):
+            for first in range(start, end, size):
+                yield first, self.table.slice(first, min(size, end - first))
+
+    def _runs(self, split: str) -> list[tuple[int, int]]:
+        """Returns the start and the end of each run of consecutive rows of a split."""
+        runs: list[tuple[int, int]] = []
+        for first, count in sorted(self.rows.get(split, {}).values()):
+            if runs and runs[-1][1] == first:
+                runs[-1] = (runs[-1][0], first + count)
+            else:
+                runs.append((first, first + count))
+        return runs
+
+
+class ArrowStore(Store):
+    """A folder of Arrow files; see the module."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
+        self.path = path
+        self._version = self._current_version()
+        try:
+            self._content = described_by((path / STORE).read_text("utf-8"))
+            self.description = description_of(self._content)
+            self.examples = SortedExamples(path)
+        except (OSError, ValueError, KeyError, pa.ArrowException) as e:
+            reason = " ".join(str(e).split())
+            raise UserError(
+                f"{path}: expected a client store, found a damaged one: {reason}"
+            ) from e
+
+    def splits(self) -> tuple[str, ...]:
+        """See `Store.splits`."""
+        return tuple(sorted(self.examples.rows))
+
+    def client_counts(self, split: str) -> dict[str, int]:
+        """See `Store.client_counts`."""
+        if split not in self.examples.rows:
+            raise UserError(
+                f"{self.path}: expected clients in split {split}, found the splits "
+                f"{', '.join(self.splits())}"
+            )
+        return {client: count for client, (_, count) in self.examples.rows[split].items()}
+
+    def columns(
+        self, split: str, client_id: str, features: Mapping[str, Feature]
+    ) -> dict[str, np.ndarray]:
+        """See `Store.columns`."""
+        self.check_unchanged()
+        rows = self.examples.rows.get(split, {})
+        if client_id not in rows:
+            nearest = difflib.get_close_matches(client_id, rows)
+            meant = f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
+            raise UserError(
+                f"{self.path}: client {client_id}: expected examples in split {split}, found none"
+                f"{meant}"
+            )
+        stored = self.description.features
+        for name, feature in features.items():
+            if name not in stored or stored[name].kind != feature.kind:
+                raise UserError(
+                    f"{self.path}: client {client_id}: expected examples with {name} "
+                    f"({feature.dtype} {list(feature.shape)}), found {stored.get(name)}"
+                )
+        first, count = rows[client_id]
+        part = self.examples.table.slice(first, count)
+        return {name: column_of(part[name], f.shape) for name, f in features.items()}
+
+    def domain_table(self, split: str) -> np.ndarray:
+        """See `Store.domain_table`."""
+        return self.examples.domain_tables[split]
+
+    def sentence_lengths(self, split: str) -> dict[int, int]:
+        """See `Store.sentence_lengths`."""
+        total: Counter[int] = Counter()
+        for of_split, _, words, n in self.domain_sentence_lengths():
+            total[words] += n if of_split == split else 0
+        return {words: n for words, n in sorted(total.items()) if n}
+
+    def domain_sentence_lengths(self) -> list[tuple[str, str, int, int]]:
+        """Returns (split, domain, words, sentences) of a store of texts, in ascending order."""
+        return [(*key, n) for *key, n in self._content["sentence_lengths"]]
+
+    def vocabulary(self, size: Optional[int] = None) -> tuple[str, ...]:
+        """See `Store.vocabulary`."""
+        words = tuple(self.word_counts())[:size]
+        if not words:
             raise UserError(f"{self.path}: expected a vocabulary, found an empty one")
-        return tuple(row[0] for row in rows)
+        return words
+
+    def word_counts(self) -> dict[str, int]:
+        """Returns the words of the vocabulary with their counts, the most frequent first."""
+        return dict(self._content["vocabulary"])
 
     def digest(self) -> str:
-        """Returns a short name of the whole file, which changes with any example."""
-        found = _digest_of(self.path.absolute(), self._data_version)
+        """See `Store.digest`."""
         self.check_unchanged()
-        return found
+        name: str = self._content["digest"]
+        return name
 
-    def _description(self) -> StoreDescription:
-        if self.described is not None:
-            try:
-                return description_of(self.described)
-            except ValueError as e:
-                raise UserError(f"{self.path}: {e}") from e
-        first = self._query("SELECT serialized_example_proto FROM examples LIMIT 1", kinds=(bytes,))
-        if not first:
-            raise UserError(f"{self.path}: expected examples, found none")
-        return StoreDescription(kind=None, features=features_of(first[0][0], self.path))
+    def check_unchanged(self) -> None:
+        """See `Store.check_unchanged`."""
+        if self._current_version() != self._version:
+            raise UserError(
+                f"{self.path}: the store was changed while it was read: let what writes to it end, "
+                "and start again"
+            )
+
+    def _current_version(self) -> tuple[int, int]:
+        try:
+            status = os.stat(self.path / EXAMPLES)
+        except OSError as e:
+            raise UserError(
+                f"{self.path}: expected a client store with {EXAMPLES}, found none ({e.strerror})"
+            ) from e
+        return status.st_mtime_ns, status.st_size
+
+
+def load_store(path: Path) -> Store:
+    """Returns an opened store: a folder that an import wrote, or an SQLite file of TFF's."""
+    if path.is_dir():
+        return ArrowStore(path)
+    if not path.is_file():
+        raise UserError(f"expected a client store, found nothing at {path}")
+    # Imported here: stores of Arrow files need none of it.
+    from tff_agnostic.data.tff_store import TffStore
+
+    return TffStore(path)
+
+
+def column_of(column: Any, shape: Sequence[int]) -> np.ndarray:
+    """Returns a column of Arrow as an array [n, *shape]; strings as bytes."""
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(column.type):
+        flat = pa.chunked_array(
+            [chunk.flatten() for chunk in column.chunks], type=column.type.value_type
+        )
+        return np.array(flat.to_numpy()).reshape(len(column), *shape)
+    if pa.types.is_string(column.type):
+        values = np.empty([len(column)], object)
+        values[:] = column.cast(pa.binary()).to_pylist()
+        return values.reshape(len(column), *shape)
+    return np.array(column.to_numpy()).reshape(len(column), *shape)
 
 
 def vocabulary_digest(words: Sequence[str]) -> str:
@@ -160,14 +289,7 @@ def vocabulary_digest(words: Sequence[str]) -> str:
     return digest("\n".join(words).encode())
 
 
-# A store may be of many gigabytes, and a comparison opens it for every trial.
-@functools.lru_cache(maxsize=8)
-def _digest_of(path: Path, version: tuple[int, int]) -> str:
-    del version
-    return file_digest(path)
-
-
-# (client id, columns of the parsed features) -> examples.
+# (client id, columns of the features) -> examples.
 ToExamples = Callable[[str, Mapping[str, np.ndarray]], Examples]
 
 
@@ -175,11 +297,13 @@ class StoreClients(ListedClients):
     """Clients of a split; reading one touches its rows only.
 
     Args:
-        to_examples: Makes a client's examples of its columns.
+        store: The store.
+        split: Name of the split.
+        features: The features to read.
+        to_examples: Called with a client's id and columns; returns its examples.
         domain_names: Names of the task's domains, in the order of their ids.
         has_row_each: Whether every example of the store becomes one example.
-        most_kept: The first clients that are read stay in memory, as far as their examples have no
-            more bytes than these together.
+        most_kept: Bytes of examples that stay in memory, those of the clients that are read first.
     """
 
     def __init__(
@@ -199,8 +323,7 @@ class StoreClients(ListedClients):
         self._domain_names = domain_names
         self._has_row_each = has_row_each
         self._most_kept = most_kept
-        self._counts = store.client_counts(split)
-        self._ids = list(self._counts)
+        self._ids = store.client_ids(split)
         self._kept: dict[str, Examples] = {}
         self._kept_bytes = 0
 
@@ -210,102 +333,25 @@ class StoreClients(ListedClients):
         if kept is not None:
             self._store.check_unchanged()
             return kept
-        examples = self._read(client_id)
+        columns = self._store.columns(self._split, client_id, self._features)
+        examples = self._to_examples(client_id, columns)
         num_bytes = sum(np.asarray(column).nbytes for column in tf.nest.flatten(examples))
         if self._kept_bytes + num_bytes <= self._most_kept:
             self._kept_bytes += num_bytes
             self._kept[client_id] = examples
         return examples
 
-    def _read(self, client_id: str) -> Examples:
-        where = f"{self._store.path}: client {client_id}"
-        serialized = self._store.examples(self._split, client_id, self._counts)
-        return self._to_examples(client_id, parse_examples(serialized, self._features, where))
-
     def client_domain_counts(self) -> Optional[np.ndarray]:
-        """Returns the examples of each client and domain, int64 [clients, p]; None if not known."""
+        """Returns the examples of each client and domain, int64 [clients, p]; None if unknown."""
+        stored = {name: k for k, name in enumerate(self._store.description.domains)}
         # A task may have domains that are not those of the store.
-        if not self._has_row_each or not {*self._store.description.domains} <= {
-            *self._domain_names
-        }:
+        if not self._has_row_each or not {*stored} <= {*self._domain_names}:
             return None
-        table = self._store.domain_table(self._split, self._counts)
-        if table is not None:
-            found = np.zeros([len(table), len(self._domain_names)], np.int64)
-            place = {name: k for k, name in enumerate(self._store.description.domains)}
-            for k, name in enumerate(self._domain_names):
-                if name in place:
-                    found[:, k] = table[:, place[name]]
-            return found
-        counts = self._store.domain_counts(self._split)
-        if counts is None:
+        table = self._store.domain_table(self._split)
+        if table is None:
             return None
-        unknown = next((client for client in self._ids if client not in counts), None)
-        if unknown is not None:
-            raise UserError(
-                f"{self._store.path}: expected the domains of every client in split {self._split}, "
-                f"found none of client {unknown}"
-            )
-        return np.array(
-            [[counts[client].get(name, 0) for name in self._domain_names] for client in self._ids],
-            np.int64,
-        )
-
-
-def parse_examples(
-    serialized: Sequence[bytes], features: Mapping[str, Feature], where: str
-) -> dict[str, np.ndarray]:
-    """Parses `tf.train.Example`s.
-
-    Args:
-        serialized: n examples.
-        features: What to take from them.
-        where: The client, for messages.
-
-    Returns:
-        A column of each feature, [n, *shape]; strings are bytes in object arrays.
-    """
-    if not features:
-        return {}
-    expected = ", ".join(f"{n} ({f.dtype} {list(f.shape)})" for n, f in features.items())
-    smallest = min(map(len, serialized), default=0)
-    for name, feature in features.items():
-        # TensorFlow reserves what a shape needs before it looks; a value takes at least a byte.
-        if serialized and math.prod(feature.shape) > smallest:
-            raise UserError(
-                f"{where}: expected examples with {expected}, found one of {smallest} bytes, which "
-                f"cannot hold {name}"
-            )
-    spec = {
-        name: tf.io.FixedLenFeature(feature.shape, tf.as_dtype(feature.dtype))
-        for name, feature in features.items()
-    }
-    try:
-        # The operation runs on CPUs only.
-        with tf.device("CPU:0"):
-            columns = tf.io.parse_example(tf.constant(list(serialized), tf.string), spec)
-    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as e:
-        message = " ".join(str(getattr(e, "message", e)).split())
-        raise UserError(f"{where}: expected examples with {expected}, found: {message}") from e
-    return {name: column.numpy() for name, column in columns.items()}
-
-
-def features_of(serialized: bytes, path: Path) -> dict[str, Feature]:
-    """Returns what an example holds, for stores that do not describe themselves.
-
-    Args:
-        path: Its store, for messages.
-    """
-    try:
-        example = tf.train.Example.FromString(serialized)
-    except Exception as e:  # protobuf's own error type differs between its implementations.
-        raise UserError(f"{path}: expected tf.train.Examples, found something else ({e})") from e
-    names = {"bytes_list": "string", "int64_list": "int64", "float_list": "float32"}
-    features = {}
-    for name, feature in sorted(example.features.feature.items()):
-        kind = feature.WhichOneof("kind")
-        if kind is None:
-            continue
-        length = len(getattr(feature, kind).value)
-        features[name] = Feature(names[kind], () if length == 1 else (length,))
-    return features
+        counts = np.zeros([len(table), len(self._domain_names)], np.int64)
+        for k, name in enumerate(self._domain_names):
+            if name in stored:
+                counts[:, k] = table[:, stored[name]]
+        return counts

@@ -1,14 +1,4 @@
-"""The SQLite format of client stores: TFF's tables and ours, records, and serialized examples.
-
-TFF's tables (`tff.simulation.datasets`): `examples` holds a row per example, a serialized
-`tf.train.Example`, and `client_metadata` a row per client and split. TFF reads our stores, and
-these modules read TFF's, which lack our tables:
-
-    client_domains  how many examples of each domain a client has
-    vocabulary      the words of a text store and their counts, most frequent first
-    sentence_lengths  how many sentences of a text store have how many words
-    tff_agnostic    one row: a JSON description; written last
-"""
+"""The description of a client store: its features, columns and statistics, as JSON; records."""
 
 from __future__ import annotations
 
@@ -38,28 +28,6 @@ MISSING = "<missing>"
 # No category: the value of a categorical column that is left out of it.
 NO_CATEGORY = ""
 _DTYPES = ("string", "int64", "float32")
-TFF_TABLES = """
-CREATE TABLE examples (
-  split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL);
-CREATE TABLE client_metadata (
-  client_id TEXT NOT NULL, split_name TEXT NOT NULL, num_examples INTEGER NOT NULL);
-"""
-OWN_TABLES = """
-CREATE TABLE client_domains (
-  split_name TEXT NOT NULL, client_id TEXT NOT NULL, domain TEXT NOT NULL,
-  num_examples INTEGER NOT NULL);
-CREATE TABLE vocabulary (rank INTEGER PRIMARY KEY, word TEXT NOT NULL, count INTEGER NOT NULL);
-CREATE TABLE sentence_lengths (
-  split_name TEXT NOT NULL, domain TEXT NOT NULL, words INTEGER NOT NULL,
-  num_sentences INTEGER NOT NULL);
-CREATE TABLE tff_agnostic (description TEXT NOT NULL);
-"""
-# Where a client's rows are found, by TFF's queries too.
-INDICES = """
-CREATE INDEX examples_by_client ON examples (client_id, split_name);
-CREATE INDEX metadata_by_split ON client_metadata (split_name, client_id);
-CREATE INDEX domains_by_split ON client_domains (split_name, client_id);
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +96,11 @@ class Feature:
     dtype: str
     shape: tuple[int, ...] = ()
 
+    @property
+    def kind(self) -> tuple[str, int]:
+        """Type and number of the values; TFF's stores do not record shapes."""
+        return self.dtype, math.prod(self.shape)
+
 
 @dataclasses.dataclass(frozen=True)
 class StoredColumns:
@@ -194,9 +167,8 @@ class StoreDescription:
         return math.prod(self.features[name].shape) if name in self.features else 0
 
     def to_json(self) -> str:
-        """Returns the text that the table `tff_agnostic` holds."""
+        """Returns the description as JSON with its version."""
         value = dataclasses.asdict(self)
-        # Stores without them are the same, byte for byte, as before there were any.
         value["statistics"] = {
             name: [one.to_json() for one in numbers] for name, numbers in self.statistics.items()
         }

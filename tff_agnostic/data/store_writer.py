@@ -1,229 +1,253 @@
-"""Writes client stores, in one pass over records in any order and in bounded memory."""
+"""Writes client stores from examples in any order, in bounded memory.
+
+Rows go into buckets by a hash of their client, in memory or, beyond a limit, on the disk. When the
+splits are decided, one bucket after another is sorted by split, client and order of arrival.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
+import json
 import os
-import sqlite3
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import scratch_folder
-from tff_agnostic.data.store_examples import (
-    ExampleSerializer,
-    complete,
+from tff_agnostic.base.files import digest, file_digest, scratch_folder
+from tff_agnostic.data.statistics import (
+    RunningStatistics,
+    Standardization,
     inputs_with_statistics,
-    parsed_features,
-    statistics_of,
 )
+from tff_agnostic.data.store import CLIENTS, EXAMPLES, STORE, SortedExamples, column_of
 from tff_agnostic.data.store_format import (
     DOMAIN,
-    INDICES,
     KINDS,
     LABEL,
-    OWN_TABLES,
-    TFF_TABLES,
     TOKENS,
     TRAIN,
     Feature,
+    NumberStatistics,
     Record,
     StoredColumns,
     StoreDescription,
     Value,
 )
 
-# Rows between two calls of SQLite.
-_ROWS_AT_ONCE = 1000
-# Pairs of a unit and a domain in memory.
-_MAX_NEW = 100_000
+# Bytes of rows in memory before they go into buckets on the disk.
+_MEMORY = 64 * 2**20
+_NUM_BUCKETS = 64
+# Records that become columns at once.
+_RECORDS_AT_ONCE = 1000
+# Rows of a batch in the store's file, and of a block of statistics.
+_BATCH_ROWS = 1 << 14
+_BLOCK_ROWS = 1000
+# Pairs of a unit and a domain that are counted before they are sorted.
+_MAX_PAIRS = 1 << 18
+# The columns that are no features.
+SPLIT, CLIENT, UNIT = "split", "client", "unit"
+_PREFIX = "\0"
+_KEYS = tuple(_PREFIX + name for name in (SPLIT, CLIENT, UNIT))
 
-# (split, client, domain, unit, example)
-_Row = tuple[str, str, str, Optional[int], bytes]
-# (split before, split now, the example)
-OnMoved = Callable[[str, str, Record], object]
-
-
-@dataclasses.dataclass
-class Rows:
-    """Sentences for a store, with all that is counted about them.
-
-    Attributes:
-        rows: (split, client, domain, unit, examples) of sentences of one text.
-        features: Those of an example; None without one.
-        counts: Examples by (split, domain).
-        lengths: Examples by (split, domain, words).
-        units: Examples by (unit, domain).
-    """
-
-    rows: list[tuple[str, str, str, Optional[int], list[bytes]]] = dataclasses.field(
-        default_factory=list
-    )
-    features: Optional[dict[str, Value]] = None
-    counts: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
-    lengths: Counter[tuple[str, str, int]] = dataclasses.field(default_factory=Counter)
-    units: Counter[tuple[int, str]] = dataclasses.field(default_factory=Counter)
-
-    def add(
-        self,
-        split: str,
-        record: Record,
-        unit: Optional[int],
-        examples: list[bytes],
-        words: Sequence[int],
-    ) -> None:
-        """Adds sentences of one client.
-
-        Args:
-            record: What they share.
-            unit: See `StoreWriter.add`.
-            words: How many words each has.
-        """
-        domain = record.domain
-        self.rows.append((split, record.client, domain, unit, examples))
-        self.counts[split, domain] += len(examples)
-        for length in words:
-            self.lengths[split, domain, length] += 1
-        if unit is not None:
-            self.units[unit, domain] += len(examples)
-
-    def texts(self, split: str) -> Iterator[str]:
-        """Yields the sentences of a split."""
-        for of_split, _, _, _, examples in self.rows:
-            if of_split == split:
-                yield from (str(parsed_features(one)[TOKENS]) for one in examples)
+Columns = Mapping[str, Any]
 
 
 class StoreWriter:
     """A store in the making; a context manager.
 
-    Rows go to a scratch folder next to `path`, are sorted by client there (on the disk, in bounded
-    memory) by `finish`, and come into place at the end of the block, all at once. Without `finish`,
-    and after an exception, nothing is left behind.
+    Rows go to a scratch folder next to `path`. The store comes into place at the end of the block,
+    all at once. Without `finish`, and after an exception, nothing is left behind.
 
     Args:
-        path: The store's file.
+        path: The store's folder.
+        memory: Bytes of rows in memory.
+
+    Attributes:
+        features: The type of each feature, as the first example has it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, memory: int = _MEMORY) -> None:
         if path.exists():
             raise UserError(f"{path}: expected no file there yet: stores are not overwritten")
-        self._contents = StoreContents()
+        self.features: dict[str, Feature] = {}
         self._path = path
+        self._memory = memory
         self._scratch = contextlib.ExitStack()
         self._folder = path.parent
         self._is_complete = False
-        self._serialize = ExampleSerializer()
-        self._units: Optional[UnitCounts] = None
-        self._rows: list[_Row] = []
-        self._connection: Optional[sqlite3.Connection] = None
-
-    @property
-    def counts(self) -> Mapping[tuple[str, str], int]:
-        """Examples so far, by (split, domain)."""
-        return self._contents.counts
+        self._last_look: Any = None
+        self._records: list[tuple[str, Record, Optional[int]]] = []
+        self._parts: list[pa.RecordBatch] = []
+        self._num_bytes = 0
+        self._buckets: list[Any] = []
+        self._units = UnitCounts()
+        self._domains: set[str] = set()
+        self._labels: Optional[tuple[int, int]] = None
+        self._sorted: Optional[SortedExamples] = None
 
     def __enter__(self) -> StoreWriter:
-        """Creates the scratch folder, and a database in it."""
+        """Creates the scratch folder."""
         with self._errors(), contextlib.ExitStack() as stack:
             self._folder = stack.enter_context(scratch_folder(self._path))
-            self._connection = _scratch_database(self._unsorted)
-            self._connection.executescript(
-                "CREATE TABLE rows (split_name TEXT, client_id TEXT, domain TEXT, unit INTEGER, "
-                "proto BLOB);"
-            )
-            self._units = UnitCounts(self._connection)
+            self._store.mkdir()
             self._scratch = stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         """Puts a finished store in its place, and removes the scratch folder."""
         with self._scratch, self._errors():
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            for bucket in self._buckets:
+                bucket.close()
             if self._is_complete and exc_info[0] is None:
-                _move(self._sorted, self._path)
+                self._put_in_place()
 
     def add(self, split: str, record: Record, unit: Optional[int] = None) -> None:
         """Adds an example.
 
         Args:
-            unit: What is in one split as a whole, if that may still become another one; see
-                `reassign`. A signed number of 64 bits.
+            split: Its split.
+            record: The example.
+            unit: Name of the examples that stay in one split, if `sort` may still move them to
+                another one: a signed number of 64 bits.
 
         Raises:
-            ValueError: If its features differ from those of the first one in name, type or shape.
+            ValueError: If its features differ from the first example's in name, type or shape.
         """
-        features = {**record.features, DOMAIN: record.domain}
-        self._contents.add(split, record, features)
-        if unit is not None:
-            assert self._units is not None
-            self._units.add(unit, record.domain)
-        self._rows.append((split, record.client, record.domain, unit, self._serialize(features)))
-        if len(self._rows) >= _ROWS_AT_ONCE:
-            self._flush()
+        look = tuple([(name, _look(value)) for name, value in record.features.items()])
+        # Most records have the types of the record before.
+        if look != self._last_look:
+            features = {**record.features, DOMAIN: record.domain}
+            self._check({name: _feature_of(name, value) for name, value in features.items()})
+            self._last_look = look
+        self._records.append((split, record, unit))
+        if len(self._records) >= _RECORDS_AT_ONCE:
+            self._add_records()
 
-    def add_rows(self, rows: Rows) -> None:
-        """Adds sentences."""
-        self._contents.add_rows(rows)
-        assert self._units is not None
-        self._units.update(rows.units)
-        self._flush(
-            (split, client, domain, unit, example)
-            for split, client, domain, unit, examples in rows.rows
-            for example in examples
-        )
+    def add_columns(self, columns: Columns) -> None:
+        """Adds examples.
+
+        Args:
+            columns: An array of NumPy's, [n, *shape], or of Arrow's for each feature, "domain"
+                among them, and "split", "client" and "unit", see `add`.
+
+        Raises:
+            ValueError: If the features differ from the first example's in name, type or shape.
+        """
+        self._add_records()
+        keys = {name: columns[name] for name in (SPLIT, CLIENT, UNIT)}
+        features = {name: column for name, column in columns.items() if name not in keys}
+        self._add(keys, features)
+
+    def _add_records(self) -> None:
+        if not self._records:
+            return
+        splits, records, units = zip(*self._records)
+        self._records = []
+        keys = {
+            SPLIT: pa.array(splits, pa.string()),
+            CLIENT: pa.array([record.client for record in records], pa.string()),
+            UNIT: pa.array(units, pa.int64()),
+        }
+        features: dict[str, Any] = {DOMAIN: pa.array([record.domain for record in records])}
+        for name, feature in self.features.items():
+            if name != DOMAIN:
+                values = [record.features[name] for record in records]
+                features[name] = _column(values, feature)
+        self._add(keys, features)
+
+    def _add(self, keys: Columns, features: Columns) -> None:
+        self._check({name: _feature_of_column(name, column) for name, column in features.items()})
+        arrays = {_PREFIX + name: _arrow(column) for name, column in keys.items()}
+        # The order of the first example: batches of one store have one schema.
+        arrays |= {name: _arrow(features[name]) for name in self.features}
+        batch = pa.RecordBatch.from_pydict(arrays)
+        domains = pc.dictionary_encode(batch.column(DOMAIN))
+        names = domains.dictionary.to_pylist()
+        self._domains.update(names)
+        units = batch.column(_PREFIX + UNIT)
+        if units.null_count < len(units):
+            is_unit = np.asarray(pc.is_valid(units))
+            of_units = np.asarray(units.drop_null())
+            self._units.add(of_units, np.asarray(domains.indices)[is_unit], names)
+        if self.features.get(LABEL) == Feature("int64") and len(batch):
+            ends = pc.min_max(batch.column(LABEL)).as_py()
+            low, high = self._labels or (ends["min"], ends["max"])
+            self._labels = min(low, ends["min"]), max(high, ends["max"])
+        self._parts.append(batch)
+        self._num_bytes += batch.nbytes
+        if self._num_bytes > self._memory:
+            with self._errors():
+                self._spill()
+
+    def _spill(self) -> None:
+        """Moves the rows in memory to their buckets on the disk."""
+        table = pa.Table.from_batches(self._parts)
+        self._parts, self._num_bytes = [], 0
+        if not self._buckets:
+            self._buckets = [
+                pa.ipc.new_stream(str(self._bucket_path(k)), table.schema)
+                for k in range(_NUM_BUCKETS)
+            ]
+        clients = pc.dictionary_encode(table[_PREFIX + CLIENT].combine_chunks())
+        names = clients.dictionary.to_pylist()
+        of_names = [zlib.crc32(n.encode("utf-8", "surrogatepass")) % _NUM_BUCKETS for n in names]
+        buckets = np.array(of_names)[np.asarray(clients.indices)]
+        order = np.argsort(buckets, kind="stable")
+        starts = np.searchsorted(buckets[order], np.arange(_NUM_BUCKETS + 1))
+        # Rows of many chunks would be joined for each bucket.
+        table = table.combine_chunks().take(pa.array(order))
+        for k, bucket in enumerate(self._buckets):
+            if starts[k + 1] > starts[k]:
+                bucket.write_table(table.slice(starts[k], starts[k + 1] - starts[k]))
 
     def units(self) -> Iterator[tuple[int, str, int]]:
         """Yields (unit, domain, examples) of all units so far, in ascending order."""
-        assert self._units is not None
-        with self._errors():
-            yield from self._units
+        self._add_records()
+        yield from self._units
 
-    def reassign(self, splits: Mapping[int, str], on_moved: OnMoved) -> None:
-        """Moves units to other splits.
+    def sort(self, splits: Mapping[int, str]) -> SortedExamples:
+        """Sorts all examples; none can be added afterwards.
 
         Args:
-            splits: The split of each unit that moves.
-            on_moved: Called with every example that moves.
+            splits: The split of each unit that moves to another one.
         """
-        if not splits:
-            return
-        self._flush()
-        assert self._connection is not None
+        self._add_records()
+        if not self._domains:
+            raise UserError(f"{self._path}: expected at least one example to store, found none")
+        moved = pa.array(splits.keys(), pa.int64()), pa.array(splits.values(), pa.string())
+        index, num_rows = [], 0
+        with self._errors(), contextlib.ExitStack() as stack:
+            file = None
+            for bucket in self._read_buckets():
+                table = _sorted(bucket, *moved)
+                index.append(_clients_of(table, self.domains, num_rows))
+                num_rows += len(table)
+                table = table.drop_columns(list(_KEYS))
+                if file is None:
+                    path = str(self._store / EXAMPLES)
+                    file = stack.enter_context(pa.ipc.new_file(path, table.schema))
+                file.write_table(table.combine_chunks(), max_chunksize=_BATCH_ROWS)
+        keys = [(SPLIT, "ascending"), (CLIENT, "ascending")]
         with self._errors():
-            self._connection.execute(
-                "CREATE TEMP TABLE moves (unit INTEGER PRIMARY KEY, new_split TEXT)"
-            )
-            self._connection.executemany("INSERT INTO moves VALUES (?, ?)", splits.items())
-            for old, new, client, domain, proto in self._connection.execute(
-                "SELECT split_name, new_split, client_id, domain, proto FROM rows "
-                "JOIN moves USING (unit)"
-            ):
-                record = Record(client, domain, parsed_features(proto))
-                self._contents.move(old, new, record)
-                on_moved(old, new, record)
-            self._connection.execute(
-                "UPDATE rows SET split_name = "
-                "(SELECT new_split FROM moves WHERE moves.unit = rows.unit) "
-                "WHERE unit IN (SELECT unit FROM moves)"
-            )
-            self._connection.execute("DROP TABLE moves")
-            self._contents.end_moves(self._training_labels())
+            parquet.write_table(pa.concat_tables(index).sort_by(keys), self._store / CLIENTS)
+            self._sorted = SortedExamples(self._store)
+        return self._sorted
 
-    def _training_labels(self) -> Iterator[Value]:
-        assert self._connection is not None
-        for (proto,) in self._connection.execute(
-            "SELECT proto FROM rows WHERE split_name = ?", [TRAIN]
-        ):
-            yield parsed_features(proto)[LABEL]
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The domains in alphabetical order; in numerical order if all are whole numbers."""
+        if all(name.isascii() and name.isdecimal() for name in self._domains):
+            return tuple(sorted(self._domains, key=lambda name: (int(name), name)))
+        return tuple(sorted(self._domains))
 
     def finish(
         self,
@@ -235,7 +259,7 @@ class StoreWriter:
         columns: Optional[StoredColumns] = None,
         standardize: bool = False,
     ) -> Path:
-        """Sorts, and describes the store.
+        """Sorts, if `sort` was not called, and describes the store.
 
         Args:
             kind: "text" or "features".
@@ -252,233 +276,215 @@ class StoreWriter:
         """
         if kind not in KINDS:
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, found {kind!r}")
-        self._flush()
-        contents = self._contents
-        if not contents.counts:
-            raise UserError(f"{self._path}: expected at least one example to store, found none")
+        examples = self._sorted or self.sort({})
         description = StoreDescription(
             kind=kind,
-            features=contents.features,
-            domains=contents.domains(),
-            num_classes=contents.num_classes(class_names),
+            features=self.features,
+            domains=self.domains,
+            num_classes=self._num_classes(class_names),
             class_names=None if class_names is None else tuple(class_names),
             source=source,
             categories={name: tuple(values) for name, values in (categories or {}).items()},
-            label_range=contents.label_range,
+            label_range=_label_range(examples, self.features),
             columns=columns,
             is_standardized=standardize,
         )
-        assert self._connection is not None
-        self._connection.close()
-        self._connection = None
+        sizes = inputs_with_statistics(description)
+        description = dataclasses.replace(description, statistics=_statistics(examples, sizes))
         with self._errors():
-            self._write_sorted(description, vocabulary or {})
+            self._complete_numbers(examples, description, sizes)
+            self._write_description(description, vocabulary or {}, examples)
         self._is_complete = True
-        return self._sorted
+        return self._store
 
-    def _write_sorted(self, description: StoreDescription, vocabulary: Mapping[str, int]) -> None:
-        connection = _scratch_database(self._sorted)
-        try:
-            connection.executescript(TFF_TABLES + OWN_TABLES)
-            connection.execute("ATTACH ? AS unsorted", [str(self._unsorted)])
-            # rowid keeps a client's examples in the order in which they came.
-            connection.execute(
-                "INSERT INTO examples SELECT split_name, client_id, proto FROM unsorted.rows "
-                "ORDER BY split_name, client_id, rowid"
-            )
-            description = _with_numbers(connection, description)
-            connection.execute(
-                "INSERT INTO client_domains SELECT split_name, client_id, domain, COUNT(*) "
-                "FROM unsorted.rows GROUP BY split_name, client_id, domain"
-            )
-            connection.execute(
-                "INSERT INTO client_metadata SELECT client_id, split_name, SUM(num_examples) "
-                "FROM client_domains GROUP BY split_name, client_id"
-            )
-            connection.executemany(
-                "INSERT INTO vocabulary VALUES (?, ?, ?)",
-                ((rank, word, n) for rank, (word, n) in enumerate(vocabulary.items(), start=1)),
-            )
-            connection.executemany(
-                "INSERT INTO sentence_lengths VALUES (?, ?, ?, ?)",
-                self._contents.lengths(),
-            )
-            connection.executescript(INDICES)
-            connection.execute("INSERT INTO tff_agnostic VALUES (?)", [description.to_json()])
-            connection.commit()
-        finally:
-            connection.close()
-
-    @property
-    def _unsorted(self) -> Path:
-        return self._folder / "unsorted.sqlite"
-
-    @property
-    def _sorted(self) -> Path:
-        return self._folder / "sorted.sqlite"
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Turns errors of SQLite and of the file system into a `UserError` that names the store."""
-        try:
-            yield
-        except (sqlite3.Error, OSError) as e:
-            raise UserError(f"{self._path}: cannot write the store: {e}") from e
-
-    def _flush(self, more: Iterable[_Row] = ()) -> None:
-        assert self._connection is not None
-        rows = itertools.chain(self._rows, more)
-        with self._errors():
-            self._connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", rows)
-            if self._units is not None:
-                self._units.bound_memory()
-            self._connection.commit()
-        self._rows = []
-
-
-def _move(complete: Path, path: Path) -> None:
-    """Gives a file another name, which no file has."""
-    with open(complete, "rb") as file:
-        os.fsync(file.fileno())
-    try:
-        # Unlike a rename, a link does not replace what another process put there meanwhile.
-        os.link(complete, path)
-    except FileExistsError:
-        raise UserError(f"{path}: another process made a file there meanwhile") from None
-    except OSError:
-        # Not every file system has links.
-        complete.rename(path)
-
-
-def _with_numbers(database: sqlite3.Connection, description: StoreDescription) -> StoreDescription:
-    """Completes the numbers of sorted examples; returns the description with their statistics."""
-    sizes = inputs_with_statistics(description)
-    statistics = statistics_of(database, sizes)
-    columns = description.columns
-    if description.is_standardized:
-        complete(database, sizes, statistics)
-    elif columns is not None and columns.missing_cells is not None:
-        complete(database, {name: description.num_numbers(name) for name in columns.numbers}, None)
-    return dataclasses.replace(description, statistics=statistics)
-
-
-class StoreContents:
-    """Counts and ranges over examples, kept as they are added and move between splits.
-
-    Attributes:
-        counts: Examples so far, by (split, domain).
-        features: The type of each feature, that of the first example.
-        label_range: Smallest and largest label of the training examples, if labels are float32.
-    """
-
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
-        self.features: dict[str, Feature] = {}
-        self.label_range: Optional[tuple[float, float]] = None
-        self._lengths: Counter[tuple[str, str, int]] = Counter()
-        self._labels: Optional[tuple[int, int]] = None
-        self._known_looks: set[Any] = set()
-
-    def add(self, split: str, record: Record, features: Mapping[str, Value]) -> None:
-        """Counts an example.
-
-        Args:
-            features: Its stored features, and its domain.
-
-        Raises:
-            ValueError: If they differ from those of the first one in name, type or shape.
-        """
-        self._check(features)
-        self._see_label(split, record.features.get(LABEL))
-        self._count(split, record, 1)
-
-    def add_rows(self, rows: Rows) -> None:
-        """Counts sentences; raises as `add` does."""
-        if rows.features is not None:
-            self._check(rows.features)
-        self.counts.update(rows.counts)
-        self._lengths.update(rows.lengths)
-
-    def move(self, old: str, new: str, record: Record) -> None:
-        """Counts an example in another split; `end_moves` comes after the last."""
-        self._count(old, record, -1)
-        self._count(new, record, 1)
-
-    def end_moves(self, training_labels: Iterable[Value]) -> None:
-        """Forgets the domains that a split has lost, and ranges labels anew.
-
-        Args:
-            training_labels: Labels of the current training examples; read only if labels are
-                float32.
-        """
-        self.counts = +self.counts
-        if self.label_range is not None:
-            self.label_range = None
-            for label in training_labels:
-                self._widen_label_range(label)
-
-    def domains(self) -> tuple[str, ...]:
-        """Returns the domains, in alphabetical order; if all are whole numbers, by these."""
-        names = {domain for _, domain in self.counts}
-        if all(name.isascii() and name.isdecimal() for name in names):
-            return tuple(sorted(names, key=lambda name: (int(name), name)))
-        return tuple(sorted(names))
-
-    def lengths(self) -> Iterable[tuple[str, str, int, int]]:
-        """Returns (split, domain, words, sentences), in ascending order."""
-        return ((*key, n) for key, n in sorted(self._lengths.items()) if n)
-
-    def num_classes(self, class_names: Optional[Sequence[str]]) -> Optional[int]:
-        """Returns how many classes labels count; None if they count none."""
+    def _num_classes(self, class_names: Optional[Sequence[str]]) -> Optional[int]:
+        """Returns the number of classes that labels count; None if they count none."""
         if class_names is not None:
             return len(class_names)
         # Negative numbers are quantities, no classes.
         return self._labels[1] + 1 if self._labels and self._labels[0] >= 0 else None
 
-    def _count(self, split: str, record: Record, by: int) -> None:
-        self.counts[split, record.domain] += by
-        tokens = record.features.get(TOKENS)
-        if tokens is not None:
-            self._lengths[split, record.domain, str(tokens).count(" ") + 1] += by
-
-    def _see_label(self, split: str, label: Optional[Value]) -> None:
-        feature = self.features.get(LABEL)
-        if feature == Feature("int64"):
-            value = int(np.asarray(label))
-            low, high = self._labels or (value, value)
-            self._labels = min(low, value), max(high, value)
-        elif feature == Feature("float32") and split == TRAIN:
-            assert label is not None
-            self._widen_label_range(label)
-
-    def _widen_label_range(self, label: Value) -> None:
-        number = float(np.asarray(label).item())
-        least, most = self.label_range or (number, number)
-        self.label_range = min(least, number), max(most, number)
-
-    def _check(self, features: Mapping[str, Value]) -> None:
-        # Most records are alike in this: looking at types alone saves time.
-        look = tuple([(name, type(value)) for name, value in features.items()])
-        if look in self._known_looks:
+    def _complete_numbers(
+        self, examples: SortedExamples, description: StoreDescription, sizes: Mapping[str, int]
+    ) -> None:
+        """Puts 0 where a number is missing, and standardizes if the description says so."""
+        columns = description.columns
+        if not description.is_standardized and (columns is None or columns.missing_cells is None):
             return
-        found = {name: _feature(name, value) for name, value in features.items()}
+        if not description.is_standardized:
+            assert columns is not None
+            sizes = {name: description.num_numbers(name) for name in columns.numbers}
+        change: dict[str, Callable[[np.ndarray], np.ndarray]] = dict.fromkeys(sizes, _filled)
+        if description.is_standardized:
+            change = {name: Standardization(description.statistics[name]) for name in sizes}
+        complete = self._folder / EXAMPLES
+        with pa.ipc.new_file(str(complete), examples.table.schema) as file:
+            for batch in examples.table.to_batches():
+                table = pa.Table.from_batches([batch])
+                for name, size in sizes.items():
+                    values = column_of(table[name], self.features[name].shape)
+                    flat = values.reshape(len(values), -1)
+                    flat[:, :size] = change[name](flat[:, :size])
+                    place = table.column_names.index(name)
+                    table = table.set_column(place, table.schema.field(name), _arrow(values))
+                file.write_table(table.combine_chunks())
+        complete.replace(self._store / EXAMPLES)
+
+    def _write_description(
+        self,
+        description: StoreDescription,
+        vocabulary: Mapping[str, int],
+        examples: SortedExamples,
+    ) -> None:
+        facts = repr([file_digest(self._store / EXAMPLES), examples.rows, vocabulary])
+        content = {
+            **json.loads(description.to_json()),
+            "digest": digest((facts + description.to_json()).encode("utf-8", "surrogatepass")),
+            "vocabulary": list(vocabulary.items()),
+            "sentence_lengths": _sentence_lengths(examples) if TOKENS in self.features else [],
+        }
+        (self._store / STORE).write_text(json.dumps(content, sort_keys=True), "utf-8")
+
+    @property
+    def _store(self) -> Path:
+        return self._folder / "store"
+
+    def _bucket_path(self, number: int) -> Path:
+        return self._folder / f"bucket_{number}.arrows"
+
+    def _read_buckets(self) -> Iterator[pa.Table]:
+        """Yields the rows of each bucket; without buckets on the disk, all rows."""
+        if not self._buckets:
+            parts, self._parts = self._parts, []
+            yield pa.Table.from_batches(parts)
+            return
+        if self._parts:
+            self._spill()
+        for number, bucket in enumerate(self._buckets):
+            bucket.close()
+            path = self._bucket_path(number)
+            table = pa.ipc.open_stream(str(path)).read_all()
+            path.unlink()
+            if len(table):
+                yield table
+
+    def _check(self, features: dict[str, Feature]) -> None:
         if not self.features:
-            self.features = found
-        elif found != self.features:
+            self.features = features
+        elif features != self.features:
             different = next(
                 name
-                for name in (*self.features, *found)
-                if found.get(name) != self.features.get(name)
+                for name in (*self.features, *features)
+                if features.get(name) != self.features.get(name)
             )
             raise ValueError(
                 f"{different}: expected {self.features.get(different, 'no such feature')}, as in "
-                f"the first example, found {found.get(different, 'none')}"
+                f"the first example, found {features.get(different, 'none')}"
             )
-        if not any(isinstance(value, np.ndarray) for value in features.values()):
-            self._known_looks.add(look)
+
+    def _put_in_place(self) -> None:
+        for path in self._store.iterdir():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        try:
+            # A rename does not replace a file, or a folder with files.
+            self._store.rename(self._path)
+        except OSError:
+            if not self._path.exists():
+                raise
+            raise UserError(f"{self._path}: another process made a file there meanwhile") from None
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turns errors of Arrow and of the file system into a `UserError` that names the store."""
+        try:
+            yield
+        except (pa.ArrowException, OSError) as e:
+            raise UserError(f"{self._path}: cannot write the store: {e}") from e
 
 
-def _feature(name: str, value: Value) -> Feature:
+class UnitCounts:
+    """The number of examples of each domain that every unit has.
+
+    A unit is a group of examples in one split, such as a client's, named by a signed number of 64
+    bits. Each pair of a unit and a domain takes 20 bytes.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._counted = _Pairs(*(np.empty([0], np.int64),) * 3)
+        self._new: list[_Pairs] = []
+        self._num_new = 0
+
+    def add(self, units: np.ndarray, domains: np.ndarray, names: Sequence[str]) -> None:
+        """Counts examples.
+
+        Args:
+            units: Their units, int64 [n].
+            domains: Their domains as places in `names`, [n].
+            names: Names of domains.
+        """
+        numbers = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
+        pairs = _Pairs(units, np.array(numbers, np.int64)[domains], np.ones(len(units), np.int64))
+        self._new.append(pairs.summed())
+        self._num_new += len(self._new[-1].units)
+        if self._num_new > max(_MAX_PAIRS, len(self._counted.units)):
+            self._merge()
+
+    def __iter__(self) -> Iterator[tuple[int, str, int]]:
+        """Yields (unit, domain, examples), units in ascending order, their domains as well."""
+        self._merge()
+        names = list(self._numbers)
+        rank = np.argsort(np.argsort(np.array(names, object))) if names else np.empty([0], int)
+        pairs = self._counted
+        order = np.lexsort([rank[pairs.domains], pairs.units])
+        for start in range(0, len(order), _MAX_PAIRS):
+            part = order[start : start + _MAX_PAIRS]
+            domains = [names[k] for k in pairs.domains[part].tolist()]
+            yield from zip(pairs.units[part].tolist(), domains, pairs.counts[part].tolist())
+
+    def _merge(self) -> None:
+        self._counted = _Pairs.joined([self._counted, *self._new]).summed()
+        self._new, self._num_new = [], 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pairs:
+    """Numbers of examples by unit and domain, int64 [n] each."""
+
+    units: np.ndarray
+    domains: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Pairs]) -> _Pairs:
+        """Returns the pairs of several."""
+        return cls(
+            np.concatenate([part.units for part in parts]),
+            np.concatenate([part.domains for part in parts]),
+            np.concatenate([part.counts for part in parts]),
+        )
+
+    def summed(self) -> _Pairs:
+        """Returns each pair once, sorted."""
+        order = np.lexsort([self.domains, self.units])
+        units, domains = self.units[order], self.domains[order]
+        is_first = np.ones(len(order), bool)
+        is_first[1:] = (units[1:] != units[:-1]) | (domains[1:] != domains[:-1])
+        starts = np.flatnonzero(is_first)
+        counts = np.add.reduceat(self.counts[order], starts) if len(starts) else self.counts[:0]
+        return _Pairs(units[starts], domains[starts], counts)
+
+
+def _filled(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(values), np.float32(0), values)
+
+
+def _look(value: Value) -> Any:
+    return (value.dtype, value.shape) if isinstance(value, np.ndarray) else type(value)
+
+
+def _feature_of(name: str, value: Value) -> Feature:
     if isinstance(value, str):
         return Feature("string")
     array = np.asarray(value)
@@ -489,56 +495,103 @@ def _feature(name: str, value: Value) -> Feature:
     raise ValueError(f"{name}: expected text or numbers, found {type(value).__name__}")
 
 
-def _scratch_database(path: Path) -> sqlite3.Connection:
-    """Creates a database, and opens it."""
-    connection = sqlite3.connect(path)
-    # A crash leaves no store anyway: no journal is needed to go back.
-    connection.executescript(
-        "PRAGMA page_size=16384; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
+def _feature_of_column(name: str, column: Any) -> Feature:
+    if isinstance(column, np.ndarray):
+        return _feature_of(name, np.empty(column.shape[1:], column.dtype))
+    return Feature("string") if pa.types.is_string(column.type) else Feature("int64")
+
+
+def _column(values: Sequence[Value], feature: Feature) -> Any:
+    if feature.dtype == "string":
+        return pa.array(values, pa.string())
+    with np.errstate(over="ignore"):
+        return np.asarray(values).astype(feature.dtype).reshape(len(values), *feature.shape)
+
+
+def _arrow(column: Any) -> pa.Array:
+    """Returns a column as an array of Arrow; one of arrays as a list of a fixed size."""
+    if not isinstance(column, np.ndarray):
+        return column
+    if column.dtype.kind in "iub":
+        column = column.astype(np.int64, copy=False)
+    elif column.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            column = column.astype(np.float32, copy=False)
+    if column.ndim == 1:
+        return pa.array(column)
+    flat = pa.array(np.ascontiguousarray(column).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, int(np.prod(column.shape[1:])))
+
+
+def _sorted(table: pa.Table, units: pa.Array, splits: pa.Array) -> pa.Table:
+    """Returns rows by split, client and order of arrival; some units have another split."""
+    if len(units):
+        place = pc.index_in(table[_PREFIX + UNIT], units)
+        moved = splits.take(place.combine_chunks())
+        names = pc.coalesce(moved, table[_PREFIX + SPLIT].combine_chunks())
+        table = table.set_column(0, _PREFIX + SPLIT, names)
+    order = pa.array(np.arange(len(table)))
+    keys = pa.table([table[key].combine_chunks() for key in _KEYS[:2]] + [order], ["s", "c", "o"])
+    by = [(name, "ascending") for name in keys.column_names]
+    return table.combine_chunks().take(pc.sort_indices(keys, by))
+
+
+def _clients_of(table: pa.Table, domains: Sequence[str], num_before: int) -> pa.Table:
+    """Returns the clients of sorted rows: first row, number of rows, examples of each domain."""
+    split, client = (table[key].combine_chunks() for key in _KEYS[:2])
+    is_other = [np.asarray(pc.not_equal(one[1:], one[:-1])) for one in (split, client)]
+    is_first = np.append(True, np.any(is_other, axis=0))
+    starts = np.flatnonzero(is_first)
+    codes = np.asarray(pc.index_in(table[DOMAIN].combine_chunks(), pa.array(domains)))
+    places = (np.cumsum(is_first) - 1) * len(domains) + codes
+    counts = np.bincount(places, minlength=len(starts) * len(domains)).astype(np.int64)
+    return pa.table(
+        {
+            SPLIT: split.take(pa.array(starts)),
+            CLIENT: client.take(pa.array(starts)),
+            "first": pa.array(starts + num_before),
+            "count": pa.array(np.diff(np.append(starts, len(table)))),
+            "domains": pa.FixedSizeListArray.from_arrays(pa.array(counts), len(domains)),
+        }
     )
-    return connection
 
 
-class UnitCounts:
-    """How many examples of each domain every unit has.
-
-    A unit is what a split keeps together, such as a client, named by a signed number of 64 bits.
+def _statistics(
+    examples: SortedExamples, sizes: Mapping[str, int]
+) -> dict[str, tuple[NumberStatistics, ...]]:
+    """Returns the statistics of the training clients' numbers, by input.
 
     Args:
-        database: Where the counts go when there are many.
+        examples: The examples; a number is NaN where it is missing.
+        sizes: Number of numbers of each input, marks not counted.
     """
+    running = {name: RunningStatistics(size) for name, size in sizes.items()}
+    for _, table in examples.batches(TRAIN) if sizes else ():
+        for name, one in running.items():
+            values = column_of(table[name], [-1])[:, : sizes[name]]
+            for start in range(0, len(values), _BLOCK_ROWS):
+                one.add(values[start : start + _BLOCK_ROWS])
+    return {name: one.result() for name, one in running.items()}
 
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-        self._new: Counter[tuple[int, str]] = Counter()
-        database.execute(
-            "CREATE TABLE unit_counts (unit INTEGER NOT NULL, domain TEXT NOT NULL, n INTEGER)"
-        )
 
-    def add(self, unit: int, domain: str) -> None:
-        """Counts an example."""
-        self._new[unit, domain] += 1
+def _label_range(
+    examples: SortedExamples, features: Mapping[str, Feature]
+) -> Optional[tuple[float, float]]:
+    """Returns the smallest and the largest label of training clients; None if they are classes."""
+    if features.get(LABEL) != Feature("float32") or TRAIN not in examples.rows:
+        return None
+    ends = [pc.min_max(table[LABEL]).as_py() for _, table in examples.batches(TRAIN)]
+    return min(end["min"] for end in ends), max(end["max"] for end in ends)
 
-    def update(self, counts: Mapping[tuple[int, str], int]) -> None:
-        """Counts examples, by (unit, domain)."""
-        self._new.update(counts)
 
-    def bound_memory(self) -> None:
-        """Writes the counts to the database, if there are many."""
-        if len(self._new) >= _MAX_NEW:
-            self._write()
-
-    def __iter__(self) -> Iterator[tuple[int, str, int]]:
-        """Yields (unit, domain, examples), units in ascending order, their domains as well."""
-        self._write()
-        yield from self._database.execute(
-            "SELECT unit, domain, SUM(n) FROM unit_counts GROUP BY unit, domain "
-            "ORDER BY unit, domain"
-        )
-
-    def _write(self) -> None:
-        self._database.executemany(
-            "INSERT INTO unit_counts VALUES (?, ?, ?)",
-            ((unit, domain, n) for (unit, domain), n in self._new.items()),
-        )
-        self._new.clear()
+def _sentence_lengths(examples: SortedExamples) -> list[tuple[str, str, int, int]]:
+    """Returns (split, domain, words, sentences), in ascending order."""
+    lengths: Counter[tuple[str, str, int]] = Counter()
+    for split in examples.rows:
+        for _, table in examples.batches(split):
+            words = pc.add(pc.count_substring(table[TOKENS], " "), 1)
+            pairs = pa.table({"domain": table[DOMAIN], "words": words})
+            counts = pairs.group_by(["domain", "words"]).aggregate([([], "count_all")])
+            for row in counts.to_pylist():
+                lengths[split, row["domain"], row["words"]] += row["count_all"]
+    return [(*key, n) for key, n in sorted(lengths.items())]

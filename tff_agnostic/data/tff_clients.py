@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import file_digest, scratch_folder
+from tff_agnostic.base.files import scratch_folder
 from tff_agnostic.data.clients import ClientDataset
-from tff_agnostic.data.store import Store
+from tff_agnostic.data.store import Store, load_store
 from tff_agnostic.models.model import Examples
 
 # Above this folder: nothing here needs it unless clients of TFF's are at hand.
@@ -60,7 +60,7 @@ def to_store(
     """Writes clients of TFF's into a store, which `--data` names.
 
     Args:
-        path: The store's file; there must be none yet.
+        path: The store's folder; it must not exist yet.
         splits: For "train", "heldout" and "test" the clients, as `from_tff` takes them.
         domain_of: As for `from_tff`; it may return a name.
         feature_name: What the store calls x.
@@ -71,17 +71,16 @@ def to_store(
 def to_same_store(
     path: Path, splits: Mapping[str, Any], domain_of: Optional[DomainOf] = None
 ) -> None:
-    """Does what `to_store` does; a file that is there already may hold just these clients."""
+    """Writes a store as `to_store` does, unless there is a store of the same clients."""
     if not path.exists():
         to_store(path, splits, domain_of)
         return
     with scratch_folder(path) as folder:
         to_store(folder / path.name, splits, domain_of)
-        is_same = Store(folder / path.name).digest() == file_digest(path)
+        is_same = load_store(folder / path.name).digest() == load_store(path).digest()
     if not is_same:
         raise UserError(
-            f"{path}: expected no file, or a store of just the clients that are given, found "
-            "another one"
+            f"{path}: expected no file, or a store of the given clients, found a store of others"
         )
 
 

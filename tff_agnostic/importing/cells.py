@@ -1,307 +1,251 @@
-"""Cells of a table: images, vectors, missing values, labels, categories."""
+"""Cells of a table: numbers, names, missing values, labels, categories."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import struct
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
+import pyarrow.compute as pc
 
-from tff_agnostic.base.errors import UserError
-from tff_agnostic.data.store_format import NO_CATEGORY, TRAIN, Record
+from tff_agnostic.base.options import Verbatim
+from tff_agnostic.data.store import SortedExamples
+from tff_agnostic.data.store_format import MISSING, NO_CATEGORY, TRAIN
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.source import RecordError
 from tff_agnostic.importing.text import WordCounts
 
-_MAX_BYTE = 255
-_JPEG_MARK = 0xFF
-# Start markers of frames 0 to 15, without the tables and reserved markers between them.
-_JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-# Marks that nothing belongs to.
-_JPEG_ALONE = {0x01, *range(0xD0, 0xD8)}
-_GIF_EXTENSION = 0x21
-_GIF_BLOCKS = (_GIF_EXTENSION, 0x2C)
-PIXELS = "pixels"
 VECTOR = "x"
-# Stores hold them as int64, models count them as int32.
+# Stores hold labels as int64, models count them as int32.
 _MAX_LABEL = 2**31 - 1
 # A larger number is infinite as float32.
-_MOST = "at most 3.4e38"
-
-
-def image_of(value: Any, column: str, place: str, max_pixels: int) -> np.ndarray:
-    """Returns an image, float32 in [0, 1]; 255 is 1.
-
-    Args:
-        value: Bytes of a PNG, JPEG, GIF or BMP file, a mapping with them under "bytes", or pixels
-            from 0 to 255 as lists of rows.
-        column: Its column, for messages.
-        place: Its record, for messages.
-        max_pixels: How many pixels a file may say that it has.
-
-    Returns:
-        [height, width, channels] of a file; the shape of lists.
-
-    Raises:
-        RecordError: If it is no image, or too large.
-    """
-    if isinstance(value, Mapping):
-        value = value.get("bytes")
-    if isinstance(value, bytes):
-        return unit_interval(_decoded(value, column, place, max_pixels))
-    if isinstance(value, list):
-        return unit_interval(_pixels(value, column, place))
-    raise _no_image(place, column, "none" if value is None else type(value).__name__)
-
-
-def _decoded(content: bytes, column: str, place: str, max_pixels: int) -> np.ndarray:
-    # Before it is decoded: a file of some bytes may claim any size, and a decoder reserves that.
-    pixels = claimed_pixels(content)
-    if pixels is None:
-        raise _no_image(place, column, f"{len(content)} bytes that are none")
-    if pixels > max_pixels:
-        raise RecordError(
-            place,
-            "image that is too large",
-            f"expected an image of at most {max_pixels} pixels in {column} (--max_pixels), found "
-            f"{pixels}",
-        )
-    # Imported here: no other input needs it before the store is written.
-    import tensorflow as tf
-
-    try:
-        with tf.device("CPU:0"):
-            # The first picture of an animation.
-            image = tf.io.decode_image(content, expand_animations=False).numpy()
-    except (
-        tf.errors.InvalidArgumentError,
-        tf.errors.ResourceExhaustedError,
-        tf.errors.UnimplementedError,
-    ):
-        raise _no_image(place, column, f"{len(content)} bytes that are none") from None
-    return np.asarray(image)
-
-
-def claimed_pixels(content: bytes) -> Optional[int]:
-    """Returns the number of pixels that an image file claims; None if it is no image.
-
-    Args:
-        content: A PNG, JPEG, GIF or BMP file. Of a GIF all pictures count, as all are unpacked, and
-            each is as large as the largest.
-    """
-    found = next((read for start, read in _READERS.items() if content.startswith(start)), None)
-    try:
-        return None if found is None else found(content)
-    except (IndexError, struct.error):
-        return None
-
-
-def _png_pixels(content: bytes) -> int:
-    width, height = struct.unpack_from(">II", content, 16)
-    return int(width * height)
-
-
-def _bmp_pixels(content: bytes) -> int:
-    width, height = struct.unpack_from("<ii", content, 18)
-    # Rows are from the bottom up, or with a negative height from the top down.
-    return int(abs(width * height))
-
-
-def _jpeg_pixels(content: bytes) -> Optional[int]:
-    at = 2
-    while content[at] == _JPEG_MARK:
-        marker = content[at + 1]
-        if marker in _JPEG_FRAMES:
-            height, width = struct.unpack_from(">HH", content, at + 5)
-            return int(width * height)
-        if marker == _JPEG_MARK:
-            at += 1
-        elif marker in _JPEG_ALONE:
-            at += 2
-        else:
-            (length,) = struct.unpack_from(">H", content, at + 2)
-            at += 2 + length
-    return None
-
-
-def _gif_pixels(content: bytes) -> int:
-    width, height, flags = struct.unpack_from("<HHB", content, 6)
-    at, count = 13 + _palette_bytes(flags), 0
-    # One that is cut off has the pictures before.
-    with contextlib.suppress(IndexError, struct.error):
-        while content[at] in _GIF_BLOCKS:
-            if content[at] == _GIF_EXTENSION:
-                at += 2
-            else:
-                own_width, own_height, flags = struct.unpack_from("<HHB", content, at + 5)
-                count, width, height = count + 1, max(width, own_width), max(height, own_height)
-                at += 11 + _palette_bytes(flags)
-            # Blocks of at most 255 bytes, the last of them empty.
-            while content[at]:
-                at += 1 + content[at]
-            at += 1
-    return int(max(1, count) * width * height)
-
-
-def _palette_bytes(flags: int) -> int:
-    return 3 * 2 ** (flags % 8 + 1) if flags & 0x80 else 0
-
-
-# How a file begins -> its reader.
-_READERS: dict[bytes, Callable[[bytes], Optional[int]]] = {
-    b"\x89PNG": _png_pixels,
-    b"\xff\xd8\xff": _jpeg_pixels,
-    b"GIF8": _gif_pixels,
-    b"BM": _bmp_pixels,
+MOST = "at most 3.4e38"
+# Characters without a width at the ends of a name: byte-order marks, zero-width spaces, joiners.
+_BLANK = re.compile(r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$")
+_WHOLE = re.compile(r"([+-]?\d+)\.0+")
+_PLAIN = r"\d+([.,]\d+)?"
+# Texts in the place of a number, and what to do about them; 1,400 is of the first kind.
+_HINTS = {
+    r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d*)?": "write numbers without signs between thousands",
+    r"[+-]?\d+(_\d+)+": "write numbers without underscores",
+    r"[+-]?\d*,\d+": "decimal=comma reads decimals with a comma",
+    rf"[^\w\s.+-]\s*{_PLAIN}(,\d{{3}})*(\.\d+)?|[+-]?{_PLAIN}\s*([^\W\d_]{{2,5}}|[^\w\s.])": (
+        "write no units"
+    ),
+    r"(?i)n/?a|n\.a\.|none|null|missing|-+|\?+|\.": "missing_values=mark and missing_marks="
+    "{value} are for cells without a value",
 }
 
 
-def _pixels(rows: list, column: str, place: str) -> np.ndarray:
+class CellError(ValueError):
+    """A cell from which no example can be made.
+
+    Attributes:
+        reason: The kind of error, the same text for all errors of the kind.
+        detail: The expected and the found value.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail
+
+
+def number_in(value: Any) -> Optional[float]:
+    """Returns the number of a cell or of its text; None if it is none.
+
+    Underscores and digits of other scripts, which Python takes, are no numbers.
+    """
+    if isinstance(value, str) and ("_" in value or not value.strip().isascii()):
+        return None
     try:
-        pixels = np.asarray(rows)
-    except ValueError:
-        raise _no_image(place, column, "lists of different lengths") from None
-    if pixels.ndim < 2 or pixels.dtype.kind not in "iu":
-        raise _no_image(place, column, f"lists {list(pixels.shape)} of {pixels.dtype}")
-    if pixels.min(initial=0) < 0 or pixels.max(initial=0) > _MAX_BYTE:
-        raise _no_image(place, column, f"pixels from {pixels.min()} to {pixels.max()}")
-    return pixels
+        return float(value)
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
-def _no_image(place: str, column: str, found: str) -> RecordError:
-    return RecordError(
-        place,
-        "image that is none",
-        f"expected an image in {column}, a PNG, JPEG, GIF or BMP file or rows of pixels from 0 to "
-        f"{_MAX_BYTE}, found {found}",
-    )
+def plain_name(text: str) -> str:
+    """Returns a name without blanks at its ends, in Unicode's composed form."""
+    return _BLANK.sub("", unicodedata.normalize("NFC", text))
 
 
-def is_images(dtype: np.dtype, shape: Sequence[int]) -> bool:
-    """Returns whether examples of a type and shape are images of bytes."""
-    return dtype == np.uint8 and len(shape) >= 2
-
-
-def unit_interval(images: np.ndarray) -> np.ndarray:
-    """Returns bytes as float32 in [0, 1]; 255, ink in MNIST, is 1."""
-    return images.astype(np.float32) / np.float32(255)
-
-
-def to_float32(features: np.ndarray) -> np.ndarray:
-    """Returns numbers as float32; those that are too large for it become infinite."""
+def to_float32(numbers: np.ndarray) -> np.ndarray:
+    """Returns numbers as float32; numbers that are too large become infinite."""
     with np.errstate(over="ignore"):
-        return features.astype(np.float32)
-
-
-def vector_of(
-    values: Sequence[Any],
-    shape: tuple[int, ...],
-    place: str,
-    columns: Sequence[str] = (),
-    hint: Callable[[Any], str] = lambda value: "",
-) -> np.ndarray:
-    """Returns numbers, or texts of numbers, as float32 of a shape; a vector if the shape is ().
-
-    Args:
-        place: Their record, for messages.
-        columns: The column of each value, for messages; without, its number is named.
-        hint: From a value that is no number to the end of the message about it.
-
-    Raises:
-        RecordError: If one is no finite number, or the shape does not fit.
-    """
-    try:
-        vector = to_float32(np.asarray([float(value) for value in values]))
-    except (TypeError, ValueError, OverflowError):
-        at = next(i for i, value in enumerate(values) if number_in(value) is None)
-        raise RecordError(
-            place,
-            "feature that is no number",
-            f"expected numbers as features, found {values[at]!r} {_at(at, columns)}"
-            f"{hint(values[at])}",
-        ) from None
-    return check_finite(_shaped(vector, shape, place), place, columns)
-
-
-def _at(position: int, columns: Sequence[str]) -> str:
-    return f"in {columns[position]}" if position < len(columns) else f"as number {position + 1}"
-
-
-def check_finite(features: np.ndarray, place: str, columns: Sequence[str] = ()) -> np.ndarray:
-    """Returns the features.
-
-    Args:
-        features: Numbers, of any shape.
-        place: Their record, for messages.
-        columns: The column of each number; without, its position is named.
-
-    Raises:
-        RecordError: If one is NaN or infinite.
-    """
-    if not np.isfinite(features).all():
-        at = int(np.flatnonzero(~np.isfinite(features.ravel()))[0])
-        raise RecordError(
-            place,
-            "feature that is not finite",
-            f"expected features that are finite as float32 ({_MOST}), found "
-            f"{features.ravel()[at]} {_at(at, columns)}",
-        )
-    return features
-
-
-def check_shape(shape: Sequence[int]) -> None:
-    """Raises a `UserError` if --feature_shape is none."""
-    if any(size < 1 for size in shape):
-        raise UserError(f"--feature_shape: expected positive sizes, found {list(shape)}")
-
-
-def _shaped(vector: np.ndarray, shape: tuple[int, ...], place: str) -> np.ndarray:
-    if not shape:
-        return vector
-    if len(vector) != math.prod(shape):
-        raise RecordError(
-            place,
-            "wrong number of features",
-            f"expected {math.prod(shape)} features (--feature_shape), found {len(vector)}",
-        )
-    return vector.reshape(shape)
+        return numbers.astype(np.float32)
 
 
 class MissingValues:
-    """The rule of --missing_values.
+    """The rule of `missing_values`.
 
     Attributes:
         are_refused: Whether a missing value makes a bad record.
         are_marked: Whether the store marks the values that were missing.
+        marks: The texts of cells without a value.
+        numbers: The marks that are numbers.
     """
 
     def __init__(self, options: ImportOptions) -> None:
-        self._marks = frozenset({"", *options.missing_marks})
-        self._numbers = frozenset(map(number_in, options.missing_marks)) - {None}
+        self.marks = ("", *map(str.strip, options.missing_marks))
+        numbers = map(number_in, options.missing_marks)
+        self.numbers = frozenset(n for n in numbers if n is not None and not math.isnan(n))
         self.are_refused = options.missing_values == "fail"
         self.are_marked = options.missing_values == "mark"
 
     def has_no_value(self, value: Any) -> bool:
-        """Returns whether a cell is null, NaN, empty, or the text of one of the marks.
+        """Whether a cell is null, NaN, empty, or the text of one of the marks.
 
         A label that is a number is none of them: 0 may be a mark of features, and is a class.
         """
         if isinstance(value, str):
-            return value.strip() in self._marks
+            text = value.strip()
+            return text in self.marks or text.casefold() == "nan"
         return value is None or (isinstance(value, float) and math.isnan(value))
 
     def is_missing(self, value: Any) -> bool:
-        """Returns whether a cell of features has no value, or a number that is one of the marks."""
+        """Whether a cell of features has no value, or a number that is one of the marks."""
         if self.has_no_value(value):
             return True
         # JSON and Parquet have numbers, and CSV -999.0 for -999.
         is_plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
-        return bool(self._numbers) and is_plain and number_in(value) in self._numbers
+        return bool(self.numbers) and is_plain and number_in(value) in self.numbers
+
+    def number(self, value: Any, where: str) -> float:
+        """Returns the number of a cell; NaN if it is missing.
+
+        Args:
+            value: The cell.
+            where: Its column, for messages.
+        """
+        if self.is_missing(value):
+            if self.are_refused:
+                raise not_a_number(value, where, "set missing_values to accept missing ones")
+            return math.nan
+        number = number_in(value)
+        if number is None:
+            raise not_a_number(value, where, hint_of(value))
+        return number
+
+    def category(self, value: Any, column: str) -> str:
+        """Returns the category of a cell."""
+        if self.is_missing(value):
+            if self.are_refused:
+                raise CellError(
+                    f"missing {column}",
+                    f"expected a category in {column}, found {value!r} (set missing_values to "
+                    "accept missing ones)",
+                )
+            return MISSING if self.are_marked else NO_CATEGORY
+        if isinstance(value, (dict, list, bytes)):
+            raise CellError(
+                "category that is none",
+                f"expected a name or number in {column}, found {type(value).__name__}",
+            )
+        # Columns of whole numbers are read as real ones where a value is missing.
+        is_whole = isinstance(value, float) and value.is_integer()
+        return str(int(value)) if is_whole else plain_name(str(value))
+
+    def name(self, value: Any, column: str) -> str:
+        """Returns the name of a client, a domain, a split or a group.
+
+        A whole number has one name, in columns of real numbers too: 17.0 is "17".
+        """
+        if isinstance(value, bytes):
+            value = text_of(value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if self.has_no_value(value) or isinstance(value, (dict, list)):
+            raise _no_name(column, value)
+        name = plain_name(str(value))
+        whole = _WHOLE.fullmatch(name)
+        name = whole[1] if whole else name
+        if not name:
+            raise _no_name(column, value)
+        if any(unicodedata.category(character) == "Cc" for character in name):
+            raise CellError(
+                f"control character in {column}",
+                f"expected a name without control characters in {column}, found {value!r:.60}",
+            )
+        return name
+
+
+def _no_name(column: str, value: Any) -> CellError:
+    return CellError(
+        f"empty {column}",
+        f"expected a name or number in {column}, found {value!r} (bad_records=skip leaves out "
+        "records without one)",
+    )
+
+
+def text_of(content: bytes) -> str:
+    """Returns bytes as text."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as e:
+        found = f"expected UTF-8, found byte 0x{content[e.start]:02x}"
+        raise CellError("text that is not UTF-8", found) from None
+
+
+def not_a_number(value: Any, where: str, hint: str = "") -> CellError:
+    """Returns the error for a feature that is no number."""
+    return CellError(
+        "feature that is no number",
+        f"expected numbers as features, found {value!r} {where}" + (f" ({hint})" if hint else ""),
+    )
+
+
+def not_finite(value: Any, where: str) -> CellError:
+    """Returns the error for a feature beyond float32."""
+    return CellError(
+        "feature that is not finite",
+        f"expected features that are finite as float32 ({MOST}), found {value} {where}",
+    )
+
+
+def hint_of(value: Any) -> str:
+    """Returns what to do about a value that is no number."""
+    text = value.strip() if isinstance(value, str) else None
+    for pattern, hint in _HINTS.items():
+        if text is not None and re.fullmatch(pattern, text):
+            return hint.replace("{value}", text)
+    return "categorical_columns is for names"
+
+
+def vector_in(values: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Returns numbers, or texts of numbers, as float32 of a shape; a vector if the shape is ().
+
+    Raises:
+        CellError: If one is not a finite number, or the shape does not fit.
+    """
+    numbers = [number_in(value) for value in values]
+    if None in numbers:
+        at = numbers.index(None)
+        raise not_a_number(values[at], f"as number {at + 1}")
+    vector = to_float32(np.array(numbers, np.float64))
+    if not np.isfinite(vector).all():
+        at = int(np.flatnonzero(~np.isfinite(vector))[0])
+        raise not_finite(vector[at], f"as number {at + 1}")
+    check_size(len(vector), shape)
+    return vector.reshape(shape or -1)
+
+
+def check_size(size: int, shape: Sequence[int]) -> None:
+    """Raises a `CellError` unless a vector has the size of a shape; any size if it is ()."""
+    if shape and size != math.prod(shape):
+        raise CellError(
+            "wrong number of features",
+            f"expected {math.prod(shape)} features (feature_shape), found {size}",
+        )
+
+
+def check_shape(options: ImportOptions) -> None:
+    """Raises an `OptionError` if `feature_shape` is none."""
+    if any(size < 1 for size in options.feature_shape):
+        found = Verbatim(list(options.feature_shape))
+        raise options.error("feature_shape", "positive sizes", found)
 
 
 class Labels:
@@ -312,122 +256,81 @@ class Labels:
     """
 
     def __init__(self, options: ImportOptions) -> None:
-        names = options.class_names
+        names = tuple(map(plain_name, options.class_names))
         if names and not options.are_classes:
-            raise UserError(f"--class_names has no effect with --label_kind={options.label_kind}")
+            raise options.error("class_names", f"no names with label_kind={options.label_kind}")
         if len(set(names)) < len(names):
-            raise UserError(f"--class_names: expected different names, found {','.join(names)}")
+            raise options.error("class_names", "different names")
         self._are_classes = options.are_classes
         self._names: Mapping[str, int] = {name: i for i, name in enumerate(names)}
         self._missing = MissingValues(options)
 
-    def number_of(self, value: Any, place: str) -> Union[int, float]:
+    def number_of(self, value: Any) -> Union[int, float]:
         """Returns the number of a class, an int, or a label that is a number itself, a float.
 
         Raises:
-            RecordError: If there is no such class, or the value is no finite number, or is missing.
+            CellError: If there is no such class, or the value is no finite number, or is missing.
         """
+        value = text_of(value) if isinstance(value, bytes) else value
+        value = plain_name(value) if isinstance(value, str) else value
         if self._missing.has_no_value(value) and value not in self._names:
-            raise RecordError(
-                place,
+            raise CellError(
                 "missing label",
-                f"expected a label, found {value!r} (--bad_records=skip leaves out records without "
+                f"expected a label, found {value!r} (bad_records=skip leaves out records without "
                 "one)",
             )
-        return self.class_of(value, place) if self._are_classes else _real_number(value, place)
+        return self.class_of(value) if self._are_classes else _real_number(value)
 
-    def class_of(self, value: Any, place: str) -> int:
+    def class_of(self, value: Any) -> int:
         """Returns the class that a value stands for: its name, or its number.
 
         Raises:
-            RecordError: If there is no such class.
+            CellError: If there is no such class.
         """
         if isinstance(value, str) and value in self._names:
             return self._names[value]
         number = _whole_number(value)
         if number is None:
             expected = f"one of {', '.join(self._names)}" if self._names else "a whole number"
-            hint = "" if self._names else _hint(value)
-            raise RecordError(
-                place,
-                "label that is no class",
-                f"expected {expected} as label, found {value!r}{hint}",
+            hint = "" if self._names else _label_hint(value)
+            raise CellError(
+                "label that is no class", f"expected {expected} as label, found {value!r}{hint}"
             )
         limit = len(self._names) or _MAX_LABEL
         if not 0 <= number < limit:
-            raise RecordError(
-                place,
-                "label out of range",
-                f"expected a label from 0 to {limit - 1}, found {number}",
+            raise CellError(
+                "label out of range", f"expected a label from 0 to {limit - 1}, found {number}"
             )
         return number
 
 
-def _hint(value: Any) -> str:
+def _label_hint(value: Any) -> str:
     if number_in(value) is None:
-        return " (--class_names makes numbers of names)"
-    return " (--label_kind=number is for labels that are real numbers)"
+        return " (class_names=NAME,... makes numbers of names)"
+    return " (label_kind=number is for labels that are real numbers)"
 
 
-def _real_number(value: Any, place: str) -> float:
+def _real_number(value: Any) -> float:
     number = number_in(value)
     if number is None:
-        raise RecordError(
-            place, "label that is no number", f"expected a number as label, found {value!r}"
-        )
+        raise CellError("label that is no number", f"expected a number as label, found {value!r}")
     # Stores hold them as float32.
     if not np.isfinite(to_float32(np.asarray(number))):
-        raise RecordError(
-            place,
+        raise CellError(
             "label that is not finite",
-            f"expected a label that is finite as float32 ({_MOST}), found {value!r}",
+            f"expected a label that is finite as float32 ({MOST}), found {value!r}",
         )
     return number
-
-
-def name_in(value: Any, place: str) -> Optional[str]:
-    """Returns the name of a client, a domain or a group that a value is; None if it is none.
-
-    A whole number has one name, in columns of real numbers too: 17.0 is "17".
-    """
-    if isinstance(value, bytes):
-        try:
-            value = value.decode()
-        except UnicodeDecodeError as e:
-            found = f"expected UTF-8, found byte 0x{value[e.start]:02x}"
-            raise RecordError(place, "text that is not UTF-8", found) from None
-    if isinstance(value, float):
-        value = int(value) if value.is_integer() else None if math.isnan(value) else value
-    if value is None or isinstance(value, (dict, list)) or not str(value).strip():
-        return None
-    return str(value)
-
-
-def number_in(value: Any) -> Optional[float]:
-    """Returns the number that a value is, or that its text says; None if it is none."""
-    try:
-        return float(value)
-    except (ValueError, TypeError, OverflowError):
-        return None
 
 
 def _whole_number(value: Any) -> Optional[int]:
-    if isinstance(value, (bool, np.bool_)):
+    if isinstance(value, (bool, int, np.bool_)):
         return int(value)
-    try:
-        if isinstance(value, str):
-            return int(value) if value.strip().lstrip("+-").isdecimal() else int(_whole(value))
-        return int(_whole(value))
-    except (ValueError, TypeError, OverflowError):
-        return None
-
-
-def _whole(value: Any) -> float:
-    """Returns a number without fraction, such as 3.0 in a column of floats."""
-    number = float(value)
-    if not number.is_integer():
-        raise ValueError(value)
-    return number
+    # Exact beyond the whole numbers of float64.
+    if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]+", value.strip()):
+        return int(value)
+    number = number_in(value)
+    return None if number is None or not number.is_integer() else int(number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -451,7 +354,7 @@ class CategorySummary:
         line = f"{column}: {self.size} known values"
         if self.size < self.different:
             line += (
-                f" of {self.different} (--max_categories), in {self.coverage:.1%} of the training "
+                f" of {self.different} (max_categories), in {self.coverage:.1%} of the training "
                 "examples"
             )
         if self.unknown:
@@ -464,31 +367,19 @@ class CategoryCounts:
     """Counts the values of categorical columns in bounded memory; see `WordCounts`.
 
     Args:
-        columns: Names of the columns, which are features of the records.
+        examples: The examples of a store.
+        columns: Names of the columns, which are features of the examples.
     """
 
-    def __init__(self, columns: Sequence[str]) -> None:
+    def __init__(self, examples: SortedExamples, columns: Sequence[str]) -> None:
         self._counts: dict[str, dict[str, WordCounts]] = {column: {} for column in columns}
         self._examples: dict[str, Counter[str]] = {column: Counter() for column in columns}
-
-    def add(self, split: str, record: Record) -> None:
-        """Counts the values of a record."""
-        for column, splits in self._counts.items():
-            value = str(record.features[column])
-            if value != NO_CATEGORY:
-                if split not in splits:
-                    splits[split] = WordCounts()
-                splits[split].add([value])
-                self._examples[column][split] += 1
-
-    def move(self, old: str, new: str, record: Record) -> None:
-        """Counts a record that was counted in one split in another one instead."""
-        for column, splits in self._counts.items():
-            value = str(record.features[column])
-            if value != NO_CATEGORY:
-                splits[old].remove([value])
-                self._examples[column][old] -= 1
-        self.add(new, record)
+        for split in examples.rows if columns else ():
+            for _, table in examples.batches(split):
+                for column in columns:
+                    values = table[column].filter(pc.not_equal(table[column], NO_CATEGORY))
+                    self._counts[column].setdefault(split, WordCounts()).add(values)
+                    self._examples[column][split] += len(values)
 
     def known(self, size: int) -> dict[str, tuple[str, ...]]:
         """Returns the most frequent values of each column among training clients, sorted.

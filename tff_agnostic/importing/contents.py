@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import sqlite3
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
+import pyarrow as pa
 from tabulate import tabulate
 
 from tff_agnostic.base.errors import counted, some_of
 from tff_agnostic.data.data_warnings import Remark, share
 from tff_agnostic.data.inputs import vector_of
-from tff_agnostic.data.store_examples import example_class
+from tff_agnostic.data.store import ArrowStore, column_of
 from tff_agnostic.data.store_format import (
     DOMAIN,
     LABEL,
     TRAIN,
+    Feature,
     NumberStatistics,
     StoreDescription,
 )
+from tff_agnostic.importing.source import hash64
 
 TEST = "test"
 # A wider or longer table cannot be read; the JSON report has every class and number.
@@ -41,7 +41,6 @@ _TIMES_THE_MEAN = 2
 _MANY_COPIES = 0.01
 # Each takes 16 bytes of memory: 320 MB.
 _MAX_COUNTED = 20_000_000
-_DIGEST_BYTES = 8
 
 
 class Numbers(NamedTuple):
@@ -90,7 +89,7 @@ class Numbers(NamedTuple):
             Remark(
                 "scales",
                 f"Numbers differ much in size, or are far from 1: {told}{beside}, by the root of "
-                "the mean of squares. No learning rate fits both: --standardize brings each to "
+                "the mean of squares. No learning rate fits both: standardize=true brings each to "
                 "mean 0 and deviation 1, or a model divides by data.x_deviation.",
                 {"sizes": sizes},
             )
@@ -181,7 +180,7 @@ class ClassCounts(NamedTuple):
             Remark(
                 "unused_classes",
                 f"{unused} of {self.num_classes} classes have no example: {', '.join(some)}{more}; "
-                "a model has an output for each. Classes count from 0; --class_names=A,B gives "
+                "a model has an output for each. Classes count from 0; class_names=A,B gives "
                 "values of the file their numbers.",
                 {"unused": unused, "classes": self.num_classes, "some": some},
             )
@@ -207,7 +206,7 @@ class ClassCounts(NamedTuple):
                 "classes_not_in_train",
                 f"In {counted(len(found), 'domain')} a class is in test and not in train: "
                 f"{some_of(some, _MAX_NAMES)}. Results there say little of the training; "
-                "--split_by=example or another --seed divides differently.",
+                "split_by=example or another seed=N divides differently.",
                 {"domains": found},
             )
         ]
@@ -245,8 +244,9 @@ class Copies(NamedTuple):
                 found.append(
                     Remark(
                         "copies_in_train",
-                        f"{share(n, of_split)} of the examples of {split} ({n} of {of_split}) are "
-                        "in train, too: results on them are too good.",
+                        f"{share(n, of_split)} of the examples of {split} ({n} of {of_split}) "
+                        "equal an example of train in all columns. Of coarse columns that is "
+                        "expected; of copied rows, results on them are too good.",
                         {"split": split, "copies": n, "examples": of_split},
                     )
                 )
@@ -268,29 +268,77 @@ class Contents(NamedTuple):
     copies: Optional[Copies]
 
 
-def contents_of(database: sqlite3.Connection, description: StoreDescription) -> Contents:
-    """Returns what the examples of a finished store hold, in one pass over them."""
+def contents_of(store: ArrowStore) -> Contents:
+    """Returns the contents of a complete store, in one pass over its examples."""
+    description = store.description
     numbers = numbers_of(description)
     if LABEL not in description.features:
         return Contents(numbers, None, None)
-    num_classes = description.num_classes
     counts: Counter[tuple[str, str, int]] = Counter()
-    seen = _Seen()
-    message = example_class()
-    for split, client, proto in database.execute(
-        "SELECT split_name, client_id, serialized_example_proto FROM examples"
-    ):
-        seen.add(split, client, proto)
-        if num_classes is not None:
-            # A message that parses again keeps the memory of all that it ever parsed.
-            example = message.FromString(proto)
-            features = example.features.feature
-            domain = features[DOMAIN].bytes_list.value[0].decode()
-            counts[split, domain, features[LABEL].int64_list.value[0]] += 1
+    digests: dict[str, list[np.ndarray]] = {}
+    clients: dict[str, list[np.ndarray]] = {}
+    is_counted = len(store.examples.table) <= _MAX_COUNTED
+    for split in store.splits():
+        starts = np.sort([first for first, _ in store.examples.rows[split].values()])
+        for first, table in store.examples.batches(split):
+            if description.num_classes is not None:
+                pairs = table.select([DOMAIN, LABEL]).group_by([DOMAIN, LABEL])
+                for row in pairs.aggregate([([], "count_all")]).to_pylist():
+                    counts[split, row[DOMAIN], row[LABEL]] += row["count_all"]
+            if is_counted:
+                digests.setdefault(split, []).append(_digests(table, description.features))
+                rows = np.arange(first, first + len(table))
+                clients.setdefault(split, []).append(np.searchsorted(starts, rows, "right"))
     classes = None
-    if num_classes is not None:
-        classes = ClassCounts(num_classes, description.class_names, _nested(counts))
-    return Contents(numbers, classes, seen.copies())
+    if description.num_classes is not None:
+        classes = ClassCounts(description.num_classes, description.class_names, _nested(counts))
+    return Contents(numbers, classes, _copies(digests, clients) if is_counted else None)
+
+
+def _digests(table: pa.Table, features: Mapping[str, Feature]) -> np.ndarray:
+    """Returns 64 bits of a hash of each example: two of ten million agree once in 300,000."""
+    total = np.zeros(len(table), np.uint64)
+    for k, (name, feature) in enumerate(sorted(features.items())):
+        if feature.dtype == "string":
+            coded = table[name].combine_chunks().dictionary_encode()
+            hashes = np.array([hash64(text) for text in coded.dictionary.to_pylist()], np.uint64)
+            bits = hashes[np.asarray(coded.indices)][:, np.newaxis]
+        else:
+            values = column_of(table[name], feature.shape).reshape(len(table), -1)
+            bits = np.ascontiguousarray(values).view(f"u{values.itemsize}").astype(np.uint64)
+        salts = np.arange(1, bits.shape[1] + 1, dtype=np.uint64) * _MULTIPLIERS[0]
+        total += _mixed(_mixed(bits + salts) * np.uint64(2 * k + 1)).sum(axis=1, dtype=np.uint64)
+    return total
+
+
+def _mixed(bits: np.ndarray) -> np.ndarray:
+    """Returns bits that depend on all bits: the finalizer of SplitMix64."""
+    for shift, multiplier in zip((30, 27), _MULTIPLIERS[1:]):
+        bits = (bits ^ (bits >> np.uint64(shift))) * multiplier
+    mixed: np.ndarray = bits ^ (bits >> np.uint64(31))
+    return mixed
+
+
+_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
+
+
+def _copies(
+    digests: Mapping[str, Sequence[np.ndarray]], clients: Mapping[str, Sequence[np.ndarray]]
+) -> Copies:
+    """Counts copies by digests of examples and indices of their clients, by split."""
+    examples = {split: np.concatenate(parts) for split, parts in digests.items()}
+    of_client = {}
+    for split, hashes in examples.items():
+        client = np.concatenate(clients[split]).astype(np.uint64)
+        keys = _mixed(hashes ^ _mixed(client * _MULTIPLIERS[0]))
+        of_client[split] = len(keys) - len(np.unique(keys))
+    train = np.unique(examples.get(TRAIN, np.empty([0], np.uint64)))
+    in_train = {
+        split: int(np.count_nonzero(np.isin(hashes, train)))
+        for split, hashes in examples.items()
+        if split != TRAIN
+    }
+    return Copies(of_client, in_train, {split: len(h) for split, h in examples.items()})
 
 
 def _nested(
@@ -300,49 +348,6 @@ def _nested(
     for split, domain, label in sorted(counts, key=lambda key: (key[0] != TRAIN, key)):
         nested.setdefault(split, {}).setdefault(domain, {})[label] = counts[split, domain, label]
     return nested
-
-
-class _Seen:
-    """Counts copies among digests of examples: two of ten million are the same once in 300,000."""
-
-    def __init__(self) -> None:
-        self._examples: dict[str, array[int]] = {}
-        self._of_clients: dict[str, array[int]] = {}
-        self._left = _MAX_COUNTED
-
-    def add(self, split: str, client: str, proto: bytes) -> None:
-        self._left -= 1
-        if self._left < 0:
-            self._examples, self._of_clients = {}, {}
-            return
-        key = client.encode("utf-8", "surrogatepass") + b"\0"
-        self._examples.setdefault(split, array("Q")).append(_digest(proto))
-        self._of_clients.setdefault(split, array("Q")).append(_digest(key, proto))
-
-    def copies(self) -> Optional[Copies]:
-        if self._left < 0:
-            return None
-        sizes = {split: len(digests) for split, digests in self._examples.items()}
-        of_client = {
-            split: len(digests) - len(np.unique(_numbers(digests)))
-            for split, digests in self._of_clients.items()
-        }
-        train = np.unique(_numbers(self._examples.get(TRAIN, array("Q"))))
-        in_train = {
-            split: int(np.count_nonzero(np.isin(_numbers(digests), train)))
-            for split, digests in self._examples.items()
-            if split != TRAIN
-        }
-        return Copies(of_client, in_train, sizes)
-
-
-def _digest(*parts: bytes) -> int:
-    digest = hashlib.blake2b(b"".join(parts), digest_size=_DIGEST_BYTES).digest()
-    return int.from_bytes(digest, "little")
-
-
-def _numbers(digests: array[int]) -> np.ndarray:
-    return np.frombuffer(digests, np.uint64)
 
 
 def large_clients(rows: Iterable[tuple[str, str, int]]) -> list[Remark]:
@@ -378,7 +383,7 @@ def large_clients(rows: Iterable[tuple[str, str, int]]) -> list[Remark]:
             "large_clients",
             f"In {len(found)} of {len(totals)} domains one client has more than a fifth of the "
             f"training examples: {some}; what is learnt there is mostly its own, and "
-            "--max_examples limits it.",
+            "max_examples=N limits it.",
             {"domains": found},
         )
     ]

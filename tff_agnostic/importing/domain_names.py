@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import pyarrow as pa
+
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.data.store_format import Record
-from tff_agnostic.importing.source import RecordError, SourceExample
+from tff_agnostic.base.options import OptionError
+from tff_agnostic.importing.source import ReadLog, RecordError, Rows
 
 # Each has a weight that is learnt: far more of them are a column that holds something else.
 _MAX_DOMAINS = 1000
@@ -27,32 +31,28 @@ class DomainNames:
         for text in texts:
             value, _, name = text.partition(":")
             if not value or value in names or text.endswith(":"):
-                raise UserError(
-                    f"--domain_names: expected different VALUE:NAME, found {','.join(texts)!r}"
-                )
+                raise OptionError("domain_names", "different VALUE:NAME", ",".join(texts))
             names[value] = name or value
         self._names: Mapping[str, str] = names
         self._seen: set[str] = set()
 
-    def named(self, example: SourceExample) -> Record:
-        """Returns the record of an example with its domain's name.
-
-        Raises:
-            RecordError: If the domain is not one of those that are named, or is empty.
-        """
-        record = example.record
-        name = self._names.get(record.domain) if self._names else record.domain
-        if not name:
-            expected = f"one of {', '.join(self._names)}" if self._names else "a name"
-            raise RecordError(
-                example.place,
-                "unknown domain",
-                f"expected {expected} as domain, found {record.domain!r}",
-            )
-        self.see(name)
-        if name == record.domain:
-            return record
-        return Record(record.client, name, record.features, record.split)
+    def named(self, rows: Rows, log: ReadLog) -> Rows:
+        """Returns rows with the names of their domains; reports rows without a name to the log."""
+        coded = rows.domain.dictionary_encode()
+        values = coded.dictionary.to_pylist()
+        names = [self._names.get(value) if self._names else value for value in values]
+        for name in names:
+            if name:
+                self.see(name)
+        domain = pa.array([name or None for name in names], pa.string()).take(coded.indices)
+        if not domain.null_count:
+            return dataclasses.replace(rows, domain=domain)
+        expected = f"one of {', '.join(self._names)}" if self._names else "a name"
+        for k in np.flatnonzero(np.asarray(domain.is_null())).tolist():
+            detail = f"expected {expected} as domain, found {rows.domain[k].as_py()!r}"
+            error = RecordError(rows.place(k), "unknown domain", detail)
+            log.bad(error, rows.client[k].as_py())
+        return dataclasses.replace(rows, domain=domain).selected(np.asarray(domain.is_valid()))
 
     def see(self, name: str) -> None:
         """Checks the name of a domain, and counts it."""
@@ -61,8 +61,8 @@ class DomainNames:
         if name in _RESERVED:
             raise UserError(
                 f"expected domains not called {', '.join(sorted(_RESERVED))}, as results have "
-                f"other numbers of these names, found {name!r}: --domain_names=VALUE:NAME of every "
-                "domain, or --domain_name of the only one, gives another name"
+                f"other numbers of these names, found {name!r}: domain_names=VALUE:NAME of every "
+                "domain, or domain_name of the only one, gives another name"
             )
         if len(self._seen) == _MAX_DOMAINS:
             some = ", ".join(sorted(self._seen)[:3])

@@ -13,9 +13,11 @@ from typing import IO, Optional
 import numpy as np
 
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.options import Verbatim
 from tff_agnostic.data.store_format import LABEL, Record
 from tff_agnostic.importing import source
-from tff_agnostic.importing.cells import PIXELS, Labels, unit_interval
+from tff_agnostic.importing.cells import CellError, Labels
+from tff_agnostic.importing.images import PIXELS, unit_interval
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample, hash64
 
@@ -40,12 +42,12 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
                 log.num_records += 1
                 place = f"{name} image {start + i}"
                 if kept and number not in kept:
-                    log.skip("class that is not in --classes")
+                    log.skip("class that is not in classes")
                     continue
                 try:
-                    label = labels.class_of(kept[number] if kept else number, place)
-                except RecordError as e:
-                    log.bad(e)
+                    label = labels.class_of(kept[number] if kept else number)
+                except CellError as e:
+                    log.bad(RecordError(place, e.reason, e.detail))
                     continue
                 record = Record(
                     deal.next_client(),
@@ -65,12 +67,10 @@ def check(options: ImportOptions) -> None:
     """Raises a `UserError` if classes are named twice, or not as many as are kept."""
     classes = options.classes
     if len(set(classes)) < len(classes):
-        raise UserError(f"--classes: expected different labels, found {list(classes)}")
+        raise options.error("classes", "different labels", Verbatim(list(classes)))
     if classes and options.class_names and len(classes) != len(options.class_names):
-        raise UserError(
-            f"--class_names: expected {len(classes)} names, as --classes has, found "
-            f"{len(options.class_names)}"
-        )
+        expected = f"{len(classes)} names, as classes has"
+        raise options.error("class_names", expected, Verbatim(len(options.class_names)))
 
 
 def _class_name(options: ImportOptions, label: int, number: int) -> str:
@@ -109,7 +109,7 @@ def _pairs(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
         if packed in found:
             raise UserError(
                 f"{packed}: expected these images once, found {images.name} as well: name the "
-                "files of images with --input"
+                "files of images with input=FILE,..."
             )
         if not there:
             raise UserError(f"{images}: expected labels in {plain} next to it, found none")
@@ -145,7 +145,7 @@ def _blocks(
         if not 0 < image_size <= options.max_pixels:
             raise UserError(
                 f"{images_path}: expected images of 1 to {options.max_pixels} pixels "
-                f"(--max_pixels), found {shape[1]} x {shape[2]}"
+                f"(max_pixels), found {shape[1]} x {shape[2]}"
             )
         images.check_claimed(count * image_size)
         labels.check_claimed(count)
@@ -194,7 +194,7 @@ def _check_end(file: IO[bytes], path: Path, count: int) -> None:
 
 FORMAT = Format(
     summary="IDX files of MNIST, Fashion-MNIST or EMNIST; domains are the classes",
-    read=read,
+    read=source.in_rows(read),
     find_inputs=find_inputs,
     check=check,
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import os
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -20,23 +18,31 @@ from tff_agnostic.base.files import (
     write_errors,
     write_json,
 )
+from tff_agnostic.base.options import Verbatim
 from tff_agnostic.base.registry import Registry
-from tff_agnostic.data.store_format import FEATURES, TEXT, TOKENS, Record, StoredColumns
-from tff_agnostic.data.store_writer import StoreWriter
+from tff_agnostic.data.store import ArrowStore, SortedExamples
+from tff_agnostic.data.store_format import DOMAIN, FEATURES, TEXT, TOKENS, StoredColumns
+from tff_agnostic.data.store_writer import CLIENT, SPLIT, UNIT, StoreWriter
 from tff_agnostic.importing import idx, leaf, npz, stackexchange, tables, text_folders
 from tff_agnostic.importing.cells import CategoryCounts, MissingValues
 from tff_agnostic.importing.columns import TOKENIZER, image_inputs
 from tff_agnostic.importing.domain_names import DomainNames
-from tff_agnostic.importing.options import MB, TABLES, ImportOptions, check_used
+from tff_agnostic.importing.options import TABLES, ImportOptions, check_used
 from tff_agnostic.importing.report import ImportReport, summarise
-from tff_agnostic.importing.source import Format, ReadLog, RecordError, Texts, input_paths
+from tff_agnostic.importing.source import Format, ReadLog, Rows, input_paths
 from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, strata_of
-from tff_agnostic.importing.text import Normalizer, VocabularySummary, WordCounts
-from tff_agnostic.importing.text_rows import TextsToRows, blocks_of
-from tff_agnostic.importing.workers import in_order, usable_processes
+from tff_agnostic.importing.text import Normalizer, VocabularySummary, count_words
 
-# Bytes of an input that more processes read sooner, with what their start takes.
-_LARGE = 16 * MB
+_SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
+# Ends of the names of files -> the format; `text_folders` and `plays` are not told by a name.
+_FORMAT_OF_NAME: Mapping[tuple[str, ...], str] = {
+    ("posts.xml", "posts.xml.gz"): "stackexchange",
+    tables.CSV_SUFFIXES: "csv",
+    (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"): "jsonl",
+    (".parquet", ".pq"): "parquet",
+    (".npz",): "npz",
+    ("-ubyte", "-ubyte.gz", ".idx", ".idx.gz"): "idx",
+}
 _TEXT_ONLY = ("vocabulary_size", "tokenizer", "case", "punctuation")
 FORMATS: Registry[Format] = Registry(
     "format",
@@ -77,123 +83,80 @@ class Import:
         return sum(path.stat().st_size for path in self.format.find_inputs(self.paths))
 
     def run(self, log: ReadLog) -> ImportReport:
-        """Reads everything, and writes the store and, if the options name a file, its report."""
-        words = WordCounts()
-        categories = CategoryCounts(self.options.categorical_columns)
-        kind = None
+        """Reads everything; writes the store and, if the options name a file, its report."""
+        options = self.options
+        domains = DomainNames(options.domain_names)
+        shares = parse_shares(options.split)
+        splits = Splits(shares, options.split_by, options.seed, self.given)
         with folder_to_write_in(self.output.parent), StoreWriter(self.output) as writer:
-            texts = self.format.texts
-            if texts is not None:
-                self._add_texts(texts, writer, words, log)
-                kind = TEXT
-            for split, unit, record, place in () if texts else self._records(log):
-                if kind is None:
-                    kind = self._kind(record)
-                if kind == TEXT and split == TRAIN:
-                    words.add(str(record.features[TOKENS]).split(" "))
-                categories.add(split, record)
-                try:
-                    writer.add(split, record, unit)
-                except UserError:
-                    raise
-                except ValueError as e:
-                    raise UserError(f"{place}: {e}") from e
-
-            def count_moved(old: str, new: str, record: Record) -> None:
-                if kind == TEXT and TRAIN in (old, new):
-                    count = words.add if new == TRAIN else words.remove
-                    count(str(record.features[TOKENS]).split(" "))
-                categories.move(old, new, record)
-
-            strata = strata_of(writer.units())
-            if self.options.stratify:
-                shares = parse_shares(self.options.split)
-                writer.reassign(moves(strata, shares, self.options.min_per_split), count_moved)
-            self._check_result(writer, log)
+            for rows in self.format.read(options, self.paths, log):
+                rows = domains.named(rows, log)
+                if len(rows):
+                    self._check_kind(rows)
+                    log.keep(rows.client.unique().to_pylist())
+                    _add(writer, rows, splits)
+            strata, moved = strata_of(writer.units()), {}
+            if not options.stratify:
+                strata = {name: s for name, s in strata.items() if options.split_by != "example"}
+            else:
+                moved = moves(strata, shares, options.min_per_split)
             log.say("sorting by client")
-            vocabulary = words.vocabulary(self.options.vocabulary_size) if kind == TEXT else None
-            known_categories = categories.known(self.options.max_categories)
+            self._check_not_empty(writer, log)
+            examples = writer.sort(moved)
+            self._check_trains(examples)
+            words = count_words(examples) if TOKENS in writer.features else None
+            vocabulary = None if words is None else words.vocabulary(options.vocabulary_size)
+            categories = CategoryCounts(examples, options.categorical_columns)
+            known_categories = categories.known(options.max_categories)
             store = writer.finish(
-                kind or FEATURES,
+                FEATURES if words is None else TEXT,
                 vocabulary=vocabulary,
                 class_names=self._class_names(),
-                source=f"{self.options.format}: {shlex.join(path.name for path in self.paths)}",
+                source=self._source(),
                 categories=known_categories,
-                columns=stored_columns(self.options, log.numbers) if self._is_table() else None,
-                standardize=self.options.standardize,
+                columns=stored_columns(options, log.numbers) if self._is_table() else None,
+                standardize=options.standardize,
             )
             report = summarise(
-                store,
+                ArrowStore(store),
                 self.output,
-                self.options,
+                options,
                 log,
-                None if vocabulary is None else VocabularySummary.of(vocabulary, words),
+                None
+                if words is None or vocabulary is None
+                else VocabularySummary.of(vocabulary, words),
                 categories.summaries(known_categories),
                 strata,
             )
             # Written before the store gets its name: no kill leaves a store without its report.
-            if self.options.report is not None:
-                _write_report(report, Path(self.options.report))
+            if options.report is not None:
+                _write_report(report, options.report)
         return report
 
-    def _add_texts(
-        self, texts: Texts, writer: StoreWriter, words: WordCounts, log: ReadLog
-    ) -> None:
-        """Adds sentences, which several processes may make."""
-        make = functools.partial(TextsToRows, texts, self.options, frozenset(self.given))
-        blocks = blocks_of(texts.read(self.options, self.paths, log))
-        names = DomainNames(self.options.domain_names)
-        with contextlib.closing(in_order(make, blocks, self._processes())) as made:
-            for block in made:
-                for name in block.domains:
-                    names.see(name)
-                log.merge(block.left_out)
-                writer.add_rows(block.rows)
-                if not words.merge(block.words):
-                    for sentence in block.rows.texts(TRAIN):
-                        words.add(sentence.split(" "))
-
-    def _processes(self) -> int:
-        if self.options.processes is not None:
-            return self.options.processes
-        return usable_processes() if self.num_bytes() >= _LARGE else 1
-
-    def _records(self, log: ReadLog) -> Iterator[tuple[str, Optional[int], Record, str]]:
-        options = self.options
-        splits = Splits(parse_shares(options.split), options.split_by, options.seed, self.given)
-        domains = DomainNames(options.domain_names)
-        # There are as many units as examples, and nothing is done with them.
-        is_counted = options.stratify or options.split_by != "example"
-        for example in self.format.read(options, self.paths, log):
-            if options.max_records is not None and log.num_records > options.max_records:
-                log.num_records = options.max_records
-                break
-            try:
-                record = domains.named(example)
-            except RecordError as e:
-                log.bad(e, example.record.client)
-                continue
-            log.keep(record.client)
-            split, unit = splits.split_of(example)
-            yield split, unit if is_counted else None, record, example.place
-
-    def _kind(self, record: Record) -> str:
-        if TOKENS in record.features:
-            return TEXT
+    def _check_kind(self, rows: Rows) -> None:
+        """Refuses options of texts for a source of numbers."""
         for name in _TEXT_ONLY:
-            if name in self.given:
-                raise UserError(f"--{name} has no effect: the source holds numbers, no text")
-        return FEATURES
+            if name in self.given and TOKENS not in rows.features:
+                expected = "no value, as the source holds numbers, no text"
+                raise self.options.error(name, expected)
 
-    def _check_result(self, writer: StoreWriter, log: ReadLog) -> None:
-        source = ", ".join(map(str, self.paths))
-        if not writer.counts:
+    def _check_not_empty(self, writer: StoreWriter, log: ReadLog) -> None:
+        if not writer.features:
+            source = ", ".join(map(str, self.paths)) or "the table"
             raise UserError(f"{source}: expected examples, found none{_left_out(log)}")
-        if not any(split == TRAIN for split, _ in writer.counts):
+
+    def _check_trains(self, examples: SortedExamples) -> None:
+        if TRAIN not in examples.rows:
+            source = ", ".join(map(str, self.paths)) or "the table"
             raise UserError(
                 f"{source}: expected clients to train on, found none, and "
-                f"{counted(sum(writer.counts.values()), 'example')} in other splits"
+                f"{counted(len(examples.table), 'example')} in other splits"
             )
+
+    def _source(self) -> str:
+        if not self.paths:
+            return "a data frame"
+        return f"{self.options.format}: {shlex.join(path.name for path in self.paths)}"
 
     def _is_table(self) -> bool:
         return self.options.format in TABLES
@@ -202,31 +165,66 @@ class Import:
         return list(self.options.class_names or map(str, self.options.classes)) or None
 
 
+def _add(writer: StoreWriter, rows: Rows, splits: Splits) -> None:
+    split, unit = splits.assign(rows)
+    columns = {**rows.features, DOMAIN: rows.domain}
+    try:
+        writer.add_columns({**columns, SPLIT: split, CLIENT: rows.client, UNIT: unit})
+    except UserError:
+        raise
+    except ValueError as e:
+        raise UserError(f"{rows.place(0)}: {e}") from e
+
+
 def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
     """Returns the import that the options describe."""
-    if not options.format:
-        raise UserError(f"--format: expected one of {', '.join(FORMATS)}, found none")
-    format_ = FORMATS[options.format]
+    if options.format:
+        format_ = FORMATS[options.format]
+        paths = input_paths(options)
+    else:
+        paths = input_paths(options)
+        options = dataclasses.replace(options, format=_guessed_format(options, paths))
+        format_ = FORMATS[options.format]
     check_used(options, [f.name for f in dataclasses.fields(options) if f.name in given])
-    paths = input_paths(options.input)
-    if not options.output:
-        raise UserError("--output: expected the store to write, found none")
-    output = Path(options.output)
-    check_can_be_made(output.parent, "output")
-    if output.exists():
-        raise UserError(f"--output: {output} is there already: stores are not overwritten")
+    output = checked_output(options)
     if options.report is not None:
-        report = Path(options.report)
-        check_can_be_made(report.parent, "report")
-        if report.resolve() in {path.resolve() for path in (output, *format_.find_inputs(paths))}:
-            raise UserError(
-                f"--report: expected a file of its own, found {report}, which is read or written"
-            )
+        check_can_be_made(options.report.parent, "report")
+        if options.report.resolve() in {p.resolve() for p in (output, *format_.find_inputs(paths))}:
+            found = Verbatim(f"{options.report}, which is read or written")
+            raise options.error("report", "a separate file", found)
     if options.split_by == "group" and not format_.has_groups:
-        raise UserError(f"--split_by=group: {options.format} has no groups")
+        raise options.error("split_by", f"client or example, as {options.format} has no groups")
     parse_shares(options.split)
     format_.check(options)
     return Import(options, given, format_, paths, output)
+
+
+def checked_output(options: ImportOptions) -> Path:
+    """Returns the place of the store, where nothing is yet."""
+    if not options.output:
+        raise options.error("output", "the store to write", Verbatim("none"))
+    output = Path(options.output)
+    check_can_be_made(output.parent, "output")
+    if output.exists():
+        expected = "a new folder, as stores are not overwritten"
+        raise options.error("output", expected, Verbatim(f"something at {output}"))
+    return output
+
+
+def _guessed_format(options: ImportOptions, paths: Sequence[Path]) -> str:
+    """Returns the format that the name of the first file shows."""
+    path = paths[0]
+    if path.is_dir():
+        path = next((file for file in sorted(path.rglob("*")) if file.is_file()), path)
+    name = path.name.lower()
+    if name.endswith(_SPREADSHEETS):
+        expected = "a text, as CSV is (save the sheet as CSV)"
+        raise options.error("input", expected, Verbatim(f"the spreadsheet {path}"))
+    for ends, format_ in _FORMAT_OF_NAME.items():
+        if name.endswith(ends):
+            return format_
+    expected = f"one of {', '.join(FORMATS)}, as the name of {path} shows none"
+    raise options.error("format", expected, Verbatim("none"))
 
 
 def _write_report(report: ImportReport, path: Path) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import IO, Any, Optional
 
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.options import Verbatim
 from tff_agnostic.data.store_format import LABEL, TOKENS, Record, Value
 from tff_agnostic.importing import source
-from tff_agnostic.importing.cells import VECTOR, Labels, check_shape, vector_of
+from tff_agnostic.importing.cells import VECTOR, CellError, Labels, check_shape, vector_in
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample
 from tff_agnostic.importing.text import Normalizer
@@ -45,7 +46,7 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
     if other is not None and any(map(_split_of, found)):
         raise UserError(
             f"{other}: expected files in folders train and test only, as some are: LEAF's scripts "
-            "leave the same users in all_data and sampled_data; name the folders with --input"
+            "leave the same users in all_data and sampled_data; input=FOLDER,... names the folders"
         )
     return found
 
@@ -56,17 +57,12 @@ def _split_of(path: Path) -> Optional[str]:
 
 def check(options: ImportOptions) -> None:
     """Raises a `UserError` unless the options say what the domains are."""
-    check_shape(options.feature_shape)
+    check_shape(options)
     if (options.domains_file is None) == (options.domain_name is None):
-        raise UserError(
-            "--domains_file: expected this or --domain_name, found "
-            f"{'neither' if options.domain_name is None else 'both'}"
-        )
+        found = Verbatim("neither" if options.domain_name is None else "both")
+        raise options.error("domains_file", "this or domain_name", found)
     if options.text_column is not None and not options.text_column.isdecimal():
-        raise UserError(
-            f"--text_column: expected a position from 0 with --format=leaf, found "
-            f"{options.text_column!r}"
-        )
+        raise options.error("text_column", "a position from 0 with format=leaf")
 
 
 def _users(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tuple[str, Any]]:
@@ -144,9 +140,9 @@ class _Converter:
             log.num_records += 1
             place = f"{name} user {user} example {i}"
             try:
-                features = self._features(x, y, place)
-            except RecordError as e:
-                log.bad(e, user)
+                features = self._features(x, y)
+            except CellError as e:
+                log.bad(RecordError(place, e.reason, e.detail), user)
                 continue
             if features.get(TOKENS) == "":
                 log.skip("text without words", user)
@@ -164,22 +160,20 @@ class _Converter:
             )
         return self._domains[user]
 
-    def _features(self, x: Any, y: Any, place: str) -> dict[str, Value]:
+    def _features(self, x: Any, y: Any) -> dict[str, Value]:
         if self._options.text_column is not None:
-            x = _item(x, int(self._options.text_column), place)
+            x = _item(x, int(self._options.text_column))
         if isinstance(x, str):
             tokens = self._normalizer.sentence(self._normalizer.tokenize(x))
             # The label of a language model's text is the text that follows, and no class.
             is_text = isinstance(y, str) and not self._options.class_names
             if is_text and self._options.are_classes:
                 return {TOKENS: tokens}
-            return {TOKENS: tokens, LABEL: self._labels.number_of(y, place)}
-        values = _flat(x, place)
+            return {TOKENS: tokens, LABEL: self._labels.number_of(y)}
+        values = _flat(x)
         return {
-            self._options.feature_name or VECTOR: vector_of(
-                values, self._options.feature_shape, place
-            ),
-            LABEL: self._labels.number_of(y, place),
+            self._options.feature_name or VECTOR: vector_in(values, self._options.feature_shape),
+            LABEL: self._labels.number_of(y),
         }
 
 
@@ -192,25 +186,23 @@ def _pairs(data: Any, place: str) -> list[tuple[Any, Any]]:
     return list(zip(x, y))
 
 
-def _item(x: Any, position: int, place: str) -> str:
+def _item(x: Any, position: int) -> str:
     if not isinstance(x, list) or position >= len(x) or not isinstance(x[position], str):
-        raise RecordError(
-            place,
+        raise CellError(
             "text that is none",
             f"expected a list with a text at {position}, found another x",
         )
     return str(x[position])
 
 
-def _flat(x: Any, place: str) -> list[Any]:
+def _flat(x: Any) -> list[Any]:
     """Returns the numbers of lists of lists, whatever they are, in their order."""
     level, depth = [x], 0
     while any(isinstance(part, list) for part in level):
         depth += 1
         lengths = {len(part) if isinstance(part, list) else None for part in level}
         if len(lengths) > 1 or depth > _MAX_DEPTH:
-            raise RecordError(
-                place,
+            raise CellError(
                 "wrong number of features",
                 f"expected at most {_MAX_DEPTH} levels of lists of one length, found others",
             )
@@ -239,7 +231,7 @@ def _read_domains(path: Path, options: ImportOptions) -> dict[str, str]:
 
 FORMAT = Format(
     summary="LEAF's JSON",
-    read=read,
+    read=source.in_rows(read),
     find_inputs=find_inputs,
     check=check,
 )

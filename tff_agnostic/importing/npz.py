@@ -1,61 +1,53 @@
-"""NumPy files, read in blocks of rows: arrays of features, labels, clients and domains.
+"""NumPy files: arrays of features, labels, clients and domains, read into memory.
 
 Each row is one example. Arrays whose names end in _train, _heldout or _test go to that split.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import math
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Optional
+from typing import Optional
 
 import numpy as np
+import pyarrow as pa
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.data.store_format import LABEL, Record
+from tff_agnostic.base.options import Verbatim
 from tff_agnostic.importing import source
-from tff_agnostic.importing.cells import (
-    PIXELS,
-    VECTOR,
-    Labels,
-    check_finite,
-    is_images,
-    name_in,
-    to_float32,
-    unit_interval,
-)
-from tff_agnostic.importing.columns import require_client_and_domain
+from tff_agnostic.importing.cells import VECTOR, not_finite, to_float32
+from tff_agnostic.importing.columns import ROW, Block, Columns, Errors, require_client_and_domain
+from tff_agnostic.importing.images import PIXELS, is_images, unit_interval
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
-from tff_agnostic.importing.source import (
-    Format,
-    ReadLog,
-    RecordError,
-    SourceExample,
-    check_unpacked,
-    too_large_record,
-)
+from tff_agnostic.importing.source import Format, ReadLog, Rows, check_unpacked, too_large_record
 
 _BLOCK_ROWS = 1024
 _SUFFIX = ".npy"
 _MAX_FOUND = 200
-_BLOCK_BYTES = 1 << 24
 
 
-def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
-    """Yields the rows of all files, a block of rows in memory at a time."""
+def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
+    """Yields the rows of all files, the arrays of one split in memory at a time."""
     columns = _columns(options)
-    labels = Labels(options)
+    rows_are_clients = options.client_column == ROW
     for path in find_inputs(paths):
-        with NpzColumns(path, options) as archive:
-            for split, suffix in _parts(archive.names, columns, path):
-                names = {role: name + suffix for role, name in columns.items()}
-                part = source.place_of(path, paths) + suffix
-                for start, rows in _rows(archive, names, log):
-                    yield from _examples(rows, start, part, split, options, labels, log)
+        with source.reading_errors(path):
+            names = _names(path)
+        for split, suffix in _parts(names, columns, path):
+            arrays = {role: _array(path, name + suffix, options) for role, name in columns.items()}
+            part = source.place_of(path, paths) + suffix
+            _check(arrays, path, part)
+            log.advance(path.stat().st_size // len(names))
+            named = dataclasses.replace(options, label_column=columns["label"])
+            converter = Columns(named, rows_are_clients and "client" not in arrays)
+            cells = {columns[role]: array for role, array in arrays.items() if role != "features"}
+            for rows in _rows(arrays["features"], cells, part, named, converter, log):
+                own = pa.array([split] * len(rows), pa.string())
+                yield dataclasses.replace(rows, split=own)
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
@@ -64,11 +56,11 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
 
 
 def check(options: ImportOptions) -> None:
-    """Raises a `UserError` if columns are missing or superfluous."""
+    """Raises an `OptionError` if columns are missing or superfluous."""
     if len(options.feature_columns) > 1:
-        raise UserError(
-            f"--feature_columns: expected the name of one array with --format=npz, found "
-            f"{','.join(options.feature_columns)}"
+        expected = "the name of one array with format=npz"
+        raise options.error(
+            "feature_columns", expected, Verbatim(",".join(options.feature_columns))
         )
     require_client_and_domain(options)
 
@@ -85,12 +77,25 @@ def _columns(options: ImportOptions) -> dict[str, str]:
     return columns
 
 
+def _names(path: Path) -> list[str]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, UserError):
+        raise
+    except Exception as e:  # There is no list of what zip raises on arbitrary bytes.
+        raise _damaged(path, e) from e
+    return [name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX)]
+
+
 def _parts(
-    found: Sequence[str], columns: Mapping[str, str], path: Path
+    found: Sequence[str], columns: dict[str, str], path: Path
 ) -> list[tuple[Optional[str], str]]:
     """Returns the split and the suffix of the names of each part of a file."""
     suffixes = [("" if split is None else f"_{split}", split) for split in (*SPLIT_NAMES, None)]
     parts = [(split, suffix) for suffix, split in suffixes if columns["features"] + suffix in found]
+    if columns["client"] == ROW and not any(ROW + suffix in found for _, suffix in parts):
+        del columns["client"]
     wanted = [name + suffix for _, suffix in parts for name in columns.values()]
     missing = [name for name in wanted or columns.values() if name not in found]
     if missing:
@@ -101,162 +106,108 @@ def _parts(
     return parts
 
 
-class NpzColumns:
-    """The arrays of an .npz file; a context manager.
-
-    Args:
-        options: Options of the import, with its limits.
-    """
-
-    def __init__(self, path: Path, options: ImportOptions) -> None:
-        self._path = path
-        self._options = options
-        try:
-            self._zip = zipfile.ZipFile(path)
-        except Exception as e:  # There is no list of what zip raises on arbitrary bytes.
-            raise self._damaged(e) from e
-        names = [name for name in self._zip.namelist() if name.endswith(_SUFFIX)]
-        self.names = [name[: -len(_SUFFIX)] for name in names]
-
-    def __enter__(self) -> NpzColumns:
-        """Does nothing more."""
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Closes the file."""
-        self._zip.close()
-
-    def blocks(
-        self, names: Sequence[str], num_rows: int
-    ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        """Yields the compressed size read so far, and the next rows of each array.
-
-        Args:
-            names: Which arrays; they have to have the same number of rows.
-            num_rows: Rows of a block; fewer are read if they are large.
-        """
-        try:
-            for member in (self._zip.getinfo(name + _SUFFIX) for name in names):
-                check_unpacked(self._path, member.compress_size, member.file_size, self._options)
-            # The archive stays open as long as one of its members does.
-            with contextlib.ExitStack() as members:
-                columns = {
-                    name: _Column(members.enter_context(self._zip.open(name + _SUFFIX)), name)
-                    for name in names
-                }
-                lengths = {name: column.num_rows for name, column in columns.items()}
-                if len(set(lengths.values())) > 1:
-                    found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-                    raise UserError(f"{self._path}: expected arrays of one length, found {found}")
-                total = next(iter(lengths.values()))
-                largest = max(column.row_bytes for column in columns.values())
-                if largest > self._options.max_record_bytes:
-                    raise too_large_record(self._path, self._options)
-                num_rows = max(1, min(num_rows, _BLOCK_BYTES // max(1, largest)))
-                compressed = sum(self._zip.getinfo(name + _SUFFIX).compress_size for name in names)
-                for start in range(0, total, num_rows):
-                    size = min(num_rows, total - start)
-                    rows = {name: column.next_rows(size) for name, column in columns.items()}
-                    yield compressed * (start + size) // total, rows
-                for column in columns.values():
-                    column.check_end()
-        except UserError:
-            raise
-        except Exception as e:  # Nor of what npy does.
-            raise self._damaged(e) from e
-
-    def _damaged(self, error: Exception) -> UserError:
-        # Some messages hold a part of the file.
-        found = " ".join(str(error).split())[:_MAX_FOUND] or type(error).__name__
-        return UserError(
-            f"{self._path}: expected an .npz file of plain arrays, found a damaged or another file "
-            f"({found})"
-        )
+def _array(path: Path, name: str, options: ImportOptions) -> np.ndarray:
+    """Returns an array of a file, after checking the sizes that it claims."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            member = archive.getinfo(name + _SUFFIX)
+            check_unpacked(path, member.compress_size, member.file_size, options)
+            with archive.open(member) as file:
+                version = np.lib.format.read_magic(file)
+                header = (
+                    np.lib.format.read_array_header_1_0
+                    if version == (1, 0)
+                    else np.lib.format.read_array_header_2_0
+                )
+                shape, is_fortran, dtype = header(file)
+                if dtype.hasobject:
+                    raise ValueError(f"{name} holds pickled objects, which are refused")
+                if not shape or min(shape) < 0:
+                    raise ValueError(f"{name} has the shape {shape}")
+                row_bytes = math.prod(shape[1:]) * dtype.itemsize
+                if row_bytes > options.max_record_bytes:
+                    raise too_large_record(path, options)
+                size = shape[0] * row_bytes
+                content = file.read(size)
+                if len(content) < size:
+                    raise EOFError("it ends early")
+                # Only where it is read to its end is its checksum looked at.
+                if file.read(1):
+                    raise ValueError(f"{name} goes on after its {shape[0]} rows")
+        array = np.frombuffer(content, dtype)
+        # The last index of an array in Fortran order is the slowest.
+        return array.reshape(shape[::-1]).T if is_fortran else array.reshape(shape)
+    except UserError:
+        raise
+    except Exception as e:  # Nor of what npy does.
+        raise _damaged(path, e) from e
 
 
-def _rows(
-    archive: NpzColumns, names: Mapping[str, str], log: ReadLog
-) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    start = before = 0
-    for size, arrays in archive.blocks(list(dict.fromkeys(names.values())), _BLOCK_ROWS):
-        yield start, {role: arrays[name] for role, name in names.items()}
-        start += len(arrays[names["features"]])
-        log.advance(size - before)
-        before = size
+def _damaged(path: Path, error: Exception) -> UserError:
+    # Some messages hold a part of the file.
+    found = " ".join(str(error).split())[:_MAX_FOUND] or type(error).__name__
+    return UserError(
+        f"{path}: expected an .npz file of plain arrays, found a damaged or another file ({found})"
+    )
 
 
-def _examples(
-    rows: Mapping[str, np.ndarray],
-    start: int,
-    part: str,
-    split: Optional[str],
-    options: ImportOptions,
-    labels: Labels,
-    log: ReadLog,
-) -> Iterator[SourceExample]:
-    features = rows["features"]
-    images = is_images(features.dtype, features.shape[1:])
-    if features.dtype.kind not in "iufb":
-        raise UserError(f"{part}: expected numbers as features, found {features.dtype}")
-    for role in ("label", "client", "domain"):
-        if role in rows and rows[role].ndim != 1:
-            shape = list(rows[role].shape[1:])
+def _check(arrays: dict[str, np.ndarray], path: Path, part: str) -> None:
+    """Checks types and shapes; labels, clients and domains [n, 1] become [n]."""
+    lengths = {role: len(array) for role, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{role} {length}" for role, length in lengths.items())
+        raise UserError(f"{path}: expected arrays of one length, found {found}")
+    if arrays["features"].dtype.kind not in "iufb":
+        raise UserError(f"{part}: expected numbers as features, found {arrays['features'].dtype}")
+    for role in arrays.keys() - {"features"}:
+        array = arrays[role]
+        if array.ndim == 2 and array.shape[1] == 1:
+            arrays[role] = array = array[:, 0]
+        if array.ndim != 1:
+            shape = list(array.shape[1:])
             raise UserError(f"{part}: expected one {role} in a row, found an array {shape}")
-        if role in rows:
-            _check_characters(rows[role], f"{part}: {role}", start)
-    name = options.feature_name or (PIXELS if images else VECTOR)
-    values = unit_interval(features) if images else to_float32(features)
-    for i in range(len(values)):
-        log.num_records += 1
-        place = f"{part} row {start + i}"
-        client = None
-        try:
-            client = _name(rows["client"][i], "client", place)
-            domain = str(options.domain_name)
-            if "domain" in rows:
-                domain = _name(rows["domain"][i], "domain", place)
-            label = labels.number_of(_plain(rows["label"][i], place), place)
-            record = Record(
-                client, domain, {name: check_finite(values[i], place), LABEL: label}, split
-            )
-        except RecordError as e:
-            log.bad(e, client)
-            continue
-        yield SourceExample(record, place)
+        _check_characters(array, f"{part}: {role}")
 
 
-def _check_characters(texts: np.ndarray, what: str, start: int) -> None:
+def _check_characters(texts: np.ndarray, what: str) -> None:
     """Checks that texts hold characters: NumPy takes any 32 bits for one."""
-    if texts.dtype.kind != "U":
+    if texts.dtype.kind != "U" or not texts.dtype.itemsize:
         return
-    codes = texts.view(np.dtype(np.uint32).newbyteorder(texts.dtype.byteorder))
+    texts = np.ascontiguousarray(texts)
+    codes = texts.view(np.dtype(f"{texts.dtype.byteorder}u4"))
     is_none = (codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))
     if is_none.any():
         at = int(np.argmax(is_none))
-        row = start + at // (codes.size // len(texts))
+        row = at // (codes.size // len(texts))
         raise UserError(f"{what}: expected text, found the character {codes[at]:#x} in row {row}")
 
 
-def _plain(value: Any, place: str) -> Any:
-    value = value.item() if isinstance(value, np.generic) else value
-    try:
-        return value.decode() if isinstance(value, bytes) else value
-    except UnicodeDecodeError as e:
-        raise RecordError(
-            place, "text that is not UTF-8", f"expected UTF-8, found byte 0x{value[e.start]:02x}"
-        ) from None
-
-
-def _name(value: Any, what: str, place: str) -> str:
-    name = name_in(_plain(value, place), place)
-    if name is None:
-        raise RecordError(
-            place,
-            f"empty {what}",
-            f"expected a name or number as {what}, found {value!r} (--bad_records=skip leaves out "
-            "records without one)",
-        )
-    return name
+def _rows(
+    features: np.ndarray,
+    columns: Mapping[str, np.ndarray],
+    part: str,
+    options: ImportOptions,
+    converter: Columns,
+    log: ReadLog,
+) -> Iterator[Rows]:
+    images = is_images(features.dtype, features.shape[1:])
+    name = options.feature_name or (PIXELS if images else VECTOR)
+    for start in range(0, len(features), _BLOCK_ROWS):
+        if options.max_records is not None and log.num_records >= options.max_records:
+            return
+        end = start + _BLOCK_ROWS
+        if options.max_records is not None:
+            end = min(end, start + options.max_records - log.num_records)
+        values = features[start:end]
+        values = unit_interval(values) if images else to_float32(values)
+        flat = values.reshape(len(values), -1)
+        errors: Errors = {}
+        for row in np.flatnonzero(~np.isfinite(flat).all(axis=1)).tolist():
+            at = int(np.flatnonzero(~np.isfinite(flat[row]))[0])
+            errors[row] = not_finite(flat[row, at], f"as number {at + 1}")
+        cells = {name: array[start:end].tolist() for name, array in columns.items()}
+        block = Block(cells, lambda k, start=start: f"{part} row {start + k}")  # type: ignore[misc]
+        yield from converter.with_features(block, {name: values}, errors, log)
 
 
 FORMAT = Format(
@@ -265,37 +216,3 @@ FORMAT = Format(
     find_inputs=find_inputs,
     check=check,
 )
-
-
-class _Column:
-    def __init__(self, file: IO[bytes], name: str) -> None:
-        self._file = file
-        self._name = name
-        version = np.lib.format.read_magic(self._file)
-        read_header = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, fortran_order, self._dtype = read_header(self._file)
-        if self._dtype.hasobject:
-            raise ValueError(f"{name} holds pickled objects, which are refused")
-        if not shape or (fortran_order and len(shape) > 1):
-            raise ValueError(f"{name} is a single value or an array in Fortran order")
-        if min(shape) < 0:
-            raise ValueError(f"{name} has the shape {shape}")
-        self.num_rows = int(shape[0])
-        self._row_shape = shape[1:]
-        self.row_bytes = math.prod(self._row_shape) * self._dtype.itemsize
-
-    def next_rows(self, count: int) -> np.ndarray:
-        size = count * self.row_bytes
-        content = self._file.read(size)
-        if len(content) < size:
-            raise EOFError("it ends early")
-        return np.frombuffer(content, self._dtype).reshape(count, *self._row_shape)
-
-    def check_end(self) -> None:
-        # Only where it is read to its end is its checksum looked at.
-        if self._file.read(1):
-            raise ValueError(f"{self._name} goes on after its {self.num_rows} rows")

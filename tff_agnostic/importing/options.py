@@ -6,10 +6,9 @@ import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Literal, Optional
 
-from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.options import OneOf, Options, Within
+from tff_agnostic.base.options import OneOf, OptionError, Options, Within
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.data_warnings import FEW_EXAMPLES
 
@@ -33,7 +32,7 @@ POST_DOMAINS: Registry[str] = Registry(
     {
         "type": "question or answer",
         "site": "the folder's name",
-        "tag": "a tag of the question, the first one, or the first that --domain_names names",
+        "tag": "a tag of the question, the first one, or the first that domain_names names",
     },
 )
 CASES: Registry[str] = Registry(
@@ -61,8 +60,8 @@ SENTENCES: Registry[str] = Registry(
 LABEL_KINDS: Registry[str] = Registry(
     "kind of labels",
     {
-        "class": "whole numbers from 0, or names (--class_names)",
-        "number": "any numbers; a model of your own (--task=custom) has the loss",
+        "class": "whole numbers from 0, or names (class_names)",
+        "number": "any numbers; a model of your own (the task custom) has the loss",
     },
 )
 UTF_8 = "utf-8"
@@ -127,6 +126,8 @@ _FORMATS_OF: Mapping[str, tuple[str, ...]] = {
     "domains_file": ("leaf",),
     "delimiter": ("csv",),
     "encoding": ("csv", "jsonl"),
+    "encoding_errors": ("csv", "jsonl"),
+    "decimal": ("csv",),
     "client_column": _NAMED_COLUMNS,
     "domain_column": _NAMED_COLUMNS,
     "group_column": TABLES,
@@ -137,7 +138,7 @@ _FORMATS_OF: Mapping[str, tuple[str, ...]] = {
     "categorical_columns": TABLES,
     "max_categories": TABLES,
     "missing_values": TABLES,
-    "missing_marks": TABLES,
+    "missing_marks": _NAMED_COLUMNS,
     "standardize": TABLES,
     "image_columns": ("parquet",),
     "text_column": ("leaf", *TABLES),
@@ -170,7 +171,7 @@ class ImportOptions(Options):
             clients and domains; idx: IDX files of MNIST, Fashion-MNIST or EMNIST; domains are the
             classes.
         input: Files or folders to read, comma-separated.
-        output: The store to write, a new file.
+        output: The store to write, a new folder.
         report: Also write the report as JSON to this file.
         seed: Seeds the splits, and dealing to clients.
         max_records: Stop after that many records, to try flags on a large source. [all]
@@ -204,7 +205,11 @@ class ImportOptions(Options):
         delimiter: What stands between the columns of CSV: one sign, or tab, semicolon, comma, pipe.
             [a comma; in .tsv a tab] Only with format csv.
         encoding: How the text of a file is written. Only with format csv or jsonl.
-        client_column: Column with the client's id. Only with format npz, csv, jsonl or parquet.
+        encoding_errors: Treatment of bytes that are not of the encoding: strict, the first one ends
+            the import; replace, a sign is in their place. Only with format csv or jsonl.
+        decimal: Sign before the decimals of a number: point or comma. Only with format csv.
+        client_column: Column with the client's id; row makes a client of each row, unless a column
+            has this name. Only with format npz, csv, jsonl or parquet.
         domain_column: Column with the domain. Only with format npz, csv, jsonl or parquet.
         group_column: Column with what --split_by=group keeps together. Only with format csv, jsonl
             or parquet.
@@ -221,8 +226,8 @@ class ImportOptions(Options):
             format csv, jsonl or parquet.
         missing_values: What becomes of an empty cell among features. Only with format csv, jsonl or
             parquet.
-        missing_marks: What stands in cells without a value, beside nothing, e.g. ?,NA. Only with
-            format csv, jsonl or parquet.
+        missing_marks: Texts of cells without a value, in addition to the empty one and nan, e.g.
+            ?,NA; they hold for all columns. Only with format npz, csv, jsonl or parquet.
         standardize: Bring each number of --feature_columns to mean 0 and deviation 1 of the
             training clients; a missing one is then the mean. The store remembers both, and so does
             a saved model. Only with format csv, jsonl or parquet.
@@ -278,6 +283,8 @@ class ImportOptions(Options):
     domains_file: Optional[str] = None
     delimiter: Optional[str] = None
     encoding: Annotated[str, OneOf(ENCODINGS)] = UTF_8
+    encoding_errors: Literal["strict", "replace"] = "strict"
+    decimal: Literal["point", "comma"] = "point"
     client_column: Optional[str] = None
     domain_column: Optional[str] = None
     group_column: Optional[str] = None
@@ -312,7 +319,7 @@ class ImportOptions(Options):
 
     @property
     def sign_between(self) -> str:
-        """What stands between columns, if --delimiter says it; otherwise empty."""
+        """The sign between columns; empty if `delimiter` is not given."""
         return DELIMITERS.get(self.delimiter or "", self.delimiter or "")
 
     @property
@@ -321,15 +328,12 @@ class ImportOptions(Options):
         return self.label_kind == "class"
 
     def __post_init__(self) -> None:
-        """Raises a `UserError` that names the flag if a value is out of range."""
+        """Raises an `OptionError` if a value is out of range."""
         super().__post_init__()
         if self.delimiter is not None and (
             len(self.sign_between) != 1 or self.sign_between in '"\r\n'
         ):
-            raise UserError(
-                f"--delimiter: expected one sign, or {', '.join(DELIMITERS)}, found "
-                f"{self.delimiter!r}"
-            )
+            raise self.error("delimiter", f"one sign, or {', '.join(DELIMITERS)}")
 
 
 def check_used(options: ImportOptions, given: Collection[str]) -> None:
@@ -342,14 +346,11 @@ def check_used(options: ImportOptions, given: Collection[str]) -> None:
     for name in given:
         formats = _FORMATS_OF.get(name, (options.format,))
         if options.format not in formats:
-            raise UserError(
-                f"--{name} has no effect with --format={options.format}: it needs "
-                f"--format={' or '.join(formats)}"
-            )
+            needs = f"it needs format={' or '.join(formats)}"
+            raise options.error(name, f"no value with format={options.format}: {needs}")
     if "min_per_split" in given and not options.stratify:
-        raise UserError(
-            "--min_per_split has no effect with --stratify=false: it needs --stratify=true"
-        )
+        expected = "no value with stratify=false: it needs stratify=true"
+        raise options.error("min_per_split", expected)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -377,10 +378,8 @@ def parse_markup(texts: Sequence[str]) -> Markup:
         kinds = [kind] if colon else ["code", "math"]
         treatment = treatment if colon else kind
         if treatment not in TREATMENTS or not {*kinds} <= {"code", "math"} - {*given}:
-            raise UserError(
-                f"--markup: expected {', '.join(TREATMENTS)}, or one each as "
-                f"code:drop,math:word, found {','.join(texts)!r}"
-            )
+            expected = f"{', '.join(TREATMENTS)}, or one each as code:drop,math:word"
+            raise OptionError("markup", expected, ",".join(texts))
         given.update(dict.fromkeys(kinds, treatment))
     default = dict(text.split(":") for text in DEFAULT_MARKUP)
     return Markup(**{**default, **given})

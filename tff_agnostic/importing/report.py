@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ from tabulate import tabulate
 from tff_agnostic.base.errors import agreeing, counted, some_of
 from tff_agnostic.base.text_ids import SEQUENCE_LENGTH
 from tff_agnostic.data.data_warnings import Remark, cut_words, domains_without, share, small_domains
-from tff_agnostic.data.store_format import description_from_json
+from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.importing.cells import CategorySummary
 from tff_agnostic.importing.contents import Contents, contents_of, large_clients
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
@@ -26,12 +24,6 @@ from tff_agnostic.importing.splits import TRAIN, Stratum, parse_shares
 from tff_agnostic.importing.text import VocabularySummary
 
 _ALIGNED = ("left", "left", "right", "right", "right", "right")
-_CLIENT_SIZES = (
-    "SELECT num_examples, COUNT(*) FROM client_metadata WHERE split_name = ? GROUP BY num_examples"
-)
-_SENTENCE_LENGTHS = (
-    "SELECT words, SUM(num_sentences) FROM sentence_lengths WHERE split_name = ? GROUP BY words"
-)
 # A larger matrix cannot be read any more; the JSON report has it all.
 _MAX_MATRIX = 12
 # Fraction of markup among the words from which a warning is printed.
@@ -39,6 +31,8 @@ _MUCH_MARKUP = 0.02
 # Signs that prose hardly has.
 _MARKUP_SIGNS = frozenset("\\{}^_$`|<>~=")
 _LARGE = 0.5
+# Larger whole numbers have gaps in float32.
+_MAX_EXACT = 2**24
 _MAX_NAMES = 5
 
 
@@ -304,8 +298,8 @@ class ImportReport:
 
 
 def summarise(
-    complete: Path,
-    store: Path,
+    store: ArrowStore,
+    path: Path,
     options: ImportOptions,
     log: ReadLog,
     vocabulary: Optional[VocabularySummary],
@@ -315,30 +309,23 @@ def summarise(
     """Returns the report of a complete store.
 
     Args:
-        complete: The file to read.
-        store: The file's later name.
+        store: The store.
+        path: The store's later place.
         vocabulary: The words of a text store, kept and left out.
         categories: The values of each categorical column, kept and left out.
         strata: The units of the splits, by domain.
     """
-    with contextlib.closing(
-        sqlite3.connect(complete.absolute().as_uri() + "?mode=ro", uri=True)
-    ) as db:
-        names = [row[0] for row in db.execute("SELECT DISTINCT split_name FROM client_metadata")]
-        ordered = sorted(names, key=lambda name: (name != TRAIN, name))
-        splits = {name: summary_of_split(db, name) for name in ordered}
-        sizes = dict(db.execute(_CLIENT_SIZES, [TRAIN]))
-        lengths = dict(db.execute(_SENTENCE_LENGTHS, [TRAIN]))
-        words = dict(db.execute("SELECT word, count FROM vocabulary"))
-        ((text,),) = db.execute("SELECT description FROM tff_agnostic")
-        description = description_from_json(text)
-        contents = contents_of(db, description)
-        of_clients = large_clients(
-            db.execute(
-                "SELECT client_id, domain, num_examples FROM client_domains WHERE split_name = ?",
-                [TRAIN],
-            )
-        )
+    names = sorted(store.splits(), key=lambda name: (name != TRAIN, name))
+    splits = {name: _summary_of_split(store, name) for name in names}
+    sizes = Counter(store.client_counts(TRAIN).values())
+    lengths = store.sentence_lengths(TRAIN)
+    contents = contents_of(store)
+    large = large_clients(
+        (client, domain, n)
+        for client, row in zip(store.client_ids(TRAIN), store.domain_table(TRAIN).tolist())
+        for domain, n in zip(store.description.domains, row)
+        if n
+    )
     examples = {
         name: {domain: n.examples for domain, n in split.domains.items()}
         for name, split in splits.items()
@@ -348,15 +335,16 @@ def summarise(
     remarks = [
         *domain_remarks(examples, wanted, options.min_domain_examples),
         *large_units(strata, options),
-        *of_clients,
+        *large,
         *(contents.classes.remarks() if contents.classes else []),
         *contents.numbers.remarks(),
         *(contents.copies.remarks() if contents.copies else []),
+        *reading_remarks(log),
         *sentence_remarks(lengths),
-        *markup_remarks(words, options),
+        *markup_remarks(store.word_counts(), options),
     ]
     return ImportReport(
-        store=store,
+        store=path,
         format=options.format,
         num_records=log.num_records,
         splits=splits,
@@ -381,31 +369,24 @@ def skewness(examples: Mapping[str, int]) -> Skewness:
     )
 
 
-def summary_of_split(db: sqlite3.Connection, split: str) -> SplitSummary:
-    """Returns what a split of a finished store holds."""
-    domains = {
-        domain: Count(clients, examples)
-        for domain, clients, examples in db.execute(
-            "SELECT domain, COUNT(*), SUM(num_examples) FROM client_domains WHERE split_name = ? "
-            "GROUP BY domain ORDER BY domain",
-            [split],
-        )
+def _summary_of_split(store: ArrowStore, split: str) -> SplitSummary:
+    """Returns the content of a split of a store."""
+    table, names = store.domain_table(split), store.description.domains
+    is_present = (table > 0).astype(np.int64)
+    clients, examples = is_present.sum(axis=0).tolist(), table.sum(axis=0).tolist()
+    shared = is_present.T @ is_present
+    by_number = Counter(is_present.sum(axis=1).tolist())
+    pairs = {
+        (min(a, b), max(a, b)): int(shared[i, j])
+        for (i, a), (j, b) in itertools.combinations(enumerate(names), 2)
+        if shared[i, j]
     }
-    by_number: Counter[int] = Counter()
-    shared: Counter[tuple[str, str]] = Counter()
-    rows = db.execute(
-        "SELECT client_id, domain FROM client_domains WHERE split_name = ? ORDER BY client_id",
-        [split],
-    )
-    for _, group in itertools.groupby(rows, key=lambda row: row[0]):
-        own = sorted(domain for _, domain in group)
-        by_number[len(own)] += 1
-        shared.update(itertools.combinations(own, 2))
+    counts = {name: Count(*n) for name, *n in zip(names, clients, examples) if n[0]}
     return SplitSummary(
-        total=Count(sum(by_number.values()), sum(n.examples for n in domains.values())),
-        domains=domains,
+        total=Count(len(table), int(table.sum())),
+        domains=dict(sorted(counts.items())),
         clients_by_num_domains=dict(sorted(by_number.items())),
-        shared=dict(sorted(shared.items())),
+        shared=dict(sorted(pairs.items())),
     )
 
 
@@ -460,10 +441,40 @@ def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> list[R
 
 def _smaller_units(options: ImportOptions) -> str:
     if options.format != "text_folders":
-        return "--split_by=example divides every client's examples."
+        return "split_by=example divides every client's examples."
     if options.split_by == "group":
-        return "--sentences_per_group cuts files into several groups."
-    return "--sentences_per_client cuts files into several clients."
+        return "sentences_per_group=N cuts files into several groups."
+    return "sentences_per_client=N cuts files into several clients."
+
+
+def reading_remarks(log: ReadLog) -> list[Remark]:
+    """Returns notes about clients, names, numbers and characters that were changed."""
+    remarks = []
+    if log.rows_are_clients:
+        text = "Each row is a client, as client_column=row says: no client has several examples."
+        remarks.append(Remark("rows_are_clients", text, {}))
+    for column, spellings in log.renamed.items():
+        spelling, name = next(iter(spellings.items()))
+        remarks.append(
+            Remark(
+                "names",
+                f"{counted(len(spellings), 'spelling')} of names in {column} were changed, such "
+                f"as {spelling!r} to {name!r}: blanks at the ends and forms of Unicode make no "
+                "other client or domain, and 17.0 is 17.",
+                {"column": column, "spellings": dict(spellings)},
+            )
+        )
+    if log.rounded:
+        some = some_of([f"{column} ({n})" for column, n in log.rounded.items()], _MAX_NAMES)
+        text = (
+            f"Whole numbers beyond {_MAX_EXACT:,} were rounded, as features are float32: {some}. "
+            "Numbers that are names belong to categorical_columns."
+        )
+        remarks.append(Remark("rounded", text, {"values": dict(log.rounded)}))
+    if log.controls:
+        text = f"{counted(log.controls, 'control character')} became spaces: XML has none."
+        remarks.append(Remark("controls", text, {"characters": log.controls}))
+    return remarks
 
 
 def sentence_remarks(lengths: Mapping[int, int]) -> list[Remark]:
@@ -475,7 +486,7 @@ def sentence_remarks(lengths: Mapping[int, int]) -> list[Remark]:
     return cut_words(
         lengths,
         SEQUENCE_LENGTH,
-        "it may be larger, or --long_sentences=chunk continues them in the next example.",
+        "it may be larger, or long_sentences=chunk continues them in the next example.",
     )
 
 
@@ -488,7 +499,7 @@ def markup_remarks(words: Mapping[str, int], options: ImportOptions) -> list[Rem
     often = sorted(signs, key=lambda word: (-signs[word], word))[:_MAX_NAMES]
     mend = ""
     if options.format == "stackexchange":
-        mend = "; --markup=math:word,code:word puts one word in their place"
+        mend = "; markup=math:word,code:word puts one word in their place"
     return [
         Remark(
             "markup",

@@ -1,7 +1,7 @@
 """The split of each example, with equal shares in every domain if wanted.
 
 The split is a seeded hash of the example's unit, such as its client: the examples that stay
-together. With --nostratify that is final. Otherwise it is a first guess, made while reading. Then
+together. With stratify=false that is final. Otherwise it is a first guess, made while reading. Then
 units are put into strata by the domain of most of their examples, ordered by hash within a stratum
 and cut by rank; those that are too many or too few in a domain move.
 """
@@ -12,13 +12,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Optional
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.importing.options import SPLIT_NAMES
-from tff_agnostic.importing.source import SourceExample, hash64
+from tff_agnostic.importing.source import Rows, hash64
 
 TRAIN, HELDOUT, TEST = SPLIT_NAMES
 # Options that say how a source is divided which does not say it itself.
@@ -29,7 +30,6 @@ _TOLERANCE = 1e-6
 
 def parse_shares(texts: Sequence[str]) -> dict[str, float]:
     """Returns the share of each split from NAME:SHARE texts."""
-    flag = f"--split={','.join(texts)}"
     shares: dict[str, float] = {}
     for text in texts:
         name, _, share = text.partition(":")
@@ -38,15 +38,15 @@ def parse_shares(texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             value = -1.0
         if name not in SPLIT_NAMES or name in shares or not 0 < value <= 1:
-            raise UserError(
-                f"{flag}: expected SPLIT:SHARE with different splits of {', '.join(SPLIT_NAMES)} "
-                f"and shares above 0, found {text!r}"
-            )
+            names = ", ".join(SPLIT_NAMES)
+            expected = f"SPLIT:SHARE with different splits of {names} and shares above 0"
+            raise OptionError("split", expected, text)
         shares[name] = value
     if TRAIN not in shares:
-        raise UserError(f"{flag}: expected a share of train, found none")
+        raise OptionError("split", "a share of train", ",".join(texts))
     if abs(sum(shares.values()) - 1) > _TOLERANCE:
-        raise UserError(f"{flag}: expected shares that add up to 1, found {sum(shares.values()):g}")
+        found = Verbatim(f"{sum(shares.values()):g}")
+        raise OptionError("split", "shares that add up to 1", found)
     return shares
 
 
@@ -64,12 +64,14 @@ def split_of_unit(unit: int, shares: Mapping[str, float]) -> str:
 
 
 class Splits:
-    """Assigns examples to splits; an example's split depends on nothing but itself and the seed.
+    """Assigns examples to splits; an example's split depends on the example and the seed only.
 
     Args:
+        shares: Fraction of each split.
         by: A name of `SPLIT_BY`.
+        seed: Seed of the division.
         given: Names of the options that the user gave. With `split`, the training part of a source
-            that has splits of its own is divided; without it, their examples stay where they are.
+            with its own splits is divided; without it, its examples stay in their splits.
     """
 
     def __init__(
@@ -80,40 +82,43 @@ class Splits:
         self._seed = seed
         self._divide_train = "split" in given
         self._of_division = [name for name in _OF_DIVISION if name in given]
-        self._last_key: Optional[str] = None
-        self._last: tuple[str, int] = ("", 0)
 
-    def split_of(self, example: SourceExample) -> tuple[str, Optional[int]]:
-        """Returns the split of an example and its unit; None if the source determines the split."""
-        own = example.record.split
-        if own is not None:
+    def assign(self, rows: Rows) -> tuple[pa.Array, pa.Array]:
+        """Returns the split of each example, and its unit; null if the source names the split."""
+        is_named = np.zeros(len(rows), bool)
+        for own in rows.split.unique().drop_null().to_pylist():
             self._check_room(own)
             if own != TRAIN or not self._divide_train:
-                return own, None
-        key = self._key(example)
-        # Sources often have one client's records one after another.
-        if key != self._last_key:
-            unit = hash64(f"{self._seed} {self._by} {key}") - _HALF
-            self._last_key, self._last = key, (split_of_unit(unit, self._shares), unit)
-        return self._last
+                is_named |= np.asarray(pc.equal(rows.split, own).fill_null(False))
+        keys, codes = self._keys(rows)
+        units = [hash64(f"{self._seed} {self._by} {key}") - _HALF for key in keys]
+        names = pa.array([split_of_unit(unit, self._shares) for unit in units], pa.string())
+        codes = pa.array(codes, mask=is_named)
+        return (
+            pc.coalesce(names.take(codes), rows.split),
+            pa.array(units, pa.int64()).take(codes),
+        )
 
-    def _key(self, example: SourceExample) -> str:
-        if self._by == "group":
-            assert example.group is not None
-            return example.group
-        return example.record.client if self._by == "client" else example.place
+    def _keys(self, rows: Rows) -> tuple[list[str], np.ndarray]:
+        """Returns the names of units, and the place of each example's unit among them."""
+        if self._by == "example":
+            return [rows.place(k) for k in range(len(rows))], np.arange(len(rows))
+        column = rows.group if self._by == "group" else rows.client
+        assert column is not None
+        coded = column.dictionary_encode()
+        return coded.dictionary.to_pylist(), np.asarray(coded.indices)
 
     def _check_room(self, own: str) -> None:
         if self._of_division and not self._divide_train:
-            raise UserError(
-                f"--{self._of_division[0]} has no effect without --split: the source has splits of "
-                "its own"
-            )
+            expected = "no value without split: the source has its own splits"
+            raise OptionError(self._of_division[0], expected, Verbatim("a value"))
         if self._divide_train and own != TRAIN and own in self._shares:
-            raise UserError(
-                f"--split: the source has a split {own} of its own; expected shares of its "
-                f"training part without {own}, e.g. train:0.9,heldout:0.1"
+            expected = (
+                f"shares of the source's training part without {own}, e.g. "
+                f"train:0.9,heldout:0.1, as the source has its own split {own}"
             )
+            found = ",".join(f"{name}:{share:g}" for name, share in self._shares.items())
+            raise OptionError("split", expected, found)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """Dumps of Stack Exchange and Stack Overflow (`Posts.xml`), and the domains of their posts.
 
-A client is the owner of posts, an example one of their sentences, a domain what --domain chooses.
+A client is the owner of posts, an example one of their sentences; the option `domain` chooses the
+domains.
 """
 
 from __future__ import annotations
 
 import bisect
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,21 +21,25 @@ from tff_agnostic.importing.source import (
     Format,
     ReadLog,
     RecordError,
-    SourceExample,
     SourceText,
-    Texts,
-    ToSentences,
 )
 from tff_agnostic.importing.text import html_blocks, sentences_of
+from tff_agnostic.importing.text_rows import Texts, ToSentences, reader
 
-_BLOCK = 1 << 20
+# Control characters, and references to them.
+_CONTROLS = re.compile(
+    rb"&#(?:0*(?:[0-8]|1[124-9]|2[0-9]|3[01])|[xX]0*(?:[0-8bcefBCEF]|1[0-9a-fA-F]));"
+    rb"|[\x00-\x08\x0b\x0c\x0e-\x1f]"
+)
+_LONGEST = 16
+# Bytes before an error that are looked at.
+_KEPT = 1 << 15
+# Bytes of UTF-8 within a character.
+_CONTINUATIONS = bytes(range(0x80, 0xC0))
+# Beginnings of texts in pairs of bytes, where half of the bytes are 0.
+_WIDE = (b"\xff\xfe", b"\xfe\xff", b"\x00<", b"<\x00")
 _EXPECTED = "the Posts.xml of a Stack Exchange dump"
 _TYPES = {"1": "question", "2": "answer"}
-
-
-def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
-    """Yields the sentences of all posts, one post in memory at a time."""
-    return source.examples_of(TEXTS, options, paths, log)
 
 
 def read_posts(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceText]:
@@ -94,110 +100,83 @@ def _rows(
     path: Path, options: ImportOptions, log: ReadLog
 ) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Yields the number and the attributes of each row."""
+    # Imported here, like every library of one format: they take time to load.
+    from defusedxml import DefusedXmlException
+    from defusedxml.ElementTree import iterparse
+
+    number = 0
     with source.open_input(path, options, log) as file:
-        rows = _Rows(path)
-        number = 0
-        is_more = True
-        while is_more:
-            block = file.read(_BLOCK)
-            is_more = bool(block)
-            error = rows.feed(block)
-            for attributes in rows.take():
-                number += 1
-                file.end_record()
-                yield number, attributes
-            if error is not None:
-                raise error
-
-
-class _Rows:
-    """The rows of a dump that is fed block by block.
-
-    A parser of elements would hold each row twice; this one has their attributes only.
-    """
-
-    def __init__(self, path: Path) -> None:
-        # Imported here, like every library of one format: they take time to load.
-        from xml.parsers import expat
-
-        self._path = path
-        self._expat_error = expat.ExpatError
-        self._parser = expat.ParserCreate(namespace_separator="}")
-        self._parser.StartElementHandler = self._start
-        self._parser.EndElementHandler = self._end
-        # Without a document type there are no entities to expand, and no others to load.
-        self._parser.StartDoctypeDeclHandler = self._refuse_doctype
-        self._parser.EntityDeclHandler = self._refuse_doctype
-        self._parser.buffer_text = True
-        self._open: list[str] = []
-        self._attributes: Mapping[str, str] = {}
-        self._rows: list[Mapping[str, str]] = []
-
-    def feed(self, block: bytes) -> Optional[UserError]:
-        """Reads a block, the last one if it is empty; returns what is wrong behind the rows."""
+        text = _WithoutControls(file)
         try:
-            self._parser.Parse(block, not block)
-        except self._expat_error as e:
-            return _malformed(self._path, e, self._parser.ErrorByteIndex)
-        except UserError as e:
-            return e
+            # Without a document type there are no entities to expand, and no others to load.
+            events = iterparse(text, events=("start", "end"), forbid_dtd=True)
+            _, root = next(events)
+            if root.tag != "posts":
+                raise _unexpected(path, f"<{root.tag}>")
+            depth = 0
+            for event, element in events:
+                if event == "start":
+                    depth += 1
+                    if depth > 1:
+                        raise _unexpected(path, f"<{element.tag}> within <{root[-1].tag}>")
+                elif element is not root:
+                    depth -= 1
+                    number += 1
+                    file.end_record()
+                    yield number, element.attrib
+                    root.clear()
+        except DefusedXmlException:
+            found = "a document type or entity declaration, which are refused"
+            raise _unexpected(path, found) from None
+        except SyntaxError as e:
+            raise _malformed(path, text, e) from None
         except (LookupError, ValueError) as e:
             # The encoding that the file names is not known, or the parser does not take it.
-            return UserError(f"{self._path}: expected {_EXPECTED}, found: {e!s:.100}")
-        return None
-
-    def take(self) -> list[Mapping[str, str]]:
-        """Returns the attributes of the rows since the last call."""
-        rows, self._rows = self._rows, []
-        return rows
-
-    def _start(self, name: str, attributes: Mapping[str, str]) -> None:
-        if not self._open and name != "posts":
-            raise self._unexpected(f"<{_tag(name)}>")
-        if len(self._open) > 1:
-            raise self._unexpected(f"<{_tag(name)}> within <{_tag(self._open[-1])}>")
-        self._open.append(name)
-        self._attributes = attributes
-
-    def _end(self, name: str) -> None:
-        del name
-        self._open.pop()
-        if self._open:
-            self._rows.append(self._attributes)
-
-    def _refuse_doctype(self, *declared: object) -> None:
-        del declared
-        raise self._unexpected("a document type or entity declaration, which are refused")
-
-    def _unexpected(self, found: str) -> UserError:
-        return UserError(f"{self._path}: expected {_EXPECTED}, found {found}")
+            if isinstance(e, UserError):
+                raise
+            raise _unexpected(path, f"{e!s:.100}", ": ") from None
+    log.controls += text.num_controls
 
 
-def _tag(name: str) -> str:
-    return f"{{{name}" if "}" in name else name
+class _WithoutControls:
+    """A dump whose control characters, which XML does not allow, are spaces."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.num_controls = 0
+        self.tail = b""
+        self._file = file
+        self._rest = b""
+
+    def read(self, size: int = -1) -> bytes:
+        """Returns the next bytes, as the method of a file."""
+        block = self._rest + self._file.read(size)
+        # A reference may go on in the next block.
+        cut = len(block)
+        if self._rest != block:
+            at = block.rfind(b"&", max(0, len(block) - _LONGEST))
+            cut = at if at >= 0 and b";" not in block[at:] else cut
+        self._rest, block = block[cut:], block[:cut]
+        if not block.startswith(_WIDE) and not self.tail.startswith(_WIDE):
+            block, count = _CONTROLS.subn(b" ", block)
+            self.num_controls += count
+        self.tail = (self.tail + block)[-_KEPT:]
+        return block
 
 
-def _malformed(path: Path, error: Any, offset: int) -> UserError:
-    if not path.name.endswith(".gz"):
-        with open(path, "rb") as file:
-            wrong = _wrong_byte(file, max(0, offset))
-        if wrong is not None:
-            return source.not_utf8(path, *wrong)
+def _unexpected(path: Path, found: str, sign: str = " ") -> UserError:
+    return UserError(f"{path}: expected {_EXPECTED}, found{sign}{found}")
+
+
+def _malformed(path: Path, text: _WithoutControls, error: Any) -> UserError:
+    line, column = error.position
     found = str(error).partition(":")[0]
-    return UserError(
-        f"{path}:{error.lineno}: expected XML, found {found} (column {error.offset + 1})"
-    )
-
-
-def _wrong_byte(file: IO[bytes], offset: int) -> tuple[int, int] | None:
-    file.seek(offset)
     try:
-        # A character has at most four bytes; one that is cut off at the end is no error.
-        file.read(4).decode("utf-8")
+        # The first character may be cut off, and so may be the last.
+        text.tail.lstrip(_CONTINUATIONS).decode("utf-8")
     except UnicodeDecodeError as e:
-        if e.start == 0:
-            return offset, e.object[0]
-    return None
+        if e.reason != "unexpected end of data" and found.startswith("not well-formed"):
+            return source.not_utf8(path, line, column + 1, e.object[e.start])
+    return UserError(f"{path}:{line}: expected XML, found {found} (column {column + 1})")
 
 
 class PostDomains:
@@ -302,15 +281,14 @@ def _date(text: str) -> str:
     return f"{text.replace('T', ' ')} UTC" if text else ""
 
 
-TEXTS = Texts(read=read_posts, to_sentences=to_sentences, empty="post without text")
+TEXTS = Texts(read_posts, to_sentences, "post without text", find_inputs)
 FORMAT = Format(
     summary="Posts.xml of a Stack Exchange or Stack Overflow dump; domains are question and "
     "answer, sites or tags",
-    read=read,
+    read=reader(TEXTS),
     find_inputs=find_inputs,
     check=check,
     has_groups=True,
-    texts=TEXTS,
 )
 
 

@@ -16,8 +16,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from html import unescape
 from html.parser import HTMLParser
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
+import pyarrow.compute as pc
+
+from tff_agnostic.data.store import SortedExamples
+from tff_agnostic.data.store_format import TOKENS, TRAIN
 from tff_agnostic.importing.options import CODE_MARK, MATH_MARK, SPECIAL_WORDS, ImportOptions
 
 _MAX_WORDS = 2_000_000
@@ -103,29 +107,12 @@ class WordCounts:
         self._max_words = max_words
         self._counts: Counter[str] = Counter()
 
-    def add(self, words: Iterable[str]) -> None:
-        """Counts words."""
-        self._counts.update(words)
+    def add(self, words: Any) -> None:
+        """Counts words, an array of Arrow."""
+        for one in pc.value_counts(words).to_pylist():
+            self._counts[one["values"]] += one["counts"]
         if len(self._counts) > self._max_words:
             self._forget()
-
-    def merge(self, counts: Mapping[str, int]) -> bool:
-        """Adds counts of words; returns False, and adds nothing, if some might be forgotten.
-
-        What is forgotten depends on the order of the words.
-        """
-        if len(self._counts) + len(counts) > self._max_words:
-            return False
-        self._counts.update(counts)
-        return True
-
-    def remove(self, words: Iterable[str]) -> None:
-        """Takes words back that were counted; those that were forgotten meanwhile stay at zero."""
-        for word, count in Counter(words).items():
-            if self._counts[word] > count:
-                self._counts[word] -= count
-            else:
-                del self._counts[word]
 
     def top(self, size: int) -> dict[str, int]:
         """Returns the most frequent words with their counts, ties in alphabetical order."""
@@ -156,6 +143,14 @@ class WordCounts:
             {word: count for word, count in self._counts.items() if count > threshold}
         )
         self.max_undercount += threshold
+
+
+def count_words(examples: SortedExamples) -> WordCounts:
+    """Returns the counts of the words of the training clients."""
+    counts = WordCounts()
+    for _, table in examples.batches(TRAIN):
+        counts.add(pc.list_flatten(pc.split_pattern(table[TOKENS], " ")))
+    return counts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 - `text_folders`: a folder for each domain, with UTF-8 files `.txt`; or the files of one domain. A
   client is a file, or a passage of some of its sentences. An example is a sentence. A group is a
-  file, or a longer passage, so that --split_by=group keeps its passages together.
+  file, or a longer passage, so that `split_by="group"` keeps its passages together.
 - `plays`: speeches, a blank line between them, each headed by a line `SPEAKER:`. A client is a
   speaker, by the name as it is printed. An example is a speech. The domain is the file, or the one
   that is given.
@@ -60,12 +60,10 @@ def check(options: ImportOptions) -> None:
     if not group_size:
         return
     if options.split_by != "group":
-        raise UserError("--sentences_per_group has no effect without --split_by=group")
+        raise options.error("sentences_per_group", "no value without split_by=group")
     if not size or group_size % size:
-        raise UserError(
-            f"--sentences_per_group={group_size}: expected a multiple of --sentences_per_client, "
-            f"found {size}"
-        )
+        expected = f"a multiple of sentences_per_client, which is {size}"
+        raise options.error("sentences_per_group", expected)
 
 
 def _of_domains(
@@ -83,7 +81,7 @@ def _of_domains(
     if not found:
         raise UserError(
             f"{', '.join(map(str, paths))}: expected a folder with a folder for each domain, or "
-            "--domain_name for texts of one domain, found texts without"
+            "domain_name for texts of one domain, found texts without"
         )
     return found
 
@@ -184,19 +182,21 @@ _SENTENCES: dict[str, Callable[[Iterable[str], Normalizer], Iterator[list[str]]]
 def _pieces(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[str]:
     """Yields a text in pieces that end between words."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    offset, rest = 0, ""
+    line, column, rest = 1, 1, ""
     with source.open_input(path, options, log) as file:
         while True:
             block = file.read(_BLOCK)
-            pending = len(decoder.getstate()[0])
             try:
-                text = rest + decoder.decode(block, final=not block)
+                decoded = decoder.decode(block, final=not block)
             except UnicodeDecodeError as e:
-                raise source.not_utf8(path, offset - pending + e.start, e.object[e.start]) from e
+                before = e.object[: e.start].decode("utf-8")
+                line, column = _moved(line, column, before)
+                raise source.not_utf8(path, line, column, e.object[e.start]) from e
+            line, column = _moved(line, column, decoded)
+            text = rest + decoded
             if "\0" in text:
                 # NUL bytes, as in a sparse file: no text has them, and there may be very many.
                 raise UserError(f"{path}: expected text, found a NUL character")
-            offset += len(block)
             # A sentence without end is cut.
             file.end_record()
             if not block:
@@ -209,10 +209,16 @@ def _pieces(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[str]:
             rest = text[cut + 1 :]
 
 
+def _moved(line: int, column: int, text: str) -> tuple[int, int]:
+    """Returns the line and the column after a text that begins in a line and a column."""
+    *lines, last = text.split("\n")
+    return line + len(lines), len(last) + (1 if lines else column)
+
+
 FORMAT = Format(
     summary="a folder for each domain, with texts as .txt files, or such files of one domain; "
     "clients are files or passages",
-    read=read,
+    read=source.in_rows(read),
     find_inputs=find_inputs,
     check=check,
     has_groups=True,
@@ -268,6 +274,6 @@ def _speeches(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tupl
 PLAYS = Format(
     summary="plays as .txt files, speeches under lines SPEAKER: with blank lines between; clients "
     "are speakers",
-    read=read_plays,
+    read=source.in_rows(read_plays),
     find_inputs=find_plays,
 )

@@ -1,116 +1,144 @@
-"""Texts become rows of a store, in blocks that any process can make."""
+"""Texts become sentences, in blocks that several processes can make."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import pyarrow as pa
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.data.store_examples import ExampleSerializer
-from tff_agnostic.data.store_format import DOMAIN, TOKENS, TRAIN
-from tff_agnostic.data.store_writer import Rows
-from tff_agnostic.importing.domain_names import DomainNames
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.source import (
-    LeftOut,
-    ReadLog,
-    RecordError,
-    SourceExample,
-    SourceText,
-    Texts,
-)
-from tff_agnostic.importing.splits import Splits, parse_shares
+from tff_agnostic.data.store_format import TOKENS
+from tff_agnostic.importing.options import MB, ImportOptions
+from tff_agnostic.importing.source import LeftOut, Read, ReadLog, Rows, SourceText
+from tff_agnostic.importing.workers import in_order, usable_processes
 
-# Of a block: work for a tenth of a second or more.
+# Limits of a block: work for a tenth of a second or more.
 _CHARACTERS = 1 << 20
 _TEXTS = 2000
+# Bytes of an input that several processes read sooner, including their start.
+_LARGE = 16 * MB
+
+ReadTexts = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[SourceText]]
+# Called with a text with markup; returns its sentences, as stores hold them.
+ToSentences = Callable[[str], list[str]]
 
 
-@dataclasses.dataclass
-class TextRows:
-    """What a block of texts becomes.
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """How the texts of a format are read and divided.
 
     Attributes:
-        rows: Its rows, and their counts.
-        words: How often each word is in the sentences to train on.
-        left_out: What was left out.
-        domains: Names of domains, in the order in which they come first.
+        read: Reads texts; see `Format.read`.
+        to_sentences: Called with options; returns the function that finds sentences.
+        empty: The reason for skipping a text without a sentence.
+        find_inputs: Called with input paths; returns the files to read.
     """
 
-    rows: Rows
-    words: Counter[str]
+    read: ReadTexts
+    to_sentences: Callable[[ImportOptions], ToSentences]
+    empty: str
+    find_inputs: Callable[[Sequence[Path]], list[Path]]
+
+
+def reader(texts: Texts) -> Read:
+    """Returns the reader of the sentences of a format."""
+
+    def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
+        make = functools.partial(_Divider, texts.to_sentences, options, texts.empty)
+        processes = options.processes or 1
+        if options.processes is None:
+            num_bytes = sum(path.stat().st_size for path in texts.find_inputs(paths))
+            processes = usable_processes() if num_bytes >= _LARGE else 1
+        blocks = _blocks_of(texts.read(options, paths, log))
+        with contextlib.closing(in_order(make, blocks, processes)) as made:
+            for sentences in made:
+                log.merge(sentences.left_out)
+                if sentences.text:
+                    yield sentences.rows()
+
+    return read
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sentences:
+    """The sentences of a block of texts.
+
+    Attributes:
+        texts: The texts that have sentences, without their contents.
+        text: The index of each sentence's text.
+        tokens: The sentences.
+        left_out: Skipped texts.
+    """
+
+    texts: Sequence[SourceText]
+    text: Sequence[int]
+    tokens: Sequence[str]
     left_out: LeftOut
-    domains: Sequence[str]
+
+    def rows(self) -> Rows:
+        """Returns the sentences as rows."""
+        index = pa.array(self.text, pa.int64())
+        numbers = np.array(self.text)
+        number_in_text = np.arange(len(numbers)) - np.searchsorted(numbers, numbers)
+        records = [text.record for text in self.texts]
+
+        def column(values: list[Any]) -> Any:
+            if isinstance(values[0], int):
+                return np.array(values, np.int64)[numbers]
+            return pa.array(values, pa.string()).take(index)
+
+        def place(k: int) -> str:
+            return f"{self.texts[self.text[k]].place}#{number_in_text[k]}"
+
+        features = {TOKENS: pa.array(self.tokens, pa.string())}
+        for name in records[0].features:
+            features[name] = column([record.features[name] for record in records])
+        return Rows(
+            client=column([record.client for record in records]),
+            domain=column([record.domain for record in records]),
+            split=column([record.split for record in records]),
+            features=features,
+            place=place,
+            group=column([text.group for text in self.texts]),
+        )
 
 
-class TextsToRows:
-    """Makes rows of blocks of texts.
+class _Divider:
+    """Divides blocks of texts into sentences."""
 
-    Args:
-        given: Names of the options that the user gave.
-    """
+    def __init__(
+        self,
+        to_sentences: Callable[[ImportOptions], ToSentences],
+        options: ImportOptions,
+        empty: str,
+    ) -> None:
+        self._to_sentences = to_sentences(options)
+        self._empty = empty
 
-    def __init__(self, texts: Texts, options: ImportOptions, given: Container[str]) -> None:
-        self._to_sentences = texts.to_sentences(options)
-        self._empty = texts.empty
-        self._options = options
-        self._splits = Splits(parse_shares(options.split), options.split_by, options.seed, given)
-        self._domains = DomainNames(options.domain_names)
-        self._serialize = ExampleSerializer()
-
-    def __call__(self, texts: Sequence[SourceText]) -> TextRows:
-        """Returns what a block becomes.
-
-        Raises:
-            UserError: If a text cannot be, and bad records end the import.
-        """
-        log = ReadLog(self._options.bad_records == "skip")
-        rows = Rows()
-        domains: dict[str, None] = {}
-        train: list[str] = []
-        for text in texts:
+    def __call__(self, block: Sequence[SourceText]) -> _Sentences:
+        """Returns the sentences of a block."""
+        log = ReadLog()
+        texts: list[SourceText] = []
+        index: list[int] = []
+        tokens: list[str] = []
+        for text in block:
             sentences = self._to_sentences(text.text)
             if not sentences:
                 log.skip(self._empty, text.record.client)
                 continue
-            try:
-                record = self._domains.named(_example(text, 0))
-            except RecordError as e:
-                # The place of a skipped record is not kept.
-                for _ in sentences:
-                    log.bad(e, text.record.client)
-                continue
-            log.keep(record.client)
-            domains[record.domain] = None
-            rows.features = rows.features or {TOKENS: "", **record.features, DOMAIN: record.domain}
-            for split, unit, part in self._parts(text, sentences):
-                features = {**record.features, DOMAIN: record.domain}
-                protos = list(self._serialize.with_texts(features, TOKENS, part))
-                rows.add(split, record, unit, protos, [s.count(" ") + 1 for s in part])
-                if split == TRAIN:
-                    train += part
-        words = Counter(" ".join(train).split(" ") if train else ())
-        return TextRows(rows, words, log.left_out(), list(domains))
-
-    def _parts(
-        self, text: SourceText, sentences: Sequence[str]
-    ) -> Iterator[tuple[str, int | None, Sequence[str]]]:
-        """Yields the split and the unit of sentences, and these."""
-        if self._options.split_by != "example":
-            split, unit = self._splits.split_of(_example(text, 0))
-            yield split, unit, sentences
-            return
-        for k, sentence in enumerate(sentences):
-            split, unit = self._splits.split_of(_example(text, k))
-            yield split, unit if self._options.stratify else None, [sentence]
+            index += [len(texts)] * len(sentences)
+            tokens += sentences
+            texts.append(dataclasses.replace(text, text=""))
+        return _Sentences(texts, index, tokens, log.left_out())
 
 
-def _example(text: SourceText, k: int) -> SourceExample:
-    return SourceExample(text.record, f"{text.place}#{k}", text.group)
-
-
-def blocks_of(texts: Iterable[SourceText]) -> Iterator[list[SourceText]]:
+def _blocks_of(texts: Iterable[SourceText]) -> Iterator[list[SourceText]]:
     """Yields texts in blocks; an error comes after the block of the texts before it."""
     block: list[SourceText] = []
     size = 0

@@ -134,7 +134,7 @@ class _Worker:
             how = f"signal {signal.Signals(-status).name}, as for want of memory"
         return ExecutionError(
             f"expected a process to work to the end, found it ended by {how}: nothing was written "
-            "(--processes=1 needs less memory)"
+            "(processes=1 needs less memory)"
         )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from tff_agnostic.base.options import Verbatim
 from tff_agnostic.base.user_code import UserFile
 from tff_agnostic.data.clients import checked_examples
-from tff_agnostic.data.store import Store, StoreClients
+from tff_agnostic.data.store import Store, StoreClients, load_store
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, Feature
 from tff_agnostic.models.keras_platform import name_layers_afresh
 from tff_agnostic.models.metrics import sentence_spec
@@ -171,9 +171,9 @@ def _known_categories(
     path = options.vocabulary
     if isinstance(path, int):
         return None
-    if not path.is_file():
-        raise options.error("vocabulary", "a client store", Verbatim(f"no file at {path}"))
-    categories = Store(path).description.categories
+    if not path.exists():
+        raise options.error("vocabulary", "a client store", Verbatim(f"nothing at {path}"))
+    categories = load_store(path).description.categories
     for column in store.description.categories:
         if column not in categories:
             columns = Verbatim(f"categories of {', '.join(categories) or 'no column'} in {path}")

@@ -39,7 +39,7 @@ def load_task(name: str, options: Union[Options, Mapping[str, Any]], context: Ta
     """
     spec = TASKS[name]
     _check_place("data_dir", "folder", spec.data_dir, context.data_dir, Path.is_dir)
-    _check_place("data", "client store", spec.data, context.data, Path.is_file)
+    _check_place("data", "client store", spec.data, context.data, Path.exists)
     if not isinstance(options, Options):
         options = spec.make_options(name, options)
     task = spec.load(options, context)

@@ -14,7 +14,7 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 from tff_agnostic.data.clients import SelectedClients, check_labels
 from tff_agnostic.data.inputs import ONLY, ModelInputs, Whole
-from tff_agnostic.data.store import Store, parse_examples
+from tff_agnostic.data.store import Store, load_store
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.tasks.task import DATA, TEST_SPLIT, Task
 
@@ -97,18 +97,9 @@ def open_store(path: Path, features: Mapping[str, Feature]) -> Store:
         features: The features that the task needs. A value may have another shape of the same size,
             because TFF's stores do not record shapes.
     """
-    store = Store(path)
+    store = load_store(path)
     stored = store.description.features
-
-    def fits(name: str, feature: Feature) -> bool:
-        other = stored.get(name)
-        return (
-            other is not None
-            and other.dtype == feature.dtype
-            and np.prod(other.shape) == np.prod(feature.shape)
-        )
-
-    if not all(fits(name, feature) for name, feature in features.items()):
+    if not all(n in stored and stored[n].kind == f.kind for n, f in features.items()):
         raise UserError(
             f"{path}: expected examples with {_described(features)} for this task, found "
             f"{_described(stored)}"
@@ -239,9 +230,7 @@ def distinct_values(
     values: set[Any] = set()
     for split in dict.fromkeys(splits):
         for client_id in store.client_ids(split):
-            where = f"{store.path}: client {client_id}"
-            examples = store.read(split, client_id)
-            columns = parse_examples(examples, {feature: features[feature]}, where)
+            columns = store.columns(split, client_id, {feature: features[feature]})
             values.update(columns[feature].tolist())
             if len(values) > _MAX_VALUES:
                 problem = Verbatim(f"more values of {feature} in {store.path}")

@@ -24,7 +24,7 @@ from tff_agnostic.data.inputs import (
     one_hot,
     vector_of,
 )
-from tff_agnostic.data.store import Store, parse_examples
+from tff_agnostic.data.store import Store
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature, StoreDescription
 from tff_agnostic.tasks.stored import distinct_values, labels_of, texts_of
 
@@ -317,7 +317,7 @@ def arrays_of(store: Store, split: str) -> Arrays:
     x, y, domains, clients = [], [], [], []
     for client in store.client_ids(split):
         where = f"{store.path}: client {client}"
-        columns = parse_examples(store.read(split, client), features, where)
+        columns = store.columns(split, client, features)
         x.append(
             np.array(texts_of(columns[TOKENS]), object)
             if inputs is None

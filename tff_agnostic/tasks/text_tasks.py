@@ -26,7 +26,7 @@ from tff_agnostic.base.options import OneOf, Options, Verbatim, Within
 from tff_agnostic.base.text_ids import LONG_SENTENCES, SEQUENCE_LENGTH, SentenceEncoder, TextEncoder
 from tff_agnostic.data import data_warnings
 from tff_agnostic.data.inputs import SENTENCE, TEXT
-from tff_agnostic.data.store import Store, StoreClients, vocabulary_digest
+from tff_agnostic.data.store import Store, StoreClients, load_store, vocabulary_digest
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TOKENS, Feature
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.models.next_word import (
@@ -244,9 +244,11 @@ def known_words(
         return frequent_words(options.vocabulary)
     path = options.vocabulary
     try:
+        if path.is_dir():
+            return load_store(path).vocabulary()
         content = path.read_bytes()
         if content.startswith(_SQLITE):
-            return Store(path).vocabulary()
+            return load_store(path).vocabulary()
         # Windows editors start a file with a byte order mark.
         lines = content.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as e:

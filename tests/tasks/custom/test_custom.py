@@ -293,7 +293,7 @@ def test_the_fingerprint_holds_the_categories_and_they_may_be_those_of_another_s
     )
     missing = tmp_path / "none.sqlite"
     assert error_of(model, other, vocabulary=str(missing)) == (
-        f"vocabulary: expected a client store, found no file at {missing}"
+        f"vocabulary: expected a client store, found nothing at {missing}"
     )
 
 

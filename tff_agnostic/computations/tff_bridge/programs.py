@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +15,10 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.later import tf, tff
 from tff_agnostic.computations.tff_process import build_evaluation
 from tff_agnostic.data.clients import ClientDataset, ListedClients
-from tff_agnostic.data.store import Store
+from tff_agnostic.data.store import ArrowStore, Store
 from tff_agnostic.data.store_format import FEATURES, LABEL, Record
 from tff_agnostic.data.store_writer import StoreWriter
+from tff_agnostic.data.tff_store import to_tff
 from tff_agnostic.models.model import Examples, ModelWeights, as_model
 
 # Number of examples per read from TensorFlow.
@@ -129,7 +131,13 @@ class StoreClientData(tff.simulation.datasets.ClientData):
     """
 
     def __init__(self, store: Store, split: str) -> None:
-        self._path = str(store.path)
+        path = store.path
+        if isinstance(store, ArrowStore):
+            # TensorFlow reads examples of one client inside a graph from SQLite only.
+            self._folder = tempfile.TemporaryDirectory()
+            path = Path(self._folder.name) / "clients.sqlite"
+            to_tff(store, path)
+        self._path = str(path)
         self._split = split
         self._client_ids = store.client_ids(split)
         self._spec = OrderedDict(

@@ -14,6 +14,11 @@ from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.program.commands.command import Command, Given
+from tff_agnostic.program.options.flag_table import (
+    flags_in_errors,
+    flags_in_hints,
+    hints_with_flags,
+)
 from tff_agnostic.program.options.process import Interrupted
 from tff_agnostic.program.progress import LongWork
 
@@ -21,7 +26,7 @@ from tff_agnostic.program.progress import LongWork
 def import_data(given: Given) -> ImportReport:
     """Makes a client store of files."""
     options = given.own
-    with _ended_by_sigterm():
+    with _ended_by_sigterm(), flags_in_hints(ImportOptions), flags_in_errors(options):
         job = checked_import(options, given.names)
         with LongWork("import", job.num_bytes(), "B", visible=given.show_progress) as work:
             return job.run(ReadLog(options.bad_records == "skip", work.update, work.say))
@@ -47,7 +52,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _show(report: ImportReport) -> None:
-    print(report.text())
+    print(hints_with_flags(report.text(), ImportOptions))
     print(f"\nstore: {report.store}")
 
 

@@ -20,6 +20,7 @@ COMMANDS: Registry[str] = Registry(
         "compare": "studies.compare:COMPARE",
         "evaluate": "commands.evaluate:EVALUATE",
         "export": "commands.export:EXPORT",
+        "export_data": "commands.export_data:EXPORT_DATA",
         "frontier": "studies.frontier_command:FRONTIER",
         "import_data": "commands.import_data:IMPORT_DATA",
         "import_state": "commands.import_state:IMPORT_STATE",
@@ -34,8 +35,8 @@ COMMANDS: Registry[str] = Registry(
 )
 # The command of plan_runner, with options described there.
 OTHER_COMMANDS = ("run_plan",)
-# It knows no runs, and so no algorithms whose settings are called as its flags are.
-_KNOWS_NO_RUNS = "import_data"
+# Commands on data know no runs, and so no algorithms with settings of the names of their flags.
+_ON_DATA = ("import_data", "export_data")
 
 
 def command(name: str) -> Any:
@@ -50,5 +51,5 @@ def own_flags() -> frozenset[str]:
 
     Users' algorithms cannot have settings of these names, in whatever command.
     """
-    names = (name for name in COMMANDS if name != _KNOWS_NO_RUNS)
+    names = (name for name in COMMANDS if name not in _ON_DATA)
     return frozenset(flag for name in names for flag in command(name).options)

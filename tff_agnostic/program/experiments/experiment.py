@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.files import make_folder, read_json
-from tff_agnostic.data.store import Store
+from tff_agnostic.data.store import load_store
 from tff_agnostic.importing.importer import checked_import
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
@@ -27,7 +27,7 @@ from tff_agnostic.runtimes.runtime import Runtime
 PREDICTORS_NAME = "base_predictors.npz"
 # What stands above the columns that are not domains.
 SUMMARY_HEADINGS = {DIFFERENCE: "difference", OVERALL: "all", WORST: "worst"}
-STORE_NAME = "clients.sqlite"
+STORE_NAME = "clients.store"
 # What a run does with each part of its data, as result.json has them.
 _DOES = types.MappingProxyType({"train": "trains on", "evaluated": "is tested on"})
 
@@ -242,16 +242,13 @@ def data_lines(path: Optional[Path], trial: Optional[RunFolder] = None) -> Seque
     """
     if path is None:
         return []
-    store = Store(path)
+    store = load_store(path)
     lines, sizes = [], set()
     for split in store.splits():
-        num_clients, counts = len(store.client_ids(split)), store.domain_counts(split)
+        num_clients, table = len(store.client_ids(split)), store.domain_table(split)
         by_domain = None
-        if counts is not None:
-            by_domain = {
-                domain: sum(client.get(domain, 0) for client in counts.values())
-                for domain in store.description.domains
-            }
+        if table is not None:
+            by_domain = dict(zip(store.description.domains, table.sum(axis=0).tolist()))
         sizes.add(num_clients)
         lines.append(f"{split}: {_counted(num_clients, by_domain)}")
     about = {} if trial is None else read_json(trial.result).get("about", {})

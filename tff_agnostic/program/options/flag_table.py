@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import typing
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Optional, Union
@@ -204,6 +205,31 @@ def flags_in_errors(*options: Any) -> Iterator[None]:
     # Raised here, it has no trace of the error before.
     if mistake is not None:
         raise mistake
+
+
+@contextlib.contextmanager
+def flags_in_hints(kind: type) -> Iterator[None]:
+    """While entered, messages with advice about options of a class name their flags."""
+    mistake: Optional[UserError] = None
+    try:
+        yield
+    except OptionError:
+        raise
+    except UserError as e:
+        mistake = UserError(hints_with_flags(str(e), kind))
+    if mistake is not None:
+        raise mistake
+
+
+def hints_with_flags(text: str, kind: type) -> str:
+    """Returns a text with flags in place of options: with a value, or with an underscore.
+
+    Names in quotes are data.
+    """
+    names = [flag.name for flag in flags_of(kind)]
+    joined = [name for name in names if "_" in name]
+    with_value = rf"(?:{'|'.join(names)})(?==)|(?:{'|'.join(joined)})(?![\w=])"
+    return re.sub(rf"(?<![\w'\".=/-])({with_value})", r"--\1", text)
 
 
 def _with_flag(error: OptionError, options: Iterable[Any]) -> UserError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.data.store import Store
+from tff_agnostic.data.store import load_store
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.tasks.stored import SplitOptions
 from tff_agnostic.tasks.task import HELDOUT_SPLIT, Task
@@ -69,7 +69,7 @@ def check_store(path: Optional[Path]) -> None:
     """
     if path is None:
         return
-    splits = Store(path).splits()
+    splits = load_store(path).splits()
     if HELDOUT_SPLIT not in splits:
         raise UserError(
             f"--data: expected a store with clients in the split {HELDOUT_SPLIT}, to choose "

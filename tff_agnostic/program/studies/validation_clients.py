@@ -17,7 +17,7 @@ import numpy as np
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import ClientDataset, SelectedClients, client_domain_counts
-from tff_agnostic.data.store import Store
+from tff_agnostic.data.store import load_store
 from tff_agnostic.metrics.intervals import LEAST_CLIENTS, has_enough
 from tff_agnostic.program.runs.heldout import heldout_defaults, heldout_options
 from tff_agnostic.program.runs.spec import RunSpec
@@ -74,7 +74,7 @@ class ValidationClients:
         """Whether validation clients are held-out clients, and not training clients."""
         if not heldout_defaults(self.task):
             return False
-        return self.data is None or HELDOUT_SPLIT in Store(self.data).splits()
+        return self.data is None or HELDOUT_SPLIT in load_store(self.data).splits()
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options of the task, by field, for runs on validation clients."""

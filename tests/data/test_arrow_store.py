@@ -1,0 +1,144 @@
+"""Stores of Arrow files: equal to TFF's file of the same examples, and flat in memory."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests import golden
+from tests.computations.harness import assert_identical
+from tests.data.stores import sentence, text_store, write_store
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.data.store import CLIENTS, EXAMPLES, STORE, ArrowStore, load_store
+from tff_agnostic.data.store_format import Feature, Record
+from tff_agnostic.data.store_writer import StoreWriter, UnitCounts
+from tff_agnostic.data.tff_store import TffStore, to_tff
+
+
+def _records(count: int) -> list[tuple[str, Record]]:
+    draw = np.random.default_rng(0)
+    return [
+        (
+            ("train", "test")[int(client) % 3 == 0],
+            Record(
+                f"c{client}é",
+                f"d{draw.integers(3)}",
+                {"x": draw.normal(size=[2, 3]), "label": int(draw.integers(4)), "city": f"t{k}"},
+            ),
+        )
+        for k, client in enumerate(draw.integers(20, size=count))
+    ]
+
+
+def test_tffs_file_equals_the_store(tmp_path):
+    store = load_store(write_store(tmp_path / "s.store", _records(500), "features"))
+    to_tff(store, tmp_path / "s.sqlite")
+    other = load_store(tmp_path / "s.sqlite")
+    assert isinstance(store, ArrowStore) and isinstance(other, TffStore)
+    assert store.description == other.description
+    assert store.splits() == other.splits()
+    for split in store.splits():
+        assert list(store.client_counts(split).items()) == list(other.client_counts(split).items())
+        np.testing.assert_array_equal(store.domain_table(split), other.domain_table(split))
+        for client in store.client_ids(split):
+            features = store.description.features
+            assert_identical(
+                *(one.columns(split, client, features) for one in (store, other)),
+            )
+
+
+def test_texts_have_words_and_lengths_in_both_forms(tmp_path):
+    stores = [load_store(text_store(tmp_path / name)) for name in ("s.store", "s.sqlite")]
+    for store in stores:
+        assert store.vocabulary(2) == ("the", "cat")
+        assert store.sentence_lengths("train") == {1: 1, 2: 1, 3: 2}
+
+
+def test_buckets_on_the_disk_change_no_client(tmp_path):
+    records = _records(3000)
+    whole = load_store(write_store(tmp_path / "whole", records, "features"))
+    with StoreWriter(tmp_path / "buckets", memory=10_000) as writer:
+        for split, record in records:
+            writer.add(split, record)
+        writer.finish("features")
+    parts = load_store(tmp_path / "buckets")
+    assert parts.description.features == whole.description.features
+    for split in whole.splits():
+        assert parts.client_counts(split) == whole.client_counts(split)
+        np.testing.assert_array_equal(parts.domain_table(split), whole.domain_table(split))
+        for client in whole.client_ids(split):
+            features = whole.description.features
+            assert_identical(*(one.columns(split, client, features) for one in (parts, whole)))
+
+
+def test_a_unit_moves_with_all_its_examples(tmp_path):
+    with StoreWriter(tmp_path / "s") as writer:
+        for k in range(6):
+            writer.add("train", sentence(f"c{k % 3}", "d", f"t{k}"), unit=k % 3)
+        assert list(writer.units()) == [(0, "d", 2), (1, "d", 2), (2, "d", 2)]
+        writer.sort({1: "test"})
+        writer.finish("text")
+    store = load_store(tmp_path / "s")
+    assert store.client_counts("test") == {"c1": 2}
+    assert store.client_counts("train") == {"c0": 2, "c2": 2}
+
+
+def test_units_are_counted_in_blocks():
+    draw, counts, expected = np.random.default_rng(0), UnitCounts(), {}
+    for _ in range(20):
+        units = draw.integers(-50, 50, size=100)
+        domains = draw.integers(3, size=100)
+        counts.add(units, domains, ["b", "a", "c"])
+        counts._merge()
+        for unit, domain in zip(units.tolist(), domains.tolist()):
+            key = unit, "bac"[domain]
+            expected[key] = expected.get(key, 0) + 1
+    assert [*counts] == [(*key, n) for key, n in sorted(expected.items())]
+
+
+def test_digests_change_with_an_example_and_the_description(tmp_path):
+    records = _records(20)
+    other = [*records[:-1], ("train", Record("new", "d0", records[-1][1].features))]
+    digests = [
+        load_store(write_store(tmp_path / str(k), some, "features", source=source)).digest()
+        for k, (some, source) in enumerate(
+            [(records, ""), (records, ""), (other, ""), (records, "x")]
+        )
+    ]
+    assert digests[0] == digests[1]
+    assert len({*digests}) == 3
+
+
+def test_columns_of_another_kind_raise_one_line(tmp_path):
+    store = load_store(text_store(tmp_path / "s"))
+    with pytest.raises(UserError, match="client a: expected examples with tokens"):
+        store.columns("train", "a", {"tokens": Feature("int64")})
+    with pytest.raises(UserError, match="client aa: expected examples in split train, found none"):
+        store.columns("train", "aa", {"tokens": Feature("string")})
+    with pytest.raises(UserError, match="split dev, found the splits heldout, test, train"):
+        store.client_ids("dev")
+
+
+def test_a_changed_store_is_reported(tmp_path):
+    path = text_store(tmp_path / "s")
+    store = load_store(path)
+    (path / EXAMPLES).touch()
+    with pytest.raises(UserError, match="the store was changed while it was read"):
+        store.columns("train", "a", {"tokens": Feature("string")})
+
+
+@pytest.mark.parametrize("name", [EXAMPLES, CLIENTS, STORE])
+@pytest.mark.parametrize("content", [None, b"", b"\xff" * 100])
+def test_damaged_files_raise_one_line(tmp_path, name, content):
+    path = text_store(tmp_path / "s")
+    (path / name).unlink()
+    if content is not None:
+        (path / name).write_bytes(content)
+    assert golden.refusal(load_store, path).startswith(f"{path}: expected a client store")
+
+
+def test_a_newer_store_raises_one_line(tmp_path):
+    path = text_store(tmp_path / "s")
+    content = json.loads((path / STORE).read_text())
+    (path / STORE).write_text(json.dumps({**content, "version": 2}))
+    assert "a newer store needs a newer program" in golden.refusal(load_store, path)

@@ -1,0 +1,239 @@
+"""Files as people bring them: spellings of names and numbers, marks, packed files."""
+
+import bz2
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.importing.harness import job, read, refused
+from tff_agnostic.importing.report import ImportReport
+from tff_agnostic.importing.source import ReadLog
+
+_COLUMNS: dict[str, Any] = {
+    "client_column": "u",
+    "domain_column": "d",
+    "feature_columns": ("x",),
+    "label_column": "y",
+}
+
+
+def _csv(folder: Path, *rows: str, name: str = "rows.csv") -> Path:
+    path = folder / name
+    path.write_text("\n".join(["u,d,x,y", *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def _imported(path: Path, **options: Any) -> ImportReport:
+    work = job("", path, path.parent / "s.store", **{**_COLUMNS, **options})
+    return work.run(ReadLog(options.get("bad_records") == "skip"))
+
+
+def _remarks(report: ImportReport) -> dict[str, str]:
+    return {remark.kind: remark.text for remark in report.remarks}
+
+
+@pytest.mark.parametrize("row", ["b,p,1_000,1", "b,p,1,1_0", "b,p,\u0661,1", "b,p,1,\u0661"])
+def test_underscores_and_other_digits_are_no_numbers(tmp_path, row):
+    for format_, path in (
+        ("csv", _csv(tmp_path, "a,p,1,0", row)),
+        ("jsonl", tmp_path / "rows.jsonl"),
+    ):
+        keys = ("u", "d", "x", "y")
+        rows = [dict(zip(keys, line.split(","))) for line in ("a,p,1,0", row)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        found = refused(format_, path, **_COLUMNS)
+        assert "expected numbers as features" in found or "expected a whole number" in found
+
+
+def test_marks_hold_for_all_columns(tmp_path):
+    rows = ("?,p,1,0", "a,?,1,0", "a,p,?,0", "a,p,1,?", "a,p,2,1")
+    path = _csv(tmp_path, *rows)
+    options = {"missing_values": "zero", "missing_marks": ("?",)}
+    examples, log = read("csv", path, skip_bad=True, **_COLUMNS, **options)
+    assert log.skipped == {"empty u": 1, "empty d": 1, "missing label": 1}
+    assert [example.place for example in examples] == ["rows.csv:4", "rows.csv:6"]
+    assert refused("csv", path, **_COLUMNS, missing_marks=("?",)) == (
+        "rows.csv:2: expected a name or number in u, found '?' (bad_records=skip leaves out "
+        "records without one)"
+    )
+
+
+@pytest.mark.parametrize("nan", ["nan", "NaN", "NAN", " nan "])
+def test_nan_is_a_missing_value(tmp_path, nan):
+    rows = (f"{nan},p,1,0", f"a,{nan},1,0", f"a,p,{nan},0", f"a,p,1,{nan}")
+    options = {"missing_values": "zero"}
+    path = _csv(tmp_path, *rows)
+    examples, log = read("csv", path, skip_bad=True, **_COLUMNS, **options)
+    assert log.skipped == {"empty u": 1, "empty d": 1, "missing label": 1}
+    assert log.missing == {"x": 1} and len(examples) == 1
+    assert "set missing_values" in refused("csv", _csv(tmp_path, rows[2]), **_COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a", "a "),
+        ("a", "\u00a0a"),
+        ("a", "a\u200b"),
+        ("caf\u00e9", "cafe\u0301"),
+        ("17", "17.0"),
+    ],
+)
+def test_spellings_of_one_name_are_one_client(tmp_path, one, other):
+    path = _csv(tmp_path, f"{one},{one},1,0", f"{other},{other},2,1")
+    report = _imported(path, split=("train:1",))
+    assert report.splits["train"].total.clients == 1
+    assert [*report.splits["train"].domains] == [one]
+    assert f"such as {other!r} to {one!r}" in _remarks(report)["names"]
+
+
+def test_blanks_hide_no_reserved_domain(tmp_path):
+    message = "expected domains not called all"
+    with pytest.raises(ValueError, match=message):
+        _imported(_csv(tmp_path, "a, all,1,0"))
+
+
+def test_control_characters_are_no_names(tmp_path):
+    path = _csv(tmp_path, "a\x01b,p,1,0")
+    assert "expected a name without control characters in u" in refused("csv", path, **_COLUMNS)
+
+
+def test_whole_numbers_beyond_float32_are_reported(tmp_path):
+    path = _csv(tmp_path, "a,p,1000000000000000001,0", "b,p,16777217,0", "c,p,16777216,0")
+    assert "x (2)" in _remarks(_imported(path))["rounded"]
+
+
+def test_one_of_two_columns_of_a_name(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("u,d,x,x,y\na,p,1,9,0\nb,p,2,8,1\n")
+    message = f"{path}: expected one column 'x', found it 2 times (x:1 or x:2 names one of them)"
+    assert refused("csv", path, **_COLUMNS) == message
+    for columns, expected in (
+        (("x:2",), [[9], [8]]),
+        (("x:1", "x:2"), [[1, 9], [2, 8]]),
+        (("n:x:2;m:x:1",), [[9], [8]]),
+    ):
+        examples, _ = read("csv", path, **{**_COLUMNS, "feature_columns": columns})
+        name = "n" if columns[0].startswith("n") else "x"
+        found = [example.record.features[name] for example in examples]
+        np.testing.assert_array_equal(found, expected)
+    examples, _ = read(
+        "csv", path, **{**_COLUMNS, "label_column": "x:2", "feature_columns": ("y",)}
+    )
+    assert [example.record.features["label"] for example in examples] == [9, 8]
+
+
+@pytest.mark.parametrize("text", ["1,5", " -0,25", "3"])
+def test_decimals_with_a_comma(tmp_path, text):
+    path = _csv(tmp_path, f'a,p,"{text}",0')
+    (example,), _ = read("csv", path, decimal="comma", **_COLUMNS)
+    assert example.record.features["x"].tolist() == [float(text.replace(",", "."))]
+    wrong = _csv(tmp_path, "a,p,1.5,0")
+    assert "expected numbers as features" in refused("csv", wrong, decimal="comma", **_COLUMNS)
+
+
+@pytest.mark.parametrize("ending", [".zip", ".bz2"])
+def test_packed_tables_are_read(tmp_path, ending):
+    content = _csv(tmp_path, "a,p,1,0").read_bytes()
+    path = tmp_path / f"packed.csv{ending}"
+    if ending == ".bz2":
+        path.write_bytes(bz2.compress(content))
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("inner.csv", content)
+            archive.writestr("__MACOSX/._inner.csv", b"")
+    assert len(read("csv", path, **_COLUMNS)[0]) == 1
+    path.write_bytes(path.read_bytes()[:30])
+    assert "found a truncated or damaged one" in refused("csv", path, **_COLUMNS)
+
+
+def test_archives_of_several_files_are_refused(tmp_path):
+    path = tmp_path / "two.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.csv", "")
+        archive.writestr("b.csv", "")
+    assert "expected an archive of one file, found a.csv, b.csv" in refused("csv", path, **_COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"PAR1....", "found a Parquet file (format=parquet reads it)"),
+        (bz2.compress(b"u,d"), "found a bzip2 file (it is read if its name ends in .bz2)"),
+        (b"\x1f\x8b\x08\x00", "found a gzip file (it is read if its name ends in .gz)"),
+        (b"\x80\x04\x95\x00", "found a pickle, which may run code"),
+        (b"SQLite format 3\0", "found an SQLite database"),
+        (b"\xd0\xcf\x11\xe0\xa1", "found a spreadsheet (save the sheet as CSV)"),
+        (
+            b"u,d,x,y\na,p,1,0\nb,caf\xe9,1,0\n",
+            "rows.csv:3: expected UTF-8, found byte 0xe9",
+        ),
+        (
+            b"u,d,x,y\na,\xf0\x9f\x98,1,0\n",
+            "column 3 (encoding=cp1252 is for what",
+        ),
+        (b"u,d,x,y\na,\x81,1,0\n", "column 3 (encoding_errors=replace puts a sign"),
+    ],
+)
+def test_other_bytes_are_named(tmp_path, content, expected):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content)
+    assert expected in refused("csv", path, **_COLUMNS)
+
+
+def test_wrong_bytes_are_replaced(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"u,d,x,y\na,\x81p,1,0\n")
+    (example,), _ = read("csv", path, encoding_errors="replace", **_COLUMNS)
+    assert example.record.domain == "\ufffdp"
+
+
+def test_rows_may_be_clients(tmp_path):
+    path = _csv(tmp_path, *(f"a,p,{k},{k % 2}" for k in range(10)))
+    report = _imported(path, client_column="row")
+    assert sum(split.total.clients for split in report.splits.values()) == 10
+    assert "Each row is a client" in _remarks(report)["rows_are_clients"]
+    assert "or row, which makes a client of each row" in refused("csv", path)
+
+
+def test_spreadsheets_and_unknown_names_are_refused(tmp_path):
+    for name, expected in (
+        ("rows.xlsx", "input: expected a text, as CSV is (save the sheet as CSV), found the spr"),
+        ("rows.dat", "format: expected one of stackexchange, "),
+    ):
+        with pytest.raises(ValueError) as error:
+            _imported(_csv(tmp_path, name=name))
+        assert str(error.value).startswith(expected)
+
+
+def test_equal_rows_are_counted_not_judged(tmp_path):
+    path = _csv(tmp_path, *(f"u{k},p,1,{k % 2}" for k in range(100)))
+    text = _remarks(_imported(path))["copies_in_train"]
+    assert "equal an example of train in all columns. Of coarse columns that is expected" in text
+
+
+def test_control_characters_of_dumps_become_spaces(tmp_path):
+    path = tmp_path / "Posts.xml"
+    body = "&lt;p&gt;One &#x0E;two&#14; three\x02.&lt;/p&gt;"
+    # References and characters at the ends of blocks.
+    rows = "".join(
+        f'<row Id="{k}" PostTypeId="1" OwnerUserId="5" Body="{body}" Title="{"t" * k}"/>\n'
+        for k in range(1, 400)
+    )
+    path.write_text(f'<?xml version="1.0" encoding="utf-8"?>\n<posts>\n{rows}</posts>')
+    examples, log = read("stackexchange", path)
+    assert {example.record.features["tokens"] for example in examples} == {"one two three ."}
+    assert log.controls == 3 * 399 and log.num_records == 399
+
+
+def test_classes_are_named_with_blanks(tmp_path):
+    path = tmp_path / "a.npz"
+    labels = np.array(["no ", " yes", "yes"])
+    np.savez(path, x=np.ones([3, 2]), y=labels, who=np.arange(3))
+    options = {"client_column": "who", "domain_name": "d", "class_names": ("no", "yes")}
+    examples, _ = read("npz", path, **options)
+    assert [example.record.features["label"] for example in examples] == [0, 1, 1]

@@ -1,0 +1,130 @@
+"""Data frames become stores and clients as tables in files do."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.computations.harness import assert_identical
+from tests.importing.harness import job, refused
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.data.store import load_store
+from tff_agnostic.importing.frames import clients_of, import_table
+from tff_agnostic.importing.source import ReadLog
+
+_DRAW = np.random.default_rng(0)
+_FRAME = {
+    "who": np.array([f"c{k % 20}" for k in range(200)]),
+    "where": np.array(["x", "y", "z"])[_DRAW.integers(3, size=200)],
+    "age": _DRAW.normal(size=200),
+    "pay": _DRAW.integers(9, size=200),
+    "job": np.array(["cook", "baker", None], object)[_DRAW.integers(3, size=200)],
+    "y": _DRAW.integers(4, size=200),
+}
+_OPTIONS: dict[str, Any] = {
+    "client_column": "who",
+    "domain_column": "where",
+    "feature_columns": ("age", "pay"),
+    "categorical_columns": ("job",),
+    "label_column": "y",
+    "missing_values": "zero",
+}
+
+
+class _Stream:
+    """An object with nothing but Arrow's interface of data frames."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def _pandas(frame: dict[str, np.ndarray]) -> Any:
+    return pytest.importorskip("pandas").DataFrame(frame)
+
+
+def _polars(frame: dict[str, np.ndarray]) -> Any:
+    return pytest.importorskip("polars").DataFrame(frame)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [dict, pa.table, lambda frame: _Stream(pa.table(frame)), _pandas, _polars],
+    ids=["dict", "arrow", "stream", "pandas", "polars"],
+)
+def test_frames_equal_the_file(tmp_path, make):
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pa.table(_FRAME), path)
+    job("parquet", path, tmp_path / "file", **_OPTIONS).run(ReadLog())
+    import_table(make(_FRAME), tmp_path / "frame", **_OPTIONS)
+    stores = [load_store(tmp_path / name) for name in ("file", "frame")]
+    assert stores[1].description.source == "a data frame"
+    for split in stores[0].splits():
+        assert stores[0].client_counts(split) == stores[1].client_counts(split)
+        for client in stores[0].client_ids(split):
+            features = stores[0].description.features
+            assert_identical(*(store.columns(split, client, features) for store in stores))
+
+
+def test_clients_have_the_rows_of_the_frame():
+    table = clients_of(_FRAME, _OPTIONS)
+    assert table.domain_names == ("x", "y", "z")
+    assert table.clients.client_ids == sorted({*_FRAME["who"].tolist()})
+    for client in table.clients.client_ids:
+        is_own = _FRAME["who"] == client
+        examples = table.clients.read(client)
+        np.testing.assert_array_equal(examples["y"], _FRAME["y"][is_own])
+        np.testing.assert_array_equal(
+            np.array(table.domain_names)[examples["domain_id"]], _FRAME["where"][is_own]
+        )
+        numbers = np.stack([_FRAME["age"], _FRAME["pay"]], axis=1)[is_own].astype(np.float32)
+        jobs = np.array([[job == name for name in ("baker", "cook")] for job in _FRAME["job"]])
+        np.testing.assert_array_equal(
+            examples["x"], np.concatenate([numbers, jobs[is_own]], axis=1).astype(np.float32)
+        )
+
+
+def test_several_inputs_stay_apart():
+    options = {**_OPTIONS, "feature_columns": "a:age;b:pay", "categorical_columns": ()}
+    examples = clients_of(_FRAME, options).clients.read("c0")
+    assert {name: x.shape for name, x in examples["x"].items()} == {"a": (10, 1), "b": (10, 1)}
+
+
+@pytest.mark.parametrize(
+    ("frame", "options", "expected"),
+    [
+        (_FRAME, {"label_column": "z"}, "the table: expected one column 'z', found who, where"),
+        (_FRAME, {"feature_columns": ("job",)}, "row 1: expected numbers as features, found "),
+        (_FRAME, {"label": "y"}, "label: expected an option of imports, found 'y'"),
+        (_FRAME, {"encoding": "cp1252"}, "encoding: expected no value with format=parquet"),
+        (3, {}, "expected a mapping of arrays, or a data frame of pandas, polars or Arrow, fou"),
+    ],
+)
+def test_wrong_frames_raise_one_line(frame, options, expected, tmp_path: Path):
+    options = {**_OPTIONS, "categorical_columns": (), **options}
+    for call in (
+        lambda: clients_of(frame, options),
+        lambda: import_table(frame, tmp_path / "s", **options),
+    ):
+        with pytest.raises(UserError) as error:
+            call()
+        assert str(error.value).startswith(expected) and "\n" not in str(error.value)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_string_is_one_path(tmp_path):
+    from tff_agnostic import api
+
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pa.table(_FRAME), path)
+    options = {**_OPTIONS, "feature_columns": ["age"], "categorical_columns": []}
+    report = api.import_data(
+        show_progress=False, input=str(path), output=str(tmp_path / "s"), **options
+    )
+    assert report.num_records == 200
+    assert "expected one column" in refused("parquet", path, **{**_OPTIONS, "label_column": "q"})

@@ -1,0 +1,341 @@
+"""TFF's SQLite files (`tff.simulation.datasets`): read as client stores, and written from them.
+
+The table `examples` has a serialized `tf.train.Example` in each row, and `client_metadata` the
+number of examples of each client and split. Files that `to_tff` writes have more tables, which TFF
+ignores:
+
+    client_domains    the number of examples of each domain of a client
+    vocabulary        the words of a text store with their counts, the most frequent first
+    sentence_lengths  the number of sentences of a text store by their number of words
+    tff_agnostic      one row: the description in JSON; written last
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from plan_runner.client_store import ClientStore
+from tff_agnostic.base.errors import UserError, counted
+from tff_agnostic.base.files import file_digest, scratch_folder
+from tff_agnostic.base.later import tf
+from tff_agnostic.data.store import ArrowStore, Store
+from tff_agnostic.data.store_format import TEXT, Feature, StoreDescription, description_of
+
+_TABLES = """
+CREATE TABLE examples (
+  split_name TEXT NOT NULL, client_id TEXT NOT NULL, serialized_example_proto BLOB NOT NULL);
+CREATE TABLE client_metadata (
+  client_id TEXT NOT NULL, split_name TEXT NOT NULL, num_examples INTEGER NOT NULL);
+CREATE TABLE client_domains (
+  split_name TEXT NOT NULL, client_id TEXT NOT NULL, domain TEXT NOT NULL,
+  num_examples INTEGER NOT NULL);
+CREATE TABLE vocabulary (rank INTEGER PRIMARY KEY, word TEXT NOT NULL, count INTEGER NOT NULL);
+CREATE TABLE sentence_lengths (
+  split_name TEXT NOT NULL, domain TEXT NOT NULL, words INTEGER NOT NULL,
+  num_sentences INTEGER NOT NULL);
+CREATE TABLE tff_agnostic (description TEXT NOT NULL);
+"""
+# The rows of a client are found by these, also by TFF's queries.
+_INDICES = """
+CREATE INDEX examples_by_client ON examples (client_id, split_name);
+CREATE INDEX metadata_by_split ON client_metadata (split_name, client_id);
+CREATE INDEX domains_by_split ON client_domains (split_name, client_id);
+"""
+# A crash leaves no file at its place: no journal is needed to go back.
+_PRAGMAS = "PRAGMA page_size=16384; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
+# A field's number times 8, plus 2 for a value with a length. Field numbers are of TensorFlow's
+# example.proto and feature.proto.
+_FEATURES = _FEATURE_ENTRY = _NAME = _VALUE = b"\x0a"
+_FEATURE, _FLOAT_LIST, _INT_LIST, _BYTES_LIST = b"\x12", b"\x12", b"\x1a", b"\x0a"
+_SEVEN_BITS = 0x7F
+
+
+class TffStore(ClientStore, Store):
+    """An SQLite file of TFF's, opened read-only; TensorFlow parses its examples."""
+
+    error = UserError
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.description = self._description()
+        self._counts: dict[str, dict[str, int]] = {}
+
+    def columns(
+        self, split: str, client_id: str, features: Mapping[str, Feature]
+    ) -> dict[str, np.ndarray]:
+        """See `Store.columns`."""
+        if split not in self._counts:
+            self._counts[split] = self.client_counts(split)
+        serialized = self.examples(split, client_id, self._counts[split])
+        return parse_examples(serialized, features, f"{self.path}: client {client_id}")
+
+    def domain_table(self, split: str) -> Optional[np.ndarray]:
+        """See `Store.domain_table`."""
+        if self.description.kind is None:
+            return None
+        clients = self.client_counts(split)
+        rows = {client: row for row, client in enumerate(clients)}
+        domains = {name: k for k, name in enumerate(self.description.domains)}
+        table = np.full([len(rows), len(domains)], -1, np.int64)
+        for client, domain, n in self._stream(
+            "SELECT client_id, domain, num_examples FROM client_domains WHERE split_name = ?",
+            [split],
+            (str, str, int),
+        ):
+            if client not in rows:
+                raise self._wrong_count(client, split, "0 examples in all domains together", n)
+            if domain not in domains:
+                raise self._wrong_count(client, split, "domains of the description", repr(domain))
+            place = rows[client], domains[domain]
+            if n < 0:
+                raise self._wrong_count(client, split, f"examples of domain {domain!r:.60}", n)
+            if table[place] >= 0:
+                raise self._wrong_count(client, split, f"domain {domain!r:.60} once", "it twice")
+            table[place] = n
+        totals = np.maximum(table, 0).sum(axis=1).tolist()
+        for (client, count), row, total in zip(clients.items(), table, totals):
+            if count and np.all(row < 0):
+                raise UserError(
+                    f"{self.path}: expected the domains of every client in split {split}, found "
+                    f"none of client {client}"
+                )
+            if total != count:
+                in_all = f"{counted(count, 'example')} in all domains together"
+                raise self._wrong_count(client, split, in_all, total)
+        return np.maximum(table, 0)
+
+    def sentence_lengths(self, split: str) -> dict[int, int]:
+        """See `Store.sentence_lengths`."""
+        lengths = dict(
+            self._query(
+                "SELECT words, SUM(num_sentences) FROM sentence_lengths WHERE split_name = ? "
+                "GROUP BY words ORDER BY words",
+                [split],
+                (int, int),
+            )
+        )
+        if any(words < 0 or n < 0 for words, n in lengths.items()):
+            raise UserError(f"{self.path}: expected numbers of sentences, found negative ones")
+        return lengths
+
+    def vocabulary(self, size: Optional[int] = None) -> tuple[str, ...]:
+        """See `Store.vocabulary`."""
+        if self.description.kind is None:
+            raise UserError(f"{self.path}: expected a vocabulary, found a store without one")
+        rows = self._query(
+            "SELECT word FROM vocabulary ORDER BY rank LIMIT ?",
+            [-1 if size is None else size],
+            (str,),
+        )
+        if not rows:
+            raise UserError(f"{self.path}: expected a vocabulary, found an empty one")
+        return tuple(row[0] for row in rows)
+
+    def digest(self) -> str:
+        """See `Store.digest`."""
+        name = _digest_of(self.path.absolute(), self._data_version)
+        self.check_unchanged()
+        return name
+
+    def _description(self) -> StoreDescription:
+        if self.described is not None:
+            try:
+                return description_of(self.described)
+            except ValueError as e:
+                raise UserError(f"{self.path}: {e}") from e
+        first = self._query("SELECT serialized_example_proto FROM examples LIMIT 1", kinds=(bytes,))
+        if not first:
+            raise UserError(f"{self.path}: expected examples, found none")
+        return StoreDescription(kind=None, features=_features_of(first[0][0], self.path))
+
+
+# A store may be of many gigabytes, and a comparison opens it for every trial.
+@functools.lru_cache(maxsize=8)
+def _digest_of(path: Path, version: tuple[int, int]) -> str:
+    del version
+    return file_digest(path)
+
+
+def parse_examples(
+    serialized: Sequence[bytes], features: Mapping[str, Feature], where: str
+) -> dict[str, np.ndarray]:
+    """Returns the columns of `tf.train.Example`s; see `Store.columns`.
+
+    Args:
+        serialized: n examples.
+        features: The features to read.
+        where: The client, for messages.
+    """
+    if not features:
+        return {}
+    expected = ", ".join(f"{n} ({f.dtype} {list(f.shape)})" for n, f in features.items())
+    smallest = min(map(len, serialized), default=0)
+    for name, feature in features.items():
+        # TensorFlow reserves what a shape needs before it looks; a value takes at least a byte.
+        if serialized and math.prod(feature.shape) > smallest:
+            raise UserError(
+                f"{where}: expected examples with {expected}, found one of {smallest} bytes, which "
+                f"cannot hold {name}"
+            )
+    spec = {
+        name: tf.io.FixedLenFeature(feature.shape, tf.as_dtype(feature.dtype))
+        for name, feature in features.items()
+    }
+    try:
+        # The operation runs on CPUs only.
+        with tf.device("CPU:0"):
+            columns = tf.io.parse_example(tf.constant(list(serialized), tf.string), spec)
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as e:
+        message = " ".join(str(getattr(e, "message", e)).split())
+        raise UserError(f"{where}: expected examples with {expected}, found: {message}") from e
+    return {name: column.numpy() for name, column in columns.items()}
+
+
+def _features_of(serialized: bytes, path: Path) -> dict[str, Feature]:
+    """Returns the features of an example, for stores without a description.
+
+    Args:
+        serialized: The example.
+        path: Its store, for messages.
+    """
+    try:
+        example = tf.train.Example.FromString(serialized)
+    except Exception as e:  # protobuf's own error type differs between its implementations.
+        raise UserError(f"{path}: expected tf.train.Examples, found something else ({e})") from e
+    names = {"bytes_list": "string", "int64_list": "int64", "float_list": "float32"}
+    features = {}
+    for name, feature in sorted(example.features.feature.items()):
+        kind = feature.WhichOneof("kind")
+        if kind is None:
+            continue
+        length = len(getattr(feature, kind).value)
+        features[name] = Feature(names[kind], () if length == 1 else (length,))
+    return features
+
+
+def to_tff(store: ArrowStore, path: Path) -> None:
+    """Writes a store as an SQLite file that TFF, devices and nodes of a fleet read.
+
+    Args:
+        store: The store.
+        path: The file; none may exist yet.
+    """
+    if path.exists():
+        raise UserError(f"{path}: expected no file there yet: stores are not overwritten")
+    try:
+        with scratch_folder(path) as folder:
+            with contextlib.closing(sqlite3.connect(folder / "tff.sqlite")) as database:
+                _write_tables(database, store)
+            (folder / "tff.sqlite").rename(path)
+    except (sqlite3.Error, OSError) as e:
+        raise UserError(f"{path}: cannot write the file: {e}") from e
+
+
+def _write_tables(database: sqlite3.Connection, store: ArrowStore) -> None:
+    database.executescript(_PRAGMAS + _TABLES)
+    domains = store.description.domains
+    for split in store.splits():
+        counts = store.client_counts(split)
+        database.executemany(
+            "INSERT INTO examples VALUES (?, ?, ?)",
+            (
+                (split, client, example)
+                for client in counts
+                for example in _serialized(store, split, client)
+            ),
+        )
+        database.executemany(
+            "INSERT INTO client_metadata VALUES (?, ?, ?)",
+            ((client, split, count) for client, count in counts.items()),
+        )
+        database.executemany(
+            "INSERT INTO client_domains VALUES (?, ?, ?, ?)",
+            (
+                (split, client, domain, n)
+                for client, row in zip(counts, store.domain_table(split).tolist())
+                for domain, n in sorted(zip(domains, row))
+                if n
+            ),
+        )
+    if store.description.kind == TEXT:
+        words = enumerate(store.word_counts().items(), start=1)
+        database.executemany(
+            "INSERT INTO vocabulary VALUES (?, ?, ?)", ((rank, *word) for rank, word in words)
+        )
+        database.executemany(
+            "INSERT INTO sentence_lengths VALUES (?, ?, ?, ?)", store.domain_sentence_lengths()
+        )
+    database.executescript(_INDICES)
+    database.execute("INSERT INTO tff_agnostic VALUES (?)", [store.description.to_json()])
+    database.commit()
+
+
+def _serialized(store: ArrowStore, split: str, client: str) -> Iterator[bytes]:
+    """Yields the serialized examples of a client.
+
+    The bytes are those of `SerializeToString(deterministic=True)` in protobuf 4.25: features are
+    sorted by name, but "x10" is before "x1".
+    """
+    columns = store.columns(split, client, store.description.features)
+    names = sorted(columns, key=_rank)
+    for row in zip(*(columns[name] for name in names)):
+        entries = b"".join(map(_entry, names, row))
+        yield _with_length(_FEATURES, entries)
+
+
+def _rank(name: str) -> bytes:
+    # No byte of UTF-8 is as large: a name comes after those that begin with it.
+    return name.encode() + b"\xff"
+
+
+def _entry(name: str, value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return _head_of_text(name, len(value)) + value
+    array = np.asarray(value)
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            numbers = array.astype("<f4").tobytes()
+        values = _with_length(_FLOAT_LIST, _packed(numbers))
+    else:
+        numbers = b"".join(map(_varint, array.ravel().tolist()))
+        values = _with_length(_INT_LIST, _packed(numbers))
+    named = _with_length(_NAME, name.encode()) + _with_length(_FEATURE, values)
+    return _with_length(_FEATURE_ENTRY, named)
+
+
+def _packed(numbers: bytes) -> bytes:
+    return _with_length(_VALUE, numbers) if numbers else b""
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _head_of_text(name: str, size: int) -> bytes:
+    """Returns the bytes before a text of a size, the only value of a feature."""
+    head = _VALUE + _varint(size)
+    for mark in (_BYTES_LIST, _FEATURE):
+        head = mark + _varint(len(head) + size) + head
+    head = _with_length(_NAME, name.encode()) + head
+    return _FEATURE_ENTRY + _varint(len(head) + size) + head
+
+
+def _with_length(mark: bytes, content: bytes) -> bytes:
+    return mark + _varint(len(content)) + content
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _varint(number: int) -> bytes:
+    # Negative numbers are those of 64 bits in two's complement.
+    number &= 2**64 - 1
+    found = bytearray()
+    while number > _SEVEN_BITS:
+        found.append(number & _SEVEN_BITS | _SEVEN_BITS + 1)
+        number >>= 7
+    found.append(number)
+    return bytes(found)

@@ -1,0 +1,119 @@
+"""Cells with images: files that Pillow decodes, or rows of pixels."""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tff_agnostic.importing.cells import CellError
+
+_MAX_BYTE = 255
+_FILES = ("PNG", "JPEG", "GIF", "BMP")
+# Modes of Pillow that an array has unchanged.
+_PLAIN = ("L", "LA", "RGB", "RGBA")
+PIXELS = "pixels"
+
+
+def image_in(value: Any, column: str, max_pixels: int) -> np.ndarray:
+    """Returns the image of a cell, float32 in [0, 1]; 255 is 1.
+
+    Args:
+        value: Bytes of a PNG, JPEG, GIF or BMP file, a mapping with them as "bytes", or pixels
+            from 0 to 255 as lists of rows.
+        column: Name of the column, for messages.
+        max_pixels: Maximum number of pixels of a file.
+
+    Returns:
+        [height, width, channels] of a file, the first picture of an animation; the shape of lists.
+
+    Raises:
+        CellError: If the cell has no image, or one that is too large.
+    """
+    if isinstance(value, Mapping):
+        value = value.get("bytes")
+    if isinstance(value, bytes):
+        return unit_interval(_decoded(value, column, max_pixels))
+    if isinstance(value, list):
+        return unit_interval(_pixels(value, column))
+    raise _no_image(column, "none" if value is None else type(value).__name__)
+
+
+def _decoded(content: bytes, column: str, max_pixels: int) -> np.ndarray:
+    # Imported here, like every library of one format.
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            # The limit here is another one.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(content), formats=_FILES)
+            # Before it is decoded: a file of some bytes may claim any size.
+            _check_size(image.width * image.height, column, max_pixels)
+            if image.mode not in _PLAIN:
+                image = _plain(image)
+            pixels = np.asarray(image)
+    except CellError:
+        raise
+    except Image.DecompressionBombError:
+        # Pillow's message has the number.
+        raise _too_large(column, max_pixels, "more") from None
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error):
+        raise _no_image(column, f"{len(content)} bytes that are none") from None
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _plain(image: Any) -> Any:
+    """Returns an image with whole bytes for each channel."""
+    if image.mode.startswith("I"):
+        image = image.convert("I").point(lambda value: value / 256)
+    if image.mode in ("1", "I"):
+        return image.convert("L")
+    has_alpha = image.mode == "PA" or "transparency" in image.info
+    return image.convert("RGBA" if has_alpha and image.format != "GIF" else "RGB")
+
+
+def _check_size(pixels: int, column: str, max_pixels: int) -> None:
+    if pixels > max_pixels:
+        raise _too_large(column, max_pixels, str(pixels))
+
+
+def _too_large(column: str, max_pixels: int, found: str) -> CellError:
+    return CellError(
+        "image that is too large",
+        f"expected an image of at most {max_pixels} pixels in {column} (max_pixels), found {found}",
+    )
+
+
+def _pixels(rows: list[Any], column: str) -> np.ndarray:
+    try:
+        pixels = np.asarray(rows)
+    except ValueError:
+        raise _no_image(column, "lists of different lengths") from None
+    if pixels.ndim < 2 or pixels.dtype.kind not in "iu":
+        raise _no_image(column, f"lists {list(pixels.shape)} of {pixels.dtype}")
+    if pixels.min(initial=0) < 0 or pixels.max(initial=0) > _MAX_BYTE:
+        raise _no_image(column, f"pixels from {pixels.min()} to {pixels.max()}")
+    return pixels
+
+
+def _no_image(column: str, found: str) -> CellError:
+    return CellError(
+        "image that is none",
+        f"expected an image in {column}, a PNG, JPEG, GIF or BMP file or rows of pixels from 0 to "
+        f"{_MAX_BYTE}, found {found}",
+    )
+
+
+def is_images(dtype: np.dtype, shape: Sequence[int]) -> bool:
+    """Whether examples of a type and shape are images of bytes."""
+    return dtype == np.uint8 and len(shape) >= 2
+
+
+def unit_interval(images: np.ndarray) -> np.ndarray:
+    """Returns bytes as float32 in [0, 1]; 255, ink in MNIST, is 1."""
+    return images.astype(np.float32) / np.float32(255)

@@ -1,0 +1,51 @@
+"""Exporting a client store as a command: a file that TFF, devices and nodes of a fleet read."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Literal, Optional
+
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.options import Options, Verbatim
+from tff_agnostic.data.store import ArrowStore, load_store
+from tff_agnostic.data.tff_store import to_tff
+from tff_agnostic.program.commands.command import Command, Given
+from tff_agnostic.program.options.flag_table import flags_in_errors
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportDataOptions(Options):
+    """Options of the command.
+
+    Attributes:
+        data: The client store, as import_data makes it.
+        output: The file to write; it must not exist yet.
+        format: Format of the file. One of: tff: an SQLite file as of tff.simulation.datasets.
+    """
+
+    data: Optional[Path] = None
+    output: Optional[Path] = None
+    format: Literal["tff"] = "tff"
+
+
+def export_data(given: Given) -> Path:
+    """Writes a store as a file of another format; returns the file."""
+    options: ExportDataOptions = given.own
+    with flags_in_errors(options):
+        if options.data is None:
+            raise options.error("data", "a client store", Verbatim("none"))
+        if options.output is None:
+            raise options.error("output", "the file to write", Verbatim("none"))
+        store = load_store(options.data)
+        if not isinstance(store, ArrowStore):
+            raise UserError(f"{options.data}: expected a folder, found a file of TFF's already")
+        to_tff(store, options.output)
+    return options.output
+
+
+def _show(path: Path) -> None:
+    print(f"file: {path}")
+
+
+EXPORT_DATA = Command("export_data", ExportDataOptions, export_data, _show)
