@@ -15,7 +15,6 @@ from tests.marks import usually
 from tests.options import make_options
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
-from tff_agnostic.api import train
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import (
     ClientTraining,
@@ -35,6 +34,7 @@ from tff_agnostic.computations.schedules import (
     Schedule,
 )
 from tff_agnostic.models import logistic_regression
+from tff_agnostic.program import RunConfig, run_settings, train_run
 from tff_agnostic.program.options.flags import flags_of
 
 _KERAS = tf.keras.optimizers.schedules
@@ -179,16 +179,20 @@ def test_tff_runs_the_same_rounds_and_reports_the_rates(tff_runtime, streaming_r
 @pytest.mark.nightly
 def test_run_with_tabulated_rate_equals_resumed_run_with_schedule(tmp_path):
     """A rate may be written as a table or as its formula, and a resumed run continues it."""
-    shared = {"algorithm": "fed_avg", "evaluate_every": 4, "show_progress": False}
     rate = tabulated(_KERAS.ExponentialDecay(0.5, 2, 0.25), rounds=4)
-    table = {"client_learning_rate": rate.first, "client_schedule": rate.schedule}
-    whole = train("toy_regression", rounds=4, **shared, **table, output_dir=tmp_path / "whole")
+
+    def settings(rounds: int, client: ClientTraining) -> Any:
+        config = RunConfig(algorithm="fed_avg", rounds=rounds, evaluate_every=4)
+        return run_settings("toy_regression", None, config, FedAvgOptions(client=client))
+
+    table = ClientTraining(learning_rate=rate.first, schedule=rate.schedule)
+    whole = train_run(settings(4, table), tmp_path / "whole", show_progress=False)
     rates = whole.history()["client_learning_rate"]
     np.testing.assert_allclose(rates, [0.5, 0.25, 0.125, 0.0625], rtol=1e-6)
-    formula = {"client_learning_rate": 0.5, "client_schedule": "exponential:rounds=2,factor=0.25"}
+    formula = ClientTraining(learning_rate=0.5, schedule=Exponential(rounds=2, factor=0.25))
     folder = tmp_path / "in two parts"
-    train("toy_regression", rounds=2, **shared, **formula, output_dir=folder)
-    resumed = train(rounds=4, resume=True, output_dir=folder, show_progress=False)
+    train_run(settings(2, formula), folder, show_progress=False)
+    resumed = train_run(settings(4, formula), folder, resume=True, show_progress=False)
     for column in ("client_learning_rate", "update_norm"):
         np.testing.assert_allclose(
             resumed.history()[column], whole.history()[column], rtol=1e-5, err_msg=column

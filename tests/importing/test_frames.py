@@ -115,16 +115,3 @@ def test_wrong_frames_raise_one_line(frame, options, expected, tmp_path: Path):
             call()
         assert str(error.value).startswith(expected) and "\n" not in str(error.value)
     assert not (tmp_path / "s").exists()
-
-
-def test_a_string_is_one_path(tmp_path):
-    from tff_agnostic import api
-
-    path = tmp_path / "rows.parquet"
-    parquet.write_table(pa.table(_FRAME), path)
-    options = {**_OPTIONS, "feature_columns": ["age"], "categorical_columns": []}
-    report = api.import_data(
-        show_progress=False, input=str(path), output=str(tmp_path / "s"), **options
-    )
-    assert report.num_records == 200
-    assert "expected one column" in refused("parquet", path, **{**_OPTIONS, "label_column": "q"})

@@ -8,32 +8,33 @@ import pytest
 
 from tests.data.stores import text_store
 from tests.saving import handed_over
-from tff_agnostic.api import arrays
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.data.store import load_store
+from tff_agnostic.tasks.stored_inputs import arrays_of
 
 
 def test_arrays_are_what_models_are_given(tmp_path):
     task = handed_over.shoppers(tmp_path)
-    found = arrays(tmp_path / "shoppers.sqlite", "test")
-    assert found.class_names == ("no", "yes")
-    assert found.names[:3] == ("visits a week", "age", "visits a week is missing")
-    assert found.names[-1] == "city=Lima"
-    assert list(dict.fromkeys(found.clients)) == list(task.test.client_ids)
+    read = arrays_of(load_store(tmp_path / "shoppers.sqlite"), "test")
+    assert read.class_names == ("no", "yes")
+    assert read.names[:3] == ("visits a week", "age", "visits a week is missing")
+    assert read.names[-1] == "city=Lima"
+    assert list(dict.fromkeys(read.clients)) == list(task.test.client_ids)
     for client in task.test.client_ids:
-        own, expected = found.clients == client, task.test.read(client)
-        np.testing.assert_array_equal(found.x[own], expected["x"])
-        assert found.y is not None
-        np.testing.assert_array_equal(found.y[own], expected["y"])
+        own, expected = read.clients == client, task.test.read(client)
+        np.testing.assert_array_equal(read.x[own], expected["x"])
+        assert read.y is not None
+        np.testing.assert_array_equal(read.y[own], expected["y"])
         names = [task.domain_names[k] for k in expected["domain_id"]]
-        assert found.domains[own].tolist() == names
-    with pytest.raises(UserError, match="expected clients in split dev, found the splits heldout"):
-        arrays(tmp_path / "shoppers.sqlite", "dev")
+        assert read.domains[own].tolist() == names
+    with pytest.raises(UserError, match="expected clients in split dev, read the splits heldout"):
+        arrays_of(load_store(tmp_path / "shoppers.sqlite"), "dev")
 
 
 def test_arrays_of_texts(tmp_path):
-    found = arrays(text_store(tmp_path / "s.sqlite"))
-    assert found.y is None and found.names is None
-    assert Counter(zip(found.clients, found.domains, found.x)) == Counter(
+    read = arrays_of(load_store(text_store(tmp_path / "s.sqlite")), "train")
+    assert read.y is None and read.names is None
+    assert Counter(zip(read.clients, read.domains, read.x)) == Counter(
         [
             ("a", "answer", "cat sat the"),
             ("b", "question", "the cat"),

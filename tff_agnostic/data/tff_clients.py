@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import scratch_folder
 from tff_agnostic.data.clients import ClientDataset
-from tff_agnostic.data.store import Store, load_store
+from tff_agnostic.data.store import Store
 from tff_agnostic.models.model import Examples
 
 # Above this folder: nothing here needs it unless clients of TFF's are at hand.
@@ -66,22 +65,6 @@ def to_store(
         feature_name: What the store calls x.
     """
     _bridge().store_from_tff(path, splits, domain_of, feature_name)
-
-
-def to_same_store(
-    path: Path, splits: Mapping[str, Any], domain_of: Optional[DomainOf] = None
-) -> None:
-    """Writes a store as `to_store` does, unless there is a store of the same clients."""
-    if not path.exists():
-        to_store(path, splits, domain_of)
-        return
-    with scratch_folder(path) as folder:
-        to_store(folder / path.name, splits, domain_of)
-        is_same = load_store(folder / path.name).digest() == load_store(path).digest()
-    if not is_same:
-        raise UserError(
-            f"{path}: expected no file, or a store of the given clients, found a store of others"
-        )
 
 
 def to_tff(store: Store, split: str = "train") -> Any:

@@ -22,11 +22,11 @@ PUBLIC = {
         "The package has the names with which Python trains an algorithm on a problem and "
         "evaluates the model, without a folder and without flags.",
     ),
-    "tff_agnostic.api": (
-        "functions",
-        "Commands as Python functions",
-        "`tff_agnostic.api` has a function for each command that a notebook needs. Every flag of "
-        "the command is an argument.",
+    "tff_agnostic.program": (
+        "run_folders",
+        "Train and compare in run folders",
+        "`tff_agnostic.program` makes the folders of `./run train` and `./run compare`, with "
+        "settings as options.",
     ),
     "tff_agnostic.computations": (
         "computations",

@@ -1,6 +1,6 @@
 """A command, described once: its own flags, its action, and the text that its program prints.
 
-The absl program, its help and the function of Python are made from the description. Commands that
+The absl program and its help are made from the description. Commands that
 train are `command_line.RunCommand`: this one needs no TensorFlow.
 """
 
@@ -16,7 +16,6 @@ from typing import Any, NoReturn, Optional
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.registry import did_you_mean
-from tff_agnostic.base.terminal import escaped_output
 from tff_agnostic.program.options.flag_table import FlagTable
 from tff_agnostic.program.options.flags import Flag, build
 from tff_agnostic.program.options.help import group_page, help_page, own_groups
@@ -95,14 +94,6 @@ class Command:
             print(f"report: {self.report(result)}")
         return status
 
-    def __call__(self, show_progress: bool = True, **arguments: Any) -> Any:
-        """Does what a caller in Python says; each flag is an argument, None as if not given."""
-        with escaped_output():
-            result = self.run(self.given_by(arguments, show_progress))
-            if self.report is not None:
-                self.report(result)
-        return result
-
     def given(self) -> Given:
         """Returns what the parsed flags give."""
         own = self.options.from_flags()
@@ -115,7 +106,7 @@ class Command:
         self._check_known(arguments, self.options)
         own = self.options.from_arguments(arguments)
         task = f"{own['task']!r}, " if "task" in own else ""
-        typed = f"tff_agnostic.api.{self.name}({task}...)"
+        typed = f"{self.name}({task}...)"
         return Given(build(self.own, own), frozenset(own), typed, self._call_again, show_progress)
 
     def _check_known(self, arguments: Mapping[str, Any], known: Iterable[str]) -> None:

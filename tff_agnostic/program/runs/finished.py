@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.models.model import Measure
 from tff_agnostic.program.keras_files import read_named_keras
 from tff_agnostic.program.runs.folder import RunFolder
+from tff_agnostic.program.runs.saved_models import SavedModels, save_run_models
 from tff_agnostic.program.runs.spec import RunSpec
-from tff_agnostic.saving.save import FORMATS
+from tff_agnostic.saving.save import FORMATS, check_request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,3 +78,16 @@ class FinishedRun:
             names = ", ".join(sorted(p.stem for p in folder.glob(f"*{ending}")))
             raise UserError(f"{path}: expected a Keras model, found {names or 'none'} in {folder}")
         return read_named_keras(path, custom_objects or {}, "keras_model", trust)
+
+    def save(
+        self, folder: Union[str, Path], formats: Sequence[str] = ("keras",), quantize: str = "none"
+    ) -> SavedModels:
+        """Saves the models of the newest checkpoint, and a card, as `./run save_model` does.
+
+        Args:
+            folder: Folder to write; new or empty.
+            formats: Formats to write: some of "keras", "saved_model", "tflite".
+            quantize: Number format of a second TensorFlow Lite file: "none", "int8" or "float16".
+        """
+        check_request(tuple(formats), quantize)
+        return save_run_models(self.path, Path(folder), tuple(formats), quantize)
