@@ -103,8 +103,8 @@ _REFUSED = {
     "as batch normalisation does": lambda: (
         lambda: tff_models.variables_from_keras(tf.keras.layers.BatchNormalization)
     ),
-    "draws no random numbers": lambda: tff_models.from_keras(tf.keras.layers.Dropout(0.5)),
-    "shapes that are known": lambda: tff_models.functional(
+    "without its own random numbers": lambda: tff_models.from_keras(tf.keras.layers.Dropout(0.5)),
+    "a known shape": lambda: tff_models.functional(
         spec=(tf.TensorSpec(None), tff_models.INPUT_SPEC[1])
     ),
     "inputs and labels": lambda: tff_models.functional(spec=tff_models.INPUT_SPEC[:1]),
