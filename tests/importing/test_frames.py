@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.computations.harness import assert_identical
-from tests.importing.harness import job, refused
+from tests.importing.harness import job
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store import load_store
 from tff_agnostic.importing.frames import clients_of, import_table

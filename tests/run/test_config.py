@@ -211,8 +211,8 @@ def test_rejects_equal_algorithms(names):
 
 
 def test_rejects_files_named_like_outputs(tmp_path):
-    path = write_by_size(tmp_path / "plots.py")
-    with pytest.raises(UserError, match=r"^--algorithms: expected a label of .* found 'plots'$"):
+    path = write_by_size(tmp_path / "runs.py")
+    with pytest.raises(UserError, match=r"^--algorithms: expected a label of .* found 'runs'$"):
         arms_of_algorithms([str(path)])
 
 

@@ -27,7 +27,7 @@ def test_arrays_are_what_models_are_given(tmp_path):
         np.testing.assert_array_equal(read.y[own], expected["y"])
         names = [task.domain_names[k] for k in expected["domain_id"]]
         assert read.domains[own].tolist() == names
-    with pytest.raises(UserError, match="expected clients in split dev, read the splits heldout"):
+    with pytest.raises(UserError, match="expected clients in split dev, found the splits heldout"):
         arrays_of(load_store(tmp_path / "shoppers.sqlite"), "dev")
 
 
