@@ -19,7 +19,7 @@ from tabulate import tabulate
 
 from benchmarks.timing import large_store
 from tff_agnostic.aggregations.aggregation import PlainSum
-from tff_agnostic.computations.evaluation import measurement_of_model
+from tff_agnostic.computations.evaluation import model_measurement
 from tff_agnostic.data.clients import InMemoryClients, in_parts
 from tff_agnostic.data.store_format import LABEL
 from tff_agnostic.metrics.evaluation_report import evaluation_report
@@ -64,7 +64,7 @@ def _examples(_: str, columns: Mapping[str, np.ndarray]) -> Examples:
 def ways(task: Task, runtime: CohortRuntime) -> Ways:
     """Returns what evaluates the initial model: losses and metrics alone, and all."""
     weights = task.model.initial_weights
-    alone = runtime.measurement(measurement_of_model(task.model, task.num_domains), PlainSum())
+    alone = runtime.measurement(model_measurement(task.model, task.num_domains), PlainSum())
     evaluate = prepared_evaluation(runtime, task, PlainSum())
     evaluator = Evaluator(task, evaluate)
 
@@ -91,7 +91,7 @@ def ways_of_family(task: Task, runtime: CohortRuntime, num_models: int) -> Ways:
     def by_itself() -> object:
         return [evaluator(weights, on_all=True) for weights in models.values()]
 
-    return by_itself, lambda: evaluator.of_models(models, True, None)
+    return by_itself, lambda: evaluator.evaluate_models(models, True, None)
 
 
 def seconds(both: Ways, turns: int) -> np.ndarray:

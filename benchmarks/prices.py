@@ -148,7 +148,7 @@ def _algorithm(
         "client_normalizer": "batch",
         "target_domain": "0",
     }
-    problem = Problem.of_numbered_domains(model, workload.domains)
+    problem = Problem.numbered(model, workload.domains)
     return spec.build(problem, build(spec.options, dict(**_taken(spec, settings), **changes)))
 
 

@@ -36,7 +36,7 @@ from tff_agnostic.base.files import finite_or_none
 from tff_agnostic.base.later import tf
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
-from tff_agnostic.program.commands.command_line import GivenRun
+from tff_agnostic.program.commands.command_line import RunArguments
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.program.studies.choice import attained, chosen
@@ -210,7 +210,7 @@ def validated(gain: Gain) -> dict[str, Any]:
     return {name: finite_or_none(value) for name, value in {"mean": gain.mean, **spread}.items()}
 
 
-def _searched(given: GivenRun, folder: Path) -> tuple[RecommendRequest, Found]:
+def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, Found]:
     """Returns what `recommend` chooses from: all but the last runs, which look at test clients.
 
     These have the seeds and the training clients of the search, and so its models.

@@ -44,7 +44,7 @@ def parts(workload: Workload, runtime: CohortRuntime) -> dict[str, Callable[[], 
                 client_normalizer="batch",
             ),
         )
-        algorithm = spec.build(Problem.of_numbered_domains(model, workload.domains), options)
+        algorithm = spec.build(Problem.numbered(model, workload.domains), options)
         training = runtime.training(algorithm, PlainSum())
         state = training.initialize()
         return lambda: training.next(state, clients)

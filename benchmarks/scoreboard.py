@@ -28,7 +28,7 @@ from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.metrics.formatting import cell, points, signed
 from tff_agnostic.models.model import Measure
-from tff_agnostic.program.commands.command_line import GivenRun, default_for_task
+from tff_agnostic.program.commands.command_line import RunArguments, default_for_task
 from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments.experiment import STORE_NAME
 from tff_agnostic.program.options.process import StopRequest
@@ -357,7 +357,7 @@ class Board:
         return [name for name, g in finite.items() if g.told(len(finite)) < 0]
 
 
-def run(data: DataSet, given: GivenRun, folder: Path) -> Board:
+def run(data: DataSet, given: RunArguments, folder: Path) -> Board:
     """Makes the missing runs of a data set, and returns the results."""
     request = parse_request(given)
     runtime_name = request.first.config.runtime
@@ -373,7 +373,7 @@ def run(data: DataSet, given: GivenRun, folder: Path) -> Board:
     return Board(data, final, chosen(searched.judged) or BASELINE, {**excluded, **missing})
 
 
-def arguments_of(data: DataSet, read: Mapping[str, Any], shared: Mapping[str, Any]) -> GivenRun:
+def arguments_of(data: DataSet, read: Mapping[str, Any], shared: Mapping[str, Any]) -> RunArguments:
     """Returns the request to `recommend` on a data set.
 
     Args:

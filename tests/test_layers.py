@@ -230,7 +230,7 @@ def test_the_library_knows_no_flag_and_no_printing():
         "from absl import flags",
         "import argparse",
         "from tff_agnostic.program.options.flags import build",
-        "from tff_agnostic.program.runs.spec import RunSpec",
+        "from tff_agnostic.program.runs.spec import RunSettings",
         "from tff_agnostic.algorithms import ALGORITHMS",
         "from binaries import train",
         "print('hello')",

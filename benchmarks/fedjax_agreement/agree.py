@@ -110,7 +110,7 @@ def run_ours(runtime: TffRuntime, problem: Problem) -> Trajectory:
     )
     num_domains = len(settings.initial_weights)
     algorithm = agnostic_fed_avg(
-        Learned.of_numbered_domains(model, num_domains),
+        Learned.numbered(model, num_domains),
         options,
         initial_counts=settings.initial_counts,
     )

@@ -49,7 +49,7 @@ def main() -> None:
             client_normalizer="batch",
         ),
     )
-    algorithm = spec.build(Problem.of_numbered_domains(model, workload.domains), options)
+    algorithm = spec.build(Problem.numbered(model, workload.domains), options)
     clients = side.clients()
     where = RUNTIMES[side.runtime]
     values = dict(device=side.device, client_mode=side.client_mode)

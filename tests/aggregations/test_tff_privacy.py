@@ -163,7 +163,7 @@ def test_their_tree_keeps_its_state(tff_runtime):
         noise_seed=3,
     )
     spec = CASES["agnostic_fed_avg"]
-    algorithm = spec.build(Problem.of_numbered_domains(model, 3), spec.options())
+    algorithm = spec.build(Problem.numbered(model, 3), spec.options())
     training = tff_runtime.training(algorithm, aggregations.from_tff(factory, mean_weight=0.25))
     state = training.initialize()
     states = [state]

@@ -55,7 +55,7 @@ def build(
     model = logistic_regression(4, 3) if model is None else model
     if issubclass(spec.options, EnsembleOptions):
         model = random_ensemble(model)
-    problem = Problem.of_numbered_domains(model, num_domains, seed)
+    problem = Problem.numbered(model, num_domains, seed)
     options = make_options(spec.options, **chosen)
     return spec.build(problem, options, **arguments_of(spec.build, values))
 

@@ -40,7 +40,7 @@ def test_an_excess_is_what_is_above_the_baseline_of_a_domain_that_was_measured()
 
 
 def _agnostic(**settings: Any) -> Any:
-    problem = Problem.of_numbered_domains(logistic_regression(4, 3), 3)
+    problem = Problem.numbered(logistic_regression(4, 3), 3)
     chosen = {"client_learning_rate": 0.3, "lambda_learning_rate": 0.2, **settings}
     return agnostic_fed_avg(problem, make_options(AgnosticFedAvgOptions, **chosen))
 

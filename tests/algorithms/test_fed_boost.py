@@ -332,20 +332,18 @@ def test_rounds_without_predictors_keep_the_state(streaming_runtime):
 def test_rejects_options_that_do_not_fit_ensemble(settings, message):
     spec = ALGORITHMS["fed_boost"]
     with pytest.raises(UserError, match=message):
-        spec.build(
-            Problem.of_numbered_domains(_ensemble("log"), 3), make_options(spec.options, **settings)
-        )
+        spec.build(Problem.numbered(_ensemble("log"), 3), make_options(spec.options, **settings))
 
 
 @pytest.mark.parametrize("name", ["fed_boost", "afl_boost"])
 def test_rejects_models_that_are_not_ensembles(name):
     spec = ALGORITHMS[name]
     with pytest.raises(UserError, match=rf"^{name} learns how to mix trained predictors: expected"):
-        spec.build(Problem.of_numbered_domains(logistic_regression(4, 3), 3), spec.options())
+        spec.build(Problem.numbered(logistic_regression(4, 3), 3), spec.options())
 
 
 def test_afl_boost_rejects_cvar():
     spec = ALGORITHMS["afl_boost"]
-    problem = Problem.of_numbered_domains(_ensemble("log"), 3)
+    problem = Problem.numbered(_ensemble("log"), 3)
     with pytest.raises(UserError, match=r"^--lambda_update: expected a step along estimates"):
         spec.build(problem, make_options(spec.options, lambda_update="cvar"))

@@ -348,7 +348,7 @@ def test_the_preset_puts_the_mean_of_alpha_first(preset, names):
 
 def test_the_preset_of_afl_boost_refuses_losses_that_are_ratios():
     spec = ALGORITHMS["afl_boost"]
-    problem = Problem.of_numbered_domains(random_ensemble(logistic_regression(4, 3)), NUM_DOMAINS)
+    problem = Problem.numbered(random_ensemble(logistic_regression(4, 3)), NUM_DOMAINS)
     with pytest.raises(UserError, match=r"^loss_estimate: expected unbiased where examples weigh"):
         spec.build(
             problem, make_options(spec.options, loss_estimate="ratio"), **spec.paper_arguments

@@ -65,7 +65,7 @@ def test_what_is_imported_while_it_is_built_belongs_to_it(tmp_path):
     (tmp_path / "beside.py").write_text("LABEL = 1\n")
     line = "def by_size(problem, options):\n"
     path = write_by_size(tmp_path / "mine.py", (line, f"{line}    import beside\n"))
-    problem = Problem.of_numbered_domains(linear_model(), 2)
+    problem = Problem.numbered(linear_model(), 2)
     spec = load_user_algorithm(path)
     spec.build(problem, spec.options())
     found = algorithm_fingerprint(str(path))
@@ -78,7 +78,7 @@ def test_what_is_imported_while_it_is_built_belongs_to_it(tmp_path):
 @pytest.mark.slow
 def test_two_builds_of_equal_options_share_what_is_traced(path):
     spec = load_user_algorithm(path)
-    problem = Problem.of_numbered_domains(linear_model(), 2)
+    problem = Problem.numbered(linear_model(), 2)
     clients = [
         spec.build(problem, make_options(spec.options, size_power=power)).steps[0].client_work
         for power in (0.5, 0.5, 1.0)
@@ -90,7 +90,7 @@ def test_two_builds_of_equal_options_share_what_is_traced(path):
 @pytest.mark.slow
 def test_it_runs_as_a_registered_one_does(path, cohort_runtime):
     spec, model = load_user_algorithm(path), linear_model()
-    algorithm = spec.build(Problem.of_numbered_domains(model, 2), spec.options())
+    algorithm = spec.build(Problem.numbered(model, 2), spec.options())
     training = cohort_runtime.training(algorithm, PlainSum())
     state, report = training.next(training.initialize(), [])
     assert int(state.round_num) == 1

@@ -28,7 +28,7 @@ from tff_agnostic.program.commands.registry import command
 from tff_agnostic.program.options.process import define, exit_status, parse_flags
 from tff_agnostic.program.reports import html
 from tff_agnostic.program.runs import results, train_run
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.methods import given_arms, trial_specs
 from tff_agnostic.runtimes.registry import RUNTIMES, RuntimeSpec
 
@@ -140,7 +140,7 @@ def given(binary: ModuleType, *arguments: str) -> Any:
         return one.given()
 
 
-def compared_specs(*arguments: str) -> dict[str, list[RunSpec]]:
+def compared_specs(*arguments: str) -> dict[str, list[RunSettings]]:
     """Returns the runs of each row of `compare`."""
     found = given(compare, *arguments)
     return trial_specs(found, given_arms(found))

@@ -27,7 +27,7 @@ from tff_agnostic.program.runs import baselines, results
 from tff_agnostic.program.runs.baseline_files import read_baselines
 from tff_agnostic.program.runs.baselines import trivial_loss
 from tff_agnostic.program.runs.build import build_algorithm
-from tff_agnostic.program.runs.spec import RunSpec, resolve
+from tff_agnostic.program.runs.spec import RunSettings, resolve
 from tff_agnostic.tasks import toy_regression
 from tff_agnostic.tasks.task import Task, TaskContext
 
@@ -171,8 +171,8 @@ def _task(clients_of: dict[str, int], heldout: dict[str, int]) -> Task:
     )
 
 
-def _reference_of(monkeypatch, task: Task, **settings) -> RunSpec:
-    monkeypatch.setattr(RunSpec, "load_task", lambda _: task)
+def _reference_of(monkeypatch, task: Task, **settings) -> RunSettings:
+    monkeypatch.setattr(RunSettings, "load_task", lambda _: task)
     monkeypatch.setattr(results, "draw_run", draw_nothing)
     given = {
         "algorithm": "fed_avg",

@@ -14,7 +14,7 @@ from tff_agnostic.boosting.predictor_store import (
     Architecture,
     OneArchitecture,
     SeveralArchitectures,
-    held_by,
+    store_for,
 )
 from tff_agnostic.boosting.sampling import SentPredictors
 from tff_agnostic.models import Model, logistic_regression
@@ -133,13 +133,13 @@ def test_vectorised_clients_send_what_each_does_by_itself(mixed):
 
 def test_equal_architectures_are_one(mixed):
     one = Architecture(_LIKE, True)
-    assert held_by([one, Architecture(logistic_regression(4, 3), True)]) == OneArchitecture(one)
-    held = held_by(mixed.architectures)
+    assert store_for([one, Architecture(logistic_regression(4, 3), True)]) == OneArchitecture(one)
+    held = store_for(mixed.architectures)
     assert isinstance(held, SeveralArchitectures)
-    assert held == held_by(list(mixed.architectures))
+    assert held == store_for(list(mixed.architectures))
     assert held.of_predictor == (0, 1, 0, 1, 0)
     # Scores or probabilities: it is not the same.
-    assert len(held_by([one, Architecture(_LIKE, False)]).architectures) == 2
+    assert len(store_for([one, Architecture(_LIKE, False)]).architectures) == 2
 
 
 def test_weights_that_do_not_fit_into_the_shared_array_are_refused(mixed):

@@ -96,7 +96,7 @@ def _reference_cohort(cohort: Sequence[dict[str, np.ndarray]]) -> list[reference
 
 
 def _algorithm(options: AgnosticFedAvgOptions) -> Algorithm:
-    problem = Problem.of_numbered_domains(logistic_regression(4, 3), _DOMAINS)
+    problem = Problem.numbered(logistic_regression(4, 3), _DOMAINS)
     return agnostic_fed_avg(problem, options, initial_counts=_N_0)
 
 

@@ -34,12 +34,12 @@ from tff_agnostic.models import Model, logistic_regression
 
 
 def _uniform(model: Model, num_domains: int, **settings: Any) -> EagerTraining:
-    problem = Problem.of_numbered_domains(model, num_domains)
+    problem = Problem.numbered(model, num_domains)
     return EagerTraining(fed_avg(problem, make_options(FedAvgOptions, **settings)))
 
 
 def _target_only(target: str, num_domains: int, **settings: Any) -> EagerTraining:
-    problem = Problem.of_numbered_domains(logistic_regression(4, 3), num_domains)
+    problem = Problem.numbered(logistic_regression(4, 3), num_domains)
     options = make_options(TargetOnlyOptions, target_domain=target, **settings)
     return EagerTraining(fed_avg_target_only(problem, options))
 
@@ -64,7 +64,7 @@ def test_losses_precede_the_steps_of_epoch_1(epochs):
     np.testing.assert_allclose(metrics["client_work"]["train"]["loss"], [4, 6, 0])
     np.testing.assert_array_equal(metrics["client_work"]["train"]["num_examples"], [1, 1, 0])
     # AgnosticFedAvg measures the losses at w in a separate pass.
-    problem = Problem.of_numbered_domains(model, 3)
+    problem = Problem.numbered(model, 3)
     training = EagerTraining(
         agnostic_fed_avg(problem, make_options(AgnosticFedAvgOptions, **settings))
     )

@@ -19,7 +19,7 @@ _CLIENT_1 = make_client([8, 10, 5], [1, 3, 1])
 _LAMBDA_0 = (0.1, 0.2, 0.3, 0.4)
 _N_0 = (1.0, 2.0, 3.0, 4.0)
 _ALGORITHM = agnostic_fed_avg(
-    Problem.of_numbered_domains(linear_model(initial=4.0), 4),
+    Problem.numbered(linear_model(initial=4.0), 4),
     make_options(
         AgnosticFedAvgOptions,
         client_learning_rate=1.0,

@@ -163,7 +163,7 @@ def test_tff_runs_the_same_rounds_and_reports_the_rates(tff_runtime, streaming_r
         client=ClientTraining(learning_rate=0.3, schedule=InverseSqrt(2)),
         server=ServerUpdate(learning_rate=server.first, schedule=server.schedule),
     )
-    problem = Problem.of_numbered_domains(logistic_regression(4, 3), NUM_DOMAINS, 7)
+    problem = Problem.numbered(logistic_regression(4, 3), NUM_DOMAINS, 7)
     algorithm = with_rate_columns(fed_avg(problem, options), options)
     found = []
     for runtime in (tff_runtime, streaming_runtime):

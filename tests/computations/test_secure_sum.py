@@ -54,7 +54,7 @@ def _algorithm():
         lambda_learning_rate=0.1,
         window=2,
     )
-    problem = Problem.of_numbered_domains(logistic_regression(4, 3), 3)
+    problem = Problem.numbered(logistic_regression(4, 3), 3)
     return agnostic_fed_avg(problem, options, initial_counts=(10.0, 10.0, 10.0))
 
 

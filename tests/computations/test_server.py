@@ -38,7 +38,7 @@ def _server(optimizer: Any) -> ServerUpdate:
 
 
 def _algorithm(optimizer: Any = Sgd(), model=None):
-    problem = Problem.of_numbered_domains(logistic_regression(4, 3) if model is None else model, 2)
+    problem = Problem.numbered(logistic_regression(4, 3) if model is None else model, 2)
     client = ClientTraining(batch_size=4)
     options = AgnosticFedAvgOptions(client=client, server=_server(optimizer))
     return agnostic_fed_avg(problem, options)

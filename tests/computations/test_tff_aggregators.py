@@ -143,7 +143,7 @@ _FOUR = {
 
 
 def _agnostic(aggregation: Any = PlainSum()) -> Any:
-    problem = Problem.of_numbered_domains(_softmax(), _DOMAINS)
+    problem = Problem.numbered(_softmax(), _DOMAINS)
     options = make_options(
         AgnosticFedAvgOptions,
         client_learning_rate=_RATE,

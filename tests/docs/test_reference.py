@@ -9,9 +9,9 @@ import pytest
 
 from tff_agnostic.program.commands.registry import COMMANDS, command
 from tff_agnostic.program.options import flags
-from tff_agnostic.program.options.tasks import options_of_tasks
+from tff_agnostic.program.options.tasks import task_flags
 from tff_agnostic.program.runs.effects import NEEDS
-from tff_agnostic.program.runs.options import options_of_runs, options_of_runtimes
+from tff_agnostic.program.runs.options import run_flags, runtime_flags
 from tools.docs import api, commands, plain, sources
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def test_every_entry_has_the_default_and_what_it_needs(pages):
     found = {}
     for page in commands.shared_pages():
         found |= entries(pages, f"settings_{page.name}")
-    tables = (options_of_runs(), options_of_runtimes(), options_of_tasks())
+    tables = (run_flags(), runtime_flags(), task_flags())
     options = {flag: option for table_ in tables for flag, option in table_.items()}
     assert set(found) == set(options)
     of_commands = [(entries(pages, name), command(name).options) for name in COMMANDS]

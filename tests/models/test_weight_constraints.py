@@ -198,7 +198,7 @@ def test_rejects_radial_constraint_of_keras_2():
 
 
 def test_stochastic_afl_rejects_constraints():
-    problem = Problem.of_numbered_domains(_model(_KINDS["NonNeg"]), 2)
+    problem = Problem.numbered(_model(_KINDS["NonNeg"]), 2)
     with pytest.raises(UserError, match="expected a model without weight constraints"):
         stochastic_afl(problem, StochasticAflOptions())
 

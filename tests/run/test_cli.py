@@ -31,7 +31,7 @@ from tff_agnostic.program.options.process import (
     parse_flags,
     resume_command,
 )
-from tff_agnostic.program.runs.observers import Progress, round_in_short
+from tff_agnostic.program.runs.observers import Progress, progress_text
 from tff_agnostic.training.loop import FinishedRound
 
 
@@ -338,7 +338,7 @@ def _without(*keys: str) -> str:
     quantities, report = (
         OrderedDict((k, v) for k, v in m.items() if k not in keys) for m in (QUANTITIES, _REPORT)
     )
-    return round_in_short(quantities, _NAMES, report)
+    return progress_text(quantities, _NAMES, report)
 
 
 def test_the_worst_domain_with_its_loss_and_its_weight():
@@ -355,7 +355,7 @@ def test_the_worst_domain_with_its_loss_and_its_weight():
 )
 def test_absent_domain_is_not_the_worst(counts, line):
     report = make_report(losses=[-2.0, -3.0], counts=counts, weights=[0.25, 0.75])
-    assert round_in_short(QUANTITIES, _NAMES, report) == line
+    assert progress_text(QUANTITIES, _NAMES, report) == line
 
 
 def test_a_run_without_weights_or_without_losses():

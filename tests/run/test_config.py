@@ -23,7 +23,7 @@ from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import Flag, flags_of, members_of
 from tff_agnostic.program.runs.build import build_algorithm, build_lambda_set, training_examples
 from tff_agnostic.program.runs.effects import NEEDS
-from tff_agnostic.program.runs.options import RunConfig, options_of_runs, settings_of_runs
+from tff_agnostic.program.runs.options import RunConfig, run_flags, settings_of_runs
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.studies.methods import Arm, arms_of_algorithms, parsed_arms
 
@@ -158,7 +158,7 @@ def test_defaults_of_tasks_are_flags_of_runs():
 
 
 def _arms(text: str) -> dict[str, Arm]:
-    return parsed_arms(text, lambda flag, value: options_of_runs()[flag].parsed(value))
+    return parsed_arms(text, lambda flag, value: run_flags()[flag].parsed(value))
 
 
 def test_arm_has_label_algorithm_and_settings():

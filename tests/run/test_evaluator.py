@@ -131,7 +131,7 @@ def _of_run(task, evaluate, sample=None):
     """The evaluations of a run of 5 rounds, in which states are the models by name."""
     algorithm = Algorithm(
         name="any",
-        problem=Problem.of_numbered_domains(task.model, task.num_domains),
+        problem=Problem.numbered(task.model, task.num_domains),
         initialize=dict,
         steps=(),
         finish=lambda state: state,
@@ -142,7 +142,7 @@ def _of_run(task, evaluate, sample=None):
 
 def test_a_run_is_evaluated_every_few_rounds_and_after_the_last_one(task, evaluate):
     evaluations = _of_run(task, evaluate)
-    assert [t for t in range(1, 6) if evaluations.are_due(t)] == [2, 4, 5]
+    assert [t for t in range(1, 6) if evaluations.is_due(t)] == [2, 4, 5]
 
 
 def test_every_model_is_evaluated_after_the_last_round_on_all_clients(task, evaluate, weights):
@@ -165,11 +165,11 @@ def test_so_many_models_are_evaluated_in_one_pass_as_memory_is_for(
 ):
     others = [ModelWeights([k * w for w in weights.trainable], []) for k in range(4)]
     models = {str(k): other for k, other in enumerate([weights, *others])}
-    whole = Evaluator(task, evaluate).of_models(models, True, None)
+    whole = Evaluator(task, evaluate).evaluate_models(models, True, None)
     num_bytes = sum(w.nbytes for w in weights.trainable)
     monkeypatch.setattr(evaluation, "_MAX_BYTES_AT_ONCE", 2 * num_bytes + 1)
     recorded = _Recorded(evaluate, task)
-    found = Evaluator(task, recorded).of_models(models, True, None)
+    found = Evaluator(task, recorded).evaluate_models(models, True, None)
     assert recorded.parts == [list(task.test.client_ids)] * 3
     assert [r.to_json() for r in found.values()] == [r.to_json() for r in whole.values()]
     assert list(found) == list(models)

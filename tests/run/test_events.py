@@ -16,10 +16,10 @@ from tff_agnostic.program.runs.build import data_remarks
 from tff_agnostic.program.runs.options import CHANGEABLE_ON_RESUME, RunConfig
 from tff_agnostic.program.runs.results import skipped_rounds
 from tff_agnostic.program.runs.spec import (
-    RunSpec,
+    RunSettings,
+    based_on,
     changes_of_settings,
     differences,
-    inheriting,
     resolve,
 )
 from tff_agnostic.tasks.task import Task
@@ -100,8 +100,8 @@ _EARLIER = resolve(
 )
 
 
-def _inheriting(given: dict[str, Any], options: Optional[dict[str, Any]] = None) -> RunSpec:
-    return inheriting(_EARLIER, given, options or {}, None, None)
+def _inheriting(given: dict[str, Any], options: Optional[dict[str, Any]] = None) -> RunSettings:
+    return based_on(_EARLIER, given, options or {}, None, None)
 
 
 def test_what_is_not_given_is_as_it_was():
@@ -115,8 +115,8 @@ def test_what_is_not_given_is_as_it_was():
 def test_paths_are_as_they_were_unless_they_are_given(tmp_path):
     options = {"model": str(tmp_path / "model.py")}
     earlier = resolve("custom", {}, options, data=tmp_path / "s.sqlite")
-    assert inheriting(earlier, {}, {}, None, None) == earlier
-    moved = inheriting(
+    assert based_on(earlier, {}, {}, None, None) == earlier
+    moved = based_on(
         earlier, {}, {"model": tmp_path / "new.py"}, None, tmp_path / "new" / "s.sqlite"
     )
     assert moved.data == str(tmp_path / "new" / "s.sqlite")

@@ -68,7 +68,7 @@ def test_a_domain_that_was_given_up_is_told_with_the_flag_that_mends_it():
 
 def test_advice_under_cvar_names_its_rate():
     options = make_options(AgnosticFedAvgOptions, lambda_update="cvar:rate=0.3")
-    advice = harm.mending(options)
+    advice = harm.lambda_advice(options)
     assert "a rate of --lambda_update=cvar below 0.3 moves it less" in advice
     assert "--lambda_learning_rate" not in advice
 

@@ -19,14 +19,14 @@ from tff_agnostic.program.runs.folder import (
     algorithm_of_run,
     changes,
     folder_of_checkpoint,
-    with_kept_model,
+    with_saved_start,
 )
-from tff_agnostic.program.runs.spec import RunSpec, resolve
+from tff_agnostic.program.runs.spec import RunSettings, resolve
 
 _EXECUTION = {"client_mode": "auto", "xla": False}
 
 
-def _spec(**given: Any) -> RunSpec:
+def _spec(**given: Any) -> RunSettings:
     return resolve("digits", given, {})
 
 
@@ -206,7 +206,7 @@ def test_a_fingerprint_of_something_else_is_left_alone(tmp_path, content):
     assert "expected a new or empty folder or that of a run" in _error(folder)
 
 
-def _starting_from(folder: RunFolder, model: Path) -> tuple[RunSpec, dict[str, str]]:
+def _starting_from(folder: RunFolder, model: Path) -> tuple[RunSettings, dict[str, str]]:
     spec = _spec(initial_model=str(model))
     fingerprint = {"data": "0123456789abcdef", "initial_model": file_digest(model)}
     with folder.locked():
@@ -227,7 +227,7 @@ def test_what_a_run_starts_from_is_kept_for_when_it_goes_on(tmp_path, model):
     copy = folder.path / "initial_model.keras"
     assert copy.read_text() == "weights"
     model.unlink()
-    found = with_kept_model(folder.read(), folder.spec())
+    found = with_saved_start(folder.read(), folder.spec())
     assert found.config.initial_model == copy
     # Its settings name what was given.
     assert folder.spec() == spec
@@ -243,7 +243,7 @@ def test_another_file_to_start_from_is_refused_and_the_copy_named(tmp_path, mode
     other.write_text("others")
     spec = _spec(initial_model=str(other))
     folder.check(spec, resume=True)
-    assert with_kept_model(folder.read(), spec) == spec
+    assert with_saved_start(folder.read(), spec) == spec
     found = golden.refusal(
         lambda: folder.saved().check_fingerprint(
             {**fingerprint, "initial_model": file_digest(other)}
@@ -256,7 +256,7 @@ def test_another_file_to_start_from_is_refused_and_the_copy_named(tmp_path, mode
 def test_a_run_from_random_weights_keeps_no_model(tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     _starting_from(folder, model)
-    assert with_kept_model(folder.read(), _spec()) == _spec()
+    assert with_saved_start(folder.read(), _spec()) == _spec()
 
 
 def test_kill_9_between_the_copy_and_the_config_is_no_matter(tmp_path, model):

@@ -27,8 +27,8 @@ from tff_agnostic.program.commands.train import TRAIN
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import flags_of, values_of
 from tff_agnostic.program.options.process import define
-from tff_agnostic.program.runs.options import RunConfig, options_of_runs
-from tff_agnostic.program.runs.spec import RunSpec, check_given_somewhere, from_flags, resolve
+from tff_agnostic.program.runs.options import RunConfig, run_flags
+from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any, from_flags, resolve
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.task import Use
 from tff_agnostic.training.private_cohorts import cohort_seed, noise_key
@@ -135,9 +135,9 @@ def test_what_several_runs_are_given_has_to_have_an_effect_on_one_of_them():
         for name in ("fed_avg", "agnostic_fed_avg")
     ]
     assert runs[1].algorithm.window == 3
-    check_given_somewhere(runs, shared)
+    check_used_by_any(runs, shared)
     with pytest.raises(UserError, match=r"^--window has no effect with --algorithm=fed_avg: it n"):
-        check_given_somewhere(runs[:1], shared)
+        check_used_by_any(runs[:1], shared)
 
 
 def test_a_data_dir_is_the_same_however_it_is_named(tmp_path, monkeypatch):
@@ -214,7 +214,7 @@ def test_training_clients_are_cut_to_their_first_examples_and_test_clients_are_n
 # --- Flags made from the settings of a run and the options of every task
 
 
-def _parse(*arguments: str) -> RunSpec:
+def _parse(*arguments: str) -> RunSettings:
     return given(train, *arguments).spec()
 
 
@@ -254,7 +254,7 @@ def test_lists_of_numbers():
 
 def test_an_unknown_option_names_the_nearest():
     with pytest.raises(UserError, match="unknown flag 'round': did you mean rounds"):
-        options_of_runs()["round"]
+        run_flags()["round"]
 
 
 def test_help_names_choices_and_defaults():

@@ -14,7 +14,7 @@ from tff_agnostic.base.options import OptionError
 from tff_agnostic.program import FinishedRun, RunConfig, run_settings, train_run
 from tff_agnostic.program.runs import results
 from tff_agnostic.program.runs import train_run as module
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.tasks.toy_regression import ToyRegressionOptions
 
@@ -31,7 +31,7 @@ def in_an_empty_folder(cohort_runtime, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "RUNTIMES", {"cohort": spec})
 
 
-def _settings(rounds: int, seed: int = 0) -> RunSpec:
+def _settings(rounds: int, seed: int = 0) -> RunSettings:
     task_options = ToyRegressionOptions(num_clients=8)
     usual = run_settings("toy_regression", task_options)
     config = dataclasses.replace(usual.config, rounds=rounds, clients_per_round=3, seed=seed)

@@ -47,7 +47,7 @@ class _Work:
         options = make_options(
             FedAvgOptions, client_learning_rate=0.5, client_epochs=2, client_batch_size=4
         )
-        algorithm = built or fed_avg(Problem.of_numbered_domains(model, 3), options)
+        algorithm = built or fed_avg(Problem.numbered(model, 3), options)
         (step,) = algorithm.steps
         step = dataclasses.replace(step, client_work=change(step.client_work))
         round_ = Round(dataclasses.replace(algorithm, steps=(step,)), PlainSum())
@@ -167,7 +167,7 @@ def test_clients_that_only_look_words_up_are_in_step_however_large_the_table():
     rng = np.random.default_rng(0)
     predictors = [ModelWeights([w], []) for w in rng.normal(size=[3, outcomes]).astype(np.float32)]
     model = ensemble(unigram_model(outcomes), predictors)
-    problem = Problem.of_numbered_domains(model, 3)
+    problem = Problem.numbered(model, 3)
     work = _Work(model, built=fed_boost(problem, make_options(BoostOptions, budget=2)))
     words = [rng.integers(outcomes, size=n).astype(np.int32) for n in (9, 0, 4, 300, *[3] * 96)]
     cohort = [{"x": x, "y": x, "domain_id": np.zeros([len(x)], np.int32)} for x in words]

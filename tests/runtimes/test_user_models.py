@@ -54,7 +54,7 @@ def test_two_rounds_are_the_same_in_every_client_mode(
 ) -> None:
     model = _model(tmp_path, name)
     options = make_options(FedAvgOptions, client_learning_rate=0.3, client_batch_size=2)
-    algorithm = fed_avg(Problem.of_numbered_domains(model, _NUM_DOMAINS), options)
+    algorithm = fed_avg(Problem.numbered(model, _NUM_DOMAINS), options)
     # What clients do is traced once for all modes.
     compiled = functools.lru_cache(CompiledClientWork)
 

@@ -230,7 +230,7 @@ def test_a_table_of_ones_own_gives_the_tasks_numbers(tmp_path, cohort_runtime):
         options = make_options(
             spec.options, client_batch_size=_FEW, client_learning_rate=1.0, client_epochs=2
         )
-        algorithm = spec.build(Problem.of_numbered_domains(one.model, 2), options)
+        algorithm = spec.build(Problem.numbered(one.model, 2), options)
         cohort = [one.train.read(client) for client in one.train.client_ids[:5]]
         training = cohort_runtime.training(algorithm, PlainSum())
         reports.append(run_rounds(training, [cohort] * 3)[1])

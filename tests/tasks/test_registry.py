@@ -19,14 +19,14 @@ from tff_agnostic.program.options.tasks import (
     FORMAT,
     check_task_options,
     load_task_of_run,
-    options_of_tasks,
+    task_flags,
     task_options,
 )
 from tff_agnostic.program.runs.heldout import check_heldout, heldout_options, split_options
 from tff_agnostic.program.runs.options import (
     RunConfig,
-    options_of_runs,
-    options_of_runtimes,
+    run_flags,
+    runtime_flags,
     settings_of_runs,
 )
 from tff_agnostic.program.runs.spec import from_flags, resolve
@@ -65,9 +65,9 @@ _FLAGS = """
 
 
 def test_flags_of_tasks_are_shared_and_distinct_from_others():
-    options = options_of_tasks()
+    options = task_flags()
     assert sorted(options) == _FLAGS.split()
-    assert not set(options) & {*options_of_runs(), *options_of_runtimes(), *own_flags()}
+    assert not set(options) & {*run_flags(), *runtime_flags(), *own_flags()}
     assert options["heldout_share"].user_names == "digits, adult"
     check_task_options("adult", ["ridge", "heldout_share"])
     found = golden.refusal(check_task_options, "adult", ["ridge", "train_share"])
@@ -78,7 +78,7 @@ def test_flags_of_tasks_are_shared_and_distinct_from_others():
 
 def test_vocabulary_is_a_number_or_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    option = options_of_tasks()["vocabulary"]
+    option = task_flags()["vocabulary"]
     for text, value in (("20", 20), ("words.txt", str(tmp_path / "words.txt"))):
         spec = resolve("next_word", {}, {"vocabulary": option.parsed(text)})
         assert spec.task_options["vocabulary"] == spec.flags()["vocabulary"] == value
@@ -105,7 +105,7 @@ def test_every_task_of_the_library_has_defaults():
 
 
 def test_network_of_a_bare_name_fits_every_task():
-    option = options_of_tasks()["network"]
+    option = task_flags()["network"]
     for task, text in (
         ("text_classifier", "lstm"),
         ("emnist", "linear"),

@@ -90,7 +90,7 @@ def test_sent140_of_leaf_from_its_files_to_what_is_learnt(tmp_path):
     options = make_options(
         spec.options, client_learning_rate=2.0, client_epochs=3, client_batch_size=3
     )
-    training = EagerTraining(spec.build(Problem.of_numbered_domains(task.model, 2), options))
+    training = EagerTraining(spec.build(Problem.numbered(task.model, 2), options))
     cohort = [task.train.read(client) for client in task.train.client_ids]
     state, _ = run_rounds(training, [cohort] * 6)
     before = _losses(task, task.model.initial_weights, "dan")

@@ -236,6 +236,6 @@ def build_agnostic_fed_avg(
         aggregation: The aggregation of client outputs.
         seed: Seed of local shuffling and dropout.
     """
-    problem = core.Problem.of_numbered_domains(model, num_domains, seed)
+    problem = core.Problem.numbered(model, num_domains, seed)
     algorithm = core.with_rate_columns(agnostic_fed_avg(problem, options), options)
     return core.build_learning_process(algorithm, aggregation)

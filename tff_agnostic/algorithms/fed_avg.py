@@ -137,7 +137,7 @@ def build_fed_avg(
     seed: int = 0,
 ) -> core.LearningProcess:
     """Returns FedAvg as a TFF learning process with the interface of `build_agnostic_fed_avg`."""
-    problem = core.Problem.of_numbered_domains(model, num_domains, seed)
+    problem = core.Problem.numbered(model, num_domains, seed)
     algorithm = core.with_rate_columns(fed_avg(problem, options), options)
     return core.build_learning_process(algorithm, aggregation)
 

@@ -28,7 +28,7 @@ from tff_agnostic.boosting.predictor_store import (
     Architecture,
     PredictorStore,
     SeveralArchitectures,
-    held_by,
+    store_for,
 )
 from tff_agnostic.models.metrics import OfColumns, SentenceLoss, sparse_cross_entropy, takes_scores
 from tff_agnostic.models.model import Model, ModelWeights
@@ -125,7 +125,7 @@ def ensemble(
     form = form_of(model)
     if architectures is None:
         architectures = [architecture_of(model)] * len(predictors)
-    members = form.members(held_by(architectures), model.loss)
+    members = form.members(store_for(architectures), model.loss)
     if loss is None:
         loss = "log" if members.are_densities else "squared"
     mixture_loss = MIXTURE_LOSSES[loss]

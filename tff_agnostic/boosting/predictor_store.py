@@ -188,7 +188,7 @@ class SeveralArchitectures:
         return sum(sorted(self._sizes())[-count:])
 
 
-def held_by(architectures: Sequence[Architecture]) -> PredictorStore:
+def store_for(architectures: Sequence[Architecture]) -> PredictorStore:
     """Returns the storage for predictors of given architectures."""
     different = tuple(dict.fromkeys(architectures))
     if len(different) == 1:

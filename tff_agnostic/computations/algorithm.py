@@ -61,7 +61,7 @@ class Problem:
         return len(self.domain_names)
 
     @classmethod
-    def of_numbered_domains(cls, model: Model, num_domains: int, seed: int = 0) -> Problem:
+    def numbered(cls, model: Model, num_domains: int, seed: int = 0) -> Problem:
         """Returns a problem with domains named "0", "1" and so on."""
         return cls(model, tuple(map(str, range(num_domains))), seed)
 

@@ -189,7 +189,7 @@ class Measurement:
     client_data_spec: Any
 
 
-def measurement_of_model(
+def model_measurement(
     model: Model,
     num_domains: int,
     replicates: int = 0,

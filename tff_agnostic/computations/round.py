@@ -127,7 +127,7 @@ def client_result(step: CommunicationStep, result: Any) -> ClientResult:
     return result if step.keeps_client_state else ClientResult(result)
 
 
-def real_ones_are_finite(structure: Any) -> tf.Tensor:
+def floats_are_finite(structure: Any) -> tf.Tensor:
     """Returns whether all floating-point values of a structure are finite, a boolean scalar."""
     values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(structure)]
     return all_finite([value for value in values if value.dtype.is_floating])
@@ -200,16 +200,16 @@ class Round:
         """
         sums, aggregations, reports = self._decoded(state, progress, summed)
         no_sums = tf.nest.map_structure(tf.zeros_like, sums)
-        has_sums = real_ones_are_finite(sums)
+        has_sums = floats_are_finite(sums)
         sums = tf.nest.map_structure(lambda s, zero: tf.where(has_sums, s, zero), sums, no_sums)
         after = self._algorithm.finish(state.algorithm, *sums)
         check_state(state.algorithm, after)
         # If the state was not finite before the round (a running minimum starts at infinity),
         # non-finite values after it do not indicate divergence.
         has_state = tf.cond(
-            real_ones_are_finite(after),
+            floats_are_finite(after),
             lambda: True,
-            lambda: ~real_ones_are_finite(state.algorithm),
+            lambda: ~floats_are_finite(state.algorithm),
         )
         after, sums = tf.cond(
             has_state,
@@ -218,7 +218,7 @@ class Round:
         )
         # Keep the state of an aggregation: noise must not be reused.
         aggregations = tf.cond(
-            real_ones_are_finite(aggregations),
+            floats_are_finite(aggregations),
             lambda: aggregations,
             lambda: state.aggregations,
         )
@@ -312,7 +312,7 @@ def traced_specs(function: Callable[..., Any], *arguments: Any) -> Any:
     return specs_of(traced.structured_outputs)
 
 
-def play_on_specs(round_: Round, sum_of_step: Callable[[int, Message, Any], ClientResult]) -> None:
+def trace_steps(round_: Round, sum_of_step: Callable[[int, Message, Any], ClientResult]) -> None:
     """Runs a round symbolically on tensor specs, with all steps, up to its last sum.
 
     Args:

@@ -11,8 +11,8 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.later import tf, tff
 from tff_agnostic.computations.algorithm import Algorithm
 from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
-from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
-from tff_agnostic.computations.round import Round, RoundProgress, RoundStep, real_ones_are_finite
+from tff_agnostic.computations.evaluation import Measurement, model_measurement
+from tff_agnostic.computations.round import Round, RoundProgress, RoundStep, floats_are_finite
 from tff_agnostic.models.model import Model, ModelWeights
 
 # A `tff.learning.templates.LearningProcess`, for signatures in modules that do not load TFF.
@@ -207,7 +207,7 @@ class _PlacedStates:
             # A non-finite state never recovers.
             kept = [
                 tf.nest.map_structure(
-                    lambda n, o, ok=real_ones_are_finite(new): tf.where(ok, n, o), new, old
+                    lambda n, o, ok=floats_are_finite(new): tf.where(ok, n, o), new, old
                 )
                 for new, old in zip(placed_states, before)
             ]
@@ -310,7 +310,7 @@ def build_evaluation(
     model: Model, num_domains: int, aggregation: Aggregation = PlainSum()
 ) -> tff.Computation:
     """Returns a TFF computation (weights at the server, client data) -> `EvaluationOutput` sums."""
-    return build_measurement(measurement_of_model(model, num_domains), aggregation)
+    return build_measurement(model_measurement(model, num_domains), aggregation)
 
 
 def build_measurement(measurement: Measurement, aggregation: Aggregation) -> tff.Computation:

@@ -20,7 +20,7 @@ from tff_agnostic.computations.evaluation import (
     EvaluationOutput,
     Measurement,
     grid_of,
-    measurement_of_model,
+    model_measurement,
 )
 from tff_agnostic.computations.histograms import Grid
 from tff_agnostic.deployment.graphs import METRICS, Leaf, node_name
@@ -49,7 +49,7 @@ class EvaluationMetrics:
     model: Model
     worst_min_examples: int = 1
     percentiles: tuple[float, ...] = DEFAULT_PERCENTILES
-    measurement: Callable[[Model, int], Measurement] = measurement_of_model
+    measurement: Callable[[Model, int], Measurement] = model_measurement
     tidied: Callable[[EvaluationOutput], EvaluationOutput] = _as_they_are
 
     def __call__(self, summed: EvaluationOutput, aggregator: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_cl
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.report_fields import ReportFields
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
-from tff_agnostic.computations.evaluation import Measurement, measurement_of_model
+from tff_agnostic.computations.evaluation import Measurement, model_measurement
 from tff_agnostic.computations.verification import SecurityReport
 from tff_agnostic.models.model import Examples, Model
 
@@ -142,7 +142,7 @@ class Runtime(Protocol):
 
     def evaluation(self, model: Model, num_domains: int, aggregation: Aggregation) -> Evaluation:
         """Prepares evaluations of `model`."""
-        return self.measurement(measurement_of_model(model, num_domains), aggregation)
+        return self.measurement(model_measurement(model, num_domains), aggregation)
 
     def measurement(self, measurement: Measurement, aggregation: Aggregation) -> Evaluation:
         """Prepares other evaluations, such as of several models at once."""

@@ -19,7 +19,7 @@ from tff_agnostic.computations.domain_losses import Holdout
 from tff_agnostic.computations.evaluation import (
     ChoiceOutput,
     measurement_of_choice,
-    measurement_of_model,
+    model_measurement,
     num_replicates,
 )
 from tff_agnostic.data.clients import ClientDataset, in_parts
@@ -130,9 +130,9 @@ class Evaluator:
         Args:
             on_all: Whether to use all test clients, or the sample.
         """
-        return self.of_models({"": weights}, on_all, None)[""]
+        return self.evaluate_models({"": weights}, on_all, None)[""]
 
-    def of_models(
+    def evaluate_models(
         self, models: Mapping[str, ModelWeights], on_all: bool, states: Optional[Sequence[Any]]
     ) -> dict[str, EvaluationReport]:
         """Returns the report of each model; clients are read once for all models.
@@ -157,7 +157,7 @@ class Evaluator:
     def measure(
         self, models: Sequence[ModelWeights], on_all: bool, states: Optional[Sequence[Any]] = None
     ) -> list[RawEvaluation]:
-        """Returns the sums for `report`; see `of_models`.
+        """Returns the sums for `report`; see `evaluate_models`.
 
         Args:
             models: Weights of at least one model, all of the same shapes.
@@ -232,7 +232,7 @@ def prepared_evaluation(
     # Replicates with known weights would reveal values that secure sums hide.
     replicates = num_replicates(task.num_domains) if isinstance(aggregation, PlainSum) else 0
     counting = class_counting(task.model, task.num_domains)
-    measurement = measurement_of_model(task.model, task.num_domains, replicates, counting)
+    measurement = model_measurement(task.model, task.num_domains, replicates, counting)
     return runtime.measurement(measurement, aggregation)
 
 

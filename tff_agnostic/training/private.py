@@ -20,7 +20,7 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
-from tff_agnostic.computations.round import Round, play_on_specs, traced_specs
+from tff_agnostic.computations.round import Round, trace_steps, traced_specs
 from tff_agnostic.data.sampling import Cohorts
 from tff_agnostic.privacy.accountant import (
     PrivacyStatement,
@@ -357,7 +357,7 @@ def _groups(round_: Round) -> list[tuple[float, int]]:
         groups.extend(zip(release.noise_factors(step.bounds), sizes))
         return result
 
-    play_on_specs(round_, sum_of_step)
+    trace_steps(round_, sum_of_step)
     return groups
 
 

@@ -35,7 +35,7 @@ from tff_agnostic.computations.evaluation import (
     EvaluationOutput,
     Measurement,
     evaluation_bounds,
-    measurement_of_model,
+    model_measurement,
 )
 from tff_agnostic.models.model import Model
 from tff_agnostic.privacy.accountant import (
@@ -277,7 +277,7 @@ def private_measurement(
         says_of_clients: Whether to measure distributions over clients.
         counting: Counts predictions by class; None to skip.
     """
-    usual = measurement_of_model(model, num_domains, counting=counting)
+    usual = model_measurement(model, num_domains, counting=counting)
 
     def bounds(limits: ClientLimits) -> EvaluationOutput:
         return private_evaluation_bounds(model, num_domains, limits, says_of_clients, counting)

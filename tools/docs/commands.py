@@ -28,9 +28,9 @@ from tff_agnostic.program.commands.registry import COMMANDS, PROGRAM, command
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import REPEATED, Flag, flag_text
 from tff_agnostic.program.options.help import Group, groups_of, own_groups, without_repeated
-from tff_agnostic.program.options.tasks import options_of_tasks
+from tff_agnostic.program.options.tasks import task_flags
 from tff_agnostic.program.runs.effects import NEEDS
-from tff_agnostic.program.runs.options import RunConfig, options_of_runs, options_of_runtimes
+from tff_agnostic.program.runs.options import RunConfig, run_flags, runtime_flags
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 FOLDER = "reference/commands"
@@ -79,26 +79,26 @@ def shared_pages() -> list[Shared]:
             "Settings of algorithms",
             "A flag applies to the algorithms that its entry names, and commands reject it with "
             "others. What each algorithm does is on the pages of algorithms.",
-            _merged((spec.options for spec in ALGORITHMS.values()), options_of_runs()),
+            _merged((spec.options for spec in ALGORITHMS.values()), run_flags()),
         ),
         Shared(
             "sums",
             "Settings of sums and privacy",
             "These flags apply with `--aggregation`, `--update_aggregator` or `--privacy`, as "
             "each entry says.",
-            _merged((spec.options for spec in of_sums), options_of_runs()),
+            _merged((spec.options for spec in of_sums), run_flags()),
         ),
         Shared(
             "runtimes",
             "Settings of runtimes",
             "How rounds are executed. These settings do not change what is learned.",
-            _merged((spec.options for spec in RUNTIMES.values()), options_of_runtimes()),
+            _merged((spec.options for spec in RUNTIMES.values()), runtime_flags()),
         ),
         Shared(
             "tasks",
             "Options of tasks",
             "A flag applies to the tasks that its entry names, and commands reject it with others.",
-            [Group("tasks", "Flags of tasks", list(options_of_tasks().values()))],
+            [Group("tasks", "Flags of tasks", list(task_flags().values()))],
         ),
     ]
 
@@ -122,13 +122,11 @@ def shared_flags(name: str) -> dict[str, list[Flag]]:
     own = set(described.options)
     found = {
         "runs": [f for g in groups_of(RunConfig) for f in g.flags if described.has_setting(f)],
-        "runtimes": list(options_of_runtimes().values()) if described.has_runtime else [],
-        "tasks": list(options_of_tasks().values())
-        if issubclass(described.own, DataOptions)
-        else [],
+        "runtimes": list(runtime_flags().values()) if described.has_runtime else [],
+        "tasks": list(task_flags().values()) if issubclass(described.own, DataOptions) else [],
     }
     in_config = {flag.name for flag in groups_of(RunConfig)[0].flags}
-    others = [flag for name, flag in options_of_runs().items() if name not in in_config]
+    others = [flag for name, flag in run_flags().items() if name not in in_config]
     for flag in filter(described.has_setting, others):
         is_algorithms = {part for part, _ in flag.users} <= {"algorithm"}
         found.setdefault("algorithms" if is_algorithms else "sums", []).append(flag)

@@ -28,7 +28,7 @@ from tff_agnostic.computations.round import (
     RoundProgress,
     RoundStep,
     client_result,
-    play_on_specs,
+    trace_steps,
     traced_specs,
 )
 
@@ -359,7 +359,7 @@ def _answer_specs(round_: Round) -> list[Any]:
         found.append(output)
         return result
 
-    play_on_specs(round_, sum_of_step)
+    trace_steps(round_, sum_of_step)
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.program.options.process import Interrupted, StopRequest
 from tff_agnostic.program.runs.folder import RunFolder
-from tff_agnostic.program.runs.spec import RunSpec, resolve
+from tff_agnostic.program.runs.spec import RunSettings, resolve
 from tff_agnostic.program.runs.training import TrainingRun
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
@@ -49,7 +49,7 @@ class StopAfter(StopRequest):
         pass
 
 
-def make_spec(**changed: Any) -> RunSpec:
+def make_spec(**changed: Any) -> RunSettings:
     return resolve("toy_regression", {**SETTINGS, **changed}, {"num_clients": 8})
 
 

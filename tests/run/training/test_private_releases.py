@@ -30,7 +30,7 @@ from tff_agnostic.program.runs.evaluation import Evaluations
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.privacy import check_plan
 from tff_agnostic.program.runs.release_ledger import ReleaseLedger
-from tff_agnostic.program.runs.spec import RunSpec, resolve
+from tff_agnostic.program.runs.spec import RunSettings, resolve
 from tff_agnostic.program.runs.training import TrainingRun
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.evaluate import Evaluator
@@ -58,7 +58,7 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-def _spec(**changed: Any) -> RunSpec:
+def _spec(**changed: Any) -> RunSettings:
     given = {k: value for k, value in {**_SETTINGS, **changed}.items() if value is not None}
     return resolve("toy_regression", given, {"num_clients": _NUM_CLIENTS})
 
@@ -128,7 +128,7 @@ def _train(
             if finished.num == crash_after:
                 raise _Crash
 
-    load = RunSpec.load_task if task is None else lambda spec: task
+    load = RunSettings.load_task if task is None else lambda spec: task
     run = TrainingRun(_spec(**changed), RunFolder(path), watched, resume, load)
     with pytest.raises(_Crash) if crash_after else contextlib.nullcontext():
         run.run(StopRequest(), show_progress=False, observers=[Crashing()])
@@ -422,7 +422,7 @@ def test_a_missing_ledger_is_refused(cohort_runtime, lost):
 def test_noise_for_so_many_evaluations_is_not_for_more(cohort_runtime, lost):
     """By what was released, and not by what is planned alone."""
     spec = _spec(evaluation_clients=9, private_evaluation="budget:epsilon=3,clients_share=0")
-    parts = run_parts(spec, RunFolder(lost), None, cohort_runtime, RunSpec.load_task)
+    parts = run_parts(spec, RunFolder(lost), None, cohort_runtime, RunSettings.load_task)
     check_plan(parts.privacy, spec, (9, 4), 0, parts.evaluations)
     parts.evaluations.ledger.load(0)
     with pytest.raises(UserError, match=r"expected 3 evaluations, .* found 4 with those that were"):

@@ -15,7 +15,7 @@ from tests.run.harness import make_evaluation, measures
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, Measured
 from tff_agnostic.program.runs.heldout import heldout_options
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.optuna_studies import Method
 from tff_agnostic.program.studies.search_space import (
     dimension,
@@ -260,21 +260,21 @@ _SAMPLED = {
 }
 
 
-def _expected(arm: SearchedArm, sampled: dict[str, Any]) -> RunSpec:
+def _expected(arm: SearchedArm, sampled: dict[str, Any]) -> RunSettings:
     """The run of a trial, but on the test split and with the usual seed.
 
     Domain weights that are fixed have no learning rate: its value is not part of the settings.
     """
     found = arm.spec({f: v for f, v in sampled.items() if f != "lambda_learning_rate"}, 0)
     options = {**found.task_options, "heldout_share": 0.0}
-    return RunSpec(**{**vars(found), "task_options": options})
+    return RunSettings(**{**vars(found), "task_options": options})
 
 
-def _trained(path) -> RunSpec:
+def _trained(path) -> RunSettings:
     return given(train, f"--flagfile={path}").spec()
 
 
-def _compared(path) -> dict[str, RunSpec]:
+def _compared(path) -> dict[str, RunSettings]:
     specs = compared_specs(f"--flagfile={path}")
     return {name: trials[0] for name, trials in specs.items()}
 

@@ -13,7 +13,7 @@ from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.boosting.unigrams import num_outcomes
 from tff_agnostic.program.base_predictors.counting import GROUPINGS, unigram_predictors
 from tff_agnostic.program.base_predictors.files import PredictorFile, write_predictors
-from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions
+from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, TaskOptions
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.runs.train_run import started
 
@@ -66,7 +66,7 @@ class Predictors:
     max_examples: int
 
 
-def base_predictors(given: GivenRun) -> Predictors:
+def base_predictors(given: RunArguments) -> Predictors:
     """Counts the outcomes of the training clients, and writes a predictor of each group."""
     own = given.own
     output = own.output

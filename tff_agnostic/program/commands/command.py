@@ -23,7 +23,7 @@ from tff_agnostic.program.options.process import resume_command, run_app
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class CommandArguments:
     """What a user gave to a command.
 
     Attributes:
@@ -94,20 +94,24 @@ class Command:
             print(f"report: {self.report(result)}")
         return status
 
-    def given(self) -> Given:
+    def given(self) -> CommandArguments:
         """Returns what the parsed flags give."""
         own = self.options.from_flags()
         typed = shlex.join(["./run", self.name, *sys.argv[1:]])
         again = functools.partial(resume_command, self.name)
-        return Given(build(self.own, own), frozenset(own), typed, again, show_progress=True)
+        return CommandArguments(
+            build(self.own, own), frozenset(own), typed, again, show_progress=True
+        )
 
-    def given_by(self, arguments: Mapping[str, Any], show_progress: bool) -> Given:
+    def given_by(self, arguments: Mapping[str, Any], show_progress: bool) -> CommandArguments:
         """Returns what a caller in Python gives."""
         self._check_known(arguments, self.options)
         own = self.options.from_arguments(arguments)
         task = f"{own['task']!r}, " if "task" in own else ""
         typed = f"{self.name}({task}...)"
-        return Given(build(self.own, own), frozenset(own), typed, self._call_again, show_progress)
+        return CommandArguments(
+            build(self.own, own), frozenset(own), typed, self._call_again, show_progress
+        )
 
     def _check_known(self, arguments: Mapping[str, Any], known: Iterable[str]) -> None:
         names = list(known)

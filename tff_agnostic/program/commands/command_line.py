@@ -20,7 +20,7 @@ from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import output_folder
 from tff_agnostic.base.options import OneOf, Options
-from tff_agnostic.program.commands.command import Command, Given
+from tff_agnostic.program.commands.command import Command, CommandArguments
 from tff_agnostic.program.commands.registry import own_flags as flags_of_commands
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import FlagTable, assignments
@@ -39,7 +39,7 @@ from tff_agnostic.program.options.process import (
     flag_parts,
     with_flag_files,
 )
-from tff_agnostic.program.options.tasks import check_task_options, options_of_tasks
+from tff_agnostic.program.options.tasks import check_task_options, task_flags
 from tff_agnostic.program.options.user_algorithm import (
     algorithm_label,
     is_user_file,
@@ -56,17 +56,17 @@ from tff_agnostic.program.runs.options import (
     PAPER,
     PARTS_OF_RUNS,
     RunConfig,
-    algorithm_of_flag,
-    options_of_runs,
-    options_of_runtimes,
-    path_of,
+    find_algorithm,
+    optional_path,
+    run_flags,
+    runtime_flags,
 )
 from tff_agnostic.program.runs.spec import (
     PLACES_OF_DATA,
-    RunSpec,
+    RunSettings,
+    based_on,
     flags_without_folders,
-    has_effect,
-    inheriting,
+    is_used,
     path_flags,
     resolve,
 )
@@ -113,27 +113,27 @@ class TaskOptions(DataOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class GivenRun(Given):
+class RunArguments(CommandArguments):
     """What a user gave to a command on runs.
 
     Attributes:
         settings: Of runs, by flag.
-        of_tasks: Options of tasks, by flag.
-        of_runtime: Options of the runtime, by flag.
+        task_values: Options of tasks, by flag.
+        runtime_values: Options of the runtime, by flag.
         options: Every option of runs, those of users' algorithms among them.
     """
 
     settings: Mapping[str, Any]
-    of_tasks: Mapping[str, Any]
-    of_runtime: Mapping[str, Any]
+    task_values: Mapping[str, Any]
+    runtime_values: Mapping[str, Any]
     options: FlagTable
 
     def task_options(self, task: str) -> dict[str, Any]:
         """Returns the given options of a task, after checking that it has them."""
-        check_task_options(task, self.of_tasks)
-        return dict(self.of_tasks)
+        check_task_options(task, self.task_values)
+        return dict(self.task_values)
 
-    def spec(self) -> RunSpec:
+    def spec(self) -> RunSettings:
         """Returns the run that was described."""
         own = self.own
         options = self.task_options(own.task)
@@ -141,7 +141,7 @@ class GivenRun(Given):
 
     def spec_of(
         self, settings: Mapping[str, Any], options: Optional[Mapping[str, Any]] = None
-    ) -> RunSpec:
+    ) -> RunSettings:
         """Returns one of several runs, which share what was given for all.
 
         Args:
@@ -153,12 +153,12 @@ class GivenRun(Given):
             options = self.task_options(own.task)
         return resolve(own.task, settings, options, own.data_dir, own.data, shared=self.settings)
 
-    def inheriting(self, earlier: RunSpec) -> RunSpec:
+    def based_on(self, earlier: RunSettings) -> RunSettings:
         """Returns the run that is as an earlier one wherever nothing else was given."""
         options, own = self.task_options(earlier.task), self.own
-        return inheriting(earlier, self.settings, options, own.data_dir, own.data)
+        return based_on(earlier, self.settings, options, own.data_dir, own.data)
 
-    def resumed(self, saved: SavedRun) -> RunSpec:
+    def resumed(self, saved: SavedRun) -> RunSettings:
         """Returns the run of a folder with what was given otherwise.
 
         Whether it may be otherwise is `RunFolder.check`'s to say.
@@ -167,7 +167,7 @@ class GivenRun(Given):
         earlier = saved.spec(algorithm and str(Path(algorithm).resolve()))
         if "task" in self.names and self.own.task != earlier.task:
             return self.spec()
-        return self.inheriting(earlier)
+        return self.based_on(earlier)
 
     def runtime_options(
         self, runtime: str, before: Mapping[str, Any] = types.MappingProxyType({})
@@ -179,8 +179,8 @@ class GivenRun(Given):
             before: Earlier execution of a resumed run; see `Runtime.execution`. Options that may
                 change last bits keep these values, unless one of them is given.
         """
-        options_of_runtimes().check_used(self.of_runtime, "runtime", runtime)
-        return runtime_options(runtime, self.of_runtime, before)
+        runtime_flags().check_used(self.runtime_values, "runtime", runtime)
+        return runtime_options(runtime, self.runtime_values, before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,11 +200,11 @@ class RunCommand(Command):
     def define_flags(self) -> None:
         """Defines its flags."""
         super().define_flags()
-        options_of_runs().define(self.settings, self.without, _default_text)
+        run_flags().define(self.settings, self.without, _default_text)
         if issubclass(self.own, DataOptions):
-            options_of_tasks().define(default_text=_default_text)
+            task_flags().define(default_text=_default_text)
         if self.has_runtime:
-            options_of_runtimes().define()
+            runtime_flags().define()
 
     def has_setting(self, option: Flag) -> bool:
         """Returns whether a setting of runs is a flag of the command."""
@@ -215,7 +215,7 @@ class RunCommand(Command):
         """Returns the flags that apply to what the command line chooses; see `Command`."""
         named = _named_in(sys.argv)
         files = _user_files(named)
-        runs = options_of_runs(files)
+        runs = run_flags(files)
         task = named.get("task") or getattr(self.own, "task", None)
         algorithms = _algorithms_in(named, task)
 
@@ -226,7 +226,7 @@ class RunCommand(Command):
         if issubclass(self.own, DataOptions) and task is not None and task in DEFAULTS:
             groups.append(Group(task, f"The task {task}", flags_of(DEFAULTS[task].spec.options)))
         for name in algorithms:
-            groups += groups_of(algorithm_of_flag(name).options, is_flag)
+            groups += groups_of(find_algorithm(name).options, is_flag)
 
         def chosen(part: str) -> Any:
             return named.get(part) or default_for_task(task, part, algorithms)
@@ -238,9 +238,7 @@ class RunCommand(Command):
         if self.has_runtime and (runtime := chosen("runtime")) in RUNTIMES:
             groups += groups_of(RUNTIMES[runtime].options)
         groups = without_repeated(groups)
-        own = [
-            flag for g in groups for flag in g.flags if flag.name in {*runs} - {*options_of_runs()}
-        ]
+        own = [flag for g in groups for flag in g.flags if flag.name in {*runs} - {*run_flags()}]
         if own:
             groups = [g._replace(flags=[f for f in g.flags if f not in own]) for g in groups]
             heading = "Options of the file, in --algorithm_options=NAME=VALUE,NAME=VALUE"
@@ -276,46 +274,46 @@ class RunCommand(Command):
 
         return help_page(doc, shown_groups, default_text, last)
 
-    def given(self) -> GivenRun:
+    def given(self) -> RunArguments:
         """Returns what the parsed flags give; see `Command.given`."""
-        given, settings = super().given(), options_of_runs().from_flags()
+        given, settings = super().given(), run_flags().from_flags()
         named = {name: getattr(given.own, name) for name in given.names}
-        options = options_of_runs(_user_files({**named, **settings}))
+        options = run_flags(_user_files({**named, **settings}))
         settings |= _user_options(named.get("algorithm_options", ""), options)
-        return GivenRun(
+        return RunArguments(
             **vars(given),
             settings=settings,
-            of_tasks=options_of_tasks().from_flags(),
-            of_runtime=options_of_runtimes().from_flags(),
+            task_values=task_flags().from_flags(),
+            runtime_values=runtime_flags().from_flags(),
             options=options,
         )
 
-    def given_by(self, arguments: Mapping[str, Any], show_progress: bool) -> GivenRun:
+    def given_by(self, arguments: Mapping[str, Any], show_progress: bool) -> RunArguments:
         """Returns what a caller in Python gives; see `Command.given_by`."""
-        own, options = self.options, options_of_runs(_user_files(arguments))
+        own, options = self.options, run_flags(_user_files(arguments))
         names = (n for n in options if self.settings is None or n in self.settings)
         tables = (
             FlagTable("flag", {n: options[n] for n in names if n not in self.without}),
-            options_of_tasks(),
-            options_of_runtimes() if self.has_runtime else FlagTable("flag", {}),
+            task_flags(),
+            runtime_flags() if self.has_runtime else FlagTable("flag", {}),
         )
         self._check_known(arguments, [flag for table in (own, *tables) for flag in table])
         of_command = {f: v for f, v in arguments.items() if f in own}
         rest = {f: v for f, v in arguments.items() if f not in own}
-        settings, of_tasks, of_runtime = (
+        settings, task_values, runtime_values = (
             table.from_arguments({f: v for f, v in rest.items() if f in table}) for table in tables
         )
-        return GivenRun(
+        return RunArguments(
             **vars(super().given_by(of_command, show_progress)),
             settings=settings,
-            of_tasks=of_tasks,
-            of_runtime=of_runtime,
+            task_values=task_values,
+            runtime_values=runtime_values,
             options=options,
         )
 
 
 @contextlib.contextmanager
-def session(given: GivenRun, name: str) -> Iterator[Session]:
+def session(given: RunArguments, name: str) -> Iterator[Session]:
     """While entered, a command writes into the folder that was named, or into a new one.
 
     Args:
@@ -342,7 +340,7 @@ class Session:
     """
 
     path: Path
-    given: GivenRun
+    given: RunArguments
 
     @contextlib.contextmanager
     def running(
@@ -408,7 +406,7 @@ def _default_for(option: Flag, task: Optional[str], algorithms: Sequence[str], p
         name: {
             **entry.settings,
             **entry.settings_by_algorithm.get(name, {}),
-            **(algorithm_of_flag(name).paper_settings if preset == PAPER else {}),
+            **(find_algorithm(name).paper_settings if preset == PAPER else {}),
         }.get(option.name)
         for name in algorithms
     }
@@ -428,7 +426,7 @@ def _user_options(text: str, options: FlagTable) -> dict[str, Any]:
         text: NAME=VALUE, separated by commas.
         options: Options of runs, those of users' algorithms among them.
     """
-    where, registered = "--algorithm_options", options_of_runs()
+    where, registered = "--algorithm_options", run_flags()
     values = {}
     for name, value in assignments(where, text):
         if name in registered:
@@ -483,7 +481,7 @@ def _user_files(named: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(str(name) for name in names if name and is_user_file(str(name))))
 
 
-def train_command(spec: RunSpec, keeps_folders: bool = False) -> list[str]:
+def train_command(spec: RunSettings, keeps_folders: bool = False) -> list[str]:
     """Returns the shortest command line that trains a run again.
 
     It has the flags that differ from the defaults of the task and of the settings.
@@ -499,7 +497,7 @@ def train_command(spec: RunSpec, keeps_folders: bool = False) -> list[str]:
     return ["./run", "train", f"--task={spec.task}", *_flag_texts(own)]
 
 
-def _shown_flags(spec: RunSpec, keeps_folders: bool) -> dict[str, Any]:
+def _shown_flags(spec: RunSettings, keeps_folders: bool) -> dict[str, Any]:
     """Returns all flags of a run, in which files have absolute paths or their names."""
     if not keeps_folders:
         return flags_without_folders(spec)
@@ -516,11 +514,11 @@ def _absolute(value: Any) -> Any:
     return str(Path(value).absolute()) if isinstance(value, (str, Path)) else value
 
 
-def own_flags(spec: RunSpec) -> dict[str, Any]:
+def own_flags(spec: RunSettings) -> dict[str, Any]:
     """Returns the flags, beside --task, that make a run what it is, with their values."""
     flags = spec.flags()
     chosen = {name: flags[name] for name in _CHOICES}
-    data_dir, data = map(path_of, (spec.data_dir, spec.data))
+    data_dir, data = map(optional_path, (spec.data_dir, spec.data))
     try:
         defaults = resolve(spec.task, chosen, {}, data_dir, data).flags()
         usual = resolve(spec.task, {}, {}, data_dir, data).flags()
@@ -537,7 +535,7 @@ def own_flags(spec: RunSpec) -> dict[str, Any]:
         if value != defaults.get(name)
         and value is not None
         # Rows of a comparison are given what only others have a use for.
-        and (name not in settings or has_effect(spec, name))
+        and (name not in settings or is_used(spec, name))
     }
 
 
@@ -548,16 +546,16 @@ def _flag_texts(flags: Mapping[str, Any]) -> list[str]:
 
 def with_algorithm_options(texts: Mapping[str, str]) -> dict[str, str]:
     """Returns texts by flag, in which options of a user's algorithm are in one flag."""
-    others = {*options_of_tasks(), *options_of_runtimes(), *flags_of_commands()}
+    others = {*task_flags(), *runtime_flags(), *flags_of_commands()}
     # absl has undefok, which names flags that a command may not have.
-    known = {*options_of_runs(), *others, "undefok"}
+    known = {*run_flags(), *others, "undefok"}
     own = ",".join(f"{name}={text}" for name, text in texts.items() if name not in known)
     rest = {name: text for name, text in texts.items() if name in known}
     return {**rest, "algorithm_options": own} if own else rest
 
 
 def compare_command(
-    rows: Mapping[str, Sequence[RunSpec]],
+    rows: Mapping[str, Sequence[RunSettings]],
     words: Mapping[str, tuple[str, Container[str]]] = types.MappingProxyType({}),
     keeps_folders: bool = False,
 ) -> list[str]:
@@ -591,7 +589,7 @@ def compare_command(
     ]
 
 
-def _of_row(spec: RunSpec, keeps_folders: bool) -> dict[str, Any]:
+def _of_row(spec: RunSettings, keeps_folders: bool) -> dict[str, Any]:
     shown = _shown_flags(spec, keeps_folders)
     return {n: shown[n] for n in own_flags(spec) if n not in ("algorithm", "seed")}
 

@@ -17,14 +17,14 @@ from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.program.base_predictors.files import single_predictors
 from tff_agnostic.program.commands.choice_table import check_choice, choice_table
-from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions
+from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, TaskOptions
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.user_algorithm import algorithm_label
 from tff_agnostic.program.reports.evaluation_table import evaluation_table
 from tff_agnostic.program.runs.build import build_lambda_set
 from tff_agnostic.program.runs.folder import find_checkpoint
-from tff_agnostic.program.runs.options import path_of
-from tff_agnostic.program.runs.spec import RunSpec, check_test_clients, resolve
+from tff_agnostic.program.runs.options import optional_path
+from tff_agnostic.program.runs.spec import RunSettings, check_test_clients, resolve
 from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.evaluate import (
@@ -90,7 +90,7 @@ class Evaluated:
     output: Optional[Path]
 
 
-def evaluate(given: GivenRun) -> Evaluated:
+def evaluate(given: RunArguments) -> Evaluated:
     """Evaluates a checkpoint."""
     own = given.own
     saved_run, checkpoint = find_checkpoint(own.checkpoint)
@@ -126,7 +126,7 @@ def evaluate(given: GivenRun) -> Evaluated:
             noise=noise,
             labels=prepared_labels(runtime, task, aggregation, noise),
         )
-        reports = evaluator.of_models(models, True, _states(noise, spec, len(models)))
+        reports = evaluator.evaluate_models(models, True, _states(noise, spec, len(models)))
         if share is not None:
             choice = evaluate_choice(
                 task,
@@ -168,7 +168,7 @@ def _show(evaluated: Evaluated) -> None:
         write_json(evaluated.output, evaluated.json)
 
 
-def _noise(spec: RunSpec, task: Task, num_models: int) -> Optional[PrivateEvaluation]:
+def _noise(spec: RunSettings, task: Task, num_models: int) -> Optional[PrivateEvaluation]:
     options = spec.privacy
     if not isinstance(options, ServerNoiseOptions) or options.private_evaluation is None:
         return None
@@ -176,7 +176,7 @@ def _noise(spec: RunSpec, task: Task, num_models: int) -> Optional[PrivateEvalua
         return PrivateEvaluation(options, task, spec.build_aggregation(), num_models)
 
 
-def _is_protected(trained: RunSpec, training_clients: bool) -> bool:
+def _is_protected(trained: RunSettings, training_clients: bool) -> bool:
     """Whether a run guarantees differential privacy to its training or its test clients."""
     options = trained.privacy
     if training_clients:
@@ -193,7 +193,7 @@ def _check_no_noise(noise: Optional[PrivateEvaluation]) -> None:
 
 
 def _states(
-    noise: Optional[PrivateEvaluation], spec: RunSpec, num_models: int
+    noise: Optional[PrivateEvaluation], spec: RunSettings, num_models: int
 ) -> Optional[list[Any]]:
     """Returns the noise of each model's evaluation: a key that no other call has."""
     if noise is None:
@@ -214,7 +214,7 @@ def _chosen_models(
     return {name: by_name.given("--models", name) for name in own.models}
 
 
-def _lambda_set(trained: RunSpec, task: Task) -> Optional[LambdaSet]:
+def _lambda_set(trained: RunSettings, task: Task) -> Optional[LambdaSet]:
     try:
         return build_lambda_set(trained, task)
     except UserError as e:
@@ -230,14 +230,14 @@ def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:
     return {**reports[main].to_json(), **({"models": models} if models else {})}
 
 
-def evaluated_spec(given: GivenRun, trained: RunSpec) -> RunSpec:
+def evaluated_spec(given: RunArguments, trained: RunSettings) -> RunSettings:
     """Returns the run's spec with the task, options and settings that were given instead."""
     own, inherited = given.own, trained.settings()
     name = own.task or trained.task
     same_task, folder, store = name == trained.task, own.data_dir, own.data
     options = {**(trained.task_options if same_task else {}), **given.task_options(name)}
     if same_task and folder is None and store is None:
-        folder, store = map(path_of, (trained.data_dir, trained.data))
+        folder, store = map(optional_path, (trained.data_dir, trained.data))
     return resolve(name, given.settings, options, folder, store, inherited=inherited)
 
 

@@ -28,7 +28,7 @@ from tff_agnostic.deployment.backends import (
 from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
-from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions
+from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, TaskOptions
 from tff_agnostic.program.options.flag_table import check_needs, flags_in_errors
 from tff_agnostic.program.options.flags import NONE, flags_of, values_of
 from tff_agnostic.program.options.user_algorithm import is_user_file
@@ -40,9 +40,9 @@ from tff_agnostic.program.runs.export import (
     write_clients,
     write_test_clients,
 )
-from tff_agnostic.program.runs.folder import find_checkpoint, with_kept_model
+from tff_agnostic.program.runs.folder import find_checkpoint, with_saved_start
 from tff_agnostic.program.runs.spec import (
-    RunSpec,
+    RunSettings,
     check_clients_per_round,
     check_federated,
     resolve,
@@ -110,7 +110,7 @@ class Exported(NamedTuple):
     demo_nodes: Optional[int]
 
 
-def export_plan(given: GivenRun) -> Exported:
+def export_plan(given: RunArguments) -> Exported:
     """Exports, and prints what was written."""
     with flags_in_errors(given.own):
         profile = choose_profile(given.own.backend, given.own.profile)
@@ -128,7 +128,7 @@ def export_plan(given: GivenRun) -> Exported:
     check_federated(spec.config, "to export")
     _check_summed_in_plans(spec if trained is None else trained[0].spec())
     if trained is not None:
-        spec = with_kept_model(trained[0], spec)
+        spec = with_saved_start(trained[0], spec)
     # Before the rest, which takes a while.
     check_clients_per_round(spec.config, spec.build_aggregation())
     _check_folders(folder, clients_dir)
@@ -171,7 +171,7 @@ def export_plan(given: GivenRun) -> Exported:
     return Exported(plan, clients_dir, demo_nodes)
 
 
-def _spec(given: GivenRun, trained: Optional[RunSpec]) -> RunSpec:
+def _spec(given: RunArguments, trained: Optional[RunSettings]) -> RunSettings:
     """Returns the run to deploy: what was given, otherwise what was trained or is the default."""
     own, aggregation = given.own, PROFILES[given.own.profile].aggregation
     for name in given.settings:
@@ -187,10 +187,10 @@ def _spec(given: GivenRun, trained: Optional[RunSpec]) -> RunSpec:
         return resolve(task, settings, given.task_options(task), own.data_dir, own.data)
     _check_same("task", trained.task, own.task)
     _check_same("algorithm", trained.config.algorithm, _algorithm(given.settings))
-    return dataclasses.replace(given, settings=settings).inheriting(trained)
+    return dataclasses.replace(given, settings=settings).based_on(trained)
 
 
-def _check_summed_in_plans(spec: RunSpec) -> None:
+def _check_summed_in_plans(spec: RunSettings) -> None:
     found = values_of(spec.config)["update_aggregator"]
     if found != NONE:
         raise UserError(

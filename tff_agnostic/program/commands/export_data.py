@@ -10,7 +10,7 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import Options, Verbatim
 from tff_agnostic.data.store import ArrowStore, load_store
 from tff_agnostic.data.tff_store import to_tff
-from tff_agnostic.program.commands.command import Command, Given
+from tff_agnostic.program.commands.command import Command, CommandArguments
 from tff_agnostic.program.options.flag_table import flags_in_errors
 
 
@@ -29,7 +29,7 @@ class ExportDataOptions(Options):
     format: Literal["tff"] = "tff"
 
 
-def export_data(given: Given) -> Path:
+def export_data(given: CommandArguments) -> Path:
     """Writes a store as a file of another format; returns the file."""
     options: ExportDataOptions = given.own
     with flags_in_errors(options):

@@ -13,7 +13,7 @@ from tff_agnostic.importing.importer import checked_import
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.importing.source import ReadLog
-from tff_agnostic.program.commands.command import Command, Given
+from tff_agnostic.program.commands.command import Command, CommandArguments
 from tff_agnostic.program.options.flag_table import (
     flags_in_errors,
     flags_in_hints,
@@ -23,7 +23,7 @@ from tff_agnostic.program.options.process import Interrupted
 from tff_agnostic.program.progress import LongWork
 
 
-def import_data(given: Given) -> ImportReport:
+def import_data(given: CommandArguments) -> ImportReport:
     """Makes a client store of files."""
     options = given.own
     with _ended_by_sigterm(), flags_in_hints(ImportOptions), flags_in_errors(options):

@@ -23,7 +23,7 @@ from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION
 from tff_agnostic.metrics.metrics_file import ROUND
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.program.commands.command_line import DataOptions, GivenRun, RunCommand
+from tff_agnostic.program.commands.command_line import DataOptions, RunArguments, RunCommand
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import build, values_of
 from tff_agnostic.program.options.tasks import check_format
@@ -33,7 +33,7 @@ from tff_agnostic.program.runs.build import build_algorithm
 from tff_agnostic.program.runs.export import FINGERPRINT, OF_SIMULATIONS, OPTIONS, SETTINGS_FORMAT
 from tff_agnostic.program.runs.folder import RunFolder, trained_with
 from tff_agnostic.program.runs.options import RunConfig, stored_values
-from tff_agnostic.program.runs.spec import RunSpec, from_flags, inheriting
+from tff_agnostic.program.runs.spec import RunSettings, based_on, from_flags
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.task import DATA, Task
 
@@ -79,7 +79,7 @@ def run_of_export(
     task_options: Mapping[str, Any],
     data_dir: Optional[Path],
     data: Optional[Path],
-) -> RunSpec:
+) -> RunSettings:
     """Returns the run that goes on where a fleet's rounds ended.
 
     What a plan does not depend on, such as the runtime, is the task's default; the run has as many
@@ -120,7 +120,7 @@ def run_of_export(
         exported = from_flags(flags)
     except KeyError as e:
         raise UserError(f"manifest.json: settings: expected {e} of a run, found none") from e
-    return inheriting(exported, given, task_options, data_dir, data)
+    return based_on(exported, given, task_options, data_dir, data)
 
 
 def check_made_of(manifest: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
@@ -130,7 +130,7 @@ def check_made_of(manifest: Mapping[str, Any], fingerprint: Mapping[str, str]) -
 
     Args:
         manifest: The export's.
-        fingerprint: `RunSpec.fingerprint` of the run.
+        fingerprint: `RunSettings.fingerprint` of the run.
     """
     for name, expected in manifest.get(FINGERPRINT, {}).items():
         found = fingerprint.get(name)
@@ -153,7 +153,7 @@ class ImportedRun:
         fingerprint: What the run is made of.
     """
 
-    def __init__(self, spec: RunSpec, task: Task) -> None:
+    def __init__(self, spec: RunSettings, task: Task) -> None:
         self._spec = spec
         self._algorithm = build_algorithm(spec, task)
         self.fingerprint = spec.fingerprint(task)
@@ -204,11 +204,11 @@ class RunOfServer:
     """The run that was made of a server's state, and after how many rounds it is."""
 
     path: Path
-    spec: RunSpec
+    spec: RunSettings
     completed: int
 
 
-def import_state(given: GivenRun) -> RunOfServer:
+def import_state(given: RunArguments) -> RunOfServer:
     """Makes the run's folder."""
     own = given.own
     plan, server_state = own.plan, own.server_state

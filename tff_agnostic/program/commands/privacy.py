@@ -20,7 +20,7 @@ from tff_agnostic.privacy.accountant import (
     rounds_for_budget,
     statement,
 )
-from tff_agnostic.program.commands.command import Command, Given
+from tff_agnostic.program.commands.command import Command, CommandArguments
 from tff_agnostic.program.commands.privacy_options import AccountingOptions
 from tff_agnostic.program.options.flag_table import Needs, check_needs
 from tff_agnostic.program.options.flags import values_of
@@ -185,7 +185,7 @@ class PlanningOptions(AccountingOptions):
     output_dir: Optional[Path] = None
 
 
-def plan_privacy(given: Given) -> None:
+def plan_privacy(given: CommandArguments) -> None:
     """Prints the answer, the guarantee, and epsilon of other rounds and noise."""
     options = given.own
     check_needs(

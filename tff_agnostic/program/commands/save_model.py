@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from tff_agnostic.base.files import check_free
-from tff_agnostic.program.commands.command_line import DataOptions, GivenRun, RunCommand
+from tff_agnostic.program.commands.command_line import DataOptions, RunArguments, RunCommand
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.runs.results import CARD, saved_line
 from tff_agnostic.program.runs.saved_models import SavedModels, save_run_models
@@ -32,15 +32,13 @@ class SaveOptions(DataOptions):
     output_dir: Path = dataclasses.field(kw_only=True)
 
 
-def save_model(given: GivenRun) -> SavedModels:
+def save_model(given: RunArguments) -> SavedModels:
     """Saves every model of a checkpoint, and its card."""
     own = given.own
     with flags_in_errors(own):
         check_request(own.format, own.quantize)
     check_free(own.output_dir, "--output_dir")
-    return save_run_models(
-        own.checkpoint, own.output_dir, own.format, own.quantize, given.inheriting
-    )
+    return save_run_models(own.checkpoint, own.output_dir, own.format, own.quantize, given.based_on)
 
 
 def _show(saved: SavedModels) -> None:

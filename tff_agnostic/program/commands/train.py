@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 from tff_agnostic.base.options import OneOf
 from tff_agnostic.program.commands.command_line import (
-    GivenRun,
+    RunArguments,
     RunCommand,
     TaskOptions,
     session,
@@ -41,7 +41,7 @@ class TrainOptions(TaskOptions):
     resume: bool = False
 
 
-def train(given: GivenRun) -> FinishedRun:
+def train(given: RunArguments) -> FinishedRun:
     """Trains one model with one algorithm on one task."""
     spec = None if given.own.output_dir else given.spec()
     name = "" if spec is None else f"{spec.task}-{algorithm_label(spec.config.algorithm)}"

@@ -18,7 +18,7 @@ from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.program.base_predictors.counting import unigram_predictors
 from tff_agnostic.program.base_predictors.files import write_predictors
 from tff_agnostic.program.runs.folder import RunFolder
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.comparison import DIFFERENCE, OVERALL, WORST, trial_folder
 from tff_agnostic.program.studies.methods import Arm
 from tff_agnostic.runtimes.runtime import Runtime
@@ -217,7 +217,7 @@ def prepare(experiment: Experiment, data_dir: Optional[Path], store: Optional[Pa
 
 
 def prepare_predictors(
-    experiment: Experiment, specs: Sequence[RunSpec], runtime: Runtime, folder: Path
+    experiment: Experiment, specs: Sequence[RunSettings], runtime: Runtime, folder: Path
 ) -> None:
     """Makes the file of an experiment's base predictors, if it has one and it is not there yet."""
     recipe, path = experiment.base_predictors, folder / PREDICTORS_NAME

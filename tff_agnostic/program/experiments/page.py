@@ -45,7 +45,7 @@ from tff_agnostic.program.reports.figures import (
     plot_spread,
     scale_axis,
 )
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.comparison import OVERALL, Comparison, Trials
 from tff_agnostic.program.studies.comparison_page import mean_and_spread, notes
 
@@ -176,7 +176,7 @@ def harder_domain(experiment: Experiment, comparison: Comparison) -> str:
 
 
 def settings_that_differ(
-    specs: Mapping[str, RunSpec], paper: Mapping[str, RunSpec], labels: Mapping[str, str]
+    specs: Mapping[str, RunSettings], paper: Mapping[str, RunSettings], labels: Mapping[str, str]
 ) -> list[str]:
     """Returns a line for each setting in which the runs differ from the paper's.
 

@@ -14,7 +14,7 @@ from tff_agnostic.base.files import write_json
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.program.commands.command_line import (
     DataOptions,
-    GivenRun,
+    RunArguments,
     RunCommand,
     Session,
     session,
@@ -32,7 +32,7 @@ from tff_agnostic.program.experiments.experiment import (
 from tff_agnostic.program.options.flags import REPEATED
 from tff_agnostic.program.reports.document import to_terminal
 from tff_agnostic.program.reports.html import chosen_title, write_page
-from tff_agnostic.program.runs.spec import RunSpec, check_given_somewhere, resolve
+from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any, resolve
 from tff_agnostic.program.studies.comparison import MAX_TRIALS, Comparison, trial_folder
 from tff_agnostic.program.studies.methods import overrides
 from tff_agnostic.program.studies.rows import train_rows
@@ -78,14 +78,14 @@ class ReproduceOptions(DataOptions):
     resume: bool = False
 
 
-def reproduce(given: GivenRun) -> None:
+def reproduce(given: RunArguments) -> None:
     """Runs all trials; prints the tables and writes the page."""
     experiment = EXPERIMENTS[given.own.experiment]
     with session(given, f"reproduce-{given.own.experiment}") as at:
         _reproduce(given, experiment, at)
 
 
-def _reproduce(given: GivenRun, experiment: Experiment, at: Session) -> None:
+def _reproduce(given: RunArguments, experiment: Experiment, at: Session) -> None:
     own, folder = given.own, at.path
     trials = own.trials or experiment.trials
     store = store_path(experiment, own.data_dir, own.data, folder)
@@ -112,15 +112,15 @@ def _reproduce(given: GivenRun, experiment: Experiment, at: Session) -> None:
 
 
 def _predictors(
-    experiment: Experiment, specs: Mapping[str, Sequence[RunSpec]]
-) -> Iterator[Mapping[str, Sequence[RunSpec]]]:
+    experiment: Experiment, specs: Mapping[str, Sequence[RunSettings]]
+) -> Iterator[Mapping[str, Sequence[RunSettings]]]:
     if isinstance(experiment.base_predictors, ArmsAsPredictors):
         yield {arm: specs[arm] for arm in experiment.base_predictors.arms}
 
 
 def trial_specs(
-    given: GivenRun, experiment: Experiment, trials: int, store: Optional[Path], folder: Path
-) -> dict[str, list[RunSpec]]:
+    given: RunArguments, experiment: Experiment, trials: int, store: Optional[Path], folder: Path
+) -> dict[str, list[RunSettings]]:
     """Returns the runs of each arm.
 
     Args:
@@ -147,7 +147,7 @@ def trial_specs(
             )
             for k in range(trials)
         ]
-    check_given_somewhere([runs[0] for runs in specs.values()], settings)
+    check_used_by_any([runs[0] for runs in specs.values()], settings)
     return specs
 
 
@@ -160,11 +160,11 @@ def _mixed(experiment: Experiment, folder: Path, trial: int) -> dict[str, Any]:
 def _report(
     experiment: Experiment,
     comparison: Comparison,
-    specs: Mapping[str, Sequence[RunSpec]],
+    specs: Mapping[str, Sequence[RunSettings]],
     folder: Path,
     store: Optional[Path],
     seconds: float,
-    given: GivenRun,
+    given: RunArguments,
 ) -> None:
     """Prints the tables, and writes compare.json and the page."""
     write_json(folder / "compare.json", comparison.to_json())

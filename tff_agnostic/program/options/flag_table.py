@@ -82,7 +82,7 @@ class FlagTable(Registry[Flag]):
             if name in defined and defined[name].present
         }
 
-    def without_effect(self, name: str, chosen: Mapping[str, Any]) -> str:
+    def unused_message(self, name: str, chosen: Mapping[str, Any]) -> str:
         """Returns the error of a flag that a choice does not have, with the choices that have it.
 
         Args:
@@ -98,7 +98,7 @@ class FlagTable(Registry[Flag]):
         """Refuses flags that a choice, such as the task digits, does not have."""
         for name in names:
             if (kind, choice) not in self[name].users:
-                raise UserError(self.without_effect(name, {kind: choice}))
+                raise UserError(self.unused_message(name, {kind: choice}))
 
     def from_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the values that a caller in Python gives, by flag; None is no value."""

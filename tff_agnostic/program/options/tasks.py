@@ -29,14 +29,14 @@ def check_format(place: object, stated: Any) -> None:
 
 
 @functools.cache
-def options_of_tasks() -> FlagTable:
+def task_flags() -> FlagTable:
     """Returns the options of all tasks by flag."""
     return FlagTable.join(("task", name, entry.spec.options) for name, entry in DEFAULTS.items())
 
 
 def check_task_options(task: str, names: Iterable[str]) -> None:
     """Refuses options of tasks, by their flags, that a task does not have."""
-    options_of_tasks().check_used(names, "task", task)
+    task_flags().check_used(names, "task", task)
 
 
 def task_in(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -41,8 +41,8 @@ from tff_agnostic.program.runs.baseline_files import (
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.heldout import check_heldout, check_store, heldout_defaults
 from tff_agnostic.program.runs.observers import RoundCount
-from tff_agnostic.program.runs.options import path_of
-from tff_agnostic.program.runs.spec import RunSpec, resolve
+from tff_agnostic.program.runs.options import optional_path
+from tff_agnostic.program.runs.spec import RunSettings, resolve
 from tff_agnostic.program.runs.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.saving.checkpoints import read_checkpoint
@@ -60,13 +60,13 @@ _PROBES = 32
 
 
 def with_baselines(
-    specs: Sequence[RunSpec],
+    specs: Sequence[RunSettings],
     folder: Path,
     runtime: Runtime,
     stop: StopRequest,
-    load_task: Optional[Callable[[RunSpec], Task]] = None,
+    load_task: Optional[Callable[[RunSettings], Task]] = None,
     show_progress: bool = True,
-) -> list[RunSpec]:
+) -> list[RunSettings]:
     """Returns runs whose baselines are numbers; makes what they ask for.
 
     Runs whose references would differ in their seeds only share the references of the first run.
@@ -109,7 +109,7 @@ def with_baselines(
     return result
 
 
-def _settings(spec: RunSpec, word: str, has_heldout: bool) -> dict[str, Any]:
+def _settings(spec: RunSettings, word: str, has_heldout: bool) -> dict[str, Any]:
     """Returns the settings that decide about references, without the seed, which trials share."""
     flags = (_reference(spec, has_heldout) if word == OWN else spec).flags()
     if word == TRIVIAL:
@@ -119,13 +119,13 @@ def _settings(spec: RunSpec, word: str, has_heldout: bool) -> dict[str, Any]:
 
 
 def _make(
-    spec: RunSpec,
+    spec: RunSettings,
     word: str,
     wanted: Mapping[str, Any],
     path: Path,
     runtime: Runtime,
     stop: StopRequest,
-    load_task: Optional[Callable[[RunSpec], Task]],
+    load_task: Optional[Callable[[RunSettings], Task]],
     show_progress: bool,
 ) -> None:
     file = path / FILE_NAME
@@ -134,7 +134,7 @@ def _make(
             raise UserError(f"{file}: expected baselines of these settings, found those of others")
         return
     if word == TRIVIAL:
-        task = (load_task or RunSpec.load_task)(spec)
+        task = (load_task or RunSettings.load_task)(spec)
         domains = _trivial(task, range(task.num_domains))
     else:
         reference = _reference(spec, load_task is not None)
@@ -146,7 +146,7 @@ def _make(
         shutil.rmtree(checkpoints)
 
 
-def _reference(spec: RunSpec, has_heldout: bool) -> RunSpec:
+def _reference(spec: RunSettings, has_heldout: bool) -> RunSettings:
     """Returns FedAvg with what was given of a run, on its task's held-out split.
 
     Args:
@@ -172,7 +172,9 @@ def _reference(spec: RunSpec, has_heldout: bool) -> RunSpec:
     given |= {"algorithm": _REFERENCE, "seed": spec.config.seed, "cohort_sampling": "uniform"}
     for name in ("preset", "evaluation_clients"):
         given.pop(name, None)
-    return resolve(spec.task, given, options, path_of(spec.data_dir), path_of(spec.data))
+    return resolve(
+        spec.task, given, options, optional_path(spec.data_dir), optional_path(spec.data)
+    )
 
 
 class _Part(NamedTuple):
@@ -186,7 +188,7 @@ class _Part(NamedTuple):
         return self.clients < FEWEST_CLIENTS or self.heldout < FEWEST_HELDOUT
 
 
-def _with_heldout(reference: RunSpec) -> Task:
+def _with_heldout(reference: RunSettings) -> Task:
     if reference.data is not None:
         check_store(Path(reference.data))
     task = reference.load_task()
@@ -195,7 +197,7 @@ def _with_heldout(reference: RunSpec) -> Task:
 
 
 def _own(
-    reference: RunSpec,
+    reference: RunSettings,
     task: Task,
     path: Path,
     runtime: Runtime,
@@ -237,7 +239,9 @@ def _check_all_there(task: Task, totals: np.ndarray) -> None:
         )
 
 
-def _reference_of_domain(reference: RunSpec, num_clients: int, num_domain_clients: int) -> RunSpec:
+def _reference_of_domain(
+    reference: RunSettings, num_clients: int, num_domain_clients: int
+) -> RunSettings:
     """Returns the reference with the passes over its clients that the shared run has."""
     config = reference.config
     cohort = min(config.clients_per_round, num_domain_clients)
@@ -264,7 +268,7 @@ def _on_domain(task: Task, domain: int) -> Task:
 
 
 def _reference_losses(
-    spec: RunSpec,
+    spec: RunSettings,
     path: Path,
     task: Task,
     domain: int,

@@ -52,12 +52,12 @@ from tff_agnostic.program.options.user_algorithm import algorithm_named
 from tff_agnostic.program.runs.baseline_files import check_baselines_of
 from tff_agnostic.program.runs.data_notes import dominant_clients
 from tff_agnostic.program.runs.evaluation import Evaluations
-from tff_agnostic.program.runs.folder import CHECKPOINT, RunFolder, SavedRun, with_kept_model
+from tff_agnostic.program.runs.folder import CHECKPOINT, RunFolder, SavedRun, with_saved_start
 from tff_agnostic.program.runs.harm import keeping_absent, moves_lambda
 from tff_agnostic.program.runs.options import PAPER, RunConfig
 from tff_agnostic.program.runs.privacy import private_training
 from tff_agnostic.program.runs.release_ledger import ReleaseLedger
-from tff_agnostic.program.runs.spec import RunSpec, check_sizes_by_chance, check_test_clients
+from tff_agnostic.program.runs.spec import RunSettings, check_random_sizes, check_test_clients
 from tff_agnostic.runtimes.runtime import Runtime, Training
 from tff_agnostic.saving.checkpoints import read_checkpoint
 from tff_agnostic.saving.keras import KERAS_FILES
@@ -108,11 +108,11 @@ class RunParts:
 
 
 def run_parts(
-    spec: RunSpec,
+    spec: RunSettings,
     folder: RunFolder,
     saved: Optional[SavedRun],
     runtime: Runtime,
-    load_task: Callable[[RunSpec], Task],
+    load_task: Callable[[RunSettings], Task],
 ) -> RunParts:
     """Builds the parts of a run.
 
@@ -134,7 +134,7 @@ def run_parts(
     if config.pooled:
         remarks.append(pooled_examples(len(task.train.client_ids), config.clients_per_round))
     # The initial model may be gone by now.
-    begun = with_kept_model(saved, spec)
+    begun = with_saved_start(saved, spec)
     algorithm = build_algorithm(begun, task)
     fingerprint = begun.fingerprint(task)
     if saved is not None:
@@ -143,10 +143,10 @@ def run_parts(
     check_test_clients(task, aggregation)
     privacy = private_training(spec, task, algorithm)
     summed = spec.build_training_aggregation() if privacy is None else privacy.aggregation()
-    check_sizes_by_chance(config, summed)
+    check_random_sizes(config, summed)
     runtime.check_clients_per_round(config.clients_per_round)
     if privacy is not None and saved is not None:
-        saved.check_executed_alike(spec, runtime.execution())
+        saved.check_execution(spec, runtime.execution())
     with flags_in_errors(spec.privacy):
         training = runtime.training(algorithm, summed)
         initial, quantities = training.initialize(), training.quantities
@@ -192,7 +192,7 @@ def _clients_of_rounds(task: Task, config: RunConfig) -> ClientDataset:
 
 
 def _evaluations(
-    spec: RunSpec,
+    spec: RunSettings,
     folder: RunFolder,
     task: Task,
     algorithm: Algorithm,
@@ -228,9 +228,9 @@ def _clipped(
     return aggregation.quantities(bounds).get("clipped", {})
 
 
-def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
+def build_algorithm(spec: RunSettings, task: Task) -> Algorithm:
     """Returns the algorithm of a run, for its task."""
-    check_baselines_of(spec.baselines_of, task.domain_names)
+    check_baselines_of(spec.baseline_domains, task.domain_names)
     problem = Problem(
         model=model_to_start_from(spec.config.initial_model, task.model, spec.config.trust),
         domain_names=task.domain_names,
@@ -245,7 +245,7 @@ def build_algorithm(spec: RunSpec, task: Task) -> Algorithm:
     return with_rate_columns(algorithm, spec.algorithm)
 
 
-def build_lambda_set(spec: RunSpec, task: Task) -> Optional[LambdaSet]:
+def build_lambda_set(spec: RunSettings, task: Task) -> Optional[LambdaSet]:
     """Returns the set Lambda of a run; None if it has all mixtures.
 
     The centre of a ball is the training mixture of `task`.
@@ -264,13 +264,13 @@ def training_examples(task: Task) -> np.ndarray:
     return domain_counts(task.train, task.num_domains, MAX_READS)
 
 
-def _expected_counts(spec: RunSpec, task: Task) -> tuple[float, ...]:
+def _expected_counts(spec: RunSettings, task: Task) -> tuple[float, ...]:
     return _expected_in_round(
         spec, task, some_counts(_as_summed(spec, task), task.num_domains, MAX_READS)
     )
 
 
-def _expected_kept_out(spec: RunSpec, task: Task) -> Optional[tuple[float, ...]]:
+def _expected_kept_out(spec: RunSettings, task: Task) -> Optional[tuple[float, ...]]:
     share = share_kept_out(spec.algorithm)
     if not share:
         return None
@@ -281,7 +281,7 @@ def _expected_kept_out(spec: RunSpec, task: Task) -> Optional[tuple[float, ...]]
     )
 
 
-def _expected_in_round(spec: RunSpec, task: Task, counts: np.ndarray) -> tuple[float, ...]:
+def _expected_in_round(spec: RunSettings, task: Task, counts: np.ndarray) -> tuple[float, ...]:
     """Returns the expected number of each domain's examples in a round, from clients' counts."""
     config = spec.config
     in_round = mean_cohort_size(
@@ -290,7 +290,7 @@ def _expected_in_round(spec: RunSpec, task: Task, counts: np.ndarray) -> tuple[f
     return expected_counts(counts, in_round)
 
 
-def _as_summed(spec: RunSpec, task: Task) -> ClientDataset:
+def _as_summed(spec: RunSettings, task: Task) -> ClientDataset:
     """Returns the training clients with the examples that --limit_examples leaves them."""
     for part in (spec.privacy, spec.update_aggregator, spec.aggregation):
         if isinstance(part, LimitedOptions):
@@ -302,7 +302,7 @@ def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[R
     """Returns warnings about a run's data before its first round.
 
     Args:
-        task: The run's task; `RunSpec.load_task` has limited its clients to --max_examples.
+        task: The run's task; `RunSettings.load_task` has limited its clients to --max_examples.
         config: Settings of the run.
         kept_out: Share of each client's examples that is not trained on; see `share_kept_out`.
     """
@@ -320,7 +320,7 @@ def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[R
     return remarks
 
 
-def rare_domains(task: Task, spec: RunSpec) -> list[Remark]:
+def rare_domains(task: Task, spec: RunSettings) -> list[Remark]:
     """Returns warnings about domains in few rounds, where a run's lambda follows their losses."""
     counts, config = training_counts(task).counts, spec.config
     if counts is None or not moves_lambda(spec.algorithm):

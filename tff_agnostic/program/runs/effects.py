@@ -13,7 +13,7 @@ from tff_agnostic.program.options.user_algorithm import is_user_file
 from tff_agnostic.program.runs.options import RunConfig
 
 if TYPE_CHECKING:
-    from tff_agnostic.program.runs.spec import RunSpec
+    from tff_agnostic.program.runs.spec import RunSettings
 
 _STEPS = ("exponentiated_gradient", "projected_gradient")
 _MOVING = (*_STEPS, "cvar")
@@ -48,7 +48,7 @@ class _Ignored(NamedTuple):
     needed: str
 
 
-def check_effect(flag: str, run: RunSpec) -> None:
+def check_effect(flag: str, run: RunSettings) -> None:
     """Refuses a given setting that the other settings of a run ignore.
 
     Args:
@@ -78,11 +78,11 @@ def _ignored_by_level(flag: str, algorithm: Any) -> Optional[_Ignored]:
     return None
 
 
-def _ignored_by_baselines(flag: str, run: RunSpec) -> Optional[_Ignored]:
+def _ignored_by_baselines(flag: str, run: RunSettings) -> Optional[_Ignored]:
     if flag != "lambda_baseline_losses" or not isinstance(run.algorithm, LambdaOptions):
         return None
     baselines = run.algorithm.lambda_.baselines
-    if baselines == OWN or run.baselines_of:
+    if baselines == OWN or run.baseline_domains:
         return None
     if baselines is None:
         by = "without --lambda_baselines"

@@ -61,16 +61,16 @@ class Evaluations(Observer):
 
     def after_round(self, finished: FinishedRound) -> None:
         """Evaluates the models of a round that is due."""
-        if self.are_due(finished.num):
+        if self.is_due(finished.num):
             finished.evaluation = self(finished.state)
 
-    def are_due(self, round_num: int) -> bool:
+    def is_due(self, round_num: int) -> bool:
         """Returns whether the models are evaluated after a round."""
         return round_num % self._every == 0 or round_num == self._rounds
 
     def evaluated(self, round_num: int) -> Optional[str]:
         """Returns `Release.evaluated` of the evaluation after a round; None if none is due."""
-        return self._evaluated[round_num == self._rounds] if self.are_due(round_num) else None
+        return self._evaluated[round_num == self._rounds] if self.is_due(round_num) else None
 
     def num_due(self, after: int, up_to: int) -> int:
         """Returns the number of evaluations that are due after one round, up to another."""
@@ -85,13 +85,13 @@ class Evaluations(Observer):
         if self._evaluator.noise is not None:
             # How many clients were not finite is known with noise only: nothing is made of it.
             return self._private(state, models, on_all, self._evaluator.noise)
-        reports = self._evaluator.of_models(models, on_all, None)
+        reports = self._evaluator.evaluate_models(models, on_all, None)
         for report in reports.values():
             if report.clients["non_finite"] > 0 and report.clients["evaluated"] == 0:
                 raise self._evaluator.diverged(round_num, report, on_all)
         return reports
 
-    def at_start(self, initial: RunState) -> Optional[EvaluationReport]:
+    def evaluate_start(self, initial: RunState) -> Optional[EvaluationReport]:
         """Returns the main model's evaluation before the first round, on all test clients.
 
         None where evaluations are private: it would be one more release.

@@ -40,7 +40,7 @@ from tff_agnostic.program.options.tasks import FORMAT
 from tff_agnostic.program.runs.build import build_algorithm
 from tff_agnostic.program.runs.fleet_privacy import fleet_privacy
 from tff_agnostic.program.runs.options import RunConfig
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.tasks.task import Task
 
 # Fields of `RunConfig` that a plan does not depend on.
@@ -88,7 +88,7 @@ class DeviceSettings(Options):
 
 
 def export_request(
-    spec: RunSpec,
+    spec: RunSettings,
     task: Task,
     profile: str,
     device: DeviceSettings,
@@ -217,7 +217,7 @@ def _room_for(config: RunConfig, device: DeviceSettings, aggregation: Aggregatio
     return given or max(2 * config.clients_per_round, NUM_CLIENTS)
 
 
-def _options_without_paths(spec: RunSpec) -> dict[str, Any]:
+def _options_without_paths(spec: RunSettings) -> dict[str, Any]:
     # Where files lie is nobody's business, and would be other bytes on another machine.
     paths = {flag.name for flag in flags_of(DEFAULTS[spec.task].spec.options) if flag.is_path}
     return {name: value for name, value in spec.task_options.items() if name not in paths}

@@ -19,7 +19,7 @@ from tff_agnostic.models.model import Measure
 from tff_agnostic.program.keras_files import read_named_keras
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.saved_models import SavedModels, save_run_models
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.saving.save import FORMATS, check_request
 
 
@@ -37,7 +37,7 @@ class FinishedRun:
     table: str
 
     @property
-    def settings(self) -> RunSpec:
+    def settings(self) -> RunSettings:
         """Settings of the run, as its folder has them."""
         return RunFolder(self.path).spec()
 

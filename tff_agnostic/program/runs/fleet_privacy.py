@@ -38,7 +38,7 @@ from tff_agnostic.privacy.sampling import (
     StratifiedCohorts,
 )
 from tff_agnostic.program.runs.privacy import noise_of_run, private_training
-from tff_agnostic.program.runs.spec import RunSpec, check_sizes_by_chance
+from tff_agnostic.program.runs.spec import RunSettings, check_random_sizes
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.private import PrivateTraining
 from tff_agnostic.training.private_cohorts import noise_key
@@ -82,7 +82,7 @@ class FleetPrivacy(NamedTuple):
 
 def fleet_privacy(
     kind: str,
-    spec: RunSpec,
+    spec: RunSettings,
     task: Task,
     algorithm: Algorithm,
     restore: Optional[Restore],
@@ -116,7 +116,9 @@ def fleet_privacy(
     return _OF_KINDS[kind](spec, task, algorithm, trained)
 
 
-def _of_nodes(spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained) -> FleetPrivacy:
+def _of_nodes(
+    spec: RunSettings, task: Task, algorithm: Algorithm, trained: _Trained
+) -> FleetPrivacy:
     """Returns the privacy of an export whose nodes add the noise.
 
     Its epsilons are of what the server sees, which knows whom it asks: of sampling only the coins
@@ -161,13 +163,13 @@ def _of_nodes(spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
 
 
 def _of_training(
-    spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
+    spec: RunSettings, task: Task, algorithm: Algorithm, trained: _Trained
 ) -> FleetPrivacy:
     # Rounds are the fleet's own: nobody is evaluated.
     without = dataclasses.replace(spec.privacy, private_evaluation=None)
     privacy = _privacy(dataclasses.replace(spec, privacy=without), task, algorithm)
     aggregation = _sums(privacy)
-    check_sizes_by_chance(spec.config, aggregation)
+    check_random_sizes(spec.config, aggregation)
 
     config = spec.config
     guarantee = _guarantee(privacy, config.rounds)
@@ -183,7 +185,7 @@ def _of_training(
 
 
 def _of_evaluation(
-    spec: RunSpec, task: Task, algorithm: Algorithm, trained: _Trained
+    spec: RunSettings, task: Task, algorithm: Algorithm, trained: _Trained
 ) -> FleetPrivacy:
     privacy = _privacy(spec, task, algorithm)
     private = privacy.evaluation
@@ -253,7 +255,7 @@ def _sums(privacy: PrivateTraining) -> CentralDpSum:
     return aggregation
 
 
-def _privacy(spec: RunSpec, task: Task, algorithm: Algorithm) -> PrivateTraining:
+def _privacy(spec: RunSettings, task: Task, algorithm: Algorithm) -> PrivateTraining:
     privacy = private_training(spec, task, algorithm)
     assert privacy is not None
     return privacy
@@ -268,6 +270,6 @@ def _guarantee(privacy: PrivateTraining, rounds: int) -> Callable[[RunState], di
     return guarantee
 
 
-_OF_KINDS: Registry[Callable[[RunSpec, Task, Algorithm, _Trained], FleetPrivacy]] = Registry(
+_OF_KINDS: Registry[Callable[[RunSettings, Task, Algorithm, _Trained], FleetPrivacy]] = Registry(
     "kind of plan", {TRAINING: _of_training, EVALUATION: _of_evaluation}
 )

@@ -36,7 +36,7 @@ from tff_agnostic.program.options.user_algorithm import OWN_CODE, is_user_file
 from tff_agnostic.program.runs.baseline_files import BASELINES
 from tff_agnostic.program.runs.options import CHANGEABLE_ON_RESUME
 from tff_agnostic.program.runs.spec import (
-    RunSpec,
+    RunSettings,
     changes_of_settings,
     check_clients_per_round,
     check_evaluation_clients,
@@ -108,11 +108,11 @@ class RunFolder:
         """Reads the run that the folder holds; None if it holds none."""
         return self.saved() if self.config.exists() else None
 
-    def spec(self) -> RunSpec:
+    def spec(self) -> RunSettings:
         """Returns the run that the folder holds; see `SavedRun.spec`."""
         return self.saved().spec()
 
-    def check(self, spec: RunSpec, resume: bool) -> Optional[SavedRun]:
+    def check(self, spec: RunSettings, resume: bool) -> Optional[SavedRun]:
         """Checks that a run may begin or be resumed in the folder; writes nothing.
 
         A resumed run may have more rounds than before, and other values of the settings in
@@ -125,7 +125,7 @@ class RunFolder:
             saved = self.read()
             if saved is not None:
                 check_same(saved, spec, resume)
-            elif not (is_new_or_empty(self.path) or is_all_there_is(self.path)):
+            elif not (is_new_or_empty(self.path) or is_unstarted(self.path)):
                 raise UserError(
                     "--output_dir: expected a new or empty folder or that of a run, found "
                     f"{self.path} with other content"
@@ -135,7 +135,7 @@ class RunFolder:
             return saved
 
     @contextlib.contextmanager
-    def claim(self, spec: RunSpec, resume: bool) -> Iterator[Optional[SavedRun]]:
+    def claim(self, spec: RunSettings, resume: bool) -> Iterator[Optional[SavedRun]]:
         """While entered, the folder is that of a run, and other processes are kept out.
 
         Yields:
@@ -156,17 +156,17 @@ class RunFolder:
             yield
 
     def write_config(
-        self, spec: RunSpec, fingerprint: Mapping[str, str], execution: Mapping[str, Any]
+        self, spec: RunSettings, fingerprint: Mapping[str, str], execution: Mapping[str, Any]
     ) -> None:
         """Makes the folder that of a run.
 
         Args:
             spec: Settings of the run.
-            fingerprint: `RunSpec.fingerprint`.
+            fingerprint: `RunSettings.fingerprint`.
             execution: How its rounds are executed, as far as that can change last bits.
         """
         is_new = not self.config.exists()
-        write_made_of(self.path, fingerprint, spec.config.initial_model, is_new)
+        write_fingerprint(self.path, fingerprint, spec.config.initial_model, is_new)
         # Last: a folder with this file belongs to a run.
         flags = {"format": FORMAT, **spec.flags(), _EXECUTION: dict(execution)}
         write_json(self.config, flags)
@@ -210,7 +210,7 @@ class SavedRun:
         """Number of its last round, and of rounds between evaluations."""
         return int(self.flags["rounds"]), int(self.flags["evaluate_every"])
 
-    def spec(self, algorithm: Optional[str] = None) -> RunSpec:
+    def spec(self, algorithm: Optional[str] = None) -> RunSettings:
         """Returns the run.
 
         Args:
@@ -227,7 +227,7 @@ class SavedRun:
         except UserError as e:
             raise UserError(f"{config}: {e}") from e
 
-    def check_own(self, checkpoint: Checkpoint) -> None:
+    def check_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Checks that a checkpoint was trained with the settings and the parts of the folder."""
         settings = checkpoint.trained_with.get(_SETTINGS)
         if settings is None:
@@ -259,13 +259,13 @@ class SavedRun:
         """Checks that a run is made of what this one was trained with.
 
         Args:
-            fingerprint: `RunSpec.fingerprint`, or `Task.fingerprint` where no algorithm is used.
+            fingerprint: `RunSettings.fingerprint`, or `Task.fingerprint` without an algorithm.
             others: Names of parts that may differ, such as the examples.
         """
         saved, path = self.fingerprint, self.folder.path
         for name in dict.fromkeys((*fingerprint, *saved)):
             if name not in others and fingerprint.get(name) != saved.get(name):
-                copy = kept_model(path) if name == INITIAL_MODEL else None
+                copy = saved_start(path) if name == INITIAL_MODEL else None
                 hint = f"; it is kept: --{INITIAL_MODEL}={copy}" if copy else _HINTS.get(name, "")
                 raise UserError(
                     f"{path}: expected the {name} that the run there was trained with "
@@ -280,7 +280,7 @@ class SavedRun:
         training_files = [*self.spec().paths()]
         self.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *training_files))
 
-    def check_executed_alike(self, spec: RunSpec, execution: Mapping[str, Any]) -> None:
+    def check_execution(self, spec: RunSettings, execution: Mapping[str, Any]) -> None:
         """Checks that a private run is resumed with the execution that the folder has.
 
         A round that a crash lost is released again, with the same noise. Another execution rounds
@@ -302,7 +302,7 @@ class SavedRun:
                 )
 
 
-def check_same(saved: SavedRun, spec: RunSpec, resume: bool) -> None:
+def check_same(saved: SavedRun, spec: RunSettings, resume: bool) -> None:
     """Checks that a run is the one that a folder holds, and may be resumed."""
     path, earlier = saved.folder.path, saved.spec(spec.config.algorithm)
     different = differences(earlier, spec, saved.known_content)
@@ -324,7 +324,9 @@ def _label(name: str) -> str:
     return name if name == TENSORFLOW else f"--{name}"
 
 
-def changes(saved: Optional[SavedRun], spec: RunSpec, execution: Mapping[str, Any]) -> list[str]:
+def changes(
+    saved: Optional[SavedRun], spec: RunSettings, execution: Mapping[str, Any]
+) -> list[str]:
     """Returns a line for each change of a resumed run that its user should know.
 
     Args:
@@ -343,7 +345,7 @@ def changes(saved: Optional[SavedRun], spec: RunSpec, execution: Mapping[str, An
     ]
 
 
-def with_kept_model(saved: Optional[SavedRun], spec: RunSpec) -> RunSpec:
+def with_saved_start(saved: Optional[SavedRun], spec: RunSettings) -> RunSettings:
     """Returns a resumed run that starts from the folder's copy of its initial model.
 
     A run that names another file keeps it: the content of that file is compared.
@@ -351,14 +353,14 @@ def with_kept_model(saved: Optional[SavedRun], spec: RunSpec) -> RunSpec:
     model = spec.config.initial_model
     if saved is None or model is None or str(model) != saved.flags.get(INITIAL_MODEL):
         return spec
-    copy = kept_model(saved.folder.path)
+    copy = saved_start(saved.folder.path)
     if copy is None:
         return spec
     config = dataclasses.replace(spec.config, initial_model=copy)
     return dataclasses.replace(spec, config=config)
 
 
-def is_all_there_is(folder: Path) -> bool:
+def is_unstarted(folder: Path) -> bool:
     """Returns whether a folder holds only files that a run writes before its config."""
     if not folder.is_dir():
         return False
@@ -373,20 +375,20 @@ def is_all_there_is(folder: Path) -> bool:
     }
 
 
-def kept_model(folder: Path) -> Optional[Path]:
+def saved_start(folder: Path) -> Optional[Path]:
     """Returns the copy of the initial model of a folder's run; None if it has none."""
     fingerprint = _fingerprint(folder)
     return next((path for path in _copies(folder) if _has_digest(path, fingerprint)), None)
 
 
-def write_made_of(
+def write_fingerprint(
     folder: Path, fingerprint: Mapping[str, str], initial_model: Optional[Path], is_new: bool
 ) -> None:
     """Writes the fingerprint of a run, and a copy of its initial model, into its folder.
 
     Args:
         folder: The folder.
-        fingerprint: `RunSpec.fingerprint`.
+        fingerprint: `RunSettings.fingerprint`.
         initial_model: The file that the run starts from; None if it starts from none.
         is_new: Whether the folder has no config yet; leftovers of a killed run are then removed.
     """
@@ -398,7 +400,7 @@ def write_made_of(
         write_json(folder / FINGERPRINT, dict(fingerprint))
     elif is_new:
         (folder / FINGERPRINT).unlink(missing_ok=True)
-    if initial_model is not None and kept_model(folder) is None:
+    if initial_model is not None and saved_start(folder) is None:
         _copy(folder, initial_model, fingerprint)
 
 
@@ -443,7 +445,7 @@ def find_checkpoint(path: Path) -> tuple[SavedRun, Checkpoint]:
     is_folder, folder = path.is_dir(), folder_of_checkpoint(path)
     checkpoint = newest_checkpoint(folder.checkpoints) if is_folder else read_checkpoint(path)
     saved = folder.saved()
-    saved.check_own(checkpoint)
+    saved.check_checkpoint(checkpoint)
     return saved, checkpoint
 
 
@@ -461,12 +463,14 @@ def algorithm_of_run(folder: RunFolder) -> str:
     return algorithm if isinstance(algorithm, str) else ""
 
 
-def trained_with(spec: RunSpec, fingerprint: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]]:
+def trained_with(
+    spec: RunSettings, fingerprint: Mapping[str, str]
+) -> Mapping[str, Mapping[str, Any]]:
     """Returns the settings and digests of a run that its checkpoints store.
 
     Args:
         spec: Settings of the run.
-        fingerprint: `RunSpec.fingerprint`.
+        fingerprint: `RunSettings.fingerprint`.
     """
     paths = path_flags(spec)
     settings = {

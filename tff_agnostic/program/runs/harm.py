@@ -58,7 +58,7 @@ def last_lambda(
     return np.asarray(by_round[:, -count:].mean(axis=1))
 
 
-def without_say(
+def weightless_domains(
     lambda_: np.ndarray, domain_names: Sequence[str], algorithm: LambdaOptions
 ) -> dict[str, float]:
     """Returns lambda of the domains where it is near 0, unless it started there.
@@ -109,7 +109,7 @@ def given_up(
     ]
 
 
-def mending(algorithm: LambdaOptions) -> str:
+def lambda_advice(algorithm: LambdaOptions) -> str:
     """Returns advice on how to keep a domain's lambda from vanishing in a run of these settings."""
     player = algorithm.lambda_
     if isinstance(player.update, Cvar):
@@ -177,7 +177,9 @@ def unknown_losses(
     ]
 
 
-def never_above(baselines: Mapping[str, float], largest: Mapping[str, float]) -> list[Remark]:
+def baselines_above_losses(
+    baselines: Mapping[str, float], largest: Mapping[str, float]
+) -> list[Remark]:
     """Returns a warning if no loss was ever above its baseline, so that lambda did not move.
 
     Args:
@@ -202,7 +204,7 @@ def never_above(baselines: Mapping[str, float], largest: Mapping[str, float]) ->
     ]
 
 
-def loss_of_equal_chances(model: Model) -> Optional[tuple[float, int]]:
+def chance_loss(model: Model) -> Optional[tuple[float, int]]:
     """Returns the cross-entropy of equal probabilities, and the number of classes.
 
     None for a model with another loss.
@@ -244,7 +246,7 @@ def remarks_at_end(
     columns: Sequence[Column],
     values: Mapping[str, np.ndarray],
     report: EvaluationReport,
-    at_start: Callable[[], Optional[EvaluationReport]],
+    evaluate_start: Callable[[], Optional[EvaluationReport]],
 ) -> list[Remark]:
     """Returns the most serious warnings about a finished run.
 
@@ -254,17 +256,17 @@ def remarks_at_end(
         columns: Columns of metrics.csv.
         values: Numbers by column name.
         report: Evaluation of the main model after the last round.
-        at_start: Evaluates the model before the first round, if that is needed; returns None if it
-            is not allowed.
+        evaluate_start: Evaluates the model before the first round, if that is needed; returns None
+            if it is not allowed.
     """
     names, end = list(report.domains), _losses(report)
     found = []
     if moves_lambda(algorithm):
         lambda_ = last_lambda(values, names)
-        weights = {} if lambda_ is None else without_say(lambda_, names, algorithm)
-        start = at_start() if weights else None
+        weights = {} if lambda_ is None else weightless_domains(lambda_, names, algorithm)
+        start = evaluate_start() if weights else None
         if start is not None:
-            found += given_up(_losses(start), end, weights, mending(algorithm))
+            found += given_up(_losses(start), end, weights, lambda_advice(algorithm))
         numbers = algorithm.lambda_.known_baselines(len(names))
         if numbers:
             largest = {
@@ -272,12 +274,12 @@ def remarks_at_end(
                 for c in columns
                 if c.quantity.role is Role.DOMAIN_LOSS
             }
-            found += never_above(dict(zip(names, numbers)), largest)
+            found += baselines_above_losses(dict(zip(names, numbers)), largest)
     rates = [f"--{s}" for s in settings if s in ("client_learning_rate", "server_learning_rate")]
     if settings.get("private_evaluation", NONE) == NONE:
         # A noisy count is hardly ever 0.
         found += unknown_losses(end, int(report.clients.get("non_finite", 0)), rates)
-    classes, first = loss_of_equal_chances(model), loss_of_first_round(columns, values)
+    classes, first = chance_loss(model), loss_of_first_round(columns, values)
     if classes is not None:
         equal, count = classes
         what = f"one that gives all {count} classes the same probability"

@@ -190,7 +190,7 @@ class Progress(Observer):
             for note in notes:
                 # Above the bar.
                 tqdm.tqdm.write(f"round {finished.num}: {note}", file=sys.stderr)
-        text = round_in_short(self._quantities, self._domain_names, finished.report)
+        text = progress_text(self._quantities, self._domain_names, finished.report)
         self._bar.set_postfix_str(printable(text), refresh=False)
         self._bar.update()
         if self._has_lines and finished.num % max(1, finished.last // _NUM_LINES) == 0:
@@ -202,7 +202,7 @@ class Progress(Observer):
         self._bar.close()
 
 
-def round_in_short(
+def progress_text(
     quantities: ReportFields, domain_names: Sequence[str], report: Mapping[str, Any]
 ) -> str:
     """Returns a line about a round: the domain with the largest loss, its loss and its weight.

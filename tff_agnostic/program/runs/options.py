@@ -25,7 +25,7 @@ from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, percenti
 from tff_agnostic.models.keras import PRECISIONS
 from tff_agnostic.program.options.flag_table import FlagTable
 from tff_agnostic.program.options.flags import build, flags_of, values_of
-from tff_agnostic.program.options.tasks import options_of_tasks
+from tff_agnostic.program.options.tasks import task_flags
 from tff_agnostic.program.options.user_algorithm import (
     algorithm_named,
     is_user_file,
@@ -170,7 +170,7 @@ def settings_of_runs() -> Iterator[tuple[str, str, type]]:
             yield kind, name, spec.options
 
 
-def options_of_runs(files: Iterable[str] = ()) -> FlagTable:
+def run_flags(files: Iterable[str] = ()) -> FlagTable:
     """Returns every option of runs by its flag: the registered ones, and those of users' files.
 
     Made once per process, and once more for each set of users' options.
@@ -178,7 +178,7 @@ def options_of_runs(files: Iterable[str] = ()) -> FlagTable:
     Args:
         files: Users' files of algorithms.
     """
-    return _options_of_runs(tuple((name, algorithm_of_flag(name).options) for name in files))
+    return _options_of_runs(tuple((name, find_algorithm(name).options) for name in files))
 
 
 @functools.cache
@@ -187,7 +187,7 @@ def _options_of_runs(user_options: tuple[tuple[str, type], ...]) -> FlagTable:
     if user_options:
         # config.json has the values of all of them by name; of algorithms' a file may take some.
         others = [kind for part, _, kind in parts if part != "algorithm"]
-        taken = {flag.name for kind in others for flag in flags_of(kind)} | {*options_of_tasks()}
+        taken = {flag.name for kind in others for flag in flags_of(kind)} | {*task_flags()}
         for name, options in user_options:
             strange = next((f.name for f in flags_of(options) if f.name in taken), None)
             if strange is not None:
@@ -199,20 +199,20 @@ def _options_of_runs(user_options: tuple[tuple[str, type], ...]) -> FlagTable:
 
 
 @functools.cache
-def options_of_runtimes() -> FlagTable:
+def runtime_flags() -> FlagTable:
     """Returns the options of runtimes by flag."""
     return FlagTable.join(("runtime", name, spec.options) for name, spec in RUNTIMES.items())
 
 
-def without_effect(flag: str, config: RunConfig) -> str:
+def unused_message(flag: str, config: RunConfig) -> str:
     """Returns why a setting that was given does nothing in a run, and what it needs."""
-    option = options_of_runs().get(flag)
+    option = run_flags().get(flag)
     if option is None or not option.users:
         return f"--{flag} has no effect with --algorithm={config.algorithm}"
-    return options_of_runs().without_effect(flag, values_of(config))
+    return run_flags().unused_message(flag, values_of(config))
 
 
-def algorithm_of_flag(name: str, flag: str = "--algorithm") -> AlgorithmSpec:
+def find_algorithm(name: str, flag: str = "--algorithm") -> AlgorithmSpec:
     """Returns the algorithm that a flag names."""
     return algorithm_named(name) if is_user_file(name) else ALGORITHMS.given(flag, name)
 
@@ -222,7 +222,7 @@ def preset_settings(preset: str, algorithm: str) -> Mapping[str, Any]:
     PRESETS.given("--preset", preset)
     if preset == NO_PRESET:
         return {}
-    spec = algorithm_of_flag(algorithm)
+    spec = find_algorithm(algorithm)
     if not spec.paper_settings:
         raise UserError(
             f"--preset=paper: expected an algorithm that says what its paper has, found {algorithm}"
@@ -233,7 +233,7 @@ def preset_settings(preset: str, algorithm: str) -> Mapping[str, Any]:
 
 def algorithm_options(name: str, values: Mapping[str, Any]) -> Any:
     """Returns the settings of an algorithm; see `make`."""
-    options = algorithm_of_flag(name).options
+    options = find_algorithm(name).options
     with making_options_of(name):
         return build(options, values)
 
@@ -255,7 +255,7 @@ def paths_in(options: Any) -> dict[str, Any]:
     return paths
 
 
-def initial_file(path: Path) -> Path:
+def resolve_initial_model(path: Path) -> Path:
     """Returns the file that training starts from, also where a run's folder was given.
 
     A folder stands for its newest readable checkpoint. The other run may delete it when it is
@@ -309,6 +309,6 @@ def absolute(path: Optional[Path]) -> Optional[str]:
     return str(path.resolve()) if path is not None else None
 
 
-def path_of(text: Optional[str]) -> Optional[Path]:
+def optional_path(text: Optional[str]) -> Optional[Path]:
     """Returns the path that a setting has as text, None if it has none."""
     return Path(text) if text is not None else None

@@ -11,7 +11,7 @@ from tff_agnostic.computations.algorithm import Algorithm
 from tff_agnostic.privacy.sampling import NoiseOfClients, SecretParticipation, noise_of_clients
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.runs.evaluation import Evaluations, num_evaluations
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.private import PrivateTraining
 from tff_agnostic.training.private_cohorts import CohortPlan
@@ -26,7 +26,9 @@ _INPUT_REMARK = (
 )
 
 
-def private_training(spec: RunSpec, task: Task, algorithm: Algorithm) -> Optional[PrivateTraining]:
+def private_training(
+    spec: RunSettings, task: Task, algorithm: Algorithm
+) -> Optional[PrivateTraining]:
     """Returns the private training of a run; None if it is not private."""
     config = spec.config
     if PRIVACIES[config.privacy].build is None:
@@ -49,7 +51,7 @@ def private_training(spec: RunSpec, task: Task, algorithm: Algorithm) -> Optiona
         )
 
 
-def cohort_plan(spec: RunSpec, task: Task) -> CohortPlan:
+def cohort_plan(spec: RunSettings, task: Task) -> CohortPlan:
     """Returns the clients of a private run, and how cohorts are drawn from them."""
     config = spec.config
     return CohortPlan(
@@ -62,7 +64,7 @@ def cohort_plan(spec: RunSpec, task: Task) -> CohortPlan:
     )
 
 
-def noise_of_run(spec: RunSpec, task: Task) -> NoiseOfClients:
+def noise_of_run(spec: RunSettings, task: Task) -> NoiseOfClients:
     """Returns the clients whose noise is in the sums of a run with distributed privacy."""
     options = spec.privacy
     assert isinstance(options, DistributedOptions)
@@ -75,7 +77,7 @@ def noise_of_run(spec: RunSpec, task: Task) -> NoiseOfClients:
 
 def check_plan(
     private: PrivateTraining,
-    spec: RunSpec,
+    spec: RunSettings,
     earlier: Optional[tuple[int, int]],
     completed: int,
     evaluations: Evaluations,
@@ -117,7 +119,7 @@ def check_plan(
         )
 
 
-def _check_participation(spec: RunSpec) -> None:
+def _check_participation(spec: RunSettings) -> None:
     is_secret = isinstance(spec.privacy.participation, SecretParticipation)
     if is_secret and "participation" in spec.given and spec.config.cohort_sampling != "poisson":
         raise UserError(
@@ -127,7 +129,7 @@ def _check_participation(spec: RunSpec) -> None:
         )
 
 
-def _start_flags(spec: RunSpec) -> list[str]:
+def _start_flags(spec: RunSettings) -> list[str]:
     """Returns the flags that name trained models with which a run begins."""
     values = {
         "--initial_model": spec.config.initial_model,

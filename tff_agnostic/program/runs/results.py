@@ -44,7 +44,7 @@ from tff_agnostic.program.reports.figures import (
 from tff_agnostic.program.runs.build import evaluation_counts, training_counts
 from tff_agnostic.program.runs.evaluation import Reports
 from tff_agnostic.program.runs.folder import RunFolder
-from tff_agnostic.program.runs.spec import RunSpec, flags_without_folders
+from tff_agnostic.program.runs.spec import RunSettings, flags_without_folders
 from tff_agnostic.saving.save import SavedFile, save_for_keras
 from tff_agnostic.saving.trained_model import MADE_UP, FileCheck
 from tff_agnostic.tasks.task import Task
@@ -55,9 +55,9 @@ _DRAWN = 30
 _NAME_WIDTH = 40
 
 
-def leave_results(
+def write_results(
     folder: RunFolder,
-    spec: RunSpec,
+    spec: RunSettings,
     task: Task,
     rows: RunRows,
     models: Mapping[str, ModelWeights],
@@ -109,7 +109,7 @@ def leave_results(
         **({"privacy": privacy} if privacy is not None else {}),
         **(of_family if further else {}),
     }
-    left_out = leave_models(folder, spec, task, models, result)
+    left_out = write_models(folder, spec, task, models, result)
     if report.resampled is not None:
         write_npz(folder.resampled, report.resampled.to_arrays())
     # Last: where it is, the run is complete.
@@ -132,9 +132,9 @@ def skipped_rounds(settings: Iterable[str]) -> str:
     )
 
 
-def leave_models(
+def write_models(
     folder: RunFolder,
-    spec: RunSpec,
+    spec: RunSettings,
     task: Task,
     models: Mapping[str, ModelWeights],
     result: Mapping[str, Any],
@@ -158,7 +158,7 @@ def leave_models(
 
 
 def run_facts(
-    spec: RunSpec,
+    spec: RunSettings,
     task: Task,
     columns: Iterable[Column],
     remarks: Iterable[Remark],
@@ -237,7 +237,7 @@ def _quantity_json(quantity: ReportField) -> dict[str, Any]:
 
 def model_card(
     folder: RunFolder,
-    spec: RunSpec,
+    spec: RunSettings,
     task: Task,
     round_num: int,
     result: Optional[Mapping[str, Any]],

@@ -10,7 +10,7 @@ from tff_agnostic.aggregations.private_sum import PrivacyOptions
 from tff_agnostic.base.files import new_folder, write_json
 from tff_agnostic.program.runs.folder import find_checkpoint
 from tff_agnostic.program.runs.results import CARD, model_card, result_after
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.saving.save import SavedFile, save_models
 from tff_agnostic.saving.trained_model import MADE_UP, TEST
 
@@ -33,7 +33,7 @@ def save_run_models(
     output_dir: Path,
     formats: Sequence[str],
     quantize: str,
-    current: Callable[[RunSpec], RunSpec] = lambda spec: spec,
+    current: Callable[[RunSettings], RunSettings] = lambda spec: spec,
 ) -> SavedModels:
     """Saves every model of a checkpoint, and its card.
 

@@ -41,16 +41,16 @@ from tff_agnostic.program.runs.options import (
     NOT_STORED,
     RunConfig,
     absolute,
-    algorithm_of_flag,
     algorithm_options,
-    initial_file,
+    find_algorithm,
     limits_of_updates,
-    path_of,
+    optional_path,
     paths_in,
     preset_settings,
+    resolve_initial_model,
     stored_values,
+    unused_message,
     with_absolute_paths,
-    without_effect,
 )
 from tff_agnostic.tasks.domain_input import with_domain_input
 from tff_agnostic.tasks.task import DATA, Task, TaskContext
@@ -61,7 +61,7 @@ _CHIEF = ("task", "algorithm", "aggregation")
 
 
 @dataclasses.dataclass(frozen=True)
-class RunSpec:
+class RunSettings:
     """Settings of a run; no value is left to a default.
 
     Attributes:
@@ -75,8 +75,8 @@ class RunSpec:
         privacy: Options of differential privacy.
         update_aggregator: Limits of the sums next to an aggregator of updates.
         given: Flags of the settings that a user gave.
-        baselines_of: Names of the domains in the file or the run that has the baselines, in order;
-            empty where baselines are from neither.
+        baseline_domains: Names of the domains in the file or the run that has the baselines, in
+            order; empty where baselines are from neither.
     """
 
     task: str
@@ -89,7 +89,7 @@ class RunSpec:
     privacy: Any = Options()
     update_aggregator: Any = Options()
     given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
-    baselines_of: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    baseline_domains: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def settings(self) -> dict[str, Any]:
         """Returns the values of all settings but the task's, by flag."""
@@ -164,7 +164,9 @@ class RunSpec:
 
         See `tasks.registry.load_task`.
         """
-        context = TaskContext(self.config.seed, path_of(self.data_dir), path_of(self.data))
+        context = TaskContext(
+            self.config.seed, optional_path(self.data_dir), optional_path(self.data)
+        )
         with computing_in(self.config.precision):
             task = load_task_of_run(self.task, self.task_options, context)
             mixing = MixingTask(task, self.task, self.task_options, context, self.config.trust)
@@ -179,7 +181,7 @@ class RunSpec:
         return dataclasses.replace(task, train=FirstExamples(task.train, self.config.max_examples))
 
 
-def path_flags(spec: RunSpec) -> set[str]:
+def path_flags(spec: RunSettings) -> set[str]:
     """Returns the flags of a run that say where files lie."""
     paths = {*PLACES_OF_DATA}
     paths.update(flag.name for flag in flags_of(DEFAULTS[spec.task].spec.options) if flag.is_path)
@@ -195,7 +197,7 @@ def resolve(
     data: Optional[Path] = None,
     inherited: Optional[Mapping[str, Any]] = None,
     shared: Mapping[str, Any] = types.MappingProxyType({}),
-) -> RunSpec:
+) -> RunSettings:
     """Returns the settings of a run: given ones, defaults of the task, defaults of the options.
 
     Args:
@@ -226,11 +228,13 @@ def resolve(
     config = build(RunConfig, values)
     if config.initial_model is not None and ("initial_model" in given or "initial_model" in shared):
         # Otherwise it is an earlier run's, which may be evaluated where the file is gone.
-        config = dataclasses.replace(config, initial_model=initial_file(config.initial_model))
-    algorithm, baselines_of = with_known_baselines(
+        config = dataclasses.replace(
+            config, initial_model=resolve_initial_model(config.initial_model)
+        )
+    algorithm, baseline_domains = with_known_baselines(
         task, with_absolute_paths(algorithm_options(name, values)), config.privacy
     )
-    run = RunSpec(
+    run = RunSettings(
         task,
         values_of(with_absolute_paths(task_options_of(task, task_options))),
         absolute(data_dir),
@@ -241,15 +245,15 @@ def resolve(
         build(PRIVACIES[config.privacy].options, values),
         build(limits_of_updates(config), values),
         frozenset((*shared, *given)),
-        baselines_of,
+        baseline_domains,
     )
-    check_given(run, given)
+    check_flags_used(run, given)
     check_pooled(run.config)
     check_update_aggregator(run.config)
     return run
 
 
-def from_flags(flags: Mapping[str, Any]) -> RunSpec:
+def from_flags(flags: Mapping[str, Any]) -> RunSettings:
     """Returns the spec whose `flags()` these are.
 
     Raises:
@@ -261,11 +265,11 @@ def from_flags(flags: Mapping[str, Any]) -> RunSpec:
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
     task, options = task_in(values)
     config = build(RunConfig, checked(RunConfig, {**values, **NOT_STORED}))
-    algorithm = algorithm_of_flag(config.algorithm).options
+    algorithm = find_algorithm(config.algorithm).options
     aggregation = AGGREGATIONS[config.aggregation].options
     privacy = PRIVACIES[config.privacy].options
     update_limits = limits_of_updates(config)
-    return RunSpec(
+    return RunSettings(
         task,
         options,
         flags["data_dir"],
@@ -294,7 +298,7 @@ def check_pooled(config: RunConfig) -> None:
             raise UserError(
                 f"--{flag}: expected {wanted} with --pooled, {reason}, found {values[flag]}"
             )
-    if Trait.PARTITION_BLIND not in algorithm_of_flag(config.algorithm).traits:
+    if Trait.PARTITION_BLIND not in find_algorithm(config.algorithm).traits:
         raise UserError(
             "--algorithm: expected one to which clients do not matter, such as fed_avg or "
             f"agnostic_fed_avg, with --pooled, {reason}, found {config.algorithm}"
@@ -330,38 +334,38 @@ def check_federated(config: RunConfig, what: str) -> None:
         raise UserError(f"--pooled: expected a federated run {what}, found one of pooled examples")
 
 
-def check_given(run: RunSpec, flags: Iterable[str]) -> None:
+def check_flags_used(run: RunSettings, flags: Iterable[str]) -> None:
     """Refuses settings that were given, by their flags, but have no effect on a run."""
     names = {flag.name for part in run.parts for flag in flags_of(type(part))}
     for flag in flags:
         if flag not in names:
-            raise UserError(without_effect(flag, run.config))
+            raise UserError(unused_message(flag, run.config))
         check_effect(flag, run)
 
 
-def has_effect(run: RunSpec, flag: str) -> bool:
+def is_used(run: RunSettings, flag: str) -> bool:
     """Returns whether a setting does anything in a run."""
     try:
-        check_given(run, [flag])
+        check_flags_used(run, [flag])
     except UserError:
         return False
     return True
 
 
-def check_given_somewhere(runs: Sequence[RunSpec], flags: Iterable[str]) -> None:
+def check_used_by_any(runs: Sequence[RunSettings], flags: Iterable[str]) -> None:
     """Refuses settings that were given, by their flags, but have no effect on any of the runs."""
     for flag in flags:
-        if not any(has_effect(run, flag) for run in runs):
-            check_given(runs[0], [flag])
+        if not any(is_used(run, flag) for run in runs):
+            check_flags_used(runs[0], [flag])
 
 
-def inheriting(
-    earlier: RunSpec,
+def based_on(
+    earlier: RunSettings,
     given: Mapping[str, Any],
     task_options: Mapping[str, Any],
     data_dir: Optional[Path],
     data: Optional[Path],
-) -> RunSpec:
+) -> RunSettings:
     """Returns a run with the settings of an earlier one, except for those that are given.
 
     Args:
@@ -375,13 +379,15 @@ def inheriting(
         earlier.task,
         given,
         {**earlier.task_options, **task_options},
-        data_dir or path_of(earlier.data_dir),
-        data or path_of(earlier.data),
+        data_dir or optional_path(earlier.data_dir),
+        data or optional_path(earlier.data),
         inherited=earlier.settings(),
     )
 
 
-def differences(earlier: RunSpec, spec: RunSpec, known_content: Container[str]) -> list[str]:
+def differences(
+    earlier: RunSettings, spec: RunSettings, known_content: Container[str]
+) -> list[str]:
     """Returns the differences of two runs in words, such as "--seed is 0 there and 1 here".
 
     Args:
@@ -404,7 +410,7 @@ def differences(earlier: RunSpec, spec: RunSpec, known_content: Container[str]) 
     ]
 
 
-def changes_of_settings(earlier: RunSpec, spec: RunSpec) -> list[str]:
+def changes_of_settings(earlier: RunSettings, spec: RunSettings) -> list[str]:
     """Returns a line for each changed setting of a resumed run that its user should know."""
     saved, current = earlier.settings(), spec.settings()
     return [
@@ -415,7 +421,7 @@ def changes_of_settings(earlier: RunSpec, spec: RunSpec) -> list[str]:
     ]
 
 
-def _found_by_content(spec: RunSpec, known_content: Container[str]) -> set[str]:
+def _found_by_content(spec: RunSettings, known_content: Container[str]) -> set[str]:
     """Returns the flags of files whose content is known."""
     flags = {*PLACES_OF_DATA} if DATA in known_content else set()
     return flags | {flag for flag in path_flags(spec) if flag in known_content}
@@ -426,7 +432,7 @@ def check_clients_per_round(config: RunConfig, aggregation: Aggregation) -> None
     _check("clients_per_round", config.clients_per_round, aggregation)
 
 
-def check_sizes_by_chance(config: RunConfig, aggregation: Aggregation) -> None:
+def check_random_sizes(config: RunConfig, aggregation: Aggregation) -> None:
     """Checks that no cohort can have fewer clients than a sum needs: the run would end there.
 
     Args:
@@ -463,7 +469,7 @@ def _check(flag: str, value: int, aggregation: Aggregation) -> None:
         raise UserError(f"--{flag}: expected {expected}, found {value}")
 
 
-def flags_without_folders(spec: RunSpec) -> dict[str, Any]:
+def flags_without_folders(spec: RunSettings) -> dict[str, Any]:
     """Returns all flags of a run, with names of files instead of their paths."""
     flags, paths = spec.flags(), spec.paths()
     named = {name: _file_names(flags[name]) for name in path_flags(spec)}

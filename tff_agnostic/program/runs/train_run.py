@@ -19,8 +19,8 @@ from tff_agnostic.program.options.user_algorithm import algorithm_label
 from tff_agnostic.program.runs.baselines import with_baselines
 from tff_agnostic.program.runs.finished import FinishedRun
 from tff_agnostic.program.runs.folder import RunFolder
-from tff_agnostic.program.runs.options import RunConfig, algorithm_of_flag
-from tff_agnostic.program.runs.spec import RunSpec, resolve
+from tff_agnostic.program.runs.options import RunConfig, find_algorithm
+from tff_agnostic.program.runs.spec import RunSettings, resolve
 from tff_agnostic.program.runs.training import TrainingRun
 from tff_agnostic.runtimes.options import ExecutionOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
@@ -40,7 +40,7 @@ def run_settings(
     privacy: Optional[Options] = None,
     data: Optional[PathName] = None,
     data_dir: Optional[PathName] = None,
-) -> RunSpec:
+) -> RunSettings:
     """Returns the settings of a run; options that are None have the defaults of the task.
 
     `dataclasses.replace(run_settings("digits").config, rounds=5)` changes a default of the task.
@@ -63,7 +63,7 @@ def run_settings(
     named = resolve(task, {}, {}, shared=given).config
     parts = (
         ("task_options", task, kind, task_options),
-        ("algorithm", named.algorithm, algorithm_of_flag(named.algorithm).options, algorithm),
+        ("algorithm", named.algorithm, find_algorithm(named.algorithm).options, algorithm),
         ("aggregation", named.aggregation, AGGREGATIONS[named.aggregation].options, aggregation),
         ("privacy", named.privacy, PRIVACIES[named.privacy].options, privacy),
     )
@@ -87,7 +87,7 @@ def run_settings(
 
 
 def train_run(
-    settings: RunSpec,
+    settings: RunSettings,
     folder: PathName,
     *,
     runtime: Optional[Options] = None,
@@ -145,7 +145,7 @@ def started(runtime: str, options: Options) -> Iterator[Any]:
 
 
 def train_in_folder(
-    spec: RunSpec,
+    spec: RunSettings,
     path: Path,
     runtime: Runtime,
     stop: StopRequest,

@@ -31,8 +31,8 @@ from tff_agnostic.program.runs.observers import (
 )
 from tff_agnostic.program.runs.options import RunConfig
 from tff_agnostic.program.runs.privacy import check_plan
-from tff_agnostic.program.runs.results import leave_results, skipped_rounds
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.results import skipped_rounds, write_results
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.saving.checkpoints import Checkpoint, CheckpointFolder
 from tff_agnostic.tasks.task import DATA, Task
@@ -43,7 +43,7 @@ from tff_agnostic.training.private import PrivacyAccount, PrivateTraining
 _FLAGS_OF_RATES = "--client_learning_rate or --server_learning_rate"
 
 
-def has_result_of(path: Path, config: RunConfig) -> bool:
+def has_result(path: Path, config: RunConfig) -> bool:
     """Returns whether a result.json has all rounds of a run, evaluated as its settings say."""
     if not path.exists():
         return False
@@ -82,11 +82,11 @@ class TrainingRun:
 
     def __init__(
         self,
-        spec: RunSpec,
+        spec: RunSettings,
         folder: RunFolder,
         runtime: Runtime,
         resume: bool,
-        load_task: Callable[[RunSpec], Task] = RunSpec.load_task,
+        load_task: Callable[[RunSettings], Task] = RunSettings.load_task,
         draws: bool = True,
     ) -> None:
         # Before the rest, which takes a while.
@@ -205,7 +205,7 @@ class TrainingRun:
         if not self._folder.result.exists():
             return False
         self._folder.check(self.spec, resume=True)
-        return has_result_of(self._folder.result, self.spec.config)
+        return has_result(self._folder.result, self.spec.config)
 
     def _start(self) -> RunState:
         """Returns the initial state, or that of the newest checkpoint; loads rows and account."""
@@ -215,7 +215,7 @@ class TrainingRun:
             self._check_same_releases(checkpoint)
         if checkpoint is not None:
             if self._saved is not None:
-                self._saved.check_own(checkpoint)
+                self._saved.check_checkpoint(checkpoint)
             state = checkpoint.restore(state, str(self._folder.checkpoints))
             print(f"going on after round {checkpoint.round_num}")
         self.parts.rows.history.load(completed_rounds=int(state.round_num))
@@ -269,10 +269,10 @@ class TrainingRun:
         """
         config, completed = self.spec.config, int(state.round_num)
         last, every = (0, 1) if self._saved is None else self._saved.last_evaluation
-        if 0 < last <= completed and last % every and not self.parts.evaluations.are_due(last):
+        if 0 < last <= completed and last % every and not self.parts.evaluations.is_due(last):
             self.parts.rows.change_evaluation(last, None)
         is_last = completed == config.rounds
-        was_last = 0 < completed == last and self.parts.evaluations.are_due(completed)
+        was_last = 0 < completed == last and self.parts.evaluations.is_due(completed)
         if not (is_last or (was_last and config.evaluation_clients is not None)):
             return None
         reports = self.parts.evaluations(state)
@@ -291,9 +291,9 @@ class TrainingRun:
             self.parts.rows.columns,
             self.parts.rows.history.values(),
             next(iter(reports.values())),
-            lambda: self.parts.evaluations.at_start(self.parts.initial),
+            lambda: self.parts.evaluations.evaluate_start(self.parts.initial),
         )
-        self.left_out = leave_results(
+        self.left_out = write_results(
             self._folder,
             self.spec,
             self.parts.task,

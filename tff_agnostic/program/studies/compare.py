@@ -12,12 +12,12 @@ from tff_agnostic.base.files import write_json
 from tff_agnostic.base.later import matplotlib
 from tff_agnostic.base.options import OptionError, Options
 from tff_agnostic.base.registry import Registry
-from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, session
+from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, session
 from tff_agnostic.program.options.process import Interrupted, StopRequest
 from tff_agnostic.program.reports.document import table_text, to_terminal
 from tff_agnostic.program.reports.run_page import with_results_kept
 from tff_agnostic.program.runs.baselines import with_baselines
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.runs.train_run import PathName, runtime_options, started
 from tff_agnostic.program.studies.comparison import Comparison
 from tff_agnostic.program.studies.comparison_page import (
@@ -83,7 +83,7 @@ class CompareOptions(TrialOptions):
     resume: bool = False
 
 
-def compare(given: GivenRun) -> ComparedRuns:
+def compare(given: RunArguments) -> ComparedRuns:
     """Makes all trials, and writes compare.json."""
     own = given.own
     arms = given_arms(given)
@@ -99,7 +99,7 @@ def compare(given: GivenRun) -> ComparedRuns:
 
 
 def compare_runs(
-    rows: Mapping[str, RunSpec],
+    rows: Mapping[str, RunSettings],
     folder: PathName,
     *,
     trials: int = 3,
@@ -143,7 +143,7 @@ def compare_runs(
 
 
 def _compare(
-    specs: dict[str, list[RunSpec]],
+    specs: dict[str, list[RunSettings]],
     stages: Mapping[str, Stages],
     labels: Mapping[str, str],
     path: Path,
@@ -170,21 +170,21 @@ def _compare(
     return ComparedRuns(path, comparison, tuple(harm), tuple(verdicts(comparison, algorithms)))
 
 
-def _first(specs: Mapping[str, Sequence[RunSpec]]) -> RunSpec:
+def _first(specs: Mapping[str, Sequence[RunSettings]]) -> RunSettings:
     return next(iter(specs.values()))[0]
 
 
-def _with_seed(spec: RunSpec, seed: int) -> RunSpec:
+def _with_seed(spec: RunSettings, seed: int) -> RunSettings:
     return dataclasses.replace(spec, config=dataclasses.replace(spec.config, seed=seed))
 
 
 def _with_baselines(
-    specs: dict[str, list[RunSpec]],
+    specs: dict[str, list[RunSettings]],
     folder: Path,
     runtime: Runtime,
     stop: StopRequest,
     show_progress: bool,
-) -> dict[str, list[RunSpec]]:
+) -> dict[str, list[RunSettings]]:
     """Returns the trials of each row, whose references are those of the first trial."""
     runs = [spec for row in specs.values() for spec in row]
     complete = iter(with_baselines(runs, folder, runtime, stop, show_progress=show_progress))

@@ -16,11 +16,11 @@ from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.models.model import Measure, main_measure, measures_of
-from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, session
+from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, session
 from tff_agnostic.program.reports.document import to_terminal
 from tff_agnostic.program.reports.html import chosen_title
 from tff_agnostic.program.runs.build import training_examples
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.comparison import MAX_TRIALS
 from tff_agnostic.program.studies.frontier import GRIDS, Frontier, Mixture, check_time, mixtures
 from tff_agnostic.program.studies.frontier_page import (
@@ -70,7 +70,7 @@ class FrontierOptions(TrialOptions):
     resume: bool = False
 
 
-def draw_frontier(given: GivenRun) -> None:
+def draw_frontier(given: RunArguments) -> None:
     """Runs all trials; prints and writes the frontier."""
     own = given.own
     arms = given_arms(given)
@@ -133,7 +133,7 @@ def _measure(own: FrontierOptions, task: Task) -> Measure:
     return measures[name]
 
 
-def _check_not_private(specs: Mapping[str, Sequence[RunSpec]]) -> None:
+def _check_not_private(specs: Mapping[str, Sequence[RunSettings]]) -> None:
     for row, (first, *_) in specs.items():
         if first.config.privacy != "none":
             raise UserError(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Optional
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.domain_weights.excess import OWN, TRIVIAL
-from tff_agnostic.program.commands.command_line import GivenRun, TaskOptions
+from tff_agnostic.program.commands.command_line import RunArguments, TaskOptions
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import assignments
 from tff_agnostic.program.options.flags import REPEATED
@@ -19,8 +19,8 @@ from tff_agnostic.program.options.user_algorithm import (
     algorithm_named,
     is_user_file,
 )
-from tff_agnostic.program.runs.options import algorithm_of_flag
-from tff_agnostic.program.runs.spec import RunSpec, check_given_somewhere
+from tff_agnostic.program.runs.options import find_algorithm
+from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any
 from tff_agnostic.program.studies.comparison import MAX_TRIALS
 from tff_agnostic.tasks.domain_input import EMBEDDING
 
@@ -116,7 +116,7 @@ def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
     arms = {
         algorithm_label(name): Arm(WORDS[name].label, WORDS[name].settings, name)
         if name in WORDS
-        else Arm(algorithm_of_flag(name, "--algorithms").label, {"algorithm": name})
+        else Arm(find_algorithm(name, "--algorithms").label, {"algorithm": name})
         for name in names
     }
     if not arms or len(arms) < len(names):
@@ -244,7 +244,7 @@ class TrialOptions(ArmOptions):
     trials: Annotated[int, Within(least=1, most=MAX_TRIALS)] = 3
 
 
-def given_arms(given: GivenRun) -> dict[str, Arm]:
+def given_arms(given: RunArguments) -> dict[str, Arm]:
     """Returns the rows of a comparison, by the names of their folders."""
     own, options = given.own, given.options
     if own.arms is None:
@@ -254,7 +254,7 @@ def given_arms(given: GivenRun) -> dict[str, Arm]:
     return parsed_arms(own.arms, lambda flag, text: options[flag].parsed(text))
 
 
-def overrides(given: GivenRun, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def overrides(given: RunArguments, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns the settings of --override for each of `names`."""
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
     for text in given.own.override:
@@ -270,8 +270,8 @@ def overrides(given: GivenRun, names: Sequence[str]) -> dict[str, dict[str, Any]
 
 
 def trial_specs(
-    given: GivenRun, arms: Mapping[str, Arm], called: Optional[Mapping[str, str]] = None
-) -> dict[str, list[RunSpec]]:
+    given: RunArguments, arms: Mapping[str, Arm], called: Optional[Mapping[str, str]] = None
+) -> dict[str, list[RunSettings]]:
     """Returns the runs of each row; their seeds are the given one, or 0, and those after it.
 
     Args:
@@ -302,5 +302,5 @@ def trial_specs(
         takers = [runs[0] for name, runs in specs.items() if flag not in arms[name].settings]
         if not takers:
             raise UserError(f"--{flag} has no effect: every row has its own: {', '.join(arms)}")
-        check_given_somewhere(takers, [flag])
+        check_used_by_any(takers, [flag])
     return specs

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER
 
 _CLIENT, _DOMAIN = "client_learning_rate", "lambda_learning_rate"
@@ -43,7 +43,7 @@ FACTORS = (
 FINALISTS = 2
 
 
-def settings_of(row: str, first: RunSpec, number: int) -> list[dict[str, float]]:
+def settings_of(row: str, first: RunSettings, number: int) -> list[dict[str, float]]:
     """Returns the changed learning rates of each setting of a method, by flag.
 
     Args:

@@ -18,12 +18,12 @@ from tff_agnostic.base.files import write_json
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.domain_weights.excess import OWN
 from tff_agnostic.models.keras import last_layer
-from tff_agnostic.program.commands.command_line import GivenRun
+from tff_agnostic.program.commands.command_line import RunArguments
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.progress import LongWork
 from tff_agnostic.program.runs.baseline_files import BASELINES, FILE_NAME
 from tff_agnostic.program.runs.baselines import with_baselines
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.choice import (
     Judged,
     attained,
@@ -83,13 +83,13 @@ class Rows:
         clients: The validation clients.
     """
 
-    given: GivenRun
+    given: RunArguments
     arms: Mapping[str, Arm]
     clients: ValidationClients
 
     def spec(
         self, row: str, changes: Mapping[str, Any], trial: int, is_final: bool = False
-    ) -> RunSpec:
+    ) -> RunSettings:
         """Returns a run of a method.
 
         Args:
@@ -104,7 +104,7 @@ class Rows:
 
     def stages(
         self, row: str, changes: Mapping[str, Any], trial: int, is_final: bool = False
-    ) -> tuple[Optional[RunSpec], RunSpec]:
+    ) -> tuple[Optional[RunSettings], RunSettings]:
         """Returns the first stage of a run, if it has one, and the evaluated stage; see `spec`."""
         spec = self.spec(row, changes, trial, is_final)
         if row != LAST_LAYER:
@@ -122,7 +122,7 @@ class Rows:
 
 
 def prepared(
-    rows: Rows, runs: RunSet[RunSpec], runtime: Runtime, stop: StopRequest
+    rows: Rows, runs: RunSet[RunSettings], runtime: Runtime, stop: StopRequest
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Makes references; returns each method's fixed settings by flag, and reasons of exclusions."""
     fixed: dict[str, dict[str, Any]] = {}
@@ -138,7 +138,7 @@ def prepared(
 
 
 def _fixed(
-    rows: Rows, row: str, runs: RunSet[RunSpec], runtime: Runtime, stop: StopRequest
+    rows: Rows, row: str, runs: RunSet[RunSettings], runtime: Runtime, stop: StopRequest
 ) -> Union[dict[str, Any], str]:
     spec = rows.spec(row, {}, 0)
     if row == LAST_LAYER and not last_layer(rows.clients.judging(spec).model).others:
@@ -183,7 +183,7 @@ class PortfolioSearch:
     rows: Rows
     fixed: Mapping[str, Mapping[str, Any]]
     objective: Objective
-    runs: RunSet[RunSpec]
+    runs: RunSet[RunSettings]
     runtime: Runtime
     stop: StopRequest
     may_lose: Optional[float] = None
@@ -292,18 +292,18 @@ class PortfolioSearch:
         row: str,
         setting: int,
         trial: int,
-    ) -> Job[RunSpec]:
+    ) -> Job[RunSettings]:
         first, spec = self.rows.stages(row, tries[row][setting], trial)
         name = f"{_SEARCH}/{trial_name(_folder(row, setting), trial)}"
         if first is None:
             return Job(name, spec)
         return stage_job(name, f"{FIRST_STAGES}/{name}", first, spec, self.rows.clients.judging)
 
-    def _reason(self, job: Job[RunSpec]) -> Optional[str]:
+    def _reason(self, job: Job[RunSettings]) -> Optional[str]:
         outcome = self.runs.outcome(job)
         return None if outcome is None else outcome.reason
 
-    def _comparison(self, jobs: Mapping[str, Sequence[Job[RunSpec]]]) -> Comparison:
+    def _comparison(self, jobs: Mapping[str, Sequence[Job[RunSettings]]]) -> Comparison:
         labels = {row: arm.label for row, arm in self.rows.arms.items()}
         return results(self.runs, jobs, self.rows.clients.judging, labels, {})
 

@@ -20,10 +20,15 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.data.clients import client_domain_counts
 from tff_agnostic.models.model import measures_of
-from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, TaskOptions, session
+from tff_agnostic.program.commands.command_line import (
+    RunArguments,
+    RunCommand,
+    TaskOptions,
+    session,
+)
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.process import StopRequest
-from tff_agnostic.program.runs.spec import RunSpec, check_given_somewhere
+from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any
 from tff_agnostic.program.studies.choice import REGRET, chosen, share_of
 from tff_agnostic.program.studies.methods import BASELINE, Arm, arms_of_algorithms
 from tff_agnostic.program.studies.portfolio import FACTORS, IF_NAMED, PORTFOLIO
@@ -79,7 +84,7 @@ class RecommendOptions(TaskOptions):
         return Budget(self.tries, self.trials, self.hours)
 
 
-def recommend(given: GivenRun) -> Recommended:
+def recommend(given: RunArguments) -> Recommended:
     """Trains the portfolio, chooses, trains the choice on all clients, and writes the results."""
     own, request = given.own, parse_request(given)
     objective, first = request.objective, request.first
@@ -128,7 +133,7 @@ class RecommendRequest:
     """
 
     rows: Rows
-    first: RunSpec
+    first: RunSettings
     objective: Objective
     may_lose: Optional[float]
 
@@ -148,7 +153,7 @@ class RecommendRequest:
         return RunTrainer(runtime, stop, self.rows.clients.judging, draws=False)
 
     def search(
-        self, runs: RunSet[RunSpec], trainer: RunTrainer, runtime: Runtime, stop: StopRequest
+        self, runs: RunSet[RunSettings], trainer: RunTrainer, runtime: Runtime, stop: StopRequest
     ) -> tuple[PortfolioSearch, dict[str, str]]:
         """Makes the references; returns the search, and the reasons of excluded methods."""
         fixed, excluded = prepared(self.rows, runs, runtime, stop)
@@ -164,7 +169,7 @@ class RecommendRequest:
         ), excluded
 
 
-def parse_request(given: GivenRun) -> RecommendRequest:
+def parse_request(given: RunArguments) -> RecommendRequest:
     """Returns a request, after every check that needs no training."""
     own, text = given.own, given.own.average_may_lose
     may_lose = None if text is None else share_of("--average_may_lose", text)
@@ -173,7 +178,7 @@ def parse_request(given: GivenRun) -> RecommendRequest:
     first = rows.spec(BASELINE, {}, 0)
     _check_private(first)
     rows = rows.without(())
-    check_given_somewhere([rows.spec(row, {}, 0) for row in arms], given.settings)
+    check_used_by_any([rows.spec(row, {}, 0) for row in arms], given.settings)
     task = rows.clients.judging(first)
     check_judges(task)
     if rows.clients.are_heldout:
@@ -195,7 +200,7 @@ def _portfolio(words: Sequence[str]) -> dict[str, Arm]:
     return arms_of_algorithms([BASELINE, *(word for word in words if word != BASELINE)])
 
 
-def _check_private(spec: RunSpec) -> None:
+def _check_private(spec: RunSettings) -> None:
     if spec.config.privacy != "none":
         raise UserError(
             f"--privacy={spec.config.privacy}: expected none: validation clients and the training "

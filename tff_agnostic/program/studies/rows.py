@@ -12,7 +12,7 @@ from tff_agnostic.metrics.evaluation_report import statistic_names
 from tff_agnostic.models.model import measures_of
 from tff_agnostic.program.progress import LongWork
 from tff_agnostic.program.runs.folder import RunFolder
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.comparison import (
     COMPARISON_FILE,
     LABELS,
@@ -25,13 +25,13 @@ from tff_agnostic.program.studies.runset import Job, RunSet
 from tff_agnostic.program.studies.stages import Stages, stage_jobs, stage_remarks
 from tff_agnostic.tasks.task import Task
 
-Jobs = Mapping[str, Sequence[Job[RunSpec]]]
+Jobs = Mapping[str, Sequence[Job[RunSettings]]]
 
 
 def train_rows(
-    runs: RunSet[RunSpec],
-    load_task: Callable[[RunSpec], Task],
-    specs: Mapping[str, Sequence[RunSpec]],
+    runs: RunSet[RunSettings],
+    load_task: Callable[[RunSettings], Task],
+    specs: Mapping[str, Sequence[RunSettings]],
     stages: Mapping[str, Stages],
     labels: Mapping[str, str],
     command: str,
@@ -86,9 +86,9 @@ def train_rows(
 
 
 def results(
-    runs: RunSet[RunSpec],
+    runs: RunSet[RunSettings],
     jobs: Jobs,
-    load_task: Callable[[RunSpec], Task],
+    load_task: Callable[[RunSettings], Task],
     labels: Mapping[str, str],
     remarks: Mapping[str, str],
 ) -> Comparison:

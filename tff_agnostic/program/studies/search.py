@@ -17,7 +17,7 @@ from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.progress import LongWork
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.heldout import check_heldout
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.comparison import FIRST_STAGES
 from tff_agnostic.program.studies.optuna_studies import (
     COUNTED,
@@ -68,8 +68,8 @@ class TrialRunner:
 
     objective: Objective
     seeds: tuple[int, ...]
-    load_task: Callable[[RunSpec], Task]
-    runs: RunSet[RunSpec]
+    load_task: Callable[[RunSettings], Task]
+    runs: RunSet[RunSettings]
 
     def __call__(self, arm: SearchedArm, claim: Claim, work: LongWork) -> TrialEnd:
         """Makes the missing runs of a trial.
@@ -105,8 +105,8 @@ class TrialRunner:
         return TrialEnd(TrialState.COMPLETE, sum(values) / len(values))
 
     def _job(
-        self, arm: SearchedArm, claim: Claim, spec: RunSpec, values: Sequence[float]
-    ) -> Job[RunSpec]:
+        self, arm: SearchedArm, claim: Claim, spec: RunSettings, values: Sequence[float]
+    ) -> Job[RunSettings]:
         first, second = arm.stages(spec)
         seed = spec.config.seed
         name = f"{claim.run_name}/seed_{seed}"

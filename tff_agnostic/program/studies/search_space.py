@@ -18,9 +18,9 @@ from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, EvaluationRepo
 from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.models.model import Measure, main_measure
 from tff_agnostic.program.options.flags import Flag
-from tff_agnostic.program.options.tasks import options_of_tasks
+from tff_agnostic.program.options.tasks import task_flags
 from tff_agnostic.program.runs.heldout import split_options
-from tff_agnostic.program.runs.options import options_of_runs
+from tff_agnostic.program.runs.options import run_flags
 
 FORM = "LOW..HIGH, LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,..."
 _CHOICE, _LOG, _DOTS = "choice:", "log:", ".."
@@ -217,7 +217,7 @@ def searchable(task: str, options: Optional[Mapping[str, Flag]] = None) -> Regis
     """
     found = {
         name: setting
-        for name, setting in (options_of_runs() if options is None else options).items()
+        for name, setting in (run_flags() if options is None else options).items()
         if (setting.users or name in _OF_RUNS) and not setting.is_path
     }
     return Registry("setting to search", {**found, **task_settings(task)})
@@ -228,7 +228,7 @@ def task_settings(task: str) -> dict[str, Flag]:
     fixed = split_options(task)
     return {
         flag: option
-        for flag, option in options_of_tasks().items()
+        for flag, option in task_flags().items()
         if ("task", task) in option.users and flag not in fixed and not option.is_path
     }
 

@@ -21,10 +21,10 @@ from tff_agnostic.program.options.user_algorithm import is_user_file
 from tff_agnostic.program.runs.build import build_algorithm
 from tff_agnostic.program.runs.heldout import split_options
 from tff_agnostic.program.runs.spec import (
-    RunSpec,
+    RunSettings,
     check_clients_per_round,
-    check_sizes_by_chance,
-    has_effect,
+    check_random_sizes,
+    is_used,
     resolve,
 )
 from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER, WORDS
@@ -45,8 +45,8 @@ class SearchedArm:
         name: Name of its folder.
         label: Label in tables and figures.
         task: Name of the task.
-        given: Given settings of this method, with the algorithm, by flag.
-        shared: Given settings of all methods, by flag.
+        given: CommandArguments settings of this method, with the algorithm, by flag.
+        shared: CommandArguments settings of all methods, by flag.
         task_options: Options of the task, by field: given ones, and those of the held-out split.
         data_dir: Folder with the task's files.
         data: The client store.
@@ -73,7 +73,7 @@ class SearchedArm:
         algorithm = str(self.given["algorithm"])
         return str(Path(algorithm).resolve()) if is_user_file(algorithm) else algorithm
 
-    def spec(self, sampled: Mapping[str, Any], seed: int) -> RunSpec:
+    def spec(self, sampled: Mapping[str, Any], seed: int) -> RunSettings:
         """Returns a run.
 
         Args:
@@ -82,7 +82,7 @@ class SearchedArm:
         """
         return self._resolved({f: self.dimensions[f].value(v) for f, v in sampled.items()}, seed)
 
-    def stages(self, spec: RunSpec) -> tuple[Optional[RunSpec], RunSpec]:
+    def stages(self, spec: RunSettings) -> tuple[Optional[RunSettings], RunSettings]:
         """Returns the first stage of a trial, if it has two, and the searched stage.
 
         The first stage is FedAvg with the given settings of all methods.
@@ -158,10 +158,10 @@ class SearchedArm:
         return {
             name: flags[name]
             for name in kept
-            if name in flags and (name in of_task or has_effect(spec, name))
+            if name in flags and (name in of_task or is_used(spec, name))
         }
 
-    def _resolved(self, values: Mapping[str, Any], seed: int) -> RunSpec:
+    def _resolved(self, values: Mapping[str, Any], seed: int) -> RunSettings:
         of_task = task_settings(self.task)
         options = {f: v for f, v in values.items() if f in of_task}
         of_run = {f: v for f, v in values.items() if f not in of_task}
@@ -176,12 +176,12 @@ class SearchedArm:
         )
 
 
-def check_run(spec: RunSpec, task: Task) -> None:
+def check_run(spec: RunSettings, task: Task) -> None:
     """Checks a run as it checks itself before its first round."""
     check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
     aggregation = spec.build_training_aggregation()
     check_clients_per_round(spec.config, aggregation)
-    check_sizes_by_chance(spec.config, aggregation)
+    check_random_sizes(spec.config, aggregation)
     build_algorithm(spec, task)
 
 

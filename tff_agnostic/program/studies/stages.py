@@ -14,9 +14,9 @@ from typing import Any, Callable, NamedTuple
 
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.models.keras import LastLayer, last_layer
-from tff_agnostic.program.commands.command_line import GivenRun
-from tff_agnostic.program.runs.options import initial_file
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.commands.command_line import RunArguments
+from tff_agnostic.program.runs.options import resolve_initial_model
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.comparison import (
     FIRST_STAGES,
     first_stage_folder,
@@ -42,12 +42,12 @@ class Stages(NamedTuple):
         second: The runs that start from FedAvg's models, without these models.
     """
 
-    first: Sequence[RunSpec]
-    second: Sequence[RunSpec]
+    first: Sequence[RunSettings]
+    second: Sequence[RunSettings]
 
 
 def staged(
-    given: GivenRun, arms: Mapping[str, Arm], specs: Mapping[str, Sequence[RunSpec]]
+    given: RunArguments, arms: Mapping[str, Arm], specs: Mapping[str, Sequence[RunSettings]]
 ) -> dict[str, Stages]:
     """Returns the stages of the rows with two; each stage has half of the rounds.
 
@@ -75,7 +75,7 @@ def _is_plain(arm: Arm) -> bool:
     return not arm.word and arm.settings["algorithm"] == BASELINE and is_federated
 
 
-def split_into_stages(first: RunSpec, whole: RunSpec) -> tuple[RunSpec, RunSpec]:
+def split_into_stages(first: RunSettings, whole: RunSettings) -> tuple[RunSettings, RunSettings]:
     """Returns the two stages of a run, which share its rounds; the first one takes an odd round.
 
     Args:
@@ -97,7 +97,7 @@ def split_into_stages(first: RunSpec, whole: RunSpec) -> tuple[RunSpec, RunSpec]
     return _with(first, rounds=rounds - second), _with(whole, rounds=second)
 
 
-def joined(first: RunSpec, second: RunSpec) -> RunSpec:
+def joined(first: RunSettings, second: RunSettings) -> RunSettings:
     """Returns the run of two stages: the inverse of the other functions."""
     return _with(
         second,
@@ -107,13 +107,13 @@ def joined(first: RunSpec, second: RunSpec) -> RunSpec:
     )
 
 
-def _with(spec: RunSpec, **changes: Any) -> RunSpec:
+def _with(spec: RunSettings, **changes: Any) -> RunSettings:
     return dataclasses.replace(spec, config=dataclasses.replace(spec.config, **changes))
 
 
 def stage_jobs(
-    folder: Path, row: str, stages: Stages, load_task: Callable[[RunSpec], Task]
-) -> list[Job[RunSpec]]:
+    folder: Path, row: str, stages: Stages, load_task: Callable[[RunSettings], Task]
+) -> list[Job[RunSettings]]:
     """Returns the trials of a row with two stages.
 
     Args:
@@ -130,10 +130,10 @@ def stage_jobs(
 def stage_job(
     name: str,
     first_name: str,
-    first: RunSpec,
-    second: RunSpec,
-    load_task: Callable[[RunSpec], Task],
-) -> Job[RunSpec]:
+    first: RunSettings,
+    second: RunSettings,
+    load_task: Callable[[RunSettings], Task],
+) -> Job[RunSettings]:
     """Returns a run of two stages.
 
     Args:
@@ -149,9 +149,9 @@ def stage_job(
 
 
 def stage_remarks(
-    specs: Mapping[str, Sequence[RunSpec]],
+    specs: Mapping[str, Sequence[RunSettings]],
     stages: Mapping[str, Stages],
-    load_task: Callable[[RunSpec], Task],
+    load_task: Callable[[RunSettings], Task],
 ) -> dict[str, str]:
     """Returns explanations of pooled rows and of rows with two stages, by their names."""
     remarks = {row: _POOLED for row, (run, *_) in specs.items() if run.config.pooled}
@@ -160,7 +160,7 @@ def stage_remarks(
     return remarks
 
 
-def second_stage_settings(second: RunSpec, first: Path, layer: LastLayer) -> RunSpec:
+def second_stage_settings(second: RunSettings, first: Path, layer: LastLayer) -> RunSettings:
     """Returns the second stage of a run with its initial model and its frozen layers.
 
     Args:
@@ -168,12 +168,14 @@ def second_stage_settings(second: RunSpec, first: Path, layer: LastLayer) -> Run
     """
     return _with(
         second,
-        initial_model=initial_file(first),
+        initial_model=resolve_initial_model(first),
         frozen_layers=(*second.config.frozen_layers, *layer.others),
     )
 
 
-def _check_same_rounds(folder: Path, row: str, trial: int, first: RunSpec, second: RunSpec) -> None:
+def _check_same_rounds(
+    folder: Path, row: str, trial: int, first: RunSettings, second: RunSettings
+) -> None:
     folders = (first_stage_folder(folder, row, trial), trial_folder(folder, row, trial))
     for spec, run_folder in zip((first, second), folders):
         saved = run_folder.read()
@@ -185,7 +187,7 @@ def _check_same_rounds(folder: Path, row: str, trial: int, first: RunSpec, secon
             )
 
 
-def _remark(first: RunSpec, second: RunSpec, layer: LastLayer) -> str:
+def _remark(first: RunSettings, second: RunSettings, layer: LastLayer) -> str:
     what = f"the layer {layer.name} alone" if layer.others else f"{layer.name}, the only layer"
     return (
         f"{counted(first.config.rounds, 'round')} of FedAvg, and from its model "

@@ -11,7 +11,7 @@ from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.progress import tqdm
 from tff_agnostic.program.runs.folder import RunFolder
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.runs.training import TrainingRun
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import Task
@@ -30,7 +30,7 @@ class LoadedTasks:
     def __init__(self) -> None:
         self._kept: collections.deque[tuple[Any, Task]] = collections.deque(maxlen=_MAX_KEPT)
 
-    def __call__(self, spec: RunSpec) -> Task:
+    def __call__(self, spec: RunSettings) -> Task:
         """Returns the task of a run."""
         options = spec.algorithm
         key = (
@@ -61,17 +61,17 @@ class RunTrainer:
         self,
         runtime: Runtime,
         stop: StopRequest,
-        load_task: Optional[Callable[[RunSpec], Task]] = None,
+        load_task: Optional[Callable[[RunSettings], Task]] = None,
         draws: bool = True,
     ) -> None:
         self.load_task = load_task or LoadedTasks()
         self._runtime = runtime
         self._stop = stop
         self._draws = draws
-        self._complete: dict[Path, RunSpec] = {}
+        self._complete: dict[Path, RunSettings] = {}
         self._remarks: set[str] = set()
 
-    def is_complete(self, settings: RunSpec, folder: Path) -> bool:
+    def is_complete(self, settings: RunSettings, folder: Path) -> bool:
         """See `runset.Trainer`."""
         if self._complete.get(folder) == settings:
             return True
@@ -86,7 +86,7 @@ class RunTrainer:
         return True
 
     def train(
-        self, settings: RunSpec, folder: Path, observers: Sequence[Observer]
+        self, settings: RunSettings, folder: Path, observers: Sequence[Observer]
     ) -> Sequence[str]:
         """See `runset.Trainer`."""
         run = self._run(settings, folder)
@@ -98,6 +98,6 @@ class RunTrainer:
         self._complete[folder] = settings
         return [*run.left_out, *(remark.text for remark in run.harm)]
 
-    def _run(self, settings: RunSpec, folder: Path) -> TrainingRun:
+    def _run(self, settings: RunSettings, folder: Path) -> TrainingRun:
         run_folder = RunFolder(folder)
         return TrainingRun(settings, run_folder, self._runtime, True, self.load_task, self._draws)

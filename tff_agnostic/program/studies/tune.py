@@ -19,11 +19,11 @@ from tff_agnostic.base.files import (
 )
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.models.model import measures_of
-from tff_agnostic.program.commands.command_line import GivenRun, RunCommand, session
+from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, session
 from tff_agnostic.program.reports.document import Page, Section, text, to_terminal
 from tff_agnostic.program.reports.html import chosen_title, write_page
 from tff_agnostic.program.runs.heldout import check_heldout, check_store, heldout_options
-from tff_agnostic.program.runs.spec import check_given_somewhere
+from tff_agnostic.program.runs.spec import check_used_by_any
 from tff_agnostic.program.studies.comparison import MAX_TRIALS
 from tff_agnostic.program.studies.methods import LAST_LAYER, ArmOptions, given_arms, overrides
 from tff_agnostic.program.studies.optuna_studies import (
@@ -108,7 +108,7 @@ class TuneOptions(ArmOptions):
     resume: bool = False
 
 
-def tune(given: GivenRun) -> None:
+def tune(given: RunArguments) -> None:
     """Runs trials until the budget is used; prints and writes what was found."""
     own = given.own
     arms, seeds = searched_arms(given), _seeds(given)
@@ -149,7 +149,7 @@ def tune(given: GivenRun) -> None:
             report(search, task.test_split, given.typed)
 
 
-def searched_arms(given: GivenRun) -> dict[str, SearchedArm]:
+def searched_arms(given: RunArguments) -> dict[str, SearchedArm]:
     """Returns the algorithms that were named, with what is searched of each."""
     own, shared = given.own, given.settings
     options = heldout_options(own.task, given.task_options(own.task))
@@ -171,7 +171,7 @@ def searched_arms(given: GivenRun) -> dict[str, SearchedArm]:
     }
     seed = _seeds(given)[0]
     specs = {name: arm.spec({}, seed) for name, arm in arms.items()}
-    check_given_somewhere(list(specs.values()), shared)
+    check_used_by_any(list(specs.values()), shared)
     if own.search is None:
         raise UserError(
             "--search: expected what to vary, such as client_learning_rate=log:0.01..1, found "
@@ -198,7 +198,7 @@ def searched_arms(given: GivenRun) -> dict[str, SearchedArm]:
     return arms
 
 
-def _seeds(given: GivenRun) -> tuple[int, ...]:
+def _seeds(given: RunArguments) -> tuple[int, ...]:
     """Returns the seeds of the runs of every trial."""
     first: int = given.settings.get("seed", 0)
     return tuple(first + k for k in range(given.own.repeats))
@@ -209,7 +209,7 @@ def _budget(own: TuneOptions) -> Budget:
     return Budget(trials, None if own.hours is None else own.hours * _SECONDS_PER_HOUR)
 
 
-def _method(given: GivenRun, arms: Mapping[str, SearchedArm], higher_is_better: bool) -> Method:
+def _method(given: RunArguments, arms: Mapping[str, SearchedArm], higher_is_better: bool) -> Method:
     """Returns the sampler and the pruner.
 
     Args:

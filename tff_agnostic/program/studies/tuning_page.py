@@ -37,7 +37,7 @@ from tff_agnostic.program.reports.run_page import (
 from tff_agnostic.program.reports.run_record import number, read_run
 from tff_agnostic.program.reports.run_warnings import data_caveats
 from tff_agnostic.program.runs.folder import RunFolder
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.comparison import Comparison, collect
 from tff_agnostic.program.studies.comparison import Trials as RowTrials
 from tff_agnostic.program.studies.comparison_page import gain_figure
@@ -252,7 +252,7 @@ class EndedSearch:
         verdict, command = content["verdict"], content["command"]
         return tuning_page(search, found, self.trials, verdict, shares, command, title)
 
-    def _spec(self, name: str, trial: FrozenTrial) -> RunSpec:
+    def _spec(self, name: str, trial: FrozenTrial) -> RunSettings:
         return RunFolder(self.search.runs_of(name, trial)[0]).spec()
 
 
@@ -329,7 +329,7 @@ class Found:
     given: Mapping[str, FrozenTrial]
     best_runs: Optional[Comparison]
     all_runs: Optional[Comparison]
-    specs: Mapping[str, RunSpec]
+    specs: Mapping[str, RunSettings]
 
     @functools.cached_property
     def harm(self) -> list[str]:
@@ -372,7 +372,7 @@ def as_given(name: str) -> str:
 def search_result(
     search: SearchRecord,
     trials: Trials,
-    spec_of: Callable[[str, FrozenTrial], RunSpec],
+    spec_of: Callable[[str, FrozenTrial], RunSettings],
 ) -> Found:
     """Returns the results of a search.
 

@@ -20,7 +20,7 @@ from tff_agnostic.data.clients import ClientDataset, SelectedClients, client_dom
 from tff_agnostic.data.store import load_store
 from tff_agnostic.metrics.intervals import LEAST_CLIENTS, has_enough
 from tff_agnostic.program.runs.heldout import heldout_defaults, heldout_options
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.trainer import LoadedTasks
 from tff_agnostic.tasks.task import HELDOUT_SPLIT, Task
 
@@ -80,15 +80,15 @@ class ValidationClients:
         """Returns the options of the task, by field, for runs on validation clients."""
         return heldout_options(self.task, given) if self.are_heldout else dict(given)
 
-    def judging(self, spec: RunSpec) -> Task:
+    def judging(self, spec: RunSettings) -> Task:
         """Returns the task of a run, evaluated on validation clients."""
         return self._divided(spec)[0]
 
-    def stopping(self, spec: RunSpec) -> Task:
+    def stopping(self, spec: RunSettings) -> Task:
         """Returns the task of a reference run, evaluated on clients that stop it."""
         return self._divided(spec)[1]
 
-    def _divided(self, spec: RunSpec) -> tuple[Task, Task]:
+    def _divided(self, spec: RunSettings) -> tuple[Task, Task]:
         whole = self._load(spec)
         key = (id(whole), self.is_halved)
         if key not in self._made:

@@ -50,9 +50,14 @@ from tff_agnostic.program.reports.figures import (
     new_figure,
     plain_text,
 )
-from tff_agnostic.program.runs.harm import last_lambda, mending, moves_lambda, without_say
+from tff_agnostic.program.runs.harm import (
+    lambda_advice,
+    last_lambda,
+    moves_lambda,
+    weightless_domains,
+)
 from tff_agnostic.program.runs.options import RunConfig
-from tff_agnostic.program.runs.spec import RunSpec
+from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison, Trials
 from tff_agnostic.program.studies.gains import Gain, attained, gain, gains, worst_domain
 from tff_agnostic.program.studies.methods import BASELINE
@@ -318,7 +323,7 @@ def _two_digits(number: float) -> str:
     return f"{float(f'{number:.2g}'):g}"
 
 
-def neglected(comparison: Comparison, runs: Mapping[str, RunSpec]) -> list[str]:
+def neglected(comparison: Comparison, runs: Mapping[str, RunSettings]) -> list[str]:
     """Returns a line for each domain that a method serves worse than FedAvg, at a lambda near 0.
 
     Without an interval, the line states the values and the reason.
@@ -350,13 +355,13 @@ def _neglected_by(
     if lambda_ is None:
         return []
     lines = []
-    for name, weight in without_say(lambda_, comparison.domain_names, options).items():
+    for name, weight in weightless_domains(lambda_, comparison.domain_names, options).items():
         of_domain = gain(comparison, row, plain, name, measure)
         after, before = (value_text(v, measure) for v in (of_domain.after, of_domain.before))
         label = comparison.label(row)
         values = (
             f"{measure.name} {after}, {comparison.label(plain)} {before}, and lambda {weight:.2g} "
-            f"in the mean of the last rounds: {mending(options)}"
+            f"in the mean of the last rounds: {lambda_advice(options)}"
         )
         if of_domain.told() < 0:
             lines.append(f"{label} neglects {name}: {values}")
