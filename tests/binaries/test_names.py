@@ -12,7 +12,9 @@ _BAD = "\x1b]0;owned\x07\u202e\x9b2J\x7f"
 _ESCAPED = "\\x1b]0;owned\\x07\\u202e\\x9b2J\\x7f"
 # Longer than a file's name may be, and equal in the first bytes.
 _LONG = ("d" * 260, "d" * 260 + "x", "京" * 300)
-_DOMAINS = (f"fr{_BAD}", "de", *_LONG)
+# A name of a table may turn the direction of writing, but has no control characters.
+_TURNED = "fr\u202eance"
+_DOMAINS = (_TURNED, "de", *_LONG)
 _MODEL = """
 import tensorflow as tf
 
@@ -38,7 +40,7 @@ def _rows(path: Path, domains: tuple[str, ...] = _DOMAINS) -> Path:
     lines = [f'"who{_BAD}","where{_BAD}","x{_BAD.replace(";", "")}",label']
     for k in range(60 * len(domains)):
         domain = domains[k % len(domains)]
-        lines.append(f'"u{k // 5}{_BAD}","{domain}",{k % 7},{k // 7 % 2}')
+        lines.append(f'"u{k // 5}\u202ex","{domain}",{k % 7},{k // 7 % 2}')
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -63,8 +65,7 @@ def test_import_prints_escaped_names(tmp_path):
     outcome = _import(tmp_path, "--report=report.json")
     assert outcome.status == 0, outcome
     _check_output(outcome)
-    for name in ("fr", "no"):
-        assert f"{name}{_ESCAPED}" in outcome.out
+    assert "fr\\u202eance" in outcome.out and f"no{_ESCAPED}" in outcome.out
     # Files keep the names.
     report = json.loads((tmp_path / "report.json").read_text())
     assert set(report["splits"]["train"]["domains"]) == set(_DOMAINS)
@@ -77,6 +78,13 @@ def test_import_errors_have_escaped_names(tmp_path):
         _check_output(outcome)
         assert _ESCAPED in outcome.err or "\\x1b" in outcome.err
     assert not (tmp_path / "s.sqlite").exists()
+
+
+def test_import_refuses_control_characters_in_names(tmp_path):
+    rows = _rows(tmp_path / "rows.csv", (f"fr{_BAD}",))
+    outcome = _import(tmp_path, f"--input={rows}")
+    assert f"expected a name without control characters in where{_ESCAPED}" in outcome.error
+    _check_output(outcome)
 
 
 @pytest.mark.slow
@@ -100,7 +108,7 @@ def test_runs_print_escaped_names_and_take_long_domains(tmp_path):
         assert outcome.status == 0, outcome
         _check_output(outcome)
     for outcome in outcomes[:2]:
-        assert f"fr{_ESCAPED}" in outcome.out
+        assert "fr\\u202eance" in outcome.out
     logs = {path.name for path in (tmp_path / "run" / "tensorboard").iterdir()}
     assert len(logs) == len(_DOMAINS) + 1
     refused = _run(tmp_path, "train", *common, f"--algorithm=no{_BAD}", "--output_dir=no")

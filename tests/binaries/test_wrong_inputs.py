@@ -7,6 +7,7 @@ import that goes on says what hurts in its notes.
 import csv
 import importlib
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def _write(folder: Path) -> None:
 def _answer(call: Caller, folder: Path, command: str, *arguments: str) -> str:
     """Returns the exit status, and the message or the notes but of small domains."""
     outcome = call(importlib.import_module(f"binaries.{command}"), *arguments)
-    (folder / "new.sqlite").unlink(missing_ok=True)
+    shutil.rmtree(folder / "new.sqlite", ignore_errors=True)
     lines = f"{outcome.out}\n{outcome.err}".splitlines()
     lines = [line for line in lines if line.startswith(("error: ", "Note: "))]
     lines = [line for line in lines if "have fewer than 100 examples" not in line]

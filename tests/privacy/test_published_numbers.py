@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -126,7 +127,7 @@ def shop(cohort_runtime: CohortRuntime, tmp_path: Path, monkeypatch: pytest.Monk
 def _published(folder: Path) -> Path:
     """Moves the data out of a folder and returns the folder, which has outputs only."""
     for path in folder.glob("shop.*"):
-        path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     return folder
 
 

@@ -154,7 +154,12 @@ def _fields_by_member() -> Mapping[str, frozenset[str]]:
     """Returns the names of the fields of all members of unions, by the members' names."""
     fields: dict[str, frozenset[str]] = {}
     for kind in _subclasses(Options):
-        for flag in flags_of(kind):
+        try:
+            flags = flags_of(kind)
+        except NameError:
+            # A user's class with an unknown annotation, which is refused where it is used.
+            continue
+        for flag in flags:
             for name, member in flag.members.items():
                 inner = {one.name for one in flags_of(member)}
                 fields[name] = fields.get(name, frozenset()) | inner
