@@ -43,8 +43,8 @@ from typing import Any, NamedTuple
 # Files that are not hashed: times, pictures, logs, and pages that show both.
 _NOT_HASHED = (
     *("*.png", "*.svg", "*.html", "*/tensorboard/*", "*.lock", "*.sqlite-journal", "*.db"),
-    # When trials began and ended; how many minutes an experiment took.
-    *("*/studies.sqlite", "*/page.md"),
+    # When trials began and ended.
+    "*/journal.log",
 )
 # Files without numbers of a result: settings, and digests.
 _WITHOUT_NUMBERS = ("*/config.json", "*/fingerprint.json", "*/resuming.json")
