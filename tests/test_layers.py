@@ -6,7 +6,6 @@ docs/how_to/extend.md lists the folders; a folder imports from folders below it.
 import ast
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,11 +20,6 @@ _FORBIDDEN_MODULES = {"absl.flags", "absl.app", "argparse", "tqdm", "tensorboard
 _FLAG = re.compile(r"(^|[\s`(\"'=])--[a-z]")
 # Folders with a file format, or with the JSON in which Keras states a layer.
 _READS_JSON = ("base", "data", "saving", "deployment", "importing", "models")
-
-# Faults that later work mends, by folder: each number may only fall.
-NOT_YET: dict[str, int] = {
-    "data": 7,
-}
 
 
 def _heights() -> dict[str, int]:
@@ -207,21 +201,13 @@ def test_deployment_imports_messages_of_plans_only(line):
 
 
 def test_the_library_knows_no_flag_and_no_printing():
-    faults: dict[str, list[str]] = {}
-    for folder, path in _modules():
-        if folder in _LIBRARY:
-            places = _faults(ast.parse(path.read_text()), folder)
-            name = path.relative_to(_ROOT)
-            faults.setdefault(folder, []).extend(f"{name}: {place}" for place in places)
-    counts = Counter({folder: len(places) for folder, places in faults.items() if places})
-    new = [
-        place
-        for folder, places in faults.items()
-        if counts[folder] > NOT_YET.get(folder, 0)
-        for place in places
+    faults = [
+        f"{path.relative_to(_ROOT)}: {place}"
+        for folder, path in _modules()
+        if folder in _LIBRARY
+        for place in _faults(ast.parse(path.read_text()), folder)
     ]
-    assert not new, "\n".join(new)
-    assert dict(counts) == NOT_YET, "a number of NOT_YET can fall"
+    assert not faults, "\n".join(faults)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,9 @@ import numpy as np
 import pytest
 
 from tff_agnostic.data.clients import InMemoryClients
-from tff_agnostic.data.data_warnings import (
-    PRESENCE,
-    clients_for_presence,
-    expected_presence,
-    rarely_present,
-)
+from tff_agnostic.data.presence import PRESENCE, clients_for_presence, expected_presence
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
+from tff_agnostic.program.runs.data_notes import rarely_present
 
 # 30 clients: most hold a, six b too, one c as well; two hold d alone.
 _COUNTS = np.zeros([30, 4], np.int64)

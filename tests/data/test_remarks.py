@@ -4,12 +4,8 @@ import numpy as np
 import pytest
 
 from tff_agnostic.base.text_ids import LONG_SENTENCES, SentenceEncoder
-from tff_agnostic.data.data_warnings import (
-    cut_words,
-    domains_without,
-    examples_beyond,
-    small_domains,
-)
+from tff_agnostic.data.data_warnings import cut_words, domains_without, small_domains
+from tff_agnostic.program.runs.data_notes import examples_beyond
 
 
 def _cut(lengths, sequence_length):
@@ -22,7 +18,7 @@ def test_words_beyond_the_sequence_length():
     assert remark.to_json() == {
         "kind": "words_cut",
         "text": "30.8% of the words of train (8 of 26) are cut off: 50.0% of the sentences have "
-        "more than --sequence_length=4 words; do so.",
+        "more than sequence_length=4 words; do so.",
         "words": 26,
         "words_cut": 8,
         "sentences": 6,

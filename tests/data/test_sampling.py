@@ -68,7 +68,7 @@ def test_the_draw_does_not_depend_on_the_order_in_which_clients_were_stored():
 @pytest.mark.parametrize("clients_per_round", [-1, 0, 8])
 def test_a_cohort_that_cannot_be_drawn_is_refused(clients_per_round):
     message = (
-        "--clients_per_round: expected 1 to 7, the number of training clients, "
+        "clients_per_round: expected 1 to 7, the number of training clients, "
         f"found {clients_per_round}"
     )
     assert golden.refusal(check_cohort_size, 7, clients_per_round) == message

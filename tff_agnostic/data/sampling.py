@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
-from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.options import OptionError
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.clients import ClientDataset, client_domain_counts, rows_of
 from tff_agnostic.models.model import Examples
@@ -161,12 +161,10 @@ def mean_cohort_size(cohort_sampling: str, num_clients: int, clients_per_round: 
 
 
 def check_cohort_size(num_clients: int, clients_per_round: int) -> None:
-    """Raises a `UserError` unless a round of that many clients can be drawn."""
+    """Raises an `OptionError` unless a round of that many clients can be drawn."""
     if not 1 <= clients_per_round <= num_clients:
-        raise UserError(
-            f"--clients_per_round: expected 1 to {num_clients}, the number of training clients, "
-            f"found {clients_per_round}"
-        )
+        expected = f"1 to {num_clients}, the number of training clients"
+        raise OptionError("clients_per_round", expected, clients_per_round)
 
 
 def _random(seed: Seed, *place: int) -> Any:

@@ -56,7 +56,7 @@ def to_store(
     domain_of: Optional[DomainOf] = None,
     feature_name: str = "x",
 ) -> None:
-    """Writes clients of TFF's into a store, which `--data` names.
+    """Writes clients of TFF's into a store.
 
     Args:
         path: The store's folder; it must not exist yet.

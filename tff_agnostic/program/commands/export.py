@@ -137,7 +137,8 @@ def export_plan(given: RunArguments) -> Exported:
     if trained is not None:
         restore = functools.partial(trained[1].restore, where=own.checkpoint)
     if clients_dir is not None and kind == TRAINING:
-        check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
+        with flags_in_errors(spec.config):
+            check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
     request = export_request(
         spec,
         task,

@@ -1,12 +1,14 @@
 """Options of tasks on the command line and in files of runs."""
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.program.options.flag_table import FlagTable, flags_in_errors
+from tff_agnostic.program.options.flag_table import FlagTable, flags_in_errors, hints_with_flags
 from tff_agnostic.program.options.flags import build, checked, values_of
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
@@ -67,4 +69,12 @@ def load_task_of_run(task: str, values: Mapping[str, Any], context: TaskContext)
     options = task_options(task, values)
     # Errors about a file of data name the file: the context has no paths here.
     with flags_in_errors(options, TaskContext(context.seed)):
-        return load_task(DEFAULTS[task].task, options, context)
+        loaded = load_task(DEFAULTS[task].task, options, context)
+
+    def remarks() -> list[Remark]:
+        return [
+            dataclasses.replace(remark, text=hints_with_flags(remark.text, type(options)))
+            for remark in loaded.remarks()
+        ]
+
+    return dataclasses.replace(loaded, remarks=remarks)

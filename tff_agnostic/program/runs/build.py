@@ -31,11 +31,6 @@ from tff_agnostic.data.data_warnings import (
     FEW_EXAMPLES,
     Remark,
     domains_without,
-    examples_beyond,
-    examples_kept_out,
-    expected_kept_out,
-    pooled_examples,
-    rarely_present,
     small_domains,
 )
 from tff_agnostic.data.sampling import PooledExamples, check_cohort_size, mean_cohort_size
@@ -50,7 +45,14 @@ from tff_agnostic.program.keras_files import read_named_keras
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.user_algorithm import algorithm_named
 from tff_agnostic.program.runs.baseline_files import check_baselines_of
-from tff_agnostic.program.runs.data_notes import dominant_clients
+from tff_agnostic.program.runs.data_notes import (
+    dominant_clients,
+    examples_beyond,
+    examples_kept_out,
+    expected_kept_out,
+    pooled_examples,
+    rarely_present,
+)
 from tff_agnostic.program.runs.evaluation import Evaluations
 from tff_agnostic.program.runs.folder import CHECKPOINT, RunFolder, SavedRun, with_saved_start
 from tff_agnostic.program.runs.harm import keeping_absent, moves_lambda
@@ -125,7 +127,8 @@ def run_parts(
     """
     config = spec.config
     task = load_task(spec)
-    check_cohort_size(len(task.train.client_ids), config.clients_per_round)
+    with flags_in_errors(config):
+        check_cohort_size(len(task.train.client_ids), config.clients_per_round)
     check_readable(task.test, MAX_READS)
     # Warnings have exact numbers of the data, which a private run must not publish.
     is_private = PRIVACIES[config.privacy].build is not None

@@ -17,6 +17,7 @@ from tff_agnostic.base.files import (
 )
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.program.options.defaults import DEFAULTS
+from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.user_algorithm import is_user_file
 from tff_agnostic.program.runs.build import build_algorithm
 from tff_agnostic.program.runs.heldout import split_options
@@ -178,7 +179,8 @@ class SearchedArm:
 
 def check_run(spec: RunSettings, task: Task) -> None:
     """Checks a run as it checks itself before its first round."""
-    check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
+    with flags_in_errors(spec.config):
+        check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
     aggregation = spec.build_training_aggregation()
     check_clients_per_round(spec.config, aggregation)
     check_random_sizes(spec.config, aggregation)

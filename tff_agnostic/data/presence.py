@@ -1,0 +1,98 @@
+"""Shares of the rounds in which domains are expected, by their clients and the draw of cohorts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Callable
+
+import numpy as np
+
+# (which clients have examples of each domain, bool [clients, p]; the domain of most examples of
+# each client, int [clients]; c) -> probabilities [p].
+Presence = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+
+
+def expected_presence(counts: np.ndarray, sampling: str, clients_per_round: int) -> np.ndarray:
+    """Returns the probability that a round has a client with examples of a domain, [p].
+
+    It is exact for uniform draws and for each client by itself. For turns and for stratified draws
+    it is exact in the mean over the order of the clients, where a domain's clients are in one
+    stratum; several strata are treated as independent.
+
+    Args:
+        counts: Examples of each training client and domain, int [clients, p].
+        sampling: A name in `data.sampling.COHORT_SAMPLINGS`.
+        clients_per_round: c.
+    """
+    return PRESENCE[sampling](counts > 0, np.argmax(counts, axis=1), clients_per_round)
+
+
+def clients_for_presence(num_holders: int, num_clients: int, presence: float) -> int:
+    """Returns the fewest clients of a uniform round with which a domain is in that share of rounds.
+
+    Args:
+        num_holders: Clients with examples of the domain, at least 1.
+        num_clients: N.
+        presence: The share, in (0, 1).
+    """
+    low, high = 1, num_clients
+    # The more clients, the rarer its absence.
+    while low < high:
+        middle = (low + high) // 2
+        if 1.0 - _absent(num_holders, num_clients, middle) >= presence:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _absent(num_holders: int, num_clients: int, drawn: int) -> float:
+    """Returns the chance that none of some clients is among those drawn without replacement."""
+    left = np.arange(num_clients - drawn, num_clients - drawn - num_holders, -1)
+    if left.size and left[-1] <= 0:
+        return 0.0
+    remaining = np.arange(num_clients, num_clients - num_holders, -1)
+    return float(np.prod(left / remaining))
+
+
+def _uniform(holds: np.ndarray, strata: np.ndarray, clients_per_round: int) -> np.ndarray:
+    del strata
+    absent = [_absent(int(n), len(holds), clients_per_round) for n in holds.sum(axis=0)]
+    return 1.0 - np.array(absent)
+
+
+def _poisson(holds: np.ndarray, strata: np.ndarray, clients_per_round: int) -> np.ndarray:
+    del strata
+    return 1.0 - (1.0 - clients_per_round / len(holds)) ** holds.sum(axis=0)
+
+
+def _turns(holds: np.ndarray, strata: np.ndarray, clients_per_round: int) -> np.ndarray:
+    # As `sampling.turns` divides the clients: no cohort has fewer than c.
+    cohorts = len(holds) // clients_per_round
+    small, larger = divmod(len(holds), cohorts)
+    presence = (cohorts - larger) * _uniform(holds, strata, small)
+    if larger:
+        presence += larger * _uniform(holds, strata, small + 1)
+    return presence / cohorts
+
+
+def _stratified(holds: np.ndarray, strata: np.ndarray, clients_per_round: int) -> np.ndarray:
+    absent = np.ones([holds.shape[1]])
+    for name in np.unique(strata):
+        members = holds[strata == name]
+        # Its share of the places, rounded up or down by chance.
+        whole, rest = divmod(len(members) * clients_per_round, len(holds))
+        up = rest / len(holds)
+        for i, n in enumerate(members.sum(axis=0)):
+            # No place is rounded up in a stratum that has one for every client.
+            more = _absent(int(n), len(members), whole + 1) if rest else 0.0
+            absent[i] *= (1.0 - up) * _absent(int(n), len(members), whole) + up * more
+    return 1.0 - absent
+
+
+PRESENCE: Mapping[str, Presence] = {
+    "uniform": _uniform,
+    "stratified": _stratified,
+    "poisson": _poisson,
+    "turns": _turns,
+}
