@@ -66,6 +66,6 @@ def test_compare_says_first_that_losses_are_out_of_range(call: Caller, tmp_path)
     data, path = _write(tmp_path, scale=1e4), tmp_path / "runs"
     outcome = call(compare, *_RUN, "--algorithms=fed_avg", *data, f"--output_dir={path}")
     assert outcome.status == 0, outcome
-    assert "fed_avg, trial 1: losses that no such model should have" in outcome.out + outcome.err
+    assert "fed_avg/trial_00: losses that no such model should have" in outcome.out + outcome.err
     page = (path / "report.html").read_text()
     assert page.index("osses that no such model should have") < page.rindex("What to know first")

@@ -158,7 +158,7 @@ def _store(exported, client, folder):
     records = []
     for serialized in read_records(path):
         features = tf.train.Example.FromString(serialized).features.feature
-        (label,) = features["y"].int64_list.value
+        (label,) = features["y"].float_list.value
         (domain,) = features["domain_id"].int64_list.value
         x = np.array(features["x"].float_list.value, np.float32)
         records.append(Record(client, domains[domain], {"x": x, "label": label}))

@@ -7,11 +7,14 @@ import io
 import operator
 import sqlite3
 import stat
+import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tff_agnostic.base.files import OWNER_ONLY
+from tff_agnostic.data.store import load_store
+from tff_agnostic.data.tff_store import to_tff
 
 _ALGORITHMS = ("sha256", "sha1", "md5", "sha512", "blake2b", "blake2s")
 # Truncated digests are found from this many bytes on; shorter ones are in large files by chance.
@@ -21,18 +24,23 @@ _BASE64 = _BYTES * 8 // 6
 
 
 def digests_of_store(store: Path) -> set[bytes]:
-    """Returns digests of a store's file and examples, all together, by split and by client."""
-    connection = sqlite3.connect(store)
-    rows = connection.execute(
-        "SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid"
-    ).fetchall()
-    connection.close()
+    """Returns digests of a store's files and examples, all together, by split and by client."""
+    opened = load_store(store)
+    with tempfile.TemporaryDirectory() as folder:
+        to_tff(opened, Path(folder) / "tff.sqlite")
+        connection = sqlite3.connect(Path(folder) / "tff.sqlite")
+        rows = connection.execute(
+            "SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid"
+        ).fetchall()
+        connection.close()
     groups: dict[tuple[str, ...], list[bytes]] = {}
     for split, client, example in rows:
         for group in ((), (split,), (split, client)):
             groups.setdefault(group, []).append(example)
-    contents = [store.read_bytes(), *map(b"".join, groups.values())]
+    files = [path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()]
+    contents = [*files, b"".join(files), *map(b"".join, groups.values())]
     digests = {hashlib.new(name, content).digest() for name in _ALGORITHMS for content in contents}
+    digests.add(bytes.fromhex(opened.digest()))
     return digests | {total for examples in groups.values() for total in _totals(examples)}
 
 

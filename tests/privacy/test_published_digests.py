@@ -195,7 +195,7 @@ def _resumed(name: str, store: Path) -> tuple[Any, ...]:
 def test_moved_data_is_the_same(private, call, stores, tmp_path, monkeypatch):
     shutil.copytree(private["with"].folder / "run", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    shutil.copy(stores / "with", "moved")
+    shutil.copytree(stores / "with", "moved")
     outcome = call(*_resumed("run", Path("moved")), "--rounds=3")
     assert outcome.status == 0, outcome
 
@@ -203,10 +203,12 @@ def test_moved_data_is_the_same(private, call, stores, tmp_path, monkeypatch):
 @pytest.fixture
 def replaced(stores) -> Iterator[Path]:
     """The larger store, with the content of the other one for the time of a test."""
-    store, content = stores / "with", (stores / "with").read_bytes()
-    shutil.copy(stores / "without", store)
+    store, kept = stores / "with", stores / "kept"
+    store.rename(kept)
+    shutil.copytree(stores / "without", store)
     yield store
-    store.write_bytes(content)
+    shutil.rmtree(store)
+    kept.rename(store)
 
 
 _REFUSED = (

@@ -189,6 +189,7 @@ def test_the_list_of_packages_is_complete(project):
 
 # Where the name to import is not the name to install.
 DISTRIBUTIONS = {
+    "PIL": "pillow",
     "absl": "absl-py",
     # It comes with TensorFlow, which asks for the versions that it can do with.
     "google": "tensorflow",

@@ -28,7 +28,7 @@ MOST = "at most 3.4e38"
 _BLANK = re.compile(r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$")
 _WHOLE = re.compile(r"([+-]?\d+)\.0+")
 _PLAIN = r"\d+([.,]\d+)?"
-# Texts in the place of a number, and what to do about them; 1,400 is of the first kind.
+# Texts instead of a number, and what to do about them; 1,400 is of the first kind.
 _HINTS = {
     r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d*)?": "write numbers without signs between thousands",
     r"[+-]?\d+(_\d+)+": "write numbers without underscores",

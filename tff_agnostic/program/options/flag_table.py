@@ -227,7 +227,7 @@ def flags_in_hints(kind: type) -> Iterator[None]:
 
 
 def hints_with_flags(text: str, kind: type) -> str:
-    """Returns a text with flags in place of options: with a value, or with an underscore.
+    """Returns a text with flags instead of options: those with a value, or with an underscore.
 
     Names in quotes are data.
     """

@@ -96,7 +96,7 @@ def examples_beyond(sizes: np.ndarray, max_examples: Optional[int], where: str) 
 def expected_kept_out(sizes: np.ndarray, share: float) -> np.ndarray:
     """Returns the expected number of examples that each client keeps out of its training.
 
-    A share of n is rounded up or down by chance, but never to all of n.
+    A share of n is rounded up or down at random, but never to all of n.
 
     Args:
         sizes: Examples of each client, [clients].
