@@ -103,7 +103,7 @@ def test_what_is_cut_is_said_or_goes_on_in_the_next_example(tmp_path, sizes, tas
     (remark,) = _load(task, path, sequence_length=2).remarks()
     assert remark.text == (
         "22.2% of the words of train (2 of 9) are cut off: 50.0% of the sentences have more than "
-        "--sequence_length=2 words; long_sentences=chunk continues them in the next example."
+        "sequence_length=2 words; long_sentences=chunk continues them in the next example."
     )
     assert not _load(task, path, sequence_length=3).remarks()
     chunked = _load(task, path, sequence_length=2, long_sentences="chunk")
