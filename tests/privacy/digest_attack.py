@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tff_agnostic.base.files import OWNER_ONLY
-from tff_agnostic.data.store import load_store
+from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.tff_store import to_tff
 
 _ALGORITHMS = ("sha256", "sha1", "md5", "sha512", "blake2b", "blake2s")
@@ -25,7 +25,7 @@ _BASE64 = _BYTES * 8 // 6
 
 def digests_of_store(store: Path) -> set[bytes]:
     """Returns digests of a store's files and examples, all together, by split and by client."""
-    opened = load_store(store)
+    opened = ArrowStore(store)
     with tempfile.TemporaryDirectory() as folder:
         to_tff(opened, Path(folder) / "tff.sqlite")
         connection = sqlite3.connect(Path(folder) / "tff.sqlite")
