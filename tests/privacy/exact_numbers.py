@@ -3,6 +3,7 @@
 import io
 import re
 import struct
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -73,7 +74,9 @@ def _num_digits(token: str) -> int:
 
 def _last_digit(token: str) -> float:
     mantissa, _, exponent = token.lower().partition("e")
-    return float(10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])))
+    # A digest may look like a number with a huge exponent.
+    power = min(int(exponent or 0), sys.float_info.max_10_exp)
+    return float(10.0 ** (power - len(mantissa.partition(".")[2])))
 
 
 def _numbers(name: str, content: bytes) -> Iterator[str]:
