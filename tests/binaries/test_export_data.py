@@ -34,9 +34,12 @@ def test_wrong_exports_are_one_line(tmp_path):
     text_store(tmp_path / "s.store")
     text_store(tmp_path / "s.sqlite")
     for arguments, expected in (
-        ((), "error: --data: expected a client store, found none"),
+        ((), "error: --data: expected the client store, as import_data makes it, found none"),
         (("--data=s.store",), "error: --output: expected the file to write, found none"),
-        (("--data=none", "--output=o"), "error: expected a client store, found nothing at none"),
+        (
+            ("--data=none", "--output=o"),
+            "error: --data: none: expected a client store, found nothing",
+        ),
         (("--data=s.sqlite", "--output=o"), "expected a folder, found a file of TFF's already"),
         (("--data=s.store", "--output=s.sqlite"), "stores are not overwritten"),
     ):

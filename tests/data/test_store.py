@@ -166,7 +166,7 @@ def _without(sql):
         (_truncated, "expected an SQLite file, found a damaged one"),
         (_overwritten, "expected an SQLite file, found a damaged one"),
         (_text_file, "expected a client store, found another file (./run import_data"),
-        (lambda path: path.unlink(), "expected a client store, found nothing at"),
+        (lambda path: path.unlink(), "expected a client store, found nothing"),
         (lambda path: path.write_bytes(b""), "expected a client store with the table examples"),
         (_without("DROP TABLE client_metadata"), "expected a client store with the table client_m"),
         (_without("DELETE FROM tff_agnostic"), "expected a complete store, found one half-written"),

@@ -11,6 +11,7 @@ from pyarrow import parquet
 from tests.computations.harness import assert_identical
 from tests.importing.harness import job
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.options import OptionError
 from tff_agnostic.data.store import load_store
 from tff_agnostic.importing.frames import clients_of, import_table
 from tff_agnostic.importing.source import ReadLog
@@ -100,8 +101,6 @@ def test_several_inputs_stay_apart():
     [
         (_FRAME, {"label_column": "z"}, "the table: expected one column 'z', found who, where"),
         (_FRAME, {"feature_columns": ("job",)}, "row 1: expected numbers as features, found "),
-        (_FRAME, {"label": "y"}, "label: expected an option of imports, found 'y'"),
-        (_FRAME, {"encoding": "cp1252"}, "encoding: expected no value with format=parquet"),
         (3, {}, "expected a mapping of arrays, or a data frame of pandas, polars or Arrow, fou"),
     ],
 )
@@ -115,3 +114,34 @@ def test_wrong_frames_raise_one_line(frame, options, expected, tmp_path: Path):
             call()
         assert str(error.value).startswith(expected) and "\n" not in str(error.value)
     assert not (tmp_path / "s").exists()
+
+
+def test_import_of_a_frame_refuses_options_of_files(tmp_path):
+    for option, message in (
+        ({"label": "y"}, "label: expected an option of imports, found 'y'"),
+        ({"encoding": "cp1252"}, "encoding: expected no value with format=parquet"),
+    ):
+        with pytest.raises(OptionError, match=f"^{message}"):
+            import_table(_FRAME, tmp_path / "s", **{**_OPTIONS, **option})
+
+
+@pytest.mark.parametrize(
+    "option", [{"bad_records": "skip"}, {"split": "train:1"}, {"standardize": True}]
+)
+def test_clients_in_memory_refuse_options_of_stores(option):
+    (name,) = option
+    with pytest.raises(OptionError, match=f"^columns: expected one of .*, found '{name}'$"):
+        clients_of(_FRAME, {**_OPTIONS, **option})
+
+
+def test_missing_numbers_in_memory_are_refused_or_zero():
+    frame = {**_FRAME, "age": np.where(np.arange(len(_FRAME["age"])) == 0, np.nan, _FRAME["age"])}
+    options = {**_OPTIONS, "feature_columns": ("age",), "categorical_columns": ()}
+    with pytest.raises(UserError, match=r"^row 1: expected numbers as features, found nan in age"):
+        clients_of(frame, {**options, "missing_values": "fail"})
+    with pytest.raises(OptionError, match=r"^missing_values: expected fail or zero, as clients in"):
+        clients_of(frame, {**options, "missing_values": "mark"})
+    client = str(_FRAME["who"][0])
+    examples = clients_of(frame, options).clients.read(client)
+    expected = frame["age"][_FRAME["who"] == client]
+    np.testing.assert_array_equal(examples["x"][:, 0], np.nan_to_num(expected).astype(np.float32))

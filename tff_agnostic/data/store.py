@@ -261,7 +261,7 @@ def load_store(path: Path) -> Store:
     if path.is_dir():
         return ArrowStore(path)
     if not path.is_file():
-        raise UserError(f"expected a client store, found nothing at {path}")
+        raise UserError(f"{path}: expected a client store, found nothing")
     # Imported here: stores of Arrow files need none of it.
     from tff_agnostic.data.tff_store import TffStore
 

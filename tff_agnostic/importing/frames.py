@@ -35,6 +35,12 @@ from tff_agnostic.importing.tables import frame_reader
 
 # A data frame has the options of the format whose columns have types.
 _FORMAT = "parquet"
+# Options of clients in memory; others are about stores: their splits, statistics and reports.
+_IN_MEMORY = (
+    *("client_column", "domain_column", "domain_names", "label_column", "label_kind"),
+    *("class_names", "feature_columns", "categorical_columns", "max_categories"),
+    *("missing_values", "missing_marks"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +79,18 @@ def clients_of(frame: Any, columns: Mapping[str, Any]) -> TableClients:
 
     Args:
         frame: The frame, see the module.
-        columns: Options of the import, as of `import_table`, without its splits. Categories become
-            0/1 entries of the only input.
+        columns: Options of the import: of those of `import_table` the columns, names and missing
+            values. Categories become 0/1 entries of the only input.
     """
+    for name in columns:
+        if name not in _IN_MEMORY:
+            expected = f"one of {', '.join(_IN_MEMORY)}, the options of clients in memory"
+            raise OptionError("columns", expected, name)
     options = _options(columns)
-    if options.text_column is not None or options.image_columns:
-        raise UserError("columns: expected numbers and categories, found texts or images")
-    log, names = ReadLog(options.bad_records == "skip"), DomainNames(options.domain_names)
+    if options.missing_values == "mark":
+        expected = "fail or zero, as clients in memory have no marks"
+        raise OptionError("missing_values", expected, options.missing_values)
+    log, names = ReadLog(False), DomainNames(options.domain_names)
     parts = [names.named(rows, log) for rows in frame_reader(frame)(options, [], log)]
     if not sum(map(len, parts)):
         raise UserError("the table: expected examples, found none")

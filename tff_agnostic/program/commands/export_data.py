@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Literal, Optional
+from typing import Literal
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.options import Options, Verbatim
+from tff_agnostic.base.options import Options
 from tff_agnostic.data.store import ArrowStore, load_store
 from tff_agnostic.data.tff_store import to_tff
 from tff_agnostic.program.commands.command import Command, CommandArguments
@@ -24,8 +24,8 @@ class ExportDataOptions(Options):
         format: Format of the file. One of: tff: an SQLite file as of tff.simulation.datasets.
     """
 
-    data: Optional[Path] = None
-    output: Optional[Path] = None
+    data: Path = dataclasses.field(kw_only=True)
+    output: Path = dataclasses.field(kw_only=True)
     format: Literal["tff"] = "tff"
 
 
@@ -33,10 +33,6 @@ def export_data(given: CommandArguments) -> Path:
     """Writes a store as a file of another format; returns the file."""
     options: ExportDataOptions = given.own
     with flags_in_errors(options):
-        if options.data is None:
-            raise options.error("data", "a client store", Verbatim("none"))
-        if options.output is None:
-            raise options.error("output", "the file to write", Verbatim("none"))
         store = load_store(options.data)
         if not isinstance(store, ArrowStore):
             raise UserError(f"{options.data}: expected a folder, found a file of TFF's already")

@@ -12,11 +12,10 @@ import numpy as np
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import read_json
 from tff_agnostic.base.later import tf
-from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.by_group import ByGroup, by_group_of
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.models.model import Measure
 from tff_agnostic.program.keras_files import read_named_keras
+from tff_agnostic.program.reports.run_record import read_run
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.saved_models import SavedModels, save_run_models
 from tff_agnostic.program.runs.spec import RunSettings
@@ -48,12 +47,8 @@ class FinishedRun:
 
     def by_group(self) -> ByGroup:
         """Returns the measures overall and of each domain, and how far apart those are."""
-        result = self.result
-        measures = {
-            name: Measure(name, Unit[measure["unit"].upper()], measure["higher_is_better"])
-            for name, measure in result["about"]["measures"].items()
-        }
-        return by_group_of(result, measures)
+        run = read_run(self.path)
+        return by_group_of(run.result, run.measures)
 
     def history(self) -> Mapping[str, np.ndarray]:
         """Returns the columns of metrics.csv by name: a number per round, NaN where it has none."""
