@@ -64,12 +64,18 @@ LINEAR = Model(
 
 
 class ClientParams(NamedTuple):
-    """gamma_w, E, B and DECISION what the loss of a batch is divided by: "client" or "batch"."""
+    """gamma_w, E, B and two decisions.
+
+    DECISION what the loss of a batch is divided by: "client" or "batch". DECISION of a variation of
+    the paper: in one pass L is not measured at w (line 3), but in the first epoch, before the
+    step of each example's batch.
+    """
 
     gamma_w: float
     E: int
     B: int
     normalizer: str = "client"
+    is_one_pass: bool = False
 
 
 class ClientResult(NamedTuple):
@@ -90,17 +96,19 @@ def client(
     for i in range(p):  # line 2
         in_domain = S_k.domain == i
         size = np.count_nonzero(in_domain)
-        if size:
+        if size and not params.is_one_pass:
             mean_loss = model.losses(w, S_k.x[in_domain], S_k.y[in_domain]).mean()
             L[i] = size * mean_loss  # line 3
         N[i] = size  # line 4
         beta += alpha[i] * size  # line 5
     n = len(S_k.y)
     batches = [np.arange(start, min(start + params.B, n)) for start in range(0, n, params.B)]  # 7
-    if beta == 0:
-        batches = []  # DECISION: without weight there is nothing to divide by, and no training
-    for _ in range(params.E):  # line 8
+    for epoch in range(params.E):  # line 8
         for b in batches:  # line 9
+            if params.is_one_pass and epoch == 0:
+                np.add.at(L, S_k.domain[b], model.losses(w, S_k.x[b], S_k.y[b]))
+            if beta == 0:
+                continue  # DECISION: without weight there is nothing to divide by, and no training
             scale = alpha[S_k.domain[b]]
             divisor = beta if params.normalizer == "client" else scale.sum()
             if divisor == 0:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 import numpy as np
 
 from tff_agnostic import computations as core
+from tff_agnostic.algorithms import fed_avg
 from tff_agnostic.algorithms.saddle_point import running_mean
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.later import tf
@@ -32,7 +33,7 @@ _MAX_WINDOW_BYTES = 64 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class AgnosticFedAvgOptions(core.AveragingOptions, LambdaOptions, core.HoldoutOptions):
+class AgnosticFedAvgOptions(core.AveragingOptions, LambdaOptions, core.LossOptions):
     """Options of AgnosticFedAvg.
 
     Attributes:
@@ -150,12 +151,14 @@ def agnostic_fed_avg(
     if baselines is not None:
         mean = core.Column(MEAN_LAMBDA, lambda r: r.after.memory.mean_lambda.mean)
         domain_columns.append(mean)
+    # With the losses of the first epoch, CLIENT is that of FedAvg with alpha as scale of domains.
+    is_one_pass = options.is_measured_while_training
     return core.averaging(
         "agnostic_fed_avg",
         problem,
         options,
-        client_work,
-        static={"holdout": holdout},
+        fed_avg.client_work if is_one_pass else client_work,
+        static={"proximal": 0.0} if is_one_pass else {"holdout": holdout},
         memory=memory,
         send=scale,
         remember=remember,
@@ -165,6 +168,7 @@ def agnostic_fed_avg(
         ),
         domain_columns=domain_columns,
         is_held_out=holdout.is_active,
+        while_training=is_one_pass,
         lambda_set=ascent.lambda_set,
     )
 
@@ -210,6 +214,7 @@ ALGORITHM = core.AlgorithmSpec(
         **core.AVERAGE,  # line 9
         "client_normalizer": "client",  # CLIENT line 10
         "measured_share": 0.0,
+        "measure_losses": "before_training",  # CLIENT lines 2 to 6
         "lambda_update": "exponentiated_gradient",  # line 12
         "lambda_set": "simplex",
         "lambda_absent": "zero",  # section 4: "we set L to zero for that round"

@@ -24,7 +24,7 @@ _LOWEST, _HIGHEST = -16.0, 50.0
 
 
 @dataclasses.dataclass(frozen=True)
-class TermOptions(core.AveragingOptions, core.ClientWeightingOptions, core.HoldoutOptions):
+class TermOptions(core.AveragingOptions, core.ClientWeightingOptions, core.LossOptions):
     """Options of TERM.
 
     Attributes:
@@ -70,14 +70,21 @@ def client_work(
     training: core.ClientTraining,
     client_weighting: str,
     holdout: core.Holdout,
+    while_training: bool,
 ) -> core.TrainingOutput:
     """Sends the delta with the weight p_k exp(t (F_k - c)); domains are only reported."""
     weights, (tilt, center, usual_loss) = broadcast
-    # F_k(w^t), over the client's measured examples, before it trains.
-    sums, trained_on = core.measure_domains(model, num_domains, weights, clients, holdout)
     alpha = tf.ones([num_domains])
-    n = clients.map(lambda n_k: core.client_weight(alpha, n_k), sums.trained_counts)
-    trained, _ = core.local_sgd(model, training, weights, trained_on, alpha, n)
+    if while_training:
+        # F_k over the first epoch, each example before its batch's step.
+        counts = core.domain_counts(num_domains, clients)
+        n = clients.map(lambda n_k: core.client_weight(alpha, n_k), counts)
+        trained, sums = core.local_sgd(model, training, weights, clients, alpha, n, num_domains)
+    else:
+        # F_k(w^t), over the client's measured examples, before it trains.
+        sums, trained_on = core.measure_domains(model, num_domains, weights, clients, holdout)
+        n = clients.map(lambda n_k: core.client_weight(alpha, n_k), sums.trained_counts)
+        trained, _ = core.local_sgd(model, training, weights, trained_on, alpha, n)
 
     def weighted(trained: list[tf.Tensor], sums: core.DomainSums, n: tf.Tensor) -> Any:
         loss = sums.mean_loss(otherwise=usual_loss)
@@ -121,7 +128,11 @@ def term(problem: core.Problem, options: TermOptions) -> core.Algorithm:
         problem,
         options,
         client_work,
-        static={"client_weighting": options.client_weighting, "holdout": holdout},
+        static={
+            "client_weighting": options.client_weighting,
+            "holdout": holdout,
+            "while_training": options.is_measured_while_training,
+        },
         memory=lambda: TermMemory(*[tf.constant(0.0)] * 3),
         remember=remember,
         bounds=bounds,
@@ -130,6 +141,7 @@ def term(problem: core.Problem, options: TermOptions) -> core.Algorithm:
             core.Column(capped, lambda r: r.sums[0].extra.capped),
         ],
         is_held_out=holdout.is_active,
+        while_training=options.is_measured_while_training,
     )
 
 
@@ -161,5 +173,6 @@ ALGORITHM = core.AlgorithmSpec(
         "client_normalizer": "batch",
         "client_weighting": "examples",
         "measured_share": 0.0,
+        "measure_losses": "before_training",
     },
 )

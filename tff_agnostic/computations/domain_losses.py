@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, Optional, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Optional, Protocol
 
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
 from tff_agnostic.base.later import tf
@@ -378,6 +378,33 @@ class HoldoutOptions(Options):
 
 
 NO_HOLDOUT = Holdout()
+
+
+@dataclasses.dataclass(frozen=True)
+class LossOptions(HoldoutOptions):
+    """When and on which examples losses are measured, where the algorithm need not have them at w.
+
+    Attributes:
+        measure_losses: When clients measure the losses that the algorithm follows: in a pass of
+            its own over their examples (before_training), or in the first epoch of training, each
+            example's loss before its batch's step (while_training), which costs nothing.
+    """
+
+    measure_losses: Literal["before_training", "while_training"] = "before_training"
+
+    def __post_init__(self) -> None:
+        """Checks that measured examples are met in training."""
+        super().__post_init__()
+        if self.is_measured_while_training and self.measured_share > 0:
+            expected = (
+                "before_training with measured_share, whose examples no epoch of training has"
+            )
+            raise self.error("measure_losses", expected)
+
+    @property
+    def is_measured_while_training(self) -> bool:
+        """Whether losses are those of the first epoch of training."""
+        return self.measure_losses == "while_training"
 
 
 def measure_domains(
