@@ -39,15 +39,17 @@ def main() -> None:
     workload = side.workload
     # Losses are all that the algorithm needs, and all that any peer measures while it trains.
     model = dataclasses.replace(MODELS[workload.model](workload), metrics=())
-    spec = ALGORITHMS[side.algorithm]
+    name, *settings = side.algorithm.split(":")
+    spec = ALGORITHMS[name]
     options = build(
         spec.options,
-        dict(
-            client_learning_rate=workload.learning_rate,
-            client_batch_size=workload.batch_size,
+        {
+            "client_learning_rate": workload.learning_rate,
+            "client_batch_size": workload.batch_size,
             # The mean over the batch, as the peers have it.
-            client_normalizer="batch",
-        ),
+            "client_normalizer": "batch",
+            **dict(setting.split("=") for setting in settings),
+        },
     )
     algorithm = spec.build(Problem.numbered(model, workload.domains), options)
     clients = side.clients()

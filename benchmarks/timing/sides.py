@@ -24,7 +24,7 @@ class SideSpec:
         script: File in benchmarks/peers, or None for a module.
         module: That module.
         environment: Name of its environment, or None for this one.
-        algorithm: Passed on to the side.
+        algorithm: Passed on to the side, as NAME or NAME:SETTING=VALUE.
         runtime: Passed on to the side.
         device: Passed on to the side.
         client_mode: Passed on to the side.
@@ -94,11 +94,17 @@ def own_sides(runtime: str, device: str = "cpu") -> list[SideSpec]:
     """
     _ = RUNTIMES[runtime], DEVICES[device]
     ours = SideSpec(title=OURS, algorithm="agnostic_fed_avg", runtime=runtime, device=device)
+    one_pass = dataclasses.replace(
+        ours,
+        title=f"{OURS}, one pass",
+        algorithm="agnostic_fed_avg:measure_losses=while_training",
+    )
     fed_avg = dataclasses.replace(ours, title="FedAvg (ours)", algorithm="fed_avg")
     if device == "cpu":
-        return [ours, fed_avg]
+        return [ours, one_pass, fed_avg]
     return [
         ours,
+        one_pass,
         fed_avg,
         dataclasses.replace(ours, title=f"{OURS}, streamed", client_mode="streamed"),
         dataclasses.replace(ours, title=f"{OURS} on the CPU", device="cpu"),

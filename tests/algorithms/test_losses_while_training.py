@@ -26,7 +26,7 @@ _ONE_PASS = {"measure_losses": "while_training"}
 
 
 def _algorithm(name: str, model: Any = None, **settings: Any) -> Any:
-    problem = Problem.of_numbered_domains(model or logistic_regression(4, 3), _DOMAINS)
+    problem = Problem.numbered(model or logistic_regression(4, 3), _DOMAINS)
     spec = ALGORITHMS[name]
     return spec.build(problem, make_options(spec.options, **{**_TRAINING, **settings}))
 
@@ -53,7 +53,7 @@ def _server(epochs: int, normalizer: str) -> reference.Server:
 
 
 def _one_pass(epochs: int, normalizer: str) -> Any:
-    problem = Problem.of_numbered_domains(logistic_regression(4, 3), _DOMAINS)
+    problem = Problem.numbered(logistic_regression(4, 3), _DOMAINS)
     settings = {
         "client_epochs": epochs,
         "client_normalizer": normalizer,
