@@ -68,7 +68,7 @@ def methods(data: DataSet, read: Mapping[str, Any]) -> Methods:
 
     agnostic = settings(algorithm="agnostic_fed_avg")
     assert isinstance(agnostic.algorithm, AgnosticFedAvgOptions)
-    rate, last = agnostic.algorithm.lambda_learning_rate, agnostic.config.rounds
+    rate, last = agnostic.algorithm.lambda_.learning_rate, agnostic.config.rounds
     pairs = [
         Pair(f"lambda rate {rate:g}", {}),
         Pair(f"lambda rate {_FASTER * rate:g}", {"lambda_learning_rate": _FASTER * rate}),
