@@ -77,7 +77,7 @@ def methods(data: DataSet, read: Mapping[str, Any]) -> Methods:
     rows = {"FedAvg": settings(algorithm="fed_avg", evaluate_every=last)}
     for pair in pairs:
         for name, measured in ((_BEFORE, "before_training"), (_WHILE, "while_training")):
-            rows[f"{name}, {pair.name}"] = settings(
+            rows[f"{name} {pair.name}"] = settings(
                 algorithm="agnostic_fed_avg",
                 evaluate_every=last,
                 measure_losses=measured,
@@ -96,7 +96,7 @@ def table(pairs: Sequence[Pair], compared: ComparedRuns) -> str:
 
     lines = [["FedAvg", mean("FedAvg", WORST), "", "", mean("FedAvg", OVERALL), ""]]
     for pair in pairs:
-        before, after = f"{_BEFORE}, {pair.name}", f"{_WHILE}, {pair.name}"
+        before, after = f"{_BEFORE} {pair.name}", f"{_WHILE} {pair.name}"
         worst = gain(comparison, after, before, WORST, measure)
         ends = worst.interval()
         interval = (
