@@ -32,6 +32,7 @@ import numpy as np
 from tabulate import tabulate
 
 from benchmarks.hard_domains.digits import DIGITS_MODEL
+from benchmarks.scoreboard import recommend_arguments
 from tff_agnostic.base.files import finite_or_none
 from tff_agnostic.base.later import tf
 from tff_agnostic.data.store_format import Record
@@ -42,7 +43,7 @@ from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.program.studies.choice import attained, chosen
 from tff_agnostic.program.studies.gains import Gain
 from tff_agnostic.program.studies.methods import BASELINE
-from tff_agnostic.program.studies.recommend import RECOMMEND, RecommendRequest, parse_request
+from tff_agnostic.program.studies.recommend import RecommendRequest, parse_request
 from tff_agnostic.program.studies.recommendation import Found
 from tff_agnostic.program.studies.runset import RunSet
 
@@ -177,7 +178,7 @@ def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
     }
     runs = folder / "runs"
     with contextlib.redirect_stdout(io.StringIO()):
-        asked, found = _searched(RECOMMEND.given_by(settings, show_progress=False), runs)
+        asked, found = _searched(recommend_arguments(settings), runs)
     choice = chosen(found.judged) or BASELINE
     seconds, processor_seconds = time.monotonic() - began, time.process_time() - used
     fresh = [drawn(domain, FRESH, rng) for domain in domains]

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from absl import flags
+from absl.testing import flagsaver
 from tabulate import tabulate
 
 from benchmarks.hard_domains.digits import DIGITS_HEADER, DIGITS_MODEL, PIXELS, hard_digits
@@ -31,6 +33,7 @@ from tff_agnostic.models.model import Measure
 from tff_agnostic.program.commands.command_line import RunArguments, default_for_task
 from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments.experiment import STORE_NAME
+from tff_agnostic.program.options.flags import flag_text
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.program.studies.choice import chosen, near
@@ -383,8 +386,19 @@ def arguments_of(data: DataSet, read: Mapping[str, Any], shared: Mapping[str, An
     settings = {**data.settings, **shared}
     # Only the last round is evaluated: no curves are drawn.
     rounds = settings.get("rounds", default_for_task(data.task, "rounds", ()))
-    arguments = {"evaluate_every": rounds, **settings, **read}
-    return RECOMMEND.given_by(arguments, show_progress=False)
+    return recommend_arguments({"evaluate_every": rounds, **settings, **read})
+
+
+def recommend_arguments(values: Mapping[str, Any]) -> RunArguments:
+    """Returns the arguments of `recommend` without progress.
+
+    Args:
+        values: Values by flag.
+    """
+    with flagsaver.flagsaver():
+        RECOMMEND.define_flags()
+        flags.FLAGS(["recommend", *(f"--{name}={flag_text(v)}" for name, v in values.items())])
+        return dataclasses.replace(RECOMMEND.given(), show_progress=False)
 
 
 def summary(boards: Mapping[str, Board]) -> str:

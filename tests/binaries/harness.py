@@ -136,7 +136,7 @@ def given(binary: ModuleType, *arguments: str) -> Any:
     one = command_of(binary)
     with flagsaver.flagsaver():
         define(one.define_flags)
-        assert parse_flags([one.name, *arguments]) == [one.name]
+        assert parse_flags([one.name, *later_values(arguments)]) == [one.name]
         return one.given()
 
 

@@ -202,30 +202,9 @@ def test_wrong_list_of_the_command_line_names_its_flag(given):
 
 
 @golden.values
-def test_wrong_value_of_python_names_its_flag(case):
-    table = FlagTable.join([("", "", _Oven)])
-    return golden.refusal(lambda: build(_Oven, table.from_arguments(case)))
-
-
-@golden.values
 def test_wrong_value_of_a_file_names_its_flag(case):
     name, value = case
     return golden.refusal(_OVEN[name].check_type, value)
-
-
-def test_python_values_have_the_types_of_their_fields():
-    table = FlagTable.join([("", "", _Oven)])
-    values = table.from_arguments(
-        {
-            **{"degrees": 200, "trays": [1, 2.5], "book": Path("a/b"), "pause": None},
-            **{"course": FallingHeat(factor=0.25), "weight": "7"},
-        }
-    )
-    assert values == {
-        **{"degrees": 200.0, "trays": (1.0, 2.5), "book": "a/b"},
-        **{"course": "falling:minutes=10/20,factor=0.25", "weight": 7},
-    }
-    assert type(values["degrees"]) is float
 
 
 def test_error_of_python_names_the_flag():

@@ -37,7 +37,7 @@ from tff_agnostic.program.options.process import (
     Interrupted,
     StopRequest,
     flag_parts,
-    with_flag_files,
+    split_flag_files,
 )
 from tff_agnostic.program.options.tasks import check_task_options, task_flags
 from tff_agnostic.program.options.user_algorithm import (
@@ -288,29 +288,6 @@ class RunCommand(Command):
             options=options,
         )
 
-    def given_by(self, arguments: Mapping[str, Any], show_progress: bool) -> RunArguments:
-        """Returns what a caller in Python gives; see `Command.given_by`."""
-        own, options = self.options, run_flags(_user_files(arguments))
-        names = (n for n in options if self.settings is None or n in self.settings)
-        tables = (
-            FlagTable("flag", {n: options[n] for n in names if n not in self.without}),
-            task_flags(),
-            runtime_flags() if self.has_runtime else FlagTable("flag", {}),
-        )
-        self._check_known(arguments, [flag for table in (own, *tables) for flag in table])
-        of_command = {f: v for f, v in arguments.items() if f in own}
-        rest = {f: v for f, v in arguments.items() if f not in own}
-        settings, task_values, runtime_values = (
-            table.from_arguments({f: v for f, v in rest.items() if f in table}) for table in tables
-        )
-        return RunArguments(
-            **vars(super().given_by(of_command, show_progress)),
-            settings=settings,
-            task_values=task_values,
-            runtime_values=runtime_values,
-            options=options,
-        )
-
 
 @contextlib.contextmanager
 def session(given: RunArguments, name: str) -> Iterator[Session]:
@@ -450,7 +427,8 @@ def _named_in(argv: Sequence[str], others: Container[str] = ()) -> dict[str, Any
         argv: The command line.
         others: Further flags that are asked for.
     """
-    texts = iter([argument.text for argument in with_flag_files(argv[1:])])
+    lines, arguments = split_flag_files(argv[1:])
+    texts = iter([*lines, *arguments])
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = flag_parts(text)

@@ -100,14 +100,6 @@ class FlagTable(Registry[Flag]):
             if (kind, choice) not in self[name].users:
                 raise UserError(self.unused_message(name, {kind: choice}))
 
-    def from_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values that a caller in Python gives, by flag; None is no value."""
-        return {
-            name: self[name].checked(value)
-            for name, value in arguments.items()
-            if value is not None
-        }
-
 
 def _joined(hint: Any, other: Any) -> Any:
     """Returns an annotation that takes the values of two; ranges and names that differ are open."""

@@ -177,20 +177,11 @@ class Flag:
 
     def parsed(self, text: Any) -> Any:
         """Returns the value of a text, or of the object that absl made of it."""
-        return self._value(text, ",")
-
-    def checked(self, value: Any) -> Any:
-        """Returns a value of Python as a value of the flag: a list may stand for a tuple."""
-        if isinstance(value, (list, tuple)):
-            value = tuple(map(_from_python, value))
-        return self._value(_from_python(value), "," if isinstance(value, str) else None)
-
-    def _value(self, value: Any, separator: Optional[str]) -> Any:
-        field = self.from_value(value, separator)
+        field = self.from_value(text)
         # A member's name may also be a name of another task: "lstm".
         has_names = any(plain_type(m) is str for m in alternatives(self.hint) if not is_options(m))
-        is_bare = has_names and isinstance(field, Options) and value in self.members
-        return value if is_bare else self.to_value(field)
+        is_bare = has_names and isinstance(field, Options) and text in self.members
+        return text if is_bare else self.to_value(field)
 
     def check_type(self, value: Any) -> None:
         """Checks a value that was read from a file."""
@@ -340,10 +331,6 @@ def _scalar(where: str, kind: type, value: Any, from_text: bool) -> Any:
 
 def _no(value: Any) -> Any:
     raise ValueError(value)
-
-
-def _from_python(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _simple(hint: Any) -> Any:

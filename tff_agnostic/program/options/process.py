@@ -1,16 +1,12 @@
 """A command as a process: its arguments, start, signals, and exit status.
 
-The command line before absl parses it: flag files in place, and one value for each flag.
-
-absl reads a flag file whatever it is, also one that never ends, and has the last of several values
-of a flag count. After a flag file that is meant: its flags are defaults. Otherwise one of the
-values is a mistake.
+Flag files are defaults: a flag of the command line wins, wherever it stands, and is given once.
+absl would read flag files that never end, and let the last of several values win.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import faulthandler
 import os
 import re
@@ -52,45 +48,28 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ONE_REQUEST_SECONDS = 0.5
 
 
-@dataclasses.dataclass(frozen=True)
-class Argument:
-    """An argument of a command.
-
-    Attributes:
-        text: The argument.
-        flag_file: The flag file on the command line that it comes from, or "".
-    """
-
-    text: str
-    flag_file: str = ""
-
-
-def with_flag_files(arguments: Sequence[str]) -> list[Argument]:
-    """Returns the arguments of a command, with the lines of flag files in the files' places.
+def split_flag_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the lines of the flag files among some arguments, and the other arguments.
 
     A flag file has a flag in each line, or names another flag file. Lines that begin with # or //
     are comments.
 
     Args:
-        arguments: The arguments, without the name of the program.
+        arguments: The arguments of a command, without the name of the program.
     """
-    expanded: list[Argument] = []
+    lines: list[str] = []
+    others: list[str] = []
     rest = list(arguments)
-    while rest:
+    while rest and rest[0] != "--":
         text = rest.pop(0)
-        if text == "--":
-            # Flags end here.
-            return [*expanded, Argument(text), *map(Argument, rest)]
         name, equals, value = flag_parts(text)
         if name != _FLAG_FILE:
-            expanded.append(Argument(text))
+            others.append(text)
             continue
-        if not equals:
-            if not rest:
-                raise UserError(f"--{_FLAG_FILE}: expected a path, found none")
-            value = rest.pop(0)
-        expanded += [Argument(line, value) for line in _lines(value, ())]
-    return expanded
+        if not equals and not rest:
+            raise UserError(f"--{_FLAG_FILE}: expected a path, found none")
+        lines += _lines(value if equals else rest.pop(0), ())
+    return lines, [*others, *rest]
 
 
 def _lines(name: str, readers: tuple[str, ...]) -> Iterator[str]:
@@ -118,52 +97,6 @@ def flag_parts(text: str) -> tuple[str, str, str]:
     return text.removeprefix("-").removeprefix("-").partition("=")
 
 
-def check_given_once(arguments: Sequence[Argument], defined: flags.FlagValues) -> None:
-    """Refuses a flag of the command line that gets another value after it.
-
-    A flag of a flag file may get one, from a later flag file or from the command line.
-
-    Args:
-        arguments: The arguments of a command.
-        defined: The flags of the command.
-    """
-    given: dict[str, str] = {}
-    for name, value, flag_file in _values(arguments, defined):
-        before = given.setdefault(name, value) if not flag_file else given.get(name, value)
-        if before == value:
-            continue
-        if flag_file:
-            raise UserError(
-                f"--{name}={before}: expected after --{_FLAG_FILE}={flag_file}, found before it, "
-                f"so that the file's --{name}={value} would replace it"
-            )
-        raise UserError(
-            f"--{name}: expected one value, found {before} and {value}; only a value in a flag "
-            f"file, --{_FLAG_FILE}=FILE, may be replaced by a later flag"
-        )
-
-
-def _values(
-    arguments: Sequence[Argument], defined: flags.FlagValues
-) -> Iterator[tuple[str, str, str]]:
-    """Yields name, value and flag file of each flag that may be given once."""
-    rest = iter(arguments)
-    for argument in rest:
-        name, equals, value = flag_parts(argument.text)
-        if argument.text == "--" or not name:
-            # Flags end here.
-            return
-        if not equals and name not in defined and name.startswith("no"):
-            name, value = name.removeprefix("no"), "false"
-        elif not equals and name in defined and defined[name].boolean:
-            value = "true"
-        elif not equals:
-            following = next(rest, None)
-            value = "" if following is None else following.text
-        if name in defined and not isinstance(defined[name], flags.MultiFlag):
-            yield name, value, argument.flag_file
-
-
 # Returns the exit status, if it is not 0.
 Main = Callable[[Sequence[str]], Optional[int]]
 
@@ -187,7 +120,7 @@ def run_app(
     for flag in list(flags.FLAGS.flags_by_module_dict().get(app.__name__, [])):
         delattr(flags.FLAGS, flag.name)
     try:
-        group = asked_for(argument.text for argument in with_flag_files(sys.argv[1:]))
+        group = asked_for(split_flag_files(sys.argv[1:])[1])
         if group is not None and help_text is not None:
             sys.exit(_print_page(help_text(group)))
     except UserError as e:
@@ -281,9 +214,9 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     """
     logging.use_absl_handler()
     try:
-        arguments = with_flag_files(argv[1:])
-        check_given_once(arguments, flags.FLAGS)
-        rest: list[str] = flags.FLAGS([argv[0], *(argument.text for argument in arguments)])
+        lines, arguments = split_flag_files(argv[1:])
+        parse(lines, flags.FLAGS, once=False)
+        rest = [argv[0], *parse(arguments, flags.FLAGS)]
     except (UserError, flags.Error) as e:
         sys.exit(_failed(_in_words(e)))
     except SystemExit:
@@ -291,6 +224,26 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     if not flags.FLAGS["verbosity"].present:
         # TFF's compiler has much to say at the default level.
         logging.set_verbosity(logging.WARNING)
+    return rest
+
+
+def parse(arguments: Sequence[str], defined: flags.FlagValues, once: bool = True) -> list[str]:
+    """Parses flags over earlier values, and returns the other arguments.
+
+    Args:
+        arguments: The arguments.
+        defined: The flags of the command.
+        once: Whether a second value of a flag is an error.
+    """
+    singles = [
+        flag for flag in map(defined.__getitem__, defined) if not isinstance(flag, flags.MultiFlag)
+    ]
+    earlier = [flag for flag in singles if flag.present]
+    for flag in singles:
+        flag.present, flag.allow_overwrite = 0, not once
+    rest: list[str] = defined(["", *arguments])[1:]
+    for flag in earlier:
+        flag.present += 1
     return rest
 
 
