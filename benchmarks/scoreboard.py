@@ -30,11 +30,12 @@ from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.metrics.formatting import cell, points, signed
 from tff_agnostic.models.model import Measure
-from tff_agnostic.program.commands.command_line import RunArguments, default_for_task
+from tff_agnostic.program.commands.command_line import RunArguments
 from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments.experiment import STORE_NAME
 from tff_agnostic.program.options.flags import flag_text
 from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.program.studies.choice import chosen, near
 from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison
@@ -385,7 +386,7 @@ def arguments_of(data: DataSet, read: Mapping[str, Any], shared: Mapping[str, An
     """
     settings = {**data.settings, **shared}
     # Only the last round is evaluated: no curves are drawn.
-    rounds = settings.get("rounds", default_for_task(data.task, "rounds", ()))
+    rounds = settings.get("rounds", resolve(data.task, {}, {}).config.rounds)
     return recommend_arguments({"evaluate_every": rounds, **settings, **read})
 
 

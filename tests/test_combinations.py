@@ -77,8 +77,8 @@ def _aggregation(row: Row) -> Any:
     is_secure = row["aggregation"] == "secure"
     if (kind := UPDATE_AGGREGATORS[row["update_aggregator"]].kind) is not None:
         aggregator: Any = DpAggregator(0.001) if kind is DpAggregator else kind()
-        of_run = _SECURE if is_secure else Options()
-        return named(aggregator, LimitedOptions(), of_run, float(_CLIENTS_PER_ROUND))
+        secure_options = _SECURE if is_secure else Options()
+        return named(aggregator, LimitedOptions(), secure_options, float(_CLIENTS_PER_ROUND))
     inner = SecureSum(_SECURE) if is_secure else PlainSum()
     if row["privacy"] == "none":
         return inner
@@ -89,7 +89,7 @@ def _aggregation(row: Row) -> Any:
 
 
 def _reference(row: Row) -> Any:
-    """The same noise over plain sums; clients' noise needs secure ones."""
+    """Returns the noise over plain sums; clients' noise needs secure sums."""
     is_distributed = row["privacy"] == "distributed"
     return _aggregation(
         {
@@ -174,7 +174,6 @@ _FLAGS = {
 @pytest.mark.parametrize("pair", sorted(map(sorted, REFUSED)), ids=str)
 def test_refused_pair_raises_user_error(tmp_path, monkeypatch, pair):
     monkeypatch.chdir(tmp_path)
-    # What else each of the two needs.
     row = {"runtime": "tff"} if pair[1][0] == "update_aggregator" else {}
     if ("privacy", "distributed") in pair:
         row["aggregation"] = "secure"

@@ -45,27 +45,27 @@ def test_rejects_bad_flag_files(tmp_path):
 
 
 @pytest.fixture
-def known() -> flags.FlagValues:
-    known = flags.FlagValues()
-    flags.DEFINE_integer("seed", 0, "", flag_values=known)
-    flags.DEFINE_bool("shuffle", True, "", flag_values=known)
-    flags.DEFINE_multi_string("override", [], "", flag_values=known)
-    return known
+def defined() -> flags.FlagValues:
+    defined = flags.FlagValues()
+    flags.DEFINE_integer("seed", 0, "", flag_values=defined)
+    flags.DEFINE_bool("shuffle", True, "", flag_values=defined)
+    flags.DEFINE_multi_string("override", [], "", flag_values=defined)
+    return defined
 
 
-def test_command_line_wins_over_flag_files(known):
-    parse(["--seed=1", "--seed=2", "--noshuffle", "--override=a"], known, once=False)
-    assert parse(["--seed=3", "digits"], known) == ["digits"]
-    assert (known.seed, known.shuffle, known.override) == (3, False, ["a"])
-    assert known["seed"].present and known["shuffle"].present
+def test_command_line_wins_over_flag_files(defined):
+    parse(["--seed=1", "--seed=2", "--noshuffle", "--override=a"], defined, once=False)
+    assert parse(["--seed=3", "digits"], defined) == ["digits"]
+    assert (defined.seed, defined.shuffle, defined.override) == (3, False, ["a"])
+    assert defined["seed"].present and defined["shuffle"].present
 
 
 @pytest.mark.parametrize(
     "arguments",
     [["--seed=1", "--seed=2"], ["--seed", "1", "-seed", "2"], ["--shuffle", "--noshuffle"]],
 )
-def test_second_value_of_a_flag_is_rejected(known, arguments):
+def test_second_value_of_a_flag_is_rejected(defined, arguments):
     with pytest.raises(flags.IllegalFlagValueError, match="already defined"):
-        parse(arguments, known)
-    parse(["--override=a", "--override=b"], known)
-    assert known.override == ["a", "b"]
+        parse(arguments, defined)
+    parse(["--override=a", "--override=b"], defined)
+    assert defined.override == ["a", "b"]

@@ -22,7 +22,7 @@ def test_other_processes_get_the_package_itself():
 
 
 @pytest.mark.slow
-def test_threads_that_use_it_first_at_once_get_one_package():
+def test_concurrent_threads_import_once():
     script = """
 import threading
 from tff_agnostic.base.later import scipy

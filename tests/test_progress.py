@@ -1,4 +1,4 @@
-"""Progress of long work: lines where nobody sees a bar, and the time that is left."""
+"""Progress of long work: lines without a terminal, and the time left."""
 
 import time
 
@@ -16,26 +16,25 @@ def test_times_have_one_or_two_units(seconds, text):
     assert duration(seconds) == text
 
 
-def test_what_is_left_is_as_quick_as_what_is_done():
+def test_time_left_follows_time_spent():
     assert seconds_left(3, 12, 100) == 300
     assert seconds_left(0, 12, 100) is None
-    found = progress_line("compare", 3, 12, "trials", 150, step="fed_avg, trial 2")
-    assert found == "compare: 3 of 12 trials, 2 min so far, about 8 min left (fed_avg, trial 2)"
-    # What was done before took no time of this work.
-    found = progress_line("compare", 3, 12, "trials", 150, before=2)
-    assert found == "compare: 3 of 12 trials, 2 min so far, about 22 min left"
-    found = progress_line("compare", 2, 12, "trials", 10, before=2)
-    assert found == "compare: 2 of 12 trials, 10 s so far, time left unknown"
-    found = progress_line("import", 30_000_000, 120_000_000, "B", 20)
-    assert found == "import: 25% of 120 MB, 20 s so far, about 60 s left"
-    found = progress_line("import", 3e9, 12_345_678_901, "B", 20)
-    assert found == "import: 24% of 12,346 MB, 20 s so far, about 62 s left"
+    actual = progress_line("compare", 3, 12, "trials", 150, step="fed_avg, trial 2")
+    assert actual == "compare: 3 of 12 trials, 2 min so far, about 8 min left (fed_avg, trial 2)"
+    actual = progress_line("compare", 3, 12, "trials", 150, before=2)
+    assert actual == "compare: 3 of 12 trials, 2 min so far, about 22 min left"
+    actual = progress_line("compare", 2, 12, "trials", 10, before=2)
+    assert actual == "compare: 2 of 12 trials, 10 s so far, time left unknown"
+    actual = progress_line("import", 30_000_000, 120_000_000, "B", 20)
+    assert actual == "import: 25% of 120 MB, 20 s so far, about 60 s left"
+    actual = progress_line("import", 3e9, 12_345_678_901, "B", 20)
+    assert actual == "import: 24% of 12,346 MB, 20 s so far, about 62 s left"
     assert progress_line("import", 0, 2_340_000, "B", 1).startswith("import: 0% of 2.34 MB, ")
-    found = progress_line("import", 120_000_000, 120_000_000, "B", 20, step="sorting by client")
-    assert found == "import: 100% of 120 MB, 20 s so far (sorting by client)"
+    actual = progress_line("import", 120_000_000, 120_000_000, "B", 20, step="sorting by client")
+    assert actual == "import: 100% of 120 MB, 20 s so far (sorting by client)"
 
 
-def test_lines_go_on_while_a_part_takes_long(capfd, monkeypatch):
+def test_lines_continue_during_a_long_part(capfd, monkeypatch):
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
     with LongWork("compare", 4, "trials") as work:
         work.update()
@@ -56,7 +55,7 @@ def test_short_work_and_hidden_work_have_no_line(capfd, monkeypatch):
     assert capfd.readouterr().err == ""
 
 
-def test_steps_of_a_part_count_for_the_time_that_is_left(capfd, monkeypatch):
+def test_steps_within_a_part_count(capfd, monkeypatch):
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
     now = iter([100.0])
     monkeypatch.setattr("time.monotonic", lambda: next(now, 160.0))

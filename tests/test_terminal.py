@@ -29,9 +29,9 @@ _TITLE = "\x1b]0;title\x07"
 )
 def test_controls_become_escapes(character):
     for module in (terminal, runner_terminal):
-        found = module.printable(f"a{character}b")
-        assert found.isprintable()
-        assert found == f"a{character.encode('unicode_escape').decode()}b"
+        actual = module.printable(f"a{character}b")
+        assert actual.isprintable()
+        assert actual == f"a{character.encode('unicode_escape').decode()}b"
 
 
 @pytest.mark.parametrize("text", ["Grüße", "क्\u200dष", "👩\u200d🔬", "東京\u3000都", "\\x1b", ""])
@@ -46,9 +46,9 @@ def test_output_is_escaped_inside_the_block_only(capsys):
         assert isinstance(sys.stdout, PrintableStream)
         assert not isinstance(unescaped(sys.stdout), PrintableStream)
     print("\x1b")
-    found = capsys.readouterr()
-    assert found.out == "a\t\\x1b]0;title\\x07\nb\n\x1b\n"
-    assert found.err == "c\\x1b]0;title\\x07\n"
+    actual = capsys.readouterr()
+    assert actual.out == "a\t\\x1b]0;title\\x07\nb\n\x1b\n"
+    assert actual.err == "c\\x1b]0;title\\x07\n"
 
 
 def test_wrapped_stream_does_everything_else():

@@ -54,19 +54,19 @@ def test_keras_files_of_any_architecture_are_mixed(digits, tmp_path):
         for name in ("a", "b")
     ]
     batch_norm = layers.BatchNormalization()
-    of_probabilities = _save(tmp_path / "c.h5", batch_norm, layers.Dense(10, "softmax"))
+    softmax = _save(tmp_path / "c.h5", batch_norm, layers.Dense(10, "softmax"))
     paths = [tmp_path / "a" / "model.keras", tmp_path / "b" / "model.keras", tmp_path / "c.h5"]
     model = _mixed(digits, *paths).model
     assert model.names == ("a/model", "b/model", f"{tmp_path.name}/c")
     # Whatever Keras called the layers of the two.
     assert model.members.held.of_predictor == (0, 0, 1)
     x = np.random.default_rng(0).random([5, 64], np.float32)
-    said = [tf.nn.softmax(m(x)) for m in scores] + [of_probabilities(x, training=False)]
+    outputs = [tf.nn.softmax(m(x)) for m in scores] + [softmax(x, training=False)]
     predictions = model.predict(model.initial_weights, tf.constant(x), False, _SEED)
-    np.testing.assert_allclose(np.exp(predictions), np.mean(said, axis=0), rtol=1e-5)
+    np.testing.assert_allclose(np.exp(predictions), np.mean(outputs, axis=0), rtol=1e-5)
 
 
-def test_each_file_has_the_mean_that_it_was_adapted_to(digits, tmp_path):
+def test_adapted_files_keep_their_means(digits, tmp_path):
     rng = np.random.default_rng(0)
     models, paths = [], []
     for k, shift in enumerate((0.0, 5.0)):
@@ -76,13 +76,13 @@ def test_each_file_has_the_mean_that_it_was_adapted_to(digits, tmp_path):
         models.append(_save(paths[-1], normalization, layers.Dense(10)))
     model = _mixed(digits, *paths).model
     x = rng.random([5, 64], np.float32)
-    said = np.mean([tf.nn.softmax(m(x)) for m in models], axis=0)
+    outputs = np.mean([tf.nn.softmax(m(x)) for m in models], axis=0)
     predictions = model.predict(model.initial_weights, tf.constant(x), False, _SEED)
-    np.testing.assert_allclose(np.exp(predictions), said, rtol=1e-5)
+    np.testing.assert_allclose(np.exp(predictions), outputs, rtol=1e-5)
 
 
 @pytest.mark.nightly
-def test_runs_and_files_are_mixed_and_architectures_are_part_of_the_fingerprint(digits, tmp_path):
+def test_fingerprint_has_the_architectures(digits, tmp_path):
     weights = digits.task.model.initial_weights
     CheckpointFolder(tmp_path / "run" / "checkpoints", 1).save(1, weights, {"model": weights})
     wide = _save(tmp_path / "wide.keras", layers.Dense(8, "relu"), layers.Dense(10))
@@ -99,7 +99,7 @@ def test_runs_and_files_are_mixed_and_architectures_are_part_of_the_fingerprint(
     assert _mixed(digits, tmp_path / "run", tmp_path / "wide.keras").fingerprint == one.fingerprint
 
 
-def test_files_that_do_not_fit_are_refused_in_a_line(digits, tmp_path):
+def test_rejects_unfitting_files(digits, tmp_path):
     path = tmp_path / "m.keras"
     _save(path, layers.Dense(10), features=5)
     expected = f"--base_predictors: {path}: expected a model of the task's features, x [n, 64] "
@@ -150,7 +150,7 @@ def _run(folder: Path, mixing: MixingTask, seed: int = 0) -> Path:
     return folder
 
 
-def test_runs_of_other_sizes_are_mixed_with_those_of_the_task(tmp_path):
+def test_runs_of_other_sizes_are_mixed(tmp_path):
     data = text_store(tmp_path / "s.sqlite")
     small, large = (
         _mixing("next_word", data, **{**_NEXT_WORD, "network": f"lstm:embedding=2,units={u}"})
@@ -166,40 +166,40 @@ def test_runs_of_other_sizes_are_mixed_with_those_of_the_task(tmp_path):
         model.members.held.said(model.initial_weights.non_trainable, x),
     )
     ends = [small.task.model.num_parameters, len(flat)]
-    for said, task, (start, end) in zip(
+    for outputs, task, (start, end) in zip(
         (first, second), (small.task, large.task), ((0, ends[0]), ends)
     ):
         shapes = [w.shape for w in task.model.initial_weights.trainable]
         parts = np.split(flat[start:end], np.cumsum([np.prod(s) for s in shapes])[:-1])
         weights = ModelWeights([p.reshape(s) for p, s in zip(parts, shapes)], [])
         scores = task.model.predict(weights, x, False, _SEED)
-        np.testing.assert_allclose(said, tf.nn.softmax(scores), rtol=1e-5)
+        np.testing.assert_allclose(outputs, tf.nn.softmax(scores), rtol=1e-5)
     # Options that are no matter of the model.
     same = _mixing("next_word", data, **_NEXT_WORD, test_split="heldout")
-    of_one = _mixed(small, _run(tmp_path / "c", same), tmp_path / "a").model
-    assert isinstance(of_one.members.held, OneArchitecture)
+    single = _mixed(small, _run(tmp_path / "c", same), tmp_path / "a").model
+    assert isinstance(single.members.held, OneArchitecture)
 
 
-def test_runs_that_do_not_fit_are_refused_in_a_line(tmp_path):
+def test_rejects_unfitting_runs(tmp_path):
     data = text_store(tmp_path / "s.sqlite")
-    own = _mixing("next_word", data, **_NEXT_WORD)
+    chosen = _mixing("next_word", data, **_NEXT_WORD)
     longer = _run(
         tmp_path / "a", _mixing("next_word", data, **{**_NEXT_WORD, "sequence_length": 4})
     )
-    assert _error(own, longer) == (
+    assert _error(chosen, longer) == (
         f"--base_predictors: {longer}: expected a model of the task's examples, x [n, 3] int32, "
         "found one of x [n, 4] int32"
     )
     fewer = _run(tmp_path / "b", _mixing("next_word", data, **_NEXT_WORD, vocabulary=2))
-    assert f"{fewer}: expected the vocabulary of this task" in _error(own, fewer)
-    mixture = _run(tmp_path / "c", own)
+    assert f"{fewer}: expected the vocabulary of this task" in _error(chosen, fewer)
+    mixture = _run(tmp_path / "c", chosen)
     config = json.loads((mixture / "config.json").read_text())
     (mixture / "config.json").write_text(json.dumps({**config, "base_predictors": ["x"]}))
     assert f"{mixture}: expected a run that trained a model, found an ensemble" in _error(
-        own, mixture
+        chosen, mixture
     )
     (mixture / "config.json").write_text(json.dumps({**config, "task": "another"}))
-    assert f"{mixture}: unknown task 'another'" in _error(own, mixture)
+    assert f"{mixture}: unknown task 'another'" in _error(chosen, mixture)
     keras = tmp_path / "m.keras"
     _save(keras, layers.Dense(3))
     words = _mixing("unigram", data)
@@ -223,18 +223,17 @@ def _own_model(path: Path, units: int, activation: str = "tanh") -> str:
     return str(path)
 
 
-def test_runs_of_users_models_are_mixed_by_their_files(tmp_path):
+def test_runs_of_users_models_are_mixed(tmp_path):
     rng = np.random.default_rng(0)
     records = [
         (split, Record("c", "d", {"x": rng.random(4, np.float32), "label": rng.random()}))
         for split in ("train", "test")
     ]
     data = write_store(tmp_path / "s.sqlite", records, "features")
-    own = _mixing("custom", data, model=_own_model(tmp_path / "own.py", 2))
-    # The same shapes: nothing but the file says what it computes.
+    chosen = _mixing("custom", data, model=_own_model(tmp_path / "own.py", 2))
     curved = _mixing("custom", data, model=_own_model(tmp_path / "other.py", 2, "relu"))
-    runs = [_run(tmp_path / "a", own), _run(tmp_path / "b", curved, 1)]
-    model = _mixed(own, *runs).model
+    runs = [_run(tmp_path / "a", chosen), _run(tmp_path / "b", curved, 1)]
+    model = _mixed(chosen, *runs).model
     assert model.members.held.of_predictor == (0, 1)
     assert model.mixture_loss == "squared"
     x = rng.normal(size=[6, 4]).astype(np.float32)
@@ -244,10 +243,10 @@ def test_runs_of_users_models_are_mixed_by_their_files(tmp_path):
         kernel, bias, last, last_bias = np.split(part, [8, 10, 12])
         hidden = activation(x @ kernel.reshape(4, 2) + bias)
         expected.append(hidden @ last.reshape(2, 1) + last_bias)
-    found = model.predict(model.initial_weights, tf.constant(x), False, _SEED)
-    np.testing.assert_allclose(found, np.mean(expected, axis=0), rtol=1e-5, atol=1e-6)
+    actual = model.predict(model.initial_weights, tf.constant(x), False, _SEED)
+    np.testing.assert_allclose(actual, np.mean(expected, axis=0), rtol=1e-5, atol=1e-6)
     _own_model(tmp_path / "other.py", 2, "sigmoid")
-    assert f"{runs[1]}: expected the model of this task" in _error(own, *runs)
+    assert f"{runs[1]}: expected the model of this task" in _error(chosen, *runs)
 
 
 _TWO_CLASSES = """
@@ -261,7 +260,7 @@ def build_model(data):
 """
 
 
-def test_files_of_one_output_are_scores_unless_they_end_in_a_sigmoid(tmp_path):
+def test_single_outputs_without_sigmoid_are_scores(tmp_path):
     rng = np.random.default_rng(0)
     records = [
         (split, Record("c", "d", {"x": rng.random(4, np.float32), "label": k}))
@@ -274,19 +273,19 @@ def test_files_of_one_output_are_scores_unless_they_end_in_a_sigmoid(tmp_path):
     probability = _save(paths[1], layers.Dense(2, "relu"), layers.Dense(1, "sigmoid"), features=4)
     x = rng.normal(size=[9, 4]).astype(np.float32)
     expected = (tf.sigmoid(score(x)) + probability(x)) / 2
-    own = tmp_path / "own.py"
-    own.write_text(_TWO_CLASSES.replace("ACTIVATION", "None"))
-    model = _mixed(_mixing("custom", data, model=str(own)), *paths).model
+    chosen = tmp_path / "own.py"
+    chosen.write_text(_TWO_CLASSES.replace("ACTIVATION", "None"))
+    model = _mixed(_mixing("custom", data, model=str(chosen)), *paths).model
     scores = model.predict(model.initial_weights, tf.constant(x), False, _SEED)
     np.testing.assert_allclose(tf.sigmoid(scores), expected, rtol=1e-5)
     # A task of probabilities has no use for scores.
     score.set_weights([np.full([4, 1], 9.0), np.full([1], 5.0)])
     score.save(paths[0])
-    own.write_text(_TWO_CLASSES.replace("ACTIVATION", '"sigmoid"'))
-    mixing = _mixing("custom", data, model=str(own))
+    chosen.write_text(_TWO_CLASSES.replace("ACTIVATION", '"sigmoid"'))
+    mixing = _mixing("custom", data, model=str(chosen))
     assert _error(mixing, *paths).startswith(
         f"--base_predictors: {paths[0]}: expected probabilities like the task's model, found "
     )
     model = _mixed(mixing, paths[1]).model
-    found = model.predict(model.initial_weights, tf.constant(x), False, _SEED)
-    np.testing.assert_allclose(found, probability(x), rtol=1e-5)
+    actual = model.predict(model.initial_weights, tf.constant(x), False, _SEED)
+    np.testing.assert_allclose(actual, probability(x), rtol=1e-5)

@@ -1,4 +1,4 @@
-"""What tests of the binaries share."""
+"""Fixtures of the tests of commands."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def call(cohort_runtime: CohortRuntime, request: pytest.FixtureRequest) -> Calle
 
 @pytest.fixture(scope="session")
 def call_that_draws(cohort_runtime: CohortRuntime) -> Caller:
-    """The same, with the plots of runs."""
+    """Calls commands in this process, and draws the plots of runs."""
     return Caller({"cohort": cohort_runtime}, draws=True)
 
 

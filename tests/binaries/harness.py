@@ -37,12 +37,12 @@ ROOT = Path(__file__).parents[2]
 TOY = ("--task=toy_regression", "--num_clients=8", "--clients_per_round=3")
 
 _TIMEOUT_SECONDS = 300.0
-# Of a run its rounds; of what takes longer than 30 seconds how far it is; notes on old names.
+# Lines of progress, and notes.
 _PROGRESS = re.compile(r"round |note: |[\w ]+: \d+ of \d+ [\w ]+, ")
 
 
 class Outcome(NamedTuple):
-    """What a shell sees of a command."""
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
     def error(self) -> str:
         """The message of a command that failed as it should: after progress, one line.
 
-        Of a user's code that failed, the lines of its trace, joined.
+        The lines of the trace of a user's code, joined.
         """
         assert self.status == 2, self
         assert "Traceback" not in self.err
@@ -66,7 +66,7 @@ class Caller:
     """Calls binaries in this process.
 
     Args:
-        running: Runtimes by name, instead of those that every call would start anew; one with other
+        running: Runtimes by name, instead of new ones for each call; one with other
             options than the default is started. With None, a command that asks for a runtime fails
             the test.
         draws: Whether figures are drawn, which takes longer than rounds of small models.
@@ -132,7 +132,7 @@ def command_of(binary: ModuleType) -> Any:
 
 
 def given(binary: ModuleType, *arguments: str) -> Any:
-    """Returns what the flags of a command give."""
+    """Returns the arguments that the flags of a command give."""
     one = command_of(binary)
     with flagsaver.flagsaver():
         define(one.define_flags)
@@ -142,8 +142,8 @@ def given(binary: ModuleType, *arguments: str) -> Any:
 
 def compared_specs(*arguments: str) -> dict[str, list[RunSettings]]:
     """Returns the runs of each row of `compare`."""
-    found = given(compare, *arguments)
-    return trial_specs(found, given_arms(found))
+    actual = given(compare, *arguments)
+    return trial_specs(actual, given_arms(actual))
 
 
 def draw_nothing(folder: Path, *what: Any) -> None:

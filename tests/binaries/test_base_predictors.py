@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from binaries import base_predictors, compare, evaluate, save_model, train
+from binaries import base_predictors, evaluate, train
 from tests import golden
 from tests.binaries.harness import Caller
 from tests.data.stores import sentence, write_store
@@ -46,36 +46,35 @@ def files(call: Caller, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def there(files, monkeypatch) -> Path:
+def trained(files, monkeypatch) -> Path:
     """That folder, entered."""
     monkeypatch.chdir(files)
     return files
 
 
 @pytest.mark.slow
-def test_a_run_tells_what_it_sent_and_what_it_learned(there):
-    columns = read_history(there / "run" / "metrics.csv")
-    # A row of 9 outcomes, four numbers beside it, and the scales of 2 domains.
+def test_run_reports_sent_bytes_and_alpha(trained):
+    columns = read_history(trained / "run" / "metrics.csv")
     assert set(columns["predictors/bytes_sent"]) == {4 * (9 + 4) + 4 * 2}
     assert set(columns["predictors/bytes_of_ensemble"]) == {2 * 4 * (9 + 1)}
     assert set(columns["predictors/sampled"]) == {1}
-    rows = list(csv.DictReader((there / "run" / "alpha.csv").open()))
+    rows = list(csv.DictReader((trained / "run" / "alpha.csv").open()))
     assert [row["predictor"] for row in rows] == ["a", "b"]
     assert sum(float(row["alpha (model)"]) for row in rows) == pytest.approx(1)
-    assert (there / "run" / "plots" / "alpha.png").exists()
-    assert list(json.loads((there / "run" / "result.json").read_text())["models"]) == ["mean"]
+    assert (trained / "run" / "plots" / "alpha.png").exists()
+    assert list(json.loads((trained / "run" / "result.json").read_text())["models"]) == ["mean"]
 
 
 @pytest.mark.nightly
-def test_it_goes_on_to_the_same_bytes_wherever_the_predictors_are(call, there):
+def test_boosting_resumes_with_moved_predictors(call, trained):
     shorter = [*_BOOST, "--rounds=2", "--output_dir=short"]
     assert call(train, *shorter).status == 0
-    (there / "moved.npz").write_bytes((there / "p.npz").read_bytes())
+    (trained / "moved.npz").write_bytes((trained / "p.npz").read_bytes())
     more = ("--resume", "--rounds=3", "--output_dir=short", "--base_predictors=moved.npz")
     outcome = call(train, *more)
     assert outcome.status == 0, outcome
     for name in ("metrics.csv", "result.json", "alpha.csv"):
-        assert (there / "short" / name).read_bytes() == (there / "run" / name).read_bytes()
+        assert (trained / "short" / name).read_bytes() == (trained / "run" / name).read_bytes()
     smoother = ("--data=texts.sqlite", "--smoothing_share=0.5", "--output=o.npz")
     assert call(base_predictors, *smoother).status == 0
     other = ("--resume", "--rounds=4", "--output_dir=short", "--base_predictors=o.npz")
@@ -85,36 +84,16 @@ def test_it_goes_on_to_the_same_bytes_wherever_the_predictors_are(call, there):
 
 
 @pytest.mark.slow
-def test_each_predictor_is_evaluated_by_its_name(call, there):
+def test_each_predictor_is_evaluated_by_its_name(call, trained):
     outcome = call(evaluate, "--checkpoint=run", "--models=model,a,b", "--output=e.json")
     assert outcome.status == 0, outcome
-    found = json.loads((there / "e.json").read_text())
-    losses = [found["overall"]["loss"], *(m["overall"]["loss"] for m in found["models"].values())]
+    actual = json.loads((trained / "e.json").read_text())
+    losses = [actual["overall"]["loss"], *(m["overall"]["loss"] for m in actual["models"].values())]
     assert len(set(map(str, losses))) == 3
 
 
 @pytest.mark.slow
-def test_a_saved_ensemble_has_a_card_with_the_names_of_its_predictors(call, there):
-    saved = call(save_model, "--checkpoint=run", "--format=saved_model", "--output_dir=saved")
-    assert saved.status == 0, saved
-    card = json.loads((there / "saved" / "model_card.json").read_text())
-    assert card["settings"]["base_predictors"] == ["p.npz"]
-
-
-@pytest.mark.nightly
-def test_it_is_compared_with_a_model_of_all_data(call, there):
-    outcome = call(
-        *(compare, *_TASK, "--trials=1", "--output_dir=compared"),
-        "--arms=fed_avg;fed_boost:base_predictors=p.npz;all=afl_boost:base_predictors=p.npz,"
-        "predictor_sampling=none",
-    )
-    assert outcome.status == 0, outcome
-    rows = json.loads((there / "compared" / "compare.json").read_text())
-    assert all(name in json.dumps(rows) for name in ("fed_avg", "fed_boost", "all"))
-
-
-@pytest.mark.slow
-def test_words_that_secure_counts_leave_out_are_said(call, there):
+def test_words_that_secure_counts_leave_out_are_said(call, trained):
     secure = ("--aggregation=secure", "--secure_min_clients=1", "--limit_examples=3")
     outcome = call(base_predictors, "--data=texts.sqlite", *secure, "--output=cut.npz")
     assert outcome.status == 0, outcome
@@ -131,33 +110,13 @@ def test_words_that_secure_counts_leave_out_are_said(call, there):
     assert "left out" not in whole.out
 
 
-@pytest.mark.nightly
-def test_runs_are_base_predictors_of_the_next(call, there):
-    for name in ("one", "two"):
-        flags = ("--algorithm=fed_avg", "--rounds=2", f"--output_dir={name}")
-        assert call(train, *_TASK, *flags).status == 0
-    outcome = call(
-        *(train, *_TASK, "--algorithm=afl_boost", "--base_predictors=one,two,p.npz"),
-        "--output_dir=next",
-    )
-    assert outcome.status == 0, outcome
-    rows = list(csv.DictReader((there / "next" / "alpha.csv").open()))
-    assert [row["predictor"] for row in rows] == ["one", "two", "a", "b"]
+@golden.arguments
+def test_bad_flags(call, trained, arguments):
+    return call.refused(trained, base_predictors, "--data=texts.sqlite", *arguments)
 
 
 @golden.arguments
-def test_bad_flags(call, there, arguments):
-    return call.refused(there, base_predictors, "--data=texts.sqlite", *arguments)
-
-
-@pytest.mark.nightly
-def test_other_tasks_have_no_outcomes_to_count(call, there):
-    refused = call.refused(there, base_predictors, "--task=digits", "--output=x.npz")
-    assert refused.startswith("--task: expected one of distributions, such as unigram")
-
-
-@golden.arguments
-def test_bad_ensembles(call, there, arguments):
+def test_bad_ensembles(call, trained, arguments):
     return call.refused(
-        there, train, *_TASK, "--algorithm=fed_boost", "--output_dir=bad", *arguments
+        trained, train, *_TASK, "--algorithm=fed_boost", "--output_dir=bad", *arguments
     )

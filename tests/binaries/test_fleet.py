@@ -34,14 +34,17 @@ def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     (tmp_path / "clients/cohorts.txt").rename(tmp_path / "cohorts.txt")
     fleet = Fleet(tmp_path / "fleet", tmp_path / "export" / "plan", tmp_path / "clients")
     # A state may hold the key of the server's noise: nodes do without.
-    of_nodes = tmp_path / "of_nodes"
-    shutil.copytree(fleet.export, of_nodes)
-    (of_nodes / "server_state.ckpt").unlink()
+    node_plan = tmp_path / "of_nodes"
+    shutil.copytree(fleet.export, node_plan)
+    (node_plan / "server_state.ckpt").unlink()
     every_second = PlanSettings(evaluation, manifest_sha256(evaluation), every=2)
     try:
-        channel, told = LocalChannel(fleet.nodes(export=of_nodes, evaluation=every_second)), Told()
+        channel, log = (
+            LocalChannel(fleet.nodes(export=node_plan, evaluation=every_second)),
+            Told(),
+        )
         settings = fleet.server_settings(cohort_size=4, evaluation=every_second)
-        server = FleetServer(settings, channel, told, fleet.player)
+        server = FleetServer(settings, channel, log, fleet.player)
         server.run(3)
         server.close()
     finally:
@@ -59,8 +62,8 @@ def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     _ok(run_plan(*two))
     measured = [f"--plan={evaluation}", clients, f"--state={tmp_path / 'two/server_state.ckpt'}"]
     _ok(run_plan(*measured, f"--output={tmp_path / 'measured'}"))
-    found = _metrics(folder / "evaluation_metrics.jsonl")
-    assert found == _metrics(tmp_path / "measured/metrics.jsonl")
+    actual = _metrics(folder / "evaluation_metrics.jsonl")
+    assert actual == _metrics(tmp_path / "measured/metrics.jsonl")
     # Home again.
     back, at = tmp_path / "back", f"--server_state={state}"
     _ok(call(import_state, plan, at, f"--output_dir={back}", *TRUST_WITHOUT_SANDBOX))

@@ -116,7 +116,7 @@ def test_it_goes_on_as_if_it_had_never_been_away(loop, call, tmp_path):
     shutil.copytree(loop / "back", tmp_path / "back")
     resumed = ["--resume", f"--rounds={3 * _ROUNDS}", f"--output_dir={tmp_path / 'back'}"]
     printed = _ok(call(train, *resumed))
-    assert "going on after round 12\n" in printed
+    assert "resuming after round 12\n" in printed
     order = open_export(loop / "export").manifest.server_state
     found, expected = (
         newest_checkpoint(folder / "checkpoints").leaves

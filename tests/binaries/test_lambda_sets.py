@@ -1,4 +1,4 @@
-"""Sets of mixtures from flags to reports: held, said, and found again when a run goes on."""
+"""Sets of mixtures: runs, reports and resumed runs."""
 
 import csv
 import json
@@ -33,7 +33,7 @@ def _last_lambda(folder) -> np.ndarray:
 
 
 @pytest.mark.nightly
-def test_a_box_holds_lambda_and_its_worst_mixture_is_reported(call, folder):
+def test_box_bounds_lambda_and_worst_mixture(call, folder):
     box = "--lambda_set=box:lower=0.1,upper=0.4"
     outcome = call(train, *_RUN, *box, "--lambda_learning_rate=10")
     assert outcome.status == 0, outcome
@@ -48,7 +48,7 @@ def test_a_box_holds_lambda_and_its_worst_mixture_is_reported(call, folder):
 
 
 @pytest.mark.slow
-def test_a_hull_is_evaluated_and_resumed_with_its_file(call, folder):
+def test_hull_resumes_with_its_file(call, folder):
     mixtures = folder / "mixtures.json"
     mixtures.write_text(json.dumps(_MIXTURES))
     outcome = call(train, *_RUN, *_HULL)
@@ -76,5 +76,5 @@ def test_a_hull_is_evaluated_and_resumed_with_its_file(call, folder):
 
 
 @golden.arguments
-def test_what_is_no_set_is_refused(call, folder, arguments):
+def test_rejects_invalid_lambda_sets(call, folder, arguments):
     return call.refused(folder, train, *_RUN, *arguments)

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.binaries.harness import Outcome, Process, python_module
 
 # Sets a terminal's title; turns the direction of writing; C1's introducer of a sequence.
@@ -15,15 +13,6 @@ _LONG = ("d" * 260, "d" * 260 + "x", "京" * 300)
 # A name of a table may turn the direction of writing, but has no control characters.
 _TURNED = "fr\u202eance"
 _DOMAINS = (_TURNED, "de", *_LONG)
-_MODEL = """
-import tensorflow as tf
-
-
-def build_model(data):
-    layers = [tf.keras.Input(data.x_shape), tf.keras.layers.Dense(data.num_classes)]
-    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
-    return tf.keras.Sequential(layers), loss
-"""
 
 
 def _run(folder: Path, command: str, *arguments: str) -> Outcome:
@@ -85,32 +74,3 @@ def test_import_refuses_control_characters_in_names(tmp_path):
     outcome = _import(tmp_path, f"--input={rows}")
     assert f"expected a name without control characters in where{_ESCAPED}" in outcome.error
     _check_output(outcome)
-
-
-@pytest.mark.slow
-def test_runs_print_escaped_names_and_take_long_domains(tmp_path):
-    assert _import(tmp_path).status == 0
-    (tmp_path / "model.py").write_text(_MODEL)
-    common = (
-        "--task=custom",
-        "--model=model.py",
-        "--data=s.sqlite",
-        "--rounds=2",
-        "--clients_per_round=4",
-        "--evaluate_every=1",
-    )
-    outcomes = [
-        _run(tmp_path, "train", *common, "--output_dir=run"),
-        _run(tmp_path, "evaluate", "--checkpoint=run"),
-        _run(tmp_path, "report", "--run=run", f"--title=title{_BAD}"),
-    ]
-    for outcome in outcomes:
-        assert outcome.status == 0, outcome
-        _check_output(outcome)
-    for outcome in outcomes[:2]:
-        assert "fr\\u202eance" in outcome.out
-    logs = {path.name for path in (tmp_path / "run" / "tensorboard").iterdir()}
-    assert len(logs) == len(_DOMAINS) + 1
-    refused = _run(tmp_path, "train", *common, f"--algorithm=no{_BAD}", "--output_dir=no")
-    assert refused.error and not (tmp_path / "no").exists()
-    _check_output(refused)

@@ -28,11 +28,11 @@ def test_epsilon_of_settings(call, arguments):
     return outcome.out.splitlines()[0]
 
 
-def test_noise_that_is_told_has_the_epsilon(call):
-    """And rounds, of which one more would be too many."""
+def test_printed_noise_has_the_epsilon(call):
+    """The rounds have it as well."""
     settings = [*_WRITERS, *_QUICK]
-    told = call(privacy, *settings, "--rounds=120", "--target_epsilon=2").out
-    noise = re.match(r"the noise multiplier is ([\d.]+)\n", told)[1]
+    printed = call(privacy, *settings, "--rounds=120", "--target_epsilon=2").out
+    noise = re.match(r"the noise multiplier is ([\d.]+)\n", printed)[1]
     again = call(privacy, *settings, "--rounds=120", f"--noise_multiplier={noise}").out
     assert again.startswith("epsilon is 2.0000")
     rounds = call(privacy, *settings, "--target_epsilon=2", f"--noise_multiplier={noise}").out
@@ -46,19 +46,19 @@ def test_distributed_noise_costs_more_with_fewer_clients(call):
     in_turns = call(privacy, *settings, "--participation=secret:answering=100").out
     counted = call(privacy, *settings, "--participation=public").out
     outs = (all_clients, fewer, in_turns, counted)
-    found = [float(re.match(r"epsilon is ([\d.]+)", out)[1]) for out in outs]
-    assert 1.8 < found[0] < 3 < min(found[1:])
-    assert max(found) == found[3]
+    actual = [float(re.match(r"epsilon is ([\d.]+)", out)[1]) for out in outs]
+    assert 1.8 < actual[0] < 3 < min(actual[1:])
+    assert max(actual) == actual[3]
 
 
 def test_privacy_json_has_the_guarantee(call, tmp_path):
     settings = [*_WRITERS, *_QUICK, "--rounds=120", "--noise_multiplier=2"]
     outcome = call(privacy, *settings, f"--output_dir={tmp_path / 'out'}")
     assert outcome.status == 0, outcome
-    found = json.loads((tmp_path / "out" / "privacy.json").read_text())
-    assert found["epsilon"] == pytest.approx(1.8227, rel=1e-4)
-    assert found["settings"]["clients_per_round"] == 50
-    assert found["split"] == pytest.approx({"update": 2.2361, "statistics": 4.4721}, abs=1e-4)
+    actual = json.loads((tmp_path / "out" / "privacy.json").read_text())
+    assert actual["epsilon"] == pytest.approx(1.8227, rel=1e-4)
+    assert actual["settings"]["clients_per_round"] == 50
+    assert actual["split"] == pytest.approx({"update": 2.2361, "statistics": 4.4721}, abs=1e-4)
     table = outcome.out.partition("rounds    epsilon with noise 1")[2].splitlines()[2:7]
     assert [row.split()[0] for row in table] == ["30", "60", "120", "240", "480"]
     for row in table:
@@ -67,5 +67,5 @@ def test_privacy_json_has_the_guarantee(call, tmp_path):
 
 
 @golden.arguments
-def test_what_is_refused(call, tmp_path, arguments):
+def test_rejects_invalid_flags(call, tmp_path, arguments):
     return call.refused(tmp_path, privacy, *arguments)

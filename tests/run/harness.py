@@ -30,7 +30,6 @@ from tff_agnostic.tasks.task import Task
 # Commas, quotes, line breaks, slashes, a name that ends like another, names of our own columns.
 AWKWARD_NAMES = ("a/b", "b", 'c, "d"', "e\nf", "$\\g", "_h", "loss", "all", "..", "x|y", "a_b")
 
-# What an algorithm with a loss and a weight per domain may report.
 QUANTITIES = OrderedDict(
     client_work=OrderedDict(
         train=OrderedDict(
@@ -76,7 +75,7 @@ def measures(*names: str) -> dict[str, Measure]:
 def make_report(
     losses: Sequence[float], counts: Sequence[int], weights: Sequence[float]
 ) -> Mapping[str, Any]:
-    """Returns what `QUANTITIES` describe."""
+    """Returns a report of `QUANTITIES`."""
     return OrderedDict(
         client_work=OrderedDict(
             train=OrderedDict(loss=np.array(losses, np.float32), num_examples=np.array(counts))

@@ -1,6 +1,5 @@
 """How binaries start and end."""
 
-import math
 import os
 import re
 import shlex
@@ -64,14 +63,9 @@ def _raise(error: BaseException):
         (PermissionError(13, "Permission denied", "a/b"), 2, "error: a/b: Permission denied\n"),
     ],
 )
-def test_what_a_user_can_mend_is_one_line(capsys, error, status, text):
+def test_exit_status_of_errors(capsys, error, status, text):
     assert exit_status(_raise(error), ["train"]) == status
     assert capsys.readouterr() == ("", text)
-
-
-def test_success_is_status_zero(capsys):
-    assert exit_status(lambda argv: print("done"), ["train"]) == 0
-    assert capsys.readouterr() == ("done\n", "")
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(9, "Bad file descriptor")])
@@ -80,24 +74,14 @@ def test_a_bug_is_not_hidden(error):
         exit_status(_raise(error), ["train"])
 
 
-def test_positional_arguments_are_refused(capsys):
-    assert exit_status(_raise(AssertionError()), ["train", "digits"]) == 2
-    assert capsys.readouterr().err == "error: expected flags only, found 'digits'\n"
-
-
 @pytest.mark.parametrize("argument", ["--no_such_flag=1", "--flagfile=/no/such/file", "--v=high"])
-def test_a_flag_that_cannot_be_parsed_is_one_line(capsys, argument):
+def test_rejects_unparsable_flags(capsys, argument):
     with pytest.raises(SystemExit) as error:
         parse_flags(["train", argument])
     assert error.value.code == 2
     text = capsys.readouterr().err
     assert text.startswith("error: ")
     assert text.count("\n") == 1
-
-
-def test_parsing_returns_what_is_no_flag():
-    with flagsaver.flagsaver():
-        assert parse_flags(["train", "--verbosity=-1", "digits"]) == ["train", "digits"]
 
 
 @pytest.fixture
@@ -130,39 +114,33 @@ _GO_ON = ["--output_dir=runs/my run", "--resume"]
         (["--target_domain=a b", "--keep="], ["--target_domain=a b", "--keep="]),
     ],
 )
-def test_the_command_to_go_on_repeats_the_flags(monkeypatch, checkout, arguments, kept):
+def test_resume_command_repeats_the_flags(monkeypatch, checkout, arguments, kept):
     monkeypatch.chdir(checkout)
-    found = _command(monkeypatch, checkout / "binaries" / "train.py", *arguments)
-    assert found == ["./run", "train", *kept, *_GO_ON]
+    actual = _command(monkeypatch, checkout / "binaries" / "train.py", *arguments)
+    assert actual == ["./run", "train", *kept, *_GO_ON]
 
 
-def test_the_command_to_go_on_works_in_the_folder_where_it_was_given(
-    monkeypatch, checkout, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
-    found = _command(monkeypatch, checkout / "binaries" / "train.py")
-    assert found == [str(checkout / "run"), "train", *_GO_ON]
-
-
-def test_the_command_to_go_on_with_an_installed_package(monkeypatch, tmp_path):
-    found = _command(monkeypatch, Path("/usr/bin/tff-agnostic"))
-    assert found == ["tff-agnostic", "train", *_GO_ON]
-    found = _command(monkeypatch, tmp_path / "tff_agnostic" / "binaries" / "train.py")
-    assert found == [sys.executable, "-m", "tff_agnostic.binaries.train", *_GO_ON]
+def test_resume_command_of_an_installed_package(monkeypatch, tmp_path):
+    actual = _command(monkeypatch, Path("/usr/bin/tff-agnostic"))
+    assert actual == ["tff-agnostic", "train", *_GO_ON]
+    actual = _command(monkeypatch, tmp_path / "tff_agnostic" / "binaries" / "train.py")
+    assert actual == [sys.executable, "-m", "tff_agnostic.binaries.train", *_GO_ON]
 
 
 # --- What --help prints: the flags that apply to what is chosen, with the defaults that hold
 
 
 @pytest.fixture
-def page(monkeypatch):
-    """Returns what a command prints for arguments beside --help, or --help=GROUP."""
+def page():
+    """Returns a function from arguments to the page of --help, or of --help=GROUP."""
 
-    def of(name: str, *arguments: str, group: str = "") -> str:
-        monkeypatch.setattr(sys, "argv", [name, *arguments, "--help"])
-        return command(name).help_text("What it does.", group)
+    def part(name: str, *arguments: str, group: str = "") -> str:
+        with flagsaver.flagsaver():
+            command(name).define_flags()
+            parse_flags([name, *arguments])
+            return command(name).help_text("What it does.", group)
 
-    return of
+    return part
 
 
 def _flags(text: str) -> set[str]:
@@ -175,31 +153,19 @@ def _default(text: str, flag: str) -> str:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_page_whose_groups_print_one_by_one(page, name):
+def test_help_page_consists_of_groups(page, name):
     text = page(name)
     assert text.startswith("What it does.")
     assert "--helpfull" in text
     groups = re.findall(r"^\S.* \[(\w+)\]$", text, flags=re.M)
     assert groups and len(set(groups)) == len(groups)
-    of_groups = [_flags(page(name, group=group)) for group in groups]
-    # What needs another flag's value is in its group only.
-    assert set.union(*of_groups) >= _flags(text)
+    group_flags = [_flags(page(name, group=group)) for group in groups]
+    assert set.union(*group_flags) >= _flags(text)
     # No flag is in two groups.
-    assert sum(map(len, of_groups)) == len(set.union(*of_groups))
+    assert sum(map(len, group_flags)) == len(set.union(*group_flags))
 
 
-def test_a_flag_that_needs_anothers_value_is_shown_with_it(page):
-    learned = {"lambda_learning_rate", "lambda_absent"}
-    assert learned <= _flags(page("train"))
-    assert not learned & _flags(page("train", "--lambda_update=fixed"))
-    shown = _flags(page("train", "--lambda_update", "cvar:level=0.5"))
-    assert learned & shown == {"lambda_absent"}
-    hull = ("train", "--lambda_set=hull:file=mixtures.json")
-    assert "lambda_initial" not in _flags(page(*hull))
-    assert "lambda_initial" in _flags(page(*hull, "--lambda_initial=0.5,0.5"))
-
-
-def test_flags_of_what_is_not_chosen_are_not_shown(page):
+def test_help_hides_flags_of_other_choices(page):
     text = page("train")
     shown = _flags(text)
     assert {"task", "rounds", "keep", "window", "client_learning_rate", "lanes"} <= shown
@@ -224,15 +190,15 @@ def test_flags_of_what_is_not_chosen_are_not_shown(page):
 def test_defaults_are_those_that_hold(page, task):
     text = page("train", f"--task={task}")
     assert _default(text, "rounds") == str(DEFAULTS[task].settings.get("rounds", 100))
-    own = DEFAULTS[task].settings_by_algorithm.get("stochastic_afl", {})
-    expected = {**DEFAULTS[task].settings, **own}.get("server_learning_rate", 1.0)
+    options = DEFAULTS[task].settings_by_algorithm.get("stochastic_afl", {})
+    expected = {**DEFAULTS[task].settings, **options}.get("server_learning_rate", 1.0)
     text = page("train", f"--task={task}", "--algorithm=stochastic_afl")
     assert float(_default(text, "server_learning_rate")) == float(expected)
     text = page("train", f"--task={task}", "--algorithm=delta_fl", "--preset=paper")
     assert (_default(text, "boundary"), _default(text, "client_normalizer")) == ("paper", "batch")
 
 
-def test_a_comparison_shows_the_flags_of_all_its_algorithms(page):
+def test_help_shows_flags_of_all_methods(page):
     both = _flags(page("compare", "--algorithms=q_ffl,term"))
     assert {"q", "tilt"} <= both and "window" not in both
     assert {"q", "tilt"} <= _flags(page("compare", "--arms=a=q_ffl:q=2;term"))
@@ -245,7 +211,7 @@ def test_a_users_algorithm_brings_its_flags(page, tmp_path):
     assert "window" not in _flags(text)
 
 
-def test_a_group_says_all_that_there_is_of_its_flags(page):
+def test_help_of_a_group_lists_its_users(page):
     text = page("train", group="lambda_player")
     assert "Of: afl_boost, agnostic_fed_avg, stochastic_afl." in " ".join(text.split())
     assert "otherwise" in text
@@ -288,7 +254,7 @@ def handled(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_noted_and_the_second_acts_as_usual(handled, number):
+def test_first_signal_is_noted_second_acts(handled, number):
     with StopRequest(one_request_seconds=0.0) as stop:
         assert stop.signal_number is None
         stop.check("nothing")
@@ -298,16 +264,6 @@ def test_the_first_signal_is_noted_and_the_second_acts_as_usual(handled, number)
         assert handled == [number]
 
 
-def test_signals_that_come_together_are_one_request(handled):
-    """As of `timeout`, which signals a process and then its group."""
-    with StopRequest(one_request_seconds=math.inf) as stop:
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
-            os.kill(os.getpid(), number)
-        assert (stop.signal_number, handled) == (signal.SIGTERM, [])
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert handled == [signal.SIGTERM]
-
-
 def test_a_noted_signal_interrupts_at_the_next_check(handled):
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -315,34 +271,26 @@ def test_a_noted_signal_interrupts_at_the_next_check(handled):
             stop.check("round 3")
     assert str(error.value) == "stopped and saved after round 3"
     assert error.value.signal_number == signal.SIGTERM
-    going_on = error.value.with_command("./run train --resume")
-    assert str(going_on) == "stopped and saved after round 3; go on with: ./run train --resume"
-    assert going_on.signal_number == signal.SIGTERM
-
-
-def test_handlers_are_restored(handled):
-    with StopRequest():
-        pass
-    os.kill(os.getpid(), signal.SIGINT)
-    assert handled == [signal.SIGINT]
+    resumed = error.value.with_command("./run train --resume")
+    assert str(resumed) == "stopped and saved after round 3; go on with: ./run train --resume"
+    assert resumed.signal_number == signal.SIGTERM
 
 
 # --- What a round is in a line
 
 
 _NAMES = ("phone", "tablet")
-_REPORT = make_report(losses=[2.0, 3.0], counts=[5, 4], weights=[0.25, 0.75])
 
 
-def _without(*keys: str) -> str:
-    quantities, report = (
-        OrderedDict((k, v) for k, v in m.items() if k not in keys) for m in (QUANTITIES, _REPORT)
+def test_progress_names_the_worst_domain():
+    report = make_report(losses=[2.0, 3.0], counts=[5, 4], weights=[0.25, 0.75])
+    assert (
+        progress_text(QUANTITIES, _NAMES, report) == "worst domain tablet: loss 3.000, pull 0.750"
     )
-    return progress_text(quantities, _NAMES, report)
-
-
-def test_the_worst_domain_with_its_loss_and_its_weight():
-    assert _without() == "worst domain tablet: loss 3.000, pull 0.750"
+    quantities = OrderedDict(finalizer=QUANTITIES["finalizer"])
+    assert (
+        progress_text(quantities, _NAMES, {"finalizer": report["finalizer"]}) == "update_norm 0.5"
+    )
 
 
 @pytest.mark.parametrize(
@@ -356,13 +304,6 @@ def test_the_worst_domain_with_its_loss_and_its_weight():
 def test_absent_domain_is_not_the_worst(counts, line):
     report = make_report(losses=[-2.0, -3.0], counts=counts, weights=[0.25, 0.75])
     assert progress_text(QUANTITIES, _NAMES, report) == line
-
-
-def test_a_run_without_weights_or_without_losses():
-    assert _without("domain_weights") == "worst domain tablet: loss 3.000"
-    assert _without("client_work") == _without("client_work", "domain_weights")
-    assert _without("client_work") == "update_norm 0.5"
-    assert _without("client_work", "finalizer") == ""
 
 
 def test_lines_where_there_is_no_terminal(capsys):
@@ -414,24 +355,16 @@ def test_folders_are_numbered_by_name(tmp_path):
     assert _folder_of(runs) == "digits-1001"
 
 
-def test_a_command_that_goes_on_takes_the_newest_folder_in_which_something_is(tmp_path):
+def test_resuming_takes_the_newest_used_folder(tmp_path):
     runs = tmp_path / "runs"
     assert _folder_of(runs, resume=True) == "digits-001"
     _used(runs, "digits-001", "digits-009")
-    # Somebody has just started there.
     (runs / "digits-010").mkdir()
     assert _folder_of(runs, resume=True) == "digits-009"
     assert _folder_of(runs, "other", resume=True) == "other-001"
 
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_folder_that_was_named_is_left_to_the_run(tmp_path, resume):
-    with output_folder(tmp_path / "mine", tmp_path / "runs", "digits", resume) as path:
-        assert path == tmp_path / "mine"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_without_anything_in_it_is_taken_away(tmp_path):
+def test_empty_folder_is_removed(tmp_path):
     runs = tmp_path / "runs"
     with pytest.raises(UserError), output_folder(None, runs, "digits", resume=False) as path:
         assert path.is_dir()
@@ -445,17 +378,17 @@ def test_a_folder_without_anything_in_it_is_taken_away(tmp_path):
     assert [p.name for p in runs.iterdir()] == ["digits-001"]
 
 
-def test_those_that_start_at_once_have_folders_of_their_own(tmp_path):
+def test_concurrent_commands_get_different_folders(tmp_path):
     runs, together = tmp_path / "runs", threading.Barrier(20)
-    found = []
+    actual = []
 
     def start():
         together.wait()
-        found.append(claimed_folder(runs, "digits"))
+        actual.append(claimed_folder(runs, "digits"))
 
     threads = [threading.Thread(target=start) for _ in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == [runs / f"digits-{k:03d}" for k in range(1, 21)]
+    assert sorted(actual) == [runs / f"digits-{k:03d}" for k in range(1, 21)]

@@ -1,5 +1,7 @@
 """Evaluations in parts, and on a sample of the clients."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -59,20 +61,19 @@ class _Recorded:
         return self._evaluate.of_each(models, noted(), states)
 
 
-def _close(found, expected):
+def _close(actual, expected):
     if isinstance(expected, dict):
-        assert list(found) == list(expected)
+        assert list(actual) == list(expected)
         for name, value in expected.items():
-            _close(found[name], value)
+            _close(actual[name], value)
     elif isinstance(expected, list):
-        # Of clients' values, too: processors add a batch in orders that depend on its size.
-        assert len(found) == len(expected)
-        for value, value_expected in zip(found, expected):
+        assert len(actual) == len(expected)
+        for value, value_expected in zip(actual, expected):
             _close(value, value_expected)
     elif isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=1e-5)
+        assert actual == pytest.approx(expected, rel=1e-5)
     else:
-        assert found == expected
+        assert actual == expected
 
 
 @pytest.mark.slow_cases("_MAX_CLIENTS-7-sizes2")
@@ -105,21 +106,6 @@ def test_the_sample_is_the_same_in_all_evaluations(task, evaluate, weights):
     assert reports[0]["clients"]["evaluated"] == 3
 
 
-def test_another_run_with_the_seed_has_the_same_sample(task, evaluate, weights):
-    recorded = _Recorded(evaluate, task)
-    for seed in (0, 0, 1, 2, 3):
-        Evaluator(task, recorded, sample=3, seed=seed)(weights, on_all=False)
-    assert recorded.parts[0] == recorded.parts[1]
-    assert len(set(map(tuple, recorded.parts))) > 1
-
-
-def test_the_last_evaluation_is_on_all(task, evaluate, weights):
-    recorded = _Recorded(evaluate, task)
-    report = Evaluator(task, recorded, sample=3)(weights, on_all=True)
-    assert recorded.parts == [list(task.test.client_ids)]
-    assert report.clients["evaluated"] == _NUM_CLIENTS
-
-
 @pytest.mark.parametrize("sample", [None, _NUM_CLIENTS, _NUM_CLIENTS + 1])
 def test_a_sample_of_all_or_more_is_all(task, evaluate, weights, sample):
     recorded = _Recorded(evaluate, task)
@@ -127,7 +113,7 @@ def test_a_sample_of_all_or_more_is_all(task, evaluate, weights, sample):
     assert recorded.parts == [list(task.test.client_ids)]
 
 
-def _of_run(task, evaluate, sample=None):
+def _evaluations(task, evaluate, sample=None):
     """The evaluations of a run of 5 rounds, in which states are the models by name."""
     algorithm = Algorithm(
         name="any",
@@ -140,15 +126,15 @@ def _of_run(task, evaluate, sample=None):
     return Evaluations(algorithm, Evaluator(task, evaluate, sample), every=2, rounds=5)
 
 
-def test_a_run_is_evaluated_every_few_rounds_and_after_the_last_one(task, evaluate):
-    evaluations = _of_run(task, evaluate)
+def test_evaluations_are_due_regularly_and_last(task, evaluate):
+    evaluations = _evaluations(task, evaluate)
     assert [t for t in range(1, 6) if evaluations.is_due(t)] == [2, 4, 5]
 
 
-def test_every_model_is_evaluated_after_the_last_round_on_all_clients(task, evaluate, weights):
+def test_last_evaluation_uses_all_clients(task, evaluate, weights):
     other = ModelWeights([np.zeros_like(w) for w in weights.trainable], [])
     recorded = _Recorded(evaluate, task)
-    evaluations = _of_run(task, recorded, sample=3)
+    evaluations = _evaluations(task, recorded, sample=3)
     models = {"model": weights, "zero": other}
     for round_num, clients in ((4, 3), (5, _NUM_CLIENTS)):
         reports = evaluations(RunState(models, (), np.int32(round_num)))
@@ -160,84 +146,45 @@ def test_every_model_is_evaluated_after_the_last_round_on_all_clients(task, eval
         assert losses[1] == pytest.approx(np.log(3)) != losses[0]
 
 
-def test_so_many_models_are_evaluated_in_one_pass_as_memory_is_for(
-    task, evaluate, weights, monkeypatch
-):
+def test_memory_limits_models_per_pass(task, evaluate, weights, monkeypatch):
     others = [ModelWeights([k * w for w in weights.trainable], []) for k in range(4)]
     models = {str(k): other for k, other in enumerate([weights, *others])}
     whole = Evaluator(task, evaluate).evaluate_models(models, True, None)
     num_bytes = sum(w.nbytes for w in weights.trainable)
     monkeypatch.setattr(evaluation, "_MAX_BYTES_AT_ONCE", 2 * num_bytes + 1)
     recorded = _Recorded(evaluate, task)
-    found = Evaluator(task, recorded).evaluate_models(models, True, None)
+    actual = Evaluator(task, recorded).evaluate_models(models, True, None)
     assert recorded.parts == [list(task.test.client_ids)] * 3
-    assert [r.to_json() for r in found.values()] == [r.to_json() for r in whole.values()]
-    assert list(found) == list(models)
+    assert [r.to_json() for r in actual.values()] == [r.to_json() for r in whole.values()]
+    assert list(actual) == list(models)
 
 
-def test_a_model_that_diverged_is_one_line(task, evaluate, weights):
+def test_diverged_model_raises_user_error(task, evaluate, weights):
     diverged = ModelWeights([np.full_like(w, np.nan) for w in weights.trainable], [])
-    evaluations = _of_run(task, evaluate)
+    evaluations = _evaluations(task, evaluate)
     with pytest.raises(
         UserError, match=r"^round 4: the model has diverged: no client's .* of 7 of"
     ):
         evaluations(RunState({"model": weights, "average": diverged}, (), np.int32(4)))
 
 
-class _Clients:
-    """Clients that say who was read; one may be damaged."""
-
-    def __init__(self, num, damaged=None):
-        self.client_ids = [f"{k:02d}" for k in range(num)]
-        self.seen = []
-        self._damaged = damaged
-
-    def read(self, client_id):
-        self.seen.append(client_id)
-        if client_id == self._damaged:
-            raise UserError(f"{client_id}: damaged")
-        return {}
-
-
-@pytest.mark.parametrize(
-    ("num", "most", "seen"),
-    [
-        (3, 10, ["00", "01", "02"]),
-        (3, 3, ["00", "01", "02"]),
-        (21, 3, ["00", "10", "20"]),
-        (21, 5, ["00", "05", "10", "15", "20"]),
-        (1, 5, ["00"]),
-        (0, 5, []),
-    ],
-)
-def test_clients_are_read_evenly_spaced(num, most, seen):
-    clients = _Clients(num)
-    check_readable(clients, most)
-    assert clients.seen == seen
-
-
-def test_a_client_that_cannot_be_read_is_told():
-    with pytest.raises(UserError, match="02: damaged"):
-        check_readable(_Clients(5, damaged="02"), 5)
-
-
 @pytest.mark.nightly
-def test_plain_sums_resample_the_clients_and_secure_sums_do_not(task, cohort_runtime, weights):
+def test_only_plain_sums_resample_clients(task, cohort_runtime, weights):
     evaluate = prepared_evaluation(cohort_runtime, task, PlainSum())
     clients = [task.test.read(client_id) for client_id in task.test.client_ids]
     summed = evaluate(weights, [clients]).output
     # Each client's own weights, from what it sends alone.
     alone = [evaluate(weights, [[client]]).output for client in clients]
-    counts = [of.resampled[:, 1].sum(axis=1) / len(c["y"]) for c, of in zip(clients, alone)]
+    counts = [entry.resampled[:, 1].sum(axis=1) / len(c["y"]) for c, entry in zip(clients, alone)]
     assert all(np.array_equal(w, np.round(w)) and w.max() > 1 for w in counts)
-    losses = np.array([of.sums.losses for of in alone])
+    losses = np.array([entry.sums.losses for entry in alone])
     expected = np.einsum("cb,cd->bd", np.array(counts), losses)
     np.testing.assert_allclose(summed.resampled[:, 0], expected, rtol=1e-5, atol=1e-5)
     with CohortRuntime(CohortOptions(client_mode="streamed")) as one_by_one:
         streamed = prepared_evaluation(one_by_one, task, PlainSum())
-        found = streamed(weights, [clients[:3]]).output.resampled
-    expected = sum(of.resampled for of in alone[:3])
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        actual = streamed(weights, [clients[:3]]).output.resampled
+    expected = sum(entry.resampled for entry in alone[:3])
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
     report = Evaluator(task, evaluate)(weights, on_all=True)
     total = losses.sum() / summed.sums.counts.sum()
     sizes = np.array([len(client["y"]) for client in clients])
@@ -246,8 +193,8 @@ def test_plain_sums_resample_the_clients_and_secure_sums_do_not(task, cohort_run
     assert drawn.std() == pytest.approx(spread, rel=0.2)
     assert report.resampled.clients[-1] == pytest.approx(_NUM_CLIENTS, rel=0.3)
     secure = SecureSum(make_options(SecureSumOptions, limit_examples=20))
-    of_secure = prepared_evaluation(cohort_runtime, task, secure)
-    in_secret = Evaluator(task, of_secure)(weights, on_all=True)
+    secure_evaluate = prepared_evaluation(cohort_runtime, task, secure)
+    in_secret = Evaluator(task, secure_evaluate)(weights, on_all=True)
     assert in_secret.resampled is None
     # Both count answers by class.
     assert in_secret.classes == report.classes
@@ -258,3 +205,13 @@ def test_plain_sums_resample_the_clients_and_secure_sums_do_not(task, cohort_run
         np.add.at(table, (client["domain_id"], client["y"], answers), 1)
     assert [*report.classes.confusion.values()] == table.tolist()
     assert report.classes.counts == dict(zip(("a", "b"), table.sum(axis=2).tolist()))
+
+
+def test_readable_clients_are_checked_evenly():
+    clients = mock.Mock(client_ids=[f"{k:02d}" for k in range(21)])
+    check_readable(clients, 5)
+    ids = [call.args[0] for call in clients.read.call_args_list]
+    assert ids == ["00", "05", "10", "15", "20"]
+    clients.read.side_effect = UserError("damaged")
+    with pytest.raises(UserError, match="damaged"):
+        check_readable(clients, 5)

@@ -1,4 +1,4 @@
-"""What is said where no client's numbers are finite."""
+"""Messages on diverged models, inherited settings, and warnings about data."""
 
 import dataclasses
 from typing import Any, Optional
@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from tests.run.harness import make_task
-from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import FirstExamples, InMemoryClients
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.models import Metric
@@ -39,7 +38,7 @@ def _mean(predictions: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(predictions, axis=-1)
 
 
-def test_a_model_that_was_finite_before_training_has_diverged():
+def test_finite_initial_model_has_diverged():
     assert _message() == (
         "round 3: the model has diverged: no client's numbers could be used (those of 4 "
         "of 5 clients are not finite); lower the learning rate of the clients or of the server"
@@ -64,7 +63,7 @@ def test_a_model_that_was_finite_before_training_has_diverged():
         ),
     ],
 )
-def test_what_was_never_finite_is_named_and_no_learning_rate(changed, what):
+def test_never_finite_quantity_is_named(changed, what):
     assert _message(**changed) == (
         "round 3: no client's numbers could be used (those of 4 of 5 clients are not finite): with "
         f"the weights before any training, {what} is not finite either; look at the model, its "
@@ -83,7 +82,7 @@ def test_one_client_whose_numbers_were_finite_is_enough():
     assert "the model has diverged" in _message([_NOTHING])
 
 
-def test_rounds_that_were_skipped_name_the_learning_rates_that_a_run_has():
+def test_skipped_rounds_name_the_learning_rates():
     message = skipped_rounds(["rounds", "client_learning_rate", "lambda_learning_rate", "window"])
     assert message.startswith("skipped, as if no client had taken part: ")
     assert message.endswith("; lower --client_learning_rate or --lambda_learning_rate")
@@ -104,7 +103,7 @@ def _inheriting(given: dict[str, Any], options: Optional[dict[str, Any]] = None)
     return based_on(_EARLIER, given, options or {}, None, None)
 
 
-def test_what_is_not_given_is_as_it_was():
+def test_missing_settings_are_inherited():
     assert _inheriting({}) == _EARLIER
     longer = _inheriting({"rounds": 9, "runtime": "tff"})
     expected = {**_EARLIER.flags(), "rounds": 9, "runtime": "tff"}
@@ -112,7 +111,7 @@ def test_what_is_not_given_is_as_it_was():
     assert longer.given == {"rounds", "runtime"}
 
 
-def test_paths_are_as_they_were_unless_they_are_given(tmp_path):
+def test_missing_paths_are_inherited(tmp_path):
     options = {"model": str(tmp_path / "model.py")}
     earlier = resolve("custom", {}, options, data=tmp_path / "s.sqlite")
     assert based_on(earlier, {}, {}, None, None) == earlier
@@ -125,12 +124,11 @@ def test_paths_are_as_they_were_unless_they_are_given(tmp_path):
         f"--model is {options['model']} there and {tmp_path / 'new.py'} here",
     ]
     assert differences(earlier, moved, {}) == both
-    # Whoever reads them compares what is in them with what the fingerprint knows.
     assert differences(earlier, moved, {"data": "1", "vocabulary": "2"}) == both[1:]
     assert differences(earlier, moved, {"data": "1", "model": "3"}) == []
 
 
-def test_all_that_may_not_be_otherwise_is_told():
+def test_all_differences_are_listed():
     other = _inheriting(
         {"window": 5, "seed": 4, "rounds": 8, "limit_examples": 60}, {"num_clients": 10}
     )
@@ -142,7 +140,7 @@ def test_all_that_may_not_be_otherwise_is_told():
     ]
 
 
-def test_of_another_algorithm_or_task_only_what_was_given_is_told():
+def test_other_algorithm_lists_given_flags_only():
     other = resolve("digits", {"algorithm": "fed_avg", "seed": 5}, {})
     assert differences(_EARLIER, other, {}) == [
         "--aggregation is secure there and plain here",
@@ -169,7 +167,7 @@ _OTHER: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("flag", list(CHANGEABLE_ON_RESUME))
-def test_what_may_change_may_and_is_told_where_rows_stay_as_they_are(flag):
+def test_changeable_settings_are_reported(flag):
     assert set(_OTHER) == set(CHANGEABLE_ON_RESUME)
     other = _inheriting({flag: _OTHER[flag]})
     assert other != _EARLIER
@@ -178,25 +176,6 @@ def test_what_may_change_may_and_is_told_where_rows_stay_as_they_are(flag):
     assert len(lines) == (flag not in ("rounds", "checkpoint_every", "keep_checkpoints"))
     assert all(line.startswith(f"--{flag} was ") for line in lines)
     assert changes_of_settings(_EARLIER, _EARLIER) == []
-
-
-def test_a_change_is_told_in_words():
-    assert changes_of_settings(_EARLIER, _inheriting({"evaluation_clients": 5})) == [
-        "--evaluation_clients was not given until now and is 5: evaluations of earlier rounds stay "
-        "as they are"
-    ]
-
-
-def test_a_change_of_several_numbers_is_told_as_flags_have_them():
-    (line,) = changes_of_settings(_EARLIER, _inheriting({"client_percentiles": (25.0, 75.0)}))
-    assert line.startswith(
-        "--client_percentiles was 10.0,50.0,90.0,95.0 until now and is 25.0,75.0: columns of "
-    )
-
-
-def test_what_has_no_effect_on_the_earlier_run_is_refused():
-    with pytest.raises(UserError, match=r"^--q has no effect with --algorithm=agnostic_fed_avg"):
-        _inheriting({"q": 2.0})
 
 
 # --- What a run says of its data before the first round
@@ -211,19 +190,20 @@ def _task(train, test, **more):
 
 
 def test_remarks_of_a_run():
-    own = Remark("words_cut", "of the task", {})
+    chosen = Remark("words_cut", "of the task", {})
     train = _clients(a=[0] * 150, b=[1] * 120)
-    task = _task(FirstExamples(train, 100), _clients(t=[0] * 100 + [1] * 3), remarks=lambda: [own])
-    found = data_remarks(task, RunConfig(max_examples=100))
-    assert [remark.kind for remark in found] == [
+    task = _task(
+        FirstExamples(train, 100), _clients(t=[0] * 100 + [1] * 3), remarks=lambda: [chosen]
+    )
+    actual = data_remarks(task, RunConfig(max_examples=100))
+    assert [remark.kind for remark in actual] == [
         "words_cut",
         "examples_beyond",
         "domains_without_examples",
         "domains_without_examples",
         "small_domains",
     ]
-    _, beyond, train_without, test_without, small = found
-    # Of all that clients have, not of what --max_examples leaves.
+    _, beyond, train_without, test_without, small = actual
     assert (beyond.figures["examples"], beyond.figures["examples_left_out"]) == (270, 70)
     assert train_without.figures == {"split": "train", "domains": ["z"]}
     assert test_without.figures == {"split": "test", "domains": ["z"]}
@@ -246,23 +226,23 @@ def test_many_clients_are_not_read(count):
 
     clients = Counted({str(k): {"domain_id": np.zeros(1, np.int32)} for k in range(count)})
     task = _task(clients, _clients(t=[0, 1, 2] * 100))
-    found = data_remarks(task, RunConfig())
-    assert (Counted.reads, bool(found)) == ((200, True) if count == 200 else (0, False))
+    actual = data_remarks(task, RunConfig())
+    assert (Counted.reads, bool(actual)) == ((200, True) if count == 200 else (0, False))
 
 
-def test_the_price_of_examples_that_are_kept_out_is_said():
+def test_held_out_examples_are_reported():
     train = _clients(a=[0, 1] * 50, b=[1] * 20, c=[2], d=[])
     task = _task(train, _clients(t=[0, 1, 2] * 100))
     assert "examples_kept_out" not in [remark.kind for remark in data_remarks(task, RunConfig())]
-    (found,) = [
+    (actual,) = [
         remark
         for remark in data_remarks(task, RunConfig(), kept_out=0.2)
         if remark.kind == "examples_kept_out"
     ]
-    assert found.text == (
+    assert actual.text == (
         "about 19.8% of the examples of train (24 of 121) are not trained on: losses are measured "
         "on them, by --measured_share=0.2. 1 of 4 clients have a single example, train on it "
         "and measure nothing."
     )
-    beside, *_ = data_remarks(task, RunConfig(max_examples=10), kept_out=0.5)[1:]
-    assert beside.figures["examples_kept_out"] == 10
+    capped, *_ = data_remarks(task, RunConfig(max_examples=10), kept_out=0.5)[1:]
+    assert capped.figures["examples_kept_out"] == 10

@@ -1,4 +1,4 @@
-"""What is said first of a run that has ended: planted harm is told, healthy runs are not."""
+"""Warnings about neglected domains and implausible losses."""
 
 import dataclasses
 import math
@@ -25,8 +25,8 @@ _COLUMNS = [Column(_LOSS, name) for name in _NAMES]
 
 def _values(*by_round, losses=(1.1, math.nan, 1.1)):
     lambda_ = {f"lambda/{n}": np.array(v) for n, v in zip(_NAMES, zip(*by_round))}
-    of_first = {c.name: np.array([v, 9.0]) for c, v in zip(_COLUMNS, losses)}
-    return {**lambda_, **of_first}
+    first_losses = {c.name: np.array([v, 9.0]) for c, v in zip(_COLUMNS, losses)}
+    return {**lambda_, **first_losses}
 
 
 def _remarks(
@@ -39,7 +39,7 @@ def _remarks(
     non_finite=0,
     **settings,
 ):
-    found = harm.remarks_at_end(
+    actual = harm.remarks_at_end(
         model or make_task(_NAMES).model,
         algorithm or AgnosticFedAvgOptions(),
         {**_SETTINGS, **settings},
@@ -51,10 +51,10 @@ def _remarks(
         ),
         lambda: None if start is None else make_evaluation(dict(zip(_NAMES, start))),
     )
-    return [(remark.kind, remark.text) for remark in found]
+    return [(remark.kind, remark.text) for remark in actual]
 
 
-def test_a_domain_that_was_given_up_is_told_with_the_flag_that_mends_it():
+def test_neglected_domain_is_reported_with_a_flag():
     ((kind, text),) = _remarks(algorithm=make_options(AgnosticFedAvgOptions, lambda_absent="zero"))
     assert kind == GIVEN_UP
     assert text.startswith(
@@ -96,7 +96,6 @@ def test_domain_without_finite_loss_is_reported():
         {"end": (1.0, 1.0, 1.05)},
         {"algorithm": FedAvgOptions()},
         {"algorithm": make_options(AgnosticFedAvgOptions, lambda_update="fixed")},
-        # Nobody asked for the domain.
         {"algorithm": make_options(AgnosticFedAvgOptions, lambda_initial=(0.9, 0.1, 0.0))},
         {"end": (1.0, 1.0, math.nan)},
         # Private evaluations release nothing more.
@@ -109,11 +108,11 @@ def test_domain_without_finite_loss_is_reported():
         },
     ],
 )
-def test_healthy_runs_are_told_nothing_of(healthy):
+def test_healthy_runs_have_no_warning(healthy):
     assert _remarks(**healthy) == []
 
 
-def test_lambda_that_no_loss_was_above_its_baseline_to_move_is_told():
+def test_unmoved_lambda_is_reported():
     """The largest loss of each domain is 9."""
     same = {"lambda_": (0.4, 0.3, 0.3)}
     for baselines in ((9.0, 9.0, 9.0), (20.0, 10.0, 9.5)):
@@ -128,7 +127,7 @@ def test_lambda_that_no_loss_was_above_its_baseline_to_move_is_told():
         assert _remarks(algorithm=algorithm, **same) == []
 
 
-def test_lambda_is_that_of_the_last_tenth_of_the_rounds():
+def test_lambda_is_averaged_over_last_rounds():
     columns = _values(*[(0.8, 0.1, 0.1)] * 18, (0.4, 0.2, 0.4), (0.6, 0.2, 0.2))
     np.testing.assert_allclose(harm.last_lambda(columns, _NAMES), [0.5, 0.2, 0.3])
     assert harm.last_lambda({}, _NAMES) is None
@@ -144,7 +143,7 @@ def test_losses_that_no_classifier_should_have():
     assert text.endswith(": scale the features or lower --client_learning_rate.")
 
 
-def test_a_model_of_another_loss_is_measured_by_the_first_round():
+def test_other_losses_are_compared_with_first_round():
     model = dataclasses.replace(
         logistic_regression(2, 3), loss=lambda y, scores: (scores[:, 0] - 1.0) ** 2
     )
@@ -153,12 +152,11 @@ def test_a_model_of_another_loss_is_measured_by_the_first_round():
     ((kind, text),) = _remarks(end=(1.0, 1.0, 30.0), **same)
     assert kind == ABSURD
     assert "c 30, where the first round, before any training, has 1.1." in text
-    # What was trained before may start near 0.
     assert _remarks(end=(1.0, 1.0, 30.0), initial_model="file", **same) == []
     assert _remarks(end=(1.0, 1.0, 30.0), losses=(math.nan,) * 3, **same) == []
 
 
-def test_the_untrained_model_is_evaluated_only_where_it_is_needed():
+def test_untrained_model_is_evaluated_on_demand():
     def never():
         raise AssertionError
 

@@ -19,7 +19,6 @@ from tff_agnostic.aggregations.private_sum import (
     NoiseEvaluation,
     ServerNoiseOptions,
 )
-from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.domain_losses import DomainSums, MetricSums
 from tff_agnostic.computations.evaluation import ClientDistribution, EvaluationOutput
@@ -74,21 +73,21 @@ def test_without_noise_it_is_the_plain_evaluation(streaming_runtime, task, evalu
     noise = _private(task, 0.0)
     plain = streaming_runtime.evaluation(task.model, task.num_domains, PlainSum())
     expected = plain(task.model.initial_weights, [_clients(task)]).output
-    found = noise.consistent(_output(evaluate, task, noise))
+    actual = noise.consistent(_output(evaluate, task, noise))
     for field in ("sums", "over_clients", "clients"):
         tf.nest.map_structure(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-            tf.nest.flatten(getattr(found, field)),
+            tf.nest.flatten(getattr(actual, field)),
             tf.nest.flatten(getattr(expected, field)),
         )
-    assert not any(np.any(value) for value in tf.nest.flatten(found.by_size))
+    assert not any(np.any(value) for value in tf.nest.flatten(actual.by_size))
     # A run's files are made of it, though nothing is known of sizes.
-    report = evaluation_report(task.model, task.domain_names, found).to_json()
+    report = evaluation_report(task.model, task.domain_names, actual).to_json()
     assert report["overall"]["over_clients"]["loss"]["num_clients"] == 40
 
 
 @pytest.mark.nightly
-def test_noise_is_of_the_size_that_is_accounted_for(task, evaluate):
+def test_noise_has_the_accounted_size(task, evaluate):
     """Each bin of each histogram is a draw; a client counts in all of 4 rows at the most."""
     z = 3.0
     noise = _private(task, z)
@@ -98,7 +97,9 @@ def test_noise_is_of_the_size_that_is_accounted_for(task, evaluate):
     # In one pass, each model has its own noise.
     states = [noise.state(evaluation_key(_KEY, "here"), release) for release in (5, 6)]
     both = evaluate.of_each([task.model.initial_weights] * 2, [_clients(task)], states)
-    tf.nest.map_structure(np.testing.assert_array_equal, [of.output for of in both], [noisy, other])
+    tf.nest.map_structure(
+        np.testing.assert_array_equal, [part.output for part in both], [noisy, other]
+    )
     differences = [
         np.ravel(a.over_clients["loss"].histogram - b.over_clients["loss"].histogram)
         for a, b in ((noisy, none), (other, none))
@@ -106,9 +107,11 @@ def test_noise_is_of_the_size_that_is_accounted_for(task, evaluate):
     assert abs(np.corrcoef(*differences)[0, 1]) < 0.1
     split = noise.statement(1).split
     assert sum(zg**-2 for zg in split.values()) ** -0.5 == pytest.approx(z)
-    of_clients = [zg for name, zg in split.items() if name.startswith("over_clients")]
-    assert of_clients == pytest.approx([z * math.sqrt(len(of_clients) / 0.2)] * len(of_clients))
-    expected = of_clients[0] * math.sqrt(task.num_domains + 1)
+    client_noise = [zg for name, zg in split.items() if name.startswith("over_clients")]
+    assert client_noise == pytest.approx(
+        [z * math.sqrt(len(client_noise) / 0.2)] * len(client_noise)
+    )
+    expected = client_noise[0] * math.sqrt(task.num_domains + 1)
     assert np.std(np.concatenate(differences)) == pytest.approx(expected, rel=0.05)
     assert all(
         zg == pytest.approx(z * math.sqrt(5 / 0.8)) for n, zg in split.items() if n == "clients"
@@ -116,19 +119,7 @@ def test_noise_is_of_the_size_that_is_accounted_for(task, evaluate):
     assert noise.consistent(noisy).over_clients["loss"].histogram.min() >= 0
 
 
-@pytest.mark.nightly
-def test_runtimes_and_secure_sums_have_the_same_noise(tff_runtime, task, evaluate):
-    noise = _private(task, 0.5)
-    secure = SecureSum(make_options(SecureSumOptions, **_LIMITS, secure_bits=40))
-    expected = _output(evaluate, task, noise, 3)
-    aggregation = dataclasses.replace(noise.aggregation, inner=secure)
-    others = tff_runtime.measurement(noise.measurement, aggregation)
-    found = _output(others, task, noise, 3)
-    np.testing.assert_array_equal(found.sums.counts, expected.sums.counts)
-    np.testing.assert_allclose(found.sums.losses, expected.sums.losses, rtol=1e-4, atol=1e-2)
-
-
-def test_nothing_is_asked_of_clients_that_is_not_said(task):
+def test_zero_share_releases_no_distribution(task):
     split = (
         _private(task, private_evaluation=NoiseEvaluation(1.0, clients_share=0.0))
         .statement(1)
@@ -139,9 +130,7 @@ def test_nothing_is_asked_of_clients_that_is_not_said(task):
 
 
 @pytest.mark.nightly
-def test_answers_are_counted_where_that_is_asked_for_and_are_in_the_account(
-    streaming_runtime, task, evaluate
-):
+def test_requested_class_counts_are_accounted(streaming_runtime, task, evaluate):
     z = 2.0
     assert not any(name.startswith("classes") for name in _private(task, z).statement(1).split)
     assert _output(evaluate, task, _private(task, 0.0)).classes == ()
@@ -159,20 +148,19 @@ def test_answers_are_counted_where_that_is_asked_for_and_are_in_the_account(
     kernel, bias = task.model.initial_weights.trainable
     expected = np.zeros([3, 3, 3], int)
     for client in _clients(task):
-        first = {name: column[: _LIMITS["max_examples"]] for name, column in client.items()}
+        first = {name: column[: _LIMITS["limit_examples"]] for name, column in client.items()}
         answers = (first["x"] @ kernel + bias).argmax(axis=1)
         np.add.at(expected, (first["domain_id"], first["y"], answers), 1)
     np.testing.assert_array_equal(table, expected)
     noisy = [_output(counting, task, noise, k).classes.confusion - table for k in range(12)]
-    deviation = split["classes"] * _LIMITS["max_examples"]
+    deviation = split["classes"] * _LIMITS["limit_examples"]
     assert np.std(noisy) == pytest.approx(deviation, rel=0.15)
-    # What no client can exceed is what the noise is for.
     one = counting(
         task.model.initial_weights,
         [_clients(task)[:1]],
         silent.state(evaluation_key(_KEY, "here"), 0),
     )
-    assert 0 < np.linalg.norm(one.output.classes.confusion) <= _LIMITS["max_examples"]
+    assert 0 < np.linalg.norm(one.output.classes.confusion) <= _LIMITS["limit_examples"]
 
 
 class _Telling(CentralDpSum):
@@ -182,7 +170,7 @@ class _Telling(CentralDpSum):
         return state.noise_key
 
 
-def test_a_key_that_is_sent_to_clients_is_refused(streaming_runtime, task):
+def test_rejects_key_sent_to_clients(streaming_runtime, task):
     noise = _private(task, 1.0)
     fields = {f.name: getattr(noise.aggregation, f.name) for f in dataclasses.fields(CentralDpSum)}
     with pytest.raises(UserError, match="step 'evaluation': the broadcast depends on"):
@@ -214,7 +202,7 @@ def test_epsilon_is_that_of_composed_gaussian_noise(task, z, releases):
 
 
 @pytest.mark.slow
-def test_noise_is_worked_out_for_the_planned_evaluations(task):
+def test_budget_noise_covers_the_planned_evaluations(task):
     noise = _private(task, private_evaluation=BudgetEvaluation(2.0))
     assert noise.epsilon(3) == pytest.approx(2.0, rel=1e-3)
     assert _epsilon(math.sqrt(3) / noise.mechanism.noise_multiplier, 1e-3) == pytest.approx(
@@ -224,7 +212,7 @@ def test_noise_is_worked_out_for_the_planned_evaluations(task):
 
 @pytest.mark.parametrize("z", [4.0, 0.8])
 def test_with_training_it_composes_as_one_gaussian_does(task, z):
-    """Everybody takes part in every round: both are Gaussian, as is all of it together."""
+    """All clients take part in every round: training and evaluation are Gaussian."""
     training = CentralNoise(5.0, PoissonCohorts(40, 40))
     noise = _private(task, z, training)
     account = PrivacyAccountant([training, noise.mechanism], 1e-3)
@@ -265,7 +253,7 @@ def test_clients_of_both_splits_are_counted(task):
     assert any("no name is among both" in text for text in noise.statement(1).remarks)
 
 
-def test_what_cannot_be_promised_is_one_line(task):
+def test_rejects_impossible_guarantees(task):
     with pytest.raises(UserError, match=r"^delta: expected more than 0 and less than 0\.025"):
         _private(task, 1.0, delta=0.1)
     (accuracy,) = task.model.metrics
@@ -290,21 +278,19 @@ def test_noisy_histograms_become_ones_that_could_be(task):
         return EvaluationOutput(sums, distributions, None, None)  # type: ignore[arg-type]
 
     output = noisy_output(rows)
-    found = ClientDistribution(
+    actual = ClientDistribution(
         *map(np.asarray, consistent(output, bounds).over_clients["accuracy"])
     )
-    np.testing.assert_array_equal(found.num_clients, [5013, 0])
-    np.testing.assert_array_equal(found.total, np.float32([5013.0, 0.0]))
-    np.testing.assert_array_equal(found.histogram.sum(axis=1), [5013, 0])
-    assert found.histogram.min() >= 0
+    np.testing.assert_array_equal(actual.num_clients, [5013, 0])
+    np.testing.assert_array_equal(actual.total, np.float32([5013.0, 0.0]))
+    np.testing.assert_array_equal(actual.histogram.sum(axis=1), [5013, 0])
+    assert actual.histogram.min() >= 0
     # Sums up to a bin keep the noise that they had, of sqrt(201) * 20 = 284 at most; what is cut
     # off one by one would add up: half of 201 bins times 8.
-    off = np.abs(np.cumsum(found.histogram[0]) - np.cumsum(exact[0]))
+    off = np.abs(np.cumsum(actual.histogram[0]) - np.cumsum(exact[0]))
     assert off.max() < 600
-    # What could be stays.
     rows = ClientDistribution(exact.sum(axis=1), np.float32([7.0, 8.0]), exact)
     possible = consistent(noisy_output(rows), bounds).over_clients
     np.testing.assert_array_equal(possible["loss"].histogram, exact)
-    # Where nobody is known to have an example, noise makes no clients: not 5013 of the last bin.
-    for of in consistent(noisy_output(rows, examples=0.0), bounds).over_clients.values():
-        assert not any(np.any(field) for field in of)
+    for part in consistent(noisy_output(rows, examples=0.0), bounds).over_clients.values():
+        assert not any(np.any(field) for field in part)

@@ -25,12 +25,11 @@ def _spec(*arguments):
 
 
 @pytest.mark.parametrize("arguments", _RUNS)
-def test_the_command_of_a_run_is_short_and_makes_it_again(arguments):
+def test_train_command_is_short_and_repeats_the_run(arguments):
     spec = _spec("--task=digits", *arguments)
     start, name, *again = train_command(spec)
     assert (start, name) == ("./run", "train")
     assert _spec(*again) == spec
-    # What is as it would be anyway is left out.
     assert len(again) == 1 + len(arguments)
 
 
@@ -45,22 +44,13 @@ def test_files_are_named_without_their_folders(tmp_path):
     assert kept <= set(compare_command({"fed_avg": [spec]}, keeps_folders=True))
 
 
-def test_command_keeps_folders_on_request(tmp_path):
-    store = tmp_path / "clients.sqlite"
-    spec = resolve("custom", {}, {"model": str(tmp_path / "my_model.py")}, data=store)
-    paths = {f"--model={tmp_path / 'my_model.py'}", f"--data={store}"}
-    assert paths <= set(train_command(spec, keeps_folders=True))
-    specs = {"fed_avg": [spec], "agnostic_fed_avg": [spec]}
-    assert paths <= set(compare_command(specs, keeps_folders=True))
-
-
 def test_file_within_a_member_has_no_folder():
     spec = _spec("--task=digits", "--lambda_set=hull:file=/a/b/mixtures.json")
     assert flags_without_folders(spec)["lambda_set"] == "hull:file=mixtures.json"
     assert "--lambda_set=hull:file=mixtures.json" in train_command(spec)
 
 
-def test_what_has_no_effect_on_a_run_is_left_out():
+def test_train_command_omits_ignored_settings():
     shared = {"lambda_learning_rate": 0.5, "rounds": 3}
     spec = resolve("digits", {"algorithm": "fed_avg"}, {}, shared=shared)
     assert own_flags(spec) == {"algorithm": "fed_avg", "rounds": 3}
@@ -77,7 +67,7 @@ def test_what_has_no_effect_on_a_run_is_left_out():
         (("--seed=4", "--client_batch_size=7"), "--algorithms=fed_avg,agnostic_fed_avg"),
     ],
 )
-def test_the_command_of_a_comparison_makes_its_trials_again(arguments, expected):
+def test_compare_command_repeats_the_trials(arguments, expected):
     specs = _trials("--task=digits", "--trials=2", *arguments)
     start, name, *again = compare_command(specs)
     assert (start, name) == ("./run", "compare")

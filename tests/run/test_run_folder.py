@@ -39,9 +39,9 @@ def _claimed(path: Path, **given: Any) -> RunFolder:
 
 def _error(folder: RunFolder, resume: bool = True, **given: Any) -> str:
     before = sorted(folder.path.rglob("*")) if folder.path.is_dir() else None
-    found = golden.refusal(lambda: folder.check(_spec(**given), resume))
+    actual = golden.refusal(lambda: folder.check(_spec(**given), resume))
     assert before == (sorted(folder.path.rglob("*")) if folder.path.is_dir() else None)
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -55,7 +55,7 @@ def test_a_run_is_resumed_only_on_request(tmp_path):
     folder = _claimed(tmp_path)
     folder.check(_spec(), resume=True)
     assert _error(folder, resume=False) == (
-        f"--output_dir: {tmp_path} holds this run already: add --resume to go on with it, or "
+        f"--output_dir: {tmp_path} holds this run already: add --resume to resume it, or "
         "choose another folder"
     )
 
@@ -68,7 +68,7 @@ def test_another_run_is_left_alone(tmp_path, resume):
     )
 
 
-def test_a_run_may_get_more_rounds_but_not_fewer(tmp_path):
+def test_resumed_run_cannot_have_fewer_rounds(tmp_path):
     folder = _claimed(tmp_path, rounds=5)
     folder.check(_spec(rounds=6), resume=True)
     assert _error(folder, rounds=4) == (
@@ -77,7 +77,7 @@ def test_a_run_may_get_more_rounds_but_not_fewer(tmp_path):
     )
 
 
-def test_a_folder_with_other_files_and_a_file_are_left_alone(tmp_path):
+def test_rejects_folder_with_other_files(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     for path in (tmp_path, tmp_path / "thesis.tex"):
         assert _error(RunFolder(path)) == (
@@ -93,11 +93,6 @@ def test_a_config_that_is_none(tmp_path, content):
     assert _error(folder).startswith(f"{folder.config}: expected ")
     with pytest.raises(UserError, match=r"config.json: expected "):
         folder.spec()
-
-
-def test_the_run_of_a_folder_is_read(tmp_path):
-    folder = _claimed(tmp_path, window=3, lambda_initial=(0.1,) * 10)
-    assert folder.spec() == _spec(window=3, lambda_initial=(0.1,) * 10)
 
 
 def _change(folder: RunFolder, removed: Collection[str], **changed: Any) -> None:
@@ -125,7 +120,7 @@ def test_a_config_of_another_format_is_refused(tmp_path, stated):
 
 
 @pytest.mark.parametrize("flag", ["clients_per_round", "evaluation_clients"])
-def test_sums_of_too_few_clients_are_refused_before_anything_else_is_done(tmp_path, flag):
+def test_rejects_too_few_clients_for_secure_sums(tmp_path, flag):
     secure = {"aggregation": "secure", "secure_min_clients": 4}
     folder = RunFolder(tmp_path)
     folder.check(_spec(**secure, **{flag: 4}), resume=False)
@@ -134,15 +129,7 @@ def test_sums_of_too_few_clients_are_refused_before_anything_else_is_done(tmp_pa
     folder.check(_spec(**{flag: 1}), resume=False)
 
 
-def test_all_differences_are_told_in_one_line(tmp_path):
-    folder = _claimed(tmp_path, window=3)
-    assert _error(folder, window=4, seed=1, rounds=9, evaluate_every=3) == (
-        f"--output_dir: {tmp_path} holds another run: --seed is 0 there and 1 here, --window is 3 "
-        "there and 4 here"
-    )
-
-
-def test_another_execution_is_no_other_run_but_is_told(tmp_path):
+def test_changed_execution_is_reported(tmp_path):
     folder = _claimed(tmp_path)
     spec = _spec()
     assert changes(folder.read(), spec, _EXECUTION) == []
@@ -163,17 +150,14 @@ def _algorithm(checkpoint: Path) -> str:
     ("content", "algorithm"),
     [('{"algorithm": "q_ffl"}', "q_ffl"), ('{"algorithm": 3}', ""), ("[]", ""), ("{", "")],
 )
-def test_the_algorithm_of_a_checkpoint_can_be_asked_before_anything_is_checked(
-    tmp_path, content, algorithm
-):
+def test_algorithm_is_read_from_unchecked_config(tmp_path, content, algorithm):
     (tmp_path / "config.json").write_text(content)
     assert _algorithm(tmp_path) == algorithm
     assert _algorithm(tmp_path / "checkpoints" / "round_00000001.npz") == algorithm
     assert _algorithm(tmp_path / "missing") == ""
 
 
-def test_kill_9_while_the_folder_was_made_is_no_matter(tmp_path):
-    # What atomic_file leaves when its process is killed.
+def test_folder_survives_kill_while_created(tmp_path):
     (tmp_path / ".config.json.4711.tmp").write_text("{")
     folder = RunFolder(tmp_path)
     folder.check(_spec(), resume=True)
@@ -182,7 +166,7 @@ def test_kill_9_while_the_folder_was_made_is_no_matter(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_kill_9_between_the_fingerprint_and_the_config_is_no_matter(tmp_path):
+def test_folder_survives_kill_before_config(tmp_path):
     folder = RunFolder(tmp_path)
     for fingerprint in ({"data": "5eb63bbbe01eeed0"}, {}):
         folder.fingerprint.write_text('{"data": "0123456789abcdef", "vocabulary": "77"}')
@@ -221,14 +205,14 @@ def model(tmp_path) -> Path:
     return path
 
 
-def test_what_a_run_starts_from_is_kept_for_when_it_goes_on(tmp_path, model):
+def test_initial_model_is_copied(tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     spec, fingerprint = _starting_from(folder, model)
     copy = folder.path / "initial_model.keras"
     assert copy.read_text() == "weights"
     model.unlink()
-    found = with_saved_start(folder.read(), folder.spec())
-    assert found.config.initial_model == copy
+    actual = with_saved_start(folder.read(), folder.spec())
+    assert actual.config.initial_model == copy
     # Its settings name what was given.
     assert folder.spec() == spec
     with folder.locked():
@@ -236,7 +220,7 @@ def test_what_a_run_starts_from_is_kept_for_when_it_goes_on(tmp_path, model):
     assert folder.spec() == spec and copy.read_text() == "weights"
 
 
-def test_another_file_to_start_from_is_refused_and_the_copy_named(tmp_path, model):
+def test_other_initial_model_names_the_copy(tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     _, fingerprint = _starting_from(folder, model)
     other = tmp_path / "other.keras"
@@ -244,34 +228,16 @@ def test_another_file_to_start_from_is_refused_and_the_copy_named(tmp_path, mode
     spec = _spec(initial_model=str(other))
     folder.check(spec, resume=True)
     assert with_saved_start(folder.read(), spec) == spec
-    found = golden.refusal(
+    actual = golden.refusal(
         lambda: folder.saved().check_fingerprint(
             {**fingerprint, "initial_model": file_digest(other)}
         )
     )
     copy = folder.path / "initial_model.keras"
-    assert found.endswith(f"; it is kept: --initial_model={copy}")
+    assert actual.endswith(f"; it is kept: --initial_model={copy}")
 
 
-def test_a_run_from_random_weights_keeps_no_model(tmp_path, model):
-    folder = RunFolder(tmp_path / "run")
-    _starting_from(folder, model)
-    assert with_saved_start(folder.read(), _spec()) == _spec()
-
-
-def test_kill_9_between_the_copy_and_the_config_is_no_matter(tmp_path, model):
-    folder = RunFolder(tmp_path / "run")
-    for content in ("other weights", "weights"):
-        model.write_text(content)
-        _starting_from(folder, model)
-        folder.config.unlink()
-        folder.check(_spec(), resume=False)
-    with folder.locked():
-        folder.write_config(_spec(), {}, _EXECUTION)
-    assert [path.name for path in folder.path.iterdir()] == ["config.json"]
-
-
-def test_what_changes_while_a_run_begins_leaves_nothing(tmp_path, model):
+def test_changed_initial_model_is_rejected(tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     for content in (None, "others"):
         fingerprint = {"initial_model": digest(b"weights")}
@@ -288,7 +254,7 @@ def test_what_changes_while_a_run_begins_leaves_nothing(tmp_path, model):
         model.write_text("weights")
 
 
-def test_half_written_files_are_removed_when_the_run_goes_on(tmp_path):
+def test_temporary_files_are_removed(tmp_path):
     folder = _claimed(tmp_path)
     left = [tmp_path / ".metrics.csv.1.tmp", folder.checkpoints / ".round_00000001.npz.2.tmp"]
     kept = [tmp_path / ".gitignore", folder.checkpoints / "notes.tmp"]
@@ -324,13 +290,7 @@ def test_two_processes_do_not_run_in_one_folder(tmp_path):
         pass
 
 
-def test_the_lock_ends_with_the_block(tmp_path):
-    for _ in range(2):
-        with RunFolder(tmp_path).locked():
-            pass
-
-
-def test_a_folder_in_a_place_that_cannot_be_written(tmp_path):
+def test_unwritable_place_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for path, reason in (
         (tmp_path / "file" / "run", "Not a directory"),
@@ -344,7 +304,7 @@ def test_a_folder_in_a_place_that_cannot_be_written(tmp_path):
         assert str(error.value) == f"{path}: cannot write: {reason}"
 
 
-def test_a_folder_of_somebody_else(tmp_path):
+def test_folder_of_another_user_is_rejected(tmp_path):
     folder = _claimed(tmp_path / "private" / "run")
     (tmp_path / "private").chmod(0o700)
     with as_nobody():

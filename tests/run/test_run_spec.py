@@ -1,4 +1,4 @@
-"""What a run is: defaults in their order, whose settings are, and config.json there and back."""
+"""Settings of runs: order of defaults, flags with an effect, and config.json."""
 
 import hashlib
 import json
@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from scipy import stats
 
 from binaries import train
 from tests import golden
@@ -21,13 +18,10 @@ from tff_agnostic.aggregations.private_sum import DistributedOptions
 from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.options import hints
-from tff_agnostic.data.sampling import poisson_cohort, sample_cohort, turns
-from tff_agnostic.program.commands.train import TRAIN
+from tff_agnostic.data.sampling import poisson_cohort, turns
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import flags_of, values_of
-from tff_agnostic.program.options.process import define
-from tff_agnostic.program.runs.options import RunConfig, run_flags
+from tff_agnostic.program.runs.options import RunConfig
 from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any, from_flags, resolve
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.task import Use
@@ -38,11 +32,11 @@ def _error(task: str, given: dict[str, Any], **arguments: Any) -> str:
     return golden.refusal(resolve, task, given, {}, **arguments)
 
 
-def test_what_is_given_goes_before_the_tasks_defaults_and_those_before_the_general_ones():
+def test_given_settings_precede_defaults():
     spec = resolve("toy_regression", {"rounds": 3}, {"num_clients": 9})
     assert spec.config.rounds == 3
-    of_task, of_algorithm = DEFAULTS["toy_regression"].settings["window"], spec.algorithm.window
-    assert of_algorithm == of_task != type(spec.algorithm)().window
+    task_window = DEFAULTS["toy_regression"].settings["window"]
+    assert spec.algorithm.window == task_window != type(spec.algorithm)().window
     assert spec.algorithm.client.epochs == type(spec.algorithm)().client.epochs
     assert spec.task_options["num_clients"] == 9
     assert spec.task_options["spread"] == 0.1
@@ -50,20 +44,13 @@ def test_what_is_given_goes_before_the_tasks_defaults_and_those_before_the_gener
 
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 @pytest.mark.parametrize("aggregation", list(AGGREGATIONS))
-def test_a_run_has_the_settings_of_what_was_chosen(algorithm, aggregation):
+def test_run_has_the_chosen_options(algorithm, aggregation):
     spec = resolve("digits", {"algorithm": algorithm, "aggregation": aggregation}, {})
     assert type(spec.algorithm) is ALGORITHMS[algorithm].options
     assert type(spec.aggregation) is AGGREGATIONS[aggregation].options
     assert ("secure_bits" in spec.settings()) == (aggregation == "secure")
     assert ("q" in spec.settings()) == (algorithm == "q_ffl")
     assert spec.build_aggregation().name == aggregation
-
-
-def test_the_aggregation_has_its_settings():
-    given = {"aggregation": "secure", "limit_examples": 7, "secure_bits": 20}
-    aggregation = resolve("digits", given, {}).build_aggregation()
-    assert (aggregation.limits.examples, aggregation.min_clients) == (7, 2)
-    assert aggregation.options.secure_bits == 20
 
 
 @pytest.mark.parametrize(
@@ -77,12 +64,6 @@ def test_an_algorithm_may_have_its_own_defaults(task):
         given = {name: values[name] for name in defaults}
         settings = resolve(task, {"algorithm": algorithm, **given}, {}).settings()
         assert {name: settings[name] for name in defaults} == given
-
-
-def test_what_an_earlier_run_had_is_inherited_unless_it_is_given():
-    earlier = resolve("digits", {"window": 3, "rounds": 7, "client_epochs": 2}, {})
-    spec = resolve("digits", {"rounds": 9}, {}, inherited=earlier.settings())
-    assert (spec.algorithm.window, spec.algorithm.client.epochs, spec.config.rounds) == (3, 2, 9)
 
 
 _GIVEN: list[dict[str, Any]] = [
@@ -110,7 +91,7 @@ def test_flags_there_and_back(task, given, tmp_path):
     assert from_flags(json.loads(json.dumps(flags))) == spec
 
 
-def test_flags_name_every_setting_of_the_run_and_no_other():
+def test_flags_name_every_setting():
     flags = resolve("digits", {"algorithm": "q_ffl"}, {}).flags()
     assert set(flags) == {
         "task",
@@ -124,11 +105,11 @@ def test_flags_name_every_setting_of_the_run_and_no_other():
 
 
 @golden.values
-def test_what_is_given_has_to_have_an_effect(case):
+def test_rejects_settings_without_effect(case):
     return _error("digits", case)
 
 
-def test_what_several_runs_are_given_has_to_have_an_effect_on_one_of_them():
+def test_shared_settings_need_an_effect_somewhere():
     shared = {"window": 3}
     runs = [
         resolve("digits", {"algorithm": name}, {}, shared=shared)
@@ -140,16 +121,14 @@ def test_what_several_runs_are_given_has_to_have_an_effect_on_one_of_them():
         check_used_by_any(runs[:1], shared)
 
 
-def test_a_data_dir_is_the_same_however_it_is_named(tmp_path, monkeypatch):
+def test_data_dir_is_resolved(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").mkdir()
     for name in ("data", "other/../data", str(tmp_path / "data")):
         assert resolve("adult", {}, {}, Path(name)).data_dir == str((tmp_path / "data").resolve())
 
 
-def test_trials_start_from_the_newest_checkpoint_and_a_damaged_one_is_told_of_once(
-    tmp_path, caplog
-):
+def test_trials_start_from_the_newest_checkpoint(tmp_path, caplog):
     checkpoints = CheckpointFolder(tmp_path / "checkpoints", keep=9)
 
     def start() -> Path:
@@ -186,22 +165,13 @@ def test_wrong_values_are_refused():
     assert _error("digits", {"aggregation": "plane"}).startswith("--aggregation: unknown aggr")
 
 
-def test_tasks_are_loaded_with_the_seed_and_the_options():
-    spec = resolve("toy_regression", {"seed": 4}, {"num_clients": 3})
-    assert len(spec.load_task().train.client_ids) == 3
-    first = spec.load_task().train.read("client_000")["y"]
-    other_seed = resolve("toy_regression", {"seed": 5}, {"num_clients": 3}).load_task()
-    assert first.tolist() == spec.load_task().train.read("client_000")["y"].tolist()
-    assert first.tolist() != other_seed.train.read("client_000")["y"].tolist()
-
-
-def test_training_clients_are_cut_to_their_first_examples_and_test_clients_are_not():
+def test_max_examples_limits_training_clients_only():
     whole = resolve("toy_regression", {}, {"num_clients": 3}).load_task()
     task = resolve("toy_regression", {"max_examples": 2}, {"num_clients": 3}).load_task()
     assert list(task.train.client_ids) == list(whole.train.client_ids)
     for client_id in whole.train.client_ids:
-        found, expected = task.train.read(client_id), whole.train.read(client_id)
-        assert {name: c.tolist() for name, c in found.items()} == {
+        actual, expected = task.train.read(client_id), whole.train.read(client_id)
+        assert {name: c.tolist() for name, c in actual.items()} == {
             name: c[:2].tolist() for name, c in expected.items()
         }
     for client_id in whole.test.client_ids:
@@ -218,22 +188,22 @@ def _parse(*arguments: str) -> RunSettings:
     return given(train, *arguments).spec()
 
 
-def test_without_flags_a_run_is_the_default_tasks_own():
+def test_no_flags_give_the_default_run():
     assert _parse() == resolve("digits", {}, {})
     assert given(train).settings == {}
 
 
-def test_what_is_given_is_told_from_what_is_a_default():
+def test_given_defaults_count_as_given():
     default = AgnosticFedAvgOptions().client.epochs
-    found = given(train, f"--client_epochs={default}", "--noclient_shuffle")
-    assert found.settings == {"client_epochs": default, "client_shuffle": False}
-    spec = found.spec()
+    actual = given(train, f"--client_epochs={default}", "--noclient_shuffle")
+    assert actual.settings == {"client_epochs": default, "client_shuffle": False}
+    spec = actual.spec()
     assert spec == resolve("digits", {"client_shuffle": False}, {})
 
 
 @pytest.mark.parametrize("task", list(DEFAULTS))
 def test_every_run_can_be_given_by_its_flags(task):
-    """What config.json holds, written out as flags, is the same run again."""
+    """The flags in config.json give the same run."""
     spec = resolve(task, {"seed": 3, "lambda_initial": (0.25, 0.75)}, {})
     defaults = resolve(task, {}, {}).settings()
     arguments = []
@@ -244,45 +214,6 @@ def test_every_run_can_be_given_by_its_flags(task):
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             arguments.append(f"--{name}={text}")
     assert _parse(*arguments) == spec
-
-
-def test_lists_of_numbers():
-    spec = _parse("--lambda_initial=0.5, 0.25,0.25", "--lambda_baselines=1,2,3")
-    assert spec.algorithm.lambda_.initial == (0.5, 0.25, 0.25)
-    assert spec.algorithm.lambda_.baselines == (1.0, 2.0, 3.0)
-
-
-def test_an_unknown_option_names_the_nearest():
-    with pytest.raises(UserError, match="unknown flag 'round': did you mean rounds"):
-        run_flags()["round"]
-
-
-def test_help_names_choices_and_defaults():
-    with flagsaver.flagsaver():
-        define(TRAIN.define_flags)
-        _check_help()
-
-
-def _check_help() -> None:
-    def text(name: str) -> str:
-        return flags.FLAGS[name].help
-
-    assert f"Names: {', '.join(ALGORITHMS)}." in text("algorithm")
-    assert "One of: auto, vectorised, streamed." in text("client_mode")
-    # A text that explains every choice names them by itself.
-    assert text("runtime").endswith("the reference (tff). [cohort]")
-    rounds = DEFAULTS["digits"].settings["rounds"]
-    assert f"[digits: {rounds};" in text("rounds")
-    assert text("rounds").endswith(f"otherwise {RunConfig().rounds}]")
-    assert text("client_shuffle").endswith("[true]")
-    assert text("q").endswith("Of: q_ffl. [1.0]")
-    with_optimizer = [name for name, spec in ALGORITHMS.items() if "server" in hints(spec.options)]
-    assert f"Of: {', '.join(with_optimizer)}." in text("server_optimizer")
-    assert "stochastic_afl" not in text("client_shuffle")
-    assert text("client_weighting").endswith("Of: delta_fl, q_ffl, term. [examples]")
-    assert "Of: secure." in text("secure_bits")
-    assert text("num_clients").endswith("[50]")
-    assert f"One of: {', '.join(DEFAULTS)}." in text("task")
 
 
 # --- Keys are as long as their generators want them, and cohorts are drawn as the account assumes
@@ -314,17 +245,6 @@ def test_keys_are_new_unless_they_are_seeded(generator):
     )
 
 
-def test_keys_and_cohorts_of_philox_are_those_of_earlier_releases():
-    key = noise_key(make_options(DistributedOptions, noise_seed=3))
-    assert key == (2963875794002553787, 8040795128286049514)
-    assert poisson_cohort(_IDS, 4, cohort_seed(_state(key)), 2) == [
-        "125",
-        "050",
-        "098",
-        "140",
-    ]
-
-
 def test_secure_cohorts_are_coins_of_chacha20():
     """Each client's number is 53 bits of the stream of a key that is made of the noise's."""
     key, round_num = (1, 2, -3, 4), 6
@@ -336,24 +256,7 @@ def test_secure_cohorts_are_coins_of_chacha20():
     assert set(poisson_cohort(_IDS, 40, cohort_seed(_state(key)), round_num)) == expected
 
 
-@pytest.mark.nightly
-def test_secure_cohorts_are_drawn_with_equal_chances():
-    seed, took_part = cohort_seed(_state((1, 2, 3, 4))), np.zeros([2, len(_IDS)])
-    for round_num in range(1, 401):
-        for k, draw in enumerate((poisson_cohort, sample_cohort)):
-            cohort = draw(_IDS, 30, seed, round_num)
-            took_part[k, [int(client) for client in cohort]] += 1
-            assert len({*cohort}) == len(cohort)
-            assert k == 0 or len(cohort) == 30
-    for counts in took_part:
-        variance = 400 * 0.15 * 0.85
-        statistic = np.sum((counts - 400 * 0.15) ** 2) / variance
-        assert stats.chi2(len(_IDS)).cdf(statistic) < 0.99
-    strata = np.arange(len(_IDS)) % 2
-    assert len(sample_cohort(_IDS, 31, seed, 1, strata)) == 31
-
-
-def test_secure_cohorts_are_drawn_again_in_a_resumed_run():
+def test_resumed_run_draws_the_same_cohorts():
     seed, again, other = (cohort_seed(_state((1, 2, 3, k))) for k in (4, 4, 5))
     assert poisson_cohort(_IDS, 30, seed, 3) == poisson_cohort(_IDS, 30, again, 3)
     assert poisson_cohort(_IDS, 30, seed, 3) != poisson_cohort(_IDS, 30, seed, 4)

@@ -1,4 +1,4 @@
-"""What tests of runs share."""
+"""Fixtures of the tests of training runs."""
 
 import json
 from collections.abc import Iterator
@@ -29,10 +29,7 @@ def _shown(axes: Axes) -> list[Any]:
 
 @pytest.fixture(scope="package", autouse=True)
 def _figures_as_text() -> Iterator[None]:
-    """Saves what figures show in place of pixels, which take longer than the rounds.
-
-    `test_awkward_domain_names_come_through` compares the pixels of a run that went on.
-    """
+    """Saves the numbers of figures instead of pixels, which take longer than the rounds."""
 
     def save(figure: Figure, path: Path) -> None:
         path.write_text(json.dumps([_shown(axes) for axes in figure.axes]))

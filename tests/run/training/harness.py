@@ -67,17 +67,17 @@ def stopped(runtime: Any, path: Path, stop_after: int, **changed: Any) -> None:
     assert newest_checkpoint(path / "checkpoints").round_num == stop_after
 
 
-def assert_same_run(found: Path, expected: Path) -> None:
+def assert_same_run(actual: Path, expected: Path) -> None:
     for name in ("metrics.csv", "result.json", "config.json"):
-        assert (found / name).read_bytes() == (expected / name).read_bytes(), name
-    first, second = (newest_checkpoint(p / "checkpoints") for p in (found, expected))
+        assert (actual / name).read_bytes() == (expected / name).read_bytes(), name
+    first, second = (newest_checkpoint(p / "checkpoints") for p in (actual, expected))
     assert first.round_num == second.round_num
     assert [a.tobytes() for a in first.leaves] == [a.tobytes() for a in second.leaves]
     for folder in ("plots", "model"):
-        names = [{path.name for path in (run / folder).iterdir()} for run in (found, expected)]
+        names = [{path.name for path in (run / folder).iterdir()} for run in (actual, expected)]
         assert names[0] == names[1]
         for name in names[0]:
-            content, wanted = ((run / folder / name).read_bytes() for run in (found, expected))
+            content, wanted = ((run / folder / name).read_bytes() for run in (actual, expected))
             assert content == wanted, name
 
 

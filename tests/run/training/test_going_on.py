@@ -1,9 +1,8 @@
-"""Going on with a run changes nothing, whatever interrupted it."""
+"""Resumed runs equal uninterrupted runs."""
 
 import json
 import shutil
 import types
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,21 +11,18 @@ import pytest
 from tests.run.training.harness import (
     ROUNDS,
     assert_same_run,
-    make_spec,
     round_numbers,
     stopped,
     train,
 )
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.program.runs.folder import RunFolder
-from tff_agnostic.program.runs.training import TrainingRun
-from tff_agnostic.saving.checkpoints import CheckpointFolder, newest_checkpoint
+from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 
 @pytest.mark.slow_cases("1", "5")
 @pytest.mark.parametrize("stop_after", [1, 3, 5])
-def test_stopping_and_going_on_changes_nothing(cohort_runtime, whole, tmp_path, stop_after):
+def test_stopped_run_resumes_to_equal_bytes(cohort_runtime, whole, tmp_path, stop_after):
     stopped(cohort_runtime, tmp_path / "run", stop_after)
     assert not (tmp_path / "run" / "result.json").exists()
     train(cohort_runtime, tmp_path / "run", resume=True)
@@ -53,9 +49,8 @@ def test_a_crash_between_checkpoints_changes_nothing(cohort_runtime, whole, tmp_
 
 
 @pytest.mark.slow
-def test_going_on_with_more_rounds_equals_a_longer_run(cohort_runtime, whole, tmp_path):
+def test_more_rounds_equal_a_longer_run(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
-    # Of odd length: the last round of the shorter run is evaluated, of the longer one it is not.
     train(cohort_runtime, path, rounds=3)
     assert json.loads((path / "result.json").read_text())["rounds"] == 3
     train(cohort_runtime, path, resume=True)
@@ -63,9 +58,7 @@ def test_going_on_with_more_rounds_equals_a_longer_run(cohort_runtime, whole, tm
 
 
 @pytest.mark.slow
-def test_evaluations_of_earlier_rounds_stay_where_later_ones_are_due_otherwise(
-    cohort_runtime, whole, tmp_path, capsys
-):
+def test_earlier_evaluations_stay_when_period_changes(cohort_runtime, whole, tmp_path, capsys):
     path = tmp_path / "run"
     train(cohort_runtime, path, rounds=5)
     train(cohort_runtime, path, resume=True, evaluate_every=3)
@@ -81,16 +74,14 @@ def test_evaluations_of_earlier_rounds_stay_where_later_ones_are_due_otherwise(
 
 
 @pytest.mark.slow
-def test_a_longer_run_evaluates_on_the_sample_where_a_shorter_one_did_on_all(
-    cohort_runtime, tmp_path
-):
+def test_longer_run_evaluates_on_the_sample(cohort_runtime, tmp_path):
     whole, longer, killed = (tmp_path / name for name in ("whole", "longer", "killed"))
     sampled = {"evaluation_clients": 2}
     train(cohort_runtime, whole, **sampled)
     # After its last round the shorter run is evaluated on all, the whole one on two clients.
     train(cohort_runtime, longer, rounds=4, **sampled)
-    of_all = (longer / "metrics.csv").read_bytes()
-    assert not (whole / "metrics.csv").read_bytes().startswith(of_all)
+    overall = (longer / "metrics.csv").read_bytes()
+    assert not (whole / "metrics.csv").read_bytes().startswith(overall)
     shutil.copytree(longer, killed)
     train(cohort_runtime, longer, resume=True, **sampled)
     assert_same_run(longer, whole)
@@ -103,7 +94,7 @@ def test_a_longer_run_evaluates_on_the_sample_where_a_shorter_one_did_on_all(
     assert_same_run(killed, whole)
     # Or the shorter run is asked for again.
     train(cohort_runtime, again, resume=True, rounds=4, **sampled)
-    assert (again / "metrics.csv").read_bytes() == of_all
+    assert (again / "metrics.csv").read_bytes() == overall
 
 
 @pytest.mark.slow
@@ -136,21 +127,7 @@ def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_resuming_a_complete_run_changes_nothing(cohort_runtime, whole, tmp_path):
-    path = tmp_path / "run"
-    shutil.copytree(whole, path)
-    train(cohort_runtime, path, resume=True)
-    assert_same_run(path, whole)
-
-
-@pytest.mark.slow
-def test_resuming_in_a_new_folder_starts(cohort_runtime, whole, tmp_path):
-    train(cohort_runtime, tmp_path / "run", resume=True)
-    assert_same_run(tmp_path / "run", whole)
-
-
-@pytest.mark.slow
-def test_missing_rows_are_told_and_nothing_is_touched(cohort_runtime, whole, tmp_path):
+def test_rejects_missing_rows(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
     lines = (path / "metrics.csv").read_text().splitlines(keepends=True)
@@ -162,9 +139,7 @@ def test_missing_rows_are_told_and_nothing_is_touched(cohort_runtime, whole, tmp
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_model_is_told_and_nothing_is_touched(
-    cohort_runtime, whole, tmp_path
-):
+def test_rejects_checkpoint_of_another_model(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
     other = newest_checkpoint(path / "checkpoints")
@@ -176,33 +151,3 @@ def test_a_checkpoint_of_another_model_is_told_and_nothing_is_touched(
     with pytest.raises(UserError, match="expected the state of this model and algorithm"):
         train(cohort_runtime, path, resume=True)
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
-
-
-@pytest.mark.slow
-def test_a_checkpoint_without_its_settings_is_refused(cohort_runtime, whole, tmp_path):
-    path = tmp_path / "run"
-    shutil.copytree(whole, path)
-    other = newest_checkpoint(path / "checkpoints")
-    file = path / "checkpoints" / "round_00000008.npz"
-    CheckpointFolder(file.parent, keep=9).save(8, other.leaves, {})
-    with pytest.raises(UserError, match=f"{file}: expected a checkpoint with the settings of its"):
-        train(cohort_runtime, path, resume=True, rounds=ROUNDS + 1)
-
-
-@pytest.mark.slow
-def test_a_folder_is_refused_before_anything_is_compiled(whole):
-    # No runtime is needed to say so.
-    with pytest.raises(UserError, match="holds this run already: add --resume"):
-        TrainingRun(make_spec(), RunFolder(whole), None, resume=False)  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-def test_a_complete_run_is_recognised(cohort_runtime, whole, tmp_path):
-    def is_complete(path: Path, **changed: Any) -> bool:
-        return TrainingRun(
-            make_spec(**changed), RunFolder(path), cohort_runtime, True
-        ).is_complete()
-
-    assert is_complete(whole)
-    assert not is_complete(whole, rounds=ROUNDS + 1)
-    assert not is_complete(tmp_path / "new")

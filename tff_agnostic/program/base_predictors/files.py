@@ -80,8 +80,8 @@ class BasePredictor:
     key: str = ""
 
 
-def _error(path: Path, expected: str, found: str) -> UserError:
-    return UserError(f"{FLAG}: {path}: expected {expected}, found {found}")
+def _error(path: Path, expected: str, actual: str) -> UserError:
+    return UserError(f"{FLAG}: {path}: expected {expected}, found {actual}")
 
 
 def _check_same(path: Path, fingerprint: Mapping[str, str], expected: Mapping[str, str]) -> None:
@@ -189,9 +189,7 @@ def read_predictors(path: Path) -> PredictorFile:
             dict(header["about"]),
         )
     except (AttributeError, LookupError, TypeError, ValueError) as e:
-        raise UserError(
-            f"{path}: expected a file of base predictors, found arrays of another kind"
-        ) from e
+        raise _error_of_kind(path) from e
     names, arrays_of_all = predictors.names, predictors.arrays
     if not names or not arrays_of_all or any(a.shape[:1] != (len(names),) for a in arrays_of_all):
         shapes = ", ".join(str(list(a.shape)) for a in arrays_of_all) or "none"
@@ -213,7 +211,6 @@ def _keras_predictor(
 
     Args:
         path: A .keras or .h5 file.
-        mixing: The task of the run that mixes.
         architectures: Architectures of earlier files by key, for files of an equal one.
     """
     model = mixing.task.model
@@ -279,11 +276,7 @@ def _has_score(
 
 
 class _RunPredictors:
-    """Reads runs as base predictors; runs of equal settings have one architecture.
-
-    Args:
-        mixing: The task of the run that mixes.
-    """
+    """Reads runs as base predictors; runs of equal settings have one architecture."""
 
     def __init__(self, mixing: MixingTask) -> None:
         self._mixing = mixing

@@ -30,7 +30,7 @@ _SETTINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class PredictorOptions(TaskOptions):
-    """The flags of `base_predictors` that are no settings of runs.
+    """Flags of `base_predictors` in addition to the settings of runs.
 
     Attributes:
         group_by: Whose examples each predictor is made from: domain, by counts that are summed over
@@ -68,28 +68,28 @@ class Predictors:
 
 def base_predictors(given: RunArguments) -> Predictors:
     """Counts the outcomes of the training clients, and writes a predictor of each group."""
-    own = given.own
-    output = own.output
+    options: PredictorOptions = given.own
+    output = options.output
     if output.suffix != ".npz":
         raise UserError(f"--output: expected a name that ends in .npz, found {output}")
     check_can_be_made(output.parent, "output")
     if output.exists():
-        raise UserError(f"--output: {output} is there already: it is not overwritten")
+        raise UserError(f"--output: expected a new file, found {output}: files are not overwritten")
     spec = given.spec()
     task = spec.load_task()
     outcomes, aggregation = num_outcomes(task.model), spec.build_aggregation()
     name = spec.config.runtime
     with started(name, given.runtime_options(name)) as runtime:
         made, skipped = unigram_predictors(
-            task, runtime, aggregation, own.group_by, own.smoothing_share
+            task, runtime, aggregation, options.group_by, options.smoothing_share
         )
     make_folder(output.parent)
     write_predictors(output, made)
-    return Predictors(own, made, skipped, outcomes, aggregation.limits.examples)
+    return Predictors(options, made, skipped, outcomes, aggregation.limits.examples)
 
 
 def _show(predictors: Predictors) -> None:
-    own, made = predictors.options, predictors.made
+    options, made = predictors.options, predictors.made
     for name, num_clients in predictors.skipped.items():
         print(f"note: {name} is left out: too few clients ({num_clients}) have examples")
     if made.about["examples_cut"]:
@@ -99,8 +99,8 @@ def _show(predictors: Predictors) -> None:
         )
     print(
         f"{counted(len(made.names), 'base predictor')} over {predictors.num_outcomes} outcomes, of "
-        f"{sum(made.about['examples'])} examples by {own.group_by}, smoothed by "
-        f"{own.smoothing_share:g} of uniform: {own.output}"
+        f"{sum(made.about['examples'])} examples by {options.group_by}, smoothed by "
+        f"{options.smoothing_share:g} of uniform: {options.output}"
     )
 
 

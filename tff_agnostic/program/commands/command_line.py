@@ -1,8 +1,7 @@
-"""Commands on runs: their flags, what a user gave, and the command that repeats a run.
+"""Commands on runs: their flags, their arguments, and the command that repeats a run.
 
-Flags are made from the settings of runs, runtimes, algorithms, aggregations and tasks. Each is
-defined once, where its dataclass is, and what algorithms share is one flag. A user's algorithm
-brings settings of its own: the command line is searched for such files before flags are defined.
+Flags come from the options of runs, runtimes, algorithms, aggregations and tasks. Options of a
+user's algorithm are in one flag, --algorithm_options.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import sys
 import types
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,15 +34,12 @@ from tff_agnostic.program.options.help import (
 from tff_agnostic.program.options.process import (
     Interrupted,
     StopRequest,
-    flag_parts,
-    split_flag_files,
 )
 from tff_agnostic.program.options.tasks import check_task_options, task_flags
 from tff_agnostic.program.options.user_algorithm import (
     algorithm_label,
     is_user_file,
 )
-from tff_agnostic.program.runs.effects import NEEDS
 from tff_agnostic.program.runs.folder import (
     RunFolder,
     SavedRun,
@@ -74,21 +69,17 @@ from tff_agnostic.program.runs.train_run import runtime_options, started
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.runtime import Runtime
 
-# Where results go that nobody named a folder for.
+# Folder of results without a named folder.
 RUNS = Path("runs")
-# What decides which other settings there are, and what their defaults are.
+# Flags that decide about other flags of a run and their defaults.
 _CHOICES = ("algorithm", "preset", "aggregation", "privacy")
-# Whose values name users' algorithms, or runs that have one.
-_NAMING = ("algorithm", "algorithms", "arms", "checkpoint", "output_dir", "resume")
-# What decides which flags --help shows, and their defaults.
-_CHOOSING = ("task", "preset", "aggregation", "update_aggregator", "privacy", "runtime")
-# Of --arms: [LABEL=]FILE.py[:...], separated by semicolons.
+# Entries of --arms with a file: [LABEL=]FILE.py[:...], separated by semicolons.
 _FILE_IN_ARMS = re.compile(r"(?:^|;)(?:[^;:]*=)?\s*([^;:=]+\.py)\s*(?=$|[;:])")
 
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions(Options):
-    """Where data lie; of commands that take the options of tasks.
+    """Places of the data, for commands that take the options of tasks.
 
     Attributes:
         data_dir: Folder with the files of tasks that read some.
@@ -101,7 +92,7 @@ class DataOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class TaskOptions(DataOptions):
-    """What is learned, and from what.
+    """Task and data.
 
     Attributes:
         algorithm_options: Options that only a file's algorithm has, as NAME=VALUE,NAME=VALUE.
@@ -114,10 +105,10 @@ class TaskOptions(DataOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RunArguments(CommandArguments):
-    """What a user gave to a command on runs.
+    """The parsed flags of a command on runs.
 
     Attributes:
-        settings: Of runs, by flag.
+        settings: Settings of runs, by flag.
         task_values: Options of tasks, by flag.
         runtime_values: Options of the runtime, by flag.
         options: Every option of runs, those of users' algorithms among them.
@@ -134,35 +125,31 @@ class RunArguments(CommandArguments):
         return dict(self.task_values)
 
     def spec(self) -> RunSettings:
-        """Returns the run that was described."""
-        own = self.own
-        options = self.task_options(own.task)
-        return resolve(own.task, self.settings, options, own.data_dir, own.data)
+        """Returns the described run."""
+        task, data_dir, data = self.own.task, self.own.data_dir, self.own.data
+        return resolve(task, self.settings, self.task_options(task), data_dir, data)
 
     def spec_of(
         self, settings: Mapping[str, Any], options: Optional[Mapping[str, Any]] = None
     ) -> RunSettings:
-        """Returns one of several runs, which share what was given for all.
+        """Returns one of several runs, which share the given settings.
 
         Args:
-            settings: What it has of its own, by flag.
-            options: Options of its task; those that were given if None.
+            settings: Settings of this run alone, by flag.
+            options: Options of its task; the given ones if None.
         """
-        own = self.own
+        task, data_dir, data = self.own.task, self.own.data_dir, self.own.data
         if options is None:
-            options = self.task_options(own.task)
-        return resolve(own.task, settings, options, own.data_dir, own.data, shared=self.settings)
+            options = self.task_options(task)
+        return resolve(task, settings, options, data_dir, data, shared=self.settings)
 
     def based_on(self, earlier: RunSettings) -> RunSettings:
-        """Returns the run that is as an earlier one wherever nothing else was given."""
-        options, own = self.task_options(earlier.task), self.own
-        return based_on(earlier, self.settings, options, own.data_dir, own.data)
+        """Returns an earlier run with the given flags instead of its own."""
+        options = self.task_options(earlier.task)
+        return based_on(earlier, self.settings, options, self.own.data_dir, self.own.data)
 
     def resumed(self, saved: SavedRun) -> RunSettings:
-        """Returns the run of a folder with what was given otherwise.
-
-        Whether it may be otherwise is `RunFolder.check`'s to say.
-        """
+        """Returns the run of a folder with the given flags; see `RunFolder.check`."""
         algorithm = self.settings.get("algorithm")
         earlier = saved.spec(algorithm and str(Path(algorithm).resolve()))
         if "task" in self.names and self.own.task != earlier.task:
@@ -175,7 +162,6 @@ class RunArguments(CommandArguments):
         """Returns the options of a runtime, after checking that it has the given ones.
 
         Args:
-            runtime: Name of the runtime.
             before: Earlier execution of a resumed run; see `Runtime.execution`. Options that may
                 change last bits keep these values, unless one of them is given.
         """
@@ -188,8 +174,8 @@ class RunCommand(Command):
     """A command on runs.
 
     Attributes:
-        settings: Which settings of runs it has as flags; all if None.
-        without: Which of them not.
+        settings: Names of the settings of runs that are flags; all if None.
+        without: Names of settings that are not flags.
         has_runtime: Whether it has the options of runtimes.
     """
 
@@ -208,74 +194,55 @@ class RunCommand(Command):
 
     def has_setting(self, option: Flag) -> bool:
         """Returns whether a setting of runs is a flag of the command."""
-        of_command = self.settings is None or option.name in self.settings
-        return of_command and option.name not in self.without
+        is_included = self.settings is None or option.name in self.settings
+        return is_included and option.name not in self.without
 
     def help_text(self, doc: Optional[str], group: str) -> str:
-        """Returns the flags that apply to what the command line chooses; see `Command`."""
-        named = _named_in(sys.argv)
-        files = _user_files(named)
-        runs = run_flags(files)
-        task = named.get("task") or getattr(self.own, "task", None)
-        algorithms = _algorithms_in(named, task)
+        """Returns the flags that apply to the choices of the parsed flags; see `Command`."""
+        tables = (self.options, run_flags(), runtime_flags())
+        given = {name: v for table in tables for name, v in table.from_flags().items()}
+        runs = run_flags(_user_files(given))
+        task = given.get("task") or getattr(self.own, "task", None)
+        algorithms = _algorithms_in(given, task)
 
         def is_flag(option: Flag) -> bool:
             return option.name in runs and self.has_setting(option)
+
+        def chosen(part: str) -> str:
+            default = _task_settings(task, algorithms[0]).get(part, getattr(RunConfig, part))
+            # A member of a union may have fields.
+            return str(given.get(part, default)).partition(":")[0]
 
         groups = [*own_groups(self.own), *groups_of(RunConfig, is_flag)]
         if issubclass(self.own, DataOptions) and task is not None and task in DEFAULTS:
             groups.append(Group(task, f"The task {task}", flags_of(DEFAULTS[task].spec.options)))
         for name in algorithms:
             groups += groups_of(find_algorithm(name).options, is_flag)
-
-        def chosen(part: str) -> Any:
-            return named.get(part) or default_for_task(task, part, algorithms)
-
         for part in ("aggregation", "update_aggregator", "privacy"):
-            # A member of a union may have fields.
-            if (name := str(chosen(part)).partition(":")[0]) in PARTS_OF_RUNS[part]:
+            if (name := chosen(part)) in PARTS_OF_RUNS[part]:
                 groups += groups_of(PARTS_OF_RUNS[part][name].options, is_flag)
         if self.has_runtime and (runtime := chosen("runtime")) in RUNTIMES:
             groups += groups_of(RUNTIMES[runtime].options)
         groups = without_repeated(groups)
-        own = [flag for g in groups for flag in g.flags if flag.name in {*runs} - {*run_flags()}]
-        if own:
-            groups = [g._replace(flags=[f for f in g.flags if f not in own]) for g in groups]
+        from_file = [f for g in groups for f in g.flags if f.name in {*runs} - {*run_flags()}]
+        if from_file:
+            groups = [g._replace(flags=[f for f in g.flags if f not in from_file]) for g in groups]
             heading = "Options of the file, in --algorithm_options=NAME=VALUE,NAME=VALUE"
-            groups.append(Group("algorithm_options", heading, own))
+            groups.append(Group("algorithm_options", heading, from_file))
         if group:
             # With the names of all that have the flag.
             full = [g._replace(flags=[runs.get(o.name, o) for o in g.flags]) for g in groups]
             return group_page(full, group, _default_text)
-        by_flag = {flag.name: flag for group in groups for flag in group.flags}
-        given = _named_in(sys.argv, by_flag)
-
-        def default_text(option: Flag) -> str:
-            return _default_for(option, task, algorithms, named.get("preset", NO_PRESET))
-
-        def applies(option: Flag) -> bool:
-            if option.name not in NEEDS or option.name in given:
-                return True
-            other, wanted = NEEDS[option.name]
-            found = given.get(other)
-            if found is None and other in by_flag:
-                # As a text; of several algorithms any may need it.
-                found = default_text(by_flag[other])
-            return not found or any(flag_text(value) in found for value in wanted)
-
-        shown_groups = [g._replace(flags=list(filter(applies, g.flags))) for g in groups]
+        preset = given.get("preset", NO_PRESET)
         last = [
-            "Flags that another one's value makes useless are hidden, as in "
-            "--lambda_update=fixed --help; --help=GROUP shows them.",
             f"Other tasks: --task=NAME --help, of {', '.join(DEFAULTS)}.",
             f"Other algorithms: --algorithm=NAME --help, of {', '.join(ALGORITHMS)}.",
             "Likewise: --preset, --aggregation, --update_aggregator, --privacy and --runtime.",
         ]
-
-        return help_page(doc, shown_groups, default_text, last)
+        return help_page(doc, groups, lambda o: _default_for(o, task, algorithms, preset), last)
 
     def given(self) -> RunArguments:
-        """Returns what the parsed flags give; see `Command.given`."""
+        """See `Command.given`."""
         given, settings = super().given(), run_flags().from_flags()
         named = {name: getattr(given.own, name) for name in given.names}
         options = run_flags(_user_files({**named, **settings}))
@@ -294,11 +261,11 @@ def session(given: RunArguments, name: str) -> Iterator[Session]:
     """While entered, a command writes into the folder that was named, or into a new one.
 
     Args:
-        given: What the command was given: `output_dir` and `resume` among its own settings.
+        given: Arguments of the command, with `output_dir` and `resume` among its own options.
         name: Name of this kind of folder; it gets a number.
 
     Raises:
-        Interrupted: If a signal asked to stop; the message says how to go on.
+        Interrupted: If a signal asked to stop; the message has the command that resumes.
     """
     with output_folder(given.own.output_dir, RUNS, name, given.own.resume) as path:
         try:
@@ -309,11 +276,11 @@ def session(given: RunArguments, name: str) -> Iterator[Session]:
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """A command at work.
+    """A running command.
 
     Attributes:
-        path: The folder of its results.
-        given: What it was given.
+        path: Folder of the results.
+        given: Arguments of the command.
     """
 
     path: Path
@@ -323,10 +290,10 @@ class Session:
     def running(
         self, runtime: str, options: Optional[Options] = None
     ) -> Iterator[tuple[Runtime, StopRequest]]:
-        """While entered, a runtime is there, and a signal asks to stop after the round.
+        """While entered, a runtime runs, and a signal asks to stop after the round.
 
         Args:
-            options: How it executes; as it was given if None.
+            options: Options of the runtime; the given ones if None.
         """
         chosen = self.given.runtime_options(runtime) if options is None else options
         with StopRequest() as stop, started(runtime, chosen) as entered:
@@ -334,7 +301,7 @@ class Session:
 
 
 def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:
-    """Yields where an option of runs has a default of its own, by task and algorithm, and which."""
+    """Yields tasks, or tasks and algorithms, with their defaults of an option."""
     for task, entry in DEFAULTS.items():
         if option.name in entry.settings:
             yield task, flag_text(entry.settings[option.name])
@@ -352,45 +319,39 @@ def _default_text(option: Flag) -> str:
     return "; ".join([*texts, f"otherwise {default or 'not given'}"]) if texts else default
 
 
-def default_for_task(task: Optional[str], flag: str, algorithms: Sequence[str]) -> Any:
-    """Returns the default of a setting of runs for a task and the first of some algorithms."""
-    default = getattr(RunConfig, flag)
+def _task_settings(
+    task: Optional[str], algorithm: str, preset: str = NO_PRESET
+) -> Mapping[str, Any]:
+    """Returns the defaults of a task, an algorithm and a preset, by flag."""
     if task is None or task not in DEFAULTS:
-        return default
+        return {}
     entry = DEFAULTS[task]
-    tuned = entry.settings_by_algorithm.get(algorithms[0], {}) if algorithms else {}
-    return {flag: default, **entry.settings, **tuned}[flag]
+    paper = find_algorithm(algorithm).paper_settings if preset == PAPER else {}
+    return {**entry.settings, **entry.settings_by_algorithm.get(algorithm, {}), **paper}
 
 
-def _algorithms_in(named: Mapping[str, Any], task: Optional[str]) -> list[str]:
-    """Returns the algorithms that a command line names; that of its task if it names none."""
-    texts = [named.get("algorithm"), *(named.get("algorithms") or "").split(",")]
-    texts += [
-        arm.rpartition("=")[2] if "=" in arm.partition(":")[0] else arm
-        for arm in (arm.partition(":")[0] for arm in (named.get("arms") or "").split(";"))
+def _algorithms_in(given: Mapping[str, Any], task: Optional[str]) -> list[str]:
+    """Returns the algorithms that flags name; the default if they name none."""
+    heads = (arm.partition(":")[0] for arm in (given.get("arms") or "").split(";"))
+    texts = [
+        given.get("algorithm"),
+        *(given.get("algorithms") or ()),
+        *(head.rpartition("=")[2] for head in heads),
     ]
     names = [str(text).strip() for text in texts if text]
-    known = [name for name in names if name in ALGORITHMS or is_user_file(name)]
-    return list(dict.fromkeys(known)) or [default_for_task(task, "algorithm", [])]
+    usable = [name for name in names if name in ALGORITHMS or is_user_file(name)]
+    default = _task_settings(task, "").get("algorithm", RunConfig.algorithm)
+    return list(dict.fromkeys(usable)) or [default]
 
 
 def _default_for(option: Flag, task: Optional[str], algorithms: Sequence[str], preset: str) -> str:
     """Returns the default that holds for a task, algorithms and a preset, as a text."""
     if task is None or task not in DEFAULTS:
         return _default_text(option)
-    entry = DEFAULTS[task]
-    values = {
-        name: {
-            **entry.settings,
-            **entry.settings_by_algorithm.get(name, {}),
-            **(find_algorithm(name).paper_settings if preset == PAPER else {}),
-        }.get(option.name)
-        for name in algorithms
-    }
-    texts = {
-        name: option.default_text() if value is None else flag_text(value)
-        for name, value in values.items()
-    }
+    texts = {}
+    for name in algorithms:
+        value = _task_settings(task, name, preset).get(option.name)
+        texts[name] = option.default_text() if value is None else flag_text(value)
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))
     return "; ".join(f"{algorithm_label(name)}: {text}" for name, text in texts.items())
@@ -411,8 +372,8 @@ def _user_options(text: str, options: FlagTable) -> dict[str, Any]:
                 f"{where}: expected options without a flag, found {name}: --{name} is one"
             )
         if name not in options:
-            own = ", ".join(sorted({*options} - {*registered})) or "none, as no file is given"
-            raise UserError(f"{where}: expected options of the file ({own}), found {name}")
+            others = ", ".join(sorted({*options} - {*registered})) or "none, as no file is given"
+            raise UserError(f"{where}: expected options of the file ({others}), found {name}")
         try:
             values[name] = options[name].parsed(value)
         except UserError as e:
@@ -420,42 +381,15 @@ def _user_options(text: str, options: FlagTable) -> dict[str, Any]:
     return values
 
 
-def _named_in(argv: Sequence[str], others: Container[str] = ()) -> dict[str, Any]:
-    """Returns the flags of a command line that may name users' algorithms, as texts.
-
-    Args:
-        argv: The command line.
-        others: Further flags that are asked for.
-    """
-    lines, arguments = split_flag_files(argv[1:])
-    texts = iter([*lines, *arguments])
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = flag_parts(text)
-        if text == "--":
-            break
-        if name in ("resume", "noresume"):
-            found["resume"] = name == "resume" and value.lower() not in ("false", "f", "0")
-        elif name in (*_NAMING, *_CHOOSING) or name in others:
-            found[name] = value if equals else next(texts, "")
-    return found
-
-
-def _user_files(named: Mapping[str, Any]) -> list[str]:
-    """Returns the users' algorithms that a command uses.
-
-    Args:
-        named: Flags as texts, or arguments of Python.
-    """
-    algorithms, arms = named.get("algorithms") or (), named.get("arms") or ""
-    in_arms = _FILE_IN_ARMS.findall(arms)
-    listed = algorithms.split(",") if isinstance(algorithms, str) else algorithms
-    names = [named.get("algorithm"), *listed, *in_arms]
-    if named.get("checkpoint"):
-        names.append(algorithm_of_run(folder_of_checkpoint(Path(named["checkpoint"]))))
-    if named.get("resume") and named.get("output_dir") and named.get("algorithm") is None:
-        # A run that goes on has its folder's algorithm.
-        names.append(algorithm_of_run(RunFolder(Path(named["output_dir"]))))
+def _user_files(given: Mapping[str, Any]) -> list[str]:
+    """Returns the users' algorithms that given flags name."""
+    in_arms = _FILE_IN_ARMS.findall(given.get("arms") or "")
+    names = [given.get("algorithm"), *(given.get("algorithms") or ()), *in_arms]
+    if given.get("checkpoint"):
+        names.append(algorithm_of_run(folder_of_checkpoint(Path(given["checkpoint"]))))
+    if given.get("resume") and given.get("output_dir") and given.get("algorithm") is None:
+        # A resumed run has its folder's algorithm.
+        names.append(algorithm_of_run(RunFolder(Path(given["output_dir"]))))
     return list(dict.fromkeys(str(name) for name in names if name and is_user_file(str(name))))
 
 
@@ -471,8 +405,8 @@ def train_command(spec: RunSettings, keeps_folders: bool = False) -> list[str]:
     if not keeps_folders:
         # The suffix shows that the algorithm is a file.
         shown["algorithm"] = Path(spec.config.algorithm).name
-    own = {name: shown[name] for name in own_flags(spec)}
-    return ["./run", "train", f"--task={spec.task}", *_flag_texts(own)]
+    needed = {name: shown[name] for name in own_flags(spec)}
+    return ["./run", "train", f"--task={spec.task}", *_flag_texts(needed)]
 
 
 def _shown_flags(spec: RunSettings, keeps_folders: bool) -> dict[str, Any]:
@@ -493,7 +427,7 @@ def _absolute(value: Any) -> Any:
 
 
 def own_flags(spec: RunSettings) -> dict[str, Any]:
-    """Returns the flags, beside --task, that make a run what it is, with their values."""
+    """Returns values by flag, without --task, that differ from the defaults."""
     flags = spec.flags()
     chosen = {name: flags[name] for name in _CHOICES}
     data_dir, data = map(optional_path, (spec.data_dir, spec.data))
@@ -503,7 +437,7 @@ def own_flags(spec: RunSettings) -> dict[str, Any]:
     except UserError:
         # Options of a user's algorithm may exclude their own defaults.
         defaults, usual = {}, {}
-    # Of what decides about others, the task's own default; where files lie is none.
+    # Flags that decide about others count against the task's default; places of data have none.
     defaults.update({name: usual.get(name) for name in _CHOICES}, task=spec.task)
     defaults.update(dict.fromkeys(PLACES_OF_DATA))
     settings = spec.settings()
@@ -526,10 +460,10 @@ def with_algorithm_options(texts: Mapping[str, str]) -> dict[str, str]:
     """Returns texts by flag, in which options of a user's algorithm are in one flag."""
     others = {*task_flags(), *runtime_flags(), *flags_of_commands()}
     # absl has undefok, which names flags that a command may not have.
-    known = {*run_flags(), *others, "undefok"}
-    own = ",".join(f"{name}={text}" for name, text in texts.items() if name not in known)
-    rest = {name: text for name, text in texts.items() if name in known}
-    return {**rest, "algorithm_options": own} if own else rest
+    defined = {*run_flags(), *others, "undefok"}
+    options = ",".join(f"{name}={text}" for name, text in texts.items() if name not in defined)
+    rest = {name: text for name, text in texts.items() if name in defined}
+    return {**rest, "algorithm_options": options} if options else rest
 
 
 def compare_command(
@@ -546,12 +480,14 @@ def compare_command(
         keeps_folders: See `train_command`.
     """
     first = {row: specs[0] for row, specs in rows.items()}
-    own = {row: _of_row(spec, keeps_folders) for row, spec in first.items()}
+    needed = {row: _flags_of_row(spec, keeps_folders) for row, spec in first.items()}
     for row, (_, flags) in words.items():
-        own[row] = {name: value for name, value in own[row].items() if name not in flags}
-    one, *others = own.values()
-    shared = {n: v for n, v in one.items() if all(n in of and of[n] == v for of in others)}
-    rest = {row: {n: v for n, v in of.items() if n not in shared} for row, of in own.items()}
+        needed[row] = {name: value for name, value in needed[row].items() if name not in flags}
+    one, *others = needed.values()
+    shared = {n: v for n, v in one.items() if all(n in row and row[n] == v for row in others)}
+    rest = {
+        row: {n: v for n, v in flags.items() if n not in shared} for row, flags in needed.items()
+    }
     named = {row: Path(spec.config.algorithm).name for row, spec in first.items()}
     named |= {row: word for row, (word, _) in words.items()}
     if not any(rest.values()) and all(row == algorithm_label(named[row]) for row in first):
@@ -567,13 +503,13 @@ def compare_command(
     ]
 
 
-def _of_row(spec: RunSettings, keeps_folders: bool) -> dict[str, Any]:
+def _flags_of_row(spec: RunSettings, keeps_folders: bool) -> dict[str, Any]:
     shown = _shown_flags(spec, keeps_folders)
     return {n: shown[n] for n in own_flags(spec) if n not in ("algorithm", "seed")}
 
 
 def arm_text(row: str, algorithm: str, settings: Mapping[str, Any]) -> str:
-    """Returns what --arms has of a row: its algorithm, or the word for it, and its settings."""
+    """Returns the entry of --arms for a method: its algorithm, or shorthand, and its settings."""
     label = "" if row == algorithm_label(algorithm) else f"{row}="
-    own = ",".join(f"{flag}={flag_text(value)}" for flag, value in settings.items())
-    return f"{label}{algorithm}{':' * bool(own)}{own}"
+    texts = ",".join(f"{flag}={flag_text(value)}" for flag, value in settings.items())
+    return f"{label}{algorithm}{':' * bool(texts)}{texts}"

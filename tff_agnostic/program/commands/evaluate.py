@@ -55,7 +55,7 @@ _ONE_CALL = "it is of this evaluation alone: what else was released of the same 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions(TaskOptions):
-    """The flags of `evaluate` that are no settings of runs.
+    """Flags of `evaluate` in addition to the settings of runs.
 
     Attributes:
         checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it.
@@ -81,7 +81,7 @@ class Evaluated:
 
     Attributes:
         text: Tables for the terminal.
-        json: The same numbers for a JSON file.
+        json: Content of the JSON file.
         output: Path of the JSON file; None to write none.
     """
 
@@ -92,29 +92,33 @@ class Evaluated:
 
 def evaluate(given: RunArguments) -> Evaluated:
     """Evaluates a checkpoint."""
-    own = given.own
-    saved_run, checkpoint = find_checkpoint(own.checkpoint)
+    flags = given.own
+    saved_run, checkpoint = find_checkpoint(flags.checkpoint)
     trained = saved_run.spec()
     spec = evaluated_spec(given, trained)
     task = spec.load_task()
     saved_run.check_weights_fit(task)
     config, aggregation = spec.config, spec.build_aggregation()
-    if own.training_clients:
+    if flags.training_clients:
         task = task.evaluated_in_training()
     check_test_clients(task, aggregation)
     options = given.runtime_options(config.runtime)
     # The task may have other domains than the one that was trained on.
-    saved = checkpoint.models(task.model.initial_weights, own.checkpoint, task.model.frozen)
-    models = _chosen_models(own, saved, task.model)
-    choice, share = None, own.adaptation_share
+    saved = checkpoint.models(task.model.initial_weights, flags.checkpoint, task.model.frozen)
+    models = _chosen_models(flags, saved, task.model)
+    choice, share = None, flags.adaptation_share
     noise = _noise(spec, task, len(models))
-    if noise is None and _is_protected(trained, own.training_clients):
+    if noise is None and _is_protected(trained, flags.training_clients):
         print(
             f"note: the numbers of these {task.test_split} clients are exact: the epsilon of the "
             "run does not cover this evaluation"
         )
     if share is not None:
-        _check_no_noise(noise)
+        if noise is not None:
+            raise UserError(
+                "--adaptation_share: expected none with --private_evaluation, which has noise for "
+                "evaluations of single models; --private_evaluation=none evaluates without noise"
+            )
         check_choice(task.test, models, share)
     with started(config.runtime, options) as runtime:
         evaluator = Evaluator(
@@ -145,7 +149,7 @@ def evaluate(given: RunArguments) -> Evaluated:
             texts.append(f"\n{name}")
         texts.append(evaluation_table(report))
     content = {
-        "checkpoint": str(own.checkpoint),
+        "checkpoint": str(flags.checkpoint),
         "round": checkpoint.round_num,
         "task": spec.task,
         "seed": config.seed,
@@ -159,7 +163,7 @@ def evaluate(given: RunArguments) -> Evaluated:
         subject = f"private evaluation, of {task.test_split} clients"
         texts.append(f"\n{subject}: {promised.text}: {_ONE_CALL}")
         content["privacy"] = {**promised.to_dict(), "remarks": [*promised.remarks, _ONE_CALL]}
-    return Evaluated("\n".join(texts), content, own.output)
+    return Evaluated("\n".join(texts), content, flags.output)
 
 
 def _show(evaluated: Evaluated) -> None:
@@ -184,14 +188,6 @@ def _is_protected(trained: RunSettings, training_clients: bool) -> bool:
     return isinstance(options, ServerNoiseOptions) and options.private_evaluation is not None
 
 
-def _check_no_noise(noise: Optional[PrivateEvaluation]) -> None:
-    if noise is not None:
-        raise UserError(
-            "--adaptation_share: expected none with --private_evaluation, which has noise for "
-            "evaluations of single models; --private_evaluation=none evaluates without noise"
-        )
-
-
 def _states(
     noise: Optional[PrivateEvaluation], spec: RunSettings, num_models: int
 ) -> Optional[list[Any]]:
@@ -203,15 +199,17 @@ def _states(
 
 
 def _chosen_models(
-    own: EvaluateOptions, models: Mapping[str, ModelWeights], model: Model
+    flags: EvaluateOptions, models: Mapping[str, ModelWeights], model: Model
 ) -> Mapping[str, ModelWeights]:
     """Returns the models that --models names, in its order; of an ensemble its predictors, too."""
-    if own.models is None:
+    if flags.models is None:
         return models
-    if not own.models:
+    if not flags.models:
         raise UserError(f"--models: expected some of {', '.join(models)}, found none")
-    by_name = Registry(f"model of {own.checkpoint}", {**single_predictors(model, models), **models})
-    return {name: by_name.given("--models", name) for name in own.models}
+    by_name = Registry(
+        f"model of {flags.checkpoint}", {**single_predictors(model, models), **models}
+    )
+    return {name: by_name.given("--models", name) for name in flags.models}
 
 
 def _lambda_set(trained: RunSettings, task: Task) -> Optional[LambdaSet]:
@@ -232,9 +230,9 @@ def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:
 
 def evaluated_spec(given: RunArguments, trained: RunSettings) -> RunSettings:
     """Returns the run's spec with the task, options and settings that were given instead."""
-    own, inherited = given.own, trained.settings()
-    name = own.task or trained.task
-    same_task, folder, store = name == trained.task, own.data_dir, own.data
+    flags, inherited = given.own, trained.settings()
+    name = flags.task or trained.task
+    same_task, folder, store = name == trained.task, flags.data_dir, flags.data
     options = {**(trained.task_options if same_task else {}), **given.task_options(name)}
     if same_task and folder is None and store is None:
         folder, store = map(optional_path, (trained.data_dir, trained.data))

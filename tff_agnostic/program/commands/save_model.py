@@ -16,11 +16,11 @@ from tff_agnostic.saving.tflite import NOT_QUANTIZED
 
 @dataclasses.dataclass(frozen=True)
 class SaveOptions(DataOptions):
-    """The flags of `save_model`; those of data and tasks say where files have moved to.
+    """Flags of `save_model`; flags of data and tasks name files that have moved.
 
     Attributes:
         checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it.
-        format: What to write: some of keras, saved_model, tflite.
+        format: Formats to write: some of keras, saved_model, tflite.
         quantize: Number format of the weights in a second TensorFlow Lite file; none writes the
             plain file only. One of none, int8, float16.
         output_dir: Folder to write; new or empty.
@@ -34,11 +34,13 @@ class SaveOptions(DataOptions):
 
 def save_model(given: RunArguments) -> SavedModels:
     """Saves every model of a checkpoint, and its card."""
-    own = given.own
-    with flags_in_errors(own):
-        check_request(own.format, own.quantize)
-    check_free(own.output_dir, "--output_dir")
-    return save_run_models(own.checkpoint, own.output_dir, own.format, own.quantize, given.based_on)
+    flags = given.own
+    with flags_in_errors(flags):
+        check_request(flags.format, flags.quantize)
+    check_free(flags.output_dir, "--output_dir")
+    return save_run_models(
+        flags.checkpoint, flags.output_dir, flags.format, flags.quantize, given.based_on
+    )
 
 
 def _show(saved: SavedModels) -> None:

@@ -26,14 +26,14 @@ from tff_agnostic.program.runs.train_run import train_in_folder
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions(TaskOptions):
-    """The flags of `train` that are no settings of runs.
+    """Flags of `train` in addition to the settings of runs.
 
     Attributes:
         output_dir: Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]
-        resume: Go on with the run in --output_dir, or with the newest one of its name. All settings
+        resume: Resume the run in --output_dir, or with the newest one of its name. All settings
             are those of the folder; flags may give other values of runtime, rounds, evaluate_every,
             evaluation_clients, worst_min_examples, client_percentiles, checkpoint_every,
-            keep_checkpoints, of how rounds are executed, and say where files have moved to.
+            keep_checkpoints, of how rounds are executed, and name files that have moved.
     """
 
     task: Annotated[str, OneOf(DEFAULTS)] = "digits"

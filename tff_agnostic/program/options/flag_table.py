@@ -111,12 +111,7 @@ def _joined(hint: Any, other: Any) -> Any:
 
 
 def assignments(where: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yields the names and values of NAME=VALUE,NAME=VALUE; a value may have commas.
-
-    Args:
-        where: Flag with the text.
-        text: The text.
-    """
+    """Yields the names and values of NAME=VALUE,NAME=VALUE; a value may have commas."""
     name = ""
     values: list[str] = []
     for part in text.split(",") if text else ():
@@ -169,13 +164,7 @@ Needs = Mapping[str, tuple[str, tuple[Any, ...]]]
 
 
 def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -> None:
-    """Refuses given flags without effect.
-
-    Args:
-        needs: Flags that need others.
-        values: Values by flag.
-        given: Names of the flags that a user gave.
-    """
+    """Refuses given flags without effect."""
     for name in given:
         if name not in needs:
             continue

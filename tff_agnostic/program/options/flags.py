@@ -204,7 +204,6 @@ class Flag:
         """Returns the value of the field that a value of the flag stands for.
 
         Args:
-            value: The value.
             separator: Separator of the items in a text, which may stand for numbers, as on the
                 command line; None if a text is only a text.
         """
@@ -402,8 +401,6 @@ def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefi
     """Returns options with values by flag; the flags of others are ignored.
 
     Args:
-        kind: The class of options.
-        values: Values by flag.
         default: Options with the values of flags that are missing; those of the class if None.
         prefix: Prefix of the names of its flags.
 
@@ -444,7 +441,6 @@ def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a class of options that were read from a file, by flag.
 
     Args:
-        kind: The class of options.
         values: Values by flag, as the file has them; others than those of `kind` are ignored.
 
     Raises:

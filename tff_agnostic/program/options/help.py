@@ -95,8 +95,6 @@ def help_page(
     """Returns the page of `--help`.
 
     Args:
-        doc: Description of the command.
-        groups: The flags.
         default_text: From a flag to the default that holds for the chosen values.
         last: Lines about flags that are not shown.
     """

@@ -120,9 +120,7 @@ def run_app(
     for flag in list(flags.FLAGS.flags_by_module_dict().get(app.__name__, [])):
         delattr(flags.FLAGS, flag.name)
     try:
-        group = asked_for(split_flag_files(sys.argv[1:])[1])
-        if group is not None and help_text is not None:
-            sys.exit(_print_page(help_text(group)))
+        group = None if help_text is None else asked_for(split_flag_files(sys.argv[1:])[1])
     except UserError as e:
         sys.exit(_failed(e))
     before = set(flags.FLAGS)
@@ -134,21 +132,10 @@ def run_app(
     # TensorFlow makes its context in the middle of its own import, and Keras is of no use.
     app.define_help_flags()
     faulthandler.enable()
+    if group is not None and help_text is not None:
+        parse_flags([text for text in sys.argv if asked_for([text]) is None])
+        sys.exit(exit_status(lambda _: print(help_text(group), flush=True), []))
     sys.exit(exit_status(main, parse_flags(sys.argv)))
-
-
-def _print_page(page: str) -> int:
-    try:
-        print(page, flush=True)
-    except BrokenPipeError:
-        return _reader_has_closed()
-    return 0
-
-
-def _reader_has_closed() -> int:
-    # The reader, such as `head`, has seen enough. Python flushes again at its end.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 128 + signal.SIGPIPE
 
 
 def define(define_flags: Callable[[], None]) -> None:
@@ -173,7 +160,9 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
     except UserError as e:
         return _failed(e)
     except BrokenPipeError:
-        return _reader_has_closed()
+        # The reader, such as `head`, has seen enough. Python flushes again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as e:
         # A file or folder that may not be read, say; without a name it is no user's file.
         if e.filename is None:
@@ -231,8 +220,6 @@ def parse(arguments: Sequence[str], defined: flags.FlagValues, once: bool = True
     """Parses flags over earlier values, and returns the other arguments.
 
     Args:
-        arguments: The arguments.
-        defined: The flags of the command.
         once: Whether a second value of a flag is an error.
     """
     singles = [
@@ -356,7 +343,7 @@ class Interrupted(Exception):
 
 
 def asked_for(arguments: Iterable[str]) -> Optional[str]:
-    """Returns the group that a command line asks help of, "" for the page, None if it asks none."""
+    """Returns the group of flags whose help is requested, "" for the page, None for no help."""
     for argument in arguments:
         if argument == "--":
             return None

@@ -51,7 +51,6 @@ def task_options(task: str, values: Mapping[str, Any]) -> Any:
     """Returns the options of a task.
 
     Args:
-        task: Name of the task.
         values: Values by flag that differ from the task's defaults.
     """
     entry = DEFAULTS[task]
@@ -62,7 +61,6 @@ def load_task_of_run(task: str, values: Mapping[str, Any], context: TaskContext)
     """Returns the task of a run; its errors name flags.
 
     Args:
-        task: Name of the task.
         values: Values by flag that differ from the task's defaults.
         context: Seed of the run and places of the data.
     """

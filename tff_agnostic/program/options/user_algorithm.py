@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -193,24 +193,16 @@ class _UserFunction:
 
 
 def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> core.Algorithm:
-    """Returns a user's algorithm with functions that check their results.
-
-    Args:
-        algorithm: Result of the user's `build`.
-        problem: Problem that the algorithm was built for.
-        file: The user's file.
-    """
-    if not isinstance(algorithm, core.Algorithm):
-        raise UserError(f"build: expected an Algorithm, found {type(algorithm).__name__}")
-    if not isinstance(algorithm.name, str):
-        raise UserError(f"build: expected name to be str, found {algorithm.name!r:.60}")
-    if not isinstance(algorithm.problem, core.Problem):
-        kind = type(algorithm.problem).__name__
-        raise UserError(
-            f"build: expected problem to be the Problem that it was given, found {kind}"
-        )
+    """Returns a user's algorithm with functions that check their results."""
+    _require(algorithm, core.Algorithm, "an Algorithm")
+    _require(algorithm.name, str, "name to be str")
+    _require(algorithm.problem, core.Problem, "problem to be the Problem that it was given")
     _check_steps(algorithm.steps)
-    _check_columns(algorithm.columns)
+    _require(algorithm.columns, (tuple, list), "columns to be a tuple")
+    for column in algorithm.columns:
+        _require(column, core.Column, "a Column of a ReportField in columns")
+        _require(column.field, core.ReportField, "a Column of a ReportField in columns")
+    _check_distinct("columns", [column.field.name for column in algorithm.columns])
 
     def finished(result: Any, state: Any, *sums: Any) -> None:
         del sums
@@ -245,7 +237,7 @@ def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> 
             bounds=bounds,
         )
 
-    def column(unchecked: core.Column) -> core.Column:
+    def checked_column(unchecked: core.Column) -> core.Column:
         name = unchecked.field.name
         shape = [problem.num_domains] if unchecked.field.per_domain else []
 
@@ -265,7 +257,7 @@ def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> 
         initialize=user_function("initialize", algorithm.initialize),
         steps=tuple(map(step, algorithm.steps)),
         finish=user_function("finish", algorithm.finish, finished),
-        columns=tuple(map(column, algorithm.columns)),
+        columns=tuple(map(checked_column, algorithm.columns)),
         models=user_function("models", algorithm.models, has_models),
         with_weights=user_function("with_weights", algorithm.with_weights),
     )
@@ -295,18 +287,21 @@ def trace_round(algorithm: core.Algorithm) -> None:
         tf.function(round_, autograph=False).get_concrete_function(algorithm.client_data_spec)
 
 
+def _require(value: Any, kinds: Any, expected: str) -> None:
+    if not isinstance(value, kinds):
+        raise UserError(f"build: expected {expected}, found {type(value).__name__}")
+
+
+def _check_distinct(what: str, names: Sequence[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"build: expected {what} of different names, found two of {twice!r}")
+
+
 def _check_steps(steps: Any) -> None:
-    if not isinstance(steps, (tuple, list)) or not steps:
-        kind = "none" if steps in ((), []) else type(steps).__name__
-        raise UserError(f"build: expected steps to be a tuple of at least one, found {kind}")
-    names = set()
+    _require(steps or None, (tuple, list), "steps to be a tuple of at least one")
     for step in steps:
-        if not isinstance(step, core.CommunicationStep):
-            kind = type(step).__name__
-            raise UserError(f"build: expected a CommunicationStep in steps, found {kind}")
-        if step.name in names:
-            raise UserError(f"build: expected steps of different names, found two of {step.name!r}")
-        names.add(step.name)
+        _require(step, core.CommunicationStep, "a CommunicationStep in steps")
         try:
             hash(step.client_work)
         except TypeError as e:
@@ -314,22 +309,7 @@ def _check_steps(steps: Any) -> None:
                 f"build: expected a function or a HashablePartial with hashable arguments as "
                 f"client_work of step {step.name!r}, found {e}"
             ) from e
-
-
-def _check_columns(columns: Any) -> None:
-    if not isinstance(columns, (tuple, list)):
-        raise UserError(f"build: expected columns to be a tuple, found {type(columns).__name__}")
-    names = set()
-    for column in columns:
-        if not isinstance(column, core.Column) or not isinstance(column.field, core.ReportField):
-            raise UserError(
-                f"build: expected a Column of a ReportField in columns, found {column!r:.60}"
-            )
-        if column.field.name in names:
-            raise UserError(
-                f"build: expected columns of different names, found two of {column.field.name!r}"
-            )
-        names.add(column.field.name)
+    _check_distinct("steps", [step.name for step in steps])
 
 
 def _check_models(models: Any) -> None:

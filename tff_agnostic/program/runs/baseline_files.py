@@ -35,8 +35,6 @@ def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, 
     neither. Baselines that need training or counting first stay a word, for `runs.baselines`.
 
     Args:
-        task: Name of the run's task.
-        algorithm: Settings of the algorithm.
         privacy: Privacy of the run, which baselines from its clients' data would break.
     """
     baselines = algorithm.lambda_.baselines if isinstance(algorithm, LambdaOptions) else None
@@ -73,7 +71,6 @@ def read_baselines(path: Path, task: str, losses: str) -> dict[str, float]:
 
     Args:
         path: A file of baselines, a folder with one, or the folder of a run.
-        task: Name of the task that they are for.
         losses: "training" or "heldout".
     """
     if path.is_dir() and (path / FILE_NAME).is_file():
@@ -140,7 +137,6 @@ def file_content(task: str, domains: Mapping[str, Any], settings: Mapping[str, A
     """Returns the content of a file of baselines.
 
     Args:
-        task: Name of the task.
         domains: Losses of each domain by name, and where they are from.
         settings: Settings of the reference runs.
     """

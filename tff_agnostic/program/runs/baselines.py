@@ -12,7 +12,7 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -40,7 +40,6 @@ from tff_agnostic.program.runs.baseline_files import (
 )
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.heldout import check_heldout, check_store, heldout_defaults
-from tff_agnostic.program.runs.observers import RoundCount
 from tff_agnostic.program.runs.options import optional_path
 from tff_agnostic.program.runs.spec import RunSettings, resolve
 from tff_agnostic.program.runs.training import TrainingRun
@@ -48,12 +47,13 @@ from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.saving.checkpoints import read_checkpoint
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation
+from tff_agnostic.training.loop import FinishedRound, Observer
 
 _REFERENCE = "fed_avg"
 # How often a reference is evaluated.
 _EVALUATIONS = 20
 # With fewer clients, or held-out examples, a domain is too small for a reference of its own.
-FEWEST_CLIENTS, FEWEST_HELDOUT = 2, 10
+MIN_CLIENTS, MIN_HELDOUT = 2, 10
 _TRIVIAL_LABELS = "classes, numbers or texts"
 # Number of outputs and made-up examples that show what a model's outputs and loss are.
 _PROBES = 32
@@ -72,13 +72,10 @@ def with_baselines(
     Runs whose references would differ in their seeds only share the references of the first run.
 
     Args:
-        specs: Settings of the runs.
         folder: Folder of the references: baselines/ in it, then baselines/2/ and so on.
-        runtime: Trains the references; entered by the caller.
         stop: Notes the signals that ask to stop; references are resumed later.
         load_task: Returns the task of a run, evaluated on held-out clients; if None they are those
             of the task's held-out split.
-        show_progress: Whether to show progress.
     """
     made: list[tuple[Any, Path]] = []
     printed: set[str] = set()
@@ -177,17 +174,6 @@ def _reference(spec: RunSettings, has_heldout: bool) -> RunSettings:
     )
 
 
-class _Part(NamedTuple):
-    """Numbers of a domain's training clients and held-out examples."""
-
-    clients: int
-    heldout: int
-
-    @property
-    def is_too_small(self) -> bool:
-        return self.clients < FEWEST_CLIENTS or self.heldout < FEWEST_HELDOUT
-
-
 def _with_heldout(reference: RunSettings) -> Task:
     if reference.data is not None:
         check_store(Path(reference.data))
@@ -206,22 +192,23 @@ def _own(
 ) -> dict[str, Any]:
     train = client_domain_counts(task.train, task.num_domains)
     heldout = client_domain_counts(task.test, task.num_domains).sum(axis=0)
-    parts = [_Part(int(n), int(m)) for n, m in zip((train > 0).sum(axis=0), heldout)]
+    num_clients = (train > 0).sum(axis=0)
     _check_all_there(task, train.sum(axis=0))
-    small = [k for k, part in enumerate(parts) if part.is_too_small]
+    is_small = (num_clients < MIN_CLIENTS) | (heldout < MIN_HELDOUT)
+    small = np.flatnonzero(is_small).tolist()
     losses = _trivial(task, small)
     for k in small:
         print(
-            f"note: {task.domain_names[k]} is too small for a reference run ({parts[k].clients} "
-            f"training clients, {parts[k].heldout} held-out examples): its baseline is the loss of "
+            f"note: {task.domain_names[k]} is too small for a reference run ({num_clients[k]} "
+            f"training clients, {heldout[k]} held-out examples): its baseline is the loss of "
             f"the best constant answer ({TRIVIAL})"
         )
-    folders = {k: path / f"domain_{k}" for k in range(len(parts)) if k not in small}
+    folders = {k: path / f"domain_{k}" for k in range(task.num_domains) if k not in small}
     done = sum(RunFolder(folder).result.exists() for folder in folders.values())
     with LongWork("references", len(folders), "runs", done, visible=show_progress) as work:
         for k, folder in folders.items():
             name = task.domain_names[k]
-            spec = _reference_of_domain(reference, len(train), parts[k].clients)
+            spec = _reference_of_domain(reference, len(train), int(num_clients[k]))
             work.note(f"reference run of {name}: {counted(spec.config.rounds, 'round')}")
             work.say(name)
             losses[name] = _reference_losses(
@@ -267,6 +254,17 @@ def _on_domain(task: Task, domain: int) -> Task:
     return dataclasses.replace(task, train=train, test=test)
 
 
+class _Within(Observer):
+    """Shows the rounds of a reference in the progress of all references."""
+
+    def __init__(self, work: LongWork) -> None:
+        self._work = work
+
+    def after_round(self, finished: FinishedRound) -> None:
+        """Shows a round."""
+        self._work.within(finished.num, finished.last)
+
+
 def _reference_losses(
     spec: RunSettings,
     path: Path,
@@ -280,7 +278,7 @@ def _reference_losses(
     run = TrainingRun(spec, folder, runtime, resume=True, load_task=lambda _: task, draws=False)
     if not run.is_complete():
         was_done = folder.result.exists()
-        run.run(stop, show_progress=False, observers=[RoundCount(work.within)])
+        run.run(stop, show_progress=False, observers=[_Within(work)])
         work.update(not was_done)
     name = task.domain_names[domain]
     columns = read_history(path / "metrics.csv")
@@ -309,18 +307,16 @@ def _reference_losses(
 def _trivial(task: Task, domains: Sequence[int]) -> dict[str, Any]:
     if not domains:
         return {}
-    parts = {k: _examples_of(task, k) for k in domains}
+    parts = {}
+    for k in domains:
+        clients = ClientsOfDomain(task.train, k, task.num_domains)
+        parts[k] = [clients.read(client_id) for client_id in clients.client_ids]
     _check_all_there(task, np.array([len(parts.get(k, "-")) for k in range(task.num_domains)]))
     losses = {k: trivial_loss(task.model, examples) for k, examples in parts.items()}
     return {
         task.domain_names[k]: {TRAINING: loss, HELDOUT: loss, "source": TRIVIAL}
         for k, loss in losses.items()
     }
-
-
-def _examples_of(task: Task, domain: int) -> list[Any]:
-    clients = ClientsOfDomain(task.train, domain, task.num_domains)
-    return [clients.read(client_id) for client_id in clients.client_ids]
 
 
 def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
@@ -332,7 +328,6 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
 
     Args:
         model: The model, whose loss and labels say which it is.
-        clients: Their examples.
     """
     spec = model.example_spec["y"]
     if isinstance(spec, Mapping):

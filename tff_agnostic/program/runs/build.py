@@ -70,7 +70,7 @@ from tff_agnostic.training.problems import expected_counts
 
 # Largest number of clients that are read before the first round for counts that no store has.
 MAX_READS = 2000
-# The same for the counts in result.json.
+# Maximum number of clients that are read for the counts in result.json.
 _MAX_READS = 200
 # Largest number of differences in a message about another model.
 _MAX_DIFFERENCES = 5
@@ -119,11 +119,7 @@ def run_parts(
     """Builds the parts of a run.
 
     Args:
-        spec: Settings of the run.
-        folder: Folder of the run.
         saved: The folder's run, which is resumed; None for a new run.
-        runtime: Executes the rounds.
-        load_task: Returns the task of a run.
     """
     config = spec.config
     task = load_task(spec)
@@ -306,7 +302,6 @@ def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[R
 
     Args:
         task: The run's task; `RunSettings.load_task` has limited its clients to --max_examples.
-        config: Settings of the run.
         kept_out: Share of each client's examples that is not trained on; see `share_kept_out`.
     """
     remarks = list(task.remarks())
@@ -398,7 +393,6 @@ def model_to_start_from(path: Optional[Path], model: Model, trust: bool = False)
     Args:
         path: A .keras or .h5 file, or a checkpoint, whose main model is taken; None keeps the
             initial weights.
-        model: The model.
         trust: Whether a Keras file may run code.
     """
     if path is None:

@@ -28,8 +28,6 @@ def dominant_clients(counts: np.ndarray, domain_names: Sequence[str], split: str
 
     Args:
         counts: Examples of each client and domain, int [clients, p].
-        domain_names: Names of the p domains.
-        split: Split of the clients.
     """
     totals, holders = counts.sum(axis=0), np.sum(counts > 0, axis=0)
     shares = counts.max(axis=0, initial=0) / np.maximum(totals, 1)
@@ -161,7 +159,6 @@ def rarely_present(
 
     Args:
         counts: Examples of each training client and domain, int [clients, p].
-        domain_names: Names of the p domains.
         sampling: A name in `data.sampling.COHORT_SAMPLINGS`.
         clients_per_round: c.
         without_it: Change of a domain's lambda in a round without the domain, in words.

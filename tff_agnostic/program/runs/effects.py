@@ -31,9 +31,9 @@ NEEDS: Needs = {
     "lambda_baseline_losses": ("lambda_update", _MOVING),
 }
 # At level 1 every client trains.
-_OF_THRESHOLDS = ("boundary", "threshold")
+_THRESHOLD_FLAGS = ("boundary", "threshold")
 # At level 1 lambda goes to the training mixture, whatever the losses, and starts there by default.
-_OF_CVAR = ("lambda_absent", "lambda_baselines")
+_CVAR_FLAGS = ("lambda_absent", "lambda_baselines")
 
 
 class _Ignored(NamedTuple):
@@ -49,12 +49,7 @@ class _Ignored(NamedTuple):
 
 
 def check_effect(flag: str, run: RunSettings) -> None:
-    """Refuses a given setting that the other settings of a run ignore.
-
-    Args:
-        flag: Flag of the given setting.
-        run: The run, which has the setting.
-    """
+    """Refuses a given setting that the other settings of a run ignore."""
     check_needs(NEEDS, run.settings(), [flag])
     ignored = (
         _ignored_by_level(flag, run.algorithm)
@@ -67,9 +62,9 @@ def check_effect(flag: str, run: RunSettings) -> None:
 
 def _ignored_by_level(flag: str, algorithm: Any) -> Optional[_Ignored]:
     if isinstance(algorithm, DeltaFlOptions):
-        if flag in _OF_THRESHOLDS and algorithm.theta == (1.0,):
+        if flag in _THRESHOLD_FLAGS and algorithm.theta == (1.0,):
             return _Ignored("with --theta=1", "a level below 1")
-    elif isinstance(algorithm, LambdaOptions) and flag in _OF_CVAR:
+    elif isinstance(algorithm, LambdaOptions) and flag in _CVAR_FLAGS:
         player = algorithm.lambda_
         is_one_mixture = isinstance(player.update, Cvar) and player.update.level == 1
         if is_one_mixture and player.initial is None:

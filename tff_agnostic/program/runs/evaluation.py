@@ -25,9 +25,6 @@ class Evaluations(Observer):
     """Evaluates the models of a run after the rounds in which an evaluation is due.
 
     Args:
-        algorithm: The algorithm.
-        evaluator: Evaluates a model.
-        every: Rounds between evaluations.
         rounds: Rounds of the run; the last evaluation is after the last one, on all test clients.
         ledger: Ledger of private evaluations; None without noise.
 

@@ -100,7 +100,10 @@ class RunFolder:
         flags = read_json(self.config)
         execution = flags.get(_EXECUTION, {})
         if not isinstance(flags.get("rounds"), int) or not isinstance(execution, dict):
-            raise UserError(f"{self.config}: expected the flags of a run, found something else")
+            raise UserError(
+                f"{self.config}: expected a number as rounds and an object as execution, found "
+                f"{flags.get('rounds')!r:.40} and {execution!r:.40}"
+            )
         check_format(self.config, flags.get("format"))
         return SavedRun(self, flags, execution)
 
@@ -161,7 +164,6 @@ class RunFolder:
         """Makes the folder that of a run.
 
         Args:
-            spec: Settings of the run.
             fingerprint: `RunSettings.fingerprint`.
             execution: How its rounds are executed, as far as that can change last bits.
         """
@@ -238,10 +240,10 @@ class SavedRun:
         different = [name for name in settings if self.flags.get(name) != settings[name]]
         if different:
             expected = some_of(_texts(different, settings), _MAX_SETTINGS)
-            found = ", ".join(_texts(different[:_MAX_SETTINGS], self.flags))
+            current = ", ".join(_texts(different[:_MAX_SETTINGS], self.flags))
             raise UserError(
                 f"{self.folder.config}: expected {expected}, with which {checkpoint.file} was "
-                f"trained, found {found}: put back what was changed there, or the checkpoints of "
+                f"trained, found {current}: put back what was changed there, or the checkpoints of "
                 "that run"
             )
         digests = self.fingerprint
@@ -249,7 +251,7 @@ class SavedRun:
             if digests.get(name) != digest:
                 raise UserError(
                     f"{self.folder.fingerprint}: expected the {name} that {checkpoint.file} was "
-                    f"trained with ({digest}), found another one ({digests.get(name)}): put back "
+                    f"trained with ({digest}), found {digests.get(name)}: put back "
                     "the checkpoints of that run"
                 )
 
@@ -269,7 +271,7 @@ class SavedRun:
                 hint = f"; it is kept: --{INITIAL_MODEL}={copy}" if copy else _HINTS.get(name, "")
                 raise UserError(
                     f"{path}: expected the {name} that the run there was trained with "
-                    f"({saved.get(name)}), found another one ({fingerprint.get(name)}){hint}"
+                    f"({saved.get(name)}), found {fingerprint.get(name)}{hint}"
                 )
 
     def check_weights_fit(self, task: Task) -> None:
@@ -287,7 +289,6 @@ class SavedRun:
         its exact sum in another way, and the difference of the two releases has no noise.
 
         Args:
-            spec: Settings of the resumed run.
             execution: See `RunFolder.write_config`.
         """
         current = {"runtime": spec.config.runtime, **execution}
@@ -310,7 +311,7 @@ def check_same(saved: SavedRun, spec: RunSettings, resume: bool) -> None:
         raise UserError(f"--output_dir: {path} holds another run: {', '.join(different)}")
     if not resume:
         raise UserError(
-            f"--output_dir: {path} holds this run already: add --resume to go on with it, or "
+            f"--output_dir: {path} holds this run already: add --resume to resume it, or "
             "choose another folder"
         )
     if spec.config.rounds < earlier.config.rounds:
@@ -331,7 +332,6 @@ def changes(
 
     Args:
         saved: The folder's run, if it holds one.
-        spec: Settings of the run.
         execution: How its rounds are executed from now on; see `RunFolder.write_config`.
     """
     if saved is None:
@@ -387,7 +387,6 @@ def write_fingerprint(
     """Writes the fingerprint of a run, and a copy of its initial model, into its folder.
 
     Args:
-        folder: The folder.
         fingerprint: `RunSettings.fingerprint`.
         initial_model: The file that the run starts from; None if it starts from none.
         is_new: Whether the folder has no config yet; leftovers of a killed run are then removed.
@@ -469,7 +468,6 @@ def trained_with(
     """Returns the settings and digests of a run that its checkpoints store.
 
     Args:
-        spec: Settings of the run.
         fingerprint: `RunSettings.fingerprint`.
     """
     paths = path_flags(spec)

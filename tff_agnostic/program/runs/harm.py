@@ -45,11 +45,7 @@ def keeping_absent(algorithm: LambdaOptions) -> list[str]:
 def last_lambda(
     columns: Mapping[str, np.ndarray], domain_names: Sequence[str]
 ) -> Optional[np.ndarray]:
-    """Returns the mean of lambda over the last tenth of the rounds, [p]; None without lambda.
-
-    Args:
-        columns: Columns of metrics.csv by name.
-    """
+    """Returns the mean of lambda over the last tenth of the rounds, [p]; None without lambda."""
     courses = [columns.get(Column(LAMBDA, name).name) for name in domain_names]
     if any(values is None or not len(values) for values in courses):
         return None
@@ -65,7 +61,6 @@ def weightless_domains(
 
     Args:
         lambda_: lambda after the last round, [p].
-        algorithm: Settings of the run.
     """
     limit = _NEAR_ZERO / len(domain_names)
     given = algorithm.lambda_.initial or (1.0,) * len(domain_names)
@@ -85,7 +80,6 @@ def given_up(
         start: Loss of each domain before the first round.
         end: Loss of each domain after the last round.
         weights: lambda of the domains where it is near 0.
-        mend: Advice.
     """
     worse = [name for name in weights if end[name] > start[name]]
     if not worse:
@@ -133,7 +127,6 @@ def absurd_losses(
         end: Loss of each domain after the last round; NaN without examples.
         limit: Loss of a model without knowledge.
         what: Name of that model.
-        rates: Flags of the run's learning rates.
     """
     beyond = {name: loss for name, loss in end.items() if loss > _ABSURD * limit > 0}
     if not beyond:
@@ -161,7 +154,6 @@ def unknown_losses(
     Args:
         end: Loss of each domain after the last round; NaN if it is undefined.
         num_non_finite: Number of test clients whose numbers are not finite.
-        rates: Flags of the run's learning rates.
     """
     lost = [name for name, loss in end.items() if not math.isfinite(loss)]
     if not (lost and num_non_finite):
@@ -183,7 +175,6 @@ def baselines_above_losses(
     """Returns a warning if no loss was ever above its baseline, so that lambda did not move.
 
     Args:
-        baselines: Baseline of each domain.
         largest: Largest loss of each domain in any round; NaN for a domain in no round.
     """
     if any(largest[name] > b for name, b in baselines.items()):
@@ -229,13 +220,9 @@ def loss_of_first_round(
     """Returns the mean loss of the domains of the first round, before it trained.
 
     None for a run that does not report it.
-
-    Args:
-        columns: Columns of metrics.csv.
-        values: Numbers by column name.
     """
-    of_role = [values[c.name] for c in columns if c.quantity.role is Role.DOMAIN_LOSS]
-    first = np.array([of_domain[0] for of_domain in of_role if len(of_domain)])
+    losses = [values[c.name] for c in columns if c.quantity.role is Role.DOMAIN_LOSS]
+    first = np.array([values_[0] for values_ in losses if len(values_)])
     return float(np.nanmean(first)) if np.isfinite(first).any() else None
 
 
@@ -251,22 +238,18 @@ def remarks_at_end(
     """Returns the most serious warnings about a finished run.
 
     Args:
-        algorithm: Settings of the algorithm.
-        settings: All settings by flag.
-        columns: Columns of metrics.csv.
-        values: Numbers by column name.
         report: Evaluation of the main model after the last round.
         evaluate_start: Evaluates the model before the first round, if that is needed; returns None
             if it is not allowed.
     """
     names, end = list(report.domains), _losses(report)
-    found = []
+    remarks = []
     if moves_lambda(algorithm):
         lambda_ = last_lambda(values, names)
         weights = {} if lambda_ is None else weightless_domains(lambda_, names, algorithm)
         start = evaluate_start() if weights else None
         if start is not None:
-            found += given_up(_losses(start), end, weights, lambda_advice(algorithm))
+            remarks += given_up(_losses(start), end, weights, lambda_advice(algorithm))
         numbers = algorithm.lambda_.known_baselines(len(names))
         if numbers:
             largest = {
@@ -274,21 +257,21 @@ def remarks_at_end(
                 for c in columns
                 if c.quantity.role is Role.DOMAIN_LOSS
             }
-            found += baselines_above_losses(dict(zip(names, numbers)), largest)
+            remarks += baselines_above_losses(dict(zip(names, numbers)), largest)
     rates = [f"--{s}" for s in settings if s in ("client_learning_rate", "server_learning_rate")]
     if settings.get("private_evaluation", NONE) == NONE:
         # A noisy count is hardly ever 0.
-        found += unknown_losses(end, int(report.clients.get("non_finite", 0)), rates)
+        remarks += unknown_losses(end, int(report.clients.get("non_finite", 0)), rates)
     classes, first = chance_loss(model), loss_of_first_round(columns, values)
     if classes is not None:
         equal, count = classes
         what = f"one that gives all {count} classes the same probability"
-        found += absurd_losses(end, equal, what, rates)
+        remarks += absurd_losses(end, equal, what, rates)
     elif first is not None and settings["initial_model"] is None:
         # The loss of a trained model may start near 0.
-        found += absurd_losses(end, first, "the first round, before any training,", rates)
-    return found
+        remarks += absurd_losses(end, first, "the first round, before any training,", rates)
+    return remarks
 
 
 def _losses(report: EvaluationReport) -> dict[str, float]:
-    return {name: of.measures["loss"].value for name, of in report.domains.items()}
+    return {name: domain.measures["loss"].value for name, domain in report.domains.items()}

@@ -33,12 +33,7 @@ def split_options(task: str) -> frozenset[str]:
 
 
 def heldout_options(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options with which a task is evaluated on its held-out examples.
-
-    Args:
-        task: Name of the task.
-        given: The given options.
-    """
+    """Returns the options with which a task is evaluated on its held-out examples."""
     defaults = heldout_defaults(task)
     if not defaults:
         raise UserError(

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -32,8 +32,6 @@ from tff_agnostic.runtimes.runtime import Runtime, Training
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.training.loop import FinishedRound, Observer
 
-# Gets the number of completed rounds and that of all rounds.
-AfterRound = Callable[[int, int], None]
 # Lines of progress of a whole run, without a terminal for a bar.
 _NUM_LINES = 20
 _OVERALL = "all"
@@ -42,19 +40,10 @@ _MAX_RUN_NAME_BYTES = 200
 
 
 class MetricsFile(Observer):
-    """Writes a row of metrics.csv for each round.
-
-    Args:
-        rows: The rows; those of earlier rounds are loaded.
-    """
+    """Writes a row of metrics.csv for each round."""
 
     def __init__(self, rows: RunRows) -> None:
         self._rows = rows
-
-    def begin(self, training: Training, state: RunState, last: int) -> None:
-        """Drops the rows after the state from the file."""
-        if len(self._rows.history):
-            self._rows.history.write()
 
     def after_round(self, finished: FinishedRound) -> None:
         """Writes the row of a round."""
@@ -62,42 +51,8 @@ class MetricsFile(Observer):
         self._rows.append(finished.num, finished.report, weights, finished.evaluation)
 
 
-class Opening(Observer):
-    """Makes the folder that of the run, once its rows fit the state.
-
-    Args:
-        write_config: Writes config.json and what it needs.
-    """
-
-    def __init__(self, write_config: Callable[[], None]) -> None:
-        self._write_config = write_config
-
-    def begin(self, training: Training, state: RunState, last: int) -> None:
-        """Writes config.json."""
-        self._write_config()
-
-
-class RoundCount(Observer):
-    """Calls a function after each round.
-
-    Args:
-        after_round: The function.
-    """
-
-    def __init__(self, after_round: AfterRound) -> None:
-        self._after_round = after_round
-
-    def after_round(self, finished: FinishedRound) -> None:
-        """Calls the function."""
-        self._after_round(finished.num, finished.last)
-
-
 class StopOnSignal(Observer):
-    """Stops after the round in which a signal asks for it.
-
-    Args:
-        stop: Notes the signal.
-    """
+    """Stops after the round in which a signal asks for it."""
 
     def __init__(self, stop: StopRequest) -> None:
         self._stop = stop
@@ -113,8 +68,6 @@ class Checkpoints(Observer):
     """Saves the state every few rounds, after the last one, and where the run stops.
 
     Args:
-        folder: The checkpoints.
-        every: Rounds between checkpoints.
         history: Rows of metrics.csv, which are on disk before a checkpoint counts on them.
         private: Algorithm of a private run, whose initial state is saved, too: it has the key of
             the noise, which is kept before anything is released. None for a run without noise.
@@ -149,11 +102,8 @@ class Progress(Observer):
     """A bar with round, worst domain, its loss and weight; lines without a terminal.
 
     Args:
-        quantities: Description of the reports of rounds.
-        domain_names: Names of the domains.
         runtime: Executes the rounds; its events are shown.
         skipped_text: Text about a round whose sums or next state were not finite.
-        visible: Whether to show anything.
     """
 
     def __init__(
@@ -209,11 +159,6 @@ def progress_text(
 
     A domain without examples in the round has no loss. Without losses of domains in the report the
     line has the first reported number; without one it is empty.
-
-    Args:
-        quantities: Description of the report.
-        domain_names: Names of the domains.
-        report: Report of the round.
     """
     pairs = list(paired(quantities, report))
     with_role = {quantity.role: (quantity, value) for quantity, value in pairs}
@@ -247,10 +192,6 @@ class TensorBoard(Observer):
     The name of a quantity is its tag, in the run of each domain that has a column of it; a quantity
     of no domain is in the run "all". Event files of an earlier part of the run are replaced, so
     that rounds that are run again after a crash do not appear twice.
-
-    Args:
-        folder: The log folder.
-        history: The rows.
     """
 
     def __init__(self, folder: Path, history: History) -> None:

@@ -63,7 +63,7 @@ class RunConfig(Options):
     """Options of every run, whatever it trains.
 
     Attributes:
-        algorithm: What to train with: an algorithm's name, or a Python file of yours. Names:
+        algorithm: Algorithm: its name, or a Python file of yours. Names:
             afl_boost, agnostic_fed_avg, delta_fl, fed_avg, fed_avg_sub, fed_avg_target_only,
             fed_boost, fed_prox, q_ffl, stochastic_afl, term.
         preset: Source of settings that you do not give. Flags that you give win.
@@ -174,9 +174,6 @@ def run_flags(files: Iterable[str] = ()) -> FlagTable:
     """Returns every option of runs by its flag: the registered ones, and those of users' files.
 
     Made once per process, and once more for each set of users' options.
-
-    Args:
-        files: Users' files of algorithms.
     """
     return _options_of_runs(tuple((name, find_algorithm(name).options) for name in files))
 

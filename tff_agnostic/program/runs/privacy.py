@@ -85,12 +85,8 @@ def check_plan(
     """Refuses other evaluations than those for which a budget's noise was computed.
 
     Args:
-        private: The private training.
-        spec: The run.
         earlier: Rounds of the run that is resumed, and rounds between its evaluations; None for a
             new run.
-        completed: Number of completed rounds.
-        evaluations: Evaluations of the run.
     """
     has_budget = private.evaluation is not None and isinstance(
         getattr(spec.privacy, "private_evaluation", None), BudgetEvaluation
@@ -111,7 +107,7 @@ def check_plan(
         )
     assert evaluations.ledger is not None
     planned = ((t, evaluations.evaluated(t)) for t in range(completed + 1, last + 1))
-    releases = evaluations.ledger.known() | {(t, digest) for t, digest in planned if digest}
+    releases = evaluations.ledger.evaluations() | {(t, digest) for t, digest in planned if digest}
     if len(releases) > wanted:
         raise UserError(
             f"{expected}{len(releases)} with those that were made already: resume with the "

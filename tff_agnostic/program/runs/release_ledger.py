@@ -70,7 +70,7 @@ class ReleaseLedger:
             self.releases.append(release)
         return all(earlier.sums == release.sums for earlier in same_noise)
 
-    def known(self) -> set[tuple[int, str]]:
+    def evaluations(self) -> set[tuple[int, str]]:
         """Returns round and `evaluated` of each release."""
         return {(r.round_num, r.evaluated) for r in self.releases}
 

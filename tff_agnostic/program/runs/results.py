@@ -1,4 +1,4 @@
-"""What a finished run writes: result.json, models, model card."""
+"""Output files of a completed run: result.json, models, model card."""
 
 from __future__ import annotations
 
@@ -68,14 +68,13 @@ def write_results(
     security: Optional[SecurityReport],
     draws: bool = True,
 ) -> list[str]:
-    """Writes what a complete run has; result.json, which makes it complete, last.
+    """Writes the files of a completed run; result.json, which completes it, is last.
 
     Args:
-        rows: Its rounds.
         models: The weights of each model after the last round, the main one first.
-        privacy: What it spent and on what; None without differential privacy.
-        remarks: What is to be known of its data.
-        security: What reached the server, where secure sums were asked for.
+        privacy: Privacy that the run spent; None without differential privacy.
+        remarks: Warnings about the run and its data.
+        security: Sums and values that reached the server; None without secure sums.
 
     Returns:
         A line for each model that Keras cannot hold.
@@ -94,7 +93,7 @@ def write_results(
         write_alphas(folder.path, task.model, by_model)
         print(alpha_table(task.model, by_model))
     (main, report), *further = reports.items()
-    of_family = {"main_model": main, "models": {n: r.to_json() for n, r in further}}
+    family = {"main_model": main, "models": {n: r.to_json() for n, r in further}}
     weights = rows.domain_weights()
     result = {
         "task": spec.task,
@@ -102,12 +101,12 @@ def write_results(
         "runtime": config.runtime,
         "seed": config.seed,
         "rounds": config.rounds,
-        # Nobody is to take it for a federated result.
+        # Marks a result without federated training.
         **({"pooled": True} if config.pooled else {}),
         **report.to_json(),
         **({"domain_weights": weights} if weights else {}),
         **({"privacy": privacy} if privacy is not None else {}),
-        **(of_family if further else {}),
+        **(family if further else {}),
     }
     left_out = write_models(folder, spec, task, models, result)
     if report.resampled is not None:
@@ -141,11 +140,8 @@ def write_models(
 ) -> list[str]:
     """Writes a .keras file of each model after the last round, and model_card.json.
 
-    Args:
-        result: What result.json will hold.
-
     Returns:
-        A line for each model that Keras cannot hold; the run is none the worse for it.
+        A line for each model that Keras cannot hold.
     """
     make_folder(folder.model)
     files = save_for_keras(folder.model, task, models)
@@ -169,7 +165,6 @@ def run_facts(
     """Returns the entry "about" of result.json.
 
     Args:
-        columns: Columns of metrics.csv.
         remarks: Warnings about the run and its data.
         security: Sums and values that reach the server; None without secure sums.
         rounds_skipped: Number of rounds that were as if no client had taken part.
@@ -209,14 +204,14 @@ def run_facts(
 
 
 def input_shapes(task: Task) -> Any:
-    """Returns what one example's inputs are, such as "float32[None, 64]", by their names."""
+    """Returns type and shape of the inputs, such as "float32[None, 64]", by name."""
     return tf.nest.map_structure(
         lambda s: f"{s.dtype.name}{s.shape.as_list()}", task.model.example_spec["x"]
     )
 
 
 def measures_json(task: Task) -> dict[str, Any]:
-    """Returns what is measured of a task's model, by name."""
+    """Returns unit and direction of each measure of a task's model, by name."""
     return {
         name: {"unit": measure.unit.name.lower(), "higher_is_better": measure.higher_is_better}
         for name, measure in measures_of(task.model).items()
@@ -243,11 +238,10 @@ def model_card(
     result: Optional[Mapping[str, Any]],
     saved: Sequence[SavedFile],
 ) -> dict[str, Any]:
-    """Returns what model_card.json holds.
+    """Returns the content of model_card.json.
 
     Args:
-        round_num: After which round the models are those.
-        result: What the run found after that round, as result.json has it.
+        result: Result of the run after that round, as in result.json; None if unknown.
     """
     return {
         "task": spec.task,
@@ -283,7 +277,7 @@ def saved_line(file: SavedFile) -> str:
 
 
 def _cost(check: FileCheck) -> str:
-    """Returns what the domain that loses most loses."""
+    """Returns a text on the domain whose metrics change most."""
     losses = [
         (abs(values["file"] - values["run"]), domain, measure, values)
         for domain, measures in check.domains.items()
@@ -299,7 +293,7 @@ def _cost(check: FileCheck) -> str:
 
 
 def result_after(folder: RunFolder, round_num: int) -> Optional[dict[str, Any]]:
-    """Returns what result.json of a run holds, None if it is that of another round."""
+    """Returns the content of result.json; None if it is of another round."""
     if not folder.result.exists():
         return None
     result = read_json(folder.result)
@@ -342,8 +336,8 @@ def alpha_figure(
     axes = figure.subplots()
     places, height = np.arange(len(order)), 0.8 / len(by_model)
     for i, (name, alpha) in enumerate(by_model.items()):
-        own, label, at = look(i), plain_text(name), places - i * height
-        axes.barh(at, alpha[order], height, color=own.color, hatch=own.hatch, label=label)
+        style, label, at = look(i), plain_text(name), places - i * height
+        axes.barh(at, alpha[order], height, color=style.color, hatch=style.hatch, label=label)
     names = short_names([model.names[k] for k in order], _NAME_WIDTH)
     axes.set_yticks(places, list(map(plain_text, names)), fontsize="small")
     axes.set(xlabel="weight alpha of a base predictor")
@@ -363,11 +357,10 @@ def draw_run(
     values: Values,
     further: Mapping[str, Callable[[], matplotlib.figure.Figure]] = types.MappingProxyType({}),
 ) -> None:
-    """Draws every quantity that is to be drawn, and the task's own figures, as .png files.
+    """Draws quantities and the task's figures as .png files.
 
     Args:
-        columns: The columns of metrics.csv.
-        further: What draws further figures, by what they are of.
+        further: Functions that draw further figures, by name.
     """
     make_folder(folder)
     for quantity in dict.fromkeys(c.quantity for c in columns if c.quantity.is_drawn):
@@ -387,10 +380,10 @@ def _as_file_name(name: str) -> str:
 def client_figures(
     reports: Mapping[str, EvaluationReport],
 ) -> dict[str, Callable[[], matplotlib.figure.Figure]]:
-    """Returns what draws the clients for each measure of a run, by a name for the figure.
+    """Returns functions that draw the clients for each measure of a run, by name.
 
     Args:
-        reports: The evaluation of each of its models, by name; several lie over each other.
+        reports: Evaluation of each model of the run, by name.
     """
     main = next(iter(reports.values()))
     return {

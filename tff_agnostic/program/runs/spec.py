@@ -201,11 +201,6 @@ def resolve(
     """Returns the settings of a run: given ones, defaults of the task, defaults of the options.
 
     Args:
-        task: Name of the task.
-        given: Options that the user gave, by flag.
-        task_options: Options of the task that were given.
-        data_dir: Folder with the task's files.
-        data: The client store.
         inherited: Options of an earlier run, which what was given replaces.
         shared: Options that were given for several runs, and need not have an effect on this one.
     """
@@ -366,15 +361,7 @@ def based_on(
     data_dir: Optional[Path],
     data: Optional[Path],
 ) -> RunSettings:
-    """Returns a run with the settings of an earlier one, except for those that are given.
-
-    Args:
-        earlier: The earlier run.
-        given: Options that the user gave, by flag.
-        task_options: Options of its task that were given.
-        data_dir: Folder with the task's files, if it was given.
-        data: The client store, if it was given.
-    """
+    """Returns a run with the settings of an earlier one, except for those that are given."""
     return resolve(
         earlier.task,
         given,
@@ -436,7 +423,6 @@ def check_random_sizes(config: RunConfig, aggregation: Aggregation) -> None:
     """Checks that no cohort can have fewer clients than a sum needs: the run would end there.
 
     Args:
-        config: Settings of the run.
         aggregation: Aggregation of training, with noise if there is any.
     """
     if config.cohort_sampling in SIZES_BY_CHANCE and aggregation.min_clients > 1:

@@ -24,7 +24,6 @@ from tff_agnostic.program.runs.harm import remarks_at_end
 from tff_agnostic.program.runs.observers import (
     Checkpoints,
     MetricsFile,
-    Opening,
     Progress,
     StopOnSignal,
     TensorBoard,
@@ -66,12 +65,8 @@ class TrainingRun:
     """A run from its first round, or the newest checkpoint, to its result.
 
     Args:
-        spec: Settings of the run.
-        folder: Folder of the run.
-        runtime: Executes the rounds; entered by the caller.
         resume: Whether to resume the run in `folder`, if it holds one.
-        load_task: Returns the task of a run.
-        draws: Whether the run leaves figures, which may take longer than short training.
+        draws: Whether the run draws figures, which may take longer than short training.
 
     Attributes:
         spec: The run.
@@ -114,10 +109,9 @@ class TrainingRun:
     def run(
         self, stop: StopRequest, show_progress: bool = True, observers: Sequence[Observer] = ()
     ) -> EvaluationReport:
-        """Trains, evaluates, and writes everything that a run leaves in its folder.
+        """Trains, evaluates, and writes the output of the run.
 
         Args:
-            stop: Notes the signals that ask to stop.
             show_progress: Whether to show a bar on a terminal, or lines elsewhere.
             observers: Further observers, which see a round before it has a checkpoint. An exception
                 of theirs ends the run there.
@@ -131,6 +125,7 @@ class TrainingRun:
         with self._folder.claim(self.spec, self._resume) as self._saved, _flags_of_rates():
             state = self._start()
             reports = self._evaluate_as_in_one_run(state)
+            self._open()
             parts, rounds = self.parts, self.spec.config.rounds
             trained = run_rounds(
                 parts.training,
@@ -157,18 +152,12 @@ class TrainingRun:
 
         The account is brought up to date before a row shows its numbers, and a row is written
         before a checkpoint counts on it.
-
-        Args:
-            stop: Notes the signals that ask to stop.
-            show_progress: Whether to show progress.
-            others: Further observers.
         """
         parts, config, history = self.parts, self.spec.config, self.parts.rows.history
         yield parts.evaluations
         if parts.privacy is not None:
             yield PrivacyAccount(parts.privacy)
         yield MetricsFile(parts.rows)
-        yield Opening(self._open)
         yield TensorBoard(self._folder.tensorboard, history)
         yield from others
         yield Progress(
@@ -183,7 +172,9 @@ class TrainingRun:
         yield Checkpoints(self._checkpoints, config.checkpoint_every, history, private)
 
     def _open(self) -> None:
-        """Says how the run is resumed, and makes the folder that of the run."""
+        """Drops later rows, prints changes of a resumed run, and writes config.json."""
+        if len(self.parts.rows.history):
+            self.parts.rows.history.write()
         execution = self._runtime.execution()
         for line in changes(self._saved, self.spec, execution):
             print(line)
@@ -217,7 +208,7 @@ class TrainingRun:
             if self._saved is not None:
                 self._saved.check_checkpoint(checkpoint)
             state = checkpoint.restore(state, str(self._folder.checkpoints))
-            print(f"going on after round {checkpoint.round_num}")
+            print(f"resuming after round {checkpoint.round_num}")
         self.parts.rows.history.load(completed_rounds=int(state.round_num))
         if self.parts.privacy is not None:
             self._account_from(self.parts.privacy, state)
@@ -246,8 +237,8 @@ class TrainingRun:
         if checkpoint is not None and not is_keyed_digest(checkpoint.data, self._data):
             raise UserError(
                 f"{self._folder.path}: expected the examples that the private run there was "
-                "trained with, found others: a round that is run again has the same noise, and "
-                "other sums would show the difference"
+                "trained with, found different ones: a round that is run again has the same noise, "
+                "and other sums would show the difference"
             )
 
     def _account_from(self, privacy: PrivateTraining, state: RunState) -> None:
