@@ -16,9 +16,9 @@ _LEVELS = ("conformity_0.3", "conformity_1")
 
 @pytest.fixture(scope="module")
 def family(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """The folder of a run of three rounds, and what it printed."""
+    """The folder of a run of two rounds, and what it printed."""
     folder = tmp_path_factory.mktemp("family") / "run"
-    outcome = call(train, *_FAMILY, "--rounds=3", f"--output_dir={folder}")
+    outcome = call(train, *_FAMILY, "--rounds=2", f"--output_dir={folder}")
     assert outcome.status == 0, outcome
     return folder, outcome.out
 
@@ -42,64 +42,51 @@ def test_files_hold_every_level(family):
 
 @pytest.mark.nightly
 def test_family_resumes_to_the_same_bytes(call, folder, family):
-    for more in (["--rounds=2"], ["--rounds=3", "--resume"]):
+    for more in (["--rounds=1"], ["--rounds=2", "--resume"]):
         outcome = call(train, *_FAMILY, *more, "--output_dir=run")
         assert outcome.status == 0, outcome
     for name in ("metrics.csv", "result.json"):
         assert (folder / "run" / name).read_bytes() == (family[0] / name).read_bytes()
 
 
-class TestChoice:
-    """Clients choose a model by a share of their examples."""
+# --- Clients choose a model by a share of their examples
 
-    @pytest.mark.slow
-    def test_table_and_json_have_every_way_to_choose(self, call, folder, family):
-        outcome = call(
-            *(evaluate, f"--checkpoint={family[0]}", "--adaptation_share=0.4", "--output=c.json"),
-        )
-        assert outcome.status == 0, outcome
-        for row in (*_LEVELS, "each client's choice", "best in hindsight"):
-            assert f"\n{row:>20}" in outcome.out, outcome.out
-        actual = json.loads((folder / "c.json").read_text())["choice"]
-        assert sum(actual["num_choices"].values()) == actual["clients"]["chose"] > 0
-        losses = {
-            name: report["overall"]["over_clients"]["loss"]["mean"]
-            for name, report in (
-                *actual["models"].items(),
-                *((name, actual[name]) for name in ("chosen", "in_hindsight")),
-            )
-        }
-        assert losses["in_hindsight"] <= min(losses.values())
-        whole = json.loads((folder / "c.json").read_text())["overall"]["num_examples"]
-        assert 0.4 * whole < actual["chosen"]["overall"]["num_examples"] < 0.8 * whole
 
-    @pytest.mark.parametrize(
-        ("given", "message"),
-        [
-            (
-                ["--models=conformity_0.2"],
-                "--models: unknown model of {} 'conformity_0.2': did you mean ",
-            ),
-            (["--models="], "--models: expected some of conformity_0.3, conformity_1, found none"),
-            (
-                ["--adaptation_share=1"],
-                "--adaptation_share: expected above 0 and below 1, found 1.0",
-            ),
-            (
-                ["--models=conformity_1", "--adaptation_share=0.5"],
-                "--adaptation_share: expected a family of models to choose from, found one: "
-                "conformity_1",
-            ),
-            (
-                ["--adaptation_share=1e-3"],
-                "--adaptation_share=0.001: expected a share that leaves each client an example to "
-                "choose by, found ",
-            ),
-        ],
+@pytest.mark.slow
+def test_table_and_json_have_every_way_to_choose(call, folder, family):
+    outcome = call(
+        *(evaluate, f"--checkpoint={family[0]}", "--adaptation_share=0.4", "--output=c.json"),
     )
-    def test_rejects_invalid_choices(self, call, folder, family, given, message):
-        actual = call.refused(folder, evaluate, f"--checkpoint={family[0]}", *given)
-        assert actual.startswith(message.format(family[0])), actual
+    assert outcome.status == 0, outcome
+    for row in (*_LEVELS, "each client's choice", "best in hindsight"):
+        assert f"\n{row:>20}" in outcome.out, outcome.out
+    actual = json.loads((folder / "c.json").read_text())["choice"]
+    assert sum(actual["num_choices"].values()) == actual["clients"]["chose"] > 0
+    losses = {
+        name: report["overall"]["over_clients"]["loss"]["mean"]
+        for name, report in (
+            *actual["models"].items(),
+            *((name, actual[name]) for name in ("chosen", "in_hindsight")),
+        )
+    }
+    assert losses["in_hindsight"] <= min(losses.values())
+    whole = json.loads((folder / "c.json").read_text())["overall"]["num_examples"]
+    assert 0.4 * whole < actual["chosen"]["overall"]["num_examples"] < 0.8 * whole
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--models=conformity_0.2", "--models: unknown model of "),
+        ("--models=", "--models: expected some of conformity_0.3, conformity_1, found none"),
+        ("--adaptation_share=1", "--adaptation_share: expected above 0 and below 1, found 1.0"),
+        ("--models=conformity_1 --adaptation_share=0.5", "--adaptation_share: expected a family"),
+        ("--adaptation_share=1e-3", "--adaptation_share=0.001: expected a share that leaves each"),
+    ],
+)
+def test_rejects_invalid_choices(call, folder, family, flags, message):
+    actual = call.refused(folder, evaluate, f"--checkpoint={family[0]}", *flags.split())
+    assert actual.startswith(message), actual
 
 
 def test_a_plan_cannot_hold_the_survey(call, folder, family):

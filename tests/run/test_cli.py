@@ -1,5 +1,6 @@
 """How binaries start and end."""
 
+import math
 import os
 import re
 import shlex
@@ -262,6 +263,16 @@ def test_first_signal_is_noted_second_acts(handled, number):
         assert (stop.signal_number, handled) == (number, [])
         os.kill(os.getpid(), number)
         assert handled == [number]
+
+
+def test_signals_that_come_together_are_one_request(handled):
+    """`timeout` signals a process and then its group."""
+    with StopRequest(one_request_seconds=math.inf) as stop:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        assert (stop.signal_number, handled) == (signal.SIGTERM, [])
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert handled == [signal.SIGTERM]
 
 
 def test_a_noted_signal_interrupts_at_the_next_check(handled):
