@@ -119,6 +119,12 @@ def test_awkward_names_have_folders(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["tensorboard"]
 
 
+def test_earlier_event_files_are_replaced(tmp_path):
+    _write(tmp_path, ("phone",), rounds=3)
+    _write(tmp_path, ("phone",), rounds=2)
+    assert _read(tmp_path)["phone"]["train/loss"] == [(1, 0.0), (2, 0.0)]
+
+
 def test_rows_of_earlier_rounds_are_written(tmp_path):
     board = TensorBoard(tmp_path / "logs", _history(tmp_path / "logs", ("phone",), 3))
     board.begin(None, RunState((), (), np.int32(3)), 4)

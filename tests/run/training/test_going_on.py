@@ -17,7 +17,7 @@ from tests.run.training.harness import (
 )
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.metrics.metrics_file import read_history
-from tff_agnostic.saving.checkpoints import newest_checkpoint
+from tff_agnostic.saving.checkpoints import CheckpointFolder, newest_checkpoint
 
 
 @pytest.mark.slow_cases("1", "5")
@@ -136,6 +136,17 @@ def test_rejects_missing_rows(cohort_runtime, whole, tmp_path):
     with pytest.raises(UserError, match="expected rows of rounds 1 to 7, as the checkpoint says"):
         train(cohort_runtime, path, resume=True, rounds=ROUNDS + 1)
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.slow
+def test_rejects_checkpoint_without_settings(cohort_runtime, whole, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    other = newest_checkpoint(path / "checkpoints")
+    file = path / "checkpoints" / "round_00000008.npz"
+    CheckpointFolder(file.parent, keep=9).save(8, other.leaves, {})
+    with pytest.raises(UserError, match=f"{file}: expected a checkpoint with the settings of its"):
+        train(cohort_runtime, path, resume=True, rounds=ROUNDS + 1)
 
 
 @pytest.mark.slow

@@ -223,6 +223,17 @@ def test_an_unchanged_resume_makes_the_same_releases(cohort_runtime, died, lost,
 
 
 @pytest.mark.slow
+def test_last_evaluation_of_shorter_run_counts(cohort_runtime, tmp_path):
+    before = _train(cohort_runtime, tmp_path, crash_after=5, rounds=5)
+    released = _train(cohort_runtime, tmp_path, resume=True)
+    assert [line["round_num"] for line in _ledger(tmp_path)] == [4, 5, 8, 9]
+    assert [row["evaluations"] for row in _rows(tmp_path)] == list("111222234")
+    _assert_accounted(tmp_path, 4)
+    assert before[0] == released[0]
+    _assert_no_two_sums_have_one_noise([*before, *released], 4)
+
+
+@pytest.mark.slow
 def test_full_disk_shows_no_evaluation(cohort_runtime, tmp_path):
     """The ledger's disk is full when round 8 is evaluated."""
     watched = _Watched(cohort_runtime)
