@@ -84,7 +84,7 @@ def _aggregation(row: Row) -> Any:
         return inner
     settings: dict[str, Any] = {"clip_norm": 0.5, "clipping": "adaptive"}
     if row["privacy"] == "distributed":
-        settings |= {"least_clients": 1, "noise_generator": "secure"}
+        settings |= {"min_clients": 1, "noise_generator": "secure"}
     return private_sum(row["privacy"], inner, 0.3, float(_CLIENTS_PER_ROUND), **settings)
 
 

@@ -82,7 +82,7 @@ def versions() -> dict[str, str]:
 
 
 @functools.cache
-def of_checkout() -> dict[str, str]:
+def checkout_commit() -> dict[str, str]:
     """Returns the commit of a checkout, with a mark if files differ from it; empty without Git."""
     root = Path(__file__).parents[1]
     if not (root / ".git").exists():

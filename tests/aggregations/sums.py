@@ -19,7 +19,7 @@ def private_sum(
     noise_multiplier: float = 0.0,
     expected_clients: float = 4.0,
     noise_key: Optional[tuple[int, ...]] = None,
-    least_clients: int = 0,
+    min_clients: int = 0,
     noise_clients: int = 0,
     integer_clip: Optional[float] = None,
     **settings: Any,
@@ -33,7 +33,7 @@ def private_sum(
     if noise_key is None:
         # A server's noise has no other generator.
         noise_key = KEYS[getattr(options, "noise_generator", "secure")]
-    of_clients = (least_clients, noise_clients)
+    of_clients = (min_clients, noise_clients)
     facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, *of_clients)
     release: Any = spec.build(name, inner, options, facts)
     return release if integer_clip is None else replace(release, integer_clip=integer_clip)

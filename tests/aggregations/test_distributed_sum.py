@@ -250,7 +250,7 @@ def test_silent_clients_send_their_noise():
 
 
 def test_sum_of_too_few_clients_is_empty():
-    exchange = _exchange(_distributed(least_clients=3, clipping="adaptive"))
+    exchange = _exchange(_distributed(min_clients=3, clipping="adaptive"))
     release, bounds = exchange.aggregation, exchange.bounds
     state = exchange.initialize()
     params = release.client_params(state)

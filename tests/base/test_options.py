@@ -115,7 +115,7 @@ def test_error_names_field_and_expected_values(field, value, expected):
     error = raised.value
     assert isinstance(error, UserError)
     assert (error.field, error.expected, error.kind) == (field, expected, _Train)
-    assert error.found is value
+    assert error.value is value
     assert str(error).startswith(f"{field}: expected {expected}, found ")
     assert "\n" not in str(error)
 
@@ -143,7 +143,7 @@ def test_unknown_name_suggests_nearest():
     assert str(raised.value) == (
         "fuel: unknown fuel 'diesl': did you mean diesel? valid names: coal, diesel"
     )
-    assert (raised.value.field, raised.value.found, raised.value.kind) == ("fuel", "diesl", _Train)
+    assert (raised.value.field, raised.value.value, raised.value.kind) == ("fuel", "diesl", _Train)
 
 
 def test_error_of_part_names_part():
@@ -195,7 +195,7 @@ def test_subclass_checks_several_fields():
     with pytest.raises(OptionError) as raised:
         _Express(is_express=True, speed=250.0)
     assert str(raised.value) == "speed: expected at most max_speed=200, found 250.0"
-    assert (raised.value.field, raised.value.found) == ("speed", 250.0)
+    assert (raised.value.field, raised.value.value) == ("speed", 250.0)
     assert raised.value.kind is _Express
     with pytest.raises(OptionError, match=r"^is_express: expected true, found a local train$"):
         _Express()

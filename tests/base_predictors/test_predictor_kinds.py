@@ -59,7 +59,7 @@ def test_keras_files_of_any_architecture_are_mixed(digits, tmp_path):
     model = _mixed(digits, *paths).model
     assert model.names == ("a/model", "b/model", f"{tmp_path.name}/c")
     # Whatever Keras called the layers of the two.
-    assert model.members.held.of_predictor == (0, 0, 1)
+    assert model.members.held.kinds == (0, 0, 1)
     x = np.random.default_rng(0).random([5, 64], np.float32)
     outputs = [tf.nn.softmax(m(x)) for m in scores] + [softmax(x, training=False)]
     predictions = model.predict(model.initial_weights, tf.constant(x), False, _SEED)
@@ -158,12 +158,12 @@ def test_runs_of_other_sizes_are_mixed(tmp_path):
     )
     runs = [_run(tmp_path / "a", small, 1), _run(tmp_path / "b", large, 2)]
     model = _mixed(small, *runs).model
-    assert model.members.held.of_predictor == (0, 1)
+    assert model.members.held.kinds == (0, 1)
     assert model.members.held.architectures[0].model == small.task.model
     x = tf.constant([[1, 2, 3], [3, 2, 1]])
     (flat,), (first, second) = (
         model.initial_weights.non_trainable,
-        model.members.held.said(model.initial_weights.non_trainable, x),
+        model.members.held.predictions(model.initial_weights.non_trainable, x),
     )
     ends = [small.task.model.num_parameters, len(flat)]
     for outputs, task, (start, end) in zip(
@@ -234,7 +234,7 @@ def test_runs_of_users_models_are_mixed(tmp_path):
     curved = _mixing("custom", data, model=_own_model(tmp_path / "other.py", 2, "relu"))
     runs = [_run(tmp_path / "a", chosen), _run(tmp_path / "b", curved, 1)]
     model = _mixed(chosen, *runs).model
-    assert model.members.held.of_predictor == (0, 1)
+    assert model.members.held.kinds == (0, 1)
     assert model.mixture_loss == "squared"
     x = rng.normal(size=[6, 4]).astype(np.float32)
     (flat,) = model.initial_weights.non_trainable

@@ -70,7 +70,7 @@ def mixed() -> _Mixed:
 
 def test_all_of_them_say_what_keras_says(mixed):
     held = mixed.model.members.held
-    said = held.said(mixed.model.initial_weights.non_trainable, tf.constant(_X))
+    said = held.predictions(mixed.model.initial_weights.non_trainable, tf.constant(_X))
     np.testing.assert_allclose(np.stack(said, axis=1), mixed.said(), rtol=1e-5, atol=1e-7)
 
 
@@ -87,7 +87,7 @@ _MESSAGES = ((1,), (3, 0), (4, 1, 2), (3, 1, 0), (0, 1, 2, 3, 4))
 def test_a_message_has_the_chosen_ones_and_room_for_the_largest(mixed, indices):
     held, (weights,) = mixed.model.members.held, mixed.model.initial_weights.non_trainable
     chosen = held.chosen([tf.constant(weights)], tf.constant(indices))
-    run = tf.function(lambda message: held.said(message, tf.constant(_X)))
+    run = tf.function(lambda message: held.predictions(message, tf.constant(_X)))
     said = np.stack(run(chosen), axis=1)
     np.testing.assert_allclose(said, mixed.said()[:, list(indices)], rtol=1e-5, atol=1e-7)
     # A linear one has 15 weights, a deep one 25 + 20 + 18.
@@ -137,7 +137,7 @@ def test_equal_architectures_are_one(mixed):
     held = store_for(mixed.architectures)
     assert isinstance(held, SeveralArchitectures)
     assert held == store_for(list(mixed.architectures))
-    assert held.of_predictor == (0, 1, 0, 1, 0)
+    assert held.kinds == (0, 1, 0, 1, 0)
     # Scores or probabilities: it is not the same.
     assert len(store_for([one, Architecture(_LIKE, False)]).architectures) == 2
 

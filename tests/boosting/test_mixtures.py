@@ -15,7 +15,7 @@ from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES
 from tff_agnostic.boosting.sampling import SentPredictors
 from tff_agnostic.models import Model, logistic_regression, model_from_keras, next_word_lstm
-from tff_agnostic.models.metrics import OfColumns, SentenceLoss, binary_accuracy
+from tff_agnostic.models.metrics import ColumnLoss, SentenceLoss, binary_accuracy
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
 
@@ -61,7 +61,7 @@ def _two_classes(from_logits: bool) -> Model:
     keras_loss = tf.keras.losses.BinaryCrossentropy(from_logits=from_logits, reduction="none")
     return model_from_keras(
         build,
-        loss=OfColumns(keras_loss),
+        loss=ColumnLoss(keras_loss),
         example_spec={
             "x": tf.TensorSpec([None, 4], tf.float32),
             "y": tf.TensorSpec([None], tf.int32),
@@ -262,7 +262,7 @@ def test_equal_ensembles_are_traced_once():
         (
             dataclasses.replace(
                 _regression(1),
-                loss=OfColumns(tf.keras.losses.BinaryCrossentropy(label_smoothing=0.1)),
+                loss=ColumnLoss(tf.keras.losses.BinaryCrossentropy(label_smoothing=0.1)),
             ),
             None,
             "found the loss BinaryCrossentropy",

@@ -30,13 +30,13 @@ def make_client(x: Any, domain_id: Any, y: Any = None) -> dict[str, np.ndarray]:
 
 def single(client: Examples, seed: Any = (), state: Any = ()) -> Clients:
     """Returns one client; its seed is an int64 scalar."""
-    return dataclasses.replace(Clients.of(arrays_of_client(client, state)), seed=seed)
+    return dataclasses.replace(Clients.from_arrays(arrays_of_client(client, state)), seed=seed)
 
 
 def vectorised(clients: Sequence[Examples], seed: Any = ()) -> Clients:
     """Returns several clients, vectorised; their seeds are int64 [G]."""
     return dataclasses.replace(
-        Clients.of(arrays_of_clients(clients), vectorised_clients), seed=seed
+        Clients.from_arrays(arrays_of_clients(clients), vectorised_clients), seed=seed
     )
 
 

@@ -28,7 +28,7 @@ def _client(rng, labels, num_features):
 
 def _counted(model, weights, client, batch_size=7):
     counting = class_counting(model, _DOMAINS)
-    clients = Clients.of(arrays_of_client(client))
+    clients = Clients.from_arrays(arrays_of_client(client))
     _, counts = domain_sums_and_counts(model, _DOMAINS, weights, clients, counting, batch_size)
     return tf.nest.map_structure(np.asarray, counting.sums(counts))
 

@@ -76,7 +76,7 @@ def test_scalars_of_a_round_are_the_runtimes(exported, profile, monkeypatch):
 
 def test_which_metrics_have_a_value_of_all_domains():
     def of_domains(unit=Unit.NONE, present=True):
-        return ReportField("q", "label", per_domain=True, unit=unit, of_present_domains=present)
+        return ReportField("q", "label", per_domain=True, unit=unit, needs_examples=present)
 
     quantities = {
         "train": {

@@ -64,7 +64,7 @@ def test_what_a_round_of_training_reports():
 
 
 def test_a_quantity_of_present_domains_needs_their_counts():
-    of_present = ReportField("x", "x", per_domain=True, of_present_domains=True)
+    of_present = ReportField("x", "x", per_domain=True, needs_examples=True)
     with pytest.raises(UserError, match=r"quantity 'x': expected another one per domain, in ex"):
         TrainingColumns(OrderedDict(x=of_present), {}, _NAMES)
 

@@ -20,7 +20,7 @@ from tff_agnostic.metrics.constant_answers import (
 )
 from tff_agnostic.models import binary_accuracy, logistic_regression
 from tff_agnostic.models.metrics import (
-    OfColumns,
+    ColumnLoss,
     SentenceLoss,
     mean_absolute_error,
     root_mean_squared_error,
@@ -55,7 +55,7 @@ def test_words(expected_length):
         "y": labels.astype(np.int32),
         "domain_id": domains.astype(np.int32),
     }
-    clients = Clients.of(arrays_of_client(client))
+    clients = Clients.from_arrays(arrays_of_client(client))
     sums = sum_words(tf.constant(0), clients, num_domains=_DOMAINS, num_ids=_IDS)
     sums = WordSums(*map(np.asarray, sums))
     counts = np.zeros([_DOMAINS, _IDS], int)
@@ -108,9 +108,11 @@ def test_numbers():
     labels = rng.normal(5.0, 2.0, size=50).astype(np.float32)
     domains = rng.integers(_DOMAINS, size=50).astype(np.int32)
     client = {"x": labels[:, None], "y": labels, "domain_id": domains}
-    sums = sum_numbers(tf.constant(0), Clients.of(arrays_of_client(client)), num_domains=_DOMAINS)
+    sums = sum_numbers(
+        tf.constant(0), Clients.from_arrays(arrays_of_client(client)), num_domains=_DOMAINS
+    )
     sums = NumberSums(*map(np.asarray, sums))
-    squared = OfColumns(tf.keras.losses.MeanSquaredError(reduction="none"))
+    squared = ColumnLoss(tf.keras.losses.MeanSquaredError(reduction="none"))
     metrics = (root_mean_squared_error(8.0), mean_absolute_error(8.0))
     model = _model(tf.TensorSpec([None], tf.float32), squared, metrics)
     found = number_baselines(model, _NAMES, sums, np.bincount(domains))
@@ -119,7 +121,7 @@ def test_numbers():
     for name, of in {"a": labels[domains == 0], "b": labels[domains == 1], "all": labels}.items():
         assert found["loss"][name] == pytest.approx(np.var(of), rel=1e-4)
         assert found["root_mean_squared_error"][name] == pytest.approx(np.std(of), rel=1e-4)
-    absolute = OfColumns(tf.keras.losses.MeanAbsoluteError(reduction="none"))
+    absolute = ColumnLoss(tf.keras.losses.MeanAbsoluteError(reduction="none"))
     other = dataclasses.replace(model, loss=absolute, metrics=metrics[1:])
     assert not number_baselines(other, _NAMES, sums, np.bincount(domains))
 
@@ -135,7 +137,7 @@ def test_classes():
     assert found["accuracy"] == {"a": 0.75, "all": 30 / 47}
     expected = {"a": entropy(0.75, 0.25), "all": entropy(30 / 47, 10 / 47, 7 / 47)}
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
-    binary = OfColumns(tf.keras.losses.BinaryCrossentropy(from_logits=True, reduction="none"))
+    binary = ColumnLoss(tf.keras.losses.BinaryCrossentropy(from_logits=True, reduction="none"))
     spec = tf.TensorSpec([None], tf.int32)
     model = _model(spec, binary, (binary_accuracy(True),))
     assert class_baselines(model, {"a": [3, 1]})["loss"]["a"] == pytest.approx(entropy(0.75, 0.25))

@@ -111,7 +111,7 @@ def test_clients_train_as_plain_keras_in_both_modes(name):
     @functools.partial(tf.function, autograph=False)
     def train(arrays: ClientArrays, is_vectorised: bool) -> list[tf.Tensor]:
         modes = {"map_": vectorised_clients} if is_vectorised else {}
-        clients = Clients.of(arrays, **modes).seeded(tf.constant([0, 0]))
+        clients = Clients.from_arrays(arrays, **modes).seeded(tf.constant([0, 0]))
         beta = clients.map(lambda n: tf.cast(n, tf.float32), clients.num_examples)
         return local_sgd(model, options, weights, clients, tf.ones([1]), beta).trained
 

@@ -260,7 +260,7 @@ class Combination:
         inner = SecureSum(_SECURE) if name == "distributed" else PlainSum()
         least = int(name == "distributed")
         clients = float(_CLIENTS_PER_ROUND)
-        return private_sum(name, inner, 0.02, clients, least_clients=least, clip_norm=0.5)
+        return private_sum(name, inner, 0.02, clients, min_clients=least, clip_norm=0.5)
 
 
 def _by_flag(options: type, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ QUANTITIES = OrderedDict(
                 "before/loss",
                 "loss before training",
                 per_domain=True,
-                of_present_domains=True,
+                needs_examples=True,
                 role=Role.DOMAIN_LOSS,
                 is_drawn=True,
             ),

@@ -52,13 +52,13 @@ class _Recorded:
         }
         self.parts: list[list[str]] = []
 
-    def of_each(self, models, parts, states=None):
+    def for_each(self, models, parts, states=None):
         def noted():
             for clients in parts:
                 self.parts.append([self._of[client["x"].tobytes()] for client in clients])
                 yield clients
 
-        return self._evaluate.of_each(models, noted(), states)
+        return self._evaluate.for_each(models, noted(), states)
 
 
 def _close(actual, expected):

@@ -96,7 +96,7 @@ def test_noise_has_the_accounted_size(task, evaluate):
     tf.nest.map_structure(np.testing.assert_array_equal, again, noisy)
     # In one pass, each model has its own noise.
     states = [noise.state(evaluation_key(_KEY, "here"), release) for release in (5, 6)]
-    both = evaluate.of_each([task.model.initial_weights] * 2, [_clients(task)], states)
+    both = evaluate.for_each([task.model.initial_weights] * 2, [_clients(task)], states)
     tf.nest.map_structure(
         np.testing.assert_array_equal, [part.output for part in both], [noisy, other]
     )

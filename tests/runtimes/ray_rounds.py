@@ -86,7 +86,7 @@ def evaluated(runtime: Any, mode: str) -> list[np.ndarray]:
     evaluate = runtime.evaluation(model(mode), NUM_DOMAINS, PlainSum())
     initial = model(mode).initial_weights
     other = initial._replace(trainable=[np.full_like(w, 0.25) for w in initial.trainable])
-    return leaves(evaluate.of_each([initial, other], [cohort(mode, 7), cohort(mode, 4)]))
+    return leaves(evaluate.for_each([initial, other], [cohort(mode, 7), cohort(mode, 4)]))
 
 
 if __name__ == "__main__":

@@ -65,12 +65,12 @@ def test_several_models_in_one_pass_have_the_bits_of_each_alone(runtime, secure)
     models = [_WEIGHTS, *others]
     for evaluate in (secure, runtime.evaluation(_MODEL, 3, PlainSum())):
         # A generator, which can be read once.
-        found = evaluate.of_each(models, (part for part in _in_parts(2, 3)))
+        found = evaluate.for_each(models, (part for part in _in_parts(2, 3)))
         alone = [evaluate(weights, _in_parts(2, 3)) for weights in models]
         assert_identical([of.output for of in found], [of.output for of in alone])
         assert [of.clipped for of in found] == [of.clipped for of in alone]
         assert len({float(of.output.sums.losses[0]) for of in found}) == len(models)
-    for of in secure.of_each(models, []):
+    for of in secure.for_each(models, []):
         assert not any(of.output.clients.values())
 
 

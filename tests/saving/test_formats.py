@@ -20,7 +20,7 @@ from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.inputs import ModelInputs, Whole
 from tff_agnostic.models import LSTM, logistic_regression, model_from_keras
 from tff_agnostic.models.classifiers import emnist_cnn, emnist_linear
-from tff_agnostic.models.metrics import OfColumns
+from tff_agnostic.models.metrics import ColumnLoss
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.next_word import (
     NextWordNetwork,
@@ -255,7 +255,7 @@ def test_texts_are_asked_for_their_next_words(saved: dict[str, Any], case: str) 
 def test_numbers_have_neither_probabilities_nor_classes(tmp_path: Path) -> None:
     model = model_from_keras(
         lambda: tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)]),
-        loss=OfColumns(tf.keras.losses.MeanSquaredError(reduction="none")),
+        loss=ColumnLoss(tf.keras.losses.MeanSquaredError(reduction="none")),
         example_spec={"x": tf.TensorSpec([None, 2]), "y": tf.TensorSpec([None])},
     )
     about = FORMATS["saved_model"].write(

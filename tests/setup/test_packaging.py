@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from tff_agnostic import of_checkout, refusal_of_python
+from tff_agnostic import checkout_commit, refusal_of_python
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 
@@ -331,8 +331,8 @@ def test_the_lock_names_no_place(lock):
 
 def test_a_checkout_says_its_commit():
     if not (ROOT / ".git").exists():
-        assert of_checkout() == {}
+        assert checkout_commit() == {}
         return
     read = ("git", "-C", str(ROOT), "rev-parse", "HEAD")
     commit = subprocess.run(read, capture_output=True, text=True, check=True).stdout.strip()
-    assert commit.startswith(of_checkout()["commit"].removesuffix("-dirty"))
+    assert commit.startswith(checkout_commit()["commit"].removesuffix("-dirty"))

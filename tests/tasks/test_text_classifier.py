@@ -154,7 +154,7 @@ def test_texts_without_classes(tmp_path):
     assert str(error.value).startswith(f"{data}: expected examples with a label, found domain")
     numbers = _reviews(tmp_path / "n.sqlite", 0.5)
     assert golden.refusal(_load, numbers) == (
-        f"{numbers}: expected labels that are classes, found other numbers (the task custom has a "
+        f"{numbers}: expected labels that are classes, found real numbers (the task custom has a "
         "model for them)"
     )
 

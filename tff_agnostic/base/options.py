@@ -51,15 +51,15 @@ class OptionError(UserError):
     Attributes:
         field: Name of the field.
         expected: Description of the valid values.
-        found: The value, or a description of it.
+        value: The value, or a description of it.
         kind: The class of options with the field, if known.
     """
 
     def __init__(
-        self, field: str, expected: str, found: Any, kind: Optional[type[Options]] = None
+        self, field: str, expected: str, value: Any, kind: Optional[type[Options]] = None
     ) -> None:
-        super().__init__(f"{field}: expected {expected}, found {_shown(found)}")
-        self.field, self.expected, self.found, self.kind = field, expected, found, kind
+        super().__init__(f"{field}: expected {expected}, found {_shown(value)}")
+        self.field, self.expected, self.value, self.kind = field, expected, value, kind
 
 
 class Verbatim(str):
@@ -150,15 +150,15 @@ class Options:
         for name, hint in hints(type(self)).items():
             check(name, hint, getattr(self, name), type(self))
 
-    def error(self, field: str, expected: str, found: Any = None) -> OptionError:
+    def error(self, field: str, expected: str, value: Any = None) -> OptionError:
         """Returns the error of a field.
 
         Args:
             field: Name of the field.
             expected: Description of the valid values.
-            found: The value; None for the field's value.
+            value: The value; None for the field's value.
         """
-        value = getattr(self, field) if found is None else found
+        value = getattr(self, field) if value is None else value
         return OptionError(field, expected, value, type(self))
 
 

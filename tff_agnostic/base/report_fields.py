@@ -44,7 +44,7 @@ class ReportField:
         per_domain: Whether the value is a vector [p] with an entry per domain, or a scalar.
         unit: Unit of its values.
         higher_is_better: Whether larger values are better; None if neither direction is.
-        of_present_domains: Whether it is undefined for a domain without examples in the round.
+        needs_examples: Whether it is undefined for a domain without examples in the round.
         role: Role in one-line summaries of rounds; each role except NONE has at most one quantity
             of a run.
         is_drawn: Whether a run plots it over the rounds, with a curve per domain.
@@ -56,7 +56,7 @@ class ReportField:
     per_domain: bool = False
     unit: Unit = Unit.NONE
     higher_is_better: Optional[bool] = None
-    of_present_domains: bool = False
+    needs_examples: bool = False
     role: Role = Role.NONE
     is_drawn: bool = False
     file_name: Optional[str] = None

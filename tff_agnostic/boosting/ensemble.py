@@ -30,7 +30,7 @@ from tff_agnostic.boosting.predictor_store import (
     SeveralArchitectures,
     store_for,
 )
-from tff_agnostic.models.metrics import OfColumns, SentenceLoss, sparse_cross_entropy, takes_scores
+from tff_agnostic.models.metrics import ColumnLoss, SentenceLoss, sparse_cross_entropy, takes_scores
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.next_word import unigram_loss
 
@@ -219,7 +219,7 @@ def _is_class_loss(loss: Any) -> bool:
 
 
 def _keras_form(loss: Any) -> Any:
-    return loss.loss if isinstance(loss, OfColumns) else loss
+    return loss.loss if isinstance(loss, ColumnLoss) else loss
 
 
 def _is_number_loss(loss: Any) -> bool:

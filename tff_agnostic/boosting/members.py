@@ -166,7 +166,9 @@ class ModelMembers:
 
     def columns(self, stacks: Stacks, x: Any) -> tf.Tensor:
         """Returns the outputs of C predictors for n examples, [n, C, numbers]."""
-        return tf.stack([as_columns(outputs) for outputs in self.held.said(stacks, x)], axis=1)
+        return tf.stack(
+            [as_columns(outputs) for outputs in self.held.predictions(stacks, x)], axis=1
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +187,7 @@ class WordMembers(ModelMembers):
 
     def outputs(self, stacks: Stacks, x: Any) -> WordOutputs:
         """See `PredictorFamily`."""
-        return WordOutputs(self.held.said(stacks, x), self.expected_length)
+        return WordOutputs(self.held.predictions(stacks, x), self.expected_length)
 
     def predictions(self, outputs: WordOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
         """Returns log h(x), float32 [n, T, ids]: scores, as metrics of words expect them."""

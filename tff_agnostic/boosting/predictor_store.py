@@ -37,7 +37,7 @@ class Architecture:
     model: Model
     from_scores: bool
 
-    def said(self, weights: ModelWeights, x: Any) -> tf.Tensor:
+    def predictions(self, weights: ModelWeights, x: Any) -> tf.Tensor:
         """Returns distributions or numbers, float32 [n, ...], for n examples."""
         predictions = self.model.predict(weights, x, False, tf.zeros([2], tf.int32))
         predictions = tf.cast(predictions, tf.float32)
@@ -73,7 +73,7 @@ class PredictorStore(Protocol):
     def num_bytes(self, count: int) -> int:
         """Returns the bytes of a message of `count` predictors."""
 
-    def said(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
+    def predictions(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
         """Returns each predictor's output for n examples, from all arrays or a message's."""
 
 
@@ -99,11 +99,11 @@ class OneArchitecture:
         """See `PredictorStore`."""
         return count * sum(array.nbytes for array in self.architecture.arrays())
 
-    def said(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
+    def predictions(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
         """See `PredictorStore`."""
         # Unrolled: C is small, and not every model has a vectorised form in a loop.
         return [
-            self.architecture.said(self.architecture.weights([s[k] for s in stacks]), x)
+            self.architecture.predictions(self.architecture.weights([s[k] for s in stacks]), x)
             for k in range(stacks[0].shape[0])
         ]
 
@@ -114,11 +114,11 @@ class SeveralArchitectures:
 
     Attributes:
         architectures: The distinct architectures.
-        of_predictor: Index of each predictor's architecture.
+        kinds: Index of each predictor's architecture.
     """
 
     architectures: tuple[Architecture, ...]
-    of_predictor: tuple[int, ...]
+    kinds: tuple[int, ...]
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
         """See `PredictorStore`: one array, whose weights were checked to be exact in float32."""
@@ -138,19 +138,19 @@ class SeveralArchitectures:
         source = tf.gather(starts - offsets, place) + positions
         gathered = tf.gather(weights, tf.minimum(source, weights.shape[0] - 1))
         packed = tf.where(positions < ends[-1], gathered, 0.0)
-        kinds = tf.gather(tf.constant(self.of_predictor, tf.int32), indices)
+        kinds = tf.gather(tf.constant(self.kinds, tf.int32), indices)
         return [packed, kinds, offsets]
 
     def num_bytes(self, count: int) -> int:
         """See `PredictorStore`."""
         return self._room(count) * _FLOAT_BYTES + 2 * count * _INT_BYTES
 
-    def said(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
+    def predictions(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
         """See `PredictorStore`."""
         if len(stacks) == 1:
             return [
                 self._output_with(self.architectures[kind], stacks[0], start, x)
-                for kind, start in zip(self.of_predictor, self._starts())
+                for kind, start in zip(self.kinds, self._starts())
             ]
         packed, kinds, offsets = stacks
         return [self._output_at(packed, kinds[k], offsets[k], x) for k in range(kinds.shape[0])]
@@ -175,10 +175,10 @@ class SeveralArchitectures:
             part = tf.slice(packed, [start], [like.size])
             arrays.append(tf.cast(tf.reshape(part, like.shape), like.dtype))
             start += like.size
-        return architecture.said(architecture.weights(arrays), x)
+        return architecture.predictions(architecture.weights(arrays), x)
 
     def _sizes(self) -> list[int]:
-        return [self.architectures[kind].size for kind in self.of_predictor]
+        return [self.architectures[kind].size for kind in self.kinds]
 
     def _starts(self) -> list[int]:
         sizes = self._sizes()

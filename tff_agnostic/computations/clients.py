@@ -147,7 +147,7 @@ class Clients:
     order: Any = ()
 
     @classmethod
-    def of(cls, arrays: ClientArrays, map_: ClientMap = one_client) -> Clients:
+    def from_arrays(cls, arrays: ClientArrays, map_: ClientMap = one_client) -> Clients:
         """Returns the clients of the given arrays."""
         return cls(*arrays, map_=map_)
 

@@ -376,16 +376,16 @@ def check_state(before: Any, after: Any) -> None:
         tf.nest.assert_same_structure(before, after, check_types=False)
     except (TypeError, ValueError):
         raise UserError(
-            "expected finish to return a state of the structure that initialize returned, found "
-            f"another one: {_names(before)} before, {_names(after)} after"
+            "expected finish to return a state of the structure that initialize returned, "
+            f"{_names(before)}, found {_names(after)}"
         ) from None
     for i, (old, new) in enumerate(zip(tf.nest.flatten(before), tf.nest.flatten(after))):
         new = tf.convert_to_tensor(new)
         if old.dtype != new.dtype or not old.shape.is_compatible_with(new.shape):
             raise UserError(
                 "expected finish to return a state of the shapes and dtypes that initialize "
-                f"returned, found another one of value {i}: {old.dtype.name}{old.shape} before, "
-                f"{new.dtype.name}{new.shape} after"
+                f"returned, {old.dtype.name}{old.shape} for value {i}, found "
+                f"{new.dtype.name}{new.shape}"
             )
 
 

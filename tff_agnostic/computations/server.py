@@ -139,7 +139,7 @@ def training_columns(
                 per_domain=True,
                 unit=model_measure.unit,
                 higher_is_better=model_measure.higher_is_better,
-                of_present_domains=True,
+                needs_examples=True,
                 role=Role.DOMAIN_LOSS if name == "loss" else Role.NONE,
                 is_drawn=True,
                 file_name=f"{prefix}_{name}",

@@ -436,7 +436,7 @@ def placed_step(
         client, state = on_client if has_state else (on_client, ())
         examples, place = client if step.aggregation.numbers_clients else (client, ())
         place = Place(*place) if place else ()
-        clients = Clients.of(arrays_of_client(examples, state, place))
+        clients = Clients.from_arrays(arrays_of_client(examples, state, place))
         result = step.client_work(message, clients)
         return result if keeps else result.output
 

@@ -242,7 +242,9 @@ def _client_result_specs(
     place = Place(number, number) if step.aggregation.numbers_clients else ()
 
     def work(message: Any, examples: Any, state: Any, place: Any) -> Any:
-        return step.client_work(message, Clients.of(arrays_of_client(examples, state, place)))
+        return step.client_work(
+            message, Clients.from_arrays(arrays_of_client(examples, state, place))
+        )
 
     return traced_specs(work, message_spec, dict(examples_spec), client_state_spec, place)
 

@@ -180,7 +180,7 @@ def overall_metrics(quantities: ReportFields, scope: str = "") -> Iterator[Overa
             yield from overall_metrics(quantity, f"{scope}{key}/")
         elif _counts_examples(quantity):
             yield Overall(f"{scope}{key}", None)
-        elif quantity.of_present_domains and quantity.unit is not Unit.FACTOR and counts:
+        elif quantity.needs_examples and quantity.unit is not Unit.FACTOR and counts:
             yield Overall(f"{scope}{key}", counts)
 
 

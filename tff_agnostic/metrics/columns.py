@@ -61,7 +61,7 @@ class TrainingColumns:
         values: dict[str, Any] = {}
         for quantity, reported in pairs:
             for i, column in enumerate(_columns(quantity, self._domain_names)):
-                absent = quantity.of_present_domains and counts is not None and counts[i] == 0
+                absent = quantity.needs_examples and counts is not None and counts[i] == 0
                 value = reported[i] if quantity.per_domain else reported
                 values[column.name] = None if absent else value
         for name, (weight, index) in self._tracked_weights.items():
@@ -222,7 +222,7 @@ def _columns(quantity: ReportField, domain_names: Sequence[str]) -> list[Column]
 def example_counts(quantities: Sequence[ReportField]) -> Optional[ReportField]:
     """Returns the quantity with the examples of each domain in a round; None without one."""
     found = next((q for q in quantities if q.per_domain and q.unit is Unit.EXAMPLES), None)
-    needed = next((q for q in quantities if q.of_present_domains), None)
+    needed = next((q for q in quantities if q.needs_examples), None)
     if needed is not None and found is None:
         raise UserError(
             f"quantity {needed.name!r}: expected another one per domain, in examples, that says "

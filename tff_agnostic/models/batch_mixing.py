@@ -13,7 +13,7 @@ import numpy as np
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.later import tf
-from tff_agnostic.models.metrics import OfColumns
+from tff_agnostic.models.metrics import ColumnLoss
 from tff_agnostic.models.model import ModelWeights
 
 # Rows of the synthetic examples in each batch. The last row is zeros, like padding.
@@ -186,14 +186,14 @@ def per_example_loss(loss: Any, labels: tf.Tensor, outputs: Any) -> Any:
         labels: Labels of synthetic examples.
         outputs: Outputs for these examples.
     """
-    if isinstance(loss, OfColumns) or not (is_single(labels) and is_single(outputs)):
+    if isinstance(loss, ColumnLoss) or not (is_single(labels) and is_single(outputs)):
         return loss
     if labels.shape.rank == outputs.shape.rank == 2:
         return loss
     # A caller with fewer rows only checks shapes.
     rows = tf.range(_NUM_ROWS) % labels.shape[0]
     labels, outputs = tf.gather(labels, rows), tf.gather(outputs, rows)
-    forms = [loss, OfColumns(loss)]
+    forms = [loss, ColumnLoss(loss)]
     if isinstance(loss, tf.keras.losses.Loss):
         forms.reverse()
     return next((form for form in forms if _is_per_example(form, labels, outputs)), forms[0])

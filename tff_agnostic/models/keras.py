@@ -34,7 +34,7 @@ from tff_agnostic.models.keras_platform import (
     layers_of,
     name_layers_afresh,
 )
-from tff_agnostic.models.metrics import Metric, OfColumns
+from tff_agnostic.models.metrics import ColumnLoss, Metric
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
 # Keras policy of each precision, and factor of losses while gradients are taken: float16 gradients
@@ -182,7 +182,7 @@ def sharing_functions(model: Model, earlier: Iterable[Model]) -> Model:
 def _description(model: Model) -> Optional[str]:
     """Returns a string that describes a model except its metrics; None if that is impossible."""
     keras_model = model.keras_model
-    loss = model.loss.loss if isinstance(model.loss, OfColumns) else model.loss
+    loss = model.loss.loss if isinstance(model.loss, ColumnLoss) else model.loss
     if keras_model is None or not keras_platform().is_graph(keras_model):
         return None
     # Adapted state of a layer is not in its configuration.

@@ -62,7 +62,7 @@ def sparse_cross_entropy(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class OfColumns:
+class ColumnLoss:
     """A loss of one label and one output per example, each [n] or [n, 1], by a loss of columns.
 
     Attributes:
@@ -87,7 +87,7 @@ def takes_scores(loss: Any) -> Optional[bool]:
         True for scores, whose softmax, or sigmoid of a single score, gives probabilities; False for
         probabilities; None for any loss that does not specify it.
     """
-    if isinstance(loss, OfColumns):
+    if isinstance(loss, ColumnLoss):
         return takes_scores(loss.loss)
     if loss is sparse_cross_entropy:
         return True

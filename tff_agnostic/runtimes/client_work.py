@@ -64,7 +64,7 @@ class ShardFunction:
         calls = (function(broadcast, inputs) for inputs in self._tensors(clients, state, shard))
         return summed_in_order(calls)
 
-    def of_each(
+    def for_each(
         self, broadcasts: Sequence[Any], clients: Sequence[Examples], shard: Shard
     ) -> ClientResult:
         """Returns the sum for each of several broadcasts, for clients without state."""
@@ -223,7 +223,7 @@ class CompiledClientWork:
 
         def one(message: Any, client: tuple[Any, Any, Any]) -> ClientResult:
             output, state = self.work.step.client_work(
-                message, Clients.of(arrays_of_client(*client), map_)
+                message, Clients.from_arrays(arrays_of_client(*client), map_)
             )
             # Add a client axis of size 1, as in vectorised work.
             return ClientResult(
@@ -238,7 +238,7 @@ class CompiledClientWork:
     def _many(self) -> Any:
         def many(message: Any, arrays: ClientArrays) -> ClientResult:
             outputs, state = self.work.step.client_work(
-                message, Clients.of(arrays, _ConvertedClients(self.grouping.map_))
+                message, Clients.from_arrays(arrays, _ConvertedClients(self.grouping.map_))
             )
             return ClientResult(
                 tf.nest.map_structure(lambda value: tf.reduce_sum(value, axis=0), outputs), state

@@ -60,7 +60,7 @@ class SumOverClients(Protocol):
                 returned states have the same axis.
         """
 
-    def of_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
+    def for_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
         """Returns the sum for each of several broadcasts, for clients without state."""
 
 
@@ -166,11 +166,11 @@ class SumOnLanes:
         result = self._summed(run_shard, cohort)
         return self.compiled.zeros() if result is None else result
 
-    def of_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
+    def for_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
         """Returns the sum for each broadcast; see `SumOverClients`."""
 
         def run_shard(run: ShardFunction, shard: Shard) -> ClientResult:
-            return run.of_each(broadcasts, [cohort[k] for k in shard], shard)
+            return run.for_each(broadcasts, [cohort[k] for k in shard], shard)
 
         result = self._summed(run_shard, cohort)
         if result is None:
@@ -303,7 +303,7 @@ class CohortEvaluation(Evaluation):
         return self._start(as_tensors(measured), state)
 
     def _sums(self, messages: Sequence[Any], clients: Sequence[Examples]) -> list[Any]:
-        return self._sum.of_each(messages, clients)
+        return self._sum.for_each(messages, clients)
 
     def _added(self, totals: list[Any], sums: list[Any]) -> list[Any]:
         added: list[Any] = tf.nest.map_structure(tf.add, totals, sums)

@@ -180,7 +180,7 @@ class SumOnRay:
         total, states = summed_in_order(map(to_result, pool.results(len(shards), submit)))
         return ClientResult(total, in_cohort_order(states, shards))
 
-    def of_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
+    def for_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
         """Returns the sum for each broadcast, one after another; see `cohort.SumOverClients`."""
         return [self(broadcast, cohort).output for broadcast in broadcasts]
 

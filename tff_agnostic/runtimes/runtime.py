@@ -72,9 +72,9 @@ class Evaluation(abc.ABC):
             parts: The clients.
             state: State of the aggregation; its initial state if None.
         """
-        return self.of_each([measured], parts, [state])[0]
+        return self.for_each([measured], parts, [state])[0]
 
-    def of_each(
+    def for_each(
         self,
         measured: Sequence[Any],
         parts: Iterable[Sequence[Examples]],

@@ -128,8 +128,8 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
             label_range=store.description.label_range,
             categories=inputs.categories,
             x_names=inputs.names(),
-            x_mean=inputs.of_numbers(lambda entry: entry.mean),
-            x_deviation=inputs.of_numbers(lambda entry: entry.deviation),
+            x_mean=inputs.map_numbers(lambda entry: entry.mean),
+            x_deviation=inputs.map_numbers(lambda entry: entry.deviation),
         )
     )
     features = {**inputs.features, LABEL: labels.feature, **domains.features}

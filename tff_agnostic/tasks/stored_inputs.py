@@ -132,7 +132,7 @@ class StoredInputs:
         }
         return names[ONLY] if self._is_single else names
 
-    def of_numbers(self, value_of: Callable[[Entry], float]) -> Any:
+    def map_numbers(self, value_of: Callable[[Entry], float]) -> Any:
         """Returns a value per entry of x, in the form of `ModelData.x_mean`."""
         specs = {ONLY: self.spec} if self._is_single else self.spec
         values = {

@@ -364,7 +364,7 @@ def load_text_classifier(options: TextClassifierOptions, context: TaskContext) -
     )
     if labels.num_classes is None:
         raise UserError(
-            f"{store.path}: expected labels that are classes, found other numbers (the task custom "
+            f"{store.path}: expected labels that are classes, found real numbers (the task custom "
             "has a model for them)"
         )
     network, num_words = TextNetwork(options.network), len(corpus.words)

@@ -170,7 +170,7 @@ class Evaluator:
         for first in range(0, len(models), at_once):
             some = slice(first, first + at_once)
             parts = in_parts(self._clients(on_all))
-            evaluated += self._evaluate.of_each(models[some], parts, states and states[some])
+            evaluated += self._evaluate.for_each(models[some], parts, states and states[some])
         return evaluated
 
     def report(self, evaluated: RawEvaluation) -> EvaluationReport:

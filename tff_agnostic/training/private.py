@@ -348,7 +348,7 @@ def _groups(round_: Round) -> list[tuple[float, int]]:
 
         def work(message: Any, examples: Any, client_state: Any) -> Any:
             place = Place(tf.constant(0), tf.constant(0))
-            client = Clients.of(arrays_of_client(examples, client_state, place))
+            client = Clients.from_arrays(arrays_of_client(examples, client_state, place))
             return step.client_work(message, client)
 
         result = traced_specs(work, message, dict(round_.client_data_spec), client_state)

@@ -349,7 +349,7 @@ def _answer_specs(round_: Round) -> list[Any]:
         def sent(message: Any, examples: Any, client_state: Any) -> Any:
             facts = _facts(step.aggregation, _FIRST)
             arrays = arrays_of_client(examples, client_state, facts.place)
-            clients = dataclasses.replace(Clients.of(arrays), seed=facts.seed)
+            clients = dataclasses.replace(Clients.from_arrays(arrays), seed=facts.seed)
             result = client_result(step.step, step.step.client_work(message.broadcast, clients))
             params, bounds = message.aggregation, step.bounds
             encoded = step.aggregation.encode(params, result.output, bounds, facts)

@@ -116,9 +116,9 @@ def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
             def counted(models: Any, parts: Any, states: Any) -> Any:
                 clients = [client for part in parts for client in part]
                 evaluated.extend([len(clients)] * len(models))
-                return evaluate.of_each(models, [clients], states)
+                return evaluate.for_each(models, [clients], states)
 
-            return types.SimpleNamespace(of_each=counted)
+            return types.SimpleNamespace(for_each=counted)
 
     train(Counting(), tmp_path, evaluation_clients=2)
     # Rounds 2, 4, 6 and 7, and what the run began with: a lambda is near 0 in the end.

@@ -98,9 +98,9 @@ class _Noted:
         # No noise: it is no release.
         return self.evaluate(weights, parts)
 
-    def of_each(self, models: Any, parts: Any, states: Any = None) -> Any:
+    def for_each(self, models: Any, parts: Any, states: Any = None) -> Any:
         clients = [client for part in parts for client in part]
-        actual = self.evaluate.of_each(models, [clients], states)
+        actual = self.evaluate.for_each(models, [clients], states)
         for output, state in zip(actual, states or []):
             leaves = tf.nest.flatten(output.output)
             noise = (*map(int, state.noise_key), int(state.releases))

@@ -456,8 +456,8 @@ def error_of_flag(error: OptionError, flags: Iterable[Flag]) -> Optional[UserErr
     for flag in flags:
         is_owner = error.kind is None or issubclass(error.kind, flag.owner)
         if flag.path[-1] == error.field and is_owner:
-            if isinstance(error.found, Options):
-                shown = Verbatim(flag.to_value(error.found))
+            if isinstance(error.value, Options):
+                shown = Verbatim(flag.to_value(error.value))
                 error = OptionError(error.field, error.expected, shown)
             return UserError(f"--{flag.name}{str(error).removeprefix(error.field)}")
     return None

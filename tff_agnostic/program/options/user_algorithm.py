@@ -272,7 +272,7 @@ def trace_round(algorithm: core.Algorithm) -> None:
         client_state: Any = ()
         for step in algorithm.steps:
             broadcast = step.broadcast(state, *sums)
-            clients = core.Clients.of(arrays_of_client(examples, client_state))
+            clients = core.Clients.from_arrays(arrays_of_client(examples, client_state))
             seeded = clients.seeded(tf.zeros([2], tf.int32))
             result = client_result(step, step.client_work(broadcast, seeded))
             client_state = result.state if step.keeps_client_state else client_state

@@ -167,7 +167,7 @@ def progress_text(
         return _with_privacy(scalars[0] if scalars else "", with_role)
     quantity, losses = with_role[Role.DOMAIN_LOSS]
     presence = example_counts([quantity for quantity, _ in pairs])
-    counts = [value for q, value in pairs if q == presence and quantity.of_present_domains]
+    counts = [value for q, value in pairs if q == presence and quantity.needs_examples]
     is_present = np.asarray(counts[0]) != 0 if counts else np.full(len(losses), True)
     if not is_present.any():
         return _with_privacy("no domain with examples", with_role)

@@ -13,7 +13,7 @@ from typing import Any, Optional
 import numpy as np
 from tabulate import tabulate
 
-from tff_agnostic import of_checkout, versions
+from tff_agnostic import checkout_commit, versions
 from tff_agnostic.base.errors import agreeing, counted
 from tff_agnostic.base.files import make_folder, read_json, write_json, write_npz, write_text
 from tff_agnostic.base.later import matplotlib, tf
@@ -199,7 +199,7 @@ def run_facts(
         if security is None
         else {"plain": list(security.plain), "secure": list(security.secure)},
         "rounds_skipped": rounds_skipped,
-        "versions": {**versions(), **of_checkout()},
+        "versions": {**versions(), **checkout_commit()},
     }
 
 
