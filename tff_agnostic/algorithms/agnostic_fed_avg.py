@@ -38,6 +38,14 @@ class AgnosticFedAvgOptions(core.AveragingOptions, LambdaOptions, core.LossOptio
 
     Attributes:
         window: r, number of rounds whose counts scale lambda.
+
+    Source:
+        Ro et al. 2021, Algorithm 1; the other options are those of its two players.
+
+    Example:
+        >>> options = AgnosticFedAvgOptions(client=ClientTraining(epochs=2), window=5)
+        >>> options.client.epochs, options.lambda_.learning_rate
+        (2, 0.01)
     """
 
     window: Annotated[int, Within(least=1)] = 1
@@ -108,6 +116,15 @@ def agnostic_fed_avg(
         initial_counts: N_0, p positive numbers that fill the window before the first round; None
             for the expected counts of a round. With r = 1 only their ratios matter; with r > 1 they
             share the window with real counts for r - 1 rounds, so that their size matters.
+
+    Source:
+        Ro et al. 2021, Algorithm 1.
+
+    Example:
+        >>> problem, clients = classification(network, arrays, ["common", "rare"])
+        >>> algorithm = agnostic_fed_avg(problem, AgnosticFedAvgOptions())
+        >>> algorithm.initialize().memory.lambda_.numpy()  # [p]
+        array([0.5, 0.5], dtype=float32)
     """
     holdout = options.holdout(problem.seed)
     ascent = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts, slope)

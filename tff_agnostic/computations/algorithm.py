@@ -44,6 +44,11 @@ class Problem:
             training clients; None if unknown.
         expected_kept_out: Expected number of these examples that clients hold out of training; None
             for the algorithm's holdout fraction of all of them.
+
+    Example:
+        >>> model = logistic_regression(num_features=4, num_classes=2)
+        >>> Problem(model, ("common", "rare"), expected_counts=(40.0, 5.0)).num_domains
+        2
     """
 
     model: Model

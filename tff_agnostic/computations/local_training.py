@@ -44,6 +44,13 @@ class ClientTraining(Options):
             (batch; McMahan et al. 2017).
         shuffle: Whether clients shuffle their examples before each epoch.
         schedule: How gamma_w falls from round to round.
+
+    Source:
+        McMahan et al. 2017, ClientUpdate; Ro et al. 2021, Algorithm 1, lines 6 to 10 of the client.
+
+    Example:
+        >>> ClientTraining(learning_rate=0.3, batch_size=8, normalizer="batch").rate
+        Rate(first=0.3, schedule=Constant())
     """
 
     learning_rate: Annotated[float, Within(above=0)] = 0.1

@@ -425,6 +425,13 @@ class ServerUpdate(Options):
         optimizer: Optimizer that applies a round's update.
         learning_rate: Learning rate of the server optimizer.
         schedule: How the learning rate falls from round to round.
+
+    Source:
+        Reddi et al. 2021, Algorithm 2: the average update of the clients is the gradient.
+
+    Example:
+        >>> ServerUpdate(Adam(), learning_rate=0.01).optimizer
+        Adam(beta_1=0.9, epsilon=0.001)
     """
 
     optimizer: Union[Sgd, Momentum, Nesterov, Adagrad, Adam, Yogi] = Sgd()

@@ -88,6 +88,12 @@ def build_learning_process(
     `tff.learning.templates.LearningProcessOutput(state, report)`; the state is a `RunState`. If the
     aggregation numbers clients, each client is a `NumberedClient` instead of the mapping. Reports
     of the aggregation are under "aggregator".
+
+    Example:
+        >>> algorithm = agnostic_fed_avg(problem, AgnosticFedAvgOptions())
+        >>> process = build_learning_process(algorithm)
+        >>> str(process.next.type_signature.parameter.client_data.member["x"])
+        'float32[?,4]'
     """
     return build_process(algorithm, aggregation).learning_process
 

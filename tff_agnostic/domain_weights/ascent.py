@@ -214,6 +214,15 @@ class LambdaPlayer(Options):
             or trivial (train, compare): class shares, means or unigrams of each domain.
         baseline_losses: Losses of runs that are baselines: on training examples, like lambda's
             signal, or on held-out examples.
+
+    Source:
+        Ro et al. 2021, Algorithm 1, line 12 of the server; Mohri, Sivek, Suresh 2019, section 4.
+
+    Example:
+        >>> steps = lambda_ascent(LambdaPlayer(learning_rate=0.1), ["common", "rare"])
+        >>> losses, counts = np.float32([1, 2]), np.float32([30, 5])  # [p]
+        >>> steps.next(np.float32([0.5, 0.5]), losses, counts).numpy().round(3)
+        array([0.475, 0.525], dtype=float32)
     """
 
     update: Union[ExponentiatedGradient, ProjectedGradient, Fixed, Cvar] = ExponentiatedGradient()

@@ -64,8 +64,9 @@ def evaluate(
         aggregation: The aggregation of client outputs.
 
     Example:
-        >>> report = evaluate(problem, trained.models["model"], test_arrays)
-        >>> report.domains["rare"].measures["accuracy"].value
+        >>> report = evaluate(problem, problem.model.initial_weights, arrays, runtime=runtime)
+        >>> 0 <= report.domains["rare"].measures["accuracy"].value <= 1
+        True
     """
     if isinstance(clients, Mapping):
         clients = clients_from_arrays(problem.model, clients, problem.num_domains)

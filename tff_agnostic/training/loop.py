@@ -56,7 +56,15 @@ class FinishedRound:
 
 
 class Observer:
-    """Base class of observers, which see each round in the order given to `train`."""
+    """Base class of observers, which see each round in the order given to `train`.
+
+    Example:
+        >>> class Patience(Observer):
+        ...     def after_round(self, finished):
+        ...         finished.stop = finished.report["clients"]["contributed"] == 0
+        >>> settings = {"clients_per_round": 4, "runtime": runtime}
+        >>> trained = train(algorithm, clients, 2, observers=[Patience()], **settings)
+    """
 
     def accounts_for(self, aggregation: Aggregation) -> bool:
         """Returns whether the observer accounts for the noise of a private aggregation."""
@@ -138,8 +146,9 @@ def train(
     Example:
         >>> problem, clients = classification(network, arrays, ["common", "rare"])
         >>> algorithm = agnostic_fed_avg(problem, AgnosticFedAvgOptions())
-        >>> trained = train(algorithm, clients, rounds=50)
-        >>> evaluate(problem, trained.models["model"], test_arrays).domains["rare"]
+        >>> trained = train(algorithm, clients, rounds=2, clients_per_round=4, runtime=runtime)
+        >>> trained.state.round_num, [w.shape for w in trained.models["model"].trainable]
+        (2, [(4, 2), (2,)])
     """
     if cohorts is None:
         if isinstance(aggregation, PrivateAggregation):

@@ -55,7 +55,10 @@ def classification(
 
     Example:
         >>> network = lambda: keras.Sequential([keras.Input([4]), keras.layers.Dense(2)])
-        >>> problem, clients = classification(network, arrays, ["common", "rare"])
+        >>> domains = ["common", "rare"]
+        >>> problem, clients = classification(network, arrays, domains, clients_per_round=4)
+        >>> problem.expected_counts
+        (20.0, 14.0)
     """
     x_spec = _x_spec(clients)
     model = model_from_keras(
@@ -89,6 +92,12 @@ def regression(
         domain_names: See `classification`.
         clients_per_round: See `classification`.
         seed: See `classification`.
+
+    Example:
+        >>> line = lambda: keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        >>> problem, clients = regression(line, arrays, ["common", "rare"])
+        >>> [metric.name for metric in problem.model.metrics]
+        ['mean_absolute_error', 'root_mean_squared_error']
     """
     x_spec = _x_spec(clients)
     labels = [np.asarray(arrays["y"], np.float32) for arrays in clients.values() if "y" in arrays]
