@@ -4,15 +4,10 @@ import numpy as np
 
 from tests.algorithms.cases import empty_client, spoiled_client
 from tests.computations.harness import random_client
-from tests.options import make_options
-from tff_agnostic.computations import SecureSum, SecureSumOptions
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 
 _ROUNDS = 12
-SECURE = SecureSum(
-    make_options(SecureSumOptions, limit_examples=20, secure_bits=40, secure_min_clients=1)
-)
 
 
 def _cohorts() -> list[list[dict[str, np.ndarray]]]:

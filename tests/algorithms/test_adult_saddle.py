@@ -39,9 +39,9 @@ def test_stochastic_afl_reaches_the_exact_saddle(table, game, cohort_runtime):
     assert saddle.losses == pytest.approx([0.4410, 0.4410], abs=1e-4)
     assert saddle.value == pytest.approx(0.44541, abs=1e-5)
     assert game.gap(saddle.w, saddle.lambda_) < 1e-7
-    # It is no better on doctorates who are not trained on: as many as Newton's method found.
-    found = 100 * accuracies(saddle.w, *read_adult(_REAL / "adult.test"))
-    assert found == pytest.approx([80.24, 67.40, 80.39], abs=0.01)
+    # Doctorates that are not trained on are not better off; Newton's method gives the same.
+    percent = 100 * accuracies(saddle.w, *read_adult(_REAL / "adult.test"))
+    assert percent == pytest.approx([80.24, 67.40, 80.39], abs=0.01)
 
     settings = {"server_optimizer": "nesterov", "server_learning_rate": 0.8}
     algorithm = build(table, 1.0, {**settings, "lambda_learning_rate": 0.3})
@@ -59,7 +59,7 @@ def test_stochastic_afl_reaches_the_exact_saddle(table, game, cohort_runtime):
     assert game.worst(mean) - saddle.value < 2.5e-3
 
 
-def test_the_solver_minimises_for_a_fixed_lambda(game):
+def test_solver_minimises_for_fixed_lambda(game):
     """Against facts that were computed by Newton's method, and the first-order condition."""
     for lambda_, losses in ((413 / 32561, [0.5292, 0.3559]), (0.5, [0.4625, 0.3712])):
         least = game.least(lambda_)

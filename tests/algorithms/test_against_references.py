@@ -12,13 +12,12 @@ import pytest
 from tests.algorithms.cases import build
 from tests.algorithms.random_rounds import COHORTS, W_0
 from tests.algorithms.references.above_mean import above_mean_round
-from tests.algorithms.references.fed_avg_sub import fed_avg_sub_round
 from tests.algorithms.references.fed_prox import fed_prox_round
 from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
 from tests.algorithms.references.q_fed_avg import q_fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss, size
 from tests.algorithms.references.term import term_round, tilted_weights
-from tests.computations.harness import random_client, run_rounds, single
+from tests.computations.harness import assert_all_close, random_client, run_rounds, single
 from tests.options import make_options
 from tff_agnostic.algorithms.fed_avg import takes_part
 from tff_agnostic.base.errors import UserError
@@ -72,9 +71,11 @@ def _term(tilt: float, weighting: str = "examples", sgd: LocalSgd = _SGD) -> _Ca
 
 
 def _sub(share: float) -> _Case:
+    """FedAvg-Sub (Laguel et al. 2021): FedAvg on the drawn part of the cohort."""
+
     def reference(w: Any, cohort: Any, t: int) -> Any:
-        drawn = [bool(takes_part(_seed(client, t), share)) for client in cohort]
-        return fed_avg_sub_round(SOFTMAX, w, cohort, drawn, _SGD)
+        drawn = [client for client in cohort if takes_part(_seed(client, t), share)]
+        return fed_avg_round(SOFTMAX, w, drawn, _SGD)
 
     return _Case("fed_avg_sub", {"cohort_share": share}, reference)
 
@@ -92,23 +93,16 @@ def _fed_avg(algorithm: str, weighting: str = "examples", **settings: float) -> 
 
 
 _CASES = {
-    "q=0.1": _q(0.1),
-    "q=1": _q(1.0),
-    "q=1, clients alike": _q(1.0, "equal"),
+    "q=1, equal clients": _q(1.0, "equal"),
     "q=5": _q(5.0),
     "q=2, divided by client": _q(2.0, sgd=_BY_CLIENT),
     "q=0 is FedAvg": _fed_avg("q_ffl", q=0.0),
     "mu=2": _prox(2.0),
-    "mu=0 is FedAvg": _fed_avg("fed_prox", mu=0.0),
     "fed_avg": _fed_avg("fed_avg"),
-    "t=0.5": _term(0.5),
-    "t=2": _term(2.0),
-    "t=5, clients alike": _term(5.0, "equal"),
+    "t=5, equal clients": _term(5.0, "equal"),
     "t=-1.5": _term(-1.5),
-    "t=2, divided by client": _term(2.0, sgd=_BY_CLIENT),
     "t=0 is FedAvg": _fed_avg("term", tilt=0.0),
     "half of the cohort": _sub(0.5),
-    "a share of 1 is FedAvg": _fed_avg("fed_avg_sub", cohort_share=1.0),
     "above_mean": _Case("above_mean", {}, lambda w, c, t: above_mean_round(SOFTMAX, w, c, _SGD).w),
 }
 
@@ -122,15 +116,8 @@ def _expected(case: _Case) -> list[Any]:
     return weights
 
 
-# Other settings of the same algorithms.
-_SLOW = (
-    *("q=0.1", "q=1", "q=0 is FedAvg", "mu=0 is FedAvg", "t=0.5", "t=2", "t=0 is FedAvg"),
-    *("t=2, divided by client", "a share of 1 is FedAvg"),
-)
-
-
 # Other runtimes and secure sums are compared with this one in `test_combinations.py`.
-@pytest.mark.slow_cases(*_SLOW)
+@pytest.mark.slow_cases("q=0 is FedAvg", "t=0 is FedAvg")
 @pytest.mark.parametrize("case", _CASES)
 def test_rounds_match_reference(streaming_runtime, case):
     algorithm = _CASES[case].build()
@@ -143,22 +130,22 @@ def test_rounds_match_reference(streaming_runtime, case):
             np.testing.assert_allclose(actual, expected_weights, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("factor", [1e-4, 1e3])
-def test_unit_of_losses_keeps_q_ffl_updates(streaming_runtime, factor):
+def test_unit_of_losses_keeps_q_ffl_updates(streaming_runtime):
     training = streaming_runtime.training(_q(5.0).build(), PlainSum())
     state, _ = run_rounds(training, COHORTS[:3])
     algorithm = state.algorithm
-    scaled = state._replace(
-        algorithm=algorithm._replace(memory=np.float32(algorithm.memory * factor))
+    expected, *others = (
+        training.next(
+            state._replace(algorithm=algorithm._replace(memory=np.float32(memory))), COHORTS[3]
+        )[0].algorithm.weights
+        for memory in (algorithm.memory * factor for factor in (1.0, 1e-4, 1e3))
     )
-    one, other = (training.next(s, COHORTS[3])[0].algorithm.weights for s in (state, scaled))
-    for actual, expected_weights in zip(other.trainable, one.trainable):
-        np.testing.assert_allclose(actual, expected_weights, rtol=1e-5, atol=1e-6)
+    for other in others:
+        assert_all_close(other, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow_cases("75.0")
-@pytest.mark.parametrize("q", [75.0, 100.0])
-def test_huge_powers_equal_float64(streaming_runtime, q):
+def test_huge_powers_equal_float64(streaming_runtime):
+    q = 100.0
     case = _q(q, "equal")
     algorithm = case.build()
     training = streaming_runtime.training(algorithm, PlainSum())
@@ -208,8 +195,8 @@ def _step(state: Any) -> np.ndarray:
     return np.concatenate([np.ravel(w - w_0) for w, w_0 in zip(weights, W_0.trainable)])
 
 
-@pytest.mark.parametrize("tilt", [2.0, -2.0])
-def test_origin_of_exponents_keeps_term_updates(streaming_runtime, tilt):
+def test_origin_of_exponents_keeps_term_updates(streaming_runtime):
+    tilt = -1.5
     algorithm = _term(tilt).build()
     training = streaming_runtime.training(algorithm, PlainSum())
     clients = [COHORTS[0][k] for k in range(2)]
@@ -222,7 +209,7 @@ def test_origin_of_exponents_keeps_term_updates(streaming_runtime, tilt):
         np.testing.assert_allclose(step, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("tilt", [0.0, 1e3, -1e3, 1e30])
+@pytest.mark.parametrize("tilt", [-1e3, 1e30])
 def test_extreme_exponents_keep_rounds_finite_and_weighted(streaming_runtime, tilt):
     algorithm = _term(tilt).build()
     training = streaming_runtime.training(algorithm, PlainSum())
@@ -240,17 +227,16 @@ def test_extreme_exponents_keep_rounds_finite_and_weighted(streaming_runtime, ti
         assert min(losses) * 0.999 <= state.algorithm.memory.center <= max(losses) * 1.001
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_large_tilt_trains_client_of_extreme_loss(streaming_runtime, sign):
+def test_large_tilt_trains_client_of_largest_loss(streaming_runtime):
     # Steps that change no loss.
-    case = _term(sign * 300.0, sgd=LocalSgd(1e-4, batch_size=4))
+    case = _term(300.0, sgd=LocalSgd(1e-4, batch_size=4))
     algorithm = case.build()
     training = streaming_runtime.training(algorithm, PlainSum())
     clients = COHORTS[0]
     state = run_rounds(training, [clients] * 6, _at(training, algorithm))[0]
     center = float(state.algorithm.memory.center)
-    assert center == pytest.approx((max if sign > 0 else min)(_losses(clients)), abs=1e-3)
-    chosen = clients[int(np.argmax(sign * np.asarray(_losses(clients))))]
+    assert center == pytest.approx(max(_losses(clients)), abs=1e-3)
+    chosen = clients[int(np.argmax(_losses(clients)))]
     before = state.algorithm.weights.trainable
     moved = training.next(state, clients)[0].algorithm.weights.trainable
     alone = training.next(state, [chosen])[0].algorithm.weights.trainable
@@ -283,7 +269,7 @@ def test_drawn_clients_have_the_given_probability(share):
     assert abs(drawn.mean() - share) < 0.012
 
 
-def test_rounds_draw_other_clients_and_count_the_rest(streaming_runtime):
+def test_rounds_draw_other_clients_and_count_others(streaming_runtime):
     algorithm = _sub(0.5).build()
     training = streaming_runtime.training(algorithm, PlainSum())
     rng = np.random.default_rng(8)

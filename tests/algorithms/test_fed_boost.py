@@ -54,13 +54,11 @@ class _Case(NamedTuple):
         }
 
 
-# Every sampling, estimator, map, loss, draw and algorithm, in few compilations.
+# Every sampling, map, loss, draw and algorithm; tests/boosting compares all estimators.
 _CASES = {
     "figure 1": _Case("weighted", "masked", "entropy", "log"),
     "all": _Case("none", "divided", "euclidean", "log"),
     "unbiased": _Case("uniform", "unbiased", "euclidean", "squared", "independent"),
-    "centred": _Case("weighted", "centred", "entropy", "log", "independent"),
-    "repeated": _Case("uniform", "divided", "entropy", "squared", repetitions=2),
     "figure 2": _Case("weighted", "divided", "euclidean", "squared", algorithm="afl_boost"),
     "figure 2 repeated": _Case("uniform", "masked", "entropy", "log", "systematic", 2, "afl_boost"),
 }
@@ -131,6 +129,7 @@ def _assert_follows(training: Any, case: _Case) -> None:
     alpha, lambda_ = np.full(4, 0.25), np.full(NUM_DOMAINS, 1 / NUM_DOMAINS)
     iterates = []
     for t, cohort in enumerate(_COHORTS):
+        before = state
         state, report = training.next(state, cohort)
         examples = _examples(t, case.loss)
         for r in range(case.repetitions):
@@ -154,10 +153,12 @@ def _assert_follows(training: Any, case: _Case) -> None:
         if case.algorithm == "afl_boost":
             np.testing.assert_allclose(state.algorithm.lambda_, lambda_, rtol=2e-5, atol=1e-5)
         assert report["predictors"]["sampled"] <= steps.room
+        if not report["predictors"]["sampled"]:
+            assert_all_close(state.algorithm.weights, before.algorithm.weights, rtol=0, atol=0)
     assert np.ptp(alpha) > 0.05
 
 
-@pytest.mark.slow_cases("unbiased", "centred", "repeated", "figure 2 repeated")
+@pytest.mark.slow_cases("unbiased", "figure 2 repeated")
 @pytest.mark.parametrize("case", _CASES)
 def test_rounds_match_reference(streaming_runtime, case):
     training = streaming_runtime.training(_built(_CASES[case]), PlainSum())
@@ -180,22 +181,14 @@ def _in_two_architectures() -> EnsembleModel:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("runtime", "rounds"),
-    [
-        ("streaming_runtime", 6),
-        pytest.param("cohort_runtime", 6, marks=pytest.mark.nightly),
-        pytest.param("tff_runtime", 6, marks=pytest.mark.nightly),
-    ],
-)
-def test_mixed_architectures_match_reference(request, runtime, rounds):
-    case = _CASES["figure 1"]
+def test_mixed_architectures_match_reference(streaming_runtime):
+    case, rounds = _CASES["figure 1"], 6
     model = _in_two_architectures()
     assert isinstance(model.members.held, SeveralArchitectures)
     spec, settings = ALGORITHMS["fed_boost"], case.settings()
     problem = Problem(model, tuple("012"), _SEED)
     built = spec.build(problem, make_options(spec.options, **settings))
-    training = request.getfixturevalue(runtime).training(built, PlainSum())
+    training = streaming_runtime.training(built, PlainSum())
     state, (*_, report) = run_rounds(training, _COHORTS[:rounds])
     steps, alpha = _steps(case), np.full(4, 0.25)
     for t in range(rounds):
@@ -209,9 +202,6 @@ def test_mixed_architectures_match_reference(request, runtime, rounds):
     assert report["predictors"]["bytes_sent"] == 2 * 4 * (15 + 2 + 4) + 3 * 4
 
 
-_H = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]])
-
-
 def _distribution_ensemble(rows: np.ndarray, loss: str = "log") -> EnsembleModel:
     scores = [ModelWeights([np.log(row).astype(np.float32)], []) for row in rows]
     return ensemble(unigram_model(rows.shape[1]), scores, loss=loss)
@@ -222,17 +212,16 @@ def _words(counts: np.ndarray, domain: int = 0) -> dict[str, np.ndarray]:
     return {"x": words, "y": words, "domain_id": np.full(len(words), domain, np.int32)}
 
 
-@pytest.mark.slow_cases("squared")
-@pytest.mark.parametrize("loss", ["log", "squared"])
-def test_own_distributions_weigh_as_their_examples(streaming_runtime, loss):
+def test_distributions_of_clients_weigh_as_their_examples(streaming_runtime):
     """Lemma 1: alpha_k = m_k / m, with all predictors in every round."""
+    loss = "log"
     counts = np.array([[7, 3, 1, 9], [2, 30, 4, 4], [1, 1, 5, 3]])
     rows = counts / counts.sum(axis=1, keepdims=True)
     problem = Problem(_distribution_ensemble(rows, loss), ("0",), _SEED)
     spec = ALGORITHMS["fed_boost"]
     options = make_options(spec.options, predictor_sampling="none", alpha_learning_rate=4.0)
     training = streaming_runtime.training(spec.build(problem, options), PlainSum())
-    state, _ = run_rounds(training, [[_words(c) for c in counts]] * 150)
+    state, _ = run_rounds(training, [[_words(c) for c in counts]] * 100)
     alpha = state.algorithm.weights.trainable[0]
     best = counts.sum(axis=1) / counts.sum()
     cohort = [
@@ -242,27 +231,6 @@ def test_own_distributions_weigh_as_their_examples(streaming_runtime, loss):
     excess = reference.mean_loss(loss, alpha, cohort) - reference.mean_loss(loss, best, cohort)
     assert -1e-6 < excess < 1e-4
     np.testing.assert_allclose(alpha, best, atol=0.02)
-
-
-@pytest.mark.slow
-def test_afl_boost_reaches_the_agnostic_optimum(streaming_runtime):
-    """Predictors are the domains' distributions; every domain has the loss log 3 at the optimum."""
-    counts = (_H * 10).round().astype(int)
-    names = tuple("012")
-    problem = Problem(_distribution_ensemble(_H), names, _SEED, (10.0,) * 3)
-    spec = ALGORITHMS["afl_boost"]
-    options = make_options(
-        spec.options, predictor_sampling="none", alpha_learning_rate=0.5, lambda_learning_rate=0.5
-    )
-    training = streaming_runtime.training(spec.build(problem, options), PlainSum())
-    domains = [_words(c, domain) for domain, c in enumerate(counts)]
-    client = {key: np.concatenate([c[key] for c in domains]) for key in domains[0]}
-    state, _ = run_rounds(training, [[client]] * 600)
-    mean = state.algorithm.mean_alpha
-    losses = -_H @ np.log(mean @ _H)
-    # The minimum over alpha of the worst domain's loss, in closed form.
-    assert abs(losses.max() - 1.098612) < 1e-3
-    np.testing.assert_allclose(mean, (0.311111, 0.222222, 0.466667), atol=0.02)
 
 
 def test_messages_hold_sampled_predictors_only():
@@ -287,39 +255,10 @@ def _answer(algorithm: Any, message: Any) -> Any:
     return algorithm.steps[0].client_work(message, clients)
 
 
-@pytest.mark.nightly
-def test_budgets_do_not_share_traces(streaming_runtime):
+def test_budgets_do_not_share_traces():
     """A comparison runs several budgets in one runtime."""
-    sampled = []
-    for budget in (1, 2, 3):
-        algorithm = build("fed_boost", budget=budget, predictor_sampling="uniform")
-        training = streaming_runtime.training(algorithm, PlainSum())
-        _, report = training.next(training.initialize(), _COHORTS[0])
-        sampled.append(int(report["predictors"]["sampled"]))
-    assert sampled == [1, 2, 3]
-
-
-@pytest.mark.slow
-def test_rounds_without_predictors_keep_the_state(streaming_runtime):
-    case = _CASES["unbiased"]._replace(sampling="uniform")
-    spec = ALGORITHMS["fed_boost"]
-    settings = {**case.settings(), "budget": 1}
-    problem = Problem(_ensemble("squared"), tuple("012"), _SEED)
-    options = make_options(spec.options, **settings)
-    algorithm, steps = spec.build(problem, options), AlphaSteps(problem.model, options, _SEED)
-    training = streaming_runtime.training(algorithm, PlainSum())
-    state, empty = training.initialize(), 0
-    for t in range(12):
-        before = state
-        state, report = training.next(state, _COHORTS[0])
-        assert report["clients"]["contributed"] == len(_COHORTS[0])
-        alpha = before.algorithm.weights.trainable[0]
-        if not _mask(steps, alpha, t).any():
-            empty += 1
-            assert report["predictors"]["sampled"] == 0
-            assert_all_close(state.algorithm.weights, before.algorithm.weights, rtol=0, atol=0)
-    # A round has no predictor with probability (1 - 1/4)^4 = .32.
-    assert 0 < empty < 12
+    works = {build("fed_boost", budget=budget).steps[0].client_work for budget in (1, 2, 3)}
+    assert len(works) == 3
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,14 @@ def _entropy(lambda_: np.ndarray, h: np.ndarray, gamma: float) -> np.ndarray:
     return raised / raised.sum()
 
 
-def _penalised(lambda_: np.ndarray, h: np.ndarray, gamma: float) -> np.ndarray:
-    slope = 2 * 0.3 * (lambda_ - _CENTER) / _CENTER
-    return _euclidean()(lambda_, h - slope, gamma)
+def _slope(sign: int) -> Callable:
+    """Returns the step with a penalty of 0.3 chi2 of lambda, or with a bonus."""
 
+    def ascend(lambda_: np.ndarray, h: np.ndarray, gamma: float) -> np.ndarray:
+        slope = 2 * 0.3 * (lambda_ - _CENTER) / _CENTER
+        return _euclidean()(lambda_, h - sign * slope, gamma)
 
-def _pessimistic(lambda_: np.ndarray, h: np.ndarray, gamma: float) -> np.ndarray:
-    slope = 2 * 0.3 * (lambda_ - _CENTER) / _CENTER
-    return _euclidean()(lambda_, h + slope, gamma)
+    return ascend
 
 
 class _Variant(NamedTuple):
@@ -61,18 +61,25 @@ def _variant(ascend: Callable, settings: dict[str, Any], **steps: Any) -> _Varia
 
 _VARIANTS = {
     "as printed": _variant(_euclidean(), {}),
-    "entropy": _variant(_entropy, {"lambda_update": "exponentiated_gradient"}),
-    "optimistic": _variant(_euclidean(), {"optimistic": True}, optimistic=True),
-    "ratios": _variant(_euclidean(), {"loss_estimate": "ratio"}, ratio=True),
-    "1 / sqrt(t)": _variant(_euclidean(), {"decay": tf.math.rsqrt}, decay=lambda t: t**-0.5),
-    "1 / t": _variant(_euclidean(), {"decay": tf.math.reciprocal}, decay=lambda t: 1 / t),
-    "in a ball of weights": _variant(_euclidean(), {"weights_radius": 1.2}, radius=1.2),
-    "in a box": _variant(
-        _euclidean([(0.2, 0.5)] * 3),
-        {"lambda_set": "box:lower=0.2,upper=0.5"},
+    "entropy, 1 / t": _variant(
+        _entropy,
+        {"lambda_update": "exponentiated_gradient", "decay": tf.math.reciprocal},
+        decay=lambda t: 1 / t,
     ),
-    "penalty": _variant(_penalised, {"slope": chi2(0.3)}),
-    "pessimism": _variant(_pessimistic, {"slope": chi2(0.3, PESSIMISM)}),
+    "optimistic, ratios": _variant(
+        _euclidean(),
+        {"optimistic": True, "loss_estimate": "ratio"},
+        optimistic=True,
+        ratio=True,
+    ),
+    "in a ball of weights and a box, 1 / sqrt(t)": _variant(
+        _euclidean([(0.2, 0.5)] * 3),
+        {"weights_radius": 1.2, "lambda_set": "box:lower=0.2,upper=0.5", "decay": tf.math.rsqrt},
+        radius=1.2,
+        decay=lambda t: t**-0.5,
+    ),
+    "penalty": _variant(_slope(1), {"slope": chi2(0.3)}),
+    "pessimism": _variant(_slope(-1), {"slope": chi2(0.3, PESSIMISM)}),
 }
 
 
@@ -108,14 +115,6 @@ def test_rounds_of_one_drawn_domain_match_reference(streaming_runtime):
     algorithm = build_afl(**variant.settings, weights_gradient=drawn_by_lambda)
     training = streaming_runtime.training(algorithm, PlainSum())
     _assert_follows(training, algorithm, variant.steps, is_weighted=True)
-
-
-# The variant with the largest state.
-@pytest.mark.slow
-def test_tff_rounds_match_reference(tff_runtime):
-    variant = _VARIANTS["optimistic"]
-    algorithm = build_afl(**variant.settings)
-    _assert_follows(tff_runtime.training(algorithm, PlainSum()), algorithm, variant.steps)
 
 
 def test_hull_moves_the_weights_of_its_mixtures(streaming_runtime, tmp_path):
@@ -270,11 +269,11 @@ def test_one_drawn_loss_has_the_mean_of_all(cohort_runtime):
     assert np.all(np.bincount(moved, minlength=3) > 8)
 
 
-# --- Convergence: the exact saddle, and the optimum of each Lambda set
+# --- Convergence to the saddle of each Lambda set
 
 
 def _disagreeing(num_domains: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """A client whose domains like different classes, some of them rare; and their counts."""
+    """Returns a client whose domains prefer different classes, some rare, and their counts."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=[60, 4]).astype(np.float32)
     number = np.arange(60)
@@ -285,32 +284,11 @@ def _disagreeing(num_domains: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     return make_client(x, domain, y), np.bincount(domain).astype(float)
 
 
-@pytest.mark.slow
-def test_rounds_converge_to_the_exact_saddle(cohort_runtime):
-    """Two domains that disagree: at the saddle their losses are equal, and the gap closes."""
-    client, counts = _disagreeing(2)
-    algorithm = build_afl(
-        2, counts, server_learning_rate=0.5, lambda_learning_rate=0.1, optimistic=True
-    )
-    training = cohort_runtime.training(algorithm, PlainSum())
-    state = training.initialize()
-    gaps = {}
-    for t in range(1, 1601):
-        state, _ = training.next(state, [client])
-        if t in (25, 100, 400, 1600):
-            gaps[t] = _gap(client, state.algorithm, counts, algorithm.lambda_set)
-    # At most as 1 / sqrt(T): a quarter of T may cost half of it.
-    assert all(gaps[4 * t] < 0.6 * gaps[t] for t in (25, 100, 400))
-    losses = _domain_losses(client, state.algorithm.mean_weights, counts)
-    assert abs(losses[0] - losses[1]) < 3e-3
-    assert 0.05 < state.algorithm.mean_lambda[0] < 0.95
-
-
 _BOX = "box:lower=0.1/0.3/0.1,upper=0.8/0.8/0.4"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [_BOX, "ball:radius=0.5", "hull"])
+@pytest.mark.parametrize("name", ["simplex", _BOX, "hull"])
 def test_rounds_converge_in_each_lambda_set(cohort_runtime, tmp_path, name):
     """The gap between the set's worst mixture at w_A and a solver's minimum for lambda_A closes."""
     if name == "hull":

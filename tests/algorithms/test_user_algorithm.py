@@ -4,7 +4,6 @@ import dataclasses
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.algorithms.user_files import BY_SIZE, write_by_size
@@ -12,7 +11,6 @@ from tests.computations.harness import linear_model
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.computations import PlainSum
 from tff_agnostic.program.options.user_algorithm import (
     algorithm_fingerprint,
     algorithm_label,
@@ -29,7 +27,7 @@ def path(tmp_path) -> Path:
     return write_by_size(tmp_path / "by_size.py")
 
 
-def test_a_registered_algorithm_has_its_name_and_no_code_of_its_own():
+def test_registered_algorithm_has_name_without_fingerprint():
     for name, spec in ALGORITHMS.items():
         assert not is_user_file(name)
         assert algorithm_named(name) is spec
@@ -37,7 +35,7 @@ def test_a_registered_algorithm_has_its_name_and_no_code_of_its_own():
         assert algorithm_fingerprint(name) == {}
 
 
-def test_a_file_is_named_by_its_path_and_called_by_its_stem(path, tmp_path, monkeypatch):
+def test_file_is_named_by_path_and_stem(path, tmp_path, monkeypatch):
     assert is_user_file(str(path))
     assert algorithm_named(str(path)).label == "By size"
     assert algorithm_label(str(path)) == "by_size"
@@ -45,7 +43,7 @@ def test_a_file_is_named_by_its_path_and_called_by_its_stem(path, tmp_path, monk
     assert algorithm_named("by_size.py") is algorithm_named(str(path))
 
 
-def test_a_file_is_executed_once_as_long_as_it_does_not_change(path):
+def test_unchanged_file_is_executed_once(path):
     first = load_user_algorithm(path)
     assert load_user_algorithm(path).options is first.options
     write_by_size(path, ("Within(least=0)] = 1.0", "Within(least=0)] = 2.00"))
@@ -53,7 +51,7 @@ def test_a_file_is_executed_once_as_long_as_it_does_not_change(path):
     assert (first.options().size_power, changed.options().size_power) == (1.0, 2.0)
 
 
-def test_the_fingerprint_is_of_the_code_wherever_it_lies(path, tmp_path):
+def test_fingerprint_depends_on_code_only(path, tmp_path):
     copy = write_by_size(tmp_path / "copy.py")
     assert algorithm_fingerprint(str(path)) == algorithm_fingerprint(str(copy))
     write_by_size(copy, ('"By size"', '"By its size"'))
@@ -61,22 +59,22 @@ def test_the_fingerprint_is_of_the_code_wherever_it_lies(path, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_imported_while_it_is_built_belongs_to_it(tmp_path):
-    (tmp_path / "beside.py").write_text("LABEL = 1\n")
+def test_fingerprint_includes_imports_while_building(tmp_path):
+    (tmp_path / "helper.py").write_text("LABEL = 1\n")
     line = "def by_size(problem, options):\n"
-    path = write_by_size(tmp_path / "mine.py", (line, f"{line}    import beside\n"))
+    path = write_by_size(tmp_path / "mine.py", (line, f"{line}    import helper\n"))
     problem = Problem.numbered(linear_model(), 2)
     spec = load_user_algorithm(path)
     spec.build(problem, spec.options())
-    found = algorithm_fingerprint(str(path))
-    assert set(found) == {"algorithm", "files that the algorithm imports"}
+    actual = algorithm_fingerprint(str(path))
+    assert set(actual) == {"algorithm", "files that the algorithm imports"}
     # A second run in the same process finds the same.
     spec.build(problem, spec.options())
-    assert algorithm_fingerprint(str(path)) == found
+    assert algorithm_fingerprint(str(path)) == actual
 
 
 @pytest.mark.slow
-def test_two_builds_of_equal_options_share_what_is_traced(path):
+def test_builds_of_equal_options_share_traces(path):
     spec = load_user_algorithm(path)
     problem = Problem.numbered(linear_model(), 2)
     clients = [
@@ -85,20 +83,6 @@ def test_two_builds_of_equal_options_share_what_is_traced(path):
     ]
     assert clients[0] == clients[1] != clients[2]
     assert hash(clients[0]) == hash(clients[1])
-
-
-@pytest.mark.slow
-def test_it_runs_as_a_registered_one_does(path, cohort_runtime):
-    spec, model = load_user_algorithm(path), linear_model()
-    algorithm = spec.build(Problem.numbered(model, 2), spec.options())
-    training = cohort_runtime.training(algorithm, PlainSum())
-    state, report = training.next(training.initialize(), [])
-    assert int(state.round_num) == 1
-    assert report["clients"]["contributed"] == 0
-    for found, initial in zip(
-        algorithm.main_model(state.algorithm).trainable, model.initial_weights.trainable
-    ):
-        np.testing.assert_array_equal(found, initial)
 
 
 def test_failing_checks_name_line_and_ranges_name_field(path):
@@ -125,7 +109,7 @@ def test_failing_checks_name_line_and_ranges_name_field(path):
         ALGORITHMS["fed_avg"].options()
 
 
-def test_a_file_that_cannot_be_read(tmp_path):
+def test_rejects_unreadable_file(tmp_path):
     with pytest.raises(UserError, match=r"missing.py: expected a Python file, found none$"):
         load_user_algorithm(tmp_path / "missing.py")
     (tmp_path / "folder.py").mkdir()

@@ -2,7 +2,7 @@
 
 First step: every client sends its mean loss at w, and a 1; second: those whose loss is not below
 the mean of the sums train, and are averaged by their numbers of examples. Clients remember their
-loss between the two. Beside the last weights there is the mean of all iterates as a second model.
+loss between the two. The mean of all iterates is a second model.
 """
 
 from typing import Any, NamedTuple

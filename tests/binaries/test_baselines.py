@@ -13,7 +13,7 @@ from scipy import optimize
 from benchmarks.hard_domains.digits import DIGITS_MODEL
 from binaries import compare, train
 from tests.binaries.harness import Caller, compared_specs, draw_nothing, tree
-from tests.computations.harness import least_squares
+from tests.computations.harness import squared_differences
 from tests.data.stores import write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import InMemoryClients
@@ -146,7 +146,7 @@ def _task(clients_of: dict[str, int], heldout: dict[str, int]) -> Task:
         tuple(clients_of),
         InMemoryClients(train),
         InMemoryClients(held),
-        least_squares(),
+        squared_differences(),
         test_split="heldout",
     )
 

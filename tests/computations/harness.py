@@ -66,7 +66,7 @@ def linear_model(initial: float = 4.0, regularizer: Any = None) -> Model:
     )
 
 
-def least_squares() -> Model:
+def squared_differences() -> Model:
     """Returns the model of squared differences from x w, with two weights that begin with 0."""
     return Model(
         initial_weights=ModelWeights([np.zeros([2], np.float32)], []),
@@ -204,7 +204,7 @@ def assert_identical(actual: Any, expected: Any) -> None:
 
 
 def communication(computation: Any) -> dict[str, int]:
-    """Returns how often a TFF computation uses each intrinsic between clients and server."""
+    """Counts the intrinsics between clients and server in a TFF computation, by URI."""
     import tensorflow_federated as tff
 
     uris: collections.Counter[str] = collections.Counter()

@@ -212,7 +212,7 @@ class Server:
         lambda_: lambda_{t-1}.
         window: N_{t-r} .. N_{t-1}, oldest first.
         gamma_lambda: Learning rate of lambda.
-        client_params: What clients are told.
+        client_params: Parameters of the clients.
         optimizer: Takes the average delta.
         lambda_update: Name of a member of `LAMBDA_UPDATES`.
         freeze_absent: DECISION: keep the weight of a domain without examples in a round.

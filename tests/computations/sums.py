@@ -11,13 +11,13 @@ from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts
 def encoded(
     aggregation: Aggregation, output: Any, bounds: Any, examples_cut: int = 0, state: Any = None
 ) -> Any:
-    """Returns what a client submits to the sum.
+    """Returns a client's encoded answer.
 
     Args:
         aggregation: The aggregation.
         output: The client's answer.
         bounds: Bounds in its structure.
-        examples_cut: How many of its examples were left out.
+        examples_cut: Number of skipped examples of the client.
         state: State of the aggregation; its first one if None.
     """
     state = aggregation.initialize(bounds) if state is None else state
@@ -31,7 +31,7 @@ def sum_of(
     bounds: Any,
     examples_cut: Optional[Sequence[int]] = None,
 ) -> tuple[Any, Any]:
-    """Returns the sum of clients' answers as the server has it, and what it reports."""
+    """Returns the server's sum of clients' answers, and its report."""
     cuts = [0] * len(outputs) if examples_cut is None else examples_cut
     submitted = [encoded(aggregation, o, bounds, cut) for o, cut in zip(outputs, cuts)]
     summed = tf.nest.map_structure(lambda *values: tf.add_n(values), *submitted)

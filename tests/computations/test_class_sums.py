@@ -1,4 +1,4 @@
-"""Counts of answers by class, beside those of NumPy."""
+"""Counts of outputs by class, compared with those of NumPy."""
 
 import dataclasses
 
@@ -39,62 +39,62 @@ def _scores(client, weights):
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 25])
-def test_answers_are_counted_by_domain_and_class(num_classes):
+def test_outputs_are_counted_by_domain_and_class(num_classes):
     rng = np.random.default_rng(num_classes)
     model = logistic_regression(4, num_classes)
     weights = ModelWeights(
         [rng.normal(size=w.shape).astype(np.float32) for w in model.initial_weights.trainable], []
     )
     client = _client(rng, rng.integers(num_classes, size=30), 4)
-    found = _counted(model, weights, client)
+    actual = _counted(model, weights, client)
     scores = _scores(client, weights)
     answers = scores.argmax(axis=1)
     tables = np.zeros([_DOMAINS, num_classes, num_classes], int)
     np.add.at(tables, (client["domain_id"], client["y"], answers), 1)
     if num_classes == 25:
-        assert isinstance(found.confusion, tuple)
+        assert isinstance(actual.confusion, tuple)
         right = np.diagonal(tables, axis1=1, axis2=2)
         expected = np.stack([tables.sum(axis=2), tables.sum(axis=1), right], axis=1)
-        np.testing.assert_array_equal(found.by_class, expected)
+        np.testing.assert_array_equal(actual.by_class, expected)
         return
-    np.testing.assert_array_equal(found.confusion, tables)
-    assert isinstance(found.by_class, tuple)
+    np.testing.assert_array_equal(actual.confusion, tables)
+    assert isinstance(actual.by_class, tuple)
     if num_classes == 3:
-        assert isinstance(found.scores, tuple)
+        assert isinstance(actual.scores, tuple)
         return
     exp = np.exp(scores)
     bins = np.floor(50 * exp[:, 1] / exp.sum(axis=1)).astype(int)
     expected = np.zeros([_DOMAINS, 2, 50], int)
     np.add.at(expected, (client["domain_id"], client["y"], bins), 1)
-    np.testing.assert_array_equal(found.scores, expected)
+    np.testing.assert_array_equal(actual.scores, expected)
     # A threshold of 1/2 lies between bins: both counts say the same of it.
-    np.testing.assert_array_equal(found.scores[..., 25:].sum(axis=2), tables[..., 1])
+    np.testing.assert_array_equal(actual.scores[..., 25:].sum(axis=2), tables[..., 1])
 
 
 @pytest.mark.parametrize("loss", ["log", "squared"])
-def test_probabilities_of_an_ensemble_are_those_of_its_mixture(loss):
+def test_probabilities_of_ensemble_equal_its_mixture(loss):
     rng = np.random.default_rng(0)
-    of_two = logistic_regression(4, 2)
+    member = logistic_regression(4, 2)
     predictors = [
         ModelWeights(
-            [rng.normal(size=w.shape).astype(np.float32) for w in of_two.initial_weights[0]], []
+            [rng.normal(size=w.shape).astype(np.float32) for w in member.initial_weights[0]], []
         )
         for _ in range(2)
     ]
-    model = ensemble(of_two, predictors, loss=loss)
+    model = ensemble(member, predictors, loss=loss)
     client = _client(rng, rng.integers(2, size=30), 4)
-    found = _counted(model, model.initial_weights, client)
+    actual = _counted(model, model.initial_weights, client)
     if loss == "squared":
-        assert isinstance(found.scores, tuple)
+        assert isinstance(actual.scores, tuple)
         return
     scores = [_scores(client, weights) for weights in predictors]
-    of_one = np.mean([1 / (1 + np.exp(s[:, 0] - s[:, 1])) for s in scores], axis=0)
+    first = np.mean([1 / (1 + np.exp(s[:, 0] - s[:, 1])) for s in scores], axis=0)
     expected = np.zeros([_DOMAINS, 2, 50], int)
-    np.add.at(expected, (client["domain_id"], client["y"], np.floor(50 * of_one).astype(int)), 1)
-    np.testing.assert_array_equal(found.scores, expected)
+    np.add.at(expected, (client["domain_id"], client["y"], np.floor(50 * first).astype(int)), 1)
+    np.testing.assert_array_equal(actual.scores, expected)
 
 
-def _of_one_output(from_logits, metrics):
+def _with_one_output(from_logits, metrics):
     """A model whose only output is the input."""
     return Model(
         initial_weights=ModelWeights([], []),
@@ -110,7 +110,7 @@ def _of_one_output(from_logits, metrics):
 
 @pytest.mark.parametrize("from_logits", [True, False])
 def test_one_output_is_the_second_class(from_logits):
-    model = _of_one_output(from_logits, (binary_accuracy(from_logits),))
+    model = _with_one_output(from_logits, (binary_accuracy(from_logits),))
     probabilities = np.array([0.0, 0.011, 0.5, 0.51, 0.999, 1.0], np.float32)
     x = probabilities
     if from_logits:
@@ -122,45 +122,46 @@ def test_one_output_is_the_second_class(from_logits):
         "y": np.array([0, 1, 0, 1, 1, 7], np.int32),
         "domain_id": np.zeros([6], np.int32),
     }
-    found = _counted(model, model.initial_weights, client)
+    actual = _counted(model, model.initial_weights, client)
     # Not above the threshold is class 0, as in the accuracy.
-    assert found.confusion[0].tolist() == [[2, 0], [1, 2]]
-    assert found.confusion[1].sum() == 0
-    held = {label: np.flatnonzero(found.scores[0, label]).tolist() for label in (0, 1)}
+    assert actual.confusion[0].tolist() == [[2, 0], [1, 2]]
+    assert actual.confusion[1].sum() == 0
+    held = {label: np.flatnonzero(actual.scores[0, label]).tolist() for label in (0, 1)}
     assert held == {0: [0, 25], 1: [0, 25, 49]}
 
 
-def test_where_nothing_says_what_classes_are_nothing_is_counted():
+def test_unknown_or_too_many_classes_are_not_counted():
     assert (
-        class_counting(_of_one_output(True, (Metric("accuracy", lambda y, p: (y, y)),)), 2) is None
+        class_counting(_with_one_output(True, (Metric("accuracy", lambda y, p: (y, y)),)), 2)
+        is None
     )
     # 3 numbers of each class and domain.
     assert class_counting(logistic_regression(4, 1000), 20) is None
     assert class_counting(logistic_regression(4, 1000), 10).num_classes == 1000
 
 
-def test_a_metric_and_a_loss_of_ones_own_say_what_classes_are():
-    """As docs/reference/answers_by_class.md has it."""
+def test_metric_and_loss_of_user_define_classes():
+    """The example of docs/reference/answers_by_class.md."""
 
     def is_right(labels, outputs):
         right = tf.cast(tf.equal(tf.argmax(outputs, 1, tf.int32), labels), tf.float32)
         return right, tf.ones_like(right)
 
-    def own_loss(labels, outputs):
+    def user_loss(labels, outputs):
         return tf.zeros(tf.shape(labels))
 
-    own = Metric("accuracy", is_right, classes=ClassScores(lambda scores: scores))
+    metric = Metric("accuracy", is_right, classes=ClassScores(lambda scores: scores))
     usual = logistic_regression(1, 2)
     for from_logits in (None, True, False):
         if from_logits is not None:
-            own_loss.from_logits = from_logits
-        found = class_counting(dataclasses.replace(usual, loss=own_loss, metrics=(own,)), 3)
-        assert found.num_classes == 2
+            user_loss.from_logits = from_logits
+        actual = class_counting(dataclasses.replace(usual, loss=user_loss, metrics=(metric,)), 3)
+        assert actual.num_classes == 2
         # Three domains' tables, and 50 bins of each class where the loss says what scores are.
-        assert found.num_numbers == 3 * (4 + 100 * (from_logits is not None))
+        assert actual.num_numbers == 3 * (4 + 100 * (from_logits is not None))
 
 
-def test_a_client_adds_each_example_once():
+def test_bounds_count_each_example_once():
     model = logistic_regression(4, 2)
     bounds = ClassCounting(model, 2, 2).bounds(ClientLimits(examples=30))
     assert isinstance(bounds, ClassSums)
@@ -169,5 +170,5 @@ def test_a_client_adds_each_example_once():
     }
     assert bounds.by_class == ()
     # The largest: all of a class that always is the answer.
-    of_many = ClassCounting(logistic_regression(4, 25), 2, 25).bounds(ClientLimits(examples=30))
-    assert of_many.by_class.norm == pytest.approx(np.linalg.norm([30, 30, 30]))
+    many = ClassCounting(logistic_regression(4, 25), 2, 25).bounds(ClientLimits(examples=30))
+    assert many.by_class.norm == pytest.approx(np.linalg.norm([30, 30, 30]))

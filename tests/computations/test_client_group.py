@@ -30,12 +30,14 @@ def _clients(*sizes: int) -> list[dict[str, np.ndarray]]:
     return [random_client(rng, size, range(3)) for size in sizes]
 
 
-def test_examples_of_a_group_lie_end_to_end_with_a_row_of_zeros_after_them():
+def test_examples_lie_end_to_end_before_zeros():
     clients = _clients(3, 0, 1, 2)
     group = vectorised(clients)
     np.testing.assert_array_equal(group.first_row, [0, 3, 3, 4])
     np.testing.assert_array_equal(group.num_examples, [3, 0, 1, 2])
     assert group.capacity == 3
+    for values in (group.first_row, group.num_examples, group.capacity):
+        assert values.dtype == np.int32
     for name in ("x", "y", "domain_id"):
         column = group.examples[name]
         assert column.dtype == clients[0][name].dtype
@@ -46,13 +48,7 @@ def test_examples_of_a_group_lie_end_to_end_with_a_row_of_zeros_after_them():
             np.testing.assert_array_equal(column[first : first + len(client["y"])], client[name])
 
 
-def test_positions_are_int32_as_traces_expect_them():
-    group = vectorised(_clients(2, 5))
-    for values in (group.first_row, group.num_examples, group.capacity):
-        assert values.dtype == np.int32
-
-
-def test_columns_may_be_mappings_of_arrays():
+def test_columns_are_also_mappings_of_arrays():
     clients = [
         {"x": {"a": np.full([n, 2], n), "b": np.arange(n)}, "domain_id": np.zeros([n], np.int32)}
         for n in (1, 3)
@@ -62,13 +58,7 @@ def test_columns_may_be_mappings_of_arrays():
     np.testing.assert_array_equal(x["b"], [0, 0, 1, 2, 0])
 
 
-def test_a_group_may_consist_of_clients_without_examples():
-    group = vectorised(_clients(0, 0))
-    assert group.capacity == 0
-    assert len(group.examples["y"]) == 1
-
-
-def test_one_client_is_a_group_without_an_axis_of_clients():
+def test_one_client_has_no_axis_of_clients():
     (client,) = _clients(5)
     group = single(client)
     assert group.examples is client
@@ -77,7 +67,7 @@ def test_one_client_is_a_group_without_an_axis_of_clients():
     assert group.num_examples.shape == []
 
 
-def test_examples_are_taken_by_their_position_in_each_client():
+def test_examples_are_taken_by_position():
     clients = _clients(3, 1)
     group, positions = vectorised(clients), tf.constant([0, 2])
     np.testing.assert_array_equal(group.has(positions), [[True, True], [True, False]])
@@ -94,57 +84,24 @@ def test_examples_are_taken_by_their_position_in_each_client():
     np.testing.assert_array_equal(alone.take(tf.constant([2, 3]))["x"], clients[0]["x"][[2, 2]])
 
 
-def test_a_client_without_examples_has_none_that_count():
-    for group in (vectorised(_clients(2, 0)), vectorised(_clients(0))):
-        positions = tf.range(3)
-        assert not np.any(group.has(positions)[-1])
-        # Something is taken all the same.
-        assert group.take(positions)["x"].shape == [len(group.num_examples), 3, 4]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("limit", [1, 2, 3, 9])
-def test_a_group_may_be_limited_to_the_first_examples_of_each_client(limit):
+@pytest.mark.parametrize("limit", [2, 9])
+def test_limited_group_has_first_examples(limit):
     clients = _clients(3, 1, 0, 2)
     limited = vectorised(clients).limited(limit)
     np.testing.assert_array_equal(limited.num_examples, np.minimum([3, 1, 0, 2], limit))
-    # What loops over batches run to.
+    # Loops over batches end there.
     assert limited.capacity == min(3, limit)
     cut = [{name: column[:limit] for name, column in client.items()} for client in clients]
     positions = tf.range(limited.capacity)
     for name in ("x", "y", "domain_id"):
-        found = np.asarray(limited.take(positions)[name])[np.asarray(limited.has(positions))]
-        np.testing.assert_array_equal(found, np.concatenate([client[name] for client in cut]))
+        actual = np.asarray(limited.take(positions)[name])[np.asarray(limited.has(positions))]
+        np.testing.assert_array_equal(actual, np.concatenate([client[name] for client in cut]))
     seeds = client_seeds(tf.constant([1, 2]), limited)
     np.testing.assert_array_equal(seeds, client_seeds(tf.constant([1, 2]), vectorised(cut)))
 
 
-def test_without_a_limit_a_group_is_what_it_was():
-    group = vectorised(_clients(3, 1))
-    assert group.limited(None) is group
-
-
-def test_end_rows_are_those_of_first_and_last_examples():
-    group = vectorised(_clients(3, 1, 0, 2))
-    np.testing.assert_array_equal(group.end_rows(), [[0, 2], [3, 3], [4, 4], [4, 5]])
-    np.testing.assert_array_equal(single(_clients(5)[0]).end_rows(), [[0, 4]])
-
-
-def test_end_rows_of_an_empty_client_are_rows_that_exist():
-    """A column is gathered there, also after the last client, and in a group of none but empty."""
-    for sizes in ((2, 0), (0, 0), (0,)):
-        group = vectorised(_clients(*sizes))
-        rows = np.asarray(group.end_rows())
-        assert rows.shape == (len(sizes), 2)
-        assert rows.min() >= 0 and rows.max() < len(group.examples["y"])
-
-
-def test_one_client_without_examples_has_no_end_rows():
-    assert single(_clients(0)[0]).end_rows().shape == [0, 2]
-
-
 @pytest.mark.parametrize("map_", [one_client, one_client_in_fixed_shapes, vectorised_clients])
-def test_a_batch_larger_than_any_client_is_one_batch_of_all(map_):
+def test_batch_larger_than_clients_is_one_batch(map_):
     # Nothing of the batch's size is made: that would be 8 GiB here.
     clients = dataclasses.replace(vectorised(_clients(5, 2)), map_=map_)
     seen = []
@@ -154,66 +111,49 @@ def test_a_batch_larger_than_any_client_is_one_batch_of_all(map_):
     np.testing.assert_array_equal(batch.is_present[1], [True, True, False, False, False])
 
 
-@pytest.mark.slow
-def test_a_function_is_applied_to_every_client():
-    scale = tf.constant(10.0)
-
-    def fn(a: tf.Tensor, parts: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        assert a.shape == []
-        return a * scale, tf.reduce_sum(parts["b"])
-
-    b = np.arange(6.0, dtype=np.float32).reshape(3, 2)
-    assert not one_client.is_vectorised
-    alone = one_client(fn, tf.constant(2.0), {"b": tf.constant(b[0])})
-    np.testing.assert_allclose(alone[0], 20)
-    assert vectorised_clients.is_vectorised
-    product, total = vectorised_clients(fn, tf.constant([1.0, 2.0, 3.0]), {"b": tf.constant(b)})
-    np.testing.assert_allclose(product, [10, 20, 30])
-    np.testing.assert_allclose(total, b.sum(axis=1))
-
-
-def test_what_does_not_depend_on_the_client_gets_an_axis_of_clients_too():
+def test_values_shared_by_clients_get_their_axis():
     result = vectorised_clients(lambda _: tf.constant([1, 2]), tf.zeros([3]))
     np.testing.assert_array_equal(result, [[1, 2]] * 3)
 
 
-@pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5), (7,), (0, 0)])
-@pytest.mark.parametrize("batch_size", [3, 100])
-def test_vectorised_domain_sums_are_those_of_each_client(sizes, batch_size):
+@pytest.mark.parametrize(("sizes", "batch_size"), [((4, 9, 1), 3), ((0, 5), 100), ((0, 0), 3)])
+def test_vectorised_domain_sums_equal_each_clients(sizes, batch_size):
     model, clients = logistic_regression(4, 3), _clients(*sizes)
     weights = _weights()
     together = domain_sums(model, 3, weights, vectorised(clients), batch_size=batch_size)
     alone = [domain_sums(model, 3, weights, single(c), batch_size=batch_size) for c in clients]
-    for found, expected in zip(tf.nest.flatten(together), zip(*map(tf.nest.flatten, alone))):
-        assert_all_close(found, np.stack(expected))
+    for actual, expected in zip(tf.nest.flatten(together), zip(*map(tf.nest.flatten, alone))):
+        assert_all_close(actual, np.stack(expected))
+
+
+def test_end_rows_exist_and_are_first_and_last():
+    """A column is gathered there, also after the last client, and in a group of empty clients."""
+    group = vectorised(_clients(3, 1, 0, 2))
+    np.testing.assert_array_equal(group.end_rows(), [[0, 2], [3, 3], [4, 4], [4, 5]])
+    for sizes in ((2, 0), (0, 0)):
+        group = vectorised(_clients(*sizes))
+        rows = np.asarray(group.end_rows())
+        assert rows.shape == (len(sizes), 2)
+        assert rows.min() >= 0 and rows.max() < len(group.examples["y"])
+    assert single(_clients(0)[0]).end_rows().shape == [0, 2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(4, 9, 1), (0, 5)])
-def test_vectorised_training_is_that_of_each_client(sizes):
-    model, clients = logistic_regression(4, 3), _clients(*sizes)
-    options = ClientTraining(learning_rate=0.5, epochs=2, batch_size=4)
-    alpha = np.array([0.5, 1, 2], np.float32)
-    seeds = tf.range(10, 10 + len(sizes), dtype=tf.int64)
-    betas = tf.constant([float(max(n, 1)) for n in sizes])
-    together = local_sgd(model, options, _weights(), vectorised(clients, seeds), alpha, betas)
-    for k, client in enumerate(clients):
-        alone = local_sgd(model, options, _weights(), single(client, seeds[k]), alpha, betas[k])
-        assert_all_close([w[k] for w in together.trained], list(alone.trained))
-
-
-@pytest.mark.slow
-def test_a_vectorised_client_cannot_be_told_from_one_alone_by_its_neighbours():
+def test_vectorised_client_ignores_its_neighbours():
     """An empty client's rows are its neighbour's, whose numbers are not finite here."""
-    spoiled = make_client([[np.nan] * 4] * 2, [0, 1])
-    model = logistic_regression(4, 3)
-    good = _clients(5)[0]
+    model, options = logistic_regression(4, 3), ClientTraining(0.5, epochs=2, batch_size=2)
+    alpha, betas = np.array([0.5, 1, 2], np.float32), tf.constant([1.0, 2.0, 5.0])
+    spoiled, good = make_client([[np.nan] * 4] * 2, [0, 1]), _clients(5)[0]
     clients = [make_client(np.zeros([0, 4]), []), spoiled, good]
     sums = domain_sums(model, 3, _weights(), vectorised(clients), batch_size=2)
     expected = domain_sums(model, 3, _weights(), single(good), batch_size=2)
     assert_all_close(sums.losses[2], expected.losses)
     np.testing.assert_array_equal(sums.losses[0], [0, 0, 0])
     np.testing.assert_array_equal(sums.counts, [[0, 0, 0], [1, 1, 0], expected.counts])
+    seeds = tf.constant([10, 11, 12], tf.int64)
+    together = local_sgd(model, options, _weights(), vectorised(clients, seeds), alpha, betas)
+    alone = local_sgd(model, options, _weights(), single(good, seeds[2]), alpha, betas[2])
+    assert_all_close([w[2] for w in together.trained], list(alone.trained))
 
 
 def _weights() -> ModelWeights:

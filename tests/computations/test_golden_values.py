@@ -1,4 +1,4 @@
-"""Rounds worked out by hand, and by the paper's authors' own implementation."""
+"""Rounds computed by hand, and by the implementation of the paper's authors."""
 
 import numpy as np
 import pytest
@@ -54,13 +54,17 @@ def _assert_golden(state, metrics) -> None:
     np.testing.assert_allclose(metrics["finalizer"]["update_norm"], 4 - 3.5555556, rtol=1e-5)
 
 
-def test_golden_round():
-    training = EagerTraining(_ALGORITHM)
+@pytest.fixture(scope="module")
+def training():
+    return EagerTraining(_ALGORITHM)
+
+
+def test_golden_round(training):
     _assert_golden(*training.next(training.initialize(), [_CLIENT_0, _CLIENT_1]))
 
 
 @pytest.mark.slow
-def test_golden_round_in_the_tff_runtime(tff_runtime):
+def test_golden_round_in_tff(tff_runtime):
     training = tff_runtime.training(_ALGORITHM, PlainSum())
     _assert_golden(*training.next(training.initialize(), [_CLIENT_0, _CLIENT_1]))
 
@@ -86,57 +90,34 @@ def test_golden_round_of_the_reference():
 @pytest.mark.parametrize(
     ("client", "beta", "delta"), [(_CLIENT_0, 0.6, 2.8333335), (_CLIENT_1, 0.3, 7.666667)]
 )
-def test_client_deltas_of_the_golden_round(client, beta, delta):
-    training = EagerTraining(_ALGORITHM)
+def test_client_deltas_of_the_golden_round(training, client, beta, delta):
     output = training.client_output(training.initialize(), client)
     np.testing.assert_allclose(output.beta, beta, rtol=1e-6)
     np.testing.assert_allclose(output.weighted_delta[0] / output.beta, [delta], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("client", "beta", "delta"), [(_CLIENT_0, 0.5, 6.4), (_CLIENT_1, 0.2, 33)])
-def test_local_training_alone(client, beta, delta):
-    """Alpha differs between domains here: an indexing mistake cannot pass."""
+_BY_BATCH = ClientTraining(learning_rate=1.0, batch_size=4, normalizer="batch", shuffle=False)
+
+
+# Alpha differs between domains: an indexing mistake cannot pass.
+@pytest.mark.parametrize(
+    ("client", "options", "alpha", "beta", "delta"),
+    [
+        (_CLIENT_0, ClientTraining(1.0, batch_size=3), _LAMBDA_0, 0.5, 6.4),
+        (_CLIENT_1, ClientTraining(1.0, batch_size=3), _LAMBDA_0, 0.2, 33),
+        # One epoch moves by 0.5 * sum(x) / 6 = 17 / 12.
+        (_CLIENT_0, ClientTraining(0.5, epochs=5, batch_size=2), [1] * 4, 6.0, 5 * 17 / 12),
+        # Batches x=[1,2,4,3] of domains [1,0,0,0] and x=[6,1] of domain 2.
+        (_CLIENT_0, _BY_BATCH, _LAMBDA_0, 0.5, (0.2 * 1 + 0.1 * (2 + 4 + 3)) / 0.5 + (6 + 1) / 2),
+    ],
+)
+def test_local_training_equals_steps_by_hand(client, options, alpha, beta, delta):
     trained, _ = local_sgd(
         linear_model(),
-        ClientTraining(learning_rate=1.0, epochs=1, batch_size=3),
+        options,
         ModelWeights([np.array([4.0], np.float32)], []),
         single(client, tf.constant(0, tf.int64)),
-        alpha=np.array(_LAMBDA_0, np.float32),
+        alpha=np.array(alpha, np.float32),
         beta=np.float32(beta),
     )
-    np.testing.assert_allclose(4.0 - trained[0], [delta], rtol=1e-6)
-
-
-@pytest.mark.parametrize("epochs", [1, 2, 5])
-def test_epochs_repeat_the_step_of_a_linear_loss(epochs):
-    options = ClientTraining(learning_rate=0.5, epochs=epochs, batch_size=2)
-    trained, _ = local_sgd(
-        linear_model(),
-        options,
-        ModelWeights([np.array([4.0], np.float32)], []),
-        single(_CLIENT_0, tf.constant(0, tf.int64)),
-        alpha=np.ones([4], np.float32),
-        beta=np.float32(6.0),
-    )
-    # One epoch moves by 0.5 * sum(x) / 6 = 17 / 12.
-    np.testing.assert_allclose(4.0 - trained[0], [epochs * 17 / 12], rtol=1e-5)
-
-
-def test_batch_normalizer_steps_by_the_weighted_mean_of_each_batch():
-    options = ClientTraining(
-        learning_rate=1.0,
-        batch_size=4,
-        normalizer="batch",
-        shuffle=False,
-    )
-    trained, _ = local_sgd(
-        linear_model(),
-        options,
-        ModelWeights([np.array([4.0], np.float32)], []),
-        single(_CLIENT_0, tf.constant(0, tf.int64)),
-        alpha=np.array(_LAMBDA_0, np.float32),
-        beta=np.float32(0.5),
-    )
-    # Batches x=[1,2,4,3] of domains [1,0,0,0] and x=[6,1] of domain 2.
-    expected = (0.2 * 1 + 0.1 * (2 + 4 + 3)) / 0.5 + (6 + 1) / 2
-    np.testing.assert_allclose(4.0 - trained[0], [expected], rtol=1e-6)
+    np.testing.assert_allclose(4.0 - trained[0], [delta], rtol=1e-5)

@@ -9,9 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tests import golden
-from tests.algorithms.cases import CASES, NUM_DOMAINS, build, cohorts
+from tests.algorithms.cases import NUM_DOMAINS, build, cohorts
 from tests.computations.harness import assert_all_close, assert_identical, run_rounds
-from tests.marks import usually
 from tests.options import make_options
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
@@ -34,12 +33,10 @@ from tff_agnostic.computations.schedules import (
     Schedule,
 )
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.program import RunConfig, run_settings, train_run
-from tff_agnostic.program.options.flags import flags_of
 
 _KERAS = tf.keras.optimizers.schedules
 _RATE, _T, _F = 0.3, 4, 0.25
-# The same schedule of Keras, which has no inverse square root.
+# Keras' schedules, which lack the inverse square root.
 _FORMULAS: list[tuple[Schedule, Any]] = [
     (InverseTime(_T), _KERAS.InverseTimeDecay(_RATE, _T, 1.0)),
     (Exponential(_T, _F), _KERAS.ExponentialDecay(_RATE, _T, _F)),
@@ -52,42 +49,30 @@ _COHORTS = cohorts(3)
 
 
 @pytest.mark.parametrize(("schedule", "expected"), _FORMULAS)
-def test_formulas_are_those_of_keras(schedule, expected):
+def test_formulas_match_keras(schedule, expected):
     rate = Rate(_RATE, schedule)
     for t in range(10):
-        found = float(rate.at(tf.constant(t)))
-        assert found == pytest.approx(float(expected(t)), rel=1e-6), t
+        actual = float(rate.at(tf.constant(t)))
+        assert actual == pytest.approx(float(expected(t)), rel=1e-6), t
 
 
-def test_an_exponential_does_not_drift_in_long_runs():
+def test_exponential_does_not_drift_in_long_runs():
     rate = Rate(_RATE, Exponential(1, 0.999))
     for t in (1_000, 10_000):
         assert float(rate.at(tf.constant(t))) == pytest.approx(_RATE * 0.999**t, rel=3e-6)
 
 
-def _with_schedule(name: str) -> list[tuple[str, str]]:
-    flags = {flag.name for flag in flags_of(CASES[name].options)}
-    return [(name, w) for w in ("client", "server") if f"{w}_schedule" in flags]
-
-
-_ALL = [pair for name in CASES for pair in _with_schedule(name)]
-# Of every file that reads a rate or keeps a state of its own one.
-_USUAL = [
-    ("fed_prox", "client"),
-    ("q_ffl", "client"),
-    ("delta_fl", "server"),
-    ("stochastic_afl", "server"),
-]
-
-
-@pytest.mark.nightly_cases("q_ffl-client")
+# An algorithm of every file that reads a rate or has a state of its optimizer.
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "whose"), usually(_USUAL, _ALL))
-def test_rounds_of_a_schedule_are_rounds_of_its_rates(streaming_runtime, name, whose):
-    """Of every algorithm that has such a rate: round t is one of the constant rate of round t."""
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [("fed_prox", "client"), ("delta_fl", "server"), ("stochastic_afl", "server")],
+)
+def test_scheduled_rounds_have_the_rates_of_rounds(streaming_runtime, name, side):
+    """Round t is one with the constant rate of round t."""
     schedule = {
-        f"{whose}_schedule": "piecewise:rounds=1/2,factors=0.5/0.125",
-        f"{whose}_learning_rate": 0.5,
+        f"{side}_schedule": "piecewise:rounds=1/2,factors=0.5/0.125",
+        f"{side}_learning_rate": 0.5,
     }
     algorithm = build(name, **schedule)
     scheduled = streaming_runtime.training(algorithm, PlainSum())
@@ -97,22 +82,22 @@ def test_rounds_of_a_schedule_are_rounds_of_its_rates(streaming_runtime, name, w
     expected = None
     for rate, cohort in zip((0.5, 0.25, 0.0625), rounds):
         constant = streaming_runtime.training(
-            build(name, **{f"{whose}_learning_rate": rate}), PlainSum()
+            build(name, **{f"{side}_learning_rate": rate}), PlainSum()
         )
         expected = constant.initialize() if expected is None else expected
-        if whose == "server":
+        if side == "server":
             expected = expected._replace(algorithm=_at_rate(expected.algorithm, rate))
         expected, _ = constant.next(expected, cohort)
-    found = algorithm.main_model(state.algorithm)
+    actual = algorithm.main_model(state.algorithm)
     wanted = algorithm.main_model(expected.algorithm)
-    assert_all_close(found, wanted, rtol=1e-6, atol=1e-7)
+    assert_all_close(actual, wanted, rtol=1e-6, atol=1e-7)
     assert_all_close(
         algorithm.models(state.algorithm), algorithm.models(expected.algorithm), 1e-6, 1e-7
     )
 
 
 def _at_rate(state: Any, rate: float) -> Any:
-    """The state with another rate, which the optimizer's state has."""
+    """Returns the state with another rate in the optimizer's state."""
     if isinstance(state, Mapping):
         changed = {key: _at_rate(value, rate) for key, value in state.items()}
         if "learning_rate" in changed:
@@ -125,17 +110,10 @@ def _at_rate(state: Any, rate: float) -> Any:
     return state
 
 
-# TensorFlow multiplies q-FFL's constants with one another before anything else.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "whose"),
-    usually(
-        [("fed_prox", "client"), ("fed_avg", "server")],
-        [pair for pair in _ALL if pair != ("q_ffl", "client")],
-    ),
-)
-def test_a_schedule_that_does_not_fall_is_the_constant_to_the_bit(streaming_runtime, name, whose):
-    flat = {f"{whose}_schedule": "piecewise:rounds=1,factors=1"}
+@pytest.mark.parametrize(("name", "side"), [("fed_prox", "client"), ("fed_avg", "server")])
+def test_flat_schedule_equals_constant_bit_for_bit(streaming_runtime, name, side):
+    flat = {f"{side}_schedule": "piecewise:rounds=1,factors=1"}
     models = []
     for settings in ({}, flat):
         algorithm = build(name, **settings)
@@ -145,7 +123,7 @@ def test_a_schedule_that_does_not_fall_is_the_constant_to_the_bit(streaming_runt
 
 
 @pytest.mark.slow
-def test_clients_of_q_ffl_whose_rate_has_become_0_count_and_change_nothing(streaming_runtime):
+def test_q_ffl_clients_of_rate_0_change_nothing(streaming_runtime):
     """Delta_k is 0 then, and h_k / L is F_k^q, the limit of small rates."""
     algorithm = build("q_ffl", client_schedule="cosine:rounds=1,lowest=0")
     training = streaming_runtime.training(algorithm, PlainSum())
@@ -157,7 +135,7 @@ def test_clients_of_q_ffl_whose_rate_has_become_0_count_and_change_nothing(strea
 
 
 @pytest.mark.slow
-def test_tff_runs_the_same_rounds_and_reports_the_rates(tff_runtime, streaming_runtime):
+def test_tff_rounds_report_the_rates(tff_runtime, streaming_runtime):
     server = tabulated(_KERAS.CosineDecay(0.5, 3), rounds=3)
     options = FedAvgOptions(
         client=ClientTraining(learning_rate=0.3, schedule=InverseSqrt(2)),
@@ -165,38 +143,15 @@ def test_tff_runs_the_same_rounds_and_reports_the_rates(tff_runtime, streaming_r
     )
     problem = Problem.numbered(logistic_regression(4, 3), NUM_DOMAINS, 7)
     algorithm = with_rate_columns(fed_avg(problem, options), options)
-    found = []
+    actual = []
     for runtime in (tff_runtime, streaming_runtime):
         training = runtime.training(algorithm, PlainSum())
         state, reports = run_rounds(training, _COHORTS)
         rates = [[r["client_learning_rate"], r["server_learning_rate"]] for r in reports]
-        found.append((state.algorithm.weights, rates))
-    assert_all_close(found[0], found[1], rtol=1e-6, atol=1e-7)
+        actual.append((state.algorithm.weights, rates))
+    assert_all_close(actual[0], actual[1], rtol=1e-6, atol=1e-7)
     expected = [[0.3 / np.sqrt(1 + t / 2), 0.25 * (1 + np.cos(np.pi * t / 3))] for t in range(3)]
-    np.testing.assert_allclose(found[1][1], expected, rtol=1e-6)
-
-
-@pytest.mark.nightly
-def test_run_with_tabulated_rate_equals_resumed_run_with_schedule(tmp_path):
-    """A rate may be written as a table or as its formula, and a resumed run continues it."""
-    rate = tabulated(_KERAS.ExponentialDecay(0.5, 2, 0.25), rounds=4)
-
-    def settings(rounds: int, client: ClientTraining) -> Any:
-        config = RunConfig(algorithm="fed_avg", rounds=rounds, evaluate_every=4)
-        return run_settings("toy_regression", None, config, FedAvgOptions(client=client))
-
-    table = ClientTraining(learning_rate=rate.first, schedule=rate.schedule)
-    whole = train_run(settings(4, table), tmp_path / "whole", show_progress=False)
-    rates = whole.history()["client_learning_rate"]
-    np.testing.assert_allclose(rates, [0.5, 0.25, 0.125, 0.0625], rtol=1e-6)
-    formula = ClientTraining(learning_rate=0.5, schedule=Exponential(rounds=2, factor=0.25))
-    folder = tmp_path / "in two parts"
-    train_run(settings(2, formula), folder, show_progress=False)
-    resumed = train_run(settings(4, formula), folder, resume=True, show_progress=False)
-    for column in ("client_learning_rate", "update_norm"):
-        np.testing.assert_allclose(
-            resumed.history()[column], whole.history()[column], rtol=1e-5, err_msg=column
-        )
+    np.testing.assert_allclose(actual[1][1], expected, rtol=1e-6)
 
 
 @golden.values

@@ -12,10 +12,8 @@ import tensorflow as tf
 from tests import golden
 from tests.computations.harness import (
     EagerTraining,
-    assert_all_close,
     assert_identical,
     random_client,
-    run_rounds,
 )
 from tests.computations.sums import encoded, sum_of
 from tests.options import make_options
@@ -93,8 +91,7 @@ def _assert_within_quantization_error(actual, outputs, bounds, bits) -> None:
             assert np.all(error <= len(outputs) * _step(bound, bits) / 2 + rounding)
 
 
-@pytest.mark.slow_cases("4")
-@pytest.mark.parametrize("bits", [4, 8, 12, 16, 24])
+@pytest.mark.parametrize("bits", [8, 24])
 def test_quantization_error_is_within_its_bound(bits):
     options = dataclasses.replace(_OPTIONS, secure_bits=bits)
     bounds, outputs = _bounds(options), _client_outputs()
@@ -109,7 +106,7 @@ def test_integers_and_zeros_are_exact():
     assert_identical(decoded, outputs[0])
 
 
-@pytest.mark.parametrize("bits", [2, 12, 32, 40])
+@pytest.mark.parametrize("bits", [2, 40])
 @pytest.mark.parametrize("signed", [False, True])
 def test_ends_of_the_range_are_exact(bits, signed):
     bound = Bound(3.0, signed=signed)
@@ -120,11 +117,8 @@ def test_ends_of_the_range_are_exact(bits, signed):
     np.testing.assert_array_equal(decoded.value, summand.value * 4)
 
 
-@pytest.mark.parametrize("bits", [2, 12, 32, 40])
-@pytest.mark.parametrize(
-    "bound",
-    [Bound(3.0), Bound(3.0, signed=True), Bound(1000, integer=True), Bound(1, integer=True)],
-)
+@pytest.mark.parametrize("bits", [2, 40])
+@pytest.mark.parametrize("bound", [Bound(3.0), Bound(3.0, signed=True), Bound(1000, integer=True)])
 def test_encoded_values_fit_the_declared_bits(bits, bound):
     """A secure-sum protocol takes the declared width as the modulus of one client's value."""
     aggregation = SecureSum(make_options(SecureSumOptions, secure_bits=bits))
@@ -139,35 +133,29 @@ def test_excess_values_are_counted_and_scaled():
     spoiled = first._replace(
         weighted_delta=[first.weighted_delta[0] * 0 - 7.0, first.weighted_delta[1]],
         beta=tf.constant(2.5),
-        domain_losses=tf.constant([210.0, 3.0, 80.0]),
+        domain_losses=tf.constant([210.0, -3.0, 80.0]),
         domain_counts=tf.constant([21, 3, 400], tf.int64),
     )
     decoded, report = sum_of(SecureSum(_OPTIONS), [spoiled, *outputs[1:]], bounds, [5, 0, 7, 0, 1])
     assert {name: int(count) for name, count in report["clipped"].items()} == {
         "weighted_delta": 12,
         "beta": 1,
-        "domain_losses": 1,
+        "domain_losses": 2,
         "domain_counts": 2,
         "metric_sums": 0,
         "clients": 0,
         "examples": 13,
     }
     # The largest coordinate is 7 times its bound, max_beta * max_delta = 1; the weight is scaled
-    # with it. Counts of 21 and 400 become 20; their losses keep the ratio to the counts.
+    # with it. Counts of 21 and 400 become 20; their losses keep the ratio to the counts. A loss
+    # below 0 becomes 0.
     scaled = spoiled._replace(
         weighted_delta=[d / 7 for d in spoiled.weighted_delta],
         beta=tf.constant(2.5 / 7),
-        domain_losses=tf.constant([200.0, 3.0, 4.0]),
+        domain_losses=tf.constant([200.0, 0.0, 4.0]),
         domain_counts=tf.constant([20, 3, 20], tf.int64),
     )
     _assert_within_quantization_error(decoded, [scaled, *outputs[1:]], bounds, _OPTIONS.secure_bits)
-
-
-def test_negative_losses_are_clipped_and_counted():
-    spoiled = _client_outputs()[0]._replace(domain_losses=tf.constant([-1.0, 2.0, 3.0]))
-    decoded, report = sum_of(SecureSum(_OPTIONS), [spoiled], _bounds(_OPTIONS))
-    assert report["clipped"]["domain_losses"] == 1
-    np.testing.assert_allclose(decoded.domain_losses, [0.0, 2.0, 3.0], atol=0.05)
 
 
 def test_values_without_ratio_are_clipped():
@@ -199,28 +187,6 @@ def test_aggregations_of_equal_settings_are_equal(name):
 # --- In the TFF runtime
 
 
-@pytest.fixture(scope="module")
-def secure_training(tff_runtime):
-    """Returns rounds with bounds above every value."""
-    options = make_options(
-        SecureSumOptions, limit_examples=20, limit_loss=10.0, limit_update=2.0, secure_bits=32
-    )
-    return tff_runtime.training(_algorithm(), SecureSum(options))
-
-
-@pytest.mark.slow
-def test_secure_rounds_in_tff_match_plain_rounds(tff_runtime, secure_training):
-    cohorts = [_cohort(seed) for seed in range(5)]
-    plain, plain_metrics = run_rounds(tff_runtime.training(_algorithm(), PlainSum()), cohorts)
-    secure, metrics = run_rounds(secure_training, cohorts)
-    assert_all_close(secure, plain, rtol=1e-5, atol=1e-6)
-    for secure_round, plain_round in zip(metrics, plain_metrics):
-        clipped = secure_round.pop("aggregator")["clipped"]
-        assert sum(clipped.values()) == 0
-        plain_round.pop("aggregator")
-        assert_all_close(secure_round, plain_round, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.slow
 def test_secure_round_reports_clipping_and_non_finite_clients(tff_runtime):
     options = make_options(
@@ -238,13 +204,6 @@ def test_secure_round_reports_clipping_and_non_finite_clients(tff_runtime):
     assert clipped["examples"] == 1 + 6
     assert clipped["domain_counts"] == 0
     assert all(np.all(np.isfinite(w)) for w in state.algorithm.weights.trainable)
-
-
-@pytest.mark.slow
-def test_empty_secure_cohort_changes_nothing(secure_training):
-    state = secure_training.initialize()
-    next_state, _ = secure_training.next(state, [])
-    assert_identical(next_state._replace(round_num=state.round_num), state)
 
 
 @golden.values

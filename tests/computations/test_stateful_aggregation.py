@@ -1,4 +1,4 @@
-"""An aggregation with a state of its own, as a user would write it, through rounds and files."""
+"""A user's aggregation with a state, in rounds and checkpoints."""
 
 import dataclasses
 import functools
@@ -21,8 +21,6 @@ from tests.computations.harness import (
 from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts, FederatedSums
 from tff_agnostic.base.report_fields import ReportField, ReportFields, paired
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.runtimes.cohort import CohortRuntime
-from tff_agnostic.runtimes.options import CohortOptions
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
 pytestmark = pytest.mark.slow
@@ -73,10 +71,10 @@ class _HalvingNorm(Aggregation):
         return OrderedDict(norm=ReportField(f"{prefix}norm", "norm that answers are scaled to"))
 
 
-class _SizeOfTheLast(_HalvingNorm):
-    """Plain sums, of which the norm of the last one is remembered."""
+class _LastNorm(_HalvingNorm):
+    """Plain sums that remember the norm of the last one."""
 
-    name = "size_of_the_last"
+    name = "last_norm"
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
         del params, bounds, client
@@ -123,44 +121,32 @@ def _expected(name: str, first_norm: float = _FIRST_NORM) -> Any:
     return state.algorithm
 
 
-@pytest.fixture(scope="module", params=["tff", "vectorised"])
-def runtime(request):
-    if request.param == "tff":
-        yield request.getfixturevalue("tff_runtime")
-        return
-    with CohortRuntime(CohortOptions(client_mode=request.param)) as running:
-        yield running
-
-
 def _by_name(training: Any, report: Any) -> Iterator[tuple[str, Any]]:
     return ((quantity.name, value) for quantity, value in paired(training.quantities, report))
 
 
-@pytest.mark.nightly_cases("tff-above_mean")
-@pytest.mark.parametrize(
-    ("runtime", "name"),
-    [("tff", "above_mean"), ("streamed", "agnostic_fed_avg"), ("vectorised", "above_mean")],
-    indirect=["runtime"],
-)
-def test_rounds_are_those_of_numpy(runtime, name):
-    training = runtime.training(build(name), _HalvingNorm())
+@pytest.mark.nightly_cases("tff_runtime")
+@pytest.mark.parametrize("runtime", ["tff_runtime", "cohort_runtime"])
+def test_rounds_match_numpy(request, runtime):
+    name = "above_mean"
+    training = request.getfixturevalue(runtime).training(build(name), _HalvingNorm())
     state, reports = run_rounds(training, cohorts(_ROUNDS))
     assert_all_close(state.algorithm, _expected(name), rtol=1e-4, atol=1e-6)
-    # Each exchange has a state of its own.
+    # Each exchange has its own state.
     fields = {"survey": 2, "training": 8}
     names = [exchange.name for exchange in build(name).steps]
-    assert [of_exchange.rounds for of_exchange in state.aggregations] == [_ROUNDS] * len(names)
+    assert [kept.rounds for kept in state.aggregations] == [_ROUNDS] * len(names)
     for k, exchange in enumerate(names):
         norms = [_FIRST_NORM * fields[exchange] * 0.5**t for t in range(_ROUNDS + 1)]
-        column = "norm" if len(names) == 1 else f"{exchange} norm"
+        column = f"{exchange} norm"
         reported = [dict(_by_name(training, report))[column] for report in reports]
         assert [*reported, state.aggregations[k].norm] == norms
-    # Otherwise nothing would have been shown.
-    found, other = (s.weights.trainable[0] for s in (state.algorithm, _expected(name, 1e9)))
-    assert not np.allclose(found, other, rtol=1e-2)
+    # Scaling changes the rounds.
+    actual, other = (s.weights.trainable[0] for s in (state.algorithm, _expected(name, 1e9)))
+    assert not np.allclose(actual, other, rtol=1e-2)
 
 
-def test_its_state_is_in_checkpoints(streaming_runtime, tmp_path):
+def test_checkpoints_hold_the_state(streaming_runtime, tmp_path):
     algorithm = build("above_mean")
     training = streaming_runtime.training(algorithm, _HalvingNorm())
     expected, expected_reports = run_rounds(training, cohorts(_ROUNDS))
@@ -174,20 +160,19 @@ def test_its_state_is_in_checkpoints(streaming_runtime, tmp_path):
     assert_identical(reports, expected_reports[2:])
 
 
-def test_every_evaluation_is_a_first_one(runtime):
-    """It leaves no state behind, and finds none."""
+def test_evaluations_share_no_state(cohort_runtime):
     model = logistic_regression(4, 3)
-    evaluate = runtime.evaluation(model, 3, _HalvingNorm())
+    evaluate = cohort_runtime.evaluation(model, 3, _HalvingNorm())
     (clients,) = cohorts(1)
     first, second = (evaluate(model.initial_weights, [clients]).output for _ in range(2))
     assert_identical(first, second)
-    plain = runtime.evaluation(model, 3, _HalvingNorm(1e9))(model.initial_weights, [clients])
+    plain = cohort_runtime.evaluation(model, 3, _HalvingNorm(1e9))(model.initial_weights, [clients])
     assert np.all(first.sums.losses < plain.output.sums.losses)
 
 
-def test_a_sum_that_is_not_finite_is_not_remembered(streaming_runtime):
+def test_non_finite_sum_is_not_remembered(streaming_runtime):
     """Each client's answer is within float32's range; their sum, and its norm, are not."""
-    training = streaming_runtime.training(build("fed_avg", client_epochs=1), _SizeOfTheLast())
+    training = streaming_runtime.training(build("fed_avg", client_epochs=1), _LastNorm())
     start = training.initialize()
     far_out = make_client(np.full([1, 4], 3e38, np.float32), [1], [2])
     state, report = training.next(start, [far_out] * 60)

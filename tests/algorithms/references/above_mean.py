@@ -1,7 +1,7 @@
 """An algorithm of two steps: only clients whose loss is not below the round's mean train.
 
 First exchange: a client sends F_k(w^t), its mean loss over all its examples, and a 1; the server
-divides the sums and broadcasts the quotient, in which every client counts alike. Second exchange:
+divides the sums and broadcasts the quotient, in which clients count equally. Second exchange:
 the clients with F_k(w^t) >= mean train by local SGD from w^t and are averaged by n_k.
 """
 
@@ -19,7 +19,7 @@ class Round(NamedTuple):
 
     Attributes:
         w: w^{t+1}.
-        mean_loss: What the server broadcasts; NaN where no client sent a loss.
+        mean_loss: The broadcast mean; NaN if no client sent a loss.
         trains: For each client, in the order given, whether it trained.
     """
 
@@ -29,7 +29,7 @@ class Round(NamedTuple):
 
 
 def above_mean_round(model: Model, w_t: Weights, clients: Sequence[Client], sgd: LocalSgd) -> Round:
-    """One round; w^t where nobody trains.
+    """One round; w^t if no client trains.
 
     A client without examples, or whose loss at w^t is not finite, does nothing in either exchange.
     One whose loss is finite but whose w_k is not counts in the mean, which is sent by then, and

@@ -97,16 +97,10 @@ def superquantile(losses: ArrayLike, alphas: ArrayLike, theta: float) -> float:
     return float(eta + alpha @ np.maximum(loss - eta, 0.0) / theta)
 
 
-def filtered_mean(losses: ArrayLike, alphas: ArrayLike, shares: ArrayLike) -> float:
-    """The mean loss of what trains: sum_k share_k alpha_k F_k / sum_k share_k alpha_k."""
-    weights = np.asarray(shares, np.float64) * np.asarray(alphas, np.float64)
-    return float(weights @ np.asarray(losses, np.float64) / weights.sum())
-
-
 def cvar_lambda(
     domain_losses: ArrayLike, shares_of_examples: ArrayLike, theta: float
 ) -> np.ndarray:
-    """The maximising pi with domains in the place of clients; it sums to 1.
+    """The maximising pi with domains instead of clients; it sums to 1.
 
     alpha_i / theta above the cut, 0 below, and what is left at the cut, by alpha_i.
     """
@@ -165,7 +159,7 @@ def survey_round(
 
     Clients whose losses share a bin are ties. A client without examples, or whose loss is not
     finite, is dropped; one whose loss is finite but whose w_k is not counts in the quantile, which
-    is known by then, and not in the average. Where nobody is left, w^t.
+    is known by then, and not in the average. Without any client, w^t.
     """
     survey = _survey(model, w_t, clients, weighting)
     if not survey.clients:

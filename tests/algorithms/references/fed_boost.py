@@ -1,7 +1,7 @@
 """FedBoost and AFLBoost in NumPy, float64, written from the paper (Hamer, Mohri, Suresh 2020).
 
-Figures 1 and 2, equation (8), section 4.2 with its bias mended. Predictors are given by what they
-say of each example: a distribution over classes, rows of an array [q, classes] of an example.
+Figures 1 and 2, equation (8), section 4.2 with its bias removed. Predictors are their outputs for
+each example: distributions over classes, the rows of an array [q, classes].
 """
 
 import itertools
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Example(NamedTuple):
-    """An example: what each predictor says of it, [q, classes], its class and its domain."""
+    """An example: the output of each predictor, [q, classes], its class and its domain."""
 
     h: np.ndarray
     y: int
@@ -80,10 +80,10 @@ def masks(q: int) -> Iterator[np.ndarray]:
         yield np.array(bits)
 
 
-def expectation(gamma: np.ndarray, of_mask: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def expectation(gamma: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """The mean over independent masks, by enumeration."""
     return np.sum(
-        [np.prod(np.where(m > 0, gamma, 1 - gamma)) * of_mask(m) for m in masks(len(gamma))], axis=0
+        [np.prod(np.where(m > 0, gamma, 1 - gamma)) * value(m) for m in masks(len(gamma))], axis=0
     )
 
 
@@ -127,9 +127,9 @@ def fed_boost_round(
     m = sum(len(client) for client in clients)
     delta = np.zeros_like(alpha)
     for client in clients:
-        of_client = [estimate(estimator, loss, alpha, gamma, mask, example) for example in client]
+        estimates = [estimate(estimator, loss, alpha, gamma, mask, example) for example in client]
         # m_j / m times the mean over the client's examples
-        delta += len(client) / m * np.mean(of_client, axis=0)
+        delta += len(client) / m * np.mean(estimates, axis=0)
     return STEPS[mirror_map](alpha, delta, rate)
 
 
@@ -156,8 +156,8 @@ def afl_boost_round(
     delta, losses = np.zeros_like(alpha), np.zeros_like(lambda_)
     for example in examples:
         k = example.domain
-        found = estimate(estimator, loss, alpha, gamma, mask, example)
-        delta += lambda_[k] / counts[k] * found
+        actual = estimate(estimator, loss, alpha, gamma, mask, example)
+        delta += lambda_[k] / counts[k] * actual
         losses[k] += loss_at(loss, mask * alpha / gamma, example) / counts[k]
     return STEPS[mirror_map](alpha, delta, rate), entropy_step(lambda_, -losses, lambda_rate)
 

@@ -25,8 +25,8 @@ class LocalSgd:
         eta: The step.
         epochs: E, passes over the client's examples in their order, never shuffled.
         batch_size: B. The last batch of a pass may be smaller; None is one batch of all.
-        divisor: What a batch's summed gradient is divided by: "client", by n_k, or "batch", by the
-            batch's own number of examples.
+        divisor: Divisor of a batch's summed gradient: n_k ("client"), or the number of examples of
+            the batch ("batch").
     """
 
     eta: float
@@ -69,7 +69,7 @@ def train(
 def average(w_t: Weights, trained: Iterable[tuple[float, Weights]]) -> Weights:
     """w^t - sum_k c_k (w^t - w_k) / sum_k c_k over pairs (c_k, w_k).
 
-    A w_k that is not finite is left out with its c_k; where nothing is left, w^t.
+    A w_k that is not finite is skipped with its c_k; without any, w^t.
     """
     kept = [(c_k, w_k) for c_k, w_k in trained if c_k > 0 and all_finite(w_k)]
     if not kept:

@@ -26,7 +26,7 @@ LOSS_OFFSET = 1e-10
 
 
 class Message(NamedTuple):
-    """What device k sends: its Delta_k, shapes as in w, and its h_k."""
+    """The message of device k: its Delta_k, shapes as in w, and its h_k."""
 
     Delta: Weights
     h: float

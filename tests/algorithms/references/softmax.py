@@ -1,7 +1,7 @@
 """Softmax regression in NumPy and float64, with a gradient written by hand.
 
-References see a model only as a `Model`, so that a test can put a loss in its place whose rounds
-can be worked out on paper.
+References see a model only as a `Model`, so that a test can use a loss whose rounds can be
+computed by hand.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ def mean_loss(model: Model, w: Weights, client: Client) -> float:
     x, y = examples(client)
     if not len(y):
         return float("nan")
-    # What is not finite is the caller's to see, in the value.
+    # Callers see values that are not finite.
     with np.errstate(over="ignore", invalid="ignore"):
         return float(model.losses(w, x, y).mean())
 

@@ -3,7 +3,7 @@
 min over w of max over lambda in Lambda of sum_i lambda_i L_i(w): both players step at once from
 (w_{t-1}, lambda_{t-1}), and the output is the mean of the iterates t = 1..T.
 
-A round has a cohort in place of a sample: with n_i the examples of domain i that a cohort is
+A round has a cohort instead of a sample: with n_i the examples of domain i that a cohort is
 expected to have, the gradient in w is the sum over the cohort's examples j of domains i of
 lambda_i / n_i grad l_j, and that in lambda is the vector of sums of losses over n_i.
 """
@@ -68,8 +68,8 @@ def stochastic_afl_round(
         cohort: The clients; those without examples or with a loss that is not finite are dropped.
         n: The expected counts.
         steps: How to step.
-        lambda_of_w: What weighs the domains in w's gradient, if not lambda_{t-1}: the vertex of the
-            domain that was drawn, of the weighted gradient.
+        lambda_of_w: Weights of the domains in w's gradient, if not lambda_{t-1}: the vertex of the
+            drawn domain.
     """
     p = len(n)
     kept = with_finite_loss(model, players.w, cohort)
@@ -81,13 +81,13 @@ def stochastic_afl_round(
     for client in kept:
         x, y = examples(client)
         for i in range(p):
-            of_i = client["domain_id"] == i
-            if not of_i.any():
+            in_domain = client["domain_id"] == i
+            if not in_domain.any():
                 continue
-            g_i = model.summed_gradient(players.w, x[of_i], y[of_i])
+            g_i = model.summed_gradient(players.w, x[in_domain], y[in_domain])
             g = [g_m + scale[i] * g_im for g_m, g_im in zip(g, g_i)]
-            total[i] += model.losses(players.w, x[of_i], y[of_i]).sum()
-            count[i] += of_i.sum()
+            total[i] += model.losses(players.w, x[in_domain], y[in_domain]).sum()
+            count[i] += in_domain.sum()
     h = total / np.maximum(count, 1) if steps.ratio else total / n
     t = players.t + 1
     g_used, h_used = g, h
@@ -100,7 +100,7 @@ def stochastic_afl_round(
         norm = np.sqrt(sum(np.sum(w_m**2) for w_m in w))
         w = [w_m * min(1.0, steps.radius / norm) for w_m in w]
     lambda_ = steps.ascend(players.lambda_, h_used, steps.gamma_lambda * factor)
-    # The mean of all iterates so far, each of which is remembered by its sum.
+    # The mean of all iterates so far.
     w_mean = [((t - 1) * mean + w_m) / t for mean, w_m in zip(players.w_mean, w)]
     lambda_mean = ((t - 1) * players.lambda_mean + lambda_) / t
     return Players(w, lambda_, w_mean, lambda_mean, t, g, h)

@@ -1,6 +1,6 @@
 """Tilted-ERM over clients (Li et al., "Tilted Empirical Risk Minimization", 2021), float64.
 
-The objective is (1/t) log sum_k p_k exp(t F_k(w)) with p_k = n_k / n, or p_k alike. Its gradient is
+The objective is (1/t) log sum_k p_k exp(t F_k(w)) with p_k = n_k / n, or equal p_k. Its gradient is
 the mean of the clients' gradients with weights p_k exp(t F_k) / sum_j p_j exp(t F_j): a softmax,
 taken here in the log domain from the largest exponent. t = 0 is the mean of the F_k.
 """
