@@ -7,7 +7,7 @@ from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 
-# A client's own limits, small enough that adversarial clients exceed all of them.
+# A client's limits, small enough that adversarial clients exceed all of them.
 LIMITS = {"limit_examples": 20, "limit_loss": 5.0}
 # A key of each generator of clients' noise.
 KEYS: dict[str, tuple[int, ...]] = {"philox": (12, 34), "secure": (12, 34, -56, 78)}
@@ -33,7 +33,6 @@ def private_sum(
     if noise_key is None:
         # A server's noise has no other generator.
         noise_key = KEYS[getattr(options, "noise_generator", "secure")]
-    of_clients = (min_clients, noise_clients)
-    facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, *of_clients)
+    facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, min_clients, noise_clients)
     release: Any = spec.build(name, inner, options, facts)
     return release if integer_clip is None else replace(release, integer_clip=integer_clip)

@@ -31,7 +31,7 @@ def test_rounding_is_unbiased_and_to_a_neighbour():
 
 
 @pytest.mark.parametrize("clip", [3.0, 40.0])
-def test_no_rounding_is_longer_than_its_bound(clip):
+def test_rounding_stays_within_its_bound(clip):
     """The second half has draws with which most roundings are too long."""
     rng, size = np.random.default_rng(1), 64
     bound = rounded_sensitivity(clip, size, ROUNDING_BETA).l2
@@ -42,50 +42,49 @@ def test_no_rounding_is_longer_than_its_bound(clip):
         # Away from zero, where the sign lets them.
         uniforms = 1 - rng.random(size) * (0.02 if trial >= 150 else 1.0)
         vector = np.abs(vector) if trial >= 150 else vector
-        found = rounded(tf.constant(vector), bound, tf.constant(uniforms)).numpy()
-        assert np.linalg.norm(found) <= bound
-        by_chance = np.floor(vector + uniforms)
-        if not np.array_equal(found, by_chance):
+        actual = rounded(tf.constant(vector), bound, tf.constant(uniforms)).numpy()
+        assert np.linalg.norm(actual) <= bound
+        at_random = np.floor(vector + uniforms)
+        if not np.array_equal(actual, at_random):
             assert trial >= 150, "improbable"
-            np.testing.assert_array_equal(found, np.trunc(vector))
+            np.testing.assert_array_equal(actual, np.trunc(vector))
             toward_zero += 1
     assert toward_zero > 0
 
 
-def test_a_rounding_that_is_too_long_is_toward_zero():
+def test_too_long_rounding_is_toward_zero():
     vector, up = tf.constant([0.5, 1.5, -2.0], tf.float64), tf.constant([0.9, 0.9, 0.0])
     np.testing.assert_array_equal(rounded(vector, 2.6, up), [0, 1, -2])
     np.testing.assert_array_equal(rounded(vector, 3.0, up), [1, 2, -2])
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 32, 300, 2048])
+@pytest.mark.parametrize("size", [1, 5, 300])
 def test_rotation_is_tffs(size):
     padded = padded_size(size)
     vector = np.random.default_rng(size).normal(size=size)
     signs = random_signs(tf.constant(size, tf.int64), padded).numpy()
-    found = rotated(tf.constant(vector), tf.constant(signs))
+    actual = rotated(tf.constant(vector), tf.constant(signs))
     signed = np.pad(vector, [0, padded - size]) * signs
     hadamard = pytest.importorskip("tensorflow_federated.python.aggregators.hadamard")
     expected = hadamard.fast_walsh_hadamard_transform(tf.constant(signed[np.newaxis]))
-    np.testing.assert_allclose(found, expected[0], atol=1e-12)
-    back = rotated_back(found, tf.constant(signs))
+    np.testing.assert_allclose(actual, expected[0], atol=1e-12)
+    back = rotated_back(actual, tf.constant(signs))
     np.testing.assert_allclose(back[:size], vector, atol=1e-12)
     assert set(signs) <= {-1.0, 1.0}
     assert abs(np.mean(signs)) <= 5 / math.sqrt(padded)
 
 
 def _wraps(bits: int, sums: np.ndarray, num_clients: int) -> int:
-    """Returns how many sums wrap around, of clients that have equal parts of them."""
+    """Returns the number of sums that wrap around, of clients with equal parts."""
     parts = np.array_split(np.arange(num_clients), num_clients)
     each = np.stack([sums // num_clients + (k[0] < sums % num_clients) for k in parts])
     summed = tf.reduce_sum(residues(tf.constant(each, tf.int64), bits), axis=0)
     return int(np.sum(centred(summed, bits).numpy() != sums))
 
 
-@pytest.mark.slow_cases("2.0-30.0")
-@pytest.mark.parametrize(("z", "num_clients"), [(0.05, 30.0), (2.0, 30.0)])
-def test_none_of_a_million_rotated_coordinates_wraps_around(z, num_clients):
-    """Of clients that all send the same vector, the longest sum that there is."""
+def test_no_rotated_coordinate_of_a_million_wraps():
+    """Clients all send the same vector, which gives the longest sum."""
+    z, num_clients = 0.05, 30.0
     size, steps = 4096, 2.0**10
     bits = bits_of_sum(steps, size, True, z * steps, num_clients)
     rng = np.random.default_rng(6)
@@ -101,16 +100,16 @@ def test_none_of_a_million_rotated_coordinates_wraps_around(z, num_clients):
     assert len(sums) > 1_000_000
     sums += rng.poisson(mu, len(sums)) - rng.poisson(mu, len(sums))
     assert _wraps(bits, sums, 4) == 0
-    # It is no bound that nothing comes near.
+    # The bound is not loose.
     assert _wraps(bits - 3, sums, 4) > 0
 
 
-def test_sums_that_are_not_rotated_have_room_for_all_that_clients_may_send():
+def test_sums_without_rotation_fit_the_largest_values():
     num_clients, steps = 100, 2**14
     bits = bits_of_sum(steps, 3, False, 0.0, num_clients)
     largest = np.int64([num_clients * steps, -num_clients * steps, 0])
     assert _wraps(bits, largest, num_clients) == 0
     assert _wraps(bits - 2, largest, num_clients) == 2
-    # Poisson cohorts may be larger: 100 clients are 190 but for one round in 10^9.
+    # Poisson cohorts may be larger: above 190 for 100 clients once in 10^9 rounds.
     assert stats.poisson.sf(190, num_clients) < 1e-9
     assert _wraps(bits, np.int64([190 * steps]), num_clients) == 0

@@ -1,4 +1,4 @@
-"""Noise has the distribution that is accounted for, and no place's says anything of another's."""
+"""Noise has the accounted distribution, independent between places."""
 
 import numpy as np
 import pytest
@@ -23,10 +23,10 @@ def draw():
 
     def draw(noise, release, shape=(10_000,), exchange=0, value=0, key=_KEY):
         values = [tf.zeros(shape, tf.float64)] * (value + 1)
-        # Every value up to it, as there is one stream of a release.
+        # Every value up to this one, as a release has one stream.
         groups = [NoisedGroup(range(value + 1), _ONE, _ONE)]
-        of_release = Release(tf.constant(key, tf.int64), exchange, tf.constant(release, tf.int64))
-        noisy, _ = add_noise(noise, of_release, values, groups)
+        drawn_for = Release(tf.constant(key, tf.int64), exchange, tf.constant(release, tf.int64))
+        noisy, _ = add_noise(noise, drawn_for, values, groups)
         return noisy[value].numpy().astype(np.float32)
 
     draw.keys = [tuple(k + (i == j) for j, k in enumerate(_KEY)) for i in range(4)]
@@ -40,7 +40,7 @@ def test_central_noise_is_normal(draw):
 
 
 @pytest.mark.parametrize("name", ["tree", "trees"])
-def test_prefix_sums_have_the_noise_of_the_nodes_that_cover_them(draw, name):
+def test_prefix_sums_have_noise_of_covering_nodes(draw, name):
     noise = _KINDS[name]
     prefix = np.zeros(10_000)
     for t in range(1, 14):
@@ -53,10 +53,10 @@ def test_prefix_sums_have_the_noise_of_the_nodes_that_cover_them(draw, name):
 
 
 class _KeyedNodes(tree_aggregation.ValueGenerator):
-    """The nodes of tensorflow-privacy's trees, in the order in which it asks for them.
+    """The nodes of tensorflow-privacy's trees in its order.
 
-    Those are node t of a tree, the largest that ends with release t, for t from 1; one that follows
-    the last release of a tree is drawn and thrown away.
+    Node t is the largest one that ends with release t, for t from 1; another one is drawn after the
+    last release of a tree.
     """
 
     def __init__(self, per_tree):
@@ -77,7 +77,7 @@ def _node(level, number):
 
 @pytest.mark.slow_cases("6")
 @pytest.mark.parametrize("restart_every", [None, 6])
-def test_tree_noise_is_tensorflow_privacys(restart_every):
+def test_tree_noise_equals_tensorflow_privacys(restart_every):
     releases = 19
     query = tfp.TreeResidualSumQuery(
         tf.TensorSpec([3]),
@@ -92,8 +92,8 @@ def test_tree_noise_is_tensorflow_privacys(restart_every):
     state, noise = query.initial_global_state(), TreeResidual(restart_every)
     for t in range(releases):
         expected, state, _ = query.get_noised_result(tf.zeros([3]), state)
-        found = noise(_node, tf.constant(t, tf.int64), tf.TensorSpec([3]))
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5, err_msg=str(t))
+        actual = noise(_node, tf.constant(t, tf.int64), tf.TensorSpec([3]))
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5, err_msg=str(t))
 
 
 @pytest.mark.parametrize("name", _KINDS)
@@ -112,13 +112,13 @@ def test_places_releases_and_keys_are_independent(draw, name):
 
 
 @pytest.mark.parametrize("name", _KINDS)
-def test_a_release_has_one_noise(draw, name):
+def test_noise_of_a_release_repeats(draw, name):
     noise = _KINDS[name]
     for release in (0, 6, 7, 1_000_000):
         np.testing.assert_array_equal(draw(noise, release, (3,)), draw(noise, release, (3,)))
 
 
-def test_momentum_on_rounds_with_tree_noise_is_dp_ftrl_with_momentum(draw):
+def test_momentum_with_tree_noise_is_dp_ftrl(draw):
     """v_t = gamma v_{t-1} + noisy prefix sum, theta_t = theta_0 - eta v_t (Kairouz et al. 2021)."""
     rng, gamma, eta = np.random.default_rng(0), 0.9, 0.5
     gradients = rng.normal(size=(11, 3)).astype(np.float32)

@@ -121,7 +121,7 @@ def test_error_names_field_and_expected_values(field, value, expected):
 
 
 @pytest.mark.parametrize(
-    ("found", "shown"),
+    ("value", "shown"),
     [
         ("steam", "'steam'"),
         (0.5, "0.5"),
@@ -133,8 +133,8 @@ def test_error_names_field_and_expected_values(field, value, expected):
         ("x" * 1000, "'" + "x" * 99),
     ],
 )
-def test_error_shows_found_value(found, shown):
-    assert str(OptionError("line", "a line", found)) == f"line: expected a line, found {shown}"
+def test_error_shows_found_value(value, shown):
+    assert str(OptionError("line", "a line", value)) == f"line: expected a line, found {shown}"
 
 
 def test_unknown_name_suggests_nearest():

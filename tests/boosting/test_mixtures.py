@@ -1,4 +1,4 @@
-"""Ensembles as models: outputs, losses and their gradients against NumPy and TensorFlow's own."""
+"""Ensembles as models: outputs, losses and gradients compared with NumPy and TensorFlow."""
 
 import dataclasses
 from typing import Any
@@ -53,7 +53,7 @@ def _probabilities_model() -> Model:
     )
 
 
-def _two_classes(from_logits: bool) -> Model:
+def _two_classes(from_logits: bool = False) -> Model:
     def build() -> tf.keras.Model:
         activation = None if from_logits else "sigmoid"
         return tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1, activation)])
@@ -79,7 +79,6 @@ _MODELS = {
     "numbers": lambda: _regression(2),
     "sentences": lambda: _NEXT_WORD,
     "sentences of a length": lambda: dataclasses.replace(_NEXT_WORD, loss=SentenceLoss(_LENGTH)),
-    "score of a class": lambda: _two_classes(from_logits=True),
     "probability of a class": lambda: _two_classes(from_logits=False),
 }
 
@@ -108,8 +107,8 @@ def _examples(kind: str, n: int = 6) -> tuple[np.ndarray, np.ndarray]:
     return x, _RNG.integers(2 if "of a class" in kind else 3, size=n).astype(np.int32)
 
 
-def _said(kind: str, predictors: list[ModelWeights], x: np.ndarray) -> np.ndarray:
-    """What each predictor says of each example: [n, q, numbers], of sentences [n, T, q, ids]."""
+def _outputs(kind: str, predictors: list[ModelWeights], x: np.ndarray) -> np.ndarray:
+    """Returns each predictor's outputs, [n, q, numbers], for sentences [n, T, q, ids]."""
     if kind.startswith("sentences"):
         predicted = [_NEXT_WORD.predict(p, tf.constant(x), False, _SEED) for p in predictors]
         scores = np.stack([np.asarray(p, np.float64) for p in predicted], axis=2)
@@ -124,17 +123,17 @@ def _said(kind: str, predictors: list[ModelWeights], x: np.ndarray) -> np.ndarra
     return np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
 
 
-def _reference(kind: str, loss: str, said: np.ndarray, label: Any) -> tuple[float, np.ndarray]:
+def _reference(kind: str, loss: str, h_all: np.ndarray, label: Any) -> tuple[float, np.ndarray]:
     """The loss of an example and its gradient by the weights, by NumPy."""
     if kind == "numbers":
-        left = _ALPHA @ said - label
-        return np.sum(left**2), 2 * said @ left
+        left = _ALPHA @ h_all - label
+        return np.sum(left**2), 2 * h_all @ left
     if kind.startswith("sentences"):
-        of_words = [_reference("", loss, h, word) for h, word in zip(said, label) if word]
-        losses, gradients = zip(*of_words) if of_words else ([0.0], [np.zeros(3)])
+        words = [_reference("", loss, h, word) for h, word in zip(h_all, label) if word]
+        losses, gradients = zip(*words) if words else ([0.0], [np.zeros(3)])
         length = _LENGTH if kind == "sentences of a length" else len(losses)
         return np.sum(losses) / length, np.sum(gradients, axis=0) / length
-    example = reference.Example(said, int(label))
+    example = reference.Example(h_all, int(label))
     at = (loss, _ALPHA, example)
     return reference.loss_at(*at), reference.gradient_at(*at)
 
@@ -149,25 +148,25 @@ _CASES = [(k, loss) for k in _MODELS for loss in MIXTURE_LOSSES if (k, loss) != 
 
 
 @pytest.mark.parametrize(("kind", "loss"), _CASES)
-def test_losses_and_gradients_are_those_of_numpy(kind, loss):
+def test_losses_and_gradients_equal_numpy(kind, loss):
     made, predictors = _made(kind, loss)
     x, y = _examples(kind)
-    said = _said(kind, predictors, x)
+    h_all = _outputs(kind, predictors, x)
     outputs = made.members.outputs(made.initial_weights.non_trainable, tf.constant(x))
-    found = MIXTURE_LOSSES[loss].at(outputs, tf.constant(_ALPHA), tf.constant(y))
+    actual = MIXTURE_LOSSES[loss].at(outputs, tf.constant(_ALPHA), tf.constant(y))
     for j, label in enumerate(y):
-        expected, gradient = _reference(kind, loss, said[j], label)
-        np.testing.assert_allclose(found.losses[j], expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(found.gradients[j], gradient, rtol=1e-5, atol=1e-6)
-    norms = np.broadcast_to(outputs.squared_norms(), said.shape[:-1])
-    np.testing.assert_allclose(norms, np.sum(said**2, axis=-1), rtol=1e-5)
+        expected, gradient = _reference(kind, loss, h_all[j], label)
+        np.testing.assert_allclose(actual.losses[j], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual.gradients[j], gradient, rtol=1e-5, atol=1e-6)
+    norms = np.broadcast_to(outputs.squared_norms(), h_all.shape[:-1])
+    np.testing.assert_allclose(norms, np.sum(h_all**2, axis=-1), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "loss"), _CASES)
-def test_the_model_has_the_loss_that_is_differentiated(kind, loss):
+def test_model_has_the_differentiated_loss(kind, loss):
     made, _ = _made(kind, loss)
     x, y = map(tf.constant, _examples(kind))
-    # One number for two classes says the shares of both, and not their sum.
+    # One number for two classes has the shares of both, not their sum.
     alpha = tf.constant(_ALPHA / _ALPHA.sum() if "of a class" in kind else _ALPHA)
     weights = ModelWeights([alpha], made.initial_weights.non_trainable)
     with tf.GradientTape() as tape:
@@ -175,20 +174,20 @@ def test_the_model_has_the_loss_that_is_differentiated(kind, loss):
         losses, _ = made.example_losses(weights, {"x": x, "y": y}, training=False, seed=_SEED)
         total = tf.reduce_sum(losses)
     outputs = made.members.outputs(weights.non_trainable, x)
-    found = MIXTURE_LOSSES[loss].at(outputs, alpha, y)
-    np.testing.assert_allclose(losses, found.losses, rtol=1e-5, atol=1e-6)
-    expected = tf.reduce_sum(found.gradients, axis=0)
+    actual = MIXTURE_LOSSES[loss].at(outputs, alpha, y)
+    np.testing.assert_allclose(losses, actual.losses, rtol=1e-5, atol=1e-6)
+    expected = tf.reduce_sum(actual.gradients, axis=0)
     if "of a class" in kind:
-        # By what leaves their sum as it is.
+        # Compare changes that keep the sum.
         basis = tf.constant([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0]])
-        found_gradient = tf.linalg.matvec(basis, tape.gradient(total, alpha))
+        gradient = tf.linalg.matvec(basis, tape.gradient(total, alpha))
         expected = tf.linalg.matvec(basis, expected)
     else:
-        found_gradient = tape.gradient(total, alpha)
-    np.testing.assert_allclose(found_gradient, expected, rtol=1e-4, atol=1e-5)
+        gradient = tape.gradient(total, alpha)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_client_answers_the_gradient_of_all_its_sentences():
+def test_client_sends_gradient_of_all_sentences():
     made, predictors = _made("sentences", "log")
     x, y = _examples("sentences")
     # More than are taken at once.
@@ -202,43 +201,43 @@ def test_a_client_answers_the_gradient_of_all_its_sentences():
     )
     client = single({"x": x, "y": y, "domain_id": tf.constant(domain_id)})
     answer = client_work(broadcast, client, model=made, num_domains=2, estimator="masked", room=3)
-    said = _said("sentences", predictors, x)
-    of_each = [_reference("sentences", "log", h, label) for h, label in zip(said, y)]
-    losses, gradients = map(np.array, zip(*of_each))
+    h_all = _outputs("sentences", predictors, x)
+    references = [_reference("sentences", "log", h, label) for h, label in zip(h_all, y)]
+    losses, gradients = map(np.array, zip(*references))
     expected = np.where(domain_id == 0, 1, 0.5) @ gradients
     np.testing.assert_allclose(answer.weighted_delta[0], expected, rtol=1e-4)
-    of_domains = [losses[domain_id == k].sum() for k in (0, 1)]
-    np.testing.assert_allclose(answer.domain_losses, of_domains, rtol=1e-4)
-    # Of the words, not of the sentences
+    domain_losses = [losses[domain_id == k].sum() for k in (0, 1)]
+    np.testing.assert_allclose(answer.domain_losses, domain_losses, rtol=1e-4)
+    # Words are counted, not sentences.
     perplexity = answer.metric_sums["perplexity"]
     np.testing.assert_allclose(perplexity.denominator.numpy().sum(), np.count_nonzero(y))
 
 
-def test_it_starts_uniform_and_metrics_read_the_mixture():
+def test_ensemble_starts_uniform_with_metrics_of_mixture():
     made, predictors = _made("scores", "log")
     x, y = _examples("scores", n=50)
     np.testing.assert_allclose(made.initial_weights.trainable[0], [1 / 3] * 3)
     predictions = made.predict(made.initial_weights, tf.constant(x), False, _SEED)
     correct, _ = made.metrics[0].per_example(tf.constant(y), predictions)
-    chosen = np.argmax(_said("scores", predictors, x).mean(axis=1), axis=1)
+    chosen = np.argmax(_outputs("scores", predictors, x).mean(axis=1), axis=1)
     np.testing.assert_array_equal(np.asarray(correct) > 0, chosen == y)
     assert made.num_parameters == made.num_predictors == 3
     assert [made.message_bytes(c) for c in (1, 2)] == [4 * (4 * 3 + 3), 8 * (4 * 3 + 3)]
 
 
-@pytest.mark.parametrize("kind", ["score of a class", "probability of a class"])
-def test_metrics_of_two_classes_read_the_mixture(kind):
+def test_metrics_of_two_classes_read_the_mixture():
+    kind = "probability of a class"
     made, predictors = _made(kind, "log")
     x, y = _examples(kind, n=50)
     predictions = made.predict(made.initial_weights, tf.constant(x), False, _SEED)
     correct, _ = made.metrics[0].per_example(tf.constant(y), predictions)
-    is_one = _said(kind, predictors, x).mean(axis=1)[:, 1] > 0.5
+    is_one = _outputs(kind, predictors, x).mean(axis=1)[:, 1] > 0.5
     np.testing.assert_array_equal(np.asarray(correct) > 0, is_one == (y == 1))
-    # The shape of the task's own model.
+    # The shape of the task's model.
     assert predictions.shape == [50, 1]
 
 
-def test_a_unigram_model_is_the_softmax_of_its_scores():
+def test_unigram_model_is_the_softmax_of_scores():
     model = unigram_model(3)
     scores = np.array([1.0, 0.0, -1.0], np.float32)
     x = tf.constant([0, 2, 2])
@@ -270,12 +269,12 @@ def test_equal_ensembles_are_traced_once():
         (_regression(2), "log", "^loss: expected squared, found log"),
     ],
 )
-def test_what_is_no_mixture_is_refused(model, loss, message):
+def test_rejects_losses_that_are_no_mixtures(model, loss, message):
     with pytest.raises(UserError, match=message):
         ensemble(model, _predictors(model), loss=loss)
 
 
-def test_a_probability_of_0_has_no_log_loss():
+def test_rejects_probability_of_0_with_log_loss():
     predictors = [ModelWeights([np.array(row, np.float32)], []) for row in ([0, 1], [0, -200])]
     with pytest.raises(UserError, match="b: expected positive probabilities, found 0 of outcome 1"):
         ensemble(unigram_model(2), predictors, ["a", "b"])

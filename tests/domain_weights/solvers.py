@@ -6,14 +6,14 @@ from typing import Any, Callable, Optional
 import numpy as np
 from scipy import optimize
 
-# A set as a solver takes it: bounds of each coordinate, and g(x) >= 0 beside the sum of 1.
+# A set for a solver: bounds of each coordinate, and g(x) >= 0 in addition to the sum of 1.
 Bounds = Sequence[tuple[float, float]]
 Inside = Optional[Callable[[np.ndarray], float]]
 
 
 def nearest(point: np.ndarray, bounds: Bounds, inside: Inside, start: np.ndarray) -> np.ndarray:
     """argmin ||x - v||^2."""
-    # Of the order of 1 everywhere, as the solver's tolerance is absolute.
+    # Values near 1, as the solver's tolerance is absolute.
     scale = 1.0 + np.abs(point).max()
     return _minimum(lambda x: np.sum((x - point) ** 2) / scale, bounds, inside, start)
 
@@ -42,7 +42,7 @@ def _minimum(
     constraints: list[dict[str, Any]] = [{"type": "eq", "fun": lambda x: x.sum() - 1.0}]
     if inside is not None:
         constraints.append({"type": "ineq", "fun": inside})
-    found = optimize.minimize(
+    actual = optimize.minimize(
         objective,
         start,
         method="SLSQP",
@@ -50,6 +50,6 @@ def _minimum(
         constraints=constraints,
         options={"maxiter": 1000, "ftol": 1e-13},
     )
-    # 8: no direction leads down any more, as far as rounding lets it see.
-    assert found.status in (0, 8), found.message
-    return np.asarray(found.x)
+    # 8: no direction leads down within the rounding.
+    assert actual.status in (0, 8), actual.message
+    return np.asarray(actual.x)

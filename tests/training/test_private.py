@@ -81,12 +81,12 @@ def test_rounds_report_the_epsilon_of_a_gaussian_mechanism(parts, cohort_runtime
 
 
 @pytest.mark.slow
-def test_a_resumed_run_repeats_noise_and_cohorts_from_the_key_in_its_state(parts, cohort_runtime):
+def test_resumed_run_repeats_noise_and_cohorts(parts, cohort_runtime):
     whole = _train(parts, cohort_runtime, _private(parts, clients_per_round=2))
     first = _train(parts, cohort_runtime, _private(parts, clients_per_round=2), rounds=2)
     ends = []
     for _ in range(2):
-        # Another process has another key of its own; that of the state counts.
+        # Another process draws another key; the key in the state counts.
         private = _private(parts, clients_per_round=2)
         private.resume_from(first.state)
         ends.append(_train(parts, cohort_runtime, private, state=first.state))
@@ -95,7 +95,7 @@ def test_a_resumed_run_repeats_noise_and_cohorts_from_the_key_in_its_state(parts
     assert ends[0].reports[-1]["privacy"] == whole.reports[-1]["privacy"]
 
 
-def test_an_account_of_other_noise_is_refused(parts, cohort_runtime):
+def test_rejects_account_of_other_noise(parts, cohort_runtime):
     algorithm, clients = parts
     private, other = _private(parts), _private(parts, noise_multiplier=3.0)
     with pytest.raises(OptionError, match=r"^observers: .*, found 'PrivacyAccount'"):
@@ -110,7 +110,7 @@ def test_an_account_of_other_noise_is_refused(parts, cohort_runtime):
         )
 
 
-def test_a_target_gets_the_least_noise_that_reaches_it(parts):
+def test_target_epsilon_gives_the_least_noise(parts):
     private = _private(parts, noise_multiplier=None, target_epsilon=_gaussian_epsilon(_ROUNDS))
     assert private.noise_multiplier == pytest.approx(_Z, rel=5e-3)
 
@@ -124,6 +124,6 @@ def test_a_target_gets_the_least_noise_that_reaches_it(parts):
         ({"delta": 0.5}, r"delta: expected more than 0 and less than"),
     ],
 )
-def test_options_that_do_not_fit_are_named(parts, changed, message):
+def test_rejects_options_that_do_not_fit(parts, changed, message):
     with pytest.raises(OptionError, match=f"^{message}"):
         _private(parts, **changed)

@@ -53,7 +53,7 @@ def parts():
 
 
 class _Recorder(Observer):
-    """Notes what it sees; stops after a round, or fails in it."""
+    """Records its calls; stops after a round, or fails in it."""
 
     def __init__(self, seen, name="", stop_after=0, fail_in=0):
         self.seen, self.name = seen, name
@@ -76,7 +76,7 @@ def _bytes(trained) -> list[bytes]:
     return [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(trained.state)]
 
 
-def test_resumed_training_has_the_bits_of_one_call(parts, cohort_runtime):
+def test_resumed_training_equals_one_call(parts, cohort_runtime):
     algorithm, clients = parts
     settings = {"clients_per_round": 3, "runtime": cohort_runtime}
     whole = train(algorithm, clients, 5, **settings)
@@ -86,7 +86,7 @@ def test_resumed_training_has_the_bits_of_one_call(parts, cohort_runtime):
     assert [len(t.reports) for t in (whole, first, second)] == [5, 2, 3]
 
 
-def test_full_batches_of_all_clients_are_gradient_descent(cohort_runtime):
+def test_full_batches_equal_gradient_descent(cohort_runtime):
     arrays = _arrays(labels="numbers")
     problem, clients = regression(_line, arrays, ["even", "odd"], clients_per_round=6)
     options = make_options(
@@ -108,13 +108,13 @@ def test_full_batches_of_all_clients_are_gradient_descent(cohort_runtime):
     assert measured["loss"].value == pytest.approx(np.mean(errors[odd] ** 2), rel=1e-4)
     absolute = measured["mean_absolute_error"].value
     assert absolute == pytest.approx(np.mean(np.abs(errors[odd])), rel=1e-4)
-    of_arrays = evaluate(problem, trained.models["model"], arrays, runtime=cohort_runtime)
-    assert of_arrays.to_json() == report.to_json()
-    everyone = report.overall.measures["root_mean_squared_error"].value
-    assert everyone == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-4)
+    same = evaluate(problem, trained.models["model"], arrays, runtime=cohort_runtime)
+    assert same.to_json() == report.to_json()
+    overall = report.overall.measures["root_mean_squared_error"].value
+    assert overall == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-4)
 
 
-def test_observers_see_rounds_in_their_order_and_end_in_reverse(parts, cohort_runtime):
+def test_observers_see_rounds_and_end_in_reverse(parts, cohort_runtime):
     algorithm, clients = parts
     seen = []
     observers = [_Recorder(seen, "a"), _Recorder(seen, "b", stop_after=2)]
@@ -164,7 +164,7 @@ def test_private_sums_need_an_account_and_secret_cohorts(parts, cohort_runtime):
         )
 
 
-def test_a_diverged_model_is_an_error_without_flags(cohort_runtime):
+def test_diverged_model_raises_error(cohort_runtime):
     arrays = _arrays(labels="numbers")
     problem, clients = regression(_line, arrays, ["even", "odd"], clients_per_round=6)
     options = make_options(FedAvgOptions, client_learning_rate=1e30, client_epochs=3)
@@ -183,14 +183,14 @@ def test_a_diverged_model_is_an_error_without_flags(cohort_runtime):
         ({"x": np.full([3, 2], np.nan)}, r"client 0: x: expected finite numbers"),
     ],
 )
-def test_bad_arrays_are_named_with_their_client(changed, message):
+def test_rejects_bad_arrays_of_a_client(changed, message):
     good = {"x": np.zeros([3, 2]), "y": np.array([0, 1, 1]), "domain_id": np.zeros(3, int)}
     clients = {"client 0": {**good, **changed}, "a client": good}
     with pytest.raises(UserError, match=f"^{message}"):
         classification(_network, clients, ["even", "odd"])
 
 
-def test_bad_arrays_to_evaluate_on_are_named_with_their_client(parts, cohort_runtime):
+def test_evaluation_rejects_bad_arrays(parts, cohort_runtime):
     algorithm, _ = parts
     weights = algorithm.problem.model.initial_weights
     for name, what in (("domain_id", "domain ids"), ("y", "labels")):

@@ -1,4 +1,4 @@
-"""Sides that do what a test tells them: `fake_side.py --algorithm=BEHAVIOUR[:PARAMETERS]`."""
+"""Sides with a given behaviour: `fake_side.py --algorithm=BEHAVIOUR[:PARAMETERS]`."""
 
 import os
 import signal
