@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Makes Python quicker at tracing functions of TensorFlow, which is most of the time."""
     golden.writes = config.getoption("--golden")
-    # Graphs are many small objects, nearly all of which stay.
+    # Graphs are many small objects, and nearly all stay.
     gc.set_threshold(50_000, 20, 50)
     # TensorFlow has protocols checked for each value that it traces: a tenth of the time.
     setattr(typing, _PROTOCOL_MEMBERS, functools.cache(getattr(typing, _PROTOCOL_MEMBERS)))
@@ -93,7 +93,7 @@ def tff_runtime() -> Iterator[TffRuntime]:
     from tff_agnostic.runtimes.tff import TffRuntime
 
     with TffRuntime() as runtime:
-        # TFF's own default context starts a worker that nobody ends: no test may reach it.
+        # TFF's default context starts a worker that does not exit: no test may reach it.
         tff.framework.set_default_context(tff.framework.get_context_stack().current)
         yield runtime
 

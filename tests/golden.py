@@ -1,9 +1,9 @@
-"""Messages and pages that tests find: `./run test --golden TESTS` writes them anew.
+"""Expected messages and pages: `./run test --golden TESTS` writes them again.
 
 `tests/F/test_T.py` has the table `tests/golden/F/T.txt`, with a section for each test and a row for
-each case: `CASE => MESSAGE`. A test returns the message of a case; the table says what it has to
-be: whole, or its beginning and `...` where all names of a registry follow. A case is added as a row
-without a message; what `--golden` then writes is to be read.
+each case: `CASE => MESSAGE`. A test returns the message of a case; the table has the complete
+message, or its beginning and `...` where all names of a registry follow. A new case is a row
+without a message; read the row that `--golden` writes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def arguments(test: Test) -> Test:
 
 
 def cases(named: Mapping[str, Any] | Iterable[str]) -> Callable[[Test], Test]:
-    """Calls a test with each value as `case`, where it is no text; the section has the names."""
+    """Calls a test with each value as `case`; the section has the names."""
     cases = named if isinstance(named, Mapping) else {name: name for name in named}
 
     def decorated(test: Test) -> Test:
@@ -55,23 +55,23 @@ def cases(named: Mapping[str, Any] | Iterable[str]) -> Callable[[Test], Test]:
 
 
 def text(test: Test) -> Compared:
-    """Compares the text that a test returns with a file of its own, `tests/golden/F/T/TEST.txt`."""
+    """Compares the text that a test returns with the file `tests/golden/F/T/TEST.txt`."""
     name = f"{test.__name__.removeprefix('test_')}.txt"
     path = _path(test).with_suffix("") / name
 
     @functools.wraps(test)
     def compared(**given: Any) -> None:
-        found = f"{_without_folders(test(**given), given)}\n"
+        actual = f"{_without_folders(test(**given), given)}\n"
         if writes:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(found, encoding="utf-8")
-        assert found == path.read_text(encoding="utf-8")
+            path.write_text(actual, encoding="utf-8")
+        assert actual == path.read_text(encoding="utf-8")
 
     return compared
 
 
 def refusal(function: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
-    """Returns the message, one line, of a call that a user's mistake ends."""
+    """Returns the one-line message of a call that raises `UserError`."""
     with pytest.raises(UserError) as error:
         function(*arguments, **settings)
     assert "\n" not in str(error.value)
@@ -82,26 +82,26 @@ def _with_cases(test: Test, name: str, texts: Iterable[str], value: Callable[[st
     @functools.wraps(test)
     def compared(**given: Any) -> None:
         case = given[name]
-        found = _without_folders(test(**{**given, name: value(case)}), given)
+        actual = _without_folders(test(**{**given, name: value(case)}), given)
         if writes:
-            _write(test, list(texts), case, found)
+            _write(test, list(texts), case, actual)
         expected = _section(test)
         assert expected.keys() == set(texts), "rows without a case"
-        assert found == expected[case] or _begins(expected[case], found)
+        assert actual == expected[case] or _begins(expected[case], actual)
 
     assert texts, f"{test.__name__} has no cases in {_path(test)}"
     return pytest.mark.parametrize(name, list(texts))(compared)
 
 
-def _without_folders(found: str, given: Mapping[str, Any]) -> str:
+def _without_folders(actual: str, given: Mapping[str, Any]) -> str:
     for fixture in given.values():
         if isinstance(fixture, Path):
-            found = found.replace(str(fixture), "DIR")
-    return found
+            actual = actual.replace(str(fixture), "DIR")
+    return actual
 
 
-def _begins(row: str, found: str) -> bool:
-    return row.endswith("...") and found.startswith(row[:-3])
+def _begins(row: str, actual: str) -> bool:
+    return row.endswith("...") and actual.startswith(row[:-3])
 
 
 def _path(test: Test) -> Path:
@@ -117,7 +117,7 @@ def _sections(path: Path) -> dict[str, dict[str, str]]:
             rows = sections.setdefault(line[1:-1], {})
         elif line:
             case, _, message = line.partition(_ARROW)
-            assert case not in rows, f"{path}: {case} stands there twice"
+            assert case not in rows, f"{path}: {case} occurs twice"
             rows[case] = message
     return sections
 
@@ -126,13 +126,13 @@ def _section(test: Test) -> dict[str, str]:
     return _sections(_path(test)).get(test.__name__, {})
 
 
-def _write(test: Test, texts: list[str], case: str, found: str) -> None:
+def _write(test: Test, texts: list[str], case: str, actual: str) -> None:
     path, sections = _path(test), _sections(_path(test))
     before = sections.get(test.__name__, {})
     row = before.get(case, "")
     sections[test.__name__] = {
         **{text: before.get(text, "") for text in texts},
-        case: row if _begins(row, found) else found,
+        case: row if _begins(row, actual) else actual,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     tables = [

@@ -13,7 +13,7 @@ _TIMEOUT_SECONDS = 300.0
 
 @contextlib.contextmanager
 def default_signals() -> Iterator[None]:
-    """What is started inside obeys Ctrl-C and a hang-up, as what a terminal starts does.
+    """Lets processes started inside obey Ctrl-C and a hang-up, as in a terminal.
 
     A shell has its background jobs ignore SIGINT, and `nohup` SIGHUP; both are inherited.
     """

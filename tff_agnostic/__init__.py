@@ -67,8 +67,8 @@ def refusal_of_python(version: tuple[int, int]) -> str:
     if _FIRST <= version <= _LAST:
         return ""
     why = "is not supported any more" if version < _FIRST else "TensorFlow 2.21 has no wheels for"
-    first, last, found = (f"{major}.{minor}" for major, minor in (_FIRST, _LAST, version))
-    return f"expected CPython {first} to {last}, found {found}, which {why}"
+    first, last, current = (f"{major}.{minor}" for major, minor in (_FIRST, _LAST, version))
+    return f"expected CPython {first} to {last}, found {current}, which {why}"
 
 
 def versions() -> dict[str, str]:
@@ -89,10 +89,10 @@ def checkout_commit() -> dict[str, str]:
         return {}
     describe = ("git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*")
     try:
-        found = subprocess.run(describe, capture_output=True, text=True, check=True, timeout=10)
+        described = subprocess.run(describe, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return {}
-    return {"commit": found.stdout.strip()}
+    return {"commit": described.stdout.strip()}
 
 
 def _version_if_any(package: str) -> str:
