@@ -134,9 +134,15 @@ def test_preset_equals_the_papers_algorithm(streaming_runtime, rounds_per_thresh
     )
     algorithm = _build(**given)
     training = streaming_runtime.training(algorithm, PlainSum())
-    *iterates, state = _trained(training, algorithm)
+    *iterates, _ = _trained(training, algorithm)
     _assert_rounds_equal(iterates, _expected(rounds_per_threshold))
-    # Resumed between two surveys, by another process.
+
+
+@pytest.mark.slow
+def test_rounds_resume_between_surveys(streaming_runtime):
+    algorithm = _build(threshold="refined:rounds=3")
+    training = streaming_runtime.training(algorithm, PlainSum())
+    *_, state = _trained(training, algorithm)
     *_, half = _trained(training, algorithm, _COHORTS[:7])
     resumed = streaming_runtime.training(algorithm, PlainSum())
     for cohort in _COHORTS[7:]:

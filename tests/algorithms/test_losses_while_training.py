@@ -84,13 +84,14 @@ def test_one_pass_follows_the_transcription(epochs, normalizer):
     _assert_follows_reference(training, _server(epochs, normalizer))
 
 
-@pytest.mark.slow_cases("tff_runtime")
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["cohort_runtime", "tff_runtime"])
 def test_one_pass_agrees_in_every_runtime(request, runtime):
     training = request.getfixturevalue(runtime).training(_one_pass(2, "batch"), PlainSum())
     _assert_follows_reference(training, _server(2, "batch"))
 
 
+@pytest.mark.slow_cases("agnostic_fed_avg")
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "term"])
 def test_single_batches_are_measured_at_w(name):
     """With one batch per client no step precedes a measurement."""

@@ -5,6 +5,7 @@ A new algorithm in the registry is tested without further code.
 
 import functools
 import io
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,15 @@ from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.models import Model, model_from_keras
 from tff_agnostic.models.model import ModelWeights
 
+# Their rounds are nearly those of FedAvg, AgnosticFedAvg or FedBoost.
+_SIMILAR = ("fed_avg_sub", "fed_avg_target_only", "fed_prox", "afl_boost")
 
-@pytest.fixture(params=list(CASES))
+
+def _parameters(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(n, marks=pytest.mark.slow if n in _SIMILAR else ()) for n in names]
+
+
+@pytest.fixture(params=_parameters(CASES))
 def name(request) -> str:
     return request.param
 
@@ -59,8 +67,8 @@ def training(trainings, name):
     return trainings(name)
 
 
-def _with_trait(trait: Trait) -> list[str]:
-    return [name for name, spec in CASES.items() if trait in spec.traits]
+def _with_trait(trait: Trait) -> list[Any]:
+    return _parameters(name for name, spec in CASES.items() if trait in spec.traits)
 
 
 def _started(training) -> Any:
@@ -198,7 +206,7 @@ def _through_npz(state: Any) -> Any:
         return tf.nest.pack_sequence_as(state, [archive[key] for key in archive.files])
 
 
-@pytest.mark.slow_cases("delta_fl")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "delta_fl"])
 def test_seed_determines_shuffling_and_dropout(streaming_runtime, name):
     model = _dropout_model()

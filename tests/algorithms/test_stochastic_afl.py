@@ -18,7 +18,7 @@ from tests.domain_weights import solvers
 from tff_agnostic.algorithms.saddle_point import draw, drawn_by_lambda, one_drawn_loss
 from tff_agnostic.computations import PlainSum, TrainingOutput
 from tff_agnostic.computations.local_training import gradient_pass
-from tff_agnostic.domain_weights.ascent import PESSIMISM, chi2
+from tff_agnostic.domain_weights.ascent import chi2
 from tff_agnostic.models import logistic_regression
 
 _CENTER = COUNTS / COUNTS.sum()
@@ -37,14 +37,9 @@ def _entropy(lambda_: np.ndarray, h: np.ndarray, gamma: float) -> np.ndarray:
     return raised / raised.sum()
 
 
-def _slope(sign: int) -> Callable:
-    """Returns the step with a penalty of 0.3 chi2 of lambda, or with a bonus."""
-
-    def ascend(lambda_: np.ndarray, h: np.ndarray, gamma: float) -> np.ndarray:
-        slope = 2 * 0.3 * (lambda_ - _CENTER) / _CENTER
-        return _euclidean()(lambda_, h - sign * slope, gamma)
-
-    return ascend
+def _penalised(lambda_: np.ndarray, h: np.ndarray, gamma: float) -> np.ndarray:
+    slope = 2 * 0.3 * (lambda_ - _CENTER) / _CENTER
+    return _euclidean()(lambda_, h - slope, gamma)
 
 
 class _Variant(NamedTuple):
@@ -78,8 +73,7 @@ _VARIANTS = {
         radius=1.2,
         decay=lambda t: t**-0.5,
     ),
-    "penalty": _variant(_slope(1), {"slope": chi2(0.3)}),
-    "pessimism": _variant(_slope(-1), {"slope": chi2(0.3, PESSIMISM)}),
+    "penalty": _variant(_penalised, {"slope": chi2(0.3)}),
 }
 
 

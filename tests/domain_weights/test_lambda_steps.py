@@ -175,6 +175,13 @@ def test_frozen_update_with_chi2_keeps_the_sum(update, mixture, lambda_, losses,
         assert updated[1] > lambda_[1]
 
 
+def test_pessimism_has_the_negative_slope_of_the_penalty():
+    lambda_, mixture = _f32(0.2, 0.3, 0.5), _f32(0.5, 0.25, 0.25)
+    slope = ascent.chi2(0.3, ascent.PESSIMISM)(lambda_, mixture)
+    np.testing.assert_allclose(slope, 0.6 * (lambda_ - mixture) / mixture, rtol=1e-6)
+    np.testing.assert_allclose(ascent.chi2(0.3)(lambda_, mixture), -slope)
+
+
 # --- Many rounds
 
 _ROUNDS = 300
