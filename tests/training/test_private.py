@@ -71,9 +71,9 @@ def _gaussian_epsilon(rounds: int) -> float:
     return float(optimize.brentq(excess, 0.0, 200.0))
 
 
-def test_rounds_report_the_epsilon_of_a_gaussian_mechanism(parts, cohort_runtime):
+def test_rounds_report_the_epsilon_of_a_gaussian_mechanism(parts, streaming_runtime):
     private = _private(parts)
-    trained = _train(parts, cohort_runtime, private)
+    trained = _train(parts, streaming_runtime, private)
     spent = [float(report["privacy"]["epsilon"]) for report in trained.reports]
     expected = [_gaussian_epsilon(t) for t in range(1, _ROUNDS + 1)]
     assert spent == pytest.approx(expected, rel=2e-3)
@@ -81,21 +81,21 @@ def test_rounds_report_the_epsilon_of_a_gaussian_mechanism(parts, cohort_runtime
 
 
 @pytest.mark.slow
-def test_resumed_run_repeats_noise_and_cohorts(parts, cohort_runtime):
-    whole = _train(parts, cohort_runtime, _private(parts, clients_per_round=2))
-    first = _train(parts, cohort_runtime, _private(parts, clients_per_round=2), rounds=2)
+def test_resumed_run_repeats_noise_and_cohorts(parts, streaming_runtime):
+    whole = _train(parts, streaming_runtime, _private(parts, clients_per_round=2))
+    first = _train(parts, streaming_runtime, _private(parts, clients_per_round=2), rounds=2)
     ends = []
     for _ in range(2):
         # Another process draws another key; the key in the state counts.
         private = _private(parts, clients_per_round=2)
         private.resume_from(first.state)
-        ends.append(_train(parts, cohort_runtime, private, state=first.state))
+        ends.append(_train(parts, streaming_runtime, private, state=first.state))
     weights = [end.models["model"].trainable[0].tobytes() for end in (*ends, whole)]
     assert weights[0] == weights[1] != weights[2]
     assert ends[0].reports[-1]["privacy"] == whole.reports[-1]["privacy"]
 
 
-def test_rejects_account_of_other_noise(parts, cohort_runtime):
+def test_rejects_account_of_other_noise(parts, streaming_runtime):
     algorithm, clients = parts
     private, other = _private(parts), _private(parts, noise_multiplier=3.0)
     with pytest.raises(OptionError, match=r"^observers: .*, found 'PrivacyAccount'"):
@@ -105,7 +105,7 @@ def test_rejects_account_of_other_noise(parts, cohort_runtime):
             1,
             aggregation=private.aggregation(),
             cohorts=private.cohorts,
-            runtime=cohort_runtime,
+            runtime=streaming_runtime,
             observers=[PrivacyAccount(other)],
         )
 
