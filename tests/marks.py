@@ -1,4 +1,4 @@
-"""Parameters of tests, some of which run by `./run test -m nightly` only."""
+"""Parameters of tests: some run by `./run test -m nightly` only."""
 
 from __future__ import annotations
 
