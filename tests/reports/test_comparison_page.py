@@ -211,7 +211,7 @@ def test_unfinished_trials_raise_user_error(tmp_path):
     # Killed in the middle of a longer trial, and after it.
     config = json.loads(trial.config.read_text())
     write_json(trial.config, {**config, "rounds": 30})
-    message = r"q_ffl/trial_01/run/result.json: expected .* run of 30 rounds, .* found that of 20"
+    message = r"q_ffl/trial_01/run/result.json: expected .* run of 30 rounds, .* result of 20:"
     with pytest.raises(UserError, match=message):
         read_comparison(folder)
     longer = result(("a", "b", "c"), seed=77, algorithm="q_ffl", rounds=30)

@@ -142,7 +142,6 @@ def training_columns(
                 of_present_domains=True,
                 role=Role.DOMAIN_LOSS if name == "loss" else Role.NONE,
                 is_drawn=True,
-                file_name=f"{prefix}_{name}",
             ),
             lambda r: value(output(r).domain_sums),
             ("client_work", "train", name),

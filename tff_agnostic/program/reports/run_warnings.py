@@ -147,24 +147,20 @@ def _runaway_weight(run: RunRecord) -> Iterator[str]:
 def _uncertain_worst(run: RunRecord) -> Iterator[str]:
     for measure in run.measures.values():
         worst = run.get("worst", measure.name, "domain")
-        ends = run.get("domains", worst, "intervals", measure.name, "value")
-        if worst is None or not ends:
-            continue
         excluded = {worst, *(run.result.get("not_counted") or ())}
-        others = (
-            run.get("domains", n, "intervals", measure.name, "value")
-            for n in run.domains
-            if n not in excluded
-        )
-        near = [
-            of
+        ends = None if worst is None else run.measured(measure, "domains", worst).interval
+        if ends is None:
+            continue
+        others = (run.measured(measure, "domains", n) for n in run.domains if n not in excluded)
+        near = sum(
+            of.interval[0] <= ends[1] and of.interval[1] >= ends[0]
             for of in others
-            if of and (of[0] <= ends[1] if measure.higher_is_better else of[1] >= ends[0])
-        ]
+            if of.interval is not None
+        )
         if near:
             yield (
                 f"Which domain is the worst in {measure.name} is not certain: the interval of "
-                f"{names([worst], 1)} overlaps with that of {counted(len(near), 'other domain')}."
+                f"{names([worst], 1)} overlaps with that of {counted(near, 'other domain')}."
             )
 
 
