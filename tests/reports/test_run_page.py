@@ -19,19 +19,19 @@ from tests.reports.made_up import (
     PRIVACY,
     Reader,
     about,
+    many_classes,
     numbers_of,
-    of_many_classes,
-    of_two_classes,
     one_set,
     reads_as,
     result,
+    two_classes,
     write_run,
 )
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.program.reports import html as reports_html
 from tff_agnostic.program.reports.run_page import with_results_kept, write_run_report
 
-# More than a figure can tell apart, and letters that its font lacks.
+# More domains than a figure draws, and letters that its font lacks.
 _LONG = [f"a region with a rather long name, number {k} of many" for k in range(30)]
 _THIRTY = (*_LONG[: 30 - len(AWKWARD)], *AWKWARD)
 
@@ -62,8 +62,8 @@ def _cases() -> dict[str, Any]:
         "private": result(two, privacy=PRIVACY),
         "without noise": result(two, privacy={**PRIVACY, "epsilon": None}),
         "clipped": result(two, clipped={"sums": 3, "examples": 0}),
-        "two classes": result(AWKWARD, **of_two_classes(AWKWARD)),
-        "thirty classes": result(two, **of_many_classes(two)),
+        "two classes": result(AWKWARD, **two_classes(AWKWARD)),
+        "thirty classes": result(two, **many_classes(two)),
     }
 
 
@@ -86,7 +86,7 @@ def test_page_has_the_numbers_of_the_result(tmp_path, without_pictures, name):
 
 def test_class_tables_begin_with_the_worst_domain(tmp_path, without_pictures):
     two = ["phone", "tablet"]
-    content = result(two, **of_two_classes(two))
+    content = result(two, **two_classes(two))
     content["domains"]["phone"]["accuracy"], content["domains"]["tablet"]["accuracy"] = 0.9, 0.2
     write_run_report(write_run(tmp_path, content))
     (table,) = _tables(tmp_path, "Confusion matrix of each")
@@ -95,7 +95,7 @@ def test_class_tables_begin_with_the_worst_domain(tmp_path, without_pictures):
     assert table["rows"][0][0] == "tablet, no"
     (no, wrong), _ = content["confusion"]["tablet"]
     assert table["rows"][0][3]["value"] == pytest.approx(no / (no + wrong))
-    many = result(two, **of_many_classes(two))
+    many = result(two, **many_classes(two))
     write_run_report(write_run(tmp_path / "many", many))
     (table,) = _tables(tmp_path / "many", "Classes with most wrong answers")
     right = many["answers_by_class"]["phone"]["right_answers"]
@@ -154,8 +154,8 @@ def _warnings(tmp_path: Path, content: Any, columns: Any = None, **config: Any) 
     return Reader(f"<!DOCTYPE html>\n<html><ul{rest.partition('</ul>')[0]}</ul></html>").text
 
 
-def _of_many(**changes: Any) -> dict[str, Any]:
-    """A run with nothing to warn of, but for these changes."""
+def _flawless(**changes: Any) -> dict[str, Any]:
+    """Returns a result without warnings, except for changes."""
     content = result(["a", "b"], **changes)
     content["worst"]["accuracy"]["domain"] = "b"
     for name, value in (("a", 0.9), ("b", 0.5)):
@@ -181,7 +181,7 @@ def test_private_run_has_no_exact_counts(tmp_path, without_pictures, evaluation)
 
 
 def test_few_clients_have_no_interval(tmp_path, without_pictures):
-    content = _of_many()
+    content = _flawless()
     content["domains"]["b"]["over_clients"]["accuracy"]["num_clients"] = 2
     write_run_report(write_run(tmp_path, content))
     (table,) = _tables(tmp_path, "accuracy, % (higher")
@@ -191,25 +191,25 @@ def test_few_clients_have_no_interval(tmp_path, without_pictures):
 
 
 def test_flawless_run_has_no_warnings(tmp_path, without_pictures):
-    assert _warnings(tmp_path, _of_many()) == ""
+    assert _warnings(tmp_path, _flawless()) == ""
     page = Reader((tmp_path / "report.html").read_text())
     assert "what-to-know-first" not in page.ids
 
 
 def test_page_has_warnings(tmp_path, without_pictures):
-    few = _of_many()
+    few = _flawless()
     few["domains"]["a"]["num_examples"] = 99
     few["domains"]["a"]["over_clients"]["loss"]["num_clients"] = 9
-    untrained = _of_many()
+    untrained = _flawless()
     untrained["about"]["data"]["train"]["domains"]["a"] = {"clients": 0, "examples": 0}
-    rare = _of_many()
+    rare = _flawless()
     rare["about"]["data"]["train"]["domains"]["a"] = {"clients": 5, "examples": 50}
-    unsure = _of_many()
+    unsure = _flawless()
     unsure["domains"]["a"]["intervals"]["accuracy"]["value"] = [0.59, 0.9]
     remark = {"kind": "words_cut", "text": "half of the words are cut off"}
     ran = {"lambda/a": [0.5] * 10 + [0.95] * 10, "lambda/b": [0.5] * 10 + [0.05] * 10}
     always = {"lambda/a": [0.95] * 20, "lambda/b": [0.05] * 20}
-    skipped = _of_many(about=about(["a", "b"], rounds_skipped=3, remarks=[remark]))
+    skipped = _flawless(about=about(["a", "b"], rounds_skipped=3, remarks=[remark]))
     private = {**PRIVACY, "epsilon": 11.0}
     cases = [
         (few, {}, "1 of 2 domains has fewer than 100 test examples: a (99)."),
@@ -217,17 +217,17 @@ def test_page_has_warnings(tmp_path, without_pictures):
         (untrained, {}, "No training client has an example of a: "),
         (rare, {}, "1 of 2 domains has fewer than 100 training examples: a (50). The model"),
         (unsure, {}, "Which domain is the worst in accuracy is not certain: the interval of b"),
-        (_of_many(split="heldout"), {}, "The numbers are of the validation clients (heldout)"),
-        (_of_many(), {"columns": ran}, "lambda: one domain took over. a had 95.0% of the weight"),
-        (_of_many(), {"columns": always}, "lambda: one domain had nearly all weight from the"),
+        (_flawless(split="heldout"), {}, "The numbers are of the validation clients (heldout)"),
+        (_flawless(), {"columns": ran}, "lambda: one domain took over. a had 95.0% of the weight"),
+        (_flawless(), {"columns": always}, "lambda: one domain had nearly all weight from the"),
         (skipped, {}, "3 of 20 rounds were skipped"),
         (skipped, {}, "Half of the words are cut off"),
-        (_of_many(clients={"non_finite": 2}), {}, "2 test clients gave numbers that are not"),
-        (_of_many(clipped={"sums": 7}), {}, "clipped in the evaluation: 7 of sums."),
-        (_of_many(), {"columns": {"clipped/sums": [4.0] * 20}}, "over the rounds: 80 in clipped/"),
-        (_of_many(privacy=private), {}, "Epsilon is 11: above 10"),
-        (_of_many(privacy={**PRIVACY, "epsilon": None}), {}, "without noise epsilon is infinite"),
-        (_of_many(privacy=PRIVACY), {"noise_seed": 3}, "The noise is that of --noise_seed"),
+        (_flawless(clients={"non_finite": 2}), {}, "2 test clients gave numbers that are not"),
+        (_flawless(clipped={"sums": 7}), {}, "clipped in the evaluation: 7 of sums."),
+        (_flawless(), {"columns": {"clipped/sums": [4.0] * 20}}, "over the rounds: 80 in clipped/"),
+        (_flawless(privacy=private), {}, "Epsilon is 11: above 10"),
+        (_flawless(privacy={**PRIVACY, "epsilon": None}), {}, "without noise epsilon is infinite"),
+        (_flawless(privacy=PRIVACY), {"noise_seed": 3}, "The noise is that of --noise_seed"),
     ]
     for i, (content, more, sentence) in enumerate(cases):
         assert sentence in _warnings(tmp_path / str(i), content, **more), sentence
