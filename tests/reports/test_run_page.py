@@ -213,7 +213,7 @@ def test_page_has_warnings(tmp_path, without_pictures):
     private = {**PRIVACY, "epsilon": 11.0}
     cases = [
         (few, {}, "1 of 2 domains has fewer than 100 test examples: a (99)."),
-        (few, {}, "1 of 2 domains rests on fewer than 10 test clients: a (9)."),
+        (few, {}, "1 of 2 domains has fewer than 10 test clients: a (9)."),
         (untrained, {}, "No training client has an example of a: "),
         (rare, {}, "1 of 2 domains has fewer than 100 training examples: a (50). The model"),
         (unsure, {}, "Which domain is the worst in accuracy is not certain: the interval of b"),

@@ -69,7 +69,6 @@ _MAX_CLASSES = 20
 # Keys of config.json that are not settings.
 NOT_FLAGS = ("format", "execution")
 _PLAIN = "plain"
-_NO_PRIVACY = "none"
 # The folders of a path in an argument, which may hold several: "--arms=mine=/home/me/a.py:q=1;...".
 _FOLDERS = re.compile(r"(?<![^=,;:])/(?:[^/,;:=]+/)*(?=[^/,;:=])")
 # Noise of clients instead of the server's.
@@ -214,7 +213,7 @@ def _model(run: RunRecord) -> Table:
 
 def _inputs(inputs: object) -> str:
     if isinstance(inputs, dict):
-        return ", ".join(f"{name}: {_inputs(of)}" for name, of in inputs.items())
+        return ", ".join(f"{name}: {_inputs(shape)}" for name, shape in inputs.items())
     return str(inputs)
 
 
@@ -533,18 +532,18 @@ def data_blocks(run: RunRecord, is_private: bool) -> list[Block]:
     splits = {"train": "training", "evaluated": _split(run)}
     counts = {split: run.about("data", split, "domains") for split in splits}
     totals = {
-        split: sum(domain["examples"] for domain in of.values()) if of else None
-        for split, of in counts.items()
+        split: sum(domain["examples"] for domain in domains.values()) if domains else None
+        for split, domains in counts.items()
     }
 
-    def of_domain(split: str, name: str) -> list[Cell]:
+    def domain_cells(split: str, name: str) -> list[Cell]:
         domain, total = (counts[split] or {}).get(name, {}), totals[split]
         share = domain["examples"] / total if total else None
         numbers: list[Cell] = [number(domain.get(key)) for key in ("clients", "examples")]
         return [*numbers, Number(share, Unit.SHARE, 3)]
 
     rows: list[Sequence[Cell]] = [
-        [name, *(part for split in splits for part in of_domain(split, name))]
+        [name, *(part for split in splits for part in domain_cells(split, name))]
         for name in run.domains
     ]
     in_all: list[Cell] = ["in all"]
@@ -651,34 +650,29 @@ def _sums(run: RunRecord) -> list[Block]:
             ]
         )
     security: Mapping[str, Any] = run.about("security")
-    secure, plain = len(security["secure"]), security["plain"]
+    plain = security["plain"]
     others = f"{len(plain)} in plain ones: {', '.join(plain)}." if plain else "none in others."
-    return text(
-        [
-            f"Secure sums: {secure} values of a client reach the server in secure sums, {others}",
-            "It is a simulation: the integers are those of a secure-sum protocol, added up in the "
-            "clear.",
-            *_secure_sum_facts(run),
-        ]
-    )
-
-
-def _secure_sum_facts(run: RunRecord) -> list[str]:
-    if run.config.get("privacy") == _DISTRIBUTED:
-        return [
-            "Clients add noise before their integers are summed: the server sees no exact sum of "
-            "the training, and no sum of too few clients.",
-            "Sums of evaluations are exact.",
-        ]
-    of_few, clients = [], run.config.get("secure_min_clients")
-    if clients is not None:
-        limit = counted(clients, "client")
-        of_few = [f"A sum is of at least {limit}; smaller cohorts are refused."]
-    return [
-        *of_few,
-        "Sums are exact: they do not hide the number of examples of each domain, the values of a "
-        "domain that one client of a cohort holds alone, and the difference of two sums.",
+    lines = [
+        f"Secure sums: {len(security['secure'])} values of a client reach the server in secure "
+        f"sums, {others}",
+        "It is a simulation: the integers are those of a secure-sum protocol, added up in the "
+        "clear.",
     ]
+    min_clients = run.config.get("secure_min_clients")
+    if run.config.get("privacy") == _DISTRIBUTED:
+        lines.append(
+            "Clients add noise before their integers are summed: the server sees no exact sum of "
+            "the training, and no sum of too few clients. Sums of evaluations are exact."
+        )
+        return text(lines)
+    if min_clients is not None:
+        limit = counted(min_clients, "client")
+        lines.append(f"A sum is of at least {limit}; smaller cohorts are refused.")
+    lines.append(
+        "Sums are exact: they do not hide the number of examples of each domain, the values of a "
+        "domain that one client of a cohort holds alone, and the difference of two sums."
+    )
+    return text(lines)
 
 
 def _privacy(run: RunRecord) -> list[Block]:
@@ -701,7 +695,7 @@ def _privacy(run: RunRecord) -> list[Block]:
         ("Noise multiplier", run.number("privacy", "noise_multiplier")),
         *((f"of {n}", run.number("privacy", "split", n)) for n in guarantee["split"]),
         ("Accountant", f"{guarantee['accountant']}, {guarantee['library']}"),
-        ("Kind of noise", str(run.config.get("privacy", _NO_PRIVACY))),
+        ("Kind of noise", str(run.config.get("privacy"))),
     ]
     if guarantee.get("noise_generator"):
         rows.append(("Noise generator", str(guarantee["noise_generator"])))
