@@ -76,7 +76,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         axes.set_ylabel("test accuracy, %")
         axes.grid(alpha=0.3)
     figure.axes[0].legend(fontsize="small")
-    figures.save(figure, path)
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

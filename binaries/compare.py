@@ -1,4 +1,4 @@
-"""Compares algorithms on one task over several seeds: tables, JSON and plots.
+"""Compares algorithms on one task over several seeds: tables, JSON and figures.
 
 Example: ./run compare --task=digits --algorithms=fed_avg,agnostic_fed_avg --trials=5
 """

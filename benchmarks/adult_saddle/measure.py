@@ -28,7 +28,6 @@ from tff_agnostic.computations.algorithm import Algorithm
 from tff_agnostic.data.clients import even_partition
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.program.options import flags
-from tff_agnostic.program.reports.figures import save
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.tasks.adult import Table, read_adult
 
@@ -177,7 +176,7 @@ def main(data_dir: str, image: str) -> None:
             print(f"\n{run.label}\n\n| T | gap | losses at w_A | lambda_A of doctorates |")
             print("|---|---|---|---|")
             found[run.label] = gaps(table, game, run, runtime)
-    save(figure(found), Path(image))
+    figure(found).savefig(image, dpi=120)
 
 
 if __name__ == "__main__":

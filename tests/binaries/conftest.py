@@ -21,7 +21,7 @@ def call(cohort_runtime: CohortRuntime, request: pytest.FixtureRequest) -> Calle
 
 @pytest.fixture(scope="session")
 def call_that_draws(cohort_runtime: CohortRuntime) -> Caller:
-    """Calls commands in this process, and draws the plots of runs."""
+    """Calls commands in this process, and draws the figures of pages."""
     return Caller({"cohort": cohort_runtime}, draws=True)
 
 

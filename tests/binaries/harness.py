@@ -22,12 +22,11 @@ from absl.testing import flagsaver
 from binaries import compare
 from tests.platform import names_tff
 from tests.processes import children_of, default_signals, wait_until
-from tff_agnostic.base.files import make_folder
 from tff_agnostic.base.options import Options
 from tff_agnostic.program.commands.registry import command
 from tff_agnostic.program.options.process import define, exit_status, parse_flags
 from tff_agnostic.program.reports import html
-from tff_agnostic.program.runs import results, train_run
+from tff_agnostic.program.runs import train_run
 from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.methods import given_arms, trial_specs
 from tff_agnostic.runtimes.registry import RUNTIMES, RuntimeSpec
@@ -74,7 +73,6 @@ class Caller:
 
     def __init__(self, running: Optional[Mapping[str, Any]], draws: bool = False) -> None:
         self._running = running
-        self._draw_run = results.draw_run if draws else draw_nothing
         self._svg = html.svg if draws else _no_svg
 
     def __call__(self, binary: ModuleType, *arguments: str) -> Outcome:
@@ -87,7 +85,6 @@ class Caller:
             flagsaver.flagsaver(),
             mock.patch.object(sys, "argv", argv),
             mock.patch.object(train_run, "RUNTIMES", self._runtimes()),
-            mock.patch.object(results, "draw_run", self._draw_run),
             mock.patch.object(html, "svg", self._svg),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
@@ -144,12 +141,6 @@ def compared_specs(*arguments: str) -> dict[str, list[RunSettings]]:
     """Returns the runs of each row of `compare`."""
     actual = given(compare, *arguments)
     return trial_specs(actual, given_arms(actual))
-
-
-def draw_nothing(folder: Path, *what: Any) -> None:
-    """Creates an empty folder of plots, instead of `results.draw_run`."""
-    del what
-    make_folder(folder)
 
 
 def _no_svg(figure: Any) -> str:

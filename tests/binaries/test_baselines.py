@@ -12,7 +12,7 @@ from scipy import optimize
 
 from benchmarks.hard_domains.digits import DIGITS_MODEL
 from binaries import compare, train
-from tests.binaries.harness import Caller, compared_specs, draw_nothing, tree
+from tests.binaries.harness import Caller, compared_specs, tree
 from tests.computations.harness import squared_differences
 from tests.data.stores import write_store
 from tff_agnostic.base.errors import UserError
@@ -23,7 +23,7 @@ from tff_agnostic.models import SentenceLoss, logistic_regression
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.program import progress
 from tff_agnostic.program.options.process import StopRequest
-from tff_agnostic.program.runs import baselines, results
+from tff_agnostic.program.runs import baselines
 from tff_agnostic.program.runs.baseline_files import read_baselines
 from tff_agnostic.program.runs.baselines import trivial_loss
 from tff_agnostic.program.runs.build import build_algorithm
@@ -153,7 +153,6 @@ def _task(clients_of: dict[str, int], heldout: dict[str, int]) -> Task:
 
 def _reference_of(monkeypatch, task: Task, **settings) -> RunSettings:
     monkeypatch.setattr(RunSettings, "load_task", lambda _: task)
-    monkeypatch.setattr(results, "draw_run", draw_nothing)
     given = {
         "algorithm": "fed_avg",
         "seed": 5,

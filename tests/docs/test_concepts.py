@@ -7,11 +7,11 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 WORDS = 900
 
 
-def test_the_page_of_concepts_is_short():
+def test_concepts_page_is_short():
     assert len((DOCS / "concepts.md").read_text().split()) <= WORDS
 
 
-def test_twenty_questions_of_a_newcomer_have_their_answers():
+def test_questions_of_newcomers_have_answers():
     table = (DOCS.parent / "tests" / "docs" / "questions.md").read_text()
     questions = re.findall(r"^\| (.*\?) \| ([\w/]+\.md) \| (.*) \|$", table, re.MULTILINE)
     assert len({question for question, _, _ in questions}) == 20

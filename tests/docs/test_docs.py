@@ -209,7 +209,7 @@ def _compare(page: Path, printed: Optional[str], block: Block) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_what_was_printed_says_of_which_kind_it_is(page: Path) -> None:
+def test_printed_blocks_have_a_kind(page: Path) -> None:
     assert not list(without_a_kind(page.read_text())), "tests/docs/printed.py has the kinds"
 
 

@@ -28,7 +28,7 @@ _ALGORITHMS = (
 
 
 @pytest.mark.parametrize("page", [f"reference/algorithms/{name}" for name in _ALGORITHMS])
-def test_what_researchers_are_shown_is_in_the_code(page: str) -> None:
+def test_named_code_exists(page: str) -> None:
     (table,) = _TABLE.findall((DOCS / f"{page}.md").read_text())
     for row in table.splitlines():
         objects, steps = _OBJECT.findall(row), _STEP.findall(row)

@@ -30,7 +30,7 @@ def test_the_notebook_prints_what_it_is_stored_with(tmp_path):
     assert (tmp_path / "reader" / "served" / "model_card.json").is_file()
 
 
-def test_the_notebook_is_stored_with_outputs_and_without_progress():
+def test_notebook_has_outputs_without_progress():
     notebook = stored()
     nbformat.validate(notebook)
     for cell in notebook.cells:

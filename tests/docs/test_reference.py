@@ -28,8 +28,8 @@ def pages():
 def entries(pages, page):
     """The texts of a page's flags, by their names."""
     return {
-        found[1]: f"{found[2]}\n{found[3]}"
-        for found in _ENTRY.finditer(pages[f"{commands.FOLDER}/{page}.md"])
+        match[1]: f"{match[2]}\n{match[3]}"
+        for match in _ENTRY.finditer(pages[f"{commands.FOLDER}/{page}.md"])
     }
 
 
@@ -47,17 +47,17 @@ def defined(monkeypatch):
     for kind in flags._DEFINE:
         monkeypatch.setitem(flags._DEFINE, kind, note)
 
-    def of_command(name):
+    def flags_of_command(name):
         names.clear()
         command(name).define_flags()
         return set(names)
 
-    return of_command
+    return flags_of_command
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_a_commands_page_has_every_flag_that_the_command_defines(pages, defined, name):
+def test_command_page_has_every_flag(pages, defined, name):
     linked = _LINK.findall(pages[f"{commands.FOLDER}/{name}.md"])
     assert all(shown == flag for shown, _, flag in linked)
     assert all(flag in entries(pages, f"settings_{at}") for _, at, flag in linked)
@@ -65,26 +65,26 @@ def test_a_commands_page_has_every_flag_that_the_command_defines(pages, defined,
     assert sorted([*own, *(flag for flag, _, _ in linked)]) == sorted(defined(name))
 
 
-def test_every_entry_has_the_default_and_what_it_needs(pages):
-    found = {}
+def test_entries_have_defaults_and_needs(pages):
+    entry_texts = {}
     for page in commands.shared_pages():
-        found |= entries(pages, f"settings_{page.name}")
+        entry_texts |= entries(pages, f"settings_{page.name}")
     tables = (run_flags(), runtime_flags(), task_flags())
     options = {flag: option for table_ in tables for flag, option in table_.items()}
-    assert set(found) == set(options)
+    assert set(entry_texts) == set(options)
     of_commands = [(entries(pages, name), command(name).options) for name in COMMANDS]
-    for shown, known in [(found, options), *of_commands]:
+    for shown, known in [(entry_texts, options), *of_commands]:
         for flag, option in known.items():
             default = option.default_text()
             assert default == "" or f"Default: `{default}`" in shown[flag], flag
             if flag in NEEDS:
                 assert f"unless `--{NEEDS[flag][0]}` is " in shown[flag]
             assert all(f"`{user}`" in shown[flag] for _, user in option.users)
-    assert "Whole number, at least 1. Default: `100`; `200` for digits;" in found["rounds"]
-    assert found["pooled"].startswith(", --nopooled\n")
+    assert "Whole number, at least 1. Default: `100`; `200` for digits;" in entry_texts["rounds"]
+    assert entry_texts["pooled"].startswith(", --nopooled\n")
 
 
-def test_commands_that_describe_flags_in_their_own_way_have_theirs(pages):
+def test_commands_of_argparse_have_their_flags(pages):
     assert {"plan", "verify", "max_memory_gb"} <= set(entries(pages, "run_plan"))
     assert "Default: `2.0`." in entries(pages, "run_plan")["max_memory_gb"]
     fleet = pages[f"{commands.FOLDER}/fleet.md"]
@@ -102,7 +102,7 @@ def _order(text):
     return re.findall(r"^(?!:|`)(\S+\.md)$", text.partition("```{toctree}")[2], re.MULTILINE)
 
 
-def test_pages_stand_in_the_order_of_their_folders_links():
+def test_pages_follow_the_order_of_links():
     given = [
         _page("index.md", ["b.md", "how_to/z.md", "a.md"]),
         _page("a.md"),
@@ -123,7 +123,7 @@ def test_pages_stand_in_the_order_of_their_folders_links():
 
 
 @pytest.mark.slow
-def test_the_reference_of_python_has_every_public_name_once():
+def test_python_reference_has_public_names_once():
     texts, files = api.pages(ROOT)
     documented = re.findall(r"^\.\. autoapi\w+:: ([\w.]+)$", "".join(texts.values()), re.MULTILINE)
     assert len(set(documented)) == len(documented)
@@ -148,15 +148,15 @@ def test_api_declarations_have_signatures_and_no_bodies(tmp_path):
         "    'The options.'\n    share: float = setting(_HALF, 'A help text.', at_least=0)\n"
         "    def _mean(self): ...\n    def shown(self, n: int = _HALF) -> int:\n        return n\n"
     )
-    found = api.Sources(tmp_path)
-    definition = found.definition("tff_agnostic.options", "Options")
-    text = api.declarations(found, [definition])
+    entry_texts = api.Sources(tmp_path)
+    definition = entry_texts.definition("tff_agnostic.options", "Options")
+    text = api.declarations(entry_texts, [definition])
     assert "class Options(Base):" in text and "The options." in text
     assert "n: int=0.5) -> int" in text
     assert "help" not in text and "_mean" not in text and "return" not in text
 
 
-def test_sequence_diagrams_are_tables_of_messages_where_they_are_understood():
+def test_sequence_diagrams_become_tables():
     page = (
         "A\n\n```mermaid\nsequenceDiagram\n    participant S as Server\n    S->>S: {}\n```\n\nB\n"
     )
@@ -168,7 +168,7 @@ def test_sequence_diagrams_are_tables_of_messages_where_they_are_understood():
         assert "```mermaid" not in plain.with_tables(path.read_text()), path
 
 
-def test_a_notebook_is_a_page_with_the_text_that_it_was_saved_with():
+def test_notebook_becomes_a_page_with_outputs():
     cells = [
         {"cell_type": "markdown", "source": ["# Title\n"]},
         {

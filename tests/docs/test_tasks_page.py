@@ -34,12 +34,12 @@ def _table() -> str:
     return tabulate(rows, headers=["task", *_SETTINGS], tablefmt="github", disable_numparse=True)
 
 
-def test_the_table_is_that_of_the_tasks():
+def test_page_has_the_defaults_of_tasks():
     assert _table() in DEFAULTS_PAGE.read_text(), f"expected in {DEFAULTS_PAGE.name}:\n{_table()}"
 
 
 @pytest.mark.slow
-def test_every_task_is_explained():
+def test_page_explains_every_task():
     text = PAGE.read_text()
     for name in DEFAULTS:
         assert f"### `{name}`" in text and f"| [`{name}`](#{name}) |" in text

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 from sklearn import metrics
 
 from tff_agnostic.computations.class_sums import ClassSums
@@ -10,6 +11,7 @@ from tff_agnostic.metrics.class_counts import (
     area_under_curve,
     class_report,
     constant_accuracies,
+    entropy,
     no_better_than_majority,
 )
 from tff_agnostic.program.reports.claims import majority_sentence
@@ -30,7 +32,7 @@ def _counts(labels, bins):
     return np.stack([np.bincount(bins[labels == k], minlength=_BINS) for k in (0, 1)])
 
 
-def test_area_is_the_auc_with_ties_counted_half(scored):
+def test_area_matches_auc_with_ties(scored):
     labels, bins = scored
     area = area_under_curve(_counts(labels, bins))
     ours, others = bins[labels == 1][:, np.newaxis], bins[labels == 0]
@@ -38,25 +40,31 @@ def test_area_is_the_auc_with_ties_counted_half(scored):
     assert area == pytest.approx(metrics.roc_auc_score(labels, bins))
 
 
+def test_entropy_matches_scipy():
+    counts = np.array([3.0, 0.0, 1.0])
+    assert entropy(counts) == pytest.approx(stats.entropy(counts))
+    assert str(entropy(np.array([5.0]))) == "0.0"
+
+
 def test_area_needs_both_classes():
     assert area_under_curve([[0, 3], [0, 0]]) is None
     assert area_under_curve([[3, 0], [0, 2]]) == 1.0
 
 
-def test_a_report_has_what_was_counted():
+def test_report_has_the_counts():
     rng = np.random.default_rng(1)
     labels, answers = rng.integers(3, size=(2, 60))
     table = metrics.confusion_matrix(labels, answers)
     noisy = table.copy()
     noisy[0, 1] = -4
-    found = class_report(("a", "b"), ClassSums(confusion=np.stack([table, noisy])))
-    assert found.counts["a"] == np.bincount(labels).tolist()
-    assert found.confusion["b"][0][1] == 0
-    assert [*found.to_json()] == ["class_counts", "confusion"]
+    result = class_report(("a", "b"), ClassSums(confusion=np.stack([table, noisy])))
+    assert result.counts["a"] == np.bincount(labels).tolist()
+    assert result.confusion["b"][0][1] == 0
+    assert [*result.to_json()] == ["class_counts", "confusion"]
     by_class = np.stack([[table.sum(axis=1), table.sum(axis=0), np.diag(table)]])
-    of_many = class_report(("a",), ClassSums(by_class=by_class))
-    assert of_many.counts == {"a": found.counts["a"]}
-    assert of_many.by_class["a"] == {
+    many = class_report(("a",), ClassSums(by_class=by_class))
+    assert many.counts == {"a": result.counts["a"]}
+    assert many.by_class["a"] == {
         "examples": np.bincount(labels).tolist(),
         "answers": np.bincount(answers).tolist(),
         "right_answers": np.diag(table).tolist(),
@@ -64,17 +72,17 @@ def test_a_report_has_what_was_counted():
     assert class_report(("a",), ()) == ClassReport()
 
 
-def test_a_constant_answer_is_as_good_as_the_share_of_the_largest_class():
+def test_constant_accuracy_is_the_largest_share():
     counts = {"en": [945, 55], "es": [61, 39], "none": [0, 0], "one class": [7, 0]}
     assert constant_accuracies(counts) == pytest.approx({"en": 0.945, "es": 0.61})
-    found = no_better_than_majority(
+    result = no_better_than_majority(
         counts, {"en": 0.942, "es": 0.9, "none": None, "one class": 0.5}
     )
-    assert found == {"en": (0.942, 0.945)}
+    assert result == {"en": (0.942, 0.945)}
     # Three models that always answer the largest class: their mean is rounded to more than .8.
     mean = np.mean([0.8] * 3)
     assert mean > 0.8 and list(no_better_than_majority({"a": [8, 2]}, {"a": mean})) == ["a"]
-    assert majority_sentence(found, 4) == (
+    assert majority_sentence(result, 4) == (
         "accuracy is not above that of always answering the most frequent class in 1 of 4 domains "
         "(en 94.2%, 94.5%)"
     )

@@ -11,7 +11,6 @@ from tests import golden
 from tests.run.harness import (
     AWKWARD_NAMES,
     QUANTITIES,
-    is_png,
     make_evaluation,
     make_report,
     measures,
@@ -23,14 +22,6 @@ from tff_agnostic.metrics.columns import EvaluationColumns, TrainingColumns, dis
 from tff_agnostic.metrics.formatting import short_names, signed
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.program.reports.distributions import (
-    MAX_DOMAINS,
-    Estimate,
-    Series,
-    domain_figure,
-    worst_first,
-)
-from tff_agnostic.program.reports.figures import save
 
 _NAMES = ("phone", "tablet")
 _WEIGHTS = ModelWeights([np.array([[1.0, 2.0]]), np.array(7.0)], [])
@@ -46,7 +37,7 @@ def _names(columns: Any) -> list[str]:
     return [column.name for column in columns]
 
 
-def test_what_a_round_of_training_reports():
+def test_training_columns_have_values_of_a_round():
     columns = TrainingColumns(QUANTITIES, {"second weight": (0, 1)}, _NAMES)
     values = columns.values(_REPORT, _WEIGHTS)
     assert values == {
@@ -63,14 +54,14 @@ def test_what_a_round_of_training_reports():
     assert list(values) == _names(columns.columns)
 
 
-def test_a_quantity_of_present_domains_needs_their_counts():
+def test_present_domains_need_counts():
     of_present = ReportField("x", "x", per_domain=True, needs_examples=True)
-    with pytest.raises(UserError, match=r"quantity 'x': expected another one per domain, in ex"):
+    with pytest.raises(UserError, match=r"quantity .x.: expected another quantity per"):
         TrainingColumns(OrderedDict(x=of_present), {}, _NAMES)
 
 
 @pytest.mark.parametrize("clipped", [{}, {"sums": 3, "clients": 0}])
-def test_what_an_evaluation_reports(clipped):
+def test_evaluation_columns_have_values(clipped):
     described = {field: ReportField(field, field, unit=Unit.VALUES) for field in clipped}
     columns = EvaluationColumns(("model",), measures("loss", "accuracy"), described, _NAMES)
     values = columns.values({"model": make_evaluation({"phone": 1.0, "tablet": 3.0}, clipped)})
@@ -92,7 +83,7 @@ def test_what_an_evaluation_reports(clipped):
     assert list(nothing) == list(values) and set(nothing.values()) == {None}
 
 
-def test_the_columns_of_a_distribution_are_those_that_were_asked_for():
+def test_percentiles_choose_columns():
     columns = EvaluationColumns(
         ("model",), measures("loss"), {}, _NAMES, percentiles=(99.5, 50.0)
     ).columns
@@ -105,7 +96,7 @@ def test_the_columns_of_a_distribution_are_those_that_were_asked_for():
     assert {column.domain for column in columns[4:]} == {None}
 
 
-def test_further_models_have_columns_with_their_names():
+def test_further_models_have_columns():
     columns = EvaluationColumns(("main", "average"), measures("loss"), {}, _NAMES)
     reports = {
         "main": make_evaluation({"phone": 1.0, "tablet": 3.0}),
@@ -127,14 +118,14 @@ def test_further_models_have_columns_with_their_names():
     assert list(drawn) == ["loss on the test clients", "loss of average on the test clients"]
 
 
-def test_a_domain_without_test_examples_has_empty_cells():
+def test_domain_without_examples_has_empty_cells():
     columns = EvaluationColumns(("model",), measures("loss"), {}, _NAMES)
     values = columns.values({"model": make_evaluation({"phone": 1.0, "tablet": math.nan})})
     assert values["test/loss/tablet"] is None
     assert values["test/worst loss"] == 1.0
 
 
-def test_columns_say_which_split_was_evaluated():
+def test_columns_name_the_evaluated_split():
     report = make_evaluation({"phone": 1.0}, {"sums": 2}, split="heldout")
     clipped = {"sums": ReportField("sums", "values of sums")}
     columns = EvaluationColumns(
@@ -154,7 +145,7 @@ def test_columns_say_which_split_was_evaluated():
     assert labels[0] == "loss on the heldout clients"
 
 
-def test_awkward_names_of_domains_stay_apart():
+def test_awkward_domain_names_stay_distinct():
     training = TrainingColumns(QUANTITIES, {}, AWKWARD_NAMES).columns
     evaluation = EvaluationColumns(("model",), measures("loss"), {}, AWKWARD_NAMES).columns
     columns = distinct((*training, *evaluation))
@@ -164,92 +155,30 @@ def test_awkward_names_of_domains_stay_apart():
 
 
 @pytest.mark.parametrize("name", ["round", "pull/phone"])
-def test_two_columns_of_one_name_are_refused(name):
+def test_equal_column_names_raise_user_error(name):
     columns = TrainingColumns(QUANTITIES, {}, _NAMES).columns
     assert f"found two called '{name}'" in golden.refusal(
         lambda: distinct((*columns, Column(ReportField(name, name))))
     )
 
 
-def test_a_role_is_found():
+def test_quantity_has_its_role():
     found = with_role(flattened(QUANTITIES), Role.DOMAIN_WEIGHT)
     assert found is not None and found.name == "pull"
     assert with_role([ReportField("x", "x")], Role.DOMAIN_LOSS) is None
 
 
-# --- Names in figures, and bars of domains
-
-
 @golden.values
-def test_what_cannot_be_seen_is_written_out(case):
+def test_invisible_characters_are_escaped(case):
     return printable(case)
 
 
-def test_long_names_stay_different_and_short():
+def test_short_names_stay_distinct():
     names = ["x" * 100 + str(k) + "y" * 100 for k in range(12)] + ["short", "two\nlines", "x…y"]
     found = short_names(names, 12)
     assert len(set(found)) == len(names) and max(map(len, found)) == 12
     assert found[12:] == ["short", "two lines", "x…y"]
     assert found[0] == "xxxxxx…yyyyy" and found[1] == "xxxx…yyy (2)"
-
-
-def _series(values, name="one", spread=0.1):
-    estimates = {d: Estimate(v, v - spread, v + spread) for d, v in values.items()}
-    return Series(name, estimates, 0.5)
-
-
-@pytest.mark.parametrize(("higher", "order"), [(True, "bcad"), (False, "acbd")])
-def test_the_worst_is_first_and_the_unknown_last(higher, order):
-    series = _series({"a": 0.9, "b": 0.1, "c": 0.5, "d": math.nan})
-    assert "".join(worst_first([series], higher)) == order
-
-
-def test_a_bar_for_each_domain_with_its_error_bar():
-    values = {"good": 0.9, "bad": 0.25, "none": math.nan}
-    figure = domain_figure([_series(values)], "accuracy", Unit.SHARE, True, ["good"])
-    (axes,) = figure.axes
-    assert [t.get_text() for t in axes.get_yticklabels()] == [
-        "bad",
-        "good (not counted)",
-        "none (no interval)",
-    ]
-    bars = next(c for c in axes.containers if hasattr(c, "patches"))
-    assert [bar.get_width() for bar in bars] == pytest.approx([25, 90, 0])
-    (lines,) = (c.lines[2][0] for c in axes.containers if not hasattr(c, "patches"))
-    # Where there is no value there is no error bar either.
-    first, second = (s[:, 0] for s in lines.get_segments() if len(s))
-    np.testing.assert_allclose([first, second], [[15, 35], [80, 100]])
-    assert axes.get_xlabel() == "accuracy, %" and axes.yaxis_inverted()
-
-
-@pytest.mark.parametrize(("rows", "count"), [(1, 3), (10, 30), (2, MAX_DOMAINS + 5)])
-def test_many_domains_and_rows_can_be_told_apart(tmp_path, rows, count):
-    rng = np.random.default_rng(0)
-    domains = [f"a long name of a domain, such as people give, {k}" for k in range(count)]
-    series = [_series(dict(zip(domains, rng.random(count))), f"algorithm {k}") for k in range(rows)]
-    figure = domain_figure(series, "loss", Unit.NONE, False)
-    save(figure, tmp_path / "figure.png")
-    assert is_png((tmp_path / "figure.png").read_bytes())
-    (axes,) = figure.axes
-    labels = [text.get_text() for text in axes.get_yticklabels()]
-    assert len(set(labels)) == len(labels) == min(count, MAX_DOMAINS)
-    is_cut = count > MAX_DOMAINS
-    assert axes.get_title() == (
-        f"the worst {MAX_DOMAINS}; {count - MAX_DOMAINS} more are not drawn" if is_cut else ""
-    )
-    legend = [text.get_text() for of in figure.legends for text in of.get_texts()]
-    assert legend == ([f"algorithm {k}" for k in range(rows)] if rows > 1 else [])
-    # Labels do not lie over each other.
-    boxes = sorted(text.get_window_extent().y0 for text in axes.get_yticklabels())
-    height = axes.get_yticklabels()[0].get_window_extent().height
-    assert count == 1 or min(np.diff(boxes)) > 0.8 * height
-
-
-@pytest.mark.parametrize("unit", list(Unit))
-def test_awkward_names_and_values_are_drawn(tmp_path, unit):
-    values = dict(zip(AWKWARD_NAMES, [math.inf, math.nan, 0.0, -1.0, 1e9, *[0.5] * 6]))
-    save(domain_figure([_series(values)], "x", unit, True), tmp_path / "figure.png")
-    assert is_png((tmp_path / "figure.png").read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -263,5 +192,5 @@ def test_awkward_names_and_values_are_drawn(tmp_path, unit):
         (math.nan, Unit.SHARE, "-"),
     ],
 )
-def test_a_difference_that_is_shown_as_nothing_has_no_sign(value, unit, text):
+def test_rounded_zero_has_no_sign(value, unit, text):
     assert signed(value, unit, 3) == text

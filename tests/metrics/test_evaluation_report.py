@@ -103,7 +103,7 @@ def test_constant_added_to_losses_shifts_replicates():
     np.testing.assert_allclose(_resampled_losses(-5.0), losses - 5.0, atol=1e-5)
 
 
-def test_the_distribution_over_clients(report):
+def test_distribution_over_clients_matches(report):
     accuracy = report.domains["phone"].measures["accuracy"]
     assert accuracy.num_clients == 2
     assert accuracy.mean == pytest.approx(0.75)
@@ -117,7 +117,7 @@ def test_the_distribution_over_clients(report):
     assert accuracy.superquantile == pytest.approx(0.5)
 
 
-def test_a_domain_that_nobody_has_is_undefined_and_never_the_worst(report):
+def test_empty_domain_is_undefined_and_not_worst(report):
     watch = report.domains["watch"].measures["loss"]
     assert watch.num_clients == 0
     assert all(map(math.isnan, (watch.value, *watch.over_clients().values())))
@@ -128,7 +128,7 @@ def test_a_domain_that_nobody_has_is_undefined_and_never_the_worst(report):
 
 
 @golden.text
-def test_tables_and_json(report):
+def test_tables_and_json_match(report):
     """Numbers, null and - where there is none; then on another split, with what was clipped."""
     weights = {"phone": 0.1, "tablet": 0.7, "watch": 0.2}
     clipped = {"sums": 3, "clients": 0, "examples": 2}
@@ -156,9 +156,7 @@ def test_tables_and_json(report):
         (7, None, ["phone", "tablet", "watch"], None),
     ],
 )
-def test_a_domain_with_few_examples_is_not_counted_and_listed(
-    report, fewest, worst, left_out, difference
-):
+def test_small_domain_is_not_counted(report, fewest, worst, left_out, difference):
     found = dataclasses.replace(report, worst_min_examples=fewest)
     assert found.worst_domain() == found.worst_domain("accuracy") == worst
     values = found.to_json()
@@ -175,7 +173,7 @@ def test_a_domain_with_few_examples_is_not_counted_and_listed(
     assert lines[5].split()[1] == ("-" if difference is None else f"{difference:.4f}")
 
 
-def test_a_wide_table_is_one_for_each_measure(report):
+def test_wide_table_splits_by_measure(report):
     names = ("loss", "accuracy_in_vocabulary", "accuracy_without_end")
 
     def wide(one: SetReport) -> SetReport:
@@ -202,7 +200,7 @@ def test_a_wide_table_is_one_for_each_measure(report):
     assert [len(table.splitlines()) for table in tables] == [7, 7, 10]
 
 
-def test_a_single_domain_differs_from_none(report):
+def test_single_domain_has_no_difference(report):
     one = dataclasses.replace(report, domains={"phone": report.domains["phone"]})
     assert one.difference("loss") == 0
     assert "difference" not in evaluation_table(one)
@@ -235,7 +233,7 @@ def _perplexities(cross_entropies: Sequence[Sequence[float]]) -> EvaluationRepor
     return evaluation_report(model, _NAMES[: len(cross_entropies)], summed)
 
 
-def test_everything_about_perplexity_is_a_perplexity():
+def test_statistics_of_perplexity_are_perplexities():
     report = _perplexities([[math.log(50), math.log(200)], [math.log(1000)]])
     phone = report.domains["phone"].measures["perplexity"]
     # The geometric mean of 50 and 200, of the words and of the clients.
@@ -260,7 +258,7 @@ def test_everything_about_perplexity_is_a_perplexity():
     )
 
 
-def test_a_perplexity_beyond_all_numbers_is_infinite():
+def test_huge_perplexity_is_infinite():
     report = _perplexities([[1e4], [2.0]])
     assert report.domains["phone"].measures["perplexity"].value == math.inf
     assert report.worst("perplexity") == report.difference("perplexity") == math.inf

@@ -19,7 +19,7 @@ _Z = 1.959963984540054
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 10), (0.3, 10), (0.5, 7), (0.97, 1000), (1, 3)])
-def test_a_share_has_wilsons_interval(share, count):
+def test_share_has_wilson_interval(share, count):
     low, high = share_interval(share, count)
     for end in (low, high):
         # Shares that a test of this level does not reject end where it just does not.
@@ -28,11 +28,11 @@ def test_a_share_has_wilsons_interval(share, count):
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.5, 0), (math.nan, 5), (1.5, 5)])
-def test_what_is_no_share_of_examples_has_no_interval(share, count):
+def test_invalid_share_has_no_interval(share, count):
     assert share_interval(share, count) is None
 
 
-def test_a_mean_has_students_interval():
+def test_mean_has_student_interval():
     values, clients = np.array([0.0, 0.5, 2.0]), np.array([3, 1, 4])
     sample = np.repeat(values, clients)
     found = mean_interval(values, clients, sample.mean())
@@ -41,13 +41,13 @@ def test_a_mean_has_students_interval():
 
 
 @pytest.mark.parametrize("clients", [[0, 0], [1, 0], [9, 0]])
-def test_clients_that_are_all_alike_have_no_interval(clients):
+def test_equal_clients_have_no_interval(clients):
     assert mean_interval(np.array([1.0, 2.0]), np.array(clients), 1.0) is None
 
 
 @pytest.mark.parametrize("total", [5, 12, 20, 73, 400])
 @pytest.mark.parametrize("q", [0.1, 0.5, 0.95])
-def test_a_percentile_lies_between_the_narrowest_order_statistics(total, q):
+def test_percentile_lies_between_order_statistics(total, q):
     values = np.arange(1.0, total + 1)
     found = quantile_interval(values, np.ones(total, int), q)
     below = stats.binom(total, q)
@@ -58,12 +58,12 @@ def test_a_percentile_lies_between_the_narrowest_order_statistics(total, q):
     assert found == ((low, high) if low >= 1 and high <= total else None)
 
 
-def test_a_tail_of_few_clients_has_no_interval():
+def test_small_tail_has_no_interval():
     assert superquantile_interval(np.arange(99.0), np.ones(99), 0.1, True) is None
     assert superquantile_interval(np.arange(100.0), np.ones(100), 0.1, True) is not None
 
 
-def test_the_tail_of_small_values_is_that_of_large_ones_turned_around():
+def test_tail_of_small_values_mirrors_large_ones():
     values, clients = np.array([0.0, 1.0, 3.0, 7.0]), np.array([30, 50, 15, 10])
     low, high = superquantile_interval(values, clients, 0.1, True)
     turned = superquantile_interval(-values[::-1], clients[::-1], 0.1, False)
@@ -80,7 +80,7 @@ def _covered(interval: Any, truth: float, draw: Any, repetitions: int = 400) -> 
     return hits / repetitions
 
 
-def test_intervals_cover_the_truth_about_as_often_as_they_say():
+def test_intervals_cover_the_truth():
     def draw(rng):
         return rng.exponential(size=200)
 

@@ -20,34 +20,37 @@ def _replicates(rng, values, sizes, count):
     by_size = weights @ sizes
     ratios = [
         replicate_ratios(
-            of.sum(keepdims=True), [sizes.sum()], (weights @ of)[:, None], by_size[:, None]
+            values_.sum(keepdims=True),
+            [sizes.sum()],
+            (weights @ values_)[:, None],
+            by_size[:, None],
         )
-        for of in values
+        for values_ in values
     ]
     return np.array(ratios)[..., 0], by_size
 
 
-def test_replicates_vary_as_a_ratio_does():
+def test_replicates_have_the_variance_of_a_ratio():
     rng = np.random.default_rng(1)
     sizes = rng.integers(1, 90, 25).astype(float)
     right = rng.binomial(sizes.astype(int), 0.7)
-    found, by_size = _replicates(rng, right[np.newaxis].astype(float), sizes, 40_000)
+    ratios_, by_size = _replicates(rng, right[np.newaxis].astype(float), sizes, 40_000)
     ratio = right.sum() / sizes.sum()
-    assert found.mean() == pytest.approx(ratio, abs=1e-3)
+    assert ratios_.mean() == pytest.approx(ratio, abs=1e-3)
     # Cochran 1977, equation 6.13, without the correction for a finite population.
     expected = np.sum((right - ratio * sizes) ** 2) / sizes.sum() ** 2
-    assert found.var() == pytest.approx(expected, rel=0.05)
+    assert ratios_.var() == pytest.approx(expected, rel=0.05)
     kish = sizes.sum() ** 2 / np.sum(sizes**2)
     assert effective_clients([sizes.sum()], by_size[:, None]) == pytest.approx([kish], rel=0.05)
 
 
-def test_a_set_without_examples_has_no_replicates():
+def test_empty_set_has_no_replicates():
     assert np.isnan(replicate_ratios([0.0], [0.0], np.zeros((3, 1)), np.zeros((3, 1)))).all()
     assert effective_clients([0.0], np.zeros((3, 1))) == [0.0]
     assert not has_enough(0.0)
 
 
-def test_models_that_err_alike_on_every_client_differ_by_a_known_number():
+def test_replicates_of_two_models_are_paired():
     # What clients share between the models is in neither's gain: replicates are paired.
     rng = np.random.default_rng(2)
     sizes = np.full(12, 10.0)
@@ -58,7 +61,7 @@ def test_models_that_err_alike_on_every_client_differ_by_a_known_number():
     assert spread.total == 0
 
 
-def test_the_variance_is_that_of_two_crossed_samples():
+def test_variance_is_of_two_crossed_samples():
     rng = np.random.default_rng(3)
     num_clients, num_seeds = 40, 6
     gains = rng.normal(0, 1, (num_seeds, num_clients)) + rng.normal(0, 2, num_clients)
@@ -70,18 +73,18 @@ def test_the_variance_is_that_of_two_crossed_samples():
     columns = gains.mean(axis=0).var(ddof=1) / num_clients
     each = gains.var(axis=1, ddof=1).mean() / num_clients
     both = (each - columns) / (num_seeds - 1)
-    assert spread.of_seeds == pytest.approx(rows)
-    assert spread.of_clients == pytest.approx(columns, rel=0.05)
+    assert spread.seed_variance == pytest.approx(rows)
+    assert spread.client_variance == pytest.approx(columns, rel=0.05)
     assert spread.total == pytest.approx(rows + columns - both, rel=0.05)
 
 
-def test_seeds_alone_have_students_interval():
+def test_seeds_alone_have_student_interval():
     gains = [0.2, 0.5, 0.1]
     spread = combined(gains, None, 50)
     scale = stats.sem(gains)
     expected = stats.t.interval(0.95, 2, np.mean(gains), scale)
     assert spread.interval() == pytest.approx(expected)
-    assert math.isnan(spread.of_clients)
+    assert math.isnan(spread.client_variance)
     assert combined([0.2], None, 50).interval() is None
 
 
@@ -102,7 +105,7 @@ def test_small_differences_of_large_values_keep_their_interval():
     assert low < 2e-6 < high
 
 
-def test_clients_alone_have_students_interval():
+def test_clients_alone_have_student_interval():
     rng = np.random.default_rng(4)
     gains = rng.normal(1, 1, (1, 15))
     replicates, _ = _replicates(rng, gains, np.ones(15), 50_000)
@@ -112,7 +115,7 @@ def test_clients_alone_have_students_interval():
     assert combined([1.0], replicates, 1.0).interval() is None
 
 
-def test_intervals_over_clients_and_seeds_hold_the_truth_and_those_over_seeds_do_not():
+def test_crossed_intervals_cover_the_truth():
     rng = np.random.default_rng(5)
     clients, seeds, repetitions = 30, 10, 400
     held = {"both": 0, "seeds": 0}
@@ -120,14 +123,14 @@ def test_intervals_over_clients_and_seeds_hold_the_truth_and_those_over_seeds_do
         gains = rng.normal(0, 1, clients) + rng.normal(0, 0.2, (seeds, 1))
         gains = gains + rng.normal(0, 0.5, (seeds, clients))
         replicates, _ = _replicates(rng, gains, np.ones(clients), 100)
-        for name, of_clients in (("both", replicates), ("seeds", None)):
-            low, high = combined(gains.mean(axis=1), of_clients, clients).interval()
+        for name, client_variance in (("both", replicates), ("seeds", None)):
+            low, high = combined(gains.mean(axis=1), client_variance, clients).interval()
             held[name] += low <= 0 <= high
     assert 0.92 <= held["both"] / repetitions <= 0.98
     assert held["seeds"] / repetitions < 0.7
 
 
-def test_how_many_clients_would_tell_an_effect():
+def test_needed_clients_match_the_formula():
     rng = np.random.default_rng(6)
     gains = rng.normal(0.3, 1, (1, 20))
     gains += 0.3 - gains.mean()

@@ -14,7 +14,7 @@ from binaries import compare, evaluate, export, import_data, report, save_model,
 from tests.binaries.harness import Caller
 from tests.privacy.exact_numbers import matches
 from tff_agnostic.data.data_warnings import OF_TRAINING
-from tff_agnostic.metrics.constant_answers import entropy
+from tff_agnostic.metrics.class_counts import entropy
 from tff_agnostic.runtimes.cohort import CohortRuntime
 
 _MODEL = """

@@ -1,4 +1,4 @@
-"""Folders of runs that nobody trained, and pages read back; without TensorFlow."""
+"""Made-up folders of runs, and pages read back; without TensorFlow."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ MEASURES = {
 # Links lead to places of the page, and from a comparison to the pages of its runs.
 _HREF = re.compile(r"#.*|runs/[\w%.~-]+/trial_\d\d+/run/report\.html|x/report\.html")
 _NUMBERS = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-# What pages must neither break on nor obey.
+# Names that pages escape.
 AWKWARD = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -42,7 +42,7 @@ AWKWARD = (
 
 
 def result(domains: Sequence[str], seed: int = 0, **changes: Any) -> dict[str, Any]:
-    """Returns a result.json of these domains; `changes` replace its parts."""
+    """Returns the result.json of a run; `changes` replace its entries."""
     rng = np.random.default_rng(seed)
     sets = {name: one_set(rng, int(rng.integers(20, 400))) for name in domains}
     total = one_set(rng, sum(of["num_examples"] for of in sets.values()))
@@ -78,37 +78,29 @@ def result(domains: Sequence[str], seed: int = 0, **changes: Any) -> dict[str, A
     return {**content, **changes}
 
 
-def of_two_classes(domains: Sequence[str], seed: int = 0) -> dict[str, Any]:
-    """Returns what result.json has of the answers of a model with two classes."""
-    rng = np.random.default_rng(seed)
-    scores = {name: rng.integers(0, 9, size=(2, 50)) for name in domains}
-    halves = {name: of.reshape(2, 2, 25).sum(axis=2) for name, of in scores.items()}
+def two_classes(domains: Sequence[str]) -> dict[str, Any]:
+    """Returns the counts of a model with two classes in result.json."""
+    rng = np.random.default_rng(0)
+    tables = {name: rng.integers(1, 9, size=(2, 2)).tolist() for name in domains}
     return {
-        "class_counts": {name: of.sum(axis=1).tolist() for name, of in halves.items()},
-        "confusion": {name: of.tolist() for name, of in halves.items()},
-        "score_counts": {name: of.tolist() for name, of in scores.items()},
+        "class_counts": {name: list(map(sum, table)) for name, table in tables.items()},
+        "confusion": tables,
     }
 
 
-def of_many_classes(domains: Sequence[str], seed: int = 0) -> dict[str, Any]:
-    """Returns the same of a model with 30 classes."""
-    rng = np.random.default_rng(seed)
-    right = {name: rng.integers(0, 9, size=30) for name in domains}
-    by_class = {
-        name: {"examples": of + 2, "answers": of + rng.integers(0, 4, size=30), "right_answers": of}
-        for name, of in right.items()
-    }
+def many_classes(domains: Sequence[str]) -> dict[str, Any]:
+    """Returns the counts of a model with 30 classes in result.json."""
+    right = np.random.default_rng(0).integers(0, 9, size=30)
+    counts = {"examples": right + 2, "answers": right + 1, "right_answers": right}
+    by_class = {key: values.tolist() for key, values in counts.items()}
     return {
-        "class_counts": {name: of["examples"].tolist() for name, of in by_class.items()},
-        "answers_by_class": {
-            name: {key: values.tolist() for key, values in of.items()}
-            for name, of in by_class.items()
-        },
+        "class_counts": {name: by_class["examples"] for name in domains},
+        "answers_by_class": {name: by_class for name in domains},
     }
 
 
 def one_set(rng: np.random.Generator, num_examples: int) -> dict[str, Any]:
-    """Returns what result.json has of a domain."""
+    """Returns the numbers of a domain in result.json."""
     values = {"loss": rng.random() * 3, "accuracy": rng.random(), "perplexity": rng.random() * 99}
     over_clients = {
         m: {"num_clients": 12, "mean": v, "p10": v / 2, "p90": v, "superquantile": v * 0.9}
@@ -127,7 +119,7 @@ def one_set(rng: np.random.Generator, num_examples: int) -> dict[str, Any]:
 
 
 def client_values(rng: np.random.Generator) -> dict[str, Any]:
-    """Returns what result.json has of the clients; null stands for an infinite value."""
+    """Returns the distribution over clients in result.json; None for infinite values."""
     values = [*np.sort(rng.random(5)).round(3).tolist(), None]
     return {
         "histogram": {"value": values, "clients": [3, 4, 5, 6, 7, 5]},
@@ -136,7 +128,7 @@ def client_values(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def about(domains: Sequence[str], **changes: Any) -> dict[str, Any]:
-    """Returns what result.json says of the run."""
+    """Returns the description of a run in result.json."""
 
     def quantity(name: str, **more: Any) -> dict[str, Any]:
         usual = {"per_domain": True, "unit": "none", "higher_is_better": False, "role": "none"}
@@ -187,7 +179,7 @@ def write_run(
     columns: Optional[Mapping[str, Sequence[float]]] = None,
     **config: Any,
 ) -> Path:
-    """Makes the folder of a run that left this result.json; `config` are its settings."""
+    """Writes the folder of a run with a result.json; `config` has its settings."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(content))
     settings = {"format": FORMAT, "task": content["task"], "rounds": content.get("rounds")}
@@ -195,15 +187,15 @@ def write_run(
     settings = {**settings, **usual, **config}
     (folder / "config.json").write_text(json.dumps(settings))
     rounds = content["rounds"]
-    found: dict[str, Sequence[float]] = {"round": range(1, rounds + 1)}
+    values: dict[str, Sequence[float]] = {"round": range(1, rounds + 1)}
     for i, name in enumerate(content["domains"]):
-        found[f"test/loss/{name}"] = [math.nan, *np.linspace(2, i / 9, rounds - 1)]
-        found[f"lambda/{name}"] = np.full(rounds, 1 / len(content["domains"])).tolist()
-    found.update(columns or {})
+        values[f"test/loss/{name}"] = [math.nan, *np.linspace(2, i / 9, rounds - 1)]
+        values[f"lambda/{name}"] = np.full(rounds, 1 / len(content["domains"])).tolist()
+    values.update(columns or {})
     with open(folder / "metrics.csv", "w", newline="", encoding="utf-8", errors="replace") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(found)
-        for row in zip(*found.values()):
+        table.writerow(values)
+        for row in zip(*values.values()):
             table.writerow(["" if math.isnan(cell) else cell for cell in row])
     return folder
 
@@ -216,7 +208,7 @@ class Datum(NamedTuple):
 
 
 class Reader(HTMLParser):
-    """What a browser would find on a page, by Python's own parser.
+    """A page as a browser reads it.
 
     Attributes:
         data: The numbers.
@@ -244,26 +236,26 @@ class Reader(HTMLParser):
         assert self._open == []
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        of = dict(attrs)
-        assert len(of) == len(attrs)
+        values = dict(attrs)
+        assert len(values) == len(attrs)
         # Nothing acts, and nothing is fetched.
-        assert not any(name.startswith("on") for name in of)
-        assert of.get("src", "data:").startswith("data:")
-        assert _HREF.fullmatch(of.get("href", "#"))
+        assert not any(name.startswith("on") for name in values)
+        assert values.get("src", "data:").startswith("data:")
+        assert _HREF.fullmatch(values.get("href", "#"))
         assert tag not in ("script", "iframe", "object", "form", "base")
         self.elements.add(tag)
         if tag not in self._VOID:
             self._open.append(tag)
         if tag == "data":
-            value = float(of["value"]) if of["value"] else None
+            value = float(values["value"]) if values["value"] else None
             self.data.append(Datum("", value))
         elif tag == "bdi":
             self.names.append("")
         elif tag == "img":
-            self.images.append(of["src"])
-            assert of["alt"]
-        self.ids += [of["id"]] if "id" in of else []
-        href = of.get("href", "")
+            self.images.append(values["src"])
+            assert values["alt"]
+        self.ids += [values["id"]] if "id" in values else []
+        href = values.get("href", "")
         self.links += [href[1:]] if href.startswith("#") else []
         self.pages += [href] if href and not href.startswith("#") else []
 

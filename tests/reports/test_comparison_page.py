@@ -150,7 +150,7 @@ def test_settings_have_no_folders(tmp_path):
             write_json(config, {**json.loads(config.read_text()), **settings})
     text = _page(folder).text
     assert "--initial_model=not given" in text and "--initial_model=model.keras" in text
-    # What one row has and the other has not is told once, below what both have and differ in.
+    # Settings of one method alone are in one sentence.
     assert (
         "q_ffl alone has --base_predictors=one,two, --client_percentiles=50.0,90.0, "
         "--private_evaluation=noise:multiplier=4.0,clients_share=0.2,statistics=false."
@@ -173,8 +173,8 @@ def test_invalid_comparison_raises_user_error(tmp_path):
         write_json(tmp_path / "compare.json", content)
         with pytest.raises(UserError, match=r"compare.json: expected rows of trials, found"):
             read_comparison(tmp_path)
-    of_one = {measure: {"trials": [0.0]} for measure in MEASURES}
-    write_json(tmp_path / "compare.json", {"fed_avg": {"(overall)": of_one}})
+    one_trial = {measure: {"trials": [0.0]} for measure in MEASURES}
+    write_json(tmp_path / "compare.json", {"fed_avg": {"(overall)": one_trial}})
     with pytest.raises(
         UserError, match=r"trial_00/run/result.json: expected the result of a complete"
     ):
@@ -211,7 +211,7 @@ def test_unfinished_trials_raise_user_error(tmp_path):
     # Killed in the middle of a longer trial, and after it.
     config = json.loads(trial.config.read_text())
     write_json(trial.config, {**config, "rounds": 30})
-    message = r"q_ffl/trial_01/run/result.json: expected .* run of 30 rounds, .* found that of 20"
+    message = r"q_ffl/trial_01/run/result.json: expected .* run of 30 rounds, .* result of 20:"
     with pytest.raises(UserError, match=message):
         read_comparison(folder)
     longer = result(("a", "b", "c"), seed=77, algorithm="q_ffl", rounds=30)

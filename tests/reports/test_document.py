@@ -1,4 +1,4 @@
-"""A page as text, Markdown, HTML and JSON."""
+"""A page as text, HTML and JSON."""
 
 import json
 import math
@@ -16,7 +16,6 @@ from tff_agnostic.program.reports.document import (
     Section,
     Sentences,
     Table,
-    table_text,
     to_json,
     to_terminal,
 )
@@ -70,12 +69,6 @@ def test_terminal_has_its_sections_only():
     assert "81.3 (0.5) [80.0, 83.0]\ny         80.0 ~\nA note.\n1 more row is in page.json." in text
     assert text.endswith("note: Careful.")
     assert "Meant for" not in text and "figure" not in text
-
-
-def test_markdown_escapes_and_marks_the_best():
-    lines = table_text(_TABLE, "github").splitlines()
-    assert lines[0].split() == ["|", "domain", "|", r"a\|b", "|"]
-    assert "**81.3 (0.5) [80.0, 83.0]**" in lines[2]
 
 
 def test_record_has_all_rows_and_exact_numbers():

@@ -19,19 +19,19 @@ from tests.reports.made_up import (
     PRIVACY,
     Reader,
     about,
+    many_classes,
     numbers_of,
-    of_many_classes,
-    of_two_classes,
     one_set,
     reads_as,
     result,
+    two_classes,
     write_run,
 )
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.program.reports import html as reports_html
 from tff_agnostic.program.reports.run_page import with_results_kept, write_run_report
 
-# More than a figure can tell apart, and letters that its font lacks.
+# More domains than a figure draws, and letters that its font lacks.
 _LONG = [f"a region with a rather long name, number {k} of many" for k in range(30)]
 _THIRTY = (*_LONG[: 30 - len(AWKWARD)], *AWKWARD)
 
@@ -62,8 +62,8 @@ def _cases() -> dict[str, Any]:
         "private": result(two, privacy=PRIVACY),
         "without noise": result(two, privacy={**PRIVACY, "epsilon": None}),
         "clipped": result(two, clipped={"sums": 3, "examples": 0}),
-        "two classes": result(AWKWARD, **of_two_classes(AWKWARD)),
-        "thirty classes": result(two, **of_many_classes(two)),
+        "two classes": result(AWKWARD, **two_classes(AWKWARD)),
+        "thirty classes": result(two, **many_classes(two)),
     }
 
 
@@ -84,9 +84,9 @@ def test_page_has_the_numbers_of_the_result(tmp_path, without_pictures, name):
     assert len(set(page.ids)) == len(page.ids) and set(page.links) == set(page.ids)
 
 
-def test_classes_begin_with_the_worst_domain(tmp_path, without_pictures):
+def test_class_tables_begin_with_the_worst_domain(tmp_path, without_pictures):
     two = ["phone", "tablet"]
-    content = result(two, **of_two_classes(two))
+    content = result(two, **two_classes(two))
     content["domains"]["phone"]["accuracy"], content["domains"]["tablet"]["accuracy"] = 0.9, 0.2
     write_run_report(write_run(tmp_path, content))
     (table,) = _tables(tmp_path, "Confusion matrix of each")
@@ -95,7 +95,7 @@ def test_classes_begin_with_the_worst_domain(tmp_path, without_pictures):
     assert table["rows"][0][0] == "tablet, no"
     (no, wrong), _ = content["confusion"]["tablet"]
     assert table["rows"][0][3]["value"] == pytest.approx(no / (no + wrong))
-    many = result(two, **of_many_classes(two))
+    many = result(two, **many_classes(two))
     write_run_report(write_run(tmp_path / "many", many))
     (table,) = _tables(tmp_path / "many", "Classes with most wrong answers")
     right = many["answers_by_class"]["phone"]["right_answers"]
@@ -111,7 +111,7 @@ def _tables(folder: Path, caption: str) -> list[Any]:
     return [block for block in blocks if block.get("table", "").startswith(caption)]
 
 
-def test_names_are_shown_and_never_obeyed(tmp_path, without_pictures):
+def test_awkward_names_are_escaped(tmp_path, without_pictures):
     folder = write_run(tmp_path, result(AWKWARD))
     html = write_run_report(folder).read_bytes()
     page = Reader(html.decode())
@@ -125,36 +125,25 @@ def test_names_are_shown_and_never_obeyed(tmp_path, without_pictures):
     assert not controls
 
 
-@pytest.mark.nightly
-def test_pictures_are_inside_and_thirty_domains_stay_small(tmp_path):
-    folder = write_run(tmp_path, result(_THIRTY))
-    html = write_run_report(folder).read_bytes()
-    assert len(html) < 1_000_000
-    page = Reader(html.decode())
-    # Of each measure the domains and the clients; the course of the loss, and lambda's.
+@pytest.mark.slow
+def test_thirty_domains_stay_a_small_page(tmp_path):
+    write_run(tmp_path, result(_THIRTY))
+    first, second = (write_run_report(tmp_path).read_bytes() for _ in range(2))
+    assert first == second and len(first) < 1_000_000
+    page = Reader(first.decode())
+    # Domains and clients of each measure; the courses of the loss and lambda.
     assert len(page.images) == 2 * len(MEASURES) + 2
     seen = ""
     for address in page.images:
         kind, _, encoded = address.partition(";base64,")
         assert kind == "data:image/svg+xml"
-        svg = defusedxml.ElementTree.fromstring(base64.b64decode(encoded))
-        elements = {element.tag.rpartition("}")[2] for element in svg.iter()}
-        assert "script" not in elements and "text" in elements
-        seen += "".join(svg.itertext())
-    # Each figure has the worst 20.
-    named = [k for k in range(30 - len(AWKWARD)) if f"number {k} of many" in seen]
-    assert len(named) > 10 and "the worst 20; 10 more are not drawn" in seen
-    # The reader's browser has letters for them, and knows which way they are written.
-    assert "العربية" in seen and "日本語" in seen and "<script>alert(1)</script>" in seen
-    # Of names with half a letter or a line break there is no column in the file.
+        drawing = defusedxml.ElementTree.fromstring(base64.b64decode(encoded))
+        assert "script" not in {element.tag.rpartition("}")[2] for element in drawing.iter()}
+        seen += "".join(drawing.itertext())
+    assert "the worst 20; 10 more are not drawn" in seen
+    assert "العربية" in seen and "日本語" in seen
+    # Names with half a letter or a line break have no column in the file.
     assert re.search(r"2\d others", seen)
-
-
-@pytest.mark.nightly
-def test_equal_runs_have_equal_reports(tmp_path):
-    folders = [write_run(tmp_path / name, result(["phone", "tablet"])) for name in "ab"]
-    first, second = (write_run_report(folder).read_bytes() for folder in folders)
-    assert first == second
 
 
 def _warnings(tmp_path: Path, content: Any, columns: Any = None, **config: Any) -> str:
@@ -165,8 +154,8 @@ def _warnings(tmp_path: Path, content: Any, columns: Any = None, **config: Any) 
     return Reader(f"<!DOCTYPE html>\n<html><ul{rest.partition('</ul>')[0]}</ul></html>").text
 
 
-def _of_many(**changes: Any) -> dict[str, Any]:
-    """A run with nothing to warn of, but for these changes."""
+def _flawless(**changes: Any) -> dict[str, Any]:
+    """Returns a result without warnings, except for changes."""
     content = result(["a", "b"], **changes)
     content["worst"]["accuracy"]["domain"] = "b"
     for name, value in (("a", 0.9), ("b", 0.5)):
@@ -191,44 +180,54 @@ def test_private_run_has_no_exact_counts(tmp_path, without_pictures, evaluation)
     assert ("These counts are exact: no epsilon covers them." in text) == (not evaluation)
 
 
+def test_few_clients_have_no_interval(tmp_path, without_pictures):
+    content = _flawless()
+    content["domains"]["b"]["over_clients"]["accuracy"]["num_clients"] = 2
+    write_run_report(write_run(tmp_path, content))
+    (table,) = _tables(tmp_path, "accuracy, % (higher")
+    rows = {row[0]: row[1] for row in table["rows"]}
+    assert "interval" in rows["a"] and "interval" not in rows["b"]
+    assert "Without an interval: fewer than 3 test clients." in table["notes"]
+
+
 def test_flawless_run_has_no_warnings(tmp_path, without_pictures):
-    assert _warnings(tmp_path, _of_many()) == ""
+    assert _warnings(tmp_path, _flawless()) == ""
     page = Reader((tmp_path / "report.html").read_text())
     assert "what-to-know-first" not in page.ids
 
 
 def test_page_has_warnings(tmp_path, without_pictures):
-    few = _of_many()
+    few = _flawless()
     few["domains"]["a"]["num_examples"] = 99
     few["domains"]["a"]["over_clients"]["loss"]["num_clients"] = 9
-    untrained = _of_many()
+    untrained = _flawless()
     untrained["about"]["data"]["train"]["domains"]["a"] = {"clients": 0, "examples": 0}
-    rare = _of_many()
+    rare = _flawless()
     rare["about"]["data"]["train"]["domains"]["a"] = {"clients": 5, "examples": 50}
-    unsure = _of_many()
+    unsure = _flawless()
     unsure["domains"]["a"]["intervals"]["accuracy"]["value"] = [0.59, 0.9]
     remark = {"kind": "words_cut", "text": "half of the words are cut off"}
     ran = {"lambda/a": [0.5] * 10 + [0.95] * 10, "lambda/b": [0.5] * 10 + [0.05] * 10}
     always = {"lambda/a": [0.95] * 20, "lambda/b": [0.05] * 20}
-    skipped = _of_many(about=about(["a", "b"], rounds_skipped=3, remarks=[remark]))
+    skipped = _flawless(about=about(["a", "b"], rounds_skipped=3, remarks=[remark]))
     private = {**PRIVACY, "epsilon": 11.0}
     cases = [
         (few, {}, "1 of 2 domains has fewer than 100 test examples: a (99)."),
-        (few, {}, "1 of 2 domains rests on fewer than 10 test clients: a (9)."),
+        (few, {}, "1 of 2 domains has fewer than 10 test clients: a (9)."),
         (untrained, {}, "No training client has an example of a: "),
         (rare, {}, "1 of 2 domains has fewer than 100 training examples: a (50). The model"),
         (unsure, {}, "Which domain is the worst in accuracy is not certain: the interval of b"),
-        (_of_many(split="heldout"), {}, "The numbers are of the validation clients (heldout)"),
-        (_of_many(), {"columns": ran}, "lambda: one domain took over. a had 95.0% of the weight"),
-        (_of_many(), {"columns": always}, "lambda: one domain had nearly all weight from the"),
+        (_flawless(split="heldout"), {}, "The numbers are of the validation clients (heldout)"),
+        (_flawless(), {"columns": ran}, "lambda: one domain took over. a had 95.0% of the weight"),
+        (_flawless(), {"columns": always}, "lambda: one domain had nearly all weight from the"),
         (skipped, {}, "3 of 20 rounds were skipped"),
         (skipped, {}, "Half of the words are cut off"),
-        (_of_many(clients={"non_finite": 2}), {}, "2 test clients gave numbers that are not"),
-        (_of_many(clipped={"sums": 7}), {}, "clipped in the evaluation: 7 of sums."),
-        (_of_many(), {"columns": {"clipped/sums": [4.0] * 20}}, "over the rounds: 80 in clipped/"),
-        (_of_many(privacy=private), {}, "Epsilon is 11: above 10"),
-        (_of_many(privacy={**PRIVACY, "epsilon": None}), {}, "without noise epsilon is infinite"),
-        (_of_many(privacy=PRIVACY), {"noise_seed": 3}, "The noise is that of --noise_seed"),
+        (_flawless(clients={"non_finite": 2}), {}, "2 test clients gave numbers that are not"),
+        (_flawless(clipped={"sums": 7}), {}, "clipped in the evaluation: 7 of sums."),
+        (_flawless(), {"columns": {"clipped/sums": [4.0] * 20}}, "over the rounds: 80 in clipped/"),
+        (_flawless(privacy=private), {}, "Epsilon is 11: above 10"),
+        (_flawless(privacy={**PRIVACY, "epsilon": None}), {}, "without noise epsilon is infinite"),
+        (_flawless(privacy=PRIVACY), {"noise_seed": 3}, "The noise is that of --noise_seed"),
     ]
     for i, (content, more, sentence) in enumerate(cases):
         assert sentence in _warnings(tmp_path / str(i), content, **more), sentence
@@ -266,44 +265,35 @@ def test_page_has_server_guarantees(tmp_path, without_pictures):
             assert sentence in text
 
 
-def test_what_is_no_run_is_one_line_and_leaves_no_report(tmp_path):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"privacy": 3},
+        {"not_counted": 3},
+        {"overall": {}},
+        {"about": {"measures": MEASURES}},
+        {"domains": {"a": {"loss": 1.0}}},
+        {"clients": {"evaluated": float("nan")}},
+    ],
+)
+def test_damaged_result_raises_user_error(tmp_path, without_pictures, changes):
+    folder = write_run(tmp_path, {**result(["a", "b"]), **changes})
+    message = golden.refusal(write_run_report, folder)
+    assert message.startswith("DIR/result.json: expected ") or "result.json: expected" in message
+    assert "\n" not in message and not (folder / "report.html").exists()
+
+
+def test_unfinished_run_raises_user_error(tmp_path):
     with pytest.raises(UserError, match=r"result.json: expected the result of a complete run"):
         write_run_report(tmp_path)
-    folder = write_run(tmp_path, result(["a"]))
-    (folder / "result.json").write_text(json.dumps({"about": {"measures": MEASURES}}))
-    with pytest.raises(UserError, match=r"result.json: expected the result of a run, found"):
-        write_run_report(folder)
-    assert not (folder / "report.html").exists()
-
-
-@golden.values
-def test_numbers_that_no_run_has_are_one_line(tmp_path, case):
-    folder = write_run(tmp_path, {**result(["a", "b"]), **case})
-    found = golden.refusal(write_run_report, folder)
-    assert not (folder / "report.html").exists()
-    return found
-
-
-@golden.values
-def test_numbers_that_no_domain_has_are_one_line(tmp_path, case):
-    name, value = case
-    content = result(["a", "b"])
-    content["domains"]["a"][name] = value
-    folder = write_run(tmp_path, content)
-    return golden.refusal(write_run_report, folder)
-
-
-def test_a_run_that_goes_on_is_one_line_and_leaves_no_report(tmp_path):
-    """Its config.json is of the longer run, its result.json of the shorter one."""
+    # config.json is of a longer run than result.json.
     folder = write_run(tmp_path, result(["a"]), rounds=30)
-    with pytest.raises(UserError, match=r"a complete run of 30 rounds, .* found that of 20: let"):
+    with pytest.raises(UserError, match=r"complete run of 30 rounds, .* result of 20: finish"):
         write_run_report(folder)
     assert not (folder / "report.html").exists()
 
 
-def test_a_report_that_cannot_be_written_says_that_the_results_are_there(
-    tmp_path, without_pictures
-):
+def test_unwritable_report_mentions_complete_results(tmp_path, without_pictures):
     folder = write_run(tmp_path, result(["a"]))
     (folder / "report.html").mkdir()
     with (
@@ -313,8 +303,8 @@ def test_a_report_that_cannot_be_written_says_that_the_results_are_there(
         write_run_report(folder)
 
 
-@pytest.mark.nightly
-def test_pages_of_runs_need_no_tensorflow():
+@pytest.mark.slow
+def test_pages_need_no_tensorflow():
     code = (
         "import sys, tff_agnostic.program.reports.run_page; "
         "assert not {'tensorflow', 'tensorflow_federated'} & set(sys.modules)"

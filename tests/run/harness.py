@@ -1,7 +1,6 @@
 """Small reports, tasks and comparisons for tests of what is made of them."""
 
 import contextlib
-import io
 import math
 import os
 from collections import OrderedDict
@@ -10,7 +9,6 @@ from typing import Any, Optional
 
 import numpy as np
 import pytest
-from matplotlib import image
 
 from tff_agnostic.base.report_fields import ReportField, Role, Unit
 from tff_agnostic.data.clients import InMemoryClients
@@ -53,7 +51,6 @@ QUANTITIES = OrderedDict(
             per_domain=True,
             role=Role.DOMAIN_WEIGHT,
             is_drawn=True,
-            file_name="domain_weights",
         )
     ),
     finalizer=OrderedDict(update_norm=ReportField("update_norm", "norm of the update")),
@@ -156,11 +153,3 @@ def as_nobody() -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
-
-
-def is_png(content: bytes) -> bool:
-    """Returns whether bytes are a PNG image with more than one colour in it."""
-    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
-        return False
-    pixels = image.imread(io.BytesIO(content), format="png")
-    return pixels.ndim == 3 and len(np.unique(pixels)) > 2

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from binaries import train as train_binary
-from tests.binaries.harness import TOY, Caller, draw_nothing
+from tests.binaries.harness import TOY, Caller
 from tff_agnostic.algorithms.q_ffl import QFflOptions
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError
 from tff_agnostic.program import FinishedRun, RunConfig, run_settings, train_run
-from tff_agnostic.program.runs import results
 from tff_agnostic.program.runs import train_run as module
 from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.runtimes.registry import RUNTIMES
@@ -24,7 +23,6 @@ _FILES = ("config.json", "metrics.csv", "result.json", "model/model.keras")
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(cohort_runtime, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(results, "draw_run", draw_nothing)
     spec = dataclasses.replace(
         RUNTIMES["cohort"], build=lambda options: contextlib.nullcontext(cohort_runtime)
     )

@@ -222,17 +222,6 @@ def test_the_seed_decides_the_points():
     assert fingerprint(1) != fingerprint(2)
 
 
-@pytest.mark.slow
-def test_the_figure_has_the_learned_value_and_the_domain_weights():
-    task = _load_of_toy()
-    columns = {"round": np.arange(1.0, 4.0), "learned value": np.array([2.0, 1.0, 0.5])}
-    columns.update((f"lambda/{name}", np.full([3], 0.2)) for name in task.domain_names)
-    (draw,) = task.figures.values()
-    value_axes, weight_axes = draw(task, columns).axes
-    np.testing.assert_array_equal(value_axes.lines[0].get_ydata(), [2.0, 1.0, 0.5])
-    assert [line.get_label() for line in weight_axes.lines] == list(task.domain_names)
-
-
 @golden.values
 def test_an_option_out_of_range_is_refused_of_toy(case):
     return golden.refusal(_load_of_toy, **case)

@@ -34,7 +34,6 @@ _SHARE = core.ReportField(
     unit=core.Unit.SHARE,
     role=core.Role.DOMAIN_WEIGHT,
     is_drawn=True,
-    file_name="domain_weights",
 )
 # McMahan et al. 2017, Algorithm 1: SGD on each batch's mean loss, and the average of the weights.
 _PAPER = {**core.AVERAGE, "client_normalizer": "batch"}

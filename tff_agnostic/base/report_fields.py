@@ -1,4 +1,4 @@
-"""Descriptions of the reported quantities; files, tables, plots and curves derive from them.
+"""Descriptions of the reported quantities; files, tables and curves derive from them.
 
 A report is nested mappings of tensors. Mappings of the same structure, with `ReportField` leaves,
 describe it. Consumers never parse the name of a quantity.
@@ -40,15 +40,14 @@ class ReportField:
     Attributes:
         name: Column in metrics.csv, and tag in TensorBoard; followed by "/DOMAIN" if `per_domain`.
             Unique among the quantities of a run.
-        label: Label for the axis of a plot.
+        label: Label of an axis.
         per_domain: Whether the value is a vector [p] with an entry per domain, or a scalar.
         unit: Unit of its values.
         higher_is_better: Whether larger values are better; None if neither direction is.
         needs_examples: Whether it is undefined for a domain without examples in the round.
         role: Role in one-line summaries of rounds; each role except NONE has at most one quantity
             of a run.
-        is_drawn: Whether a run plots it over the rounds, with a curve per domain.
-        file_name: File name of the plot, without suffix; derived from the name if None.
+        is_drawn: Whether reports draw it over the rounds, with a curve per domain.
     """
 
     name: str
@@ -59,7 +58,6 @@ class ReportField:
     needs_examples: bool = False
     role: Role = Role.NONE
     is_drawn: bool = False
-    file_name: Optional[str] = None
 
 
 # Nested mappings in the structure of a report, with `ReportField` leaves.

@@ -142,7 +142,6 @@ def training_columns(
                 needs_examples=True,
                 role=Role.DOMAIN_LOSS if name == "loss" else Role.NONE,
                 is_drawn=True,
-                file_name=f"{prefix}_{name}",
             ),
             lambda r: value(output(r).domain_sums),
             ("client_work", "train", name),

@@ -50,7 +50,6 @@ LAMBDA = ReportField(
     per_domain=True,
     role=Role.DOMAIN_WEIGHT,
     is_drawn=True,
-    file_name="domain_weights",
 )
 ALPHA = ReportField("alpha", "scale alpha of a domain", per_domain=True)
 MEAN_LAMBDA = ReportField("mean_lambda", "mean of lambda so far", per_domain=True)

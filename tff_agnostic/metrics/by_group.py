@@ -50,12 +50,12 @@ class ByGroup:
 
     def worst(self) -> dict[str, Optional[str]]:
         """Returns the domain that is worst in each measure; None if none is counted."""
-        found: dict[str, Optional[str]] = {}
+        worst: dict[str, Optional[str]] = {}
         for measure, higher in self.higher_is_better.items():
             values = self._counted(measure)
             choose = min if higher else max
-            found[measure] = choose(values, key=lambda n: values[n]) if values else None
-        return found
+            worst[measure] = choose(values, key=lambda n: values[n]) if values else None
+        return worst
 
     def _counted(self, measure: str) -> dict[str, float]:
         return {
@@ -65,12 +65,12 @@ class ByGroup:
         }
 
 
-def by_group_of(result: Mapping[str, Any], measures: Mapping[str, Measure]) -> ByGroup:
+def measures_by_group(result: Mapping[str, Any], measures: Mapping[str, Measure]) -> ByGroup:
     """Returns the measures of a run.
 
     Args:
-        result: What result.json holds.
-        measures: What was measured, by name.
+        result: Content of result.json.
+        measures: The measures by name.
     """
 
     def number(value: Optional[float]) -> float:
@@ -80,8 +80,9 @@ def by_group_of(result: Mapping[str, Any], measures: Mapping[str, Measure]) -> B
     return ByGroup(
         overall={name: number(result["overall"][name]) for name in measures},
         by_group={
-            name: {domain: number(of[name]) for domain, of in domains.items()} for name in measures
+            name: {domain: number(values[name]) for domain, values in domains.items()}
+            for name in measures
         },
-        higher_is_better={name: of.higher_is_better for name, of in measures.items()},
+        higher_is_better={name: values.higher_is_better for name, values in measures.items()},
         not_counted=tuple(result.get("not_counted", ())),
     )

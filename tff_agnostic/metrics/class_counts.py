@@ -44,7 +44,7 @@ class ClassReport:
             BY_CLASS: self.by_class,
             SCORES: self.scores,
         }
-        return {key: dict(of_domains) for key, of_domains in entries.items() if of_domains}
+        return {key: dict(by_domain) for key, by_domain in entries.items() if by_domain}
 
 
 def class_report(names: Sequence[str], summed: Any) -> ClassReport:
@@ -57,18 +57,20 @@ def class_report(names: Sequence[str], summed: Any) -> ClassReport:
     if summed == ():
         return ClassReport()
 
-    def of_domains(values: Any) -> dict[str, Any]:
+    def by_domain(values: Any) -> dict[str, Any]:
         if isinstance(values, tuple):
             return {}
         return dict(zip(names, np.maximum(np.asarray(values), 0).tolist()))
 
-    confusion, by_class = of_domains(summed.confusion), of_domains(summed.by_class)
-    counts = {name: [sum(row) for row in of] for name, of in confusion.items()}
+    confusion, by_class = by_domain(summed.confusion), by_domain(summed.by_class)
+    counts = {name: [sum(row) for row in examples] for name, examples in confusion.items()}
     return ClassReport(
         counts=counts or {name: have for name, (have, _, _) in by_class.items()},
         confusion=confusion,
-        by_class={name: dict(zip((HAVE, GET, RIGHT), of)) for name, of in by_class.items()},
-        scores=of_domains(summed.scores),
+        by_class={
+            name: dict(zip((HAVE, GET, RIGHT), examples)) for name, examples in by_class.items()
+        },
+        scores=by_domain(summed.scores),
     )
 
 
@@ -98,7 +100,11 @@ def constant_accuracies(counts: Mapping[str, Sequence[int]]) -> dict[str, float]
     Args:
         counts: Examples of each class, by domain.
     """
-    return {name: max(of) / sum(of) for name, of in counts.items() if sum(map(bool, of)) > 1}
+    return {
+        name: max(examples) / sum(examples)
+        for name, examples in counts.items()
+        if sum(map(bool, examples)) > 1
+    }
 
 
 def no_better_than_majority(
@@ -117,3 +123,10 @@ def no_better_than_majority(
         if accuracy is not None and accuracy == accuracy and accuracy <= constant + 1e-9:
             worse[name] = accuracy, constant
     return worse
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Returns - sum_c q_c log q_c with the shares q of counts, in nats."""
+    shares = counts[counts > 0] / counts.sum()
+    # One value alone has -0.
+    return float(abs(np.sum(shares * np.log(shares))))

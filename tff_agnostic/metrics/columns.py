@@ -1,11 +1,12 @@
-"""Which columns a run has, and their values."""
+"""The columns of metrics.csv, and their values from reports."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 import numpy as np
 
@@ -18,14 +19,14 @@ from tff_agnostic.metrics.evaluation_report import (
     statistic_names,
 )
 from tff_agnostic.metrics.metrics_file import ROUND, Column, History, Numbers
-from tff_agnostic.models.model import Measure, Model, ModelWeights, measures_of
+from tff_agnostic.models.model import Measure, ModelWeights
 
 
 class TrainingColumns:
     """The columns that a round of training fills.
 
     Args:
-        quantities: What rounds report; see `Training.quantities`.
+        quantities: Quantities that rounds report; see `Training.quantities`.
         tracked_weights: Single weights of the main model; see `Task.tracked_weights`.
 
     Attributes:
@@ -44,16 +45,16 @@ class TrainingColumns:
         self._presence = example_counts(list(flattened(quantities)))
         self.columns = tuple(
             column for q in flattened(quantities) for column in _columns(q, domain_names)
-        ) + tuple(Column(ReportField(name, label=name)) for name in tracked_weights)
+        ) + tuple(Column(ReportField(name, label=name, is_drawn=True)) for name in tracked_weights)
 
     def values(self, report: Mapping[str, Any], weights: ModelWeights) -> dict[str, Any]:
-        """Returns what a round reports, by column name; None where a value is undefined.
+        """Returns the values of a round by column name; None if a value is undefined.
 
-        The value of a domain without examples in the round is undefined where it is one of present
-        domains: the 0 that algorithms use in its place would mislead a reader.
+        Values of present domains are undefined for a domain without examples in the round: the 0 of
+        algorithms would mislead a reader.
 
         Args:
-            report: What the round reported.
+            report: The report of the round.
             weights: The main model after the round.
         """
         pairs = list(paired(self._quantities, report))
@@ -75,13 +76,13 @@ class EvaluationColumns:
     Args:
         models: Names of the models, the main one first.
         measures: The models' measures, by name.
-        clipped: What secure sums count that exceeded its bound, by the field of clients' answers.
-        split: Whose clients are evaluated.
-        percentiles: Which percentiles over clients evaluations report.
+        clipped: Counts of values beyond the bounds of secure sums, by field of clients' outputs.
+        split: Split of the evaluated clients.
+        percentiles: The reported percentiles over clients.
 
     Attributes:
-        columns: For each model and measure one per domain, that of all examples together, that of
-            the worst domain, and those of the distribution over clients; then the clipped values.
+        columns: For each model and measure a column per domain, of all examples, of the worst
+            domain, and of the distribution over clients; then the clipped values.
     """
 
     def __init__(
@@ -99,10 +100,12 @@ class EvaluationColumns:
         self._measures = measures
         self._clipped = clipped
         self._domain_names = domain_names
-        self.columns = tuple(column for i in range(len(models)) for column in self._of_model(i))
+        self.columns = tuple(
+            column for i in range(len(models)) for column in self._model_columns(i)
+        )
 
     def values(self, reports: Optional[Mapping[str, EvaluationReport]]) -> dict[str, Any]:
-        """Returns what an evaluation reports, by column name; None everywhere without one.
+        """Returns the values of an evaluation by column name; all are None without one.
 
         Args:
             reports: The report of each model, by its name; None for a round without evaluation.
@@ -116,12 +119,12 @@ class EvaluationColumns:
                 sets = [report.domains[d] for d in self._domain_names]
                 values += [s.measures[name].value for s in (*sets, report.overall)]
                 values.append(report.worst(name))
-                of_clients = report.overall.measures[name].over_clients()
-                values += [of_clients[statistic] for statistic in self._statistics]
+                over_clients = report.overall.measures[name].over_clients()
+                values += [over_clients[statistic] for statistic in self._statistics]
             values += [report.clipped[field] for field in self._clipped]
         return {column.name: _defined(v) for column, v in zip(self.columns, values)}
 
-    def _of_model(self, index: int) -> Iterable[Column]:
+    def _model_columns(self, index: int) -> Iterable[Column]:
         further = self._models[index] if index > 0 else None
         for measure in self._measures.values():
             quantity = tested(measure, self._split, further)
@@ -131,28 +134,18 @@ class EvaluationColumns:
             for statistic in self._statistics:
                 yield Column(tested_over_clients(measure, statistic, self._split, further))
         for field, quantity in self._clipped.items():
-            yield Column(
-                _of_evaluations(
-                    f"clipped {field}",
-                    self._split,
-                    further,
-                    label=f"{quantity.label}, in evaluations",
-                    unit=quantity.unit,
-                )
-            )
+            name = _column_name(f"clipped {field}", self._split, further)
+            label = f"{quantity.label}, in evaluations"
+            yield Column(ReportField(name, label, unit=quantity.unit))
 
 
 def tested(measure: Measure, split: str = TEST, further_model: Optional[str] = None) -> ReportField:
     """Returns a measure on the clients of a split, of the run's main model or of a further one."""
-    whose = "" if further_model is None else f" of {further_model}"
-    return _of_evaluations(
-        measure.name,
-        split,
-        further_model,
-        label=f"{measure.name}{whose} on the {split} clients",
+    model = "" if further_model is None else f" of {further_model}"
+    label = f"{measure.name}{model} on the {split} clients"
+    return dataclasses.replace(
+        _evaluated(measure, measure.name, label, split, further_model),
         per_domain=True,
-        unit=measure.unit,
-        higher_is_better=measure.higher_is_better,
         is_drawn=True,
     )
 
@@ -160,43 +153,38 @@ def tested(measure: Measure, split: str = TEST, further_model: Optional[str] = N
 def tested_worst(
     measure: Measure, split: str = TEST, further_model: Optional[str] = None
 ) -> ReportField:
-    """Returns the same of whichever domain is worst, of those that are counted."""
-    return _of_evaluations(
-        f"worst {measure.name}",
-        split,
-        further_model,
-        label=f"{measure.name} of the worst domain on the {split} clients",
-        unit=measure.unit,
-        higher_is_better=measure.higher_is_better,
-    )
+    """Returns a measure of the worst counted domain; see `tested`."""
+    label = f"{measure.name} of the worst domain on the {split} clients"
+    return _evaluated(measure, f"worst {measure.name}", label, split, further_model)
 
 
 def tested_over_clients(
-    measure: Measure,
-    statistic: str,
-    split: str = TEST,
-    further_model: Optional[str] = None,
+    measure: Measure, statistic: str, split: str = TEST, further_model: Optional[str] = None
 ) -> ReportField:
-    """Returns what describes a measure's distribution over clients; see `statistic_names`."""
-    return _of_evaluations(
-        f"{measure.name} over clients/{statistic}",
-        split,
-        further_model,
-        label=f"{statistic} of {measure.name} over the {split} clients",
+    """Returns a statistic of a measure over clients; see `tested` and `statistic_names`."""
+    name = f"{measure.name} over clients/{statistic}"
+    label = f"{statistic} of {measure.name} over the {split} clients"
+    return _evaluated(measure, name, label, split, further_model)
+
+
+def _evaluated(
+    measure: Measure, name: str, label: str, split: str, further_model: Optional[str]
+) -> ReportField:
+    return ReportField(
+        _column_name(name, split, further_model),
+        label,
         unit=measure.unit,
         higher_is_better=measure.higher_is_better,
     )
 
 
-def _of_evaluations(
-    name: str, split: str, further_model: Optional[str], **described: Any
-) -> ReportField:
+def _column_name(name: str, split: str, further_model: Optional[str]) -> str:
     model = "" if further_model is None else f"[{further_model}]"
-    return ReportField(f"{split}{model}/{name}", **described)
+    return f"{split}{model}/{name}"
 
 
 def with_role(quantities: Iterable[ReportField], role: Role) -> Optional[ReportField]:
-    """Returns the quantity that has a role; None if none has."""
+    """Returns the quantity with a role; None without one."""
     return next((quantity for quantity in quantities if quantity.role is role), None)
 
 
@@ -221,73 +209,44 @@ def _columns(quantity: ReportField, domain_names: Sequence[str]) -> list[Column]
 
 def example_counts(quantities: Sequence[ReportField]) -> Optional[ReportField]:
     """Returns the quantity with the examples of each domain in a round; None without one."""
-    found = next((q for q in quantities if q.per_domain and q.unit is Unit.EXAMPLES), None)
+    counts = next((q for q in quantities if q.per_domain and q.unit is Unit.EXAMPLES), None)
     needed = next((q for q in quantities if q.needs_examples), None)
-    if needed is not None and found is None:
+    if needed is not None and counts is None:
         raise UserError(
-            f"quantity {needed.name!r}: expected another one per domain, in examples, that says "
-            "which domains are present in a round, found none"
+            f"quantity {needed.name!r}: expected another quantity per domain, with the examples of "
+            "a round, found none"
         )
-    return found
+    return counts
 
 
 def _defined(value: Any) -> Any:
-    # What has no examples has no value: an empty cell, not a NaN.
+    # An empty cell, not a NaN.
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-class EvaluatedTask(Protocol):
-    """The attributes of `tasks.task.Task` that columns need."""
-
-    @property
-    def domain_names(self) -> tuple[str, ...]:
-        """See `Task.domain_names`."""
-
-    @property
-    def model(self) -> Model:
-        """See `Task.model`."""
-
-    @property
-    def tracked_weights(self) -> Mapping[str, tuple[int, int]]:
-        """See `Task.tracked_weights`."""
-
-    @property
-    def test_split(self) -> str:
-        """See `Task.test_split`."""
-
-
 class RunRows:
-    """metrics.csv of a run, filled by its rounds and its evaluations.
+    """The rows of metrics.csv of a run, filled by its rounds and evaluations.
 
     Args:
-        path: The file.
-        task: The run's task.
-        quantities: What rounds report; see `Training.quantities`.
-        models: Names of the models that are evaluated, the main one first.
-        clipped: What secure sums of evaluations count that exceeded its bound.
-        percentiles: Which percentiles over clients evaluations report.
+        path: Path of the file.
+        quantities: Quantities that rounds report; see `Training.quantities`.
+        training: Columns of rounds.
+        evaluations: Columns of evaluations.
 
     Attributes:
         history: The rows.
-        weight_name: What the run calls the domains' weights; empty if it has none.
+        weight_name: Name of the domains' weights; empty without weights.
     """
 
     def __init__(
         self,
         path: Path,
-        task: EvaluatedTask,
         quantities: ReportFields,
-        models: Sequence[str],
-        clipped: Mapping[str, ReportField],
-        percentiles: Sequence[float],
+        training: TrainingColumns,
+        evaluations: EvaluationColumns,
     ) -> None:
-        names = task.domain_names
-        self._of_training = TrainingColumns(quantities, task.tracked_weights, names)
-        self._of_evaluations = EvaluationColumns(
-            models, measures_of(task.model), clipped, names, task.test_split, percentiles
-        )
-        columns = (*self._of_training.columns, *self._of_evaluations.columns)
-        self.history = History(path, distinct(columns))
+        self._training, self._evaluations = training, evaluations
+        self.history = History(path, distinct((*training.columns, *evaluations.columns)))
         self._weights = with_role(flattened(quantities), Role.DOMAIN_WEIGHT)
         self.weight_name = "" if self._weights is None else self._weights.name
 
@@ -306,18 +265,18 @@ class RunRows:
         """Adds the row of a round, and returns its numbers.
 
         Args:
-            report: What it reported.
-            weights: The main model after it.
-            reports: The evaluation of each model, by its name; None if there was none.
+            report: The report of the round.
+            weights: The main model after the round.
+            reports: The evaluation of each model, by its name; None without one.
         """
-        values = self._of_training.values(report, weights)
-        return self.history.append(round_num, {**values, **self._of_evaluations.values(reports)})
+        values = self._training.values(report, weights)
+        return self.history.append(round_num, {**values, **self._evaluations.values(reports)})
 
     def change_evaluation(
         self, round_num: int, reports: Optional[Mapping[str, EvaluationReport]]
     ) -> None:
-        """Gives a round another evaluation, or none; `History.write` makes the file follow."""
-        self.history.change(round_num, self._of_evaluations.values(reports))
+        """Replaces the evaluation of a round; `History.write` writes the file."""
+        self.history.change(round_num, self._evaluations.values(reports))
 
     def domain_weights(self) -> dict[str, float]:
         """Returns the weight of each domain after the last round; empty if there are none."""

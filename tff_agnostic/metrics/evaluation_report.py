@@ -1,6 +1,6 @@
 """Reports of federated evaluations: numbers per domain and over clients, from sums over clients.
 
-Of the clients' values the server knows two sums: the number of clients by value, and the mean by
+The server knows two sums of the clients' values: the number of clients by value, and the mean by
 size of the client. Empty bins are dropped, so that result.json stays small.
 """
 
@@ -27,7 +27,6 @@ from tff_agnostic.computations.histograms import LinearGrid, quantile, superquan
 from tff_agnostic.data.store_format import TEST
 from tff_agnostic.domain_weights import LambdaSet, Simplex
 from tff_agnostic.metrics.class_counts import ClassReport, class_report
-from tff_agnostic.metrics.constant_answers import CONSTANTS, Constants
 from tff_agnostic.metrics.intervals import (
     LEVEL,
     Interval,
@@ -54,50 +53,6 @@ VALUE = "value"
 _DIGITS = 6
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sums:
-    """Sums of a measure on a set of examples.
-
-    Attributes:
-        measure: The measure.
-        denominator: Sum of the denominator over the examples; for an accuracy their number.
-        ratio: Ratio of the sums over the examples.
-        mean_ratio: Mean of the clients' ratios.
-        histogram: Number of clients by ratio on the measure's grid, int [bins].
-    """
-
-    measure: Measure
-    denominator: float
-    ratio: float
-    mean_ratio: float
-    histogram: np.ndarray
-
-    def intervals(self, percentiles: Sequence[float]) -> dict[str, Interval]:
-        """Returns the confidence intervals of the value, and of `statistic_names`, by name.
-
-        See `intervals`. The value of a share has one; None if an interval is not defined.
-        """
-        measure, histogram = self.measure, self.histogram
-        grid, unit = grid_of(measure.metric), measure.unit
-        centers, smallest = grid.centers(), not measure.higher_is_better
-        is_share = unit is Unit.SHARE and (measure.metric is None or not measure.metric.transform)
-        found = [
-            share_interval(self.ratio, self.denominator) if is_share else None,
-            mean_interval(centers, histogram, self.mean_ratio),
-            *(quantile_interval(centers, histogram, p / 100) for p in sorted(percentiles)),
-            superquantile_interval(centers, histogram, SUPERQUANTILE_SHARE, smallest),
-        ]
-        names = (VALUE, *statistic_names(percentiles))
-        # Ratios are none below 0, and those on a linear grid end where it does.
-        upper = grid.upper if isinstance(grid, LinearGrid) else math.inf
-        return {
-            name: None
-            if ends is None
-            else _in_order([value_of(measure.metric, min(max(end, 0.0), upper)) for end in ends])
-            for name, ends in zip(names, found)
-        }
-
-
 @dataclasses.dataclass(frozen=True)
 class Measured:
     """A measure on a set of examples, and its distribution over the clients with such examples.
@@ -112,7 +67,8 @@ class Measured:
         percentiles: Values by percentile, each in (0, 100), ascending; see `histograms.quantile`.
         superquantile: Mean of the worst tenth of the clients' values, their CVaR; see
             `histograms.superquantile`.
-        sums: Sums of the measure; None if they are unknown.
+        ends: Computes the confidence interval of the value, and of each of `statistic_names`, by
+            name; None if an interval is not defined. The value has one if it is a share.
     """
 
     value: float
@@ -120,7 +76,9 @@ class Measured:
     mean: float
     percentiles: Mapping[float, float]
     superquantile: float
-    sums: Optional[Sums] = dataclasses.field(default=None, compare=False, repr=False)
+    ends: Callable[[], Mapping[str, Interval]] = dataclasses.field(
+        default=dict, compare=False, repr=False
+    )
 
     def over_clients(self) -> dict[str, float]:
         """Returns the statistics of the distribution, by `statistic_names`."""
@@ -128,11 +86,11 @@ class Measured:
         return dict(zip(statistic_names(tuple(self.percentiles)), values))
 
     def intervals(self) -> dict[str, Any]:
-        """Returns the intervals as JSON values, [low, high] or null; see `Sums.intervals`."""
-        if self.sums is None:
-            return {}
-        intervals = self.sums.intervals(tuple(self.percentiles))
-        return {name: _finite_ends(ends) for name, ends in intervals.items()}
+        """Returns the intervals as JSON values, [low, high] or null; see `intervals`."""
+        return {
+            name: None if ends is None or not all(map(math.isfinite, ends)) else list(ends)
+            for name, ends in self.ends().items()
+        }
 
 
 def statistic_names(percentiles: Sequence[float]) -> tuple[str, ...]:
@@ -169,7 +127,7 @@ def measured(
     mean_ratio = float(over_clients.total[row]) / num_clients if num_clients else math.nan
 
     def value(ratio: float) -> float:
-        return value_of(measure.metric, ratio)
+        return float(values_of(measure.metric, np.asarray(ratio, np.float64)))
 
     return Measured(
         value=value(ratio),
@@ -179,27 +137,53 @@ def measured(
         superquantile=value(
             superquantile(grid, histogram, SUPERQUANTILE_SHARE, not measure.higher_is_better)
         ),
-        sums=Sums(measure, float(denominator), ratio, mean_ratio, histogram),
+        ends=functools.partial(
+            _intervals, measure, ratio, float(denominator), mean_ratio, histogram, percentiles
+        ),
     )
 
 
-def value_of(metric: Optional[Metric], ratio: float) -> float:
-    """Returns the value of a metric from its ratio; a loss, without a metric, is its ratio."""
-    return float(values_of(metric, np.asarray(ratio, np.float64)))
+def _intervals(
+    measure: Measure,
+    ratio: float,
+    denominator: float,
+    mean_ratio: float,
+    histogram: np.ndarray,
+    percentiles: Sequence[float],
+) -> dict[str, Interval]:
+    """See `Measured.ends`.
+
+    Args:
+        ratio: Ratio of the sums over the examples.
+        denominator: Sum of the denominator over the examples; for an accuracy their number.
+        mean_ratio: Mean of the clients' ratios.
+        histogram: Number of clients by ratio on the measure's grid, int [bins].
+    """
+    metric, grid = measure.metric, grid_of(measure.metric)
+    centers, smallest = grid.centers(), not measure.higher_is_better
+    is_share = measure.unit is Unit.SHARE and (metric is None or not metric.transform)
+    intervals = [
+        share_interval(ratio, denominator) if is_share else None,
+        mean_interval(centers, histogram, mean_ratio),
+        *(quantile_interval(centers, histogram, p / 100) for p in sorted(percentiles)),
+        superquantile_interval(centers, histogram, SUPERQUANTILE_SHARE, smallest),
+    ]
+    # No ratio is below 0 or beyond the end of a linear grid.
+    upper = grid.upper if isinstance(grid, LinearGrid) else math.inf
+    return {
+        name: None if ends is None else _in_order(values_of(metric, np.clip(ends, 0.0, upper)))
+        for name, ends in zip((VALUE, *statistic_names(percentiles)), intervals)
+    }
 
 
 def values_of(metric: Optional[Metric], ratios: np.ndarray) -> np.ndarray:
-    """Returns the values of ratios of any shape, float64; see `value_of`."""
+    """Returns the values of a metric from its ratios of any shape; a loss is its ratio."""
     return ratios if metric is None else np.asarray(metric.value(ratios))
 
 
-def _in_order(ends: Sequence[float]) -> tuple[float, float]:
-    low, high = sorted(ends)
+def _in_order(ends: np.ndarray) -> tuple[float, float]:
+    low, high = sorted(ends.tolist())
     return low, high
-
-
-def _finite_ends(ends: Interval) -> Optional[list[float]]:
-    return None if ends is None or not all(map(math.isfinite, ends)) else list(ends)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,7 +282,6 @@ class EvaluationReport:
         client_values: Distribution of each measure over the clients.
         replicates: Computes `resampled`; None if clients are not resampled.
         classes: Answers by domain and class.
-        constants: Computes the values of the best constant predictors; None if they are unknown.
     """
 
     domains: Mapping[str, SetReport]
@@ -312,7 +295,6 @@ class EvaluationReport:
     client_values: Mapping[str, ClientValues] = dataclasses.field(default_factory=dict)
     replicates: Optional[Callable[[], Resampled]] = dataclasses.field(default=None, compare=False)
     classes: ClassReport = ClassReport()
-    constants: Optional[Callable[[], Constants]] = dataclasses.field(default=None, compare=False)
 
     @functools.cached_property
     def resampled(self) -> Optional[Resampled]:
@@ -363,23 +345,15 @@ class EvaluationReport:
         if self.lambda_set is None:
             return {}
         worst = self.worst_mixture()
-        of_set = self.lambda_set.to_json(tuple(self.domains))
-        return {
-            "worst_mixture": {
-                **of_set,
-                "loss": None if worst is None else worst.loss,
-                "lambda": None if worst is None else dict(worst.lambda_),
-            }
-        }
-
-    def _constants_json(self) -> dict[str, Any]:
-        found = {} if self.constants is None else self.constants()
-        return {CONSTANTS: {name: dict(of) for name, of in found.items()}} if found else {}
+        values: dict[str, Any] = {"loss": None, "lambda": None}
+        if worst is not None:
+            values = {"loss": worst.loss, "lambda": dict(worst.lambda_)}
+        return {"worst_mixture": {**self.lambda_set.to_json(tuple(self.domains)), **values}}
 
     def _counted_values(self, measure: str) -> dict[str, float]:
         values = {name: report.measures[measure].value for name, report in self.domains.items()}
-        left_out = self.not_counted
-        return {n: v for n, v in values.items() if n not in left_out and not math.isnan(v)}
+        excluded = self.not_counted
+        return {n: v for n, v in values.items() if n not in excluded and not math.isnan(v)}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the entries of result.json."""
@@ -403,9 +377,10 @@ class EvaluationReport:
             "worst_min_examples": self.worst_min_examples,
             "not_counted": list(self.not_counted),
             "clients": dict(self.clients),
-            "client_values": {name: of.to_json() for name, of in self.client_values.items()},
+            "client_values": {
+                name: values.to_json() for name, values in self.client_values.items()
+            },
             **self.classes.to_json(),
-            **self._constants_json(),
             **({"clipped": dict(self.clipped)} if self.clipped else {}),
         }
 
@@ -500,14 +475,14 @@ def _with_all(sums: Any) -> np.ndarray:
     return np.concatenate([values, values.sum(axis=-1, keepdims=True)], axis=-1)
 
 
-def client_values(measure: Measure, of: ClientDistribution, by_size: SizeSums) -> ClientValues:
+def client_values(measure: Measure, clients: ClientDistribution, by_size: SizeSums) -> ClientValues:
     """Returns the distribution of a measure over the clients from the sums of an evaluation.
 
     Args:
-        of: Histograms of the measure; the last row, of all domains, is used.
+        clients: Histograms of the measure; the last row, of all domains, is used.
         by_size: Sums of the measure by size of the client.
     """
-    histogram = np.asarray(of.histogram[-1])
+    histogram = np.asarray(clients.histogram[-1])
     (filled,) = np.nonzero(histogram)
     (held,) = np.nonzero(np.asarray(by_size.num_clients))
     size_clients = np.asarray(by_size.num_clients)[held]
@@ -522,7 +497,7 @@ def client_values(measure: Measure, of: ClientDistribution, by_size: SizeSums) -
     )
 
 
-def client_values_from_json(found: Mapping[str, Any]) -> ClientValues:
+def client_values_from_json(content: Mapping[str, Any]) -> ClientValues:
     """Returns the inverse of `ClientValues.to_json`.
 
     Raises:
@@ -530,7 +505,7 @@ def client_values_from_json(found: Mapping[str, Any]) -> ClientValues:
         TypeError: If a field has another type.
         ValueError: If lists of one distribution have different lengths.
     """
-    histogram, by_size = found["histogram"], found["by_size"]
+    histogram, by_size = content["histogram"], content["by_size"]
     result = ClientValues(
         values=_numbers(histogram["value"]),
         clients=list(map(int, histogram["clients"])),
@@ -538,9 +513,7 @@ def client_values_from_json(found: Mapping[str, Any]) -> ClientValues:
         size_clients=list(map(int, by_size["clients"])),
         size_means=_numbers(by_size["mean"]),
     )
-    lengths = (len(result.values), len(result.clients))
-    size_lengths = {len(result.sizes), len(result.size_clients), len(result.size_means)}
-    if len({*lengths}) > 1 or len(size_lengths) > 1:
+    if len(result.values) != len(result.clients) or len(result.sizes) != len(result.size_means):
         raise ValueError("expected lists of one length")
     return result
 

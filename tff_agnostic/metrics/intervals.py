@@ -1,26 +1,24 @@
-"""Confidence intervals of what an evaluation reports, from sums over clients.
+"""Confidence intervals of reported values, from sums over clients.
 
-All are two-sided and of the level `LEVEL`. Those of one evaluation, such as `share_interval`, take
-for granted:
+All are two-sided with the level `LEVEL`, and treat clients as a random sample of those that the
+model serves. Intervals of one evaluation:
 
-- A share of examples: Wilson's interval (1927), as if examples were independent. Those of one
-  client mostly are alike, and then the interval is too narrow: sums do not tell by how much.
+- A share of examples: Wilson's interval (1927), which treats examples as independent. The examples
+  of a client are mostly similar, and then the interval is too narrow.
 - The mean over clients: Student's, from the spread of the histogram of the clients' values.
-- A percentile over clients: between two order statistics, by the binomial distribution of how many
-  clients lie below (Conover 1999, section 3.2); no distribution is taken for granted.
+- A percentile over clients: between two order statistics, by the binomial distribution of the
+  number of clients below (Conover 1999, section 3.2).
 - The superquantile over clients: Student's, from the spread of its influence function (Trindade et
-  al. 2007), where its tail has `LEAST_IN_TAIL` clients at the least.
+  al. 2007), with at least `LEAST_IN_TAIL` clients in the tail.
 
-Clients are taken for a random sample of those that the model is for.
-
-Intervals that hold for other test clients and other seeds are `combined` from replicates of sums,
+Intervals over other test clients and other seeds are `combined` from replicates of sums,
 `Resampled`.
 
 **Clients.** In replicate b of B, client c counts w_cb times, an independent Poisson(1) number drawn
-from a public seed and from what identifies the client (Hanley and MacGibbon 2006; Chamandy et al.
-2012, section 3: no client has to know of another). Sums over clients of w_cb s_c and w_cb n_c, of a
-measure's numerator and its denominator, are all that is needed. A client has the same weights
-whichever model is evaluated, so replicates of two models on the same clients are paired.
+from a public seed and the client's identity (Hanley and MacGibbon 2006; Chamandy et al. 2012,
+section 3). Sums over clients of w_cb s_c and w_cb n_c, of a measure's numerator and denominator,
+are enough. A client has the same weights for every model, so replicates of two models on the same
+clients are paired.
 
 With S, N the sums without weights and R = S / N, replicate b is R + (S_b - R N_b) / N: the ratio's
 first-order expansion, whose variance over Poisson weights is sum_c (s_c - R n_c)^2 / N^2, that of
@@ -35,8 +33,8 @@ clients. The variance of their mean is that of two crossed samples (Cameron, Gel
     V_clients = Var_b(mean_k d_kb) n / (n - 1),  V_seeds = Var_k(d_k) / K,
     V_both = (mean_k Var_b(d_kb) - Var_b(mean_k d_kb)) n / (n - 1) / (K - 1),
 
-and no less than either of the first two. Of the worst domain V_both is not taken away: which one
-is the worst changes with clients and seeds, and the interval would be too narrow. The interval is
+and at least each of the first two. For the worst domain V_both is not subtracted: which domain is
+the worst changes with clients and seeds, and the interval would be too narrow. The interval is
 Student's, with the degrees of freedom of Satterthwaite 1946,
 
     V^2 / (V_clients^2 (1 / (n - 1) + 1 / (B - 1)) + V_seeds^2 / (K - 1)).
@@ -44,7 +42,7 @@ Student's, with the degrees of freedom of Satterthwaite 1946,
 n is the effective number of clients, (sum_c n_c)^2 / sum_c n_c^2 (Kish 1965), which is the inverse
 of Var_b(N_b) / N^2.
 
-`benchmarks/interval_coverage.py` tells how often the interval holds the truth.
+`benchmarks/interval_coverage.py` measures the coverage.
 """
 
 from __future__ import annotations
@@ -65,9 +63,9 @@ LEVEL = 0.95
 # With fewer the intervals of skewed tails are far too narrow.
 LEAST_IN_TAIL = 10
 
-# Lower and upper end; None where none can be given.
+# Lower and upper end; None if an interval is not defined.
 Interval = Optional[tuple[float, float]]
-# With fewer effective clients the interval, which holds the truth, is wider than any accuracy.
+# With fewer effective clients an interval is wider than any accuracy.
 LEAST_CLIENTS = 3
 # Largest rounding error of an estimate, relative to the values from which it was computed.
 _ROUNDING = 1e-9
@@ -82,7 +80,7 @@ def share_interval(share: float, count: float, tests: int = 1) -> Interval:
     Args:
         share: In [0, 1].
         count: Examples; with none there is no interval.
-        tests: How many such intervals have to hold at once (Bonferroni).
+        tests: Number of intervals that hold together (Bonferroni).
     """
     if not count > 0 or not 0 <= share <= 1:
         return None
@@ -96,12 +94,12 @@ def share_interval(share: float, count: float, tests: int = 1) -> Interval:
 def mean_interval(values: np.ndarray, clients: np.ndarray, mean: float) -> Interval:
     """Returns Student's interval of the mean over clients.
 
-    None of fewer than two clients, or of clients that are all alike.
+    None for fewer than two clients, or equal ones.
 
     Args:
-        values: Values that clients have, [n].
-        clients: How many have each of them, [n].
-        mean: The mean over the clients, which the sums know better than the histogram.
+        values: Values of clients, [n].
+        clients: Number of clients with each value, [n].
+        mean: Mean over the clients from sums, which are more exact than the histogram.
     """
     total = float(np.sum(clients))
     if total < 2 or not np.all(np.isfinite(values)) or not math.isfinite(mean):
@@ -116,11 +114,11 @@ def mean_interval(values: np.ndarray, clients: np.ndarray, mean: float) -> Inter
 
 
 def quantile_interval(values: np.ndarray, clients: np.ndarray, q: float) -> Interval:
-    """Returns the interval of the q-quantile over clients; None of too few clients.
+    """Returns the interval of the q-quantile over clients; None for too few clients.
 
     Args:
-        values: Values that clients have, ascending, [n].
-        clients: How many have each of them, [n].
+        values: Values of clients, ascending, [n].
+        clients: Number of clients with each value, [n].
         q: In (0, 1).
     """
     ranks = np.cumsum(clients)
@@ -128,7 +126,7 @@ def quantile_interval(values: np.ndarray, clients: np.ndarray, q: float) -> Inte
     if total < 2:
         return None
     alpha = 1 - LEVEL
-    # P(fewer than `below` clients lie under the quantile) <= alpha / 2, and the same from above.
+    # P(fewer than `below` clients lie under the quantile) <= alpha / 2, and equally from above.
     below = _largest_unlikely(total, q, alpha / 2) + 1
     above = total - _largest_unlikely(total, 1 - q, alpha / 2)
     if below < 1 or above > total:
@@ -142,12 +140,12 @@ def superquantile_interval(
 ) -> Interval:
     """Returns Student's interval of the mean of the worst clients.
 
-    None if the worst `share` of them are fewer than `LEAST_IN_TAIL`.
+    None if the worst `share` is fewer than `LEAST_IN_TAIL` clients.
 
     Args:
-        values: Values that clients have, [n].
-        clients: How many have each of them, [n].
-        share: Of all clients, in (0, 1].
+        values: Values of clients, [n].
+        clients: Number of clients with each value, [n].
+        share: Fraction of all clients, in (0, 1].
         worst_is_largest: Whether large values are bad, or small ones.
     """
     total = float(np.sum(clients))
@@ -160,16 +158,16 @@ def superquantile_interval(
     mean = float(np.diff(reached, prepend=0.0) @ losses[order]) / (share * total)
     threshold = losses[order][np.searchsorted(reached, share * total)]
     influence = threshold + np.maximum(losses - threshold, 0.0) / share
-    found = mean_interval(influence, clients, mean)
-    if found is None:
+    results = mean_interval(influence, clients, mean)
+    if results is None:
         return None
-    low, high = sorted(sign * end for end in found)
+    low, high = sorted(sign * end for end in results)
     return low, high
 
 
 def _largest_unlikely(total: int, q: float, probability: float) -> int:
     """Returns the largest k with P(Binomial(total, q) <= k) <= probability; -1 if there is none."""
-    # The inverse in a real k, then the whole numbers beside it.
+    # The inverse in a real k, then integers near it.
     guess = scipy.special.bdtrik(probability, total, q)
     k = -1 if math.isnan(guess) else math.floor(guess) + 1
     while k >= 0 and scipy.special.bdtr(min(k, total), total, q) > probability:
@@ -179,34 +177,34 @@ def _largest_unlikely(total: int, q: float, probability: float) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resampled:
-    """What an evaluation gives in each replicate.
+    """The values of an evaluation in each replicate.
 
     Attributes:
-        values: Of each measure, [B, p + 1]: the domains, then all examples together.
-        clients: The effective number of clients of each, [p + 1].
+        values: Values of each measure, [B, p + 1]: the domains, then all examples together.
+        clients: Effective number of clients of each, [p + 1].
     """
 
     values: Mapping[str, np.ndarray]
     clients: np.ndarray
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns what a file of them holds."""
+        """Returns the arrays of a file."""
         arrays = {name: values.astype(np.float32) for name, values in self.values.items()}
-        return {_CLIENTS: self.clients, **{f"{_VALUES}{n}": of for n, of in arrays.items()}}
+        return {_CLIENTS: self.clients, **{f"{_VALUES}{n}": array for n, array in arrays.items()}}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Resampled:
-        """Returns what `to_arrays` made arrays of."""
+        """Returns the inverse of `to_arrays`."""
         values = {
-            name[len(_VALUES) :]: np.asarray(of, np.float64)
-            for name, of in arrays.items()
+            name[len(_VALUES) :]: np.asarray(array, np.float64)
+            for name, array in arrays.items()
             if name.startswith(_VALUES)
         }
         return cls(values, np.asarray(arrays[_CLIENTS], np.float64))
 
 
 class Needed(NamedTuple):
-    """How many times as many clients, seeds, or both, would tell an effect; None if none would."""
+    """Factors of clients, seeds, or both, that would show an effect; None if no factor does."""
 
     clients: Optional[float]
     seeds: Optional[float]
@@ -215,27 +213,27 @@ class Needed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """An estimate with what is known of its error.
+    """An estimate with its error.
 
     Attributes:
-        mean: The estimate, over the seeds.
-        of_clients: Its variance over samples of test clients.
-        of_seeds: Its variance over samples of seeds; NaN of a single one.
-        total: Of both together; without seeds that of clients.
+        mean: Mean of the estimates over the seeds.
+        client_variance: Variance over samples of test clients; NaN if clients are not resampled.
+        seed_variance: Variance over samples of seeds; NaN for a single one.
+        total: Variance over both.
         freedom: Degrees of freedom of `total`.
     """
 
     mean: float
-    of_clients: float
-    of_seeds: float
+    client_variance: float
+    seed_variance: float
     total: float
     freedom: float
 
     def interval(self, tests: int = 1) -> Interval:
-        """Returns the interval; None where nothing varies, or nothing is known.
+        """Returns the interval; None if nothing varies or nothing is known.
 
         Args:
-            tests: How many such intervals are to hold together, by Bonferroni's inequality.
+            tests: Number of intervals that hold together, by Bonferroni's inequality.
         """
         if not (self.total > 0 and self.freedom > 0):
             return None
@@ -246,15 +244,15 @@ class Spread:
         return float(scipy.special.stdtrit(self.freedom, 1 - (1 - LEVEL) / 2 / tests))
 
     def needed(self) -> Needed:
-        """Returns how many clients or seeds tell an effect as large as this one from 0.
+        """Returns the factors of clients and seeds that would show an effect of this size.
 
-        It is told if the interval, of as many degrees of freedom, ends at 0.
+        The interval then ends at 0, with the same degrees of freedom.
         """
         if not (self.total > 0 and self.freedom > 0):
             return Needed(None, None, None)
         allowed = (self.mean / self._quantile(1)) ** 2
-        clients = 0.0 if math.isnan(self.of_clients) else self.of_clients
-        # The part that only clients, and that only seeds make smaller; what both do is in the rest.
+        clients = 0.0 if math.isnan(self.client_variance) else self.client_variance
+        # More clients reduce the first part alone, more seeds the second.
         seeds = max(0.0, self.total - clients)
         return Needed(
             clients / (allowed - seeds) if allowed > seeds and clients else None,
@@ -273,7 +271,7 @@ def replicate_ratios(
 
     Args:
         numerators: S of each set, [*sets].
-        denominators: N of each set, [*sets]; of a set without examples the ratio is NaN.
+        denominators: N of each set, [*sets]; the ratio of a set without examples is NaN.
         by_numerators: S_b, [B, *sets].
         by_counts: N_b, [B, *sets].
     """
@@ -284,14 +282,14 @@ def replicate_ratios(
 
 
 def effective_clients(denominators: np.ndarray, by_denominators: np.ndarray) -> np.ndarray:
-    """Returns Kish's number of clients of each set, [sets]; 0 of one without examples.
+    """Returns Kish's number of clients of each set, [sets]; 0 for a set without examples.
 
     Args:
         denominators: N of each set, [sets].
         by_denominators: N_b, [B, sets].
     """
     total = np.asarray(denominators, np.float64)
-    # Poisson weights have mean 1: the spread is taken about what is known.
+    # Poisson weights have mean 1, so the spread is about the known sums.
     squares = np.mean((np.asarray(by_denominators, np.float64) - total) ** 2, axis=0)
     return np.where(squares > 0, total**2 / np.where(squares > 0, squares, 1.0), 0.0)
 
@@ -324,41 +322,42 @@ def combined(
         return np.where(spread > rounding, spread, 0.0)
 
     k = len(changes)
-    of_seeds = float(variance(changes, 0)) / k if k > 1 else math.nan
+    seed_variance = float(variance(changes, 0)) / k if k > 1 else math.nan
     mean = float(np.mean(changes))
     if replicates is None or not np.all(np.isfinite(replicates)):
-        return Spread(mean, math.nan, of_seeds, of_seeds, k - 1.0)
+        return Spread(mean, math.nan, seed_variance, seed_variance, k - 1.0)
     if not clients > 1:
-        return Spread(mean, math.nan, of_seeds, math.nan, 0.0)
+        return Spread(mean, math.nan, seed_variance, math.nan, 0.0)
     scale = clients / (clients - 1)
     b = np.shape(replicates)[1]
-    of_clients = scale * float(variance(np.mean(replicates, axis=0), 0))
+    client_variance = scale * float(variance(np.mean(replicates, axis=0), 0))
     each = scale * float(np.mean(variance(replicates, 1)))
     if k == 1:
-        total, seeds = of_clients, 0.0
+        total, seeds = client_variance, 0.0
     else:
-        both = max(0.0, each - of_clients) / (k - 1) if is_smooth else 0.0
-        total, seeds = max(of_clients + of_seeds - both, of_clients, of_seeds), of_seeds
-    spread = of_clients**2 * (1 / (clients - 1) + 1 / (b - 1)) + seeds**2 / max(1, k - 1)
+        both = max(0.0, each - client_variance) / (k - 1) if is_smooth else 0.0
+        total = max(client_variance + seed_variance - both, client_variance, seed_variance)
+        seeds = seed_variance
+    spread = client_variance**2 * (1 / (clients - 1) + 1 / (b - 1)) + seeds**2 / max(1, k - 1)
     freedom = total**2 / spread if spread > 0 else 0.0
-    return Spread(mean, of_clients, of_seeds, total, freedom)
+    return Spread(mean, client_variance, seed_variance, total, freedom)
 
 
 def read_resampled(paths: Sequence[Path]) -> tuple[Resampled, ...]:
-    """Returns the replicates of several evaluations; none if one has no file."""
+    """Returns the replicates of several evaluations; empty if a file is missing."""
     if not all(path.is_file() for path in paths):
         return ()
-    found = []
+    results = []
     for path in paths:
         try:
-            found.append(Resampled.from_arrays(read_npz(path)))
+            results.append(Resampled.from_arrays(read_npz(path)))
         except LookupError as e:
             raise UserError(
-                f"{path}: expected replicates of an evaluation, found something else"
+                f"{path}: expected replicates of an evaluation, found other arrays"
             ) from e
-    return tuple(found)
+    return tuple(results)
 
 
 def has_enough(clients: float) -> bool:
-    """Returns whether a set has so many effective clients that its interval says something."""
+    """Returns whether a set has enough effective clients for an interval."""
     return clients >= LEAST_CLIENTS

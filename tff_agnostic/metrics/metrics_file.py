@@ -110,8 +110,8 @@ class History:
             values: Value of every column by name; None for a missing value.
         """
         cells = [_format(values[column.name]) for column in self._own]
-        beside = [""] * (len(self.columns) - len(self._own))
-        line = csv_text([[str(round_num), *cells, *beside]])
+        further = [""] * (len(self.columns) - len(self._own))
+        line = csv_text([[str(round_num), *cells, *further]])
         # The first row replaces a file of an earlier start without a checkpoint.
         mode, header = ("a", "") if self._lines else ("w", self._header())
         with write_errors(self._path), open(self._path, mode, encoding="utf-8") as file:

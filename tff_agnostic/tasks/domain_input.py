@@ -65,7 +65,6 @@ def with_domain_input(task: Task, kind: str) -> Task:
         model=with_domain(task.model, task.num_domains),
         # These concern the weights of the task's model.
         tracked_weights={},
-        figures={},
         inputs=ModelInputs({**inputs, INPUT: domain}, columns),
     )
 

@@ -8,6 +8,7 @@ with others the next word.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Optional
@@ -28,6 +29,7 @@ from tff_agnostic.tasks.stored import (
     DomainOptions,
     chosen_domains,
     data_fingerprint,
+    import_remarks,
     open_store,
 )
 from tff_agnostic.tasks.stored_inputs import StoredInputs, StoredLabels
@@ -161,6 +163,7 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
         },
         class_names=labels.class_names,
         inputs=inputs.described,
+        remarks=functools.partial(import_remarks, store),
     )
 
 

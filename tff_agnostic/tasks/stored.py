@@ -13,6 +13,7 @@ import numpy as np
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 from tff_agnostic.data.clients import SelectedClients, check_labels
+from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.data.inputs import ONLY, ModelInputs, Whole
 from tff_agnostic.data.store import Store, load_store
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
@@ -26,6 +27,8 @@ _DTYPES = ("string", "int64")
 _STREAM = 12
 # Name of the training clients as an evaluated split, as "train" denotes cohorts.
 _EVALUATED_TRAIN = "train_clients"
+# Kinds of the import's warnings that a run repeats; it counts large clients itself.
+_IMPORT_REMARKS = ("class_shares", "classes_not_in_train", "copies_in_train")
 # Files of TFF's data sets.
 _TFF_FILES = {"emnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sqlite"}
 
@@ -105,6 +108,20 @@ def open_store(path: Path, features: Mapping[str, Feature]) -> Store:
             f"{_described(stored)}"
         )
     return store
+
+
+def import_remarks(store: Store) -> list[Remark]:
+    """Returns the warnings of a store's import about its splits, which numbers of a run need."""
+    notes = getattr(store, "notes", dict)()
+    return [
+        Remark(
+            kind=remark["kind"],
+            text=remark["text"],
+            figures={name: v for name, v in remark.items() if name not in ("kind", "text")},
+        )
+        for remark in notes.get("remarks", ())
+        if remark["kind"] in _IMPORT_REMARKS
+    ]
 
 
 def _described(features: Mapping[str, Feature]) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.base.later import matplotlib
 from tff_agnostic.base.options import Options, alternatives, hints
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.clients import ClientDataset
@@ -28,7 +27,6 @@ HELDOUT_SPLIT = "heldout"
 TRAINING_SPLIT = "training"
 
 # Draws a figure of a task from the reported columns of all rounds.
-DrawFigure = Callable[["Task", Mapping[str, Any]], "matplotlib.figure.Figure"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +40,6 @@ class Task:
         model: The model to train.
         tracked_weights: Positions (weight, flat index) of single trainable weights whose values
             rounds report, by name.
-        figures: Figures of this task, by file name without suffix, drawn from the reported columns.
         fingerprint: Digests of the inputs of training in addition to flags, such as the vocabulary,
             by name; a run is resumed and evaluated only if they are equal.
         test_split: Name of the split `test`: "test", "heldout" while tuning, or "training".
@@ -57,7 +54,6 @@ class Task:
     test: ClientDataset
     model: Model
     tracked_weights: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    figures: Mapping[str, DrawFigure] = dataclasses.field(default_factory=dict)
     fingerprint: Mapping[str, str] = dataclasses.field(default_factory=dict)
     remarks: Callable[[], Sequence[Remark]] = tuple
     test_split: str = TEST_SPLIT

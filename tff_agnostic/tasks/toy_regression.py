@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
-from tff_agnostic.base.later import matplotlib, tf
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Options, Within
 from tff_agnostic.data.clients import even_partition
 from tff_agnostic.models.keras import model_from_keras
@@ -27,8 +26,6 @@ _CENTERS = (-1.0, -0.4, 0.3, 0.7, 1.0)
 # Unequal sizes, so that the mean of all points is far from the answer.
 _POINTS = (100, 150, 200, 250, 300)
 _INITIAL_VALUE = 2.0
-# Columns of the domains' weights, by the label of their axis.
-_WEIGHTS = {"domain weight": "lambda", "share of the round's weight": "share"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +68,6 @@ def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
         test=clients,
         model=_model(tf.keras.mixed_precision.global_policy().name),
         tracked_weights={"learned value": (0, 0)},
-        figures={"toy_regression": _figure},
     )
 
 
@@ -93,25 +89,6 @@ def _model(policy: str) -> Model:
             "y": tf.TensorSpec([None], tf.float32),
         },
     )
-
-
-def _figure(task: Task, columns: Mapping[str, Any]) -> matplotlib.figure.Figure:
-    """Draws figure 2 of the paper: the learned value, and the domains' weights if reported."""
-    first = task.domain_names[0]
-    weights = {label: name for label, name in _WEIGHTS.items() if f"{name}/{first}" in columns}
-    width = 5 * (1 + len(weights))
-    figure = matplotlib.figure.Figure(figsize=(width, 4), layout="constrained")
-    value_axes, *others = np.atleast_1d(figure.subplots(1, 1 + len(weights)))
-    value_axes.plot(columns["round"], columns["learned value"])
-    value_axes.axhline(0.0, color="grey", linestyle="--", label="true answer")
-    value_axes.set(xlabel="round", ylabel="learned value")
-    value_axes.legend()
-    for weight_axes, (label, name) in zip(others, weights.items()):
-        for domain in task.domain_names:
-            weight_axes.plot(columns["round"], columns[f"{name}/{domain}"], label=domain)
-        weight_axes.set(xlabel="round", ylabel=label, ylim=(0, 1))
-        weight_axes.legend()
-    return figure
 
 
 TASK = TaskSpec(ToyRegressionOptions, load)

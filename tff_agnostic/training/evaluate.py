@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -24,7 +23,6 @@ from tff_agnostic.computations.evaluation import (
 )
 from tff_agnostic.data.clients import ClientDataset, in_parts
 from tff_agnostic.domain_weights.sets import LambdaSet
-from tff_agnostic.metrics.constant_answers import constant_answers, measurement_of_labels
 from tff_agnostic.metrics.evaluation_report import (
     DEFAULT_PERCENTILES,
     EvaluationReport,
@@ -76,11 +74,7 @@ def evaluate(
             from tff_agnostic.runtimes.cohort import CohortRuntime
 
             runtime = stack.enter_context(CohortRuntime())
-        evaluator = Evaluator(
-            task,
-            prepared_evaluation(runtime, task, aggregation),
-            labels=prepared_labels(runtime, task, aggregation),
-        )
+        evaluator = Evaluator(task, prepared_evaluation(runtime, task, aggregation))
         report = evaluator(weights, on_all=True)
     return report
 
@@ -98,7 +92,6 @@ class Evaluator:
         lambda_set: Set of domain mixtures whose worst case is reported; None for none.
         percentiles: Percentiles over clients in the report.
         noise: Noise of private evaluations; None without noise.
-        labels: Sums of the clients' labels, as `prepared_labels` returns them.
 
     Attributes:
         noise: Noise of private evaluations; None without noise.
@@ -114,10 +107,8 @@ class Evaluator:
         lambda_set: Optional[LambdaSet] = None,
         percentiles: Sequence[float] = DEFAULT_PERCENTILES,
         noise: Optional[PrivateEvaluation] = None,
-        labels: Optional[Evaluation] = None,
     ) -> None:
         self._task = task
-        self._labels, self._label_sums = labels, None
         self.noise = noise
         self._evaluate = evaluate
         self._worst_min_examples = worst_min_examples
@@ -144,16 +135,7 @@ class Evaluator:
             states: State of the private evaluation of each model; None without noise.
         """
         measured = self.measure(list(models.values()), on_all, states)
-        reports = dict(zip(models, map(self.report, measured)))
-        if self.noise is not None or not on_all:
-            return reports
-        if self._labels is not None and self._label_sums is None:
-            self._label_sums = self._labels(0, in_parts(self._clients(on_all))).output
-        return {name: self._with_constants(report) for name, report in reports.items()}
-
-    def _with_constants(self, report: EvaluationReport) -> EvaluationReport:
-        constants = functools.partial(constant_answers, self._task.model, report, self._label_sums)
-        return dataclasses.replace(report, constants=constants)
+        return dict(zip(models, map(self.report, measured)))
 
     def measure(
         self, models: Sequence[ModelWeights], on_all: bool, states: Optional[Sequence[Any]] = None
@@ -235,26 +217,6 @@ def prepared_evaluation(
     counting = class_counting(task.model, task.num_domains)
     measurement = model_measurement(task.model, task.num_domains, replicates, counting)
     return runtime.measurement(measurement, aggregation)
-
-
-def prepared_labels(
-    runtime: Runtime,
-    task: Task,
-    aggregation: Aggregation,
-    noise: Optional[PrivateEvaluation] = None,
-) -> Optional[Evaluation]:
-    """Returns the sums of labels for an `Evaluator`; None for a model without constant predictors.
-
-    Args:
-        runtime: Executes the evaluation.
-        task: The task.
-        aggregation: The aggregation without noise.
-        noise: Noise of private evaluations, which have no sums of labels; None without noise.
-    """
-    if noise is not None:
-        return None
-    measurement = measurement_of_labels(task.model, task.num_domains, aggregation)
-    return None if measurement is None else runtime.measurement(measurement, aggregation)
 
 
 def _sample(client_ids: Sequence[str], size: Optional[int], seed: int) -> Sequence[str]:

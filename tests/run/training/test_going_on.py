@@ -37,7 +37,6 @@ def test_a_crash_between_checkpoints_changes_nothing(cohort_runtime, whole, tmp_
     (path / "result.json").unlink()
     for name in ("round_00000006.npz", "round_00000007.npz"):
         (path / "checkpoints" / name).unlink()
-    shutil.rmtree(path / "plots")
     # Killed while its model was written.
     (path / "model" / "model_card.json").unlink()
     (path / "model" / "model.keras").rename(path / "model" / ".model.keras.77.tmp")

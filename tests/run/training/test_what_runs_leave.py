@@ -25,7 +25,6 @@ def test_run_writes_its_files(whole):
         "config.json",
         "metrics.csv",
         "model",
-        "plots",
         "resampled.npz",
         "result.json",
         "tensorboard",
@@ -97,7 +96,6 @@ def test_every_model_is_evaluated_and_saved(cohort_runtime, tmp_path):
     assert result["overall"]["loss"] == loss[-1]
     assert result["models"]["half"]["overall"]["loss"] == half_loss[-1]
     assert np.array_equal(np.isnan(loss), np.isnan(half_loss)) and loss[-1] != half_loss[-1]
-    assert (path / "plots" / "test_half_loss.png").exists()
     checkpoint = newest_checkpoint(path / "checkpoints")
     models = checkpoint.models(run.parts.task.model.initial_weights, "here")
     assert list(models) == ["model", "half"]

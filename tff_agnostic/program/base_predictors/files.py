@@ -391,7 +391,6 @@ def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
         model=model,
         # These concern the weights of the task's model.
         tracked_weights={},
-        figures={},
         fingerprint={**task.fingerprint, "base_predictors": digest(content)},
     )
 

@@ -31,7 +31,6 @@ from tff_agnostic.training.evaluate import (
     Evaluator,
     evaluate_choice,
     prepared_evaluation,
-    prepared_labels,
 )
 from tff_agnostic.training.private_cohorts import noise_key
 from tff_agnostic.training.private_evaluation import PrivateEvaluation, evaluation_key
@@ -128,7 +127,6 @@ def evaluate(given: RunArguments) -> Evaluated:
             lambda_set=_lambda_set(trained, task),
             percentiles=config.client_percentiles,
             noise=noise,
-            labels=prepared_labels(runtime, task, aggregation, noise),
         )
         reports = evaluator.evaluate_models(models, True, _states(noise, spec, len(models)))
         if share is not None:

@@ -61,7 +61,7 @@ def _show(run: FinishedRun) -> None:
     for line in run_verdict(read_run(run.path)):
         print(f"{line}\n")
     print(run.table)
-    print(f"result: {folder.result}, plots: {folder.plots}, model: {folder.model}")
+    print(f"result: {folder.result}, model: {folder.model}")
 
 
 def _report(run: FinishedRun) -> Path:

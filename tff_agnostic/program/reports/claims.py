@@ -101,12 +101,19 @@ class Claim:
         return f"95% interval {self.ends}" if self.ends else self.why_no_interval
 
     @property
+    def qualified_certainty(self) -> str:
+        """The certainty, and whether the difference is not significant."""
+        uncertain = "not significant, " if self.direction == 0 else ""
+        return f"{uncertain}{self.certainty}" if self.certainty else "no interval"
+
+    @property
     def change(self) -> str:
         """The values and the difference of a named group."""
         before, after = (value_text(v, self.measure) for v in (self.before, self.after))
-        uncertain = "not significant, " if self.direction == 0 else ""
-        certainty = f"{uncertain}{self.certainty}" if self.certainty else "no interval"
-        return f"{short(self.group)}: {before} to {after}, {self.difference} ({certainty})"
+        return (
+            f"{short(self.group)}: {before} to {after}, {self.difference} "
+            f"({self.qualified_certainty})"
+        )
 
 
 def sentence(claim: Claim) -> str:
@@ -127,6 +134,28 @@ def sentence(claim: Claim) -> str:
         f"{claim.ours} is {better} than {claim.theirs} {claim.where}: {claim.values}, "
         f"{claim.difference} ({claim.certainty})."
     )
+
+
+def worst_sentences(claims: Sequence[Claim]) -> list[str]:
+    """Returns the sentences about the worst domain, and about the worst one with an interval.
+
+    Args:
+        claims: A claim for each domain, against all examples.
+    """
+    ordered = sorted(claims, key=lambda claim: claim.gain)
+    worst = {"The worst domain": ordered[:1]}
+    measured = [claim for claim in ordered if claim.interval is not None][:1]
+    if measured != ordered[:1]:
+        worst["Of the domains with an interval the worst"] = measured
+    lines = []
+    for start, listed in worst.items():
+        for claim in listed:
+            value, overall = (value_text(v, claim.measure) for v in (claim.after, claim.before))
+            lines.append(
+                f"{start} is {short(claim.group)}: {claim.measure.name} {value} against {overall} "
+                f"on {ALL}, {claim.difference} ({claim.qualified_certainty})."
+            )
+    return lines
 
 
 def domain_sentences(claims: Sequence[Claim], worse: str = "") -> list[str]:
@@ -156,6 +185,8 @@ def domain_sentences(claims: Sequence[Claim], worse: str = "") -> list[str]:
                 f"({claims[0].measure.name} of {named})."
             )
     num_measured = count - len(by_direction[None])
+    if not num_measured and any(claim.why_no_interval for claim in claims):
+        lines.append("No domain has an interval: no difference of a domain is certain.")
     if num_measured and not by_direction[-1]:
         which = "domain" if num_measured == count else "domain with an interval"
         lines.append(f"No {which} is significantly worse off with {ours}.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.evaluation_report import ClientValues
 from tff_agnostic.metrics.formatting import short_names, shown, with_percent
 from tff_agnostic.program.reports.figures import (
-    ERROR_BAR,
     LEGEND_ROW,
     STRIPE,
     WIDTH,
@@ -34,12 +33,9 @@ from tff_agnostic.program.reports.figures import (
 
 # Maximum number of drawn domains; of more, the worst ones are drawn.
 MAX_DOMAINS = 20
-# With more bars than this, dots take their place.
-_MAX_BARS = 40
 _NAME_WIDTH = 24
 _LABEL_WIDTH = 30
 _INCHES_PER_ROW = 0.27
-_INCHES_PER_BAR = 0.17
 _INCHES_PER_DOT = 0.07
 _NOT_COUNTED = " (not counted)"
 _NO_INTERVAL = " (no interval)"
@@ -95,40 +91,33 @@ def draw_domains(
     Args:
         series: The compared series; the first one decides about the order.
         label: Name of the measure.
-        unit: Unit of the values; shares are drawn in percent, factors as dots on a logarithmic
-            axis.
+        unit: Unit of the values; shares are drawn in percent, factors on a logarithmic axis.
         higher_is_better: Which end is the worst.
         not_counted: Domains with too few examples to be called worst or best.
     """
     names = worst_first(series, higher_is_better)
     num_hidden, names = len(names[MAX_DOMAINS:]), names[:MAX_DOMAINS]
-    as_bars = len(series) * len(names) <= _MAX_BARS and unit is not Unit.FACTOR
     places, height = np.arange(len(names)), 0.8 / len(series)
     for i, one in enumerate(series):
-        at = places + (i - (len(series) - 1) / 2) * height
         values, errors = _drawn([one.by_domain[name] for name in names], unit)
-        style, text = look(i), plain_text(one.name)
-        if as_bars:
-            axes.barh(
-                at,
-                np.nan_to_num(values),
-                0.95 * height,
-                color=style.color,
-                hatch=style.hatch,
-                edgecolor="white",
-                label=text,
-            )
-        bar: dict[str, Any] = {"color": ERROR_BAR, "capsize": 2}
-        if not as_bars:
-            bar = {"color": style.color, "marker": style.marker, "markersize": 5, "label": text}
-        axes.errorbar(values, at, xerr=errors, linestyle="", linewidth=1, **bar)
+        axes.errorbar(
+            values,
+            places + (i - (len(series) - 1) / 2) * height,
+            xerr=errors,
+            color=look(i).color,
+            marker=look(i).marker,
+            markersize=5,
+            linestyle="",
+            linewidth=1,
+            capsize=2,
+            label=plain_text(one.name),
+        )
         if one.overall is not None and math.isfinite(one.overall):
-            all_label = "all examples" if len(series) == 1 else None
-            axes.axvline(
-                shown(one.overall, unit), color=style.color, linestyle="--", label=all_label
-            )
-    for place in [] if as_bars else places[1::2].tolist():
-        # Stripes show to which of two names a dot belongs.
+            label = "all examples" if len(series) == 1 else None
+            style = {"color": look(i).color, "linestyle": "--", "label": label}
+            axes.axvline(shown(one.overall, unit), **style)
+    # Stripes show which name belongs to a dot.
+    for place in places[1::2].tolist():
         axes.axhspan(place - 0.5, place + 0.5, color=STRIPE, linewidth=0)
     bare = {n for n in names if all(math.isnan(one.by_domain[n].low) for one in series)}
     has_bars = len(bare) < len(names)
@@ -149,8 +138,7 @@ def draw_domains(
 def domains_height(num_domains: int, num_series: int) -> float:
     """Returns the height in inches of `draw_domains`."""
     rows = min(num_domains, MAX_DOMAINS)
-    inches = _INCHES_PER_BAR if num_series * rows <= _MAX_BARS else _INCHES_PER_DOT
-    return 1.2 + rows * max(_INCHES_PER_ROW, inches * num_series)
+    return 1.2 + rows * max(_INCHES_PER_ROW, _INCHES_PER_DOT * num_series)
 
 
 def domain_figure(

@@ -210,34 +210,20 @@ def to_terminal(page: Page) -> str:
     return "\n\n".join(block_text(block) for block in shown if not isinstance(block, Figure))
 
 
-def block_text(block: Union[Table, Sentences], table_format: str = "simple") -> str:
-    """Returns a table or sentences as text.
-
-    Args:
-        table_format: A format of tabulate; "github" is Markdown.
-    """
+def block_text(block: Union[Table, Sentences]) -> str:
+    """Returns a table or sentences as text."""
     if isinstance(block, Sentences):
         mark = "note: " if block.kind == "warning" else ""
         return "\n\n".join(printable(f"{mark}{line}") for line in block.lines)
-    return "\n".join(filter(None, [printable(block.caption), table_text(block, table_format)]))
+    return "\n".join(filter(None, [printable(block.caption), table_text(block)]))
 
 
-def table_text(table: Table, table_format: str = "simple") -> str:
-    """Returns a table with its notes, without its caption; see `block_text`."""
-    is_markdown = table_format == "github"
-
-    def shown(value: Cell) -> str:
-        text = cell_text(value)
-        if not is_markdown:
-            return text
-        text = text.replace("|", r"\|")
-        return f"**{text}**" if isinstance(value, Number) and value.mark == "best" else text
-
-    rows = [[shown(value) for value in row] for row in table.rows[: table.max_rows]]
-    columns = [shown(name) for name in table.columns]
-    lines = tabulate(rows, headers=columns, tablefmt=table_format, disable_numparse=True)
-    between = "\n\n" if is_markdown else "\n"
-    return between.join([lines, *map(printable, table.all_notes)])
+def table_text(table: Table) -> str:
+    """Returns a table with its notes, without its caption."""
+    rows = [list(map(cell_text, row)) for row in table.rows[: table.max_rows]]
+    columns = list(map(cell_text, table.columns))
+    lines = tabulate(rows, headers=columns, tablefmt="simple", disable_numparse=True)
+    return "\n".join([lines, *map(printable, table.all_notes)])
 
 
 def to_json(page: Page, drawing: Callable[[Figure], str]) -> dict[str, Any]:
@@ -247,14 +233,14 @@ def to_json(page: Page, drawing: Callable[[Figure], str]) -> dict[str, Any]:
         drawing: Returns a figure as SVG.
     """
 
-    def of_cell(value: Cell) -> Any:
+    def cell_json(value: Cell) -> Any:
         if isinstance(value, str):
             return value
         if isinstance(value, Link):
             return {"text": value.text, "path": value.path}
         return _number_json(value)
 
-    def of_block(block: Block) -> dict[str, Any]:
+    def block_json(block: Block) -> dict[str, Any]:
         if isinstance(block, Figure):
             return {"figure": block.caption, "svg": drawing(block)}
         if isinstance(block, Sentences):
@@ -262,7 +248,7 @@ def to_json(page: Page, drawing: Callable[[Figure], str]) -> dict[str, Any]:
         return {
             "table": block.caption,
             "columns": list(block.columns),
-            "rows": [[of_cell(value) for value in row] for row in block.rows],
+            "rows": [[cell_json(value) for value in row] for row in block.rows],
             "notes": list(block.notes),
         }
 
@@ -271,7 +257,7 @@ def to_json(page: Page, drawing: Callable[[Figure], str]) -> dict[str, Any]:
         "title": page.title,
         "subtitle": page.subtitle,
         "sections": [
-            {"title": section.title, "blocks": [of_block(block) for block in section.blocks]}
+            {"title": section.title, "blocks": [block_json(block) for block in section.blocks]}
             for section in page.shown
         ],
     }

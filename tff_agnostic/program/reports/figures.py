@@ -2,29 +2,25 @@
 
 Figures are as wide as a phone's screen, with panels below each other. The colours are those of
 Okabe and Ito, "Color Universal Design" (2008), which people who confuse red and green can
-distinguish, without the yellow, which is too light for lines on white. Lines, markers and hatches
-differ as well, for prints without colours.
+distinguish, without the yellow, which is too light for lines on white. Lines and markers differ as
+well, for prints without colours.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from tff_agnostic.base.files import atomic_file
 from tff_agnostic.base.later import matplotlib
 from tff_agnostic.base.report_fields import ReportField, Unit
 from tff_agnostic.metrics.formatting import short_names
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Greys of data for comparison, of error bars on bars of every colour, and of background stripes.
+# Greys of data for comparison, of error bars, and of background stripes.
 MUTED = "0.72"
 REFERENCE = "0.35"
 ERROR_BAR = "0.1"
@@ -34,7 +30,6 @@ WIDTH = 5.4
 LEGEND_ROW = 0.2
 _MARKERS = "osD^vPX*<>p"
 _LINES = ("-", "--", "-.", ":")
-_HATCHES = ("", "//", "xx", "..", "\\\\", "++", "oo")
 _GRID = 0.3
 # With more curves than this, those that matter most have colours and the others are grey.
 _MAX_COLORED = 10
@@ -46,7 +41,6 @@ _NARROW = 20
 _NUM_MARKERS = 8
 # Opacity of bands, many of which may overlap.
 _BAND = 0.12
-_DPI = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +51,11 @@ class Look:
         color: Colour of matplotlib.
         line: Line style.
         marker: Marker of points.
-        hatch: Hatch of bars, "" for none.
     """
 
     color: str
     line: str
     marker: str
-    hatch: str
 
 
 def look(index: int) -> Look:
@@ -73,7 +65,6 @@ def look(index: int) -> Look:
         COLORS[index % len(COLORS)],
         _LINES[turn % len(_LINES)],
         _MARKERS[index % len(_MARKERS)],
-        _HATCHES[turn % len(_HATCHES)],
     )
 
 
@@ -89,22 +80,6 @@ def legend_above(
     legends = [panel.get_legend_handles_labels() for panel in axes]
     handles, texts = ([item for entries in kind for item in entries] for kind in zip(*legends))
     figure.legend(handles, texts, loc="outside upper center", ncols=ncols, fontsize="small")
-
-
-@contextlib.contextmanager
-def house_style() -> Iterator[None]:
-    """Applies the palette and the grid to figures of other code."""
-    from matplotlib.rcsetup import cycler
-
-    with matplotlib.rc_context(
-        {
-            "axes.prop_cycle": cycler(color=COLORS),
-            "axes.grid": True,
-            "axes.axisbelow": True,
-            "grid.alpha": _GRID,
-        }
-    ):
-        yield
 
 
 def draw_grid(axes: matplotlib.axes.Axes, axis: Literal["both", "x", "y"] = "both") -> None:
@@ -201,18 +176,6 @@ def figure_of(
     return figure
 
 
-def drawn_columns(quantity: ReportField, columns: Sequence[Column]) -> list[Column]:
-    """Returns the columns of a quantity that become its curves.
-
-    Of a quantity per domain, the curve of all examples together is none of them.
-    """
-    return [
-        column
-        for column in columns
-        if column.quantity == quantity and (column.domain is not None) == quantity.per_domain
-    ]
-
-
 def plot_series(
     axes: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, index: int, **style: Any
 ) -> None:
@@ -277,15 +240,3 @@ def _highlighted(quantity: ReportField, columns: Sequence[Column], values: Value
     sign = -1.0 if quantity.higher_is_better else 1.0
     ends = {column: sign * last_known(values[column.name]) for column in columns}
     return sorted(columns, key=lambda c: (np.isnan(ends[c]), -ends[c]))[:_HIGHLIGHTED]
-
-
-def save(figure: matplotlib.figure.Figure, path: Path) -> None:
-    """Writes a figure in PNG format; equal figures have equal files."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    content = io.BytesIO()
-    figure.set_dpi(_DPI)
-    # `savefig` writes the same bytes, and draws twice for them.
-    FigureCanvasAgg(figure).print_png(content, metadata={"Software": None})
-    with atomic_file(path) as file:
-        file.write(content.getbuffer())

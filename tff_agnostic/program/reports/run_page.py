@@ -19,14 +19,16 @@ from tff_agnostic.base.report_fields import ReportField, Role, Unit
 from tff_agnostic.metrics.class_counts import (
     ACCURACY,
     BY_CLASS,
+    CLASS_COUNTS,
     CONFUSION,
     GET,
     HAVE,
     RIGHT,
+    constant_accuracies,
 )
-from tff_agnostic.metrics.constant_answers import CONSTANTS, OVERALL
 from tff_agnostic.metrics.evaluation_report import client_values_from_json
 from tff_agnostic.metrics.formatting import capitalized, with_percent
+from tff_agnostic.metrics.intervals import LEAST_CLIENTS
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 from tff_agnostic.models.model import Measure
 from tff_agnostic.program.reports.claims import split_name
@@ -53,6 +55,7 @@ from tff_agnostic.program.reports.document import (
 from tff_agnostic.program.reports.figures import Values, figure_of
 from tff_agnostic.program.reports.html import chosen_title, write_page
 from tff_agnostic.program.reports.run_record import (
+    RESULT,
     RunRecord,
     metrics_first,
     number,
@@ -62,21 +65,18 @@ from tff_agnostic.program.reports.run_record import (
 from tff_agnostic.program.reports.run_verdict import run_verdict
 from tff_agnostic.program.reports.run_warnings import caveats, harm
 
-_BASELINE = "fed_avg"
 _MAX_CLASSES = 20
 # Keys of config.json that are not settings.
 NOT_FLAGS = ("format", "execution")
 _PLAIN = "plain"
-_NO_PRIVACY = "none"
 # The folders of a path in an argument, which may hold several: "--arms=mine=/home/me/a.py:q=1;...".
 _FOLDERS = re.compile(r"(?<![^=,;:])/(?:[^/,;:=]+/)*(?=[^/,;:=])")
 # Noise of clients instead of the server's.
 _DISTRIBUTED = "distributed"
+_ALL = "all"
 TAIL = "CVaR (worst 10% of clients)"
 _NUM_CLIENTS = "num_clients"
 _STATISTICS = {"superquantile": TAIL}
-# Models in columns; of more models the names become the rows.
-_MAX_COLUMNS = 5
 # Points of a curve, and of all curves of a figure, which keep pages small.
 _MAX_POINTS, _MIN_POINTS = 300, 20
 _POINTS_OF_FIGURE = 3000
@@ -110,12 +110,10 @@ def run_page(
             Section("Confusion matrix", _classes(run), is_folded=True),
             Section("The tail of the clients", _tail(run), is_folded=True),
             Section("The models of the family", _family(run)),
-            Section("The price", text([_price(run)])),
             Section("The course of training", _course(run), is_folded=True),
             Section("Weights of the domains", _weights(run), is_folded=True),
             Section("What the server saw", server_blocks(run), is_folded=True),
             Section("How to make it again", _reproduction(run, command), is_folded=True),
-            use_section(run.domains),
         ],
     )
 
@@ -135,7 +133,10 @@ def write_run_report(
     """
     run = read_run(folder)
     heading = chosen_title(folder, title, default_title(run))
-    return write_page(folder, run_page(run, command, heading))
+    try:
+        return write_page(folder, run_page(run, command, heading))
+    except (AttributeError, LookupError, TypeError, ValueError) as e:
+        raise UserError(f"{folder / RESULT}: expected the result of a run, found: {e}") from e
 
 
 @contextmanager
@@ -145,8 +146,8 @@ def with_results_kept(folder: Path) -> Iterator[None]:
         yield
     except UserError as e:
         raise UserError(
-            f"{e}; the results in {folder} are complete, and ./run report --run={folder} makes the "
-            "report once that is mended"
+            f"{e}; the results in {folder} are complete, and ./run report --run={folder} writes "
+            "the report once that is fixed"
         ) from e
 
 
@@ -212,22 +213,19 @@ def _model(run: RunRecord) -> Table:
 
 def _inputs(inputs: object) -> str:
     if isinstance(inputs, dict):
-        return ", ".join(f"{name}: {_inputs(of)}" for name, of in inputs.items())
+        return ", ".join(f"{name}: {_inputs(shape)}" for name, shape in inputs.items())
     return str(inputs)
 
 
 def _intervals(run: RunRecord) -> Sentences:
     return Sentences(
         [
-            f"Numbers in brackets are {run.result['interval_level']:.0%} confidence intervals, "
-            "which take clients for a random sample. They do not cover other seeds, which several "
-            "trials do (./run compare).",
-            "The interval of a share of examples is Wilson's, as if examples were independent. The "
-            "examples of a client are mostly similar, and then it is too narrow: the interval of "
-            "the mean over clients, which is Student's, includes how clients differ.",
-            "The interval of a percentile lies between the values of two clients; that of CVaR is "
-            "Student's of its influence function, with at least ten clients in the tail. A loss or "
-            "a perplexity over examples has no interval, as evaluations do not sum squares.",
+            f"Numbers in brackets are {run.result['interval_level']:.0%} confidence intervals over "
+            "clients like the evaluated ones. They do not cover other seeds, which several trials "
+            "do (./run compare).",
+            "The interval of a share of examples treats examples as independent. The examples of a "
+            "client are mostly similar, and then it is too narrow: the interval of the mean over "
+            "clients includes how clients differ.",
             "The worst of several uncertain numbers looks worse than it is.",
         ]
     )
@@ -269,46 +267,45 @@ def domain_series(run: RunRecord, measure: Measure) -> Series:
 def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
     name, unit = measure.name, measure.unit
     not_counted = run.result.get("not_counted") or ()
-    worst = run.get("worst", name, "domain")
-    is_weighed = bool(run.get("domain_weights"))
-    constants: Mapping[str, float] = run.get(CONSTANTS, name) or {}
+    status = dict.fromkeys(not_counted, "not counted")
+    status[run.get("worst", name, "domain")] = "worst"
+    counts = run.result.get(CLASS_COUNTS) or {} if name == ACCURACY else {}
+    total = {_ALL: np.sum([*counts.values()], axis=0).tolist()} if counts else {}
+    constants = constant_accuracies({**counts, **total})
+    has_weights = bool(run.get("domain_weights"))
 
-    def row(label: str, group: Sequence[str], constant: str, status: str) -> list[Cell]:
-        is_all = group[0] == "overall"
-        weight: Cell = "" if is_all else run.number("domain_weights", label, decimals=3)
+    def row(label: str, *group: str) -> list[Cell]:
+        weight: Cell = ""
+        if label != _ALL:
+            weight = run.number("domain_weights", label, decimals=3)
         return [
             label,
             run.measured(measure, *group),
             run.number(*group, "num_examples"),
             run.number(*group, "over_clients", name, _NUM_CLIENTS),
-            *([weight] if is_weighed else []),
-            *([number(constants.get(constant), unit)] if constants else []),
-            status,
+            *([weight] if has_weights else []),
+            *([number(constants.get(label), unit)] if constants else []),
+            status.get(label, ""),
         ]
 
-    rows = []
-    for domain in worst_first([series], measure.higher_is_better):
-        status = "worst" if domain == worst else "not counted" if domain in not_counted else ""
-        rows.append(row(domain, ("domains", domain), domain, status))
-    rows.append(row("all", ("overall",), OVERALL, ""))
-    is_accuracy = name == ACCURACY
-    notes = ["Weight: the domain's weight in the last round."] if is_weighed else []
+    ordered = worst_first([series], measure.higher_is_better)
+    rows = [*(row(domain, "domains", domain) for domain in ordered), row(_ALL, "overall")]
+    headings, notes = ["domain", name, "examples", "clients"], []
+    if has_weights:
+        headings.append("weight")
+        notes.append("Weight: the domain's weight in the last round.")
     if constants:
-        notes.append(
-            "Most frequent class: accuracy of always answering the most frequent class of a domain."
-            if is_accuracy
-            else "Constant predictor: value of the best answer that ignores the input: the shares "
-            "of a domain's classes or words, or the mean of its numbers."
-        )
+        headings.append("most frequent class")
+        notes.append("Most frequent class: accuracy of always answering a domain's own one.")
+    clients = (run.get("domains", n, "over_clients", name, _NUM_CLIENTS) for n in run.domains)
+    if unit is Unit.SHARE and any(count and count < LEAST_CLIENTS for count in clients):
+        notes.append(f"Without an interval: fewer than {LEAST_CLIENTS} {_split(run)} clients.")
     if not_counted:
         limit = run.result.get("worst_min_examples")
         notes.append(
             f"Not counted in worst and best: domains with fewer than {limit} {_split(run)} "
             "examples (--worst_min_examples)."
         )
-    headings = ["domain", name, "examples", "clients", *(["weight"] if is_weighed else [])]
-    if constants:
-        headings.append("most frequent class" if is_accuracy else "constant predictor")
     caption = f"{with_percent(name, unit)} ({measure.better} is better)"
     return Table(caption, [*headings, ""], rows, notes)
 
@@ -316,7 +313,8 @@ def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
 def _tail(run: RunRecord) -> list[Block]:
     """Returns the distribution of each measure over the clients."""
     blocks: list[Block] = []
-    sets = [*((n, ("domains", n)) for n in run.domains), ("all", ("overall",))]
+    sets = [*((n, ("domains", n)) for n in run.domains), (_ALL, ("overall",))]
+    models = {run.label: run.result, **(run.result.get("models") or {})}
     for measure in metrics_first(run.measures):
         name = measure.name
         reported = run.get("overall", "over_clients", name) or {}
@@ -332,10 +330,13 @@ def _tail(run: RunRecord) -> list[Block]:
         headings = ["domain", "clients", *(_STATISTICS.get(s, s) for s in statistics)]
         caption = f"{with_percent(name, measure.unit)} over the {_split(run)} clients"
         blocks.append(Table(caption, headings, rows))
-        values = run.result.get("client_values", {}).get(name)
+        values = {
+            label: [client_values_from_json(content["client_values"][name])]
+            for label, content in models.items()
+            if name in content.get("client_values", {})
+        }
         if values:
-            drawn = {run.label: [client_values_from_json(values)]}
-            draw = functools.partial(client_figure, name, measure.unit, drawn, _split(run))
+            draw = functools.partial(client_figure, name, measure.unit, values, _split(run))
             caption = (
                 f"{name}: the share of the clients with a value up to that, and the mean of the "
                 "clients by their number of examples"
@@ -346,18 +347,16 @@ def _tail(run: RunRecord) -> list[Block]:
 
 def _classes(run: RunRecord) -> list[Block]:
     """Returns the counts of answers by class, the worst domain first; nothing if not counted."""
-    ordered = sorted(
-        (n for n, of in run.result["domains"].items() if of.get("num_examples")),
-        key=lambda n: 2.0 if (value := run.get("domains", n, ACCURACY)) is None else value,
-    )
     confusion, by_class = run.result.get(CONFUSION), run.result.get(BY_CLASS)
+    evaluated = [name for name in run.domains if run.get("domains", name, "num_examples")]
+    ordered = sorted(evaluated, key=lambda name: run.get("domains", name, ACCURACY) or 0.0)
     blocks: list[Block] = []
-    if run.get("privacy", "evaluation") and (confusion or by_class):
-        blocks += text(["All counts have the noise of the evaluation; none is below 0."])
     if confusion:
         blocks.append(_confusion_table(run, confusion, ordered))
     elif by_class:
         blocks.append(_class_table(run, by_class, ordered))
+    if blocks and run.get("privacy", "evaluation"):
+        blocks += text(["All counts have the noise of the evaluation; none is below 0."])
     return blocks
 
 
@@ -425,7 +424,7 @@ def _family(run: RunRecord) -> list[Block]:
     )
     for measure in metrics_first(run.measures):
         name = measure.name
-        keys: dict[str, tuple[str, ...]] = {
+        paths = {
             "worst domain": ("worst", name, "value"),
             "all examples": ("overall", name),
             "best - worst": ("difference", name),
@@ -433,24 +432,12 @@ def _family(run: RunRecord) -> list[Block]:
             **{domain: ("domains", domain, name) for domain in run.domains},
         }
         rows: list[list[Cell]] = [
-            [title, *(run.number(*own, *path, unit=measure.unit) for own in models.values())]
-            for title, path in keys.items()
+            [model, *(run.number(*keys, *path, unit=measure.unit) for path in paths.values())]
+            for model, keys in models.items()
         ]
-        headings: list[Any] = ["", *models]
-        if len(models) > _MAX_COLUMNS:
-            headings, *rows = [list(column) for column in zip(*[headings, *rows])]
         caption = f"{with_percent(name, measure.unit)}, of each model"
-        blocks.append(Table(caption, headings, rows))
+        blocks.append(Table(caption, ["", *paths], rows))
     return blocks
-
-
-def _price(run: RunRecord) -> str:
-    if run.result["algorithm"] == _BASELINE:
-        return "This is FedAvg itself: no domain pays for another one."
-    return (
-        "One run has no other to compare with. ./run compare trains FedAvg as well, with several "
-        "seeds, and shows what other domains lose for the worst one."
-    )
 
 
 def _course(run: RunRecord) -> list[Block]:
@@ -464,46 +451,40 @@ def _weights(run: RunRecord) -> list[Block]:
     quantity = weight_quantity(run)
     if quantity is None:
         return []
-    courses = {
-        column: run.columns[column.name][np.isfinite(run.columns[column.name])]
-        for column in run.drawn(quantity)
-    }
-    ordered = sorted((c for c, v in courses.items() if len(v)), key=lambda c: -courses[c][-1])
-    rows: list[list[Cell]] = []
-    for column in ordered[:_MAX_WEIGHTS]:
-        values = courses[column]
-        statistics = (values[0], values.min(), values.mean(), values.max())
-        last = run.number("domain_weights", column.domain, decimals=3)
-        row = [Number(float(value), decimals=3) for value in statistics]
-        rows.append([column.domain or "", *row, last])
-    hidden = len(ordered) - len(rows)
+    courses = {}
+    for column in run.drawn(quantity):
+        values = run.columns[column.name]
+        courses[column.domain or ""] = values[np.isfinite(values)]
+    known = {name: values for name, values in courses.items() if len(values)}
+    rows: list[Sequence[Cell]] = []
+    for name, values in sorted(known.items(), key=lambda item: -item[1][-1]):
+        statistics = (values[0], values.min(), values.mean(), values.max(), values[-1])
+        rows.append([name, *(Number(float(value), decimals=3) for value in statistics)])
     headings = ["domain", "first round", "minimum", "mean", "maximum", "last round"]
-    notes = [f"{hidden} domains of smaller weight are not listed."] if hidden > 0 else []
     blocks: list[Block] = [
-        Sentences(
+        *text(
             [
                 f"{capitalized(quantity.label)}: {quantity.name} in metrics.csv. If one domain "
                 "keeps all of the weight, training serves that domain alone."
             ]
         ),
         course_figure(run, quantity),
-        Table("Over the rounds", headings, rows, notes),
+        Table("Over the rounds", headings, rows, max_rows=_MAX_WEIGHTS),
     ]
     loss = run.number("worst_mixture", "loss")
-    mixture = [Table("", (), [("Loss of the worst mixture of the set", loss)])]
-    return [*blocks, *(mixture if loss.value is not None else [])]
+    if loss.value is not None:
+        blocks.append(Table("", (), [("Loss of the worst mixture of the set", loss)]))
+    return blocks
 
 
 def course_figure(run: RunRecord, quantity: ReportField) -> Figure:
     """Returns the figure of a quantity over the rounds."""
-    draw = functools.partial(_curves, quantity, run.drawn(quantity), run.columns)
+    columns = run.drawn(quantity)
+
+    def draw() -> matplotlib.figure.Figure:
+        return figure_of(quantity, columns, thinned(columns, run.columns))
+
     return Figure(f"{quantity.label} over the rounds", draw)
-
-
-def _curves(
-    quantity: ReportField, columns: list[Column], values: Values
-) -> matplotlib.figure.Figure:
-    return figure_of(quantity, columns, thinned(columns, values))
 
 
 def thinned(columns: Sequence[Column], values: Values) -> Values:
@@ -541,26 +522,6 @@ def _float(value: Any) -> float:
 # --- Sections that pages of studies have as well
 
 
-def use_section(domains: Sequence[str]) -> Section:
-    """Returns the lines that a person fills in: the purpose of the model ("Intended Use")."""
-    where = "one domain" if len(domains) == 1 else f"{len(domains)} domains"
-    blanks = ["Meant for", "Not to be used for", "Approved / rejected", "Name", "Date"]
-    return Section(
-        "Intended use and sign-off",
-        [
-            Sentences(
-                [
-                    "The measurements are about clients like the evaluated ones, in "
-                    f"{where}, and not about others. No run can know the purpose of the model, and "
-                    "whether it is good enough for that:"
-                ]
-            ),
-            Table("", (), [(label, "") for label in blanks]),
-        ],
-        is_folded=True,
-    )
-
-
 def data_blocks(run: RunRecord, is_private: bool) -> list[Block]:
     """Returns clients and examples of each domain ("Training Data", "Evaluation Data").
 
@@ -571,18 +532,18 @@ def data_blocks(run: RunRecord, is_private: bool) -> list[Block]:
     splits = {"train": "training", "evaluated": _split(run)}
     counts = {split: run.about("data", split, "domains") for split in splits}
     totals = {
-        split: sum(domain["examples"] for domain in of.values()) if of else None
-        for split, of in counts.items()
+        split: sum(domain["examples"] for domain in domains.values()) if domains else None
+        for split, domains in counts.items()
     }
 
-    def of_domain(split: str, name: str) -> list[Cell]:
+    def domain_cells(split: str, name: str) -> list[Cell]:
         domain, total = (counts[split] or {}).get(name, {}), totals[split]
         share = domain["examples"] / total if total else None
         numbers: list[Cell] = [number(domain.get(key)) for key in ("clients", "examples")]
         return [*numbers, Number(share, Unit.SHARE, 3)]
 
     rows: list[Sequence[Cell]] = [
-        [name, *(part for split in splits for part in of_domain(split, name))]
+        [name, *(part for split in splits for part in domain_cells(split, name))]
         for name in run.domains
     ]
     in_all: list[Cell] = ["in all"]
@@ -689,34 +650,29 @@ def _sums(run: RunRecord) -> list[Block]:
             ]
         )
     security: Mapping[str, Any] = run.about("security")
-    secure, plain = len(security["secure"]), security["plain"]
+    plain = security["plain"]
     others = f"{len(plain)} in plain ones: {', '.join(plain)}." if plain else "none in others."
-    return text(
-        [
-            f"Secure sums: {secure} values of a client reach the server in secure sums, {others}",
-            "It is a simulation: the integers are those of a secure-sum protocol, added up in the "
-            "clear.",
-            *_secure_sum_facts(run),
-        ]
-    )
-
-
-def _secure_sum_facts(run: RunRecord) -> list[str]:
-    if run.config.get("privacy") == _DISTRIBUTED:
-        return [
-            "Clients add noise before their integers are summed: the server sees no exact sum of "
-            "the training, and no sum of too few clients.",
-            "Sums of evaluations are exact.",
-        ]
-    of_few, clients = [], run.config.get("secure_min_clients")
-    if clients is not None:
-        limit = counted(clients, "client")
-        of_few = [f"A sum is of at least {limit}; smaller cohorts are refused."]
-    return [
-        *of_few,
-        "Sums are exact: they do not hide the number of examples of each domain, the values of a "
-        "domain that one client of a cohort holds alone, and the difference of two sums.",
+    lines = [
+        f"Secure sums: {len(security['secure'])} values of a client reach the server in secure "
+        f"sums, {others}",
+        "It is a simulation: the integers are those of a secure-sum protocol, added up in the "
+        "clear.",
     ]
+    min_clients = run.config.get("secure_min_clients")
+    if run.config.get("privacy") == _DISTRIBUTED:
+        lines.append(
+            "Clients add noise before their integers are summed: the server sees no exact sum of "
+            "the training, and no sum of too few clients. Sums of evaluations are exact."
+        )
+        return text(lines)
+    if min_clients is not None:
+        limit = counted(min_clients, "client")
+        lines.append(f"A sum is of at least {limit}; smaller cohorts are refused.")
+    lines.append(
+        "Sums are exact: they do not hide the number of examples of each domain, the values of a "
+        "domain that one client of a cohort holds alone, and the difference of two sums."
+    )
+    return text(lines)
 
 
 def _privacy(run: RunRecord) -> list[Block]:
@@ -739,7 +695,7 @@ def _privacy(run: RunRecord) -> list[Block]:
         ("Noise multiplier", run.number("privacy", "noise_multiplier")),
         *((f"of {n}", run.number("privacy", "split", n)) for n in guarantee["split"]),
         ("Accountant", f"{guarantee['accountant']}, {guarantee['library']}"),
-        ("Kind of noise", str(run.config.get("privacy", _NO_PRIVACY))),
+        ("Kind of noise", str(run.config.get("privacy"))),
     ]
     if guarantee.get("noise_generator"):
         rows.append(("Noise generator", str(guarantee["noise_generator"])))

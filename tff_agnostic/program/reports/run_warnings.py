@@ -39,9 +39,8 @@ def caveats(run: RunRecord) -> list[str]:
 
 def data_caveats(run: RunRecord) -> list[str]:
     """Returns the warnings about the data, which all runs on it share."""
-    checks = (_split, _never_trained_on, _few_training_examples)
-    more = (_not_evaluated, _small, _few_clients, _data)
-    return [line for check in (*checks, *more) for line in check(run)]
+    checks = (_split, _never_trained_on, _not_evaluated, _few, _data)
+    return [line for check in checks for line in check(run)]
 
 
 def training_caveats(run: RunRecord) -> list[str]:
@@ -74,13 +73,6 @@ def _never_trained_on(run: RunRecord) -> Iterator[str]:
         )
 
 
-def _few_training_examples(run: RunRecord) -> Iterator[str]:
-    domains = run.about("data", "train", "domains") or {}
-    counts = {name: domain["examples"] for name, domain in domains.items()}
-    so = "The model there and their weights are learnt from few examples."
-    return _few(run, counts, FEW_EXAMPLES, "training examples", so)
-
-
 def _not_evaluated(run: RunRecord) -> Iterator[str]:
     missing = [n for n in run.domains if not run.get("domains", n, "num_examples")]
     if missing:
@@ -90,36 +82,39 @@ def _not_evaluated(run: RunRecord) -> Iterator[str]:
         )
 
 
-def _small(run: RunRecord) -> Iterator[str]:
-    counts = {name: run.get("domains", name, "num_examples") for name in run.domains}
-    so = "Their numbers are uncertain, and the worst domain may be one of them by chance."
-    return _few(run, counts, FEW_EXAMPLES, f"{split_name(run.split)} examples", so)
-
-
-def _few_clients(run: RunRecord) -> Iterator[str]:
-    keys = ("over_clients", "loss", "num_clients")
-    counts = {name: run.get("domains", name, *keys) for name in run.domains}
-    so = "Their numbers need not hold for other clients, whatever the intervals are."
-    verbs = ("rests on", "rest on")
-    return _few(run, counts, FEW_CLIENTS, f"{split_name(run.split)} clients", so, verbs)
-
-
-def _few(
-    run: RunRecord,
-    counts: Mapping[str, Any],
-    enough: int,
-    counted_things: str,
-    consequence: str,
-    verbs: tuple[str, str] = ("has", "have"),
-) -> Iterator[str]:
-    few = sorted((count, name) for name, count in counts.items() if count and count < enough)
-    if few:
-        listed = names([f"{name} ({count})" for count, name in few], _MAX_NAMES)
-        verb = agreeing(len(few), *verbs)
-        yield (
-            f"{len(few)} of {len(run.domains)} domains {verb} fewer than {enough} "
-            f"{counted_things}: {listed}. {consequence}"
-        )
+def _few(run: RunRecord) -> Iterator[str]:
+    """Yields warnings of domains with few examples or clients."""
+    split, clients = split_name(run.split), ("over_clients", "loss", "num_clients")
+    trained = run.about("data", "train", "domains") or {}
+    cases = [
+        (
+            FEW_EXAMPLES,
+            "training examples",
+            {name: domain["examples"] for name, domain in trained.items()},
+            "The model there and their weights are learnt from few examples.",
+        ),
+        (
+            FEW_EXAMPLES,
+            f"{split} examples",
+            {name: run.get("domains", name, "num_examples") for name in run.domains},
+            "Their numbers are uncertain, and the worst domain may be one of them by chance.",
+        ),
+        (
+            FEW_CLIENTS,
+            f"{split} clients",
+            {name: run.get("domains", name, *clients) for name in run.domains},
+            "Their numbers need not hold for other clients, whatever the intervals are.",
+        ),
+    ]
+    for enough, unit, counts, consequence in cases:
+        few = sorted((count, name) for name, count in counts.items() if count and count < enough)
+        if few:
+            listed = names([f"{name} ({count})" for count, name in few], _MAX_NAMES)
+            verb = agreeing(len(few), "has", "have")
+            yield (
+                f"{len(few)} of {len(run.domains)} domains {verb} fewer than {enough} {unit}: "
+                f"{listed}. {consequence}"
+            )
 
 
 def _runaway_weight(run: RunRecord) -> Iterator[str]:
@@ -147,24 +142,20 @@ def _runaway_weight(run: RunRecord) -> Iterator[str]:
 def _uncertain_worst(run: RunRecord) -> Iterator[str]:
     for measure in run.measures.values():
         worst = run.get("worst", measure.name, "domain")
-        ends = run.get("domains", worst, "intervals", measure.name, "value")
-        if worst is None or not ends:
-            continue
         excluded = {worst, *(run.result.get("not_counted") or ())}
-        others = (
-            run.get("domains", n, "intervals", measure.name, "value")
-            for n in run.domains
-            if n not in excluded
-        )
-        near = [
-            of
+        ends = None if worst is None else run.measured(measure, "domains", worst).interval
+        if ends is None:
+            continue
+        others = (run.measured(measure, "domains", n) for n in run.domains if n not in excluded)
+        near = sum(
+            of.interval[0] <= ends[1] and of.interval[1] >= ends[0]
             for of in others
-            if of and (of[0] <= ends[1] if measure.higher_is_better else of[1] >= ends[0])
-        ]
+            if of.interval is not None
+        )
         if near:
             yield (
                 f"Which domain is the worst in {measure.name} is not certain: the interval of "
-                f"{names([worst], 1)} overlaps with that of {counted(len(near), 'other domain')}."
+                f"{names([worst], 1)} overlaps with that of {counted(near, 'other domain')}."
             )
 
 

@@ -25,7 +25,7 @@ from tff_agnostic.computations.algorithm import MAIN_MODEL
 from tff_agnostic.data.clients import ClientsOfDomain, client_domain_counts
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL
-from tff_agnostic.metrics.constant_answers import entropy
+from tff_agnostic.metrics.class_counts import entropy
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.models.metrics import SentenceLoss
 from tff_agnostic.models.model import Model
@@ -275,7 +275,7 @@ def _reference_losses(
     work: LongWork,
 ) -> dict[str, Any]:
     folder = RunFolder(path)
-    run = TrainingRun(spec, folder, runtime, resume=True, load_task=lambda _: task, draws=False)
+    run = TrainingRun(spec, folder, runtime, resume=True, load_task=lambda _: task)
     if not run.is_complete():
         was_done = folder.result.exists()
         run.run(stop, show_progress=False, observers=[_Within(work)])

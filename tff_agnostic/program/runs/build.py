@@ -37,10 +37,10 @@ from tff_agnostic.data.sampling import PooledExamples, check_cohort_size, mean_c
 from tff_agnostic.domain_weights import LambdaSet
 from tff_agnostic.domain_weights.ascent import FREEZE, LambdaOptions
 from tff_agnostic.domain_weights.sets import SimplexSet
-from tff_agnostic.metrics.columns import RunRows
+from tff_agnostic.metrics.columns import EvaluationColumns, RunRows, TrainingColumns
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.keras_platform import classes_of, keras_platform, plain_keras
-from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.models.model import Model, ModelWeights, measures_of
 from tff_agnostic.program.keras_files import read_named_keras
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.user_algorithm import algorithm_named
@@ -64,7 +64,7 @@ from tff_agnostic.runtimes.runtime import Runtime, Training
 from tff_agnostic.saving.checkpoints import read_checkpoint
 from tff_agnostic.saving.keras import KERAS_FILES
 from tff_agnostic.tasks.task import Task
-from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation, prepared_labels
+from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation
 from tff_agnostic.training.private import PrivateTraining
 from tff_agnostic.training.problems import expected_counts
 
@@ -165,11 +165,16 @@ def run_parts(
         evaluations=_evaluations(spec, folder, task, algorithm, aggregation, privacy, runtime),
         rows=RunRows(
             folder.metrics,
-            task,
             quantities,
-            tuple(algorithm.models(initial.algorithm)),
-            _clipped(task, aggregation, privacy),
-            config.client_percentiles,
+            TrainingColumns(quantities, task.tracked_weights, task.domain_names),
+            EvaluationColumns(
+                tuple(algorithm.models(initial.algorithm)),
+                measures_of(task.model),
+                _clipped(task, aggregation, privacy),
+                task.domain_names,
+                task.test_split,
+                config.client_percentiles,
+            ),
         ),
     )
 
@@ -210,7 +215,6 @@ def _evaluations(
         algorithm.lambda_set,
         config.client_percentiles,
         noise,
-        prepared_labels(runtime, task, aggregation, noise),
     )
     ledger = None if noise is None else ReleaseLedger(folder.releases)
     return Evaluations(algorithm, evaluator, config.evaluate_every, config.rounds, ledger)

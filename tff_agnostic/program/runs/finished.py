@@ -12,7 +12,7 @@ import numpy as np
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import read_json
 from tff_agnostic.base.later import tf
-from tff_agnostic.metrics.by_group import ByGroup, by_group_of
+from tff_agnostic.metrics.by_group import ByGroup, measures_by_group
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program.keras_files import read_named_keras
 from tff_agnostic.program.reports.run_record import read_run
@@ -48,7 +48,7 @@ class FinishedRun:
     def by_group(self) -> ByGroup:
         """Returns the measures overall and of each domain, and how far apart those are."""
         run = read_run(self.path)
-        return by_group_of(run.result, run.measures)
+        return measures_by_group(run.result, run.measures)
 
     def history(self) -> Mapping[str, np.ndarray]:
         """Returns the columns of metrics.csv by name: a number per round, NaN where it has none."""

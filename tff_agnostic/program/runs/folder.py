@@ -92,7 +92,6 @@ class RunFolder:
         self.resampled = path / "resampled.npz"
         self.checkpoints = path / CHECKPOINTS
         self.tensorboard = path / "tensorboard"
-        self.plots = path / "plots"
         self.model = path / "model"
 
     def saved(self) -> SavedRun:
@@ -174,7 +173,7 @@ class RunFolder:
         write_json(self.config, flags)
 
     def _remove_temporary_files(self) -> None:
-        for folder in (self.path, self.checkpoints, self.plots, self.model):
+        for folder in (self.path, self.checkpoints, self.model):
             with write_errors(folder):
                 for path in folder.iterdir() if folder.is_dir() else ():
                     if is_temporary(path):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import re
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -16,31 +13,18 @@ from tabulate import tabulate
 from tff_agnostic import checkout_commit, versions
 from tff_agnostic.base.errors import agreeing, counted
 from tff_agnostic.base.files import make_folder, read_json, write_json, write_npz, write_text
-from tff_agnostic.base.later import matplotlib, tf
+from tff_agnostic.base.later import tf
 from tff_agnostic.base.report_fields import ReportField
 from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.computations.verification import SecurityReport
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.data.inputs import TABLE, inputs_json
 from tff_agnostic.metrics.columns import RunRows
-from tff_agnostic.metrics.evaluation_report import EvaluationReport
-from tff_agnostic.metrics.formatting import csv_text, short_names
+from tff_agnostic.metrics.formatting import csv_text
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.model import ModelWeights, measures_of
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.user_algorithm import algorithm_label, algorithm_named
-from tff_agnostic.program.reports.distributions import client_figure
-from tff_agnostic.program.reports.figures import (
-    Values,
-    draw_grid,
-    drawn_columns,
-    figure_of,
-    house_style,
-    look,
-    new_figure,
-    plain_text,
-    save,
-)
 from tff_agnostic.program.runs.build import evaluation_counts, training_counts
 from tff_agnostic.program.runs.evaluation import Reports
 from tff_agnostic.program.runs.folder import RunFolder
@@ -51,8 +35,6 @@ from tff_agnostic.tasks.task import Task
 
 CARD = "model_card.json"
 _SHOWN = 10
-_DRAWN = 30
-_NAME_WIDTH = 40
 
 
 def write_results(
@@ -66,7 +48,6 @@ def write_results(
     privacy: Optional[Mapping[str, Any]],
     remarks: Iterable[Remark],
     security: Optional[SecurityReport],
-    draws: bool = True,
 ) -> list[str]:
     """Writes the files of a completed run; result.json, which completes it, is last.
 
@@ -86,8 +67,6 @@ def write_results(
             f"{num_skipped} of {counted(config.rounds, 'round')} "
             f"{agreeing(num_skipped, 'was', 'were')} {skipped_rounds(spec.settings())}"
         )
-    if draws:
-        draw_run(folder.plots, task, rows.columns, values, client_figures(reports))
     if isinstance(task.model, EnsembleModel):
         by_model = alphas(models)
         write_alphas(folder.path, task.model, by_model)
@@ -306,12 +285,11 @@ def alphas(models: Mapping[str, ModelWeights]) -> dict[str, np.ndarray]:
 
 
 def write_alphas(folder: Path, model: EnsembleModel, by_model: Mapping[str, np.ndarray]) -> None:
-    """Writes alpha.csv, a row per predictor, and plots/alpha.png."""
+    """Writes alpha.csv, a row per predictor."""
     rows = [["predictor", *(f"alpha ({name})" for name in by_model)]]
     for k, name in enumerate(model.names):
         rows.append([name, *(f"{alpha[k]:.9g}" for alpha in by_model.values())])
     write_text(folder / "alpha.csv", csv_text(rows))
-    save(alpha_figure(model, by_model), folder / "plots" / "alpha.png")
 
 
 def alpha_table(model: EnsembleModel, by_model: Mapping[str, np.ndarray]) -> str:
@@ -327,72 +305,5 @@ def alpha_table(model: EnsembleModel, by_model: Mapping[str, np.ndarray]) -> str
     return table
 
 
-def alpha_figure(
-    model: EnsembleModel, by_model: Mapping[str, np.ndarray]
-) -> matplotlib.figure.Figure:
-    """Returns bars of the predictors that weigh most."""
-    order = _by_weight(by_model)[:_DRAWN][::-1]
-    figure = new_figure(8, 1.5 + 0.25 * len(order))
-    axes = figure.subplots()
-    places, height = np.arange(len(order)), 0.8 / len(by_model)
-    for i, (name, alpha) in enumerate(by_model.items()):
-        style, label, at = look(i), plain_text(name), places - i * height
-        axes.barh(at, alpha[order], height, color=style.color, hatch=style.hatch, label=label)
-    names = short_names([model.names[k] for k in order], _NAME_WIDTH)
-    axes.set_yticks(places, list(map(plain_text, names)), fontsize="small")
-    axes.set(xlabel="weight alpha of a base predictor")
-    draw_grid(axes, "x")
-    figure.legend(loc="outside upper center", ncols=2, fontsize="small")
-    return figure
-
-
 def _by_weight(by_model: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.argsort(-next(iter(by_model.values())), kind="stable")
-
-
-def draw_run(
-    folder: Path,
-    task: Task,
-    columns: Sequence[Column],
-    values: Values,
-    further: Mapping[str, Callable[[], matplotlib.figure.Figure]] = types.MappingProxyType({}),
-) -> None:
-    """Draws quantities and the task's figures as .png files.
-
-    Args:
-        further: Functions that draw further figures, by name.
-    """
-    make_folder(folder)
-    for quantity in dict.fromkeys(c.quantity for c in columns if c.quantity.is_drawn):
-        figure = figure_of(quantity, drawn_columns(quantity, columns), values)
-        save(figure, folder / f"{quantity.file_name or _as_file_name(quantity.name)}.png")
-    for name, draw_further in further.items():
-        save(draw_further(), folder / f"{_as_file_name(name)}.png")
-    with house_style():
-        for file_name, draw in task.figures.items():
-            save(draw(task, values), folder / f"{file_name}.png")
-
-
-def _as_file_name(name: str) -> str:
-    return re.sub(r"[^\w.+-]+", "_", name)
-
-
-def client_figures(
-    reports: Mapping[str, EvaluationReport],
-) -> dict[str, Callable[[], matplotlib.figure.Figure]]:
-    """Returns functions that draw the clients for each measure of a run, by name.
-
-    Args:
-        reports: Evaluation of each model of the run, by name.
-    """
-    main = next(iter(reports.values()))
-    return {
-        f"{main.split} clients {name}": functools.partial(
-            client_figure,
-            name,
-            main.measures[name].unit,
-            {model: [report.client_values[name]] for model, report in reports.items()},
-            main.split,
-        )
-        for name in main.client_values
-    }

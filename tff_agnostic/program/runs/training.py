@@ -66,7 +66,6 @@ class TrainingRun:
 
     Args:
         resume: Whether to resume the run in `folder`, if it holds one.
-        draws: Whether the run draws figures, which may take longer than short training.
 
     Attributes:
         spec: The run.
@@ -82,7 +81,6 @@ class TrainingRun:
         runtime: Runtime,
         resume: bool,
         load_task: Callable[[RunSettings], Task] = RunSettings.load_task,
-        draws: bool = True,
     ) -> None:
         # Before the rest, which takes a while.
         self._saved = folder.check(spec, resume)
@@ -90,7 +88,6 @@ class TrainingRun:
         self._folder = folder
         self._resume = resume
         self._runtime = runtime
-        self._draws = draws
         self.left_out: list[str] = []
         self.harm: list[Remark] = []
         self.parts = run_parts(spec, folder, self._saved, runtime, load_task)
@@ -294,7 +291,6 @@ class TrainingRun:
             privacy=None if private is None else private.to_json(self.spec.config.rounds),
             remarks=[*self.harm, *self.parts.remarks],
             security=self.parts.training.security,
-            draws=self._draws,
         )
 
     def table(self, report: EvaluationReport) -> str:

@@ -51,15 +51,14 @@ class ComparedRuns:
     harm: tuple[str, ...] = ()
     verdict: tuple[str, ...] = ()
 
-    def table(self, measure: Optional[str] = None, table_format: str = "simple") -> str:
+    def table(self, measure: Optional[str] = None) -> str:
         """Returns a measure as a table: a row per domain, a column per method.
 
         Args:
             measure: Its name, such as "accuracy"; the last one that the task has if not given.
-            table_format: A format of tabulate; "github" is Markdown.
         """
         measured = self.comparison.measures[self._measure(measure)]
-        return table_text(measure_table(self.comparison, measured), table_format)
+        return table_text(measure_table(self.comparison, measured))
 
     def figure(self, measure: Optional[str] = None) -> matplotlib.figure.Figure:
         """Returns the worst domain's measure over rounds, and every domain's at the end."""

@@ -60,7 +60,6 @@ from tff_agnostic.program.reports.run_page import (
     measure_facts,
     server_blocks,
     setting_value,
-    use_section,
     versions_blocks,
 )
 from tff_agnostic.program.reports.run_record import RunRecord, metrics_first, weight_quantity
@@ -135,7 +134,6 @@ def comparison_page(
                 [*command_blocks(command, record.is_private), *versions_blocks(first)],
                 is_folded=True,
             ),
-            use_section(comparison.domain_names),
         ],
     )
 

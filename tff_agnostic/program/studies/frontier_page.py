@@ -43,7 +43,6 @@ from tff_agnostic.program.reports.run_page import (
     data_blocks,
     measure_facts,
     typed_blocks,
-    use_section,
     versions_blocks,
 )
 from tff_agnostic.program.reports.run_record import RunRecord, read_run
@@ -59,8 +58,8 @@ _MAX_PANELS = 12
 _PANEL_COLUMNS = 2
 # Thin curves of other domains in a panel.
 _MAX_OTHERS = 20
-_TRAINING = Look("black", "-", "s", "")
-_BEST = Look("gold", "-", "*", "")
+_TRAINING = Look("black", "-", "s")
+_BEST = Look("gold", "-", "*")
 _OWN = look(3).color
 _TITLE_WIDTH = 24
 _RULE = (
@@ -352,7 +351,6 @@ def frontier_page(
                 [*typed_blocks(command), *versions_blocks(first)],
                 is_folded=True,
             ),
-            use_section(comparison.domain_names),
         ],
     )
 

@@ -50,12 +50,12 @@ class Gain:
     @property
     def has_clients(self) -> bool:
         """Whether the interval is over test clients, too."""
-        return self.spread is not None and not math.isnan(self.spread.of_clients)
+        return self.spread is not None and not math.isnan(self.spread.client_variance)
 
     @property
     def has_seeds(self) -> bool:
         """Whether the interval is over seeds."""
-        return self.spread is not None and not math.isnan(self.spread.of_seeds)
+        return self.spread is not None and not math.isnan(self.spread.seed_variance)
 
     @property
     def has_too_few_clients(self) -> bool:

@@ -150,7 +150,7 @@ class RecommendRequest:
 
     def trainer(self, runtime: Runtime, stop: StopRequest) -> RunTrainer:
         """Returns the trainer of the search's runs."""
-        return RunTrainer(runtime, stop, self.rows.clients.judging, draws=False)
+        return RunTrainer(runtime, stop, self.rows.clients.judging)
 
     def search(
         self, runs: RunSet[RunSettings], trainer: RunTrainer, runtime: Runtime, stop: StopRequest

@@ -54,7 +54,6 @@ class RunTrainer:
         runtime: Executes the rounds; entered by the caller.
         stop: Requests to stop.
         load_task: Returns the task of a run; `LoadedTasks` if not given.
-        draws: Whether runs draw figures, which may take longer than short training.
     """
 
     def __init__(
@@ -62,12 +61,10 @@ class RunTrainer:
         runtime: Runtime,
         stop: StopRequest,
         load_task: Optional[Callable[[RunSettings], Task]] = None,
-        draws: bool = True,
     ) -> None:
         self.load_task = load_task or LoadedTasks()
         self._runtime = runtime
         self._stop = stop
-        self._draws = draws
         self._complete: dict[Path, RunSettings] = {}
         self._remarks: set[str] = set()
 
@@ -100,4 +97,4 @@ class RunTrainer:
 
     def _run(self, settings: RunSettings, folder: Path) -> TrainingRun:
         run_folder = RunFolder(folder)
-        return TrainingRun(settings, run_folder, self._runtime, True, self.load_task, self._draws)
+        return TrainingRun(settings, run_folder, self._runtime, True, self.load_task)

@@ -31,7 +31,6 @@ from tff_agnostic.program.reports.run_page import (
     data_blocks,
     measure_facts,
     typed_blocks,
-    use_section,
     versions_blocks,
 )
 from tff_agnostic.program.reports.run_record import number, read_run
@@ -122,7 +121,6 @@ def tuning_page(
                 [*typed_blocks(command), *versions_blocks(first)],
                 is_folded=True,
             ),
-            use_section(first.domains),
         ],
     )
 
