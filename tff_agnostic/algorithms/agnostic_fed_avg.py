@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -170,11 +170,12 @@ def agnostic_fed_avg(
         domain_columns.append(mean)
     # With the losses of the first epoch, CLIENT is that of FedAvg with alpha as scale of domains.
     is_one_pass = options.is_measured_while_training
+    work: Callable[..., Any] = fed_avg.client_work if is_one_pass else client_work
     return core.averaging(
         "agnostic_fed_avg",
         problem,
         options,
-        fed_avg.client_work if is_one_pass else client_work,
+        work,
         static={"proximal": 0.0} if is_one_pass else {"holdout": holdout},
         memory=memory,
         send=scale,
