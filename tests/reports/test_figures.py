@@ -169,13 +169,14 @@ def _error_bars(axes: Any) -> np.ndarray:
 
 def test_error_bars_of_shares_stay_within_range():
     values = {"a": Estimate(0.9, 0.23, 1.57), "b": Estimate(0.1, -0.4, 0.6), "c": Estimate(0.5)}
-    figure = domain_figure([Series("one", values)], "accuracy", Unit.SHARE, True)
+    figure = domain_figure([Series("one", values, 0.5)], "accuracy", Unit.SHARE, True)
     (axes,) = figure.axes
     ends = _error_bars(axes)
     np.testing.assert_allclose(sorted(ends[np.isfinite(ends)]), [0, 23, 60, 100])
     assert axes.get_xlim()[0] >= 0 and axes.get_xlim()[1] <= 100
     labels = [text.get_text() for text in axes.get_yticklabels()]
     assert labels == ["b", "c (no interval)", "a"]
+    assert axes.get_xlabel() == "accuracy, %"
 
 
 @pytest.mark.parametrize("unit", [Unit.SHARE, Unit.FACTOR])

@@ -166,7 +166,8 @@ def domain_sentences(claims: Sequence[Claim], worse: str = "") -> list[str]:
 
     Args:
         claims: A claim for each domain, between the same methods.
-        worse: Beginning of the sentence about domains that are worse off.
+        worse: Beginning of the sentence about domains that are worse off; empty for claims against
+            a constant predictor.
     """
     if not claims:
         return []
@@ -187,7 +188,7 @@ def domain_sentences(claims: Sequence[Claim], worse: str = "") -> list[str]:
     num_measured = count - len(by_direction[None])
     if not num_measured and any(claim.why_no_interval for claim in claims):
         lines.append("No domain has an interval: no difference of a domain is certain.")
-    if num_measured and not by_direction[-1]:
+    if worse and num_measured and not by_direction[-1]:
         which = "domain" if num_measured == count else "domain with an interval"
         lines.append(f"No {which} is significantly worse off with {ours}.")
     if by_direction[0]:

@@ -113,9 +113,7 @@ def draw_domains(
             label=plain_text(one.name),
         )
         if one.overall is not None and math.isfinite(one.overall):
-            label = "all examples" if len(series) == 1 else None
-            style = {"color": look(i).color, "linestyle": "--", "label": label}
-            axes.axvline(shown(one.overall, unit), **style)
+            axes.axvline(shown(one.overall, unit), color=look(i).color, linestyle="--")
     # Stripes show which name belongs to a dot.
     for place in places[1::2].tolist():
         axes.axhspan(place - 0.5, place + 0.5, color=STRIPE, linewidth=0)
