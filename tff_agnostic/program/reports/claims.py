@@ -230,7 +230,10 @@ def majority_sentence(worse: Mapping[str, tuple[float, float]], count: int) -> s
         worse: Accuracy of the model and of the most frequent class in these domains, by name.
         count: Number of all domains.
     """
-    listed = [f"{short(n)} {100 * ours:.1f}%, {100 * of:.1f}%" for n, (ours, of) in worse.items()]
+    listed = [
+        f"{short(n)} {100 * ours:.1f}%, {100 * constant:.1f}%"
+        for n, (ours, constant) in worse.items()
+    ]
     return (
         "accuracy is not above that of always answering the most frequent class in "
         f"{len(worse)} of {count} domains ({_listed(listed)})"
@@ -255,7 +258,7 @@ def enough_clients_note() -> str:
 
 
 def split_name(split: str) -> str:
-    """Returns what sentences call the clients of a split: test or validation clients."""
+    """Returns the name of a split's clients in sentences: test or validation."""
     return split if split == TEST else {"heldout": "validation"}.get(split, split)
 
 
