@@ -55,7 +55,7 @@ def test_training_columns_have_values_of_a_round():
 
 
 def test_present_domains_need_counts():
-    of_present = ReportField("x", "x", per_domain=True, needs_examples=True)
+    present = ReportField("x", "x", per_domain=True, needs_examples=True)
     with pytest.raises(UserError, match=r"quantity .x.: expected another quantity per"):
         TrainingColumns(OrderedDict(x=present), {}, _NAMES)
 
