@@ -26,7 +26,7 @@ def trained(call: Caller, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_is_evaluated_as_at_its_end(call, folder, trained):
+def test_evaluation_equals_the_run_result(call, folder, trained):
     outcome = call(evaluate, f"--checkpoint={trained}", "--output=evaluation.json")
     assert outcome.status == 0, outcome
     assert outcome.out.startswith("agnostic_fed_avg after round 3, on toy_regression\n")
@@ -39,7 +39,7 @@ def test_a_run_is_evaluated_as_at_its_end(call, folder, trained):
     assert (found["round"], found["task"], found["seed"]) == (3, "toy_regression", 4)
 
 
-def test_one_checkpoint_of_several(call, folder, trained):
+def test_evaluates_a_named_checkpoint(call, folder, trained):
     path = trained / "checkpoints" / "round_00000001.npz"
     outcome = call(evaluate, f"--checkpoint={path}", "--output=evaluation.json")
     assert outcome.status == 0, outcome
@@ -47,7 +47,7 @@ def test_one_checkpoint_of_several(call, folder, trained):
     assert json.loads((folder / "evaluation.json").read_text())["round"] == 1
 
 
-def test_training_clients_are_evaluated_as_training_met_them(call, folder, trained):
+def test_training_clients_match_direct_losses(call, folder, trained):
     outcome = call(
         evaluate, f"--checkpoint={trained}", "--training_clients", "--output=evaluation.json"
     )
@@ -70,13 +70,13 @@ def test_training_clients_are_evaluated_as_training_met_them(call, folder, train
     assert over_clients["p90"] == pytest.approx(np.percentile(losses, 90), rel=0.028)
 
 
-def test_nothing_is_written_unless_asked_for(call, folder, trained):
+def test_writes_nothing_without_output(call, folder, trained):
     assert call(evaluate, f"--checkpoint={trained}").status == 0
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.nightly
-def test_another_seed_and_other_options_of_the_task(call, folder, trained):
+def test_seed_and_task_options_change_results(call, folder, trained):
     def overall(*arguments: str) -> float:
         outcome = call(evaluate, f"--checkpoint={trained}", "--output=e.json", *arguments)
         assert outcome.status == 0, outcome
@@ -88,7 +88,7 @@ def test_another_seed_and_other_options_of_the_task(call, folder, trained):
 
 
 @pytest.mark.nightly
-def test_secure_sums_give_the_same_up_to_quantisation(call, folder, trained):
+def test_secure_sums_match_up_to_quantisation(call, folder, trained):
     outcome = call(
         *(evaluate, f"--checkpoint={trained}", "--output=e.json", "--aggregation=secure"),
         "--worst_min_examples=200",
@@ -106,7 +106,7 @@ def test_secure_sums_give_the_same_up_to_quantisation(call, folder, trained):
     assert "not counted in worst and difference" in outcome.out
 
 
-def test_other_percentiles(call, folder, trained):
+def test_percentiles_are_chosen(call, folder, trained):
     outcome = call(
         *(evaluate, f"--checkpoint={trained}", "--output=e.json", "--client_percentiles=99.5,20")
     )
@@ -136,7 +136,7 @@ def _write_clients(path: Path, domains: list[str]) -> None:
 
 
 @pytest.mark.nightly
-def test_data_with_other_domains(call, folder):
+def test_other_data_has_other_domains(call, folder):
     _write_clients(folder / "two.sqlite", ["phone", "tablet"])
     _write_clients(folder / "three.sqlite", ["blue", "green", "red"])
     (folder / "model.py").write_text(LOGISTIC_REGRESSION)
@@ -150,7 +150,7 @@ def test_data_with_other_domains(call, folder):
     assert list(json.loads((folder / "e.json").read_text())["domains"]) == ["phone", "tablet"]
 
 
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(call, folder, trained):
+def test_damaged_checkpoint_warns_and_is_skipped(call, folder, trained):
     shutil.copytree(trained, folder / "run")
     newest = folder / "run" / "checkpoints" / "round_00000003.npz"
     newest.write_bytes(newest.read_bytes()[:200])
@@ -165,7 +165,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(call, folder, traine
 
 
 @golden.arguments
-def test_what_cannot_be_evaluated_is_one_line(call, folder, trained, arguments):
+def test_invalid_arguments_are_one_line(call, folder, trained, arguments):
     shutil.copytree(trained, folder / "run")
     (folder / "empty").mkdir()
     return call.refused(folder, evaluate, *arguments)

@@ -30,7 +30,7 @@ def compared(call: Caller, tmp_path_factory) -> Path:
 
 
 @pytest.mark.nightly
-def test_a_run_leaves_its_report_whose_numbers_are_the_results(trained):
+def test_report_of_run_has_its_numbers(trained):
     page = Reader((trained / "report.html").read_text())
     assert len(page.images) > 3
     assert {address[:19] for address in page.images} == {"data:image/svg+xml;"}
@@ -44,7 +44,7 @@ def test_a_run_leaves_its_report_whose_numbers_are_the_results(trained):
 
 
 @pytest.mark.nightly
-def test_a_comparison_leaves_its_report_whose_numbers_are_its_own(compared):
+def test_report_of_comparison_links_its_runs(compared):
     page = Reader((compared / "report.html").read_text())
     assert all(map(reads_as, page.data))
     assert {"the-price", "results-by-domain", "what-the-server-saw"} <= set(page.ids)
@@ -60,7 +60,7 @@ def test_a_comparison_leaves_its_report_whose_numbers_are_its_own(compared):
 
 
 @pytest.mark.nightly
-def test_the_report_is_made_again_byte_for_byte(call, call_that_draws, trained, compared):
+def test_report_command_rewrites_equal_bytes(call, call_that_draws, trained, compared):
     for caller, path in ((call_that_draws, trained), (call, compared)):
         before = tree(path)
         (path / "report.html").unlink()
@@ -70,7 +70,7 @@ def test_the_report_is_made_again_byte_for_byte(call, call_that_draws, trained, 
 
 
 @pytest.mark.nightly
-def test_a_title_stays_until_there_is_another(call, compared, folder):
+def test_title_stays_until_changed(call, compared, folder):
     shutil.copytree(compared, folder / "runs")
     for given, title in (("--title=Planes & <carriers>", "Planes &amp; &lt;carriers&gt;"),):
         for flags in ([given], []):
@@ -83,7 +83,7 @@ def test_a_title_stays_until_there_is_another(call, compared, folder):
 
 
 @pytest.mark.nightly
-def test_a_report_that_cannot_be_written_leaves_the_results(call, folder):
+def test_unwritable_report_keeps_results(call, folder):
     (folder / "run").mkdir()
     arguments = (*TOY, "--rounds=1", "--output_dir=run")
     assert call(train, *arguments).status == 0
@@ -93,12 +93,12 @@ def test_a_report_that_cannot_be_written_leaves_the_results(call, folder):
     outcome = call(train, *arguments, "--resume")
     assert outcome.status == 2
     assert outcome.err.splitlines()[-1].startswith("error: run/report.html: cannot write: expected")
-    assert "the results in run are complete, and ./run report --run=run makes" in outcome.err
+    assert "the results in run are complete, and ./run report --run=run writes" in outcome.err
     assert "result: run/result.json" in outcome.out
     assert json.loads((folder / "run" / "result.json").read_text())["rounds"] == 1
 
 
-def test_what_is_no_run_is_refused(call, folder):
+def test_folders_without_runs_are_refused(call, folder):
     assert call.refused(folder, report).startswith("--run: expected folder of a complete run, comp")
     (folder / "empty").mkdir()
     message = call.refused(folder, report, "--run=empty")

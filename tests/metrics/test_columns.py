@@ -55,9 +55,9 @@ def test_training_columns_have_values_of_a_round():
 
 
 def test_present_domains_need_counts():
-    of_present = ReportField("x", "x", per_domain=True, needs_examples=True)
+    present = ReportField("x", "x", per_domain=True, needs_examples=True)
     with pytest.raises(UserError, match=r"quantity .x.: expected another quantity per"):
-        TrainingColumns(OrderedDict(x=of_present), {}, _NAMES)
+        TrainingColumns(OrderedDict(x=present), {}, _NAMES)
 
 
 @pytest.mark.parametrize("clipped", [{}, {"sums": 3, "clients": 0}])
@@ -163,8 +163,8 @@ def test_equal_column_names_raise_user_error(name):
 
 
 def test_quantity_has_its_role():
-    found = with_role(flattened(QUANTITIES), Role.DOMAIN_WEIGHT)
-    assert found is not None and found.name == "pull"
+    result = with_role(flattened(QUANTITIES), Role.DOMAIN_WEIGHT)
+    assert result is not None and result.name == "pull"
     assert with_role([ReportField("x", "x")], Role.DOMAIN_LOSS) is None
 
 
@@ -175,10 +175,10 @@ def test_invisible_characters_are_escaped(case):
 
 def test_short_names_stay_distinct():
     names = ["x" * 100 + str(k) + "y" * 100 for k in range(12)] + ["short", "two\nlines", "x…y"]
-    found = short_names(names, 12)
-    assert len(set(found)) == len(names) and max(map(len, found)) == 12
-    assert found[12:] == ["short", "two lines", "x…y"]
-    assert found[0] == "xxxxxx…yyyyy" and found[1] == "xxxx…yyy (2)"
+    result = short_names(names, 12)
+    assert len(set(result)) == len(names) and max(map(len, result)) == 12
+    assert result[12:] == ["short", "two lines", "x…y"]
+    assert result[0] == "xxxxxx…yyyyy" and result[1] == "xxxx…yyy (2)"
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ def _over_clients(
     """The sums of clients that have `values` in each row."""
     grid = measure_grids(model)[measure]
     histogram = np.zeros([len(values), grid.num_bins], np.int64)
-    for row, of_clients in enumerate(values):
-        for value in of_clients:
+    for row, row_values in enumerate(values):
+        for value in row_values:
             histogram[row, int(grid.bin_of(np.float32(value)))] += 1
     return ClientDistribution(
         num_clients=np.array([len(v) for v in values]),
@@ -43,7 +43,7 @@ def _over_clients(
 
 
 def _by_size(sizes: Sequence[int], values: Sequence[float]) -> SizeSums:
-    """The sums of clients with so many examples, all of different sizes."""
+    """The sums of clients of different sizes."""
     num_clients, total = np.zeros([24], np.int64), np.zeros([24], np.float32)
     for size, value in zip(sizes, values):
         num_clients[int(np.log2(size))] += 1
@@ -52,7 +52,7 @@ def _by_size(sizes: Sequence[int], values: Sequence[float]) -> SizeSums:
 
 
 def _report() -> EvaluationReport:
-    """Two clients; nobody has a watch."""
+    """Two clients without a watch."""
     counts = np.array([4, 6, 0])
     correct = np.array([3.0, 1.5, 0.0], np.float32)
     summed = EvaluationOutput(
@@ -135,8 +135,8 @@ def test_tables_and_json_match(report):
     heldout = dataclasses.replace(report, split="heldout", clipped=clipped)
     nothing = dataclasses.replace(report, clipped={"sums": 0})
     assert evaluation_table(nothing) == evaluation_table(report)
-    found = [json.dumps(of.to_json(), allow_nan=False) for of in (report, heldout)]
-    rounded = [json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}")) for text in found]
+    result = [json.dumps(of.to_json(), allow_nan=False) for of in (report, heldout)]
+    rounded = [json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}")) for text in result]
     more = {name: of for name, of in rounded[1].items() if of != rounded[0].get(name)}
     return "\n\n".join(
         [
@@ -157,14 +157,14 @@ def test_tables_and_json_match(report):
     ],
 )
 def test_small_domain_is_not_counted(report, fewest, worst, left_out, difference):
-    found = dataclasses.replace(report, worst_min_examples=fewest)
-    assert found.worst_domain() == found.worst_domain("accuracy") == worst
-    values = found.to_json()
+    result = dataclasses.replace(report, worst_min_examples=fewest)
+    assert result.worst_domain() == result.worst_domain("accuracy") == worst
+    values = result.to_json()
     assert values["worst_domain"] == values["worst"]["loss"]["domain"] == worst
     assert values["worst"]["loss"]["value"] == (1.5 if worst else None)
     assert values["difference"]["loss"] == difference
     assert (values["worst_min_examples"], values["not_counted"]) == (fewest, left_out)
-    lines = evaluation_table(found).splitlines()
+    lines = evaluation_table(result).splitlines()
     assert lines[-1].endswith(f"--worst_min_examples={fewest} test examples: {', '.join(left_out)}")
     # In the table of each measure.
     assert [line.split()[0] for line in lines if "(worst)" in line] == [worst] * (2 * bool(worst))
@@ -204,17 +204,17 @@ def test_single_domain_has_no_difference(report):
     one = dataclasses.replace(report, domains={"phone": report.domains["phone"]})
     assert one.difference("loss") == 0
     assert "difference" not in evaluation_table(one)
-    nobody = dataclasses.replace(report, domains={"watch": report.domains["watch"]})
-    assert math.isnan(nobody.difference("loss"))
-    assert nobody.to_json()["difference"] == {"loss": None, "accuracy": None}
+    unheld = dataclasses.replace(report, domains={"watch": report.domains["watch"]})
+    assert math.isnan(unheld.difference("loss"))
+    assert unheld.to_json()["difference"] == {"loss": None, "accuracy": None}
 
 
 def _perplexities(cross_entropies: Sequence[Sequence[float]]) -> EvaluationReport:
-    """A report on clients with one word in each domain, of which they have a cross-entropy."""
+    """A report on clients with the cross-entropy of one word in each domain."""
     model = dataclasses.replace(_MODEL, metrics=(perplexity(5),))
-    sums = np.array([sum(of_domain) for of_domain in cross_entropies], np.float32)
-    counts = np.array([len(of_domain) for of_domain in cross_entropies])
-    rows = [*cross_entropies, [ratio for of_domain in cross_entropies for ratio in of_domain]]
+    sums = np.array([sum(entropies) for entropies in cross_entropies], np.float32)
+    counts = np.array([len(entropies) for entropies in cross_entropies])
+    rows = [*cross_entropies, [ratio for entropies in cross_entropies for ratio in entropies]]
     summed = EvaluationOutput(
         sums=DomainSums(
             losses=sums,
@@ -246,10 +246,10 @@ def test_statistics_of_perplexity_are_perplexities():
     assert report.domains["tablet"].measures["perplexity"].value == pytest.approx(1000, rel=1e-6)
     assert report.overall.measures["perplexity"].value == pytest.approx(1e7 ** (1 / 3), rel=1e-6)
     assert report.worst_domain("perplexity") == "tablet"
-    found = report.to_json()
-    assert found["worst"]["perplexity"]["value"] == pytest.approx(1000, rel=1e-6)
-    assert found["difference"]["perplexity"] == pytest.approx(900, rel=1e-6)
-    assert found["overall"]["over_clients"]["perplexity"]["p50"] == pytest.approx(200, rel=0.01)
+    result = report.to_json()
+    assert result["worst"]["perplexity"]["value"] == pytest.approx(1000, rel=1e-6)
+    assert result["difference"]["perplexity"] == pytest.approx(900, rel=1e-6)
+    assert result["overall"]["over_clients"]["perplexity"]["p50"] == pytest.approx(200, rel=0.01)
     # The loss is the plain ratio.
     assert report.domains["tablet"].measures["loss"].value == pytest.approx(math.log(1000))
     percentiles = ", ".join(f"{p:.2f}" for p in phone.percentiles.values())

@@ -35,9 +35,9 @@ def test_invalid_share_has_no_interval(share, count):
 def test_mean_has_student_interval():
     values, clients = np.array([0.0, 0.5, 2.0]), np.array([3, 1, 4])
     sample = np.repeat(values, clients)
-    found = mean_interval(values, clients, sample.mean())
+    interval_ = mean_interval(values, clients, sample.mean())
     scale = stats.sem(sample)
-    assert found == pytest.approx(stats.t.interval(LEVEL, 7, sample.mean(), scale), rel=1e-9)
+    assert interval_ == pytest.approx(stats.t.interval(LEVEL, 7, sample.mean(), scale), rel=1e-9)
 
 
 @pytest.mark.parametrize("clients", [[0, 0], [1, 0], [9, 0]])
@@ -49,13 +49,13 @@ def test_equal_clients_have_no_interval(clients):
 @pytest.mark.parametrize("q", [0.1, 0.5, 0.95])
 def test_percentile_lies_between_order_statistics(total, q):
     values = np.arange(1.0, total + 1)
-    found = quantile_interval(values, np.ones(total, int), q)
+    interval_ = quantile_interval(values, np.ones(total, int), q)
     below = stats.binom(total, q)
     alpha = (1 - LEVEL) / 2
     # The k-th smallest is above the quantile where fewer than k clients lie below it.
     low = max((k for k in range(1, total + 1) if below.cdf(k - 1) <= alpha), default=0)
     high = min((k for k in range(1, total + 1) if below.sf(k - 1) <= alpha), default=total + 1)
-    assert found == ((low, high) if low >= 1 and high <= total else None)
+    assert interval_ == ((low, high) if low >= 1 and high <= total else None)
 
 
 def test_small_tail_has_no_interval():
@@ -85,7 +85,7 @@ def test_intervals_cover_the_truth():
         return rng.exponential(size=200)
 
     ones = np.ones(200, int)
-    # Of an exponential the mean of the worst tenth is log(10) + 1, and the median log(2).
+    # An exponential has the mean log(10) + 1 of the worst tenth, and the median log(2).
     cases = [
         (lambda x: mean_interval(x, ones, x.mean()), 1.0),
         (lambda x: quantile_interval(x, ones, 0.5), math.log(2)),

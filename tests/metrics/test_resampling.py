@@ -51,7 +51,7 @@ def test_empty_set_has_no_replicates():
 
 
 def test_replicates_of_two_models_are_paired():
-    # What clients share between the models is in neither's gain: replicates are paired.
+    # Replicates are paired: noise that both models share is in no difference.
     rng = np.random.default_rng(2)
     sizes = np.full(12, 10.0)
     right = rng.integers(0, 9, 12).astype(float)
@@ -140,6 +140,6 @@ def test_needed_clients_match_the_formula():
     # An interval ends at 0 where t^2 variance / clients is the square of the effect.
     t = stats.t.ppf(0.975, 19)
     assert factor == pytest.approx(t**2 * gains.var(ddof=1) / 20 / 0.09, rel=0.05)
-    # Three seeds that disagree are not mended by clients.
+    # More clients do not help three seeds that disagree.
     apart = combined([0.9, 0.0, 0.0], np.repeat(replicates, 3, axis=0), 20)
     assert apart.needed().clients is None

@@ -135,7 +135,7 @@ def test_equal_server_facts_appear_once(tmp_path):
 
 def test_settings_have_no_folders(tmp_path):
     folder = _compared(tmp_path, {"fed_avg": {}, "q_ffl": {}})
-    own = {
+    settings_by_row = {
         "fed_avg": {"initial_model": None},
         "q_ffl": {
             "initial_model": "/home/me/secret/model.keras",
@@ -144,7 +144,7 @@ def test_settings_have_no_folders(tmp_path):
             "private_evaluation": "noise:multiplier=4.0,clients_share=0.2,statistics=false",
         },
     }
-    for row, settings in own.items():
+    for row, settings in settings_by_row.items():
         for k in range(2):
             config = trial_folder(folder, row, k).config
             write_json(config, {**json.loads(config.read_text()), **settings})

@@ -119,10 +119,8 @@ def test_client_values_are_transformed_and_read_back():
     histogram = np.zeros([1, 1001], np.int64)
     histogram[0, [0, 100]] = 1, 3
     size = SizeSums(np.array([0, 2, 0, 1]), np.array([0, 2 * math.log(30), 0, 1e4], np.float32))
-    of_clients = ClientDistribution(histogram.sum(1), np.zeros([1]), histogram)
-    result = client_values(
-        Measure("perplexity", Unit.FACTOR, False, perplexity(5)), of_clients, size
-    )
+    clients = ClientDistribution(histogram.sum(1), np.zeros([1]), histogram)
+    result = client_values(Measure("perplexity", Unit.FACTOR, False, perplexity(5)), clients, size)
     # Bins are 0.02 nats wide.
     assert result.values == pytest.approx([1, math.exp(2)], rel=1e-5)
     assert (result.clients, result.sizes) == ([1, 3], [2, 8])
@@ -153,7 +151,7 @@ def test_client_figure_joins_trials():
     shares, by_size = client_figure("error", Unit.NONE, {"a": trials}, "test").axes
     (steps,) = shares.lines
     np.testing.assert_allclose(steps.get_xdata(), [0.2, 0.2, 0.2, 0.3, 0.5])
-    # Of 10 clients 3 have .2, 1 has .3, 2 have .5, and 4 have an infinite value.
+    # 3 of 10 clients have .2, 1 has .3, 2 have .5, and 4 have an infinite value.
     np.testing.assert_allclose(steps.get_ydata(), [0, 10, 30, 40, 60])
     np.testing.assert_allclose(by_size.lines[0].get_xdata(), np.array([1, 4]) * 2**0.5)
     np.testing.assert_allclose(by_size.lines[0].get_ydata(), [0.2, 0.6])
@@ -169,13 +167,14 @@ def _error_bars(axes: Any) -> np.ndarray:
 
 def test_error_bars_of_shares_stay_within_range():
     values = {"a": Estimate(0.9, 0.23, 1.57), "b": Estimate(0.1, -0.4, 0.6), "c": Estimate(0.5)}
-    figure = domain_figure([Series("one", values)], "accuracy", Unit.SHARE, True)
+    figure = domain_figure([Series("one", values, 0.5)], "accuracy", Unit.SHARE, True)
     (axes,) = figure.axes
     ends = _error_bars(axes)
     np.testing.assert_allclose(sorted(ends[np.isfinite(ends)]), [0, 23, 60, 100])
     assert axes.get_xlim()[0] >= 0 and axes.get_xlim()[1] <= 100
     labels = [text.get_text() for text in axes.get_yticklabels()]
     assert labels == ["b", "c (no interval)", "a"]
+    assert axes.get_xlabel() == "accuracy, %"
 
 
 @pytest.mark.parametrize("unit", [Unit.SHARE, Unit.FACTOR])

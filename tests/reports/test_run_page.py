@@ -76,8 +76,8 @@ def test_page_has_the_numbers_of_the_result(tmp_path, without_pictures, name):
     record = json.loads((folder / "page.json").read_text())
     shown, recorded = {datum.value for datum in page.data}, numbers_of(record)
     assert shown - {None} <= recorded
-    for of_set in (content["overall"], *content["domains"].values()):
-        for value in (of_set["num_examples"], *(of_set[measure] for measure in MEASURES)):
+    for entry in (content["overall"], *content["domains"].values()):
+        for value in (entry["num_examples"], *(entry[measure] for measure in MEASURES)):
             assert value is None or {value} <= shown & recorded
     statistics = content["overall"]["over_clients"]["loss"]
     assert {statistics[name] for name in ("mean", "p10", "superquantile")} <= recorded
@@ -99,8 +99,8 @@ def test_class_tables_begin_with_the_worst_domain(tmp_path, without_pictures):
     write_run_report(write_run(tmp_path / "many", many))
     (table,) = _tables(tmp_path / "many", "Classes with most wrong answers")
     right = many["answers_by_class"]["phone"]["right_answers"]
-    of_phone = [row for row in table["rows"] if row[0].startswith("phone, ")]
-    assert of_phone and all(row[3]["value"] in right for row in of_phone)
+    phone_rows = [row for row in table["rows"] if row[0].startswith("phone, ")]
+    assert phone_rows and all(row[3]["value"] in right for row in phone_rows)
     plain = Reader(write_run_report(write_run(tmp_path / "old", result(two))).read_text())
     assert "Confusion matrix" not in plain.text
 
@@ -159,9 +159,9 @@ def _flawless(**changes: Any) -> dict[str, Any]:
     content = result(["a", "b"], **changes)
     content["worst"]["accuracy"]["domain"] = "b"
     for name, value in (("a", 0.9), ("b", 0.5)):
-        of_set = content["domains"][name]
-        of_set["num_examples"] = 1000
-        of_set["intervals"]["accuracy"]["value"] = [value - 0.1, value + 0.1]
+        entry = content["domains"][name]
+        entry["num_examples"] = 1000
+        entry["intervals"]["accuracy"]["value"] = [value - 0.1, value + 0.1]
     return content
 
 

@@ -51,6 +51,8 @@ def test_verdict_names_worse_better_and_unmeasured():
     assert f"(accuracy of bad: 60.0% to 40.0%, -20.0 points ({_ends(-0.2)}))" in worse
     assert f"(accuracy of good: 60.0% to 90.0%, +30.0 points ({_ends(0.3)}))" in better
     assert "No significant difference in 1 of 4 domains" in unknown
+    better_only = run_verdict(_run({**_ACCURACIES, "bad": 0.9}))
+    assert not any("worse off" in line for line in better_only)
     assert few == "No interval in 1 of 4 domains (few: too few test clients for an interval (2.0))."
     assert largest.startswith("Largest gain: domain few: 60.0% to 90.0%, +30.0 points (too few ")
     assert "of 95%, over other test clients; those of single domains hold for all d" in scope

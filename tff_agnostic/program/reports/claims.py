@@ -166,7 +166,8 @@ def domain_sentences(claims: Sequence[Claim], worse: str = "") -> list[str]:
 
     Args:
         claims: A claim for each domain, between the same methods.
-        worse: Beginning of the sentence about domains that are worse off.
+        worse: Beginning of the sentence about domains that are worse off; empty for claims against
+            a constant predictor.
     """
     if not claims:
         return []
@@ -187,7 +188,7 @@ def domain_sentences(claims: Sequence[Claim], worse: str = "") -> list[str]:
     num_measured = count - len(by_direction[None])
     if not num_measured and any(claim.why_no_interval for claim in claims):
         lines.append("No domain has an interval: no difference of a domain is certain.")
-    if num_measured and not by_direction[-1]:
+    if worse and num_measured and not by_direction[-1]:
         which = "domain" if num_measured == count else "domain with an interval"
         lines.append(f"No {which} is significantly worse off with {ours}.")
     if by_direction[0]:
@@ -229,7 +230,10 @@ def majority_sentence(worse: Mapping[str, tuple[float, float]], count: int) -> s
         worse: Accuracy of the model and of the most frequent class in these domains, by name.
         count: Number of all domains.
     """
-    listed = [f"{short(n)} {100 * ours:.1f}%, {100 * of:.1f}%" for n, (ours, of) in worse.items()]
+    listed = [
+        f"{short(n)} {100 * ours:.1f}%, {100 * constant:.1f}%"
+        for n, (ours, constant) in worse.items()
+    ]
     return (
         "accuracy is not above that of always answering the most frequent class in "
         f"{len(worse)} of {count} domains ({_listed(listed)})"
@@ -254,7 +258,7 @@ def enough_clients_note() -> str:
 
 
 def split_name(split: str) -> str:
-    """Returns what sentences call the clients of a split: test or validation clients."""
+    """Returns the name of a split's clients in sentences: test or validation."""
     return split if split == TEST else {"heldout": "validation"}.get(split, split)
 
 

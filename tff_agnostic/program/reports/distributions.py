@@ -113,9 +113,7 @@ def draw_domains(
             label=plain_text(one.name),
         )
         if one.overall is not None and math.isfinite(one.overall):
-            label = "all examples" if len(series) == 1 else None
-            style = {"color": look(i).color, "linestyle": "--", "label": label}
-            axes.axvline(shown(one.overall, unit), **style)
+            axes.axvline(shown(one.overall, unit), color=look(i).color, linestyle="--")
     # Stripes show which name belongs to a dot.
     for place in places[1::2].tolist():
         axes.axhspan(place - 0.5, place + 0.5, color=STRIPE, linewidth=0)
@@ -210,14 +208,14 @@ def client_figure(
 def _draw_shares(
     axes: matplotlib.axes.Axes, trials: Sequence[ClientValues], unit: Unit, index: int, label: str
 ) -> None:
-    values = np.concatenate([np.asarray(of.values, np.float64) for of in trials])
-    clients = np.concatenate([np.asarray(of.clients, np.float64) for of in trials])
+    values = np.concatenate([np.asarray(one.values, np.float64) for one in trials])
+    clients = np.concatenate([np.asarray(one.clients, np.float64) for one in trials])
     order = np.argsort(values)  # NaN last.
     values, clients = _shown(values[order], unit), clients[order]
     share = 100 * np.cumsum(clients) / max(1.0, clients.sum())
-    known, style_of_series = np.isfinite(values), look(index)
-    if known.any():
-        x, y = values[known], share[known]
+    is_finite, style_of_series = np.isfinite(values), look(index)
+    if is_finite.any():
+        x, y = values[is_finite], share[is_finite]
         style = {"color": style_of_series.color, "linestyle": style_of_series.line, "label": label}
         axes.step([x[0], *x], [0.0, *y], where="post", **style)
 
@@ -226,11 +224,11 @@ def _draw_by_size(
     axes: matplotlib.axes.Axes, trials: Sequence[ClientValues], unit: Unit, index: int, label: str
 ) -> None:
     by_size: dict[int, list[float]] = {}
-    for of in trials:
-        for size, mean in zip(of.sizes, _shown(of.size_means, unit)):
+    for one in trials:
+        for size, mean in zip(one.sizes, _shown(one.size_means, unit)):
             by_size.setdefault(size, []).append(mean)
     ordered = sorted(by_size.items())
-    means = np.array([np.mean(of_trials) for _, of_trials in ordered])
+    means = np.array([np.mean(trial_means) for _, trial_means in ordered])
     # In the middle of a bin, on an axis of powers of two.
     x = np.array([size for size, _ in ordered]) * 2**0.5
     plot_series(axes, x, means, index, label=label)

@@ -87,7 +87,7 @@ Cell = Union[str, Number, Link]
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of cells, the first of which names the row.
+    """Rows of cells; the first cell names the row.
 
     Attributes:
         caption: Subject of the table.
@@ -117,7 +117,7 @@ class Sentences:
 
     Attributes:
         lines: The lines.
-        kind: "warning" for lines that nobody should overlook, "command" for command lines.
+        kind: "warning" for important lines, "command" for command lines.
     """
 
     lines: Sequence[str]
@@ -272,5 +272,5 @@ def _number_json(number: Number) -> dict[str, Any]:
         "mark": number.mark or None,
     }
     value = None if number.value is None else finite_or_none(number.value)
-    known = {"value": value, "text": number.text}
-    return {**known, **{name: field for name, field in fields.items() if field is not None}}
+    required = {"value": value, "text": number.text}
+    return {**required, **{name: field for name, field in fields.items() if field is not None}}

@@ -131,7 +131,9 @@ def _notes(report: EvaluationReport) -> list[str]:
         weights = ", ".join(f"{name} {weight:.3f}" for name, weight in worst.lambda_.items())
         notes.append(f"worst mixture of Lambda: loss {worst.loss:.4g} at {weights}")
     if ACCURACY in report.measures:
-        accuracies = {name: of.measures[ACCURACY].value for name, of in report.domains.items()}
+        accuracies = {
+            name: domain.measures[ACCURACY].value for name, domain in report.domains.items()
+        }
         worse = no_better_than_majority(report.classes.counts, accuracies)
         if worse:
             notes.append(majority_sentence(worse, len(report.domains)))

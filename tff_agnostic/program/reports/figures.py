@@ -39,7 +39,7 @@ _LEGEND_WIDTH = 40
 _NARROW = 20
 # Markers on a curve, for few rounds and many.
 _NUM_MARKERS = 8
-# Opacity of bands, many of which may overlap.
+# Opacity of bands, which may overlap.
 _BAND = 0.12
 
 
@@ -136,8 +136,8 @@ def figure_of(
 ) -> matplotlib.figure.Figure:
     """Returns a figure of a quantity over the rounds, with a curve for each of its columns.
 
-    Of many domains those that are worst in the end have colours and names, or, where neither
-    direction is good, those that are largest; the others are grey.
+    The worst of many domains in the end, or the largest if neither direction is good, have colours
+    and names; the others are grey.
 
     Args:
         values: The columns of metrics.csv.
@@ -181,7 +181,7 @@ def plot_series(
 ) -> None:
     """Plots the curve of the series at a position in its style; see `plot_known`."""
     style_of_series = look(index)
-    known = int(np.isfinite(y).sum())
+    is_finite = int(np.isfinite(y).sum())
     plot_known(
         axes,
         x,
@@ -191,7 +191,7 @@ def plot_series(
         marker=style_of_series.marker,
         markersize=4,
         # Markers of different curves do not all lie at the same rounds.
-        markevery=(index % max(1, known // _NUM_MARKERS), max(1, known // _NUM_MARKERS)),
+        markevery=(index % max(1, is_finite // _NUM_MARKERS), max(1, is_finite // _NUM_MARKERS)),
         **style,
     )
 
@@ -209,9 +209,13 @@ def plot_spread(
     with np.errstate(invalid="ignore"):  # Perplexities may be infinite.
         mean, std = by_trial.mean(axis=0), by_trial.std(axis=0, ddof=len(by_trial) > 1)
     plot_series(axes, x, mean, index, label=plain_text(label))
-    known = np.isfinite(mean)
+    is_finite = np.isfinite(mean)
     axes.fill_between(
-        x[known], (mean - std)[known], (mean + std)[known], color=look(index).color, alpha=_BAND
+        x[is_finite],
+        (mean - std)[is_finite],
+        (mean + std)[is_finite],
+        color=look(index).color,
+        alpha=_BAND,
     )
 
 
@@ -223,14 +227,14 @@ def label_course(axes: matplotlib.axes.Axes, label: str) -> None:
 
 def plot_known(axes: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
     """Plots a curve through the points that have a finite value."""
-    known = np.isfinite(y)
-    axes.plot(x[known], y[known], **style)
+    is_finite = np.isfinite(y)
+    axes.plot(x[is_finite], y[is_finite], **style)
 
 
 def last_known(values: np.ndarray) -> float:
     """Returns the last finite value of a course; NaN if there is none."""
-    known = values[np.isfinite(values)]
-    return float(known[-1]) if len(known) else float("nan")
+    is_finite = values[np.isfinite(values)]
+    return float(is_finite[-1]) if len(is_finite) else float("nan")
 
 
 def _highlighted(quantity: ReportField, columns: Sequence[Column], values: Values) -> list[Column]:

@@ -82,7 +82,7 @@ _MAX_POINTS, _MIN_POINTS = 300, 20
 _POINTS_OF_FIGURE = 3000
 # Domains in the table of weights.
 _MAX_WEIGHTS = 10
-# Of many classes, those with most wrong answers in a domain.
+# Maximum number of classes of a domain, those with most wrong answers.
 _CLASSES_OF_DOMAIN = 5
 
 
@@ -455,9 +455,9 @@ def _weights(run: RunRecord) -> list[Block]:
     for column in run.drawn(quantity):
         values = run.columns[column.name]
         courses[column.domain or ""] = values[np.isfinite(values)]
-    known = {name: values for name, values in courses.items() if len(values)}
+    nonempty = {name: values for name, values in courses.items() if len(values)}
     rows: list[Sequence[Cell]] = []
-    for name, values in sorted(known.items(), key=lambda item: -item[1][-1]):
+    for name, values in sorted(nonempty.items(), key=lambda item: -item[1][-1]):
         statistics = (values[0], values.min(), values.mean(), values.max(), values[-1])
         rows.append([name, *(Number(float(value), decimals=3) for value in statistics)])
     headings = ["domain", "first round", "minimum", "mean", "maximum", "last round"]

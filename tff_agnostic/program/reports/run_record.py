@@ -158,8 +158,8 @@ def read_run(folder: Path, where: str = "") -> RunRecord:
     result = read_json(path)
     try:
         measures = {
-            name: Measure(name, Unit[of["unit"].upper()], bool(of["higher_is_better"]))
-            for name, of in result[ABOUT]["measures"].items()
+            name: Measure(name, Unit[measure["unit"].upper()], bool(measure["higher_is_better"]))
+            for name, measure in result[ABOUT]["measures"].items()
         }
         keys = {*measures, "num_examples", "over_clients"}
         sets = (result["overall"], *result["domains"].values())
@@ -167,7 +167,7 @@ def read_run(folder: Path, where: str = "") -> RunRecord:
     except (AttributeError, LookupError, TypeError):
         is_valid = False
     if not is_valid:
-        raise UserError(f"{path}: expected the result of a run, found other JSON")
+        raise UserError(f"{path}: expected the result of a run, found JSON without its keys")
     config = read_json(folder / "config.json")
     check_format(folder / "config.json", config.get("format"))
     if result["rounds"] != config.get("rounds"):

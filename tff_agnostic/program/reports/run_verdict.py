@@ -72,10 +72,10 @@ def _majority_claims(run: RunRecord) -> list[Claim]:
     total = {ALL: np.sum([counts[name] for name in run.domains], axis=0).tolist()}
     constants = {**constant_accuracies(total), **constant_accuracies(counts)}
     values = {n: (run.get("domains", n, ACCURACY), c) for n, c in constants.items() if n != ALL}
-    known = {n: pair for n, pair in values.items() if _is_known(run, measure, n)}
+    pairs = {n: pair for n, pair in values.items() if _is_known(run, measure, n)}
     if ALL in constants:
-        known = {ALL: (run.get("overall", ACCURACY), constants[ALL]), **known}
-    return _claims(run, measure, known, _MAJORITY)
+        pairs = {ALL: (run.get("overall", ACCURACY), constants[ALL]), **pairs}
+    return _claims(run, measure, pairs, _MAJORITY)
 
 
 def _claims(
@@ -144,7 +144,7 @@ def _interval(
 
 
 def _scope(run: RunRecord, claims: Sequence[Claim]) -> list[str]:
-    """Returns what the intervals cover, or the reason for missing ones."""
+    """Returns the coverage of the intervals, or the reason for missing ones."""
     privacy: Any = run.result.get("privacy") or {}
     split = split_name(run.split)
     if privacy.get("evaluation"):

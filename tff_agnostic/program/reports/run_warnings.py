@@ -148,9 +148,9 @@ def _uncertain_worst(run: RunRecord) -> Iterator[str]:
             continue
         others = (run.measured(measure, "domains", n) for n in run.domains if n not in excluded)
         near = sum(
-            of.interval[0] <= ends[1] and of.interval[1] >= ends[0]
-            for of in others
-            if of.interval is not None
+            other.interval[0] <= ends[1] and other.interval[1] >= ends[0]
+            for other in others
+            if other.interval is not None
         )
         if near:
             yield (
