@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Optional
 from tff_agnostic.program.options.flag_table import FlagTable
 from tff_agnostic.program.options.flags import Flag, build
 from tff_agnostic.program.options.help import group_page, help_page, own_groups
-from tff_agnostic.program.options.process import resume_command, run_app
+from tff_agnostic.program.options.process import run_app
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +40,6 @@ class CommandArguments:
     def typed(self) -> str:
         """The command line."""
         return shlex.join(["./run", self.command, *sys.argv[1:]])
-
-    def again(self, path: Path) -> str:
-        """Returns the command line that resumes in a folder."""
-        return resume_command(self.command, path)
 
 
 # Prints the result of a command, and returns the exit status, if it is not 0.

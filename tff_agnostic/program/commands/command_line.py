@@ -34,6 +34,7 @@ from tff_agnostic.program.options.help import (
 from tff_agnostic.program.options.process import (
     Interrupted,
     StopRequest,
+    resume_command,
 )
 from tff_agnostic.program.options.tasks import check_task_options, task_flags
 from tff_agnostic.program.options.user_algorithm import (
@@ -271,7 +272,7 @@ def session(given: RunArguments, name: str) -> Iterator[Session]:
         try:
             yield Session(path, given)
         except Interrupted as e:
-            raise e.with_command(given.again(path)) from None
+            raise e.with_command(resume_command(given.command, path)) from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,12 +95,6 @@ class Flag:
         return plain_type(items[0]) if items else object
 
     @property
-    def expected(self) -> str:
-        """Values that it takes, in words."""
-        choices = self.choices
-        return f"one of {', '.join(choices)}" if choices else NOUNS.get(self.kind, "values")
-
-    @property
     def is_path(self) -> bool:
         """Whether it names files."""
         return self.item is Path

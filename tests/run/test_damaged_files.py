@@ -1,4 +1,4 @@
-"""Damaged files of a run, as fuzzing found them: each is one line."""
+"""Damaged files of a run: each error is one line that names the file."""
 
 import io
 import json

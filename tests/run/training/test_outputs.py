@@ -1,4 +1,4 @@
-"""Runs from the first round to the result: what they leave."""
+"""Output files of a run."""
 
 import json
 
