@@ -29,7 +29,7 @@ _BEFORE, _WHILE = "before", "while"
 _MANY_EPOCHS = 5
 # The second setting of each method: domain weights that follow losses faster.
 _FASTER = 5.0
-_DECIMALS = 2
+_DECIMALS = 3
 _PLACES = ("task", "data_dir", "data")
 
 
