@@ -232,6 +232,16 @@ class ArrowStore(Store):
         """Returns the words of the vocabulary with their counts, the most frequent first."""
         return dict(self._content["vocabulary"])
 
+    def notes(self) -> dict[str, Any]:
+        """Returns the facts that the import keeps for reports; empty if the store has none.
+
+        Returns:
+            "class_shares": Fraction of each class in each split, by split and name; None without
+                classes.
+            "remarks": Warnings of the import, `Remark.to_json` each.
+        """
+        return dict(self._content.get("notes", {}))
+
     def digest(self) -> str:
         """See `Store.digest`."""
         self.check_unchanged()

@@ -297,6 +297,13 @@ class StoreWriter:
         self._is_complete = True
         return self._store
 
+    def add_notes(self, notes: Mapping[str, Any]) -> None:
+        """Adds JSON values for the reports of runs to a finished store; see `ArrowStore.notes`."""
+        with self._errors():
+            content = json.loads((self._store / STORE).read_text("utf-8"))
+            text = json.dumps({**content, "notes": notes}, sort_keys=True)
+            (self._store / STORE).write_text(text, "utf-8")
+
     def _num_classes(self, class_names: Optional[Sequence[str]]) -> Optional[int]:
         """Returns the number of classes that labels count; None if they count none."""
         if class_names is not None:

@@ -1,25 +1,18 @@
-"""Cells of a table: numbers, names, missing values, labels, categories."""
+"""Cells of a table: numbers, names, missing values, labels."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
-import pyarrow.compute as pc
 
-from tff_agnostic.base.options import Verbatim
-from tff_agnostic.data.store import SortedExamples
-from tff_agnostic.data.store_format import MISSING, NO_CATEGORY, TRAIN
+from tff_agnostic.data.store_format import MISSING, NO_CATEGORY
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.text import WordCounts
 
-VECTOR = "x"
 # Stores hold labels as int64, models count them as int32.
 _MAX_LABEL = 2**31 - 1
 # A larger number is infinite as float32.
@@ -241,13 +234,6 @@ def check_size(size: int, shape: Sequence[int]) -> None:
         )
 
 
-def check_shape(options: ImportOptions) -> None:
-    """Raises an `OptionError` if `feature_shape` is none."""
-    if any(size < 1 for size in options.feature_shape):
-        found = Verbatim(list(options.feature_shape))
-        raise options.error("feature_shape", "positive sizes", found)
-
-
 class Labels:
     """Labels of records as numbers.
 
@@ -331,81 +317,3 @@ def _whole_number(value: Any) -> Optional[int]:
         return int(value)
     number = number_in(value)
     return None if number is None or not number.is_integer() else int(number)
-
-
-@dataclasses.dataclass(frozen=True)
-class CategorySummary:
-    """The values of one categorical column, kept and left out.
-
-    Attributes:
-        size: Values that are known.
-        different: Different values of the training clients.
-        coverage: Share of the training examples with a value that have a known one.
-        unknown: Examples with a value that is not known, by split, where there are any.
-    """
-
-    size: int
-    different: int
-    coverage: float
-    unknown: Mapping[str, int]
-
-    def text(self, column: str) -> str:
-        """Returns a line for people."""
-        line = f"{column}: {self.size} known values"
-        if self.size < self.different:
-            line += (
-                f" of {self.different} (max_categories), in {self.coverage:.1%} of the training "
-                "examples"
-            )
-        if self.unknown:
-            counts = ", ".join(f"{count} of {split}" for split, count in self.unknown.items())
-            line += f"; examples with another value: {counts}"
-        return f"{line}."
-
-
-class CategoryCounts:
-    """Counts the values of categorical columns in bounded memory; see `WordCounts`.
-
-    Args:
-        examples: The examples of a store.
-        columns: Names of the columns, which are features of the examples.
-    """
-
-    def __init__(self, examples: SortedExamples, columns: Sequence[str]) -> None:
-        self._counts: dict[str, dict[str, WordCounts]] = {column: {} for column in columns}
-        self._examples: dict[str, Counter[str]] = {column: Counter() for column in columns}
-        for split in examples.rows if columns else ():
-            for _, table in examples.batches(split):
-                for column in columns:
-                    values = table[column].filter(pc.not_equal(table[column], NO_CATEGORY))
-                    self._counts[column].setdefault(split, WordCounts()).add(values)
-                    self._examples[column][split] += len(values)
-
-    def known(self, size: int) -> dict[str, tuple[str, ...]]:
-        """Returns the most frequent values of each column among training clients, sorted.
-
-        Args:
-            size: How many of each column at most.
-        """
-        return {
-            column: tuple(sorted(splits.get(TRAIN, WordCounts()).top(size)))
-            for column, splits in self._counts.items()
-        }
-
-    def summaries(self, known: Mapping[str, Sequence[str]]) -> dict[str, CategorySummary]:
-        """Returns what became of each column's values, given those that are known."""
-        return {column: self._summary(column, frozenset(known[column])) for column in self._counts}
-
-    def _summary(self, column: str, known: frozenset[str]) -> CategorySummary:
-        splits = self._counts[column]
-        unknown = {
-            split: self._examples[column][split] - counts.total_of(known)
-            for split, counts in splits.items()
-        }
-        train = self._examples[column][TRAIN]
-        return CategorySummary(
-            size=len(known),
-            different=len(splits.get(TRAIN, WordCounts())),
-            coverage=1 - unknown.get(TRAIN, 0) / max(1, train),
-            unknown={split: count for split, count in sorted(unknown.items()) if count},
-        )

@@ -25,13 +25,13 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.store_format import LABEL
-from tff_agnostic.importing.columns import check
+from tff_agnostic.importing.arrow_tables import frame_reader
 from tff_agnostic.importing.domain_names import DomainNames
 from tff_agnostic.importing.importer import Import, checked_output
 from tff_agnostic.importing.options import ImportOptions, check_used
 from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.importing.source import Format, ReadLog, Rows
-from tff_agnostic.importing.tables import frame_reader
+from tff_agnostic.importing.table_options import check
 
 # A data frame has the options of the format whose columns have types.
 _FORMAT = "parquet"

@@ -23,15 +23,26 @@ from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.store import ArrowStore, SortedExamples
 from tff_agnostic.data.store_format import DOMAIN, FEATURES, TEXT, TOKENS, StoredColumns
 from tff_agnostic.data.store_writer import CLIENT, SPLIT, UNIT, StoreWriter
-from tff_agnostic.importing import idx, leaf, npz, stackexchange, tables, text_folders
-from tff_agnostic.importing.cells import CategoryCounts, MissingValues
-from tff_agnostic.importing.columns import TOKENIZER, image_inputs
+from tff_agnostic.importing import (
+    arrow_tables,
+    idx,
+    leaf,
+    npz,
+    stackexchange,
+    tables,
+    text_folders,
+)
+from tff_agnostic.importing.cells import MissingValues
+from tff_agnostic.importing.columns import TOKENIZER
 from tff_agnostic.importing.domain_names import DomainNames
+from tff_agnostic.importing.files import input_paths
 from tff_agnostic.importing.options import TABLES, ImportOptions, check_used
 from tff_agnostic.importing.report import ImportReport, summarise
-from tff_agnostic.importing.source import Format, ReadLog, Rows, input_paths
+from tff_agnostic.importing.source import Format, ReadLog, Rows
 from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, strata_of
-from tff_agnostic.importing.text import Normalizer, VocabularySummary, count_words
+from tff_agnostic.importing.table_options import image_inputs
+from tff_agnostic.importing.text import Normalizer
+from tff_agnostic.importing.vocabulary import CategoryCounts, VocabularySummary, count_words
 
 _SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 # Ends of the names of files -> the format; `text_folders` and `plays` are not told by a name.
@@ -53,7 +64,7 @@ FORMATS: Registry[Format] = Registry(
         "leaf": leaf.FORMAT,
         "csv": tables.CSV,
         "jsonl": tables.JSONL,
-        "parquet": tables.PARQUET,
+        "parquet": arrow_tables.PARQUET,
         "npz": npz.FORMAT,
         "idx": idx.FORMAT,
     },
@@ -106,14 +117,14 @@ class Import:
             self._check_trains(examples)
             words = count_words(examples) if TOKENS in writer.features else None
             vocabulary = None if words is None else words.vocabulary(options.vocabulary_size)
-            categories = CategoryCounts(examples, options.categorical_columns)
-            known_categories = categories.known(options.max_categories)
+            categories = {c: CategoryCounts(examples, c) for c in options.categorical_columns}
+            known = {c: one.known(options.max_categories) for c, one in categories.items()}
             store = writer.finish(
                 FEATURES if words is None else TEXT,
                 vocabulary=vocabulary,
                 class_names=self._class_names(),
                 source=self._source(),
-                categories=known_categories,
+                categories=known,
                 columns=stored_columns(options, log.numbers) if self._is_table() else None,
                 standardize=options.standardize,
             )
@@ -125,9 +136,10 @@ class Import:
                 None
                 if words is None or vocabulary is None
                 else VocabularySummary.of(vocabulary, words),
-                categories.summaries(known_categories),
+                {column: one.summary(known[column]) for column, one in categories.items()},
                 strata,
             )
+            writer.add_notes(report.notes())
             # Written before the store gets its name: no kill leaves a store without its report.
             if options.report is not None:
                 _write_report(report, options.report)

@@ -11,10 +11,12 @@ from typing import IO, Any, Optional
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import Verbatim
 from tff_agnostic.data.store_format import LABEL, TOKENS, Record, Value
-from tff_agnostic.importing import source
-from tff_agnostic.importing.cells import VECTOR, CellError, Labels, check_shape, vector_in
+from tff_agnostic.importing import files, source
+from tff_agnostic.importing.cells import CellError, Labels, vector_in
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample
+from tff_agnostic.importing.table_options import VECTOR, check_shape
+from tff_agnostic.importing.tables import csv_errors
 from tff_agnostic.importing.text import Normalizer
 
 # Lists within lists, as dimensions of an array.
@@ -29,19 +31,19 @@ _BRACKET = re.compile(rb"[\[\]{}]")
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
     """Yields the examples of all users, one user in memory at a time.
 
-    What lies in a folder train or test, as LEAF's scripts leave it, is for that.
+    A folder train or test, as LEAF's scripts write it, has the examples of that split.
     """
     converter = _Converter(options)
     for path in find_inputs(paths):
         split = _split_of(path)
-        name = source.place_of(path, paths)
+        name = files.place_of(path, paths)
         for user, data in _users(path, options, log):
             yield from converter.examples(user, data, split, name, log)
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
     """Returns the files, and those of folders whose names end in .json."""
-    found = source.expand(paths, (".json",))
+    found = files.expand(paths, (".json",))
     other = next((path for path in found if _split_of(path) is None), None)
     if other is not None and any(map(_split_of, found)):
         raise UserError(
@@ -70,11 +72,11 @@ def _users(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tuple[s
     import ijson
 
     found = False
-    with source.open_input(path, options, log) as file:
+    with files.open_input(path, options, log) as file:
         try:
             for user, data in ijson.kvitems(_Nested(file, path), "user_data", use_float=True):
                 found = True
-                file.end_record()
+                file.limits.end_record()
                 yield user, data
         except (ijson.JSONError, UnicodeDecodeError) as e:
             raise UserError(f"{path}: expected JSON, found: {' '.join(str(e).split())}") from e
@@ -213,19 +215,16 @@ def _flat(x: Any) -> list[Any]:
 def _read_domains(path: Path, options: ImportOptions) -> dict[str, str]:
     """Returns the domain of each client, of a CSV with lines CLIENT,DOMAIN."""
     domains: dict[str, str] = {}
-    with source.open_input(path, options, ReadLog()) as file:
-        lines = csv.reader(source.decoded_lines(file, path), strict=True)
-        try:
-            for values in lines:
-                if values and (len(values) != 2 or not all(values) or values[0] in domains):
+    with files.open_input(path, options, ReadLog()) as file:
+        lines = csv.reader(files.decoded_lines(file, path), strict=True)
+        with csv_errors(path, lines):
+            for values in filter(None, lines):
+                if len(values) != 2 or not all(values) or values[0] in domains:
                     raise UserError(
                         f"{path}:{lines.line_num}: expected CLIENT,DOMAIN, each client once, found "
                         f"{','.join(values)!r}"
                     )
-                if values:
-                    domains[values[0]] = values[1]
-        except csv.Error as e:
-            raise UserError(f"{path}:{lines.line_num}: expected CSV, found: {e}") from e
+                domains[values[0]] = values[1]
     return domains
 
 

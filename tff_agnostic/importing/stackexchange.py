@@ -15,7 +15,7 @@ from typing import IO, Any, Callable, Optional
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record, Value
-from tff_agnostic.importing import source
+from tff_agnostic.importing import files
 from tff_agnostic.importing.options import ImportOptions, parse_markup, treat_math
 from tff_agnostic.importing.source import (
     Format,
@@ -83,7 +83,7 @@ def check(options: ImportOptions) -> None:
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
     """Returns the dumps: the given files, and every Posts.xml in the given folders."""
-    found = source.expand(paths, ("Posts.xml", "Posts.xml.gz"))
+    found = files.expand(paths, ("Posts.xml", "Posts.xml.gz"))
     sites: dict[str, Path] = {}
     for path in found:
         site = path.resolve().parent.name
@@ -105,7 +105,7 @@ def _rows(
     from defusedxml.ElementTree import iterparse
 
     number = 0
-    with source.open_input(path, options, log) as file:
+    with files.open_input(path, options, log) as file:
         text = _WithoutControls(file)
         try:
             # Without a document type there are no entities to expand, and no others to load.
@@ -122,7 +122,7 @@ def _rows(
                 elif element is not root:
                     depth -= 1
                     number += 1
-                    file.end_record()
+                    file.limits.end_record()
                     yield number, element.attrib
                     root.clear()
         except DefusedXmlException:
@@ -175,7 +175,7 @@ def _malformed(path: Path, text: _WithoutControls, error: Any) -> UserError:
         text.tail.lstrip(_CONTINUATIONS).decode("utf-8")
     except UnicodeDecodeError as e:
         if e.reason != "unexpected end of data" and found.startswith("not well-formed"):
-            return source.not_utf8(path, line, column + 1, e.object[e.start])
+            return files.not_utf8(path, line, column + 1, e.object[e.start])
     return UserError(f"{path}:{line}: expected XML, found {found} (column {column + 1})")
 
 
