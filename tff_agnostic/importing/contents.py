@@ -40,7 +40,7 @@ def class_counts(store: ArrowStore) -> Optional[Classes]:
         return None
     counts: dict[str, dict[str, Counter[int]]] = {}
     for split in sorted(store.splits(), key=lambda name: (name != TRAIN, name)):
-        for _, table in store.examples.batches(split):
+        for table in store.examples.batches(split):
             groups = table.select([DOMAIN, LABEL]).group_by([DOMAIN, LABEL])
             for row in groups.aggregate([([], "count_all")]).to_pylist():
                 domain = counts.setdefault(split, {}).setdefault(row[DOMAIN], Counter())
@@ -198,7 +198,7 @@ def copies_of(store: ArrowStore) -> Optional[dict[str, dict[str, int]]]:
     train = np.empty([0], np.uint64)
     copies = {}
     for split in sorted(store.splits(), key=lambda name: (name != TRAIN, name)):
-        hashes = np.concatenate([_hashes(table) for _, table in store.examples.batches(split)])
+        hashes = np.concatenate([_hashes(table) for table in store.examples.batches(split)])
         counts = [count for _, count in sorted(store.examples.rows[split].values())]
         clients = np.repeat(np.arange(len(counts)), counts)
         order = np.lexsort([hashes, clients])

@@ -32,8 +32,8 @@ from tff_agnostic.importing.table_options import (
 
 _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 # Limits of a block of rows that are Python objects.
-BLOCK_ROWS = 1 << 14
-BLOCK_BYTES = 1 << 24
+BLOCK_ROWS = 1 << 12
+BLOCK_BYTES = 1 << 22
 
 # Called with options, a file, its name in messages and a log.
 _ReadFile = Callable[[ImportOptions, Path, str, ReadLog], Iterator[Rows]]

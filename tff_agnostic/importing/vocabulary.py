@@ -75,7 +75,7 @@ class WordCounts:
 def count_words(examples: SortedExamples) -> WordCounts:
     """Returns the counts of the words of the training clients."""
     counts = WordCounts()
-    for _, table in examples.batches(TRAIN):
+    for table in examples.batches(TRAIN):
         counts.add(pc.list_flatten(pc.split_pattern(table[TOKENS], " ")))
     return counts
 
@@ -167,7 +167,7 @@ class CategoryCounts:
         self._counts = {TRAIN: WordCounts()}
         self._examples: Counter[str] = Counter()
         for split in examples.rows:
-            for _, table in examples.batches(split):
+            for table in examples.batches(split):
                 values = table[column].filter(pc.not_equal(table[column], NO_CATEGORY))
                 self._counts.setdefault(split, WordCounts()).add(values)
                 self._examples[split] += len(values)
