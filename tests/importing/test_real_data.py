@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.importing import independent
-from tests.importing.harness import REAL, examples_of, job, needs, table
+from tests.importing.harness import REAL, counts_of, examples_of, job, needs
 from tests.importing.independent import Example
+from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.importing.importer import FORMATS
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
@@ -70,11 +71,6 @@ def _read(format_: str, path: Path, log: ReadLog, **options: Any) -> Iterator[Ex
         )
 
 
-def _of_store(store: Path) -> Counter[Any]:
-    rows = table(store, "SELECT client_id, domain, split_name, num_examples FROM client_domains")
-    return Counter({tuple(key): n for *key, n in rows})
-
-
 @pytest.mark.nightly
 @needs("stackexchange")
 def test_stackexchange(tmp_path):
@@ -87,8 +83,8 @@ def test_stackexchange(tmp_path):
     assert log.num_records == sum(posts.values())
     assert sum(log.skipped.values()) == posts["left out"]
     assert log.skipped == {"neither question nor answer": 385, "post without owner": 19}
-    assert _of_store(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
-    lengths = table(tmp_path / "s.sqlite", "SELECT * FROM sentence_lengths")
+    assert counts_of(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
+    lengths = ArrowStore(tmp_path / "s.sqlite").domain_sentence_lengths()
     assert {tuple(key): n for *key, n in lengths} == Counter(
         (e.split, e.domain, e.words) for e in expected
     )
@@ -107,7 +103,7 @@ def test_tinyshakespeare(tmp_path):
     log = ReadLog()
     job("text_folders", folder, tmp_path / "s.sqlite", **_PLAYS).run(log)
     assert not log.skipped
-    assert _of_store(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
+    assert counts_of(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
     assert _documented("tinyshakespeare") == _cells(log.num_records, expected)
 
 

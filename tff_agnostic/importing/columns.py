@@ -307,7 +307,9 @@ class Columns:
             is_wrong |= is_missing
         for k in np.flatnonzero(is_wrong).tolist():
             cell = cells[k] if isinstance(cells, list) else cells[k].as_py()
-            hint = "set missing_values to accept missing ones"
+            # Arrays of .npz files cannot have missing values.
+            accepts = self._options.format != "npz"
+            hint = "set missing_values to accept missing ones" if accepts else ""
             errors[k] = (
                 not_a_number(cell, where, hint) if is_missing[k] else not_finite(cell, where)
             )

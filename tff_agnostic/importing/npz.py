@@ -97,6 +97,8 @@ def _rows(
     """Yields the rows of the arrays of one split, as those of a data frame."""
     count, *shape = arrays[features].shape or (0,)
     images = is_images(arrays[features].dtype, shape)
+    if arrays[features].dtype.kind not in "biuf":
+        raise UserError(f"{place}: expected numbers as features, found {arrays[features].dtype}")
     options = dataclasses.replace(
         options,
         feature_name=options.feature_name or (PIXELS if images else VECTOR),

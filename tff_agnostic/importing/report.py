@@ -42,16 +42,14 @@ class Count:
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitSummary:
-    """The content of one split.
+class SplitSummary(Count):
+    """The numbers of clients and examples in one split.
 
     Attributes:
-        total: All clients and examples.
         domains: Clients and examples of each domain; a client with several domains counts in each.
         clients_of_several_domains: Number of clients with examples of more than one domain.
     """
 
-    total: Count
     domains: Mapping[str, Count]
     clients_of_several_domains: int
 
@@ -185,7 +183,7 @@ class ImportReport:
         if len({domain for split in self.splits.values() for domain in split.domains}) > 1:
             yield "\n".join(
                 f"{split.clients_of_several_domains} of the "
-                f"{counted(split.total.clients, 'client')} of {name} "
+                f"{counted(split.clients, 'client')} of {name} "
                 f"{agreeing(split.clients_of_several_domains, 'has', 'have')} examples of more "
                 "than one domain."
                 for name, split in self.splits.items()
@@ -219,10 +217,10 @@ class ImportReport:
         rows: list[list[Any]] = []
         for name, split in self.splits.items():
             for domain, n in split.domains.items():
-                shares = [n.examples / split.total.examples, n.examples / by_domain[domain]]
+                shares = [n.examples / split.examples, n.examples / by_domain[domain]]
                 rows.append([name, domain, n.clients, n.examples, *(f"{s:.1%}" for s in shares)])
-            whole = f"{split.total.examples / by_domain.total():.1%}"
-            rows.append([name, "all", split.total.clients, split.total.examples, "", whole])
+            whole = f"{split.examples / by_domain.total():.1%}"
+            rows.append([name, "all", split.clients, split.examples, "", whole])
         headers = ["split", "domain", "clients", "examples", "of the split", "of the domain"]
         return tabulate(rows, headers=headers, colalign=("left", "left", *["right"] * 4))
 
@@ -303,7 +301,8 @@ def _summary_of_split(store: ArrowStore, split: str) -> SplitSummary:
     clients, examples = (table > 0).sum(axis=0).tolist(), table.sum(axis=0).tolist()
     counts = zip(store.description.domains, clients, examples)
     return SplitSummary(
-        total=Count(len(table), int(table.sum())),
+        clients=len(table),
+        examples=int(table.sum()),
         domains={name: Count(*n) for name, *n in sorted(counts) if n[0]},
         clients_of_several_domains=int(((table > 0).sum(axis=1) > 1).sum()),
     )
