@@ -214,8 +214,8 @@ def test_installed_program_lists_its_commands(folder):
     outcome = _installed(folder, "tff-agnostic")
     assert outcome.status == 0
     lines = [line.split(maxsplit=1) for line in outcome.out.splitlines() if line[:2] == "  "]
-    there = {path.stem for path in (ROOT / "binaries").glob("[!_]*.py")}
-    assert {name for name, _ in lines} == there
+    present = {path.stem for path in (ROOT / "binaries").glob("[!_]*.py")}
+    assert {name for name, _ in lines} == present
     assert ["train", "Trains one model with one algorithm on one task"] in lines
     outcome = _installed(folder, "tff-agnostic", "trane")
     assert (outcome.status, outcome.out) == (2, "")

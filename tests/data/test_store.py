@@ -67,15 +67,15 @@ def test_store_of_tff_has_features_of_first_example(tmp_path):
 def test_threads_and_forked_processes_read_at_once(tmp_path):
     store = load_store(text_store(tmp_path / "s.sqlite"))
     expected = store.read("train", "b")
-    found = []
+    result = []
     threads = [
-        threading.Thread(target=lambda: found.append(store.read("train", "b"))) for _ in range(4)
+        threading.Thread(target=lambda: result.append(store.read("train", "b"))) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [expected] * 4
+    assert result == [expected] * 4
     read = _ReadB(store)
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map(read, range(4)) == [expected] * 4
@@ -253,12 +253,12 @@ def test_first_clients_stay_in_memory(tmp_path):
         parsed.append(client_id)
         return _lengths(client_id, columns)
 
-    # Of "b": three examples with two numbers of 4 bytes and a domain id of 4.
+    # "b" has three examples with two numbers of 4 bytes and a domain id of 4.
     clients = _clients(path, to_examples=noted, most_kept=36)
     for client in ("b", "a", "b", "a"):
-        found, alone = clients.read(client), _clients(path).read(client)
+        result, alone = clients.read(client), _clients(path).read(client)
         for name in alone:
-            np.testing.assert_array_equal(found[name], alone[name])
+            np.testing.assert_array_equal(result[name], alone[name])
     assert parsed == ["b", "a", "a"]
     other = sqlite3.connect(path)
     other.execute("DELETE FROM examples WHERE client_id = 'a'")

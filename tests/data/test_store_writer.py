@@ -212,7 +212,7 @@ def _ours(path: Path, sql: str = "", *parameters: Any, **described: Any) -> Stor
     return load_store(path)
 
 
-def _of_tff(path: Path, sql: str) -> Store:
+def _tff_file(path: Path, sql: str) -> Store:
     """A store of TFF's after a statement."""
     rows = [(split, "a", {"tokens": "the cat"}) for split in ("train", "test")]
     with sqlite3.connect(tff_store(path, rows)) as db:
@@ -252,7 +252,7 @@ def test_export_after_a_statement_is_refused(tmp_path, case):
 
 @golden.values
 def test_tff_store_after_a_statement_is_refused(tmp_path, case):
-    return golden.refusal(_used, lambda: _of_tff(tmp_path / "s.sqlite", case))
+    return golden.refusal(_used, lambda: _tff_file(tmp_path / "s.sqlite", case))
 
 
 def test_domains_of_numbers_are_in_numerical_order(tmp_path):

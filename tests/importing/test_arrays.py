@@ -202,14 +202,14 @@ def test_invalid_idx_files_are_refused(tmp_path):
     message = refused("idx", tmp_path, class_names=("a", "b"))
     assert message == "train-images-idx3-ubyte image 2: expected a label from 0 to 1, found 2"
     whole = images.read_bytes()
-    for content, found in (
+    for content, result in (
         (whole[:-1], "expected 18 more bytes, found 17: it is truncated"),
         (whole[:10], "expected 12 more bytes, found 6: it is truncated"),
         (b"GIF89a" + whole, "with 3 dimensions, found one that starts with 47 49 46 38"),
     ):
         images.write_bytes(content)
         message = refused("idx", tmp_path)
-        assert message.startswith(f"{images}: expected ") and message.endswith(found)
+        assert message.startswith(f"{images}: expected ") and message.endswith(result)
     images.write_bytes(whole)
     _write(labels, np.array([0, 1]))
     assert refused("idx", tmp_path) == f"{labels}: expected 3 labels, as there are images, found 2"

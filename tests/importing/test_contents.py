@@ -41,8 +41,8 @@ def _report(folder: Path, rows: list[str], **options: Any) -> ImportReport:
 
 
 def _kinds(report: ImportReport) -> dict[str, str]:
-    found = {remark.kind: remark.text for remark in report.remarks}
-    return {kind: text for kind, text in found.items() if not kind.startswith("domains_without")}
+    result = {remark.kind: remark.text for remark in report.remarks}
+    return {kind: text for kind, text in result.items() if not kind.startswith("domains_without")}
 
 
 def test_healthy_data_have_no_warning(tmp_path):
@@ -116,9 +116,9 @@ def test_store_keeps_notes_on_class_shares(tmp_path):
 def test_large_clients_are_reported(tmp_path, largest, expected):
     # Ten clients of four examples: of 40 + n, more than a fifth is from 11 on.
     rows = [*_rows(x=(10, 4), y=(2, 4)), *(f"big,x,{k}.7,{k % 2},train" for k in range(largest))]
-    found = _kinds(_report(tmp_path, rows))
-    assert (found.get("large_clients") or "").startswith(expected or "")
-    assert ("large_clients" in found) == (expected is not None)
+    result = _kinds(_report(tmp_path, rows))
+    assert (result.get("large_clients") or "").startswith(expected or "")
+    assert ("large_clients" in result) == (expected is not None)
 
 
 def test_texts_have_no_classes_and_copies(tmp_path):

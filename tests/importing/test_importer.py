@@ -51,14 +51,14 @@ def test_store_has_every_row_once(tmp_path):
     opened = load_store(store)
     assert opened.description.kind == "features"
     assert opened.description.domains == ("x", "y", "z")
-    found = []
+    result = []
     for split, client in _clients(store):
         columns = opened.columns(split, client, opened.description.features)
         for x, domain, label in zip(columns["x"], columns["domain"], columns["label"]):
-            found.append((client, domain.decode(), *x, label))
+            result.append((client, domain.decode(), *x, label))
     fields = (row.split(",") for row in rows)
     expected = [(c, d, float(a), float(b), int(y)) for c, d, a, b, y, _ in fields]
-    assert sorted(found) == sorted(expected)
+    assert sorted(result) == sorted(expected)
     assert sum(split.examples for split in report.splits.values()) == 300
 
 
@@ -135,11 +135,11 @@ def test_refused_import_leaves_nothing(tmp_path, case):
     path = _csv(tmp_path, rows)
     options = {**_NUMBERS, **options}
     skip = options.get("bad_records") == "skip"
-    found = golden.refusal(
+    result = golden.refusal(
         lambda: job("csv", path, tmp_path / "a" / "b" / "s.sqlite", **options).run(ReadLog(skip))
     )
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
-    return found
+    return result
 
 
 def test_source_without_training_clients_is_refused(tmp_path):
@@ -247,12 +247,12 @@ def test_skewness_equals_equation_4(num_domains):
 
     corners = [[float(i == k) for i in range(num_domains)] for k in range(num_domains)]
     best = max(chi_squared(corner) for corner in corners) + 1
-    found = skewness(examples)
-    assert found.value == pytest.approx(best)
-    assert examples[found.rarest] == found.num_examples == min(examples.values())
+    result = skewness(examples)
+    assert result.value == pytest.approx(best)
+    assert examples[result.rarest] == result.num_examples == min(examples.values())
     for _ in range(100):
         raw = [draw.expovariate(1) for _ in range(num_domains)]
-        assert chi_squared([r / sum(raw) for r in raw]) + 1 <= found.value + 1e-9
+        assert chi_squared([r / sum(raw) for r in raw]) + 1 <= result.value + 1e-9
 
 
 def test_report_replaces_no_input_or_store(tmp_path):

@@ -1,4 +1,4 @@
-"""Inputs that never end, nest, unpack or claim too much: one line, and the flag that mends it."""
+"""Inputs that never end, nest, unpack or claim too much: one line, and the flag that fixes it."""
 
 import gzip
 import io
@@ -22,7 +22,9 @@ from tests.importing.harness import read, refused
 
 _MB = 10**6
 # Python's message for a codec without error handling.
-_OF_IDNA = "error handling" if sys.version_info >= (3, 13) else "decoding with 'idna' codec failed"
+_IDNA_MESSAGE = (
+    "error handling" if sys.version_info >= (3, 13) else "decoding with 'idna' codec failed"
+)
 _TABLE = {
     "client_column": "who",
     "domain_name": "d",
@@ -39,7 +41,7 @@ def _written(path: Path, content: str) -> Path:
     return path
 
 
-# format -> (name, content with a long record in place of {}, options)
+# format -> (name, content with a long record for {}, options)
 _LONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "csv": ("a.csv", 'who,text\nu,"{}"\n', _TEXT),
     "jsonl": ("a.jsonl", '{{"who": "u", "text": "{}"}}\n', _TEXT),
@@ -225,20 +227,20 @@ def _png_of_any_size(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "result"),
     [
         *((_image(format_, 20, 10), "200") for format_ in ("PNG", "JPEG", "GIF", "BMP")),
         (_png_of_any_size(5000, 5000), "25000000"),
         (_png_of_any_size(65535, 65535), "more"),
     ],
 )
-def test_large_images_are_not_decoded(tmp_path, content, found):
+def test_large_images_are_not_decoded(tmp_path, content, result):
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"who": ["u"], "img": [content], "y": [0]}), path)
     options = {**_TABLE, "feature_columns": (), "image_columns": ("img",), "max_pixels": 199}
     assert refused("parquet", path, **options) == (
         "a.parquet row 1: expected an image of at most 199 pixels in img (max_pixels), "
-        f"found {found}"
+        f"found {result}"
     )
     _, log = read("parquet", path, skip_bad=True, **options)
     assert log.skipped == {"image that is too large": 1}
@@ -276,18 +278,18 @@ def test_claimed_idx_sizes_are_checked(tmp_path, case):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "found"),
+    ("encoding", "result"),
     [
         ("nothing", "unknown encoding: nothing"),
         ("utf-7", "multi-byte encodings are not supported"),
-        ("idna", _OF_IDNA),
+        ("idna", _IDNA_MESSAGE),
     ],
 )
-def test_unknown_encodings_of_dumps_are_refused(tmp_path, encoding, found):
+def test_unknown_encodings_of_dumps_are_refused(tmp_path, encoding, result):
     (tmp_path / "Posts.xml").write_text(f"<?xml version='1.0' encoding='{encoding}'?><posts/>")
     message = refused("stackexchange", tmp_path)
     assert message.startswith(f"{tmp_path / 'Posts.xml'}: expected the Posts.xml of a Stack Exch")
-    assert found in message
+    assert result in message
 
 
 def _npz_of_fuzzing(
@@ -341,4 +343,4 @@ def test_deep_lists_are_refused(tmp_path, depth):
     path.write_text(f'{{"user_data": {{"u": {{"x": [{x}], "y": [0]}}}}}}')
     message = refused("leaf", path, domain_name="d")
     place = "users.json user u example 0"
-    assert message == f"{place}: expected at most 8 levels of lists of one length, found others"
+    assert message == f"{place}: expected at most 8 levels of lists of one length, found more"

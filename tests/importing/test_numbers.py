@@ -60,19 +60,19 @@ def _stored(store: Store, split: str, client: str) -> np.ndarray:
 def test_statistics_are_of_training_clients(tmp_path, standardize):
     rows = _rows()
     report, store = _imported(tmp_path, rows, standardize=standardize)
-    of_train = _numbers([row for row in rows if row["for"] == "train"])
-    mean, deviation = np.nanmean(of_train, axis=0), np.nanstd(of_train, axis=0)
-    found = store.description.statistics["x"]
-    np.testing.assert_allclose([one.mean for one in found], mean, rtol=1e-13)
-    np.testing.assert_allclose([one.deviation for one in found], deviation, rtol=1e-12)
-    assert [one.least for one in found] == np.nanmin(of_train, axis=0).tolist()
-    assert [one.missing for one in found] == np.isnan(of_train).sum(axis=0).tolist()
+    training_rows = _numbers([row for row in rows if row["for"] == "train"])
+    mean, deviation = np.nanmean(training_rows, axis=0), np.nanstd(training_rows, axis=0)
+    result = store.description.statistics["x"]
+    np.testing.assert_allclose([one.mean for one in result], mean, rtol=1e-13)
+    np.testing.assert_allclose([one.deviation for one in result], deviation, rtol=1e-12)
+    assert [one.least for one in result] == np.nanmin(training_rows, axis=0).tolist()
+    assert [one.missing for one in result] == np.isnan(training_rows).sum(axis=0).tolist()
     # And the examples of a client that is not one of them.
-    own = [row for row in rows if row["who"] == "w1"]
-    numbers = _numbers(own).astype(np.float32)
+    own_rows = [row for row in rows if row["who"] == "w1"]
+    numbers = _numbers(own_rows).astype(np.float32)
     if standardize:
         numbers = ((numbers - mean) / deviation).astype(np.float32)
-    gaps = np.array([[row[c] == "" for c in ("age", "pay")] for row in own])
+    gaps = np.array([[row[c] == "" for c in ("age", "pay")] for row in own_rows])
     expected = np.concatenate([np.where(gaps, 0, numbers), gaps], axis=1)
     np.testing.assert_allclose(_stored(store, "test", "w1"), expected, rtol=1e-6, atol=1e-6)
     kinds = [remark.kind for remark in report.remarks]
@@ -84,11 +84,11 @@ def test_statistics_are_of_final_splits(tmp_path):
     rows = [{**row, "for": ""} for row in _rows()]
     _, store = _imported(tmp_path, rows, split_column=None)
     training = store.client_counts("train")
-    of_train = _numbers([row for row in rows if row["who"] in training])
-    assert 0 < len(of_train) < len(rows)
-    found = store.description.statistics["x"]
+    training_rows = _numbers([row for row in rows if row["who"] in training])
+    assert 0 < len(training_rows) < len(rows)
+    result = store.description.statistics["x"]
     np.testing.assert_allclose(
-        [one.mean for one in found], np.nanmean(of_train, axis=0), rtol=1e-13
+        [one.mean for one in result], np.nanmean(training_rows, axis=0), rtol=1e-13
     )
 
 

@@ -57,7 +57,7 @@ def _cells(
 
 
 def _read(format_: str, path: Path, log: ReadLog, **options: Any) -> Iterator[Example]:
-    """Yields what a reader finds, an example at a time."""
+    """Yields the examples of a reader."""
     reading = FORMATS[format_].read(ImportOptions(format=format_, **options), [path], log)
     for example in (example for rows in reading for example in examples_of(rows)):
         record = example.record
@@ -112,8 +112,8 @@ def test_tinyshakespeare(tmp_path):
 def test_activ_es():
     sentences, expected = independent.tokenised_texts(REAL / "activ_es")
     log = ReadLog()
-    found = Counter(_read("text_folders", REAL / "activ_es", log))
-    assert found == Counter(expected)
+    result = Counter(_read("text_folders", REAL / "activ_es", log))
+    assert result == Counter(expected)
     assert log.num_records == sum(sentences.values())
     assert log.skipped == {"sentence without words": sentences["left out"]}
     assert _documented("activ_es") == _cells(sum(sentences.values()), expected, splits=False)
@@ -125,9 +125,9 @@ def test_mnist_by_writer():
     path = REAL / "mnist_by_writer" / "mnist_by_writer.npz"
     log = ReadLog()
     options = {"client_column": "writer", "domain_column": "hsf"}
-    found = list(_read("npz", path, log, **options))
+    result = list(_read("npz", path, log, **options))
     expected = independent.mnist_by_writer(path)
-    assert found == expected
+    assert result == expected
     assert _documented("mnist_by_writer") == _cells(log.num_records, expected)
 
 
@@ -135,15 +135,15 @@ def test_mnist_by_writer():
 @needs("fashion_mnist")
 def test_fashion_mnist():
     log = ReadLog()
-    found = list(_read("idx", REAL / "fashion_mnist", log))
+    result = list(_read("idx", REAL / "fashion_mnist", log))
     expected = Counter(
         (str(label), split)
         for name, split in (("train", "train"), ("t10k", "test"))
         for label in independent.idx_labels(REAL / "fashion_mnist" / f"{name}-labels-idx1-ubyte.gz")
     )
-    assert Counter((e.label, e.split) for e in found) == expected
-    assert all(e.domain == e.label for e in found)
-    assert _documented("fashion_mnist") == _cells(log.num_records, found)
+    assert Counter((e.label, e.split) for e in result) == expected
+    assert all(e.domain == e.label for e in result)
+    assert _documented("fashion_mnist") == _cells(log.num_records, result)
 
 
 @pytest.mark.nightly

@@ -49,13 +49,13 @@ def test_splits_keep_units_together_and_shares(by):
 
 
 def test_splits_of_the_source_are_kept():
-    own = [_example(client, 0, "test" if client % 2 else "train") for client in range(100)]
-    rows = rows_of(own)
+    own_rows = [_example(client, 0, "test" if client % 2 else "train") for client in range(100)]
+    rows = rows_of(own_rows)
     names, units = Splits(_SHARES, "client", 0).assign(rows)
-    assert names.equals(rows.split) and units.null_count == len(own)
+    assert names.equals(rows.split) and units.null_count == len(own_rows)
     names, units = Splits({"train": 0.5, "heldout": 0.5}, "client", 0, {"split"}).assign(rows)
-    found = {*zip(rows.split.to_pylist(), names.to_pylist(), units.is_null().to_pylist())}
-    assert found == {
+    result = {*zip(rows.split.to_pylist(), names.to_pylist(), units.is_null().to_pylist())}
+    assert result == {
         ("train", "train", False),
         ("train", "heldout", False),
         ("test", "test", True),
@@ -69,9 +69,9 @@ def test_splits_of_the_source_are_kept():
 
 @golden.values
 def test_invalid_shares_are_refused(case):
-    found = golden.refusal(parse_shares, case)
-    assert found.startswith("split: ")
-    return found
+    result = golden.refusal(parse_shares, case)
+    assert result.startswith("split: ")
+    return result
 
 
 # --- Splits that keep their shares in every domain
@@ -137,7 +137,7 @@ def test_few_units_move_to_splits_by_rank():
 
 
 def _thirty_domains(folder, clients):
-    """Writes sentences of 30 words of clients most of whom are in few domains, as in apps."""
+    """Writes sentences of 30 words; most clients are in few domains, as in apps."""
     draw = random.Random(1)
     domains = [f"d{k:02d}" for k in range(30)]
     home = domains + draw.choices(domains, [1 / (k + 1) for k in range(30)], k=clients - 30)
@@ -201,13 +201,13 @@ def test_newer_dump_moves_few_clients(tmp_path):
     path, _ = _thirty_domains(tmp_path, 400)
     rows = path.read_text().splitlines()
     newest = {f"u{k}" for k in range(360, 400)}
-    found = []
+    result = []
     for k, kept in enumerate((rows, [r for r in rows if r.partition(",")[0] not in newest])):
         path.write_text("\n".join(kept) + "\n")
         store = tmp_path / f"{k}.sqlite"
         job("csv", path, store, **_ROW_OPTIONS).run(ReadLog())
-        found.append(splits_of(store))
-    new, old = found
+        result.append(splits_of(store))
+    new, old = result
     moved = [client for client, split in old.items() if new[client] != split]
     assert len(moved) <= len(old) / 20
 

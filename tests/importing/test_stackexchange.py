@@ -83,7 +83,7 @@ def test_code_and_formulas_follow_markup(tmp_path, case):
 def test_posts_have_three_kinds_of_domains(tmp_path):
     beer = [
         _row(Tags="<hops><ale>"),
-        # An answer has the tags of its question, whoever asked it.
+        # An answer has the tags of its question, for any owner.
         _row(Id=2, PostTypeId=2, ParentId=1),
         _row(Id=5, Tags="|ale|", OwnerUserId=None),
         _row(Id=6, PostTypeId=2, ParentId=5),
@@ -105,8 +105,8 @@ def test_posts_have_three_kinds_of_domains(tmp_path):
         **{"ai/1": "cnn", "ai/2": "cnn", "beer/1": "hops", "beer/2": "hops", "beer/6": "ale"},
         **{"beer/4": "mash", "beer/7": "mash"},
     }
-    found, skipped = domains(domain="tag")
-    assert found == by_tag
+    result, skipped = domains(domain="tag")
+    assert result == by_tag
     assert skipped == {"post without owner": 1, "post without tag": 3}
     # The tag that is named comes before the first one.
     assert domains(domain="tag", domain_names=("ale", "cnn:networks"))[0] == {
@@ -175,7 +175,7 @@ def test_missing_or_equal_sites_are_refused(tmp_path):
     assert message in refused("stackexchange", tmp_path)
     (tmp_path / "old").mkdir()
     a, b = _dump(tmp_path, _row()), _dump(tmp_path / "old", _row())
-    assert "expected a folder of its own for each site" in refused("stackexchange", [a, b])
+    assert "expected one folder for each site" in refused("stackexchange", [a, b])
 
 
 def test_packed_dump_is_read(tmp_path):
@@ -192,9 +192,9 @@ def test_packed_dump_is_read(tmp_path):
 def test_invalid_dump_is_refused(tmp_path, case):
     path = tmp_path / "Posts.xml"
     path.write_text(case, encoding="utf-8")
-    found = refused("stackexchange", path)
-    assert found.startswith(str(path))
-    return found
+    result = refused("stackexchange", path)
+    assert result.startswith(str(path))
+    return result
 
 
 def test_invalid_utf8_of_dump_is_named(tmp_path):

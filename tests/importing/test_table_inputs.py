@@ -71,10 +71,10 @@ def test_missing_values_follow_the_rule(tmp_path, rule, numbers, jobs):
     options = {"feature_columns": ("age", "pay"), "categorical_columns": ("job", "town"), **_MARKS}
     path = _csv(tmp_path)
     examples, log = read("csv", path, missing_values=rule, **_COLUMNS, **options)
-    found = [example.record.features for example in examples]
-    np.testing.assert_array_equal([f["x"] for f in found], np.array(numbers, np.float32))
-    assert [f["job"] for f in found] == jobs
-    assert [f["town"] for f in found] == ["7", "8", "7", "9"]
+    result = [example.record.features for example in examples]
+    np.testing.assert_array_equal([f["x"] for f in result], np.array(numbers, np.float32))
+    assert [f["job"] for f in result] == jobs
+    assert [f["town"] for f in result] == ["7", "8", "7", "9"]
     assert log.missing == {"age": 2, "pay": 1, "job": 1}
 
 
@@ -95,9 +95,9 @@ def test_missing_values_of_parquet_are_nulls_and_nan(tmp_path):
     ]
     parquet.write_table(pa.Table.from_pylist(rows), path)
     options = {"feature_columns": ("age",), "categorical_columns": ("town",)}
-    found = _features(path, missing_values="zero", **options)
-    assert [f["town"] for f in found] == ["7", "", ""]
-    np.testing.assert_array_equal([f["x"] for f in found], [[1.5], [_GAP], [_GAP]])
+    result = _features(path, missing_values="zero", **options)
+    assert [f["town"] for f in result] == ["7", "", ""]
+    np.testing.assert_array_equal([f["x"] for f in result], [[1.5], [_GAP], [_GAP]])
 
 
 def _imported(folder: Path, rows: list[dict[str, str]], **options: Any) -> tuple[Any, Store]:
@@ -161,8 +161,8 @@ def test_text_column_of_numbers_is_refused(tmp_path):
 @golden.values
 def test_invalid_inputs_are_refused(tmp_path, case):
     path = _csv(tmp_path)
-    found = refused("csv", path, **{**_COLUMNS, **case})
-    return found.replace(f"{tmp_path}/", "")
+    result = refused("csv", path, **{**_COLUMNS, **case})
+    return result.replace(f"{tmp_path}/", "")
 
 
 # --- Images
@@ -195,13 +195,13 @@ _PIXELS = np.arange(24, dtype=np.uint8).reshape(4, 2, 3) * 10
 )
 def test_images_in_parquet_become_pixels(tmp_path, as_cell):
     path = _parquet(tmp_path, [as_cell(_PIXELS), as_cell(255 - _PIXELS)])
-    found = _features(path, image_columns=("photo",))
-    assert [list(features) for features in found] == [["pixels", "label"]] * 2
-    for features, expected in zip(found, (_PIXELS, 255 - _PIXELS)):
+    result = _features(path, image_columns=("photo",))
+    assert [list(features) for features in result] == [["pixels", "label"]] * 2
+    for features, expected in zip(result, (_PIXELS, 255 - _PIXELS)):
         assert features["pixels"].dtype == np.float32
         np.testing.assert_array_equal(features["pixels"], expected.astype(np.float32) / 255)
-    found = _features(path, image_columns=("photo",), feature_columns=("age",))
-    assert [list(features) for features in found] == [["x", "photo", "label"]] * 2
+    result = _features(path, image_columns=("photo",), feature_columns=("age",))
+    assert [list(features) for features in result] == [["x", "photo", "label"]] * 2
 
 
 @golden.values

@@ -293,7 +293,7 @@ def test_delimiters_separate_columns(tmp_path, delimiter, sign):
         (f"{_HEADER}José,x,1,2,0\n", {}, "(encoding=cp1252 is for what Excel"),
         ("\xff\xfew\0", {}, "in column 1 (it begins as UTF-16 does: encoding=utf-16 reads it)"),
         ("\xff\xfe\0\0w", {}, "in column 1 (it begins as UTF-32 does: save it as UTF-8)"),
-        (_HEADER, {"encoding": "utf-16"}, "expected text in utf-16 (encoding), found other"),
+        (_HEADER, {"encoding": "utf-16"}, "expected text in utf-16 (encoding), found invalid"),
         (_HEADER, {"delimiter": ";;"}, "delimiter: expected one sign, or tab, semicolon"),
     ],
 )

@@ -28,8 +28,8 @@ def _tokens(folder: Path, **options: str) -> list[str]:
 def test_files_are_clients(tmp_path):
     folder = _texts(tmp_path, ar__1="Hola . ¿ Qué tal ?", es__1="Vale", ar__2="No , no !\nSí .")
     examples, log = read("text_folders", folder)
-    found = [(e.record.client, e.record.domain, e.place, e.group) for e in examples]
-    assert found == [
+    result = [(e.record.client, e.record.domain, e.place, e.group) for e in examples]
+    assert result == [
         ("ar/1", "ar", "ar/1:0", "ar/1"),
         ("ar/1", "ar", "ar/1:1", "ar/1"),
         ("ar/2", "ar", "ar/2:0", "ar/2"),
@@ -107,7 +107,7 @@ def test_invalid_utf8_is_named_with_its_place(tmp_path, start):
     assert refused("text_folders", folder) == message
 
 
-def test_a_letter_that_is_cut_off_at_the_end(tmp_path):
+def test_truncated_letter_is_refused(tmp_path):
     folder = _texts(tmp_path, ar__1="")
     (folder / "ar" / "1.txt").write_bytes("fin é".encode()[:-1])
     assert refused("text_folders", folder).endswith("found byte 0xc3 in column 5")
@@ -211,8 +211,8 @@ def _text(folder, text=_PLAY, name="play"):
 
 def test_speakers_of_plays_are_clients(tmp_path):
     examples, log = read("plays", _text(tmp_path))
-    found = [(e.record.client, e.record.domain, e.record.features["tokens"]) for e in examples]
-    assert found == [
+    result = [(e.record.client, e.record.domain, e.record.features["tokens"]) for e in examples]
+    assert result == [
         ("First Citizen", "play", "Before we proceed , know't !"),
         ("ALL", "play", "Speak , speak ."),
     ]

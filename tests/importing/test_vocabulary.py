@@ -17,7 +17,7 @@ from tff_agnostic.importing.vocabulary import WordCounts
 
 
 def _words(count: int, seed: int = 0) -> list[str]:
-    """Words of which few are frequent, as in a language."""
+    """Words with few frequent ones, as in a language."""
     draw = random.Random(seed)
     return [f"w{int(draw.paretovariate(1))}" for _ in range(count)]
 
@@ -53,10 +53,10 @@ def test_counts_in_bounded_memory_have_bounded_errors(seed):
         assert len(counts) <= 50
     expected = Counter(words)
     assert len(expected) > 100
-    found = counts.top(50)
+    result = counts.top(50)
     assert counts.max_undercount > 0
     for word, count in expected.items():
-        assert count - counts.max_undercount <= found.get(word, 0) <= count
+        assert count - counts.max_undercount <= result.get(word, 0) <= count
     # The most frequent words are far above the error, and so exact in order.
     assert list(counts.top(3)) == [word for word, _ in expected.most_common(3)]
 

@@ -218,8 +218,8 @@ class ArrowStore(Store):
     def sentence_lengths(self, split: str) -> dict[int, int]:
         """See `Store.sentence_lengths`."""
         total: Counter[int] = Counter()
-        for of_split, _, words, n in self.domain_sentence_lengths():
-            total[words] += n if of_split == split else 0
+        for name, _, words, n in self.domain_sentence_lengths():
+            total[words] += n if name == split else 0
         return {words: n for words, n in sorted(total.items()) if n}
 
     def domain_sentence_lengths(self) -> list[tuple[str, str, int, int]]:

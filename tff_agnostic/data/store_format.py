@@ -194,8 +194,8 @@ def _typed(kind: Any, value: Any) -> Any:
         hints = get_type_hints(kind)
         # Statistics are lists, in the order of their fields.
         entries = dict(zip(hints, value, strict=True)) if isinstance(value, list) else value
-        known = {name: _typed(hints[name], entries[name]) for name in hints if name in entries}
-        return kind(**known)
+        entries_ = {name: _typed(hints[name], entries[name]) for name in hints if name in entries}
+        return kind(**entries_)
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise ValueError(f"expected {kind}, found {value!r:.100}")
     return value

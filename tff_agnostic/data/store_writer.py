@@ -194,8 +194,10 @@ class StoreWriter:
             ]
         clients = pc.dictionary_encode(table[_PREFIX + CLIENT].combine_chunks())
         names = clients.dictionary.to_pylist()
-        of_names = [zlib.crc32(n.encode("utf-8", "surrogatepass")) % _NUM_BUCKETS for n in names]
-        buckets = np.array(of_names)[np.asarray(clients.indices)]
+        bucket_of_name = [
+            zlib.crc32(n.encode("utf-8", "surrogatepass")) % _NUM_BUCKETS for n in names
+        ]
+        buckets = np.array(bucket_of_name)[np.asarray(clients.indices)]
         order = np.argsort(buckets, kind="stable")
         starts = np.searchsorted(buckets[order], np.arange(_NUM_BUCKETS + 1))
         # Rows of many chunks would be joined for each bucket.

@@ -178,8 +178,8 @@ def text_of(content: bytes) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as e:
-        found = f"expected UTF-8, found byte 0x{content[e.start]:02x}"
-        raise CellError("text that is not UTF-8", found) from None
+        result = f"expected UTF-8, found byte 0x{content[e.start]:02x}"
+        raise CellError("text that is not UTF-8", result) from None
 
 
 def not_a_number(value: Any, where: str, hint: str = "") -> CellError:
@@ -199,7 +199,7 @@ def not_finite(value: Any, where: str) -> CellError:
 
 
 def hint_of(value: Any) -> str:
-    """Returns what to do about a value that is no number."""
+    """Returns the advice for a value that is not a number."""
     text = value.strip() if isinstance(value, str) else None
     for pattern, hint in _HINTS.items():
         if text is not None and re.fullmatch(pattern, text):

@@ -82,7 +82,7 @@ def runs(looks: Sequence[np.ndarray], count: int) -> Iterator[tuple[int, int]]:
     """Yields the start and the end of each run of equal rows.
 
     Args:
-        looks: Arrays [count], all of which are equal within a run.
+        looks: Arrays [count]; the values of each are equal within a run.
         count: Number of rows.
     """
     is_first = np.arange(count) == 0
@@ -392,6 +392,6 @@ class _TextCheck:
     def end(self) -> None:
         """Raises an `OptionError` if there were numbers and no text."""
         if self._num_numbers and not self._has_text:
-            found = f"only numbers, such as {self._last!r} (feature_columns is for numbers)"
+            result = f"only numbers, such as {self._last!r} (feature_columns is for numbers)"
             expected = f"texts in {self._options.text_column}"
-            raise self._options.error("text_column", expected, Verbatim(found))
+            raise self._options.error("text_column", expected, Verbatim(result))

@@ -229,13 +229,13 @@ def _hashes(table: pa.Table) -> np.ndarray:
 def copy_remarks(copies: Mapping[str, Mapping[str, int]]) -> Iterator[Remark]:
     """Yields warnings about many copies."""
     total = sum(split["examples"] for split in copies.values())
-    of_clients = sum(split["of_client"] for split in copies.values())
-    if of_clients >= _MANY_COPIES * total:
+    copied = sum(split["of_client"] for split in copies.values())
+    if copied >= _MANY_COPIES * total:
         yield Remark(
             "copies",
-            f"{share(of_clients, total)} of the examples ({of_clients} of {total}) are copies of "
+            f"{share(copied, total)} of the examples ({copied} of {total}) are copies of "
             "another example of their client.",
-            {"copies": of_clients, "examples": total},
+            {"copies": copied, "examples": total},
         )
     for split, counts in copies.items():
         n, examples = counts.get("in_train", 0), counts["examples"]

@@ -175,9 +175,9 @@ def decoded_lines(
     """
     if options is not None:
         start = cast(Any, file).peek(_LONGEST_MARK)
-        for mark, found in _NO_TEXT.items():
+        for mark, result in _NO_TEXT.items():
             if start.startswith(mark):
-                raise UserError(f"{path}: expected text, found {found}")
+                raise UserError(f"{path}: expected text, found {result}")
     errors = "strict" if options is None else options.encoding_errors
     if options is None or options.encoding == UTF_8:
         yield from _utf8_lines(file, path, errors, has_options=options is not None)
@@ -191,8 +191,8 @@ def decoded_lines(
                 yield line
         except UnicodeError as e:
             raise UserError(
-                f"{path}: expected text in {options.encoding} (encoding), found other bytes after "
-                f"line {number} ({e})"
+                f"{path}: expected text in {options.encoding} (encoding), found invalid bytes "
+                f"after line {number} ({e})"
             ) from e
 
 
@@ -210,7 +210,7 @@ def _utf8_lines(file: IO[bytes], path: Path, errors: str, has_options: bool) -> 
 
 
 def _other_encoding(line: bytes, number: int) -> str:
-    """Returns how a file is to be read that has such a line, which is not UTF-8."""
+    """Returns the advice for a file with a line that is not UTF-8."""
     if number == 1 and line.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return " (it begins as UTF-32 does: save it as UTF-8)"
     if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -248,8 +248,8 @@ def input_paths(options: ImportOptions) -> list[Path]:
     """Returns the paths of `input`."""
     names = options.input
     if not names or not all(names):
-        found = ",".join(names) if names else Verbatim("none")
-        raise options.error("input", "files or folders", found)
+        result = ",".join(names) if names else Verbatim("none")
+        raise options.error("input", "files or folders", result)
     paths = [Path(name) for name in names]
     for path in paths:
         if not path.exists():
@@ -264,12 +264,12 @@ def expand(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
     endings = tuple(suffix.lower() for suffix in suffixes)
     files: list[Path] = []
     for path in paths:
-        found = [path]
+        result = [path]
         if path.is_dir():
-            found = sorted(f for f in path.rglob("*") if f.name.lower().endswith(endings))
-            if not found:
+            result = sorted(f for f in path.rglob("*") if f.name.lower().endswith(endings))
+            if not result:
                 raise UserError(f"{path}: expected files {' or '.join(suffixes)}, found none")
-        files += found
+        files += result
     seen: set[Path] = set()
     for file in files:
         check_is_file(file)

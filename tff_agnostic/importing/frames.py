@@ -143,11 +143,11 @@ def _inputs(parts: list[Rows], options: ImportOptions) -> Any:
     one_hot = []
     for column in options.categorical_columns:
         values = pa.concat_arrays([part.features[column] for part in parts])
-        known = pa.array(sorted(set(values.unique().to_pylist()) - {""}))
-        codes = np.asarray(pc.index_in(values, known).fill_null(-1))
-        one_hot.append((codes[:, np.newaxis] == np.arange(len(known))).astype(np.float32))
+        known_values = pa.array(sorted(set(values.unique().to_pylist()) - {""}))
+        codes = np.asarray(pc.index_in(values, known_values).fill_null(-1))
+        one_hot.append((codes[:, np.newaxis] == np.arange(len(known_values))).astype(np.float32))
     if one_hot and len(inputs) > 1:
-        raise UserError("columns: expected one input of numbers beside categories, found several")
+        raise UserError("columns: expected one input of numbers with categories, found several")
     if one_hot:
         return np.concatenate([*inputs.values(), *one_hot], axis=1)
     first, *more = inputs.values()

@@ -45,7 +45,7 @@ from tff_agnostic.importing.text import Normalizer
 from tff_agnostic.importing.vocabulary import CategoryCounts, VocabularySummary, count_words
 
 _SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
-# Ends of the names of files -> the format; `text_folders` and `plays` are not told by a name.
+# Suffixes of files -> the format; no name shows `text_folders` and `plays`.
 _FORMAT_OF_NAME: Mapping[tuple[str, ...], str] = {
     ("posts.xml", "posts.xml.gz"): "stackexchange",
     tables.CSV_SUFFIXES: "csv",
@@ -118,13 +118,15 @@ class Import:
             words = count_words(examples) if TOKENS in writer.features else None
             vocabulary = None if words is None else words.vocabulary(options.vocabulary_size)
             categories = {c: CategoryCounts(examples, c) for c in options.categorical_columns}
-            known = {c: one.known(options.max_categories) for c, one in categories.items()}
+            known_values = {
+                c: one.frequent(options.max_categories) for c, one in categories.items()
+            }
             store = writer.finish(
                 FEATURES if words is None else TEXT,
                 vocabulary=vocabulary,
                 class_names=self._class_names(),
                 source=self._source(),
-                categories=known,
+                categories=known_values,
                 columns=stored_columns(options, log.numbers) if self._is_table() else None,
                 standardize=options.standardize,
             )
@@ -135,8 +137,8 @@ class Import:
                 log,
                 None
                 if words is None or vocabulary is None
-                else VocabularySummary.of(vocabulary, words),
-                {column: one.summary(known[column]) for column, one in categories.items()},
+                else VocabularySummary.from_counts(vocabulary, words),
+                {column: one.summary(known_values[column]) for column, one in categories.items()},
                 strata,
             )
             writer.add_notes(report.notes())
@@ -202,8 +204,8 @@ def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
     if options.report is not None:
         check_can_be_made(options.report.parent, "report")
         if options.report.resolve() in {p.resolve() for p in (output, *format_.find_inputs(paths))}:
-            found = Verbatim(f"{options.report}, which is read or written")
-            raise options.error("report", "a separate file", found)
+            result = Verbatim(f"{options.report}, which is read or written")
+            raise options.error("report", "a separate file", result)
     if options.split_by == "group" and not format_.has_groups:
         raise options.error("split_by", f"client or example, as {options.format} has no groups")
     parse_shares(options.split)
@@ -255,10 +257,10 @@ def _left_out(log: ReadLog) -> str:
 
 
 def stored_columns(options: ImportOptions, numbers: Mapping[str, Sequence[str]]) -> StoredColumns:
-    """Returns what a store says of the columns that it is made of.
+    """Returns the description of the columns of a store.
 
     Args:
-        options: Of the import of a table.
+        options: Options of the import of a table.
         numbers: The column of each number of an input, by input.
     """
     named = {

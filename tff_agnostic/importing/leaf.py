@@ -43,14 +43,14 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
     """Returns the files, and those of folders whose names end in .json."""
-    found = files.expand(paths, (".json",))
-    other = next((path for path in found if _split_of(path) is None), None)
-    if other is not None and any(map(_split_of, found)):
+    result = files.expand(paths, (".json",))
+    other = next((path for path in result if _split_of(path) is None), None)
+    if other is not None and any(map(_split_of, result)):
         raise UserError(
             f"{other}: expected files in folders train and test only, as some are: LEAF's scripts "
             "leave the same users in all_data and sampled_data; input=FOLDER,... names the folders"
         )
-    return found
+    return result
 
 
 def _split_of(path: Path) -> Optional[str]:
@@ -61,8 +61,8 @@ def check(options: ImportOptions) -> None:
     """Raises a `UserError` unless the options say what the domains are."""
     check_shape(options)
     if (options.domains_file is None) == (options.domain_name is None):
-        found = Verbatim("neither" if options.domain_name is None else "both")
-        raise options.error("domains_file", "this or domain_name", found)
+        result = Verbatim("neither" if options.domain_name is None else "both")
+        raise options.error("domains_file", "this or domain_name", result)
     if options.text_column is not None and not options.text_column.isdecimal():
         raise options.error("text_column", "a position from 0 with format=leaf")
 
@@ -71,16 +71,16 @@ def _users(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tuple[s
     # Imported here, like every library of one format.
     import ijson
 
-    found = False
+    result = False
     with files.open_input(path, options, log) as file:
         try:
             for user, data in ijson.kvitems(_Nested(file, path), "user_data", use_float=True):
-                found = True
+                result = True
                 file.limits.end_record()
                 yield user, data
         except (ijson.JSONError, UnicodeDecodeError) as e:
             raise UserError(f"{path}: expected JSON, found: {' '.join(str(e).split())}") from e
-    if not found:
+    if not result:
         raise UserError(f"{path}: expected LEAF's JSON with users in user_data, found none")
 
 
@@ -95,7 +95,7 @@ class _Nested:
         self._file = file
         self._path = path
         self._depth = 0
-        # The beginning of a string that goes on in the next block.
+        # The beginning of a string that continues in the next block.
         self._open = b""
 
     def read(self, size: int = -1) -> bytes:
@@ -183,7 +183,7 @@ def _pairs(data: Any, place: str) -> list[tuple[Any, Any]]:
     x, y = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
         raise RecordError(
-            place, "user without x and y", "expected lists x and y of one length, found others"
+            place, "user without x and y", "expected lists x and y of one length, found none"
         )
     return list(zip(x, y))
 
@@ -192,7 +192,7 @@ def _item(x: Any, position: int) -> str:
     if not isinstance(x, list) or position >= len(x) or not isinstance(x[position], str):
         raise CellError(
             "text that is none",
-            f"expected a list with a text at {position}, found another x",
+            f"expected a list with a text at {position}, found {x!r:.60}",
         )
     return str(x[position])
 
@@ -206,7 +206,7 @@ def _flat(x: Any) -> list[Any]:
         if len(lengths) > 1 or depth > _MAX_DEPTH:
             raise CellError(
                 "wrong number of features",
-                f"expected at most {_MAX_DEPTH} levels of lists of one length, found others",
+                f"expected at most {_MAX_DEPTH} levels of lists of one length, found more",
             )
         level = [value for part in level for value in part]
     return level

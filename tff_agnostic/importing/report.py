@@ -106,7 +106,7 @@ class Sizes:
     largest: int
 
     @classmethod
-    def of(cls, counts: Mapping[int, int]) -> Sizes:
+    def from_counts(cls, counts: Mapping[int, int]) -> Sizes:
         """Returns the distribution of at least one thing, from the number of things by size."""
         sizes = np.array(sorted(counts), np.int64)
         numbers = np.array([counts[size] for size in sizes.tolist()], np.int64)
@@ -280,8 +280,8 @@ def summarise(
         vocabulary=vocabulary,
         categories=categories,
         missing=dict(log.missing.most_common()),
-        client_sizes=Sizes.of(Counter(store.client_counts(TRAIN).values())),
-        sentence_lengths=Sizes.of(lengths) if lengths else None,
+        client_sizes=Sizes.from_counts(Counter(store.client_counts(TRAIN).values())),
+        sentence_lengths=Sizes.from_counts(lengths) if lengths else None,
         classes=contents.named_classes(counts, description) if counts else None,
         class_shares=shares,
         copies=copies,

@@ -64,7 +64,7 @@ class DistinctKeys:
         return len(self._sorted)
 
     def num_missing_in(self, other: DistinctKeys) -> int:
-        """Returns how many of these are not in another set."""
+        """Returns the number of strings that are not in another set."""
         self._merge()
         other._merge()
         return len(np.setdiff1d(self._sorted, other._sorted, assume_unique=True))
@@ -138,7 +138,7 @@ class SourceText:
     """A text whose sentences are examples.
 
     Attributes:
-        record: What the examples share.
+        record: The shared values of the examples.
         place: Which text of the source it is; `place#k` is its sentence k, from 0.
         group: The group of the examples, as a `SourceExample` has it.
         text: The text, with markup.
@@ -164,7 +164,7 @@ class RecordError(UserError):
         self._parts = place, reason, detail
 
     def __reduce__(self) -> tuple[type[RecordError], tuple[str, str, str]]:
-        """Returns what makes it anew in another process."""
+        """Returns the constructor and its arguments, for other processes."""
         return RecordError, self._parts
 
 
@@ -243,7 +243,7 @@ class ReadLog:
         self._clients_of_kept.merge(other._clients_of_kept)
 
     def clients_without_examples(self) -> int:
-        """Returns how many clients had all their records left out."""
+        """Returns the number of clients all of whose records were skipped."""
         return self._clients_of_skipped.num_missing_in(self._clients_of_kept)
 
 

@@ -94,8 +94,8 @@ def check(options: ImportOptions) -> None:
     require_client_and_domain(options)
     has_features = bool(feature_columns_of(options))
     if (options.text_column is None) == (not has_features):
-        found = Verbatim("neither" if options.text_column is None else "both")
-        raise options.error("feature_columns", "this or text_column", found)
+        result = Verbatim("neither" if options.text_column is None else "both")
+        raise options.error("feature_columns", "this or text_column", result)
     _check_inputs(options)
     if has_features and options.label_column is None:
         raise _no_column(options, "label_column")
@@ -129,15 +129,15 @@ def require_client_and_domain(options: ImportOptions) -> None:
         expected = f"the name of a column, or {ROW}, which makes a client of each row"
         raise options.error("client_column", expected, Verbatim("none"))
     if (options.domain_column is None) == (options.domain_name is None):
-        found = Verbatim("neither" if options.domain_name is None else "both")
-        raise options.error("domain_column", "this or domain_name", found)
+        result = Verbatim("neither" if options.domain_name is None else "both")
+        raise options.error("domain_column", "this or domain_name", result)
 
 
 def check_shape(options: ImportOptions) -> None:
     """Raises an `OptionError` if `feature_shape` is not a shape."""
     if any(size < 1 for size in options.feature_shape):
-        found = Verbatim(list(options.feature_shape))
-        raise options.error("feature_shape", "positive sizes", found)
+        result = Verbatim(list(options.feature_shape))
+        raise options.error("feature_shape", "positive sizes", result)
 
 
 def _no_column(options: ImportOptions, name: str, more: str = "") -> OptionError:
@@ -164,15 +164,15 @@ def _check_inputs(options: ImportOptions) -> None:
         raise options.error("feature_columns", expected, Verbatim(", ".join(names)))
     check_shape(options)
     if options.feature_shape and len(vector_inputs(options)) != 1:
-        found = Verbatim(len(vector_inputs(options)))
-        raise options.error("feature_shape", "exactly one input in feature_columns", found)
+        result = Verbatim(len(vector_inputs(options)))
+        raise options.error("feature_shape", "exactly one input in feature_columns", result)
     if options.feature_shape and options.missing_values == "mark":
         expected = "vectors with missing_values=mark, which adds an entry for each column"
         raise options.error("feature_shape", expected)
     if options.feature_name not in (None, *(input_.name for input_ in inputs)):
         expected = "no value, as it names the only input of numbers or images"
-        found = Verbatim(", ".join(input_.name for input_ in inputs) or "none")
-        raise options.error("feature_name", expected, found)
+        result = Verbatim(", ".join(input_.name for input_ in inputs) or "none")
+        raise options.error("feature_name", expected, result)
 
 
 def check_columns(options: ImportOptions, header: Sequence[str], where: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Callable, Optional
 
 from tff_agnostic.importing.options import CODE_MARK, MATH_MARK, SPECIAL_WORDS, ImportOptions
 
-# Of scripts that are written, and of selectors of variants.
+# Code points of scripts, and of selectors of variants.
 _WITH_MARKS = (range(0x20000), range(0xE0100, 0xE01F0))
 # Within a word of Persian or Hindi, between letters that are joined or not.
 _JOINERS = "\u200c\u200d"
@@ -59,12 +59,12 @@ _HAS_WORD = re.compile(r"[a-z0-9]")
 _CODE = {"code", "pre"}
 _SCRIPTS = {"script", "style"}
 _DROPPED_BY_TREATMENT = {"drop": _CODE | _SCRIPTS, "word": _CODE | _SCRIPTS, "keep": _SCRIPTS}
-# A sentence does not go on beyond one of these.
+# Elements that end a sentence.
 _BLOCKS = {
     "blockquote", "br", "dd", "div", "dl", "dt", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li",
     "ol", "p", "pre", "table", "td", "th", "tr", "ul",
 }  # fmt: skip
-# Characters after a "<" without end within which tags are still told from text as usual.
+# Characters after an unfinished "<" within which tags are still recognised.
 _MAX_UNFINISHED = 4096
 _TAG = re.compile("<[^<>]*>")
 # Markup that needs no parser: the tags of elements, with attributes in quotes or none.
@@ -134,7 +134,7 @@ class Normalizer:
         self._drop = options.punctuation == "drop"
         tokenizer = options.tokenizer or default_tokenizer
         self._tokenize = _TOKENIZERS[tokenizer]
-        # What `StoredColumns.words` says.
+        # The value of `StoredColumns.words`.
         self.rule = {
             "pattern": _word().pattern if tokenizer == "words" else None,
             "letters": tokenizer == "letters",
@@ -219,8 +219,8 @@ class _TextOfHtml(HTMLParser):
             return self.parse_bogus_comment(i)
 
     def close(self) -> None:
-        # What is left begins with a tag or comment without end, which the parser would look for
-        # again at each "<" after it.
+        # The remaining data begins with an unfinished tag or comment, whose end the parser would
+        # look for again at each "<" after it.
         if len(self.rawdata) > _MAX_UNFINISHED:
             self.handle_data(unescape(_TAG.sub(" ", self.rawdata)))
             self.rawdata = ""

@@ -34,7 +34,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     normalizer = Normalizer(options, default_tokenizer="spaces")
     sentences = _SENTENCES[options.sentences]
     size, group_size = options.sentences_per_client, options.sentences_per_group
-    for document, (path, domain) in _of_domains(options, paths, log).items():
+    for document, (path, domain) in _texts_with_domains(options, paths, log).items():
         count = 0
         for words in sentences(_pieces(path, options, log), normalizer):
             log.num_records += 1
@@ -66,24 +66,24 @@ def check(options: ImportOptions) -> None:
         raise options.error("sentences_per_group", expected)
 
 
-def _of_domains(
+def _texts_with_domains(
     options: ImportOptions, paths: Sequence[Path], log: ReadLog
 ) -> dict[str, tuple[Path, str]]:
     """Returns the texts that have a domain, with it; reports the others to the log."""
-    found = {}
+    result = {}
     for document, (path, folder) in _texts(paths).items():
         domain = options.domain_name or folder
         if domain is None:
             log.num_records += 1
             log.skip("text outside of the domains' folders")
         else:
-            found[document] = (path, domain)
-    if not found:
+            result[document] = (path, domain)
+    if not result:
         raise UserError(
             f"{', '.join(map(str, paths))}: expected a folder with a folder for each domain, or "
             "domain_name for texts of one domain, found texts without"
         )
-    return found
+    return result
 
 
 def _texts(paths: Sequence[Path]) -> Mapping[str, tuple[Path, Optional[str]]]:
@@ -101,7 +101,7 @@ def _texts(paths: Sequence[Path]) -> Mapping[str, tuple[Path, Optional[str]]]:
 
 
 def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, Path, Optional[str]]]:
-    """Yields what a file's name is relative to, the file, and its domain's folder."""
+    """Yields the root of a file's name, the file, and its domain's folder."""
     for root in paths:
         if not root.is_dir():
             if root.suffix.lower() != _SUFFIX:

@@ -60,9 +60,9 @@ class WordCounts:
 
     def vocabulary(self, size: int) -> dict[str, int]:
         """Returns `top` without the word for unknown words."""
-        known = self.top(size + 1)
-        known.pop(UNKNOWN, None)
-        return dict(list(known.items())[:size])
+        known_values = self.top(size + 1)
+        known_values.pop(UNKNOWN, None)
+        return dict(list(known_values.items())[:size])
 
     def _forget(self) -> None:
         """Forgets the rarest words, so that at most half of the places are taken."""
@@ -101,7 +101,7 @@ class VocabularySummary:
     unknown: int
 
     @classmethod
-    def of(cls, kept: Mapping[str, int], words: WordCounts) -> VocabularySummary:
+    def from_counts(cls, kept: Mapping[str, int], words: WordCounts) -> VocabularySummary:
         """Returns the summary of a vocabulary and all words that it was chosen from."""
         return cls(
             size=len(kept),
@@ -172,7 +172,7 @@ class CategoryCounts:
                 self._counts.setdefault(split, WordCounts()).add(values)
                 self._examples[split] += len(values)
 
-    def known(self, size: int) -> tuple[str, ...]:
+    def frequent(self, size: int) -> tuple[str, ...]:
         """Returns the most frequent values among training clients, sorted.
 
         Args:
@@ -180,14 +180,14 @@ class CategoryCounts:
         """
         return tuple(sorted(self._counts[TRAIN].top(size)))
 
-    def summary(self, known: Sequence[str]) -> CategorySummary:
+    def summary(self, known_values: Sequence[str]) -> CategorySummary:
         """Returns the summary of the column for its known values."""
         unknown = {
-            split: self._examples[split] - counts.total_of(known)
+            split: self._examples[split] - counts.total_of(known_values)
             for split, counts in sorted(self._counts.items())
         }
         return CategorySummary(
-            size=len(known),
+            size=len(known_values),
             different=len(self._counts[TRAIN]),
             coverage=1 - unknown[TRAIN] / max(1, self._examples[TRAIN]),
             unknown={split: count for split, count in unknown.items() if count},
