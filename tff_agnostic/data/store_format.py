@@ -197,7 +197,7 @@ def _typed(kind: Any, value: Any) -> Any:
         entries_ = {name: _typed(hints[name], entries[name]) for name in hints if name in entries}
         return kind(**entries_)
     if type(value) is not kind and not (kind is float and type(value) is int):
-        raise ValueError(f"expected {kind}, found {value!r:.100}")
+        raise ValueError(f"expected {getattr(kind, '__name__', kind)}, found {value!r:.100}")
     return value
 
 

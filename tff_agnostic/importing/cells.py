@@ -15,6 +15,7 @@ from tff_agnostic.importing.options import ImportOptions
 
 # Stores hold labels as int64, models count them as int32.
 _MAX_LABEL = 2**31 - 1
+_REAL_LABELS = " (label_kind=number is for labels that are real numbers)"
 # A larger number is infinite as float32.
 MOST = "at most 3.4e38"
 # Characters without a width at the ends of a name: byte-order marks, zero-width spaces, joiners.
@@ -284,8 +285,10 @@ class Labels:
             )
         limit = len(self._names) or _MAX_LABEL
         if not 0 <= number < limit:
+            hint = "" if self._names else _REAL_LABELS
             raise CellError(
-                "label out of range", f"expected a label from 0 to {limit - 1}, found {number}"
+                "label out of range",
+                f"expected a label from 0 to {limit - 1}, found {number}{hint}",
             )
         return number
 
@@ -293,7 +296,7 @@ class Labels:
 def _label_hint(value: Any) -> str:
     if number_in(value) is None:
         return " (class_names=NAME,... makes numbers of names)"
-    return " (label_kind=number is for labels that are real numbers)"
+    return _REAL_LABELS
 
 
 def _real_number(value: Any) -> float:
