@@ -141,7 +141,9 @@ def sentence_lengths(examples: SortedExamples) -> list[tuple[str, str, int, int]
         for table in examples.batches(split):
             words = pc.add(pc.count_substring(table[TOKENS], " "), 1)
             pairs = pa.table({"domain": table[DOMAIN], "words": words})
-            counts = pairs.group_by(["domain", "words"]).aggregate([([], "count_all")])
+            counts = pairs.group_by(["domain", "words"], use_threads=False).aggregate(
+                [([], "count_all")]
+            )
             for row in counts.to_pylist():
                 lengths[split, row["domain"], row["words"]] += row["count_all"]
     return [(*key, n) for key, n in sorted(lengths.items())]

@@ -44,7 +44,7 @@ from tff_agnostic.data.store_format import (
 from tff_agnostic.data.unit_counts import UnitCounts
 
 # Bytes of rows in memory before they go into buckets on the disk.
-_MEMORY = 16 * 2**20
+_MEMORY = 8 * 2**20
 # Buckets of 16 MB each hold 4 GB of rows.
 _NUM_BUCKETS = 256
 # Records that become columns at once.
@@ -294,6 +294,7 @@ class StoreWriter:
             self._complete_numbers(examples, description, sizes)
             self._write_description(description, vocabulary or {}, examples)
         self._is_complete = True
+        self._sorted = None
         return self._store
 
     def add_notes(self, notes: Mapping[str, Any]) -> None:

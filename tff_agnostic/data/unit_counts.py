@@ -51,8 +51,9 @@ class UnitCounts:
 
 def _summed(table: pa.Table) -> pa.Table:
     """Returns each pair once."""
+    # Each thread of Arrow keeps memory.
     return (
-        table.group_by(_KEYS)
+        table.group_by(_KEYS, use_threads=False)
         .aggregate([("n", "sum")])
         .select([*_KEYS, "n_sum"])
         .rename_columns([*_KEYS, "n"])

@@ -41,7 +41,7 @@ def class_counts(store: ArrowStore) -> Optional[Classes]:
     counts: dict[str, dict[str, Counter[int]]] = {}
     for split in sorted(store.splits(), key=lambda name: (name != TRAIN, name)):
         for table in store.examples.batches(split):
-            groups = table.select([DOMAIN, LABEL]).group_by([DOMAIN, LABEL])
+            groups = table.select([DOMAIN, LABEL]).group_by([DOMAIN, LABEL], use_threads=False)
             for row in groups.aggregate([([], "count_all")]).to_pylist():
                 domain = counts.setdefault(split, {}).setdefault(row[DOMAIN], Counter())
                 domain[row[LABEL]] += row["count_all"]

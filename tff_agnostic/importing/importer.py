@@ -130,6 +130,8 @@ class Import:
                 columns=stored_columns(options, log.numbers) if self._is_table() else None,
                 standardize=options.standardize,
             )
+            # The index of the clients is in memory once.
+            del examples
             report = summarise(
                 ArrowStore(store),
                 self.output,
