@@ -18,7 +18,7 @@ def _export(folder: Path, *arguments: str) -> tuple[int, str]:
     return outcome.status, outcome.out + outcome.err
 
 
-def test_tffs_file_has_the_clients_of_the_store(tmp_path):
+def test_export_has_the_clients_of_the_store(tmp_path):
     records = [("train", sentence(name, "d", f"text {k}")) for k, name in enumerate(_IDS)]
     store = load_store(write_store(tmp_path / "s.store", records, "text", vocabulary={"text": 5}))
     status, output = _export(tmp_path, "--data=s.store", "--output=s.sqlite")
@@ -30,7 +30,7 @@ def test_tffs_file_has_the_clients_of_the_store(tmp_path):
         assert_identical(*(one.columns("train", client, features) for one in (store, other)))
 
 
-def test_wrong_exports_are_one_line(tmp_path):
+def test_invalid_exports_raise_one_line(tmp_path):
     text_store(tmp_path / "s.store")
     text_store(tmp_path / "s.sqlite")
     for arguments, expected in (

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from binaries import import_data
 from tests import golden
 from tests.binaries.harness import ROOT, Caller, Process, python_module
-from tests.importing.harness import table
+from tests.importing.harness import counts_of
 from tests.marks import usually
 from tests.processes import wait_until
 from tff_agnostic.importing.importer import FORMATS
@@ -114,12 +114,12 @@ _INPUTS = {
 }
 
 
-def test_every_format_is_tried():
+def test_every_format_has_a_case():
     assert set(_INPUTS) == set(FORMATS)
 
 
 @pytest.mark.parametrize("format_", _INPUTS)
-def test_a_store_of_each_format(call, folder, format_):
+def test_store_of_each_format_is_written(call, folder, format_):
     path, *flags = _INPUTS[format_](folder)
     result = call(
         import_data,
@@ -135,7 +135,7 @@ def test_a_store_of_each_format(call, folder, format_):
     assert report["format"] == format_
     domains = {"question", "answer"} if format_ == "stackexchange" else {"x", "y"}
     assert set(report["splits"]["train"]["domains"]) == domains
-    ((stored,),) = table(Path("a/s.sqlite"), "SELECT COUNT(*) FROM examples")
+    stored = counts_of(Path("a/s.sqlite")).total()
     assert stored == sum(split["examples"] for split in report["splits"].values()) > 20
     assert [path.name for path in (folder / "a").iterdir()] == ["s.sqlite"]
 
@@ -144,12 +144,12 @@ _CSV = ("--format=csv", "--input=rows.csv", "--output=s.sqlite")
 
 
 @golden.arguments
-def test_what_is_refused(call, folder, arguments):
+def test_invalid_flags_are_refused(call, folder, arguments):
     _csv(folder)
     return call.refused(folder, import_data, *arguments)
 
 
-def test_skipped_records_are_told(call, folder):
+def test_skipped_records_are_printed(call, folder):
     _csv(folder)
     flags = ("--domain_names=x", "--bad_records=skip", "--split=train:1")
     result = call(import_data, *_CSV, *_NUMBERS, *flags)
@@ -164,7 +164,7 @@ def test_skipped_records_are_told(call, folder):
         [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
     ),
 )
-def test_a_signal_leaves_no_store(folder, number, status):
+def test_signal_leaves_no_store(folder, number, status):
     # So many that the import is not over before the signal.
     posts = _posts(folder / "Posts.xml", 200_000)
     command = python_module(
@@ -185,7 +185,7 @@ def test_a_signal_leaves_no_store(folder, number, status):
 
 
 @pytest.mark.slow
-def test_tensorflow_federated_is_not_loaded(folder):
+def test_import_loads_no_tensorflow(folder):
     # It takes many seconds, and an import needs none of it.
     code = (
         "import sys; from tff_agnostic.program.commands.import_data import IMPORT_DATA;"
@@ -210,12 +210,12 @@ def test_installed_program_runs_named_command(folder):
 
 
 @pytest.mark.slow
-def test_the_installed_program_lists_its_commands(folder):
+def test_installed_program_lists_its_commands(folder):
     outcome = _installed(folder, "tff-agnostic")
     assert outcome.status == 0
     lines = [line.split(maxsplit=1) for line in outcome.out.splitlines() if line[:2] == "  "]
-    there = {path.stem for path in (ROOT / "binaries").glob("[!_]*.py")}
-    assert {name for name, _ in lines} == there
+    present = {path.stem for path in (ROOT / "binaries").glob("[!_]*.py")}
+    assert {name for name, _ in lines} == present
     assert ["train", "Trains one model with one algorithm on one task"] in lines
     outcome = _installed(folder, "tff-agnostic", "trane")
     assert (outcome.status, outcome.out) == (2, "")

@@ -1,7 +1,7 @@
-"""What a newcomer's mistakes are answered with: tables, flags and model files that are wrong.
+"""Answers to a newcomer's mistakes: invalid tables, flags and model files.
 
-The mistakes are those of a trial of 24 November 2026 with flights and speeches, made small. An
-import that goes on says what hurts in its notes.
+The mistakes are from a trial of 24 November 2026 with flights and speeches, made small. An import
+that succeeds reports problems in its notes.
 """
 
 import csv
@@ -63,7 +63,7 @@ def _tables(rows: list[dict[str, str]]) -> dict[str, Any]:
     }
 
 
-# Each import by a name: the table, flags beside the usual columns.
+# Each import by a name: the table, and flags in addition to the usual columns.
 _IMPORTS = {
     "a column's typo": ("good", "--feature_columns=dealy,km", "--label_column=y"),
     "a flag's typo": ("good", "--feature_columns=delay,km", "--label_colum=y"),
@@ -160,7 +160,7 @@ def _answer(call: Caller, folder: Path, command: str, *arguments: str) -> str:
 
 
 @golden.text
-def test_what_mistakes_are_answered_with(tmp_path, monkeypatch, cohort_runtime):
+def test_mistakes_are_answered_in_one_line(tmp_path, monkeypatch, cohort_runtime):
     monkeypatch.chdir(tmp_path)
     call = Caller({"cohort": cohort_runtime})
     _write(tmp_path)

@@ -63,7 +63,7 @@ def points_store(
 
 
 def text_store(path: Path, words: Mapping[str, int] = WORDS) -> Path:
-    """Two clients to train on, in the order in which nobody would sort them."""
+    """Two clients to train on, in no sorted order."""
     records = [
         ("train", sentence("b", "question", "the cat")),
         ("test", sentence("t", "answer", "the dog sat")),

@@ -1,17 +1,21 @@
-"""Stores of Arrow files: equal to TFF's file of the same examples, and flat in memory."""
+"""Stores of Arrow files, and their exports as TFF's SQLite files."""
 
 import json
+from collections import Counter
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import tensorflow as tf
 
 from tests import golden
 from tests.computations.harness import assert_identical
 from tests.data.stores import sentence, text_store, write_store
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.data import unit_counts
 from tff_agnostic.data.store import CLIENTS, EXAMPLES, STORE, ArrowStore, load_store
 from tff_agnostic.data.store_format import Feature, Record
-from tff_agnostic.data.store_writer import StoreWriter, UnitCounts
+from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.data.tff_store import TffStore, to_tff
 
 
@@ -30,7 +34,7 @@ def _records(count: int) -> list[tuple[str, Record]]:
     ]
 
 
-def test_tffs_file_equals_the_store(tmp_path):
+def test_export_equals_the_store(tmp_path):
     store = load_store(write_store(tmp_path / "s.store", _records(500), "features"))
     to_tff(store, tmp_path / "s.sqlite")
     other = load_store(tmp_path / "s.sqlite")
@@ -47,7 +51,7 @@ def test_tffs_file_equals_the_store(tmp_path):
             )
 
 
-def test_texts_have_words_and_lengths_in_both_forms(tmp_path):
+def test_exported_texts_have_words_and_lengths(tmp_path):
     stores = [load_store(text_store(tmp_path / name)) for name in ("s.store", "s.sqlite")]
     for store in stores:
         assert store.vocabulary(2) == ("the", "cat")
@@ -71,7 +75,7 @@ def test_buckets_on_the_disk_change_no_client(tmp_path):
             assert_identical(*(one.columns(split, client, features) for one in (parts, whole)))
 
 
-def test_a_unit_moves_with_all_its_examples(tmp_path):
+def test_units_move_with_all_examples(tmp_path):
     with StoreWriter(tmp_path / "s") as writer:
         for k in range(6):
             writer.add("train", sentence(f"c{k % 3}", "d", f"t{k}"), unit=k % 3)
@@ -83,20 +87,19 @@ def test_a_unit_moves_with_all_its_examples(tmp_path):
     assert store.client_counts("train") == {"c0": 2, "c2": 2}
 
 
-def test_units_are_counted_in_blocks():
-    draw, counts, expected = np.random.default_rng(0), UnitCounts(), {}
+def test_units_are_counted_in_blocks(monkeypatch):
+    monkeypatch.setattr(unit_counts, "_MAX_NEW", 150)
+    draw, counts = np.random.default_rng(0), unit_counts.UnitCounts()
+    expected: Counter[tuple[int, str]] = Counter()
     for _ in range(20):
         units = draw.integers(-50, 50, size=100)
-        domains = draw.integers(3, size=100)
-        counts.add(units, domains, ["b", "a", "c"])
-        counts._merge()
-        for unit, domain in zip(units.tolist(), domains.tolist()):
-            key = unit, "bac"[domain]
-            expected[key] = expected.get(key, 0) + 1
+        domains = draw.choice(["b", "a", "c"], size=100)
+        counts.add(pa.array(units), pa.array(domains))
+        expected.update(zip(units.tolist(), domains.tolist()))
     assert [*counts] == [(*key, n) for key, n in sorted(expected.items())]
 
 
-def test_digests_change_with_an_example_and_the_description(tmp_path):
+def test_digest_changes_with_examples_and_description(tmp_path):
     records = _records(20)
     other = [*records[:-1], ("train", Record("new", "d0", records[-1][1].features))]
     digests = [
@@ -109,7 +112,7 @@ def test_digests_change_with_an_example_and_the_description(tmp_path):
     assert len({*digests}) == 3
 
 
-def test_columns_of_another_kind_raise_one_line(tmp_path):
+def test_absent_columns_and_clients_raise_one_line(tmp_path):
     store = load_store(text_store(tmp_path / "s"))
     with pytest.raises(UserError, match="client a: expected examples with tokens"):
         store.columns("train", "a", {"tokens": Feature("int64")})
@@ -119,7 +122,7 @@ def test_columns_of_another_kind_raise_one_line(tmp_path):
         store.client_ids("dev")
 
 
-def test_a_changed_store_is_reported(tmp_path):
+def test_changed_store_is_reported(tmp_path):
     path = text_store(tmp_path / "s")
     store = load_store(path)
     (path / EXAMPLES).touch()
@@ -137,8 +140,21 @@ def test_damaged_files_raise_one_line(tmp_path, name, content):
     assert golden.refusal(load_store, path).startswith(f"{path}: expected a client store")
 
 
-def test_a_newer_store_raises_one_line(tmp_path):
+def test_newer_store_raises_one_line(tmp_path):
     path = text_store(tmp_path / "s")
     content = json.loads((path / STORE).read_text())
     (path / STORE).write_text(json.dumps({**content, "version": 2}))
     assert "a newer store needs a newer program" in golden.refusal(load_store, path)
+
+
+def test_exported_examples_parse_to_their_values(tmp_path):
+    texts = ["", "a b", "\u00e9" * 100, "x" * 20_000]
+    shared = {"text_at": "1", "te": -5, "zoo": np.float32([1.5, -2]), "big": 2**62}
+    records = [("train", Record("a", "d", {**shared, "text": text})) for text in texts]
+    store = load_store(write_store(tmp_path / "s.sqlite", records, "features"))
+    for serialized, text in zip(store.read("train", "a"), texts, strict=True):
+        feature = tf.train.Example.FromString(serialized).features.feature
+        assert sorted(feature) == ["big", "domain", "te", "text", "text_at", "zoo"]
+        assert feature["text"].bytes_list.value[:] == [text.encode()]
+        assert feature["zoo"].float_list.value[:] == [1.5, -2]
+        assert [feature[name].int64_list.value[:] for name in ("te", "big")] == [[-5], [2**62]]

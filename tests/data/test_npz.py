@@ -30,7 +30,7 @@ def _read_error(path: Path) -> str:
     return message
 
 
-def test_what_was_saved_is_read(tmp_path):
+def test_saved_arrays_are_read(tmp_path):
     _save_client(tmp_path / "a.npz", x=np.full([4, 2], 0.1, np.float32))
     arrays = read_npz(tmp_path / "a.npz")
     assert set(arrays) == {"x", "y", "domain_id"}
@@ -100,7 +100,7 @@ def test_a_missing_file_and_a_folder(tmp_path):
     assert _read_error(tmp_path).endswith("cannot read it (Is a directory)")
 
 
-def test_what_never_ends_is_not_read(tmp_path):
+def test_endless_files_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "a.npz")
     assert "found a pipe, a socket or a device" in _read_error(tmp_path / "a.npz")
     (tmp_path / "b.npz").symlink_to("/dev/zero")
@@ -111,7 +111,7 @@ def test_what_never_ends_is_not_read(tmp_path):
 
 
 @pytest.mark.nightly
-def test_what_unpacks_to_many_times_its_size_is_not_read(tmp_path):
+def test_bomb_is_not_read(tmp_path):
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.zeros(1 << 25, np.float32))
     message = _read_error(path)

@@ -1,4 +1,4 @@
-"""Examples of all clients in one place: each pass has each of them once, in an order of its own."""
+"""Examples of all clients in one place: each pass has each of them once, in another order."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ def test_each_pass_has_each_example_once(num_examples, size):
     stream = np.concatenate([dealt(num_examples, size, t, 3) for t in range(1, rounds + 1)])
     assert len(stream) == rounds * size
     whole = stream[: len(stream) // num_examples * num_examples].reshape(-1, num_examples)
-    for of_pass in whole:
-        np.testing.assert_array_equal(np.sort(of_pass), np.arange(num_examples))
+    for rows_of_pass in whole:
+        np.testing.assert_array_equal(np.sort(rows_of_pass), np.arange(num_examples))
 
 
 def test_passes_and_seeds_have_orders_of_their_own():
@@ -23,7 +23,7 @@ def test_passes_and_seeds_have_orders_of_their_own():
     np.testing.assert_array_equal(dealt(50, 50, 1, 3), first)
 
 
-def test_a_round_has_the_examples_of_its_clients_on_average_and_rows_stay_together():
+def test_rounds_have_mean_size_and_complete_rows():
     sizes, clients, first = (3, 9, 6, 6), {}, 0
     for k, size in enumerate(sizes):
         ids = np.arange(first, first + size, dtype=np.float32)
@@ -38,15 +38,15 @@ def test_a_round_has_the_examples_of_its_clients_on_average_and_rows_stay_togeth
     (one,), (two,) = (list(map(pooled.read, draw(t))) for t in (1, 2))
     # Half of the clients, half of the 24 examples; two rounds are a pass.
     assert len(one["y"]) == len(two["y"]) == 12
-    found = np.concatenate([one["y"], two["y"]]) / 3
-    np.testing.assert_array_equal(np.sort(found), np.arange(24))
+    result = np.concatenate([one["y"], two["y"]]) / 3
+    np.testing.assert_array_equal(np.sort(result), np.arange(24))
     owners = np.repeat(np.arange(4), sizes)
     for examples in (one, two):
         ids = examples["y"] / 3
         np.testing.assert_array_equal(examples["x"]["a"][:, 0], ids)
         np.testing.assert_array_equal(examples["x"]["b"], 2 * ids)
         np.testing.assert_array_equal(examples["domain_id"], owners[ids.astype(int)])
-    # A run of more rounds goes on where this one ended.
+    # A run of more rounds continues after this one.
     longer = PooledExamples(InMemoryClients(clients), 2, 9, seed=5)
     shorter = PooledExamples(InMemoryClients(clients), 2, 4, seed=5)
     name = longer.draw()(3)[0]

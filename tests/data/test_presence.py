@@ -46,7 +46,7 @@ def test_presence_is_that_of_the_draws(sampling, clients_per_round):
     assert np.all(np.abs(present / (seeds * rounds) - expected) <= allowed), (present, expected)
 
 
-def test_how_many_clients_bring_a_domain_into_half_of_the_rounds():
+def test_clients_for_presence_reach_half_the_rounds():
     for holders in (1, 2, 7):
         counts = np.zeros([40, 1], np.int64)
         counts[:holders] = 1
@@ -56,11 +56,11 @@ def test_how_many_clients_bring_a_domain_into_half_of_the_rounds():
             assert expected_presence(counts, "uniform", needed - 1)[0] < 0.5
 
 
-def test_domains_in_few_rounds_are_told_with_what_helps():
-    (found,) = rarely_present(_COUNTS, list("abcd"), "uniform", 10, "falls", ["do this"])
+def test_domains_in_few_rounds_are_reported():
+    (result,) = rarely_present(_COUNTS, list("abcd"), "uniform", 10, "falls", ["do this"])
     # c has one client of 30; b and d, with 10 clients a round, are in more than half of the rounds.
-    assert found.figures["expected_in_rounds"] == pytest.approx({"c": 1 / 3})
-    assert found.text == (
+    assert result.figures["expected_in_rounds"] == pytest.approx({"c": 1 / 3})
+    assert result.text == (
         "1 of 4 domains are expected in fewer than half of the rounds: c (33%). In a round without "
         "a domain its lambda falls. do this; --clients_per_round=15 is expected to have each in "
         "half of them."
@@ -69,12 +69,12 @@ def test_domains_in_few_rounds_are_told_with_what_helps():
 
 def test_stratified_sampling_is_named_where_it_helps():
     counts = np.repeat(np.eye(2, dtype=np.int64), [18, 2], axis=0)
-    (found,) = rarely_present(counts, ["often", "rare"], "uniform", 5, "stays as it is")
-    assert "rare (45%)" in found.text
-    assert "--cohort_sampling=stratified has rare in 50%" in found.text
+    (result,) = rarely_present(counts, ["often", "rare"], "uniform", 5, "stays as it is")
+    assert "rare (45%)" in result.text
+    assert "--cohort_sampling=stratified has rare in 50%" in result.text
     assert not rarely_present(counts, ["often", "rare"], "stratified", 10, "stays as it is")
 
 
-def test_domains_in_most_rounds_and_those_of_nobody_are_not_told():
+def test_frequent_and_absent_domains_are_not_reported():
     counts = np.array([[1, 1, 0]] * 20)
     assert not rarely_present(counts, list("abc"), "uniform", 2, "falls")

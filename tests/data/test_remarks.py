@@ -1,4 +1,4 @@
-"""What is said of data: figures worked out by hand."""
+"""Warnings about data, with numbers worked out by hand."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def _encode(length, *sentences, long_sentences="cut"):
     return LONG_SENTENCES[long_sentences](SentenceEncoder(_WORDS, length), stored)
 
 
-def test_x_is_what_comes_before_and_y_what_follows():
+def test_y_is_x_shifted_by_one():
     x, y, sentence = _encode(5, "the cat sat", "dog", "")
     assert sentence.tolist() == [0, 1, 2]
     np.testing.assert_array_equal(x, [[5, 1, 2, 3, 6], [5, 4, 6, 0, 0], [5, 6, 0, 0, 0]])
@@ -125,7 +125,7 @@ def test_no_sentences_give_no_rows():
         assert sentence.shape == (0,)
 
 
-def test_long_sentences_go_on_in_the_next_example():
+def test_long_sentences_continue_in_next_example():
     x, y, sentence = _encode(2, "the cat sat the", "dog", "", "the", long_sentences="chunk")
     np.testing.assert_array_equal(x, [[5, 1], [2, 3], [1, 6], [5, 4], [5, 6], [5, 1]])
     np.testing.assert_array_equal(y, [[1, 2], [3, 1], [6, 0], [4, 6], [6, 0], [1, 6]])
@@ -139,8 +139,8 @@ def test_chunks_predict_every_word_once(length):
     ids = {"the": 1, "cat": 2, "sat": 3}
     for k, text in enumerate(texts):
         expected = [*(ids.get(word, 4) for word in text.split()), 6]
-        found = y[sentence == k].ravel()
-        assert found[found != 0].tolist() == expected
+        result = y[sentence == k].ravel()
+        assert result[result != 0].tolist() == expected
 
 
 def test_short_sentences_are_the_same_either_way():

@@ -7,7 +7,7 @@ from tff_agnostic.data.statistics import RunningStatistics, Standardization
 from tff_agnostic.data.store_format import NumberStatistics
 
 
-def _of_blocks(rows: np.ndarray, *ends: int) -> tuple[NumberStatistics, ...]:
+def _block_statistics(rows: np.ndarray, *ends: int) -> tuple[NumberStatistics, ...]:
     running = RunningStatistics(rows.shape[1])
     for block in np.split(rows, ends):
         running.add(block)
@@ -17,40 +17,30 @@ def _of_blocks(rows: np.ndarray, *ends: int) -> tuple[NumberStatistics, ...]:
 @pytest.mark.parametrize("ends", [(), (1,), (3, 3, 500), tuple(range(1, 1000))])
 def test_blocks_have_the_statistics_of_all_rows(ends):
     rng = np.random.default_rng(0)
-    # The second is large beside its deviation: a sum of squares would have no digit of it left.
+    # The second is large compared with its deviation: a sum of squares would lose all digits.
     rows = rng.normal([0.5, 1e9, -3, 7], [2, 1e-3, 1e4, 0], [1000, 4])
     rows[rng.random(rows.shape) < 0.1] = np.nan
-    found = _of_blocks(rows, *ends)
-    for k, one in enumerate(found):
-        there = rows[~np.isnan(rows[:, k]), k]
-        assert (one.count, one.missing) == (len(there), 1000 - len(there))
-        assert (one.least, one.most) == (there.min(), there.max())
-        np.testing.assert_allclose(one.mean, there.mean(), rtol=1e-13)
-        # NumPy's own has so many digits of a deviation at a mean of 1e9.
-        np.testing.assert_allclose(one.deviation, there.std(), rtol=1e-9 if k != 1 else 1e-4)
-    assert found[3].deviation == 0 and found[3].unit == 1
+    value = _block_statistics(rows, *ends)
+    for k, one in enumerate(value):
+        present = rows[~np.isnan(rows[:, k]), k]
+        assert (one.count, one.missing) == (len(present), 1000 - len(present))
+        assert (one.least, one.most) == (present.min(), present.max())
+        np.testing.assert_allclose(one.mean, present.mean(), rtol=1e-13)
+        # NumPy's deviation has few digits at a mean of 1e9.
+        np.testing.assert_allclose(one.deviation, present.std(), rtol=1e-9 if k != 1 else 1e-4)
+    assert value[3].deviation == 0 and value[3].unit == 1
 
 
-def test_a_number_that_is_always_missing():
-    (one,) = _of_blocks(np.full([5, 1], np.nan), 2)
+def test_missing_numbers_have_no_statistics():
+    (one,) = _block_statistics(np.full([5, 1], np.nan), 2)
     assert one == NumberStatistics(0, 5, 0.0, 0.0, None, None)
-    assert NumberStatistics.of_json(one.to_json()) == one
-
-
-@pytest.mark.parametrize(
-    "value",
-    [[1, 0, 0.0, -1.0, 0, 0], [1, 0, float("nan"), 1.0, 0, 0], [1, 0, 0.0, 1.0, None, None]],
-)
-def test_statistics_that_are_none(value):
-    with pytest.raises(ValueError, match="expected the statistics of numbers, found"):
-        NumberStatistics.of_json(value)
 
 
 def test_standardized_numbers_have_mean_0_and_deviation_1():
     rows = np.random.default_rng(1).normal([40, 1e6, 3], [12, 5, 0], [500, 3]).astype(np.float32)
-    found = Standardization(_of_blocks(rows, 100))(rows)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found.mean(axis=0), 0, atol=1e-5)
-    np.testing.assert_allclose(found.std(axis=0), [1, 1, 0], rtol=1e-4)
-    gap = Standardization(_of_blocks(rows))(np.array([np.nan, 1e6, 3]))
+    value = Standardization(_block_statistics(rows, 100))(rows)
+    assert value.dtype == np.float32
+    np.testing.assert_allclose(value.mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(value.std(axis=0), [1, 1, 0], rtol=1e-4)
+    gap = Standardization(_block_statistics(rows))(np.array([np.nan, 1e6, 3]))
     assert gap[0] == 0

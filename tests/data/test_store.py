@@ -1,15 +1,15 @@
-"""Reading stores: ours and TFF's, whole, changed, damaged."""
+"""Stores as SQLite files: written by exports and by TFF, changed, damaged."""
 
+import contextlib
 import multiprocessing
 import sqlite3
 import threading
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests import golden
-from tests.data.stores import text_store, tff_store, write_store
+from tests.data.stores import text_store, tff_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import (
     FirstExamples,
@@ -20,13 +20,13 @@ from tff_agnostic.data.clients import (
     known_counts,
 )
 from tff_agnostic.data.store import StoreClients, load_store, vocabulary_digest
-from tff_agnostic.data.store_format import Feature, Record
+from tff_agnostic.data.store_format import Feature
 from tff_agnostic.data.tff_store import parse_examples
 
 _TEXT = {"tokens": Feature("string"), "domain": Feature("string")}
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_written_texts_are_read(tmp_path):
     store = load_store(text_store(tmp_path / "s.sqlite"))
     assert store.description.kind == "text"
     assert store.description.domains == ("answer", "question")
@@ -37,20 +37,18 @@ def test_what_was_written_is_read(tmp_path):
     columns = store.columns("train", "b", _TEXT)
     assert columns["tokens"].tolist() == [b"the cat", b"sat", b"the the dog"]
     assert columns["domain"].tolist() == [b"question", b"answer", b"question"]
-
-
-def test_the_vocabulary_is_in_order_of_counts(tmp_path):
-    store = load_store(text_store(tmp_path / "s.sqlite"))
     assert store.vocabulary() == ("the", "cat", "sat")
     assert store.vocabulary(2) == ("the", "cat")
+    with pytest.raises(UserError, match="split dev, found the splits heldout, test, train"):
+        store.client_ids("dev")
 
 
-def test_digests_tell_vocabularies_apart():
+def test_digests_differ_for_other_vocabularies():
     assert vocabulary_digest(["a", "b"]) == vocabulary_digest(("a", "b"))
     assert len({vocabulary_digest(w) for w in (["a", "b"], ["b", "a"], ["a"], ["ab"])}) == 4
 
 
-def test_a_store_of_tff_describes_itself_by_its_first_example(tmp_path):
+def test_store_of_tff_has_features_of_first_example(tmp_path):
     rows = [
         ("train", "f0001_02", {"pixels": np.zeros(784, np.float32), "label": 3}),
         ("test", "f0001_02", {"pixels": np.ones(784, np.float32), "label": 4}),
@@ -69,15 +67,15 @@ def test_a_store_of_tff_describes_itself_by_its_first_example(tmp_path):
 def test_threads_and_forked_processes_read_at_once(tmp_path):
     store = load_store(text_store(tmp_path / "s.sqlite"))
     expected = store.read("train", "b")
-    found = []
+    result = []
     threads = [
-        threading.Thread(target=lambda: found.append(store.read("train", "b"))) for _ in range(4)
+        threading.Thread(target=lambda: result.append(store.read("train", "b"))) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [expected] * 4
+    assert result == [expected] * 4
     read = _ReadB(store)
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map(read, range(4)) == [expected] * 4
@@ -94,7 +92,7 @@ class _ReadB:
         return _ReadB._store.read("train", "b")
 
 
-def test_a_store_is_opened_read_only(tmp_path):
+def test_store_is_opened_read_only(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     path.chmod(0o444)
     before = path.read_bytes()
@@ -106,19 +104,21 @@ def test_a_store_is_opened_read_only(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["s.sqlite"]
 
 
-def test_a_store_that_is_written_to_while_it_is_read_is_told(tmp_path):
+def test_changed_or_removed_store_is_reported(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     store = load_store(path)
-    other = sqlite3.connect(path)
-    other.execute("DELETE FROM examples WHERE client_id = 'a'")
-    other.commit()
-    with pytest.raises(UserError, match="the store was changed while it was read"):
-        store.read("train", "b")
-    with pytest.raises(UserError, match="the store was changed while it was read"):
-        store.digest()
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("DELETE FROM examples WHERE client_id = 'a'")
+        other.commit()
+    for read in (lambda: store.read("train", "b"), store.digest):
+        with pytest.raises(UserError, match="the store was changed while it was read"):
+            read()
+    path.unlink()
+    with pytest.raises(UserError, match="the store is gone"):
+        store.read("train", "a")
 
 
-def test_a_store_that_is_locked_is_told(tmp_path, monkeypatch):
+def test_locked_store_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("plan_runner.client_store._PATIENCE", 0.05)
     path = text_store(tmp_path / "s.sqlite")
     other = sqlite3.connect(path, isolation_level=None)
@@ -126,14 +126,6 @@ def test_a_store_that_is_locked_is_told(tmp_path, monkeypatch):
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(UserError, match="another process is writing to the store"):
         load_store(path)
-
-
-def test_a_store_that_is_removed_is_told(tmp_path):
-    path = text_store(tmp_path / "s.sqlite")
-    store = load_store(path)
-    path.unlink()
-    with pytest.raises(UserError, match="the store is gone"):
-        store.read("train", "a")
 
 
 def _truncated(path):
@@ -176,11 +168,11 @@ def _without(sql):
         ),
         (
             _without("UPDATE tff_agnostic SET description = '{\"version\": 1}'"),
-            "expected the description of a store, found another one",
+            "expected the description of a store, found an invalid one",
         ),
     ],
 )
-def test_what_is_no_store_is_one_line(tmp_path, damage, message):
+def test_damaged_store_raises_one_line(tmp_path, damage, message):
     path = text_store(tmp_path / "s.sqlite")
     damage(path)
     with pytest.raises(UserError) as error:
@@ -192,7 +184,7 @@ def test_what_is_no_store_is_one_line(tmp_path, damage, message):
 
 
 @golden.values
-def test_what_a_store_says_that_is_not_so(tmp_path, case):
+def test_inconsistent_counts_raise_one_line(tmp_path, case):
     path = text_store(tmp_path / "s.sqlite")
     connection = sqlite3.connect(path)
     try:
@@ -211,12 +203,6 @@ def test_what_a_store_says_that_is_not_so(tmp_path, case):
     return str(error.value)
 
 
-def test_a_split_without_clients_names_those_there_are(tmp_path):
-    store = load_store(text_store(tmp_path / "s.sqlite"))
-    with pytest.raises(UserError, match="split dev, found the splits heldout, test, train"):
-        store.client_ids("dev")
-
-
 @pytest.mark.parametrize(
     ("serialized", "features"),
     [
@@ -226,7 +212,7 @@ def test_a_split_without_clients_names_those_there_are(tmp_path):
         (None, {"tokens": Feature("string", (2,))}),
     ],
 )
-def test_examples_of_another_kind_are_one_line(tmp_path, serialized, features):
+def test_examples_of_another_kind_raise_one_line(tmp_path, serialized, features):
     store = load_store(text_store(tmp_path / "s.sqlite"))
     examples = serialized or store.read("train", "a")
     assert golden.refusal(parse_examples, examples, features, "client a").startswith(
@@ -252,14 +238,14 @@ def _clients(path, split="train", to_examples=_lengths, **more):
     return StoreClients(load_store(path), split, features, to_examples, _NAMES, **more)
 
 
-def test_a_client_has_its_examples_in_the_order_in_which_they_came(tmp_path):
+def test_client_has_examples_in_order_of_arrival(tmp_path):
     clients = _clients(text_store(tmp_path / "s.sqlite"))
     assert list(clients.client_ids) == ["a", "b"]
     np.testing.assert_array_equal(clients.read("b")["x"], [[7], [3], [11]])
     np.testing.assert_array_equal(clients.read("b")["domain_id"], [0, 1, 0])
 
 
-def test_the_first_clients_that_are_read_stay_in_memory_until_it_is_full(tmp_path):
+def test_first_clients_stay_in_memory(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     parsed = []
 
@@ -267,12 +253,12 @@ def test_the_first_clients_that_are_read_stay_in_memory_until_it_is_full(tmp_pat
         parsed.append(client_id)
         return _lengths(client_id, columns)
 
-    # Of "b": three examples with two numbers of 4 bytes and a domain id of 4.
+    # "b" has three examples with two numbers of 4 bytes and a domain id of 4.
     clients = _clients(path, to_examples=noted, most_kept=36)
     for client in ("b", "a", "b", "a"):
-        found, alone = clients.read(client), _clients(path).read(client)
+        result, alone = clients.read(client), _clients(path).read(client)
         for name in alone:
-            np.testing.assert_array_equal(found[name], alone[name])
+            np.testing.assert_array_equal(result[name], alone[name])
     assert parsed == ["b", "a", "a"]
     other = sqlite3.connect(path)
     other.execute("DELETE FROM examples WHERE client_id = 'a'")
@@ -293,7 +279,7 @@ def test_counts_need_no_reading(tmp_path):
     )
 
 
-def test_reading_a_client_touches_no_other(tmp_path):
+def test_index_finds_rows_of_a_client(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     connection = sqlite3.connect(path)
     plan = connection.execute(
@@ -301,20 +287,20 @@ def test_reading_a_client_touches_no_other(tmp_path):
         "WHERE client_id = 'a' AND split_name = 'train'"
     ).fetchall()
     assert "USING INDEX examples_by_client" in plan[0][-1]
-    # The rows of a client stand together.
+    # The rows of a client are consecutive.
     order = connection.execute("SELECT split_name, client_id FROM examples ORDER BY rowid")
     rows = order.fetchall()
     assert rows == sorted(rows)
 
 
 @pytest.mark.parametrize("client", ["c", "t", ""])
-def test_a_client_of_another_split_or_none_is_told(tmp_path, client):
+def test_unknown_client_is_reported(tmp_path, client):
     clients = _clients(text_store(tmp_path / "s.sqlite"))
     with pytest.raises(UserError, match=f"client {client}: expected examples in split train"):
         clients.read(client)
 
 
-def test_a_client_without_examples_is_told(tmp_path):
+def test_client_without_examples_is_reported(tmp_path):
     path = tff_store(tmp_path / "s.sqlite", [("train", "a", {"tokens": "x", "domain": "answer"})])
     connection = sqlite3.connect(path)
     connection.execute("INSERT INTO client_metadata VALUES ('b', 'train', 0)")
@@ -333,14 +319,14 @@ def _in_memory(sizes):
     return InMemoryClients({f"{k:03d}": client(n) for k, n in enumerate(sizes)})
 
 
-def test_counts_of_others_are_read():
+def test_unknown_counts_are_read():
     clients = _in_memory([3, 0, 4])
     assert known_counts(clients) is None
     np.testing.assert_array_equal(client_domain_counts(clients, 2), [[2, 1], [0, 0], [2, 2]])
     np.testing.assert_array_equal(domain_counts(FirstExamples(clients, 2), 2), [2, 2])
 
 
-def test_of_many_clients_some_are_read_and_scaled_up():
+def test_counts_of_many_clients_are_estimated():
     clients = _in_memory([4] * 100)
     reads = []
     read = clients.read
@@ -350,7 +336,7 @@ def test_of_many_clients_some_are_read_and_scaled_up():
     assert {"000", "099"} <= set(reads)
 
 
-def test_a_client_of_another_number_of_examples_is_told(tmp_path):
+def test_wrong_number_of_examples_is_reported(tmp_path):
     rows = [("train", "a", {"tokens": "x", "domain": "answer"})] * 2
     path = tff_store(tmp_path / "s.sqlite", rows)
     connection = sqlite3.connect(path)
@@ -359,27 +345,3 @@ def test_a_client_of_another_number_of_examples_is_told(tmp_path):
     connection.close()
     with pytest.raises(UserError, match="client a: expected 1 example in split train, as the "):
         _clients(path).read("a")
-
-
-# --- Serialized examples: those of TensorFlow's own message
-
-
-def test_exported_examples_are_tensorflows(tmp_path):
-    # A name that begins with another one comes before it.
-    texts = ["", "a b", "\u00e9" * 100, "x" * 20_000]
-    shared = {"text_at": "1", "te": -5, "zoo": np.float32([1.5, -2]), "big": 2**62, "u": "x" * 200}
-    records = [("train", Record("a", "d", {**shared, "text": text})) for text in texts]
-    store = load_store(write_store(tmp_path / "s.sqlite", records, "features"))
-    for serialized, text in zip(store.read("train", "a"), texts, strict=True):
-        train = tf.train
-        feature = {
-            "domain": train.Feature(bytes_list=train.BytesList(value=[b"d"])),
-            "text": train.Feature(bytes_list=train.BytesList(value=[text.encode()])),
-            "text_at": train.Feature(bytes_list=train.BytesList(value=[b"1"])),
-            "te": train.Feature(int64_list=train.Int64List(value=[-5])),
-            "zoo": train.Feature(float_list=train.FloatList(value=[1.5, -2])),
-            "big": train.Feature(int64_list=train.Int64List(value=[2**62])),
-            "u": train.Feature(bytes_list=train.BytesList(value=[b"x" * 200])),
-        }
-        message = train.Example(features=train.Features(feature=feature))
-        assert serialized == message.SerializeToString(deterministic=True)

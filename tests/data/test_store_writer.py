@@ -1,4 +1,4 @@
-"""What a store holds, and that nothing that looks like one is left of a write that failed."""
+"""Writes of stores: their content, and failures, which leave nothing."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
 
 
-def test_tff_reads_what_we_write(tmp_path):
+def test_tff_reads_written_stores(tmp_path):
     import tensorflow as tf
 
     path = text_store(tmp_path / "s.sqlite")
@@ -41,7 +41,7 @@ def test_tff_reads_what_we_write(tmp_path):
     assert [e["domain"] for e in examples] == [b"question", b"answer", b"question"]
 
 
-def test_counts_are_of_each_client_and_domain(tmp_path):
+def test_counts_are_by_client_and_domain(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     np.testing.assert_array_equal(load_store(path).domain_table("train"), [[1, 0], [1, 2]])
     rows = sqlite3.connect(path).execute("SELECT * FROM client_metadata ORDER BY client_id")
@@ -53,7 +53,7 @@ def test_counts_are_of_each_client_and_domain(tmp_path):
     ]
 
 
-def test_clients_do_not_depend_on_the_order_of_records(tmp_path):
+def test_order_of_clients_changes_no_store(tmp_path):
     records = [("train", sentence(c, "d", f"{c}{k}")) for c in "xyz" for k in range(3)]
     mixed = [records[i] for i in (3, 0, 6, 4, 7, 1, 8, 2, 5)]
     one = load_store(write_store(tmp_path / "one.sqlite", records, "text", vocabulary={"a": 1}))
@@ -77,7 +77,7 @@ def test_clients_do_not_depend_on_the_order_of_records(tmp_path):
         (Record("a", "d", {**image("a", "d", 1).features, "more": 1}), "more: expected no such"),
     ],
 )
-def test_examples_have_the_features_of_the_first(tmp_path, record, message):
+def test_examples_need_features_of_the_first(tmp_path, record, message):
     with StoreWriter(tmp_path / "s.sqlite") as writer:
         writer.add("train", image("a", "d", 3))
         with pytest.raises(ValueError) as error:
@@ -85,15 +85,7 @@ def test_examples_have_the_features_of_the_first(tmp_path, record, message):
     assert str(error.value).startswith(message)
 
 
-def test_a_store_is_not_overwritten(tmp_path):
-    path = tmp_path / "s.sqlite"
-    path.write_text("mine")
-    with pytest.raises(UserError, match="expected no file there yet"):
-        StoreWriter(path)
-    assert path.read_text() == "mine"
-
-
-def test_a_store_that_another_process_made_meanwhile_stays(tmp_path):
+def test_existing_file_is_not_overwritten(tmp_path):
     path = tmp_path / "s.sqlite"
     with (
         pytest.raises(UserError, match="another process made a file there meanwhile"),
@@ -101,25 +93,27 @@ def test_a_store_that_another_process_made_meanwhile_stays(tmp_path):
     ):
         writer.add("train", sentence("a", "d", "x"))
         writer.finish("text")
-        path.write_text("theirs")
-    assert path.read_text() == "theirs"
+        path.write_text("other")
+    with pytest.raises(UserError, match="expected no file there yet"):
+        StoreWriter(path)
+    assert path.read_text() == "other"
     assert os.listdir(tmp_path) == ["s.sqlite"]
 
 
-def test_an_empty_store_is_refused(tmp_path):
+def test_empty_store_is_refused(tmp_path):
     refused = pytest.raises(UserError, match="expected at least one example")
     with StoreWriter(tmp_path / "s.sqlite") as writer, refused:
         writer.finish("text")
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_that_is_not_there_is_one_line(tmp_path):
+def test_missing_folder_raises_one_line(tmp_path):
     writer = StoreWriter(tmp_path / "no" / "s.sqlite")
     with pytest.raises(UserError, match="cannot write the store"):
         writer.__enter__()
 
 
-def test_nothing_is_left_without_finish(tmp_path):
+def test_unfinished_store_leaves_nothing(tmp_path):
     with StoreWriter(tmp_path / "s.sqlite") as writer:
         writer.add("train", sentence("a", "d", "x"))
     assert os.listdir(tmp_path) == []
@@ -202,11 +196,11 @@ def test_store_has_the_mode_of_the_umask(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
-# --- Stores that were changed by chance until something other than one line came of them
+# --- Stores that fuzzing found
 
 
 def _ours(path: Path, sql: str = "", *parameters: Any, **described: Any) -> Store:
-    """A store of ours, after a statement or with another description."""
+    """An export after a statement or with another description."""
     text_store(path)
     with sqlite3.connect(path) as db:
         if described:
@@ -218,8 +212,8 @@ def _ours(path: Path, sql: str = "", *parameters: Any, **described: Any) -> Stor
     return load_store(path)
 
 
-def _of_tff(path: Path, sql: str) -> Store:
-    """One that TFF wrote, whose columns take anything."""
+def _tff_file(path: Path, sql: str) -> Store:
+    """A store of TFF's after a statement."""
     rows = [(split, "a", {"tokens": "the cat"}) for split in ("train", "test")]
     with sqlite3.connect(tff_store(path, rows)) as db:
         db.execute(sql)
@@ -247,21 +241,21 @@ def _used(made: Callable[[], Store]) -> None:
 
 
 @golden.values
-def test_a_description_that_is_not_as_it_should_be(tmp_path, case):
+def test_invalid_description_is_refused(tmp_path, case):
     return golden.refusal(_used, lambda: _ours(tmp_path / "s.sqlite", **case))
 
 
 @golden.values
-def test_a_store_after_a_statement(tmp_path, case):
+def test_export_after_a_statement_is_refused(tmp_path, case):
     return golden.refusal(_used, lambda: _ours(tmp_path / "s.sqlite", *case))
 
 
 @golden.values
-def test_a_store_of_tff_after_a_statement(tmp_path, case):
-    return golden.refusal(_used, lambda: _of_tff(tmp_path / "s.sqlite", case))
+def test_tff_store_after_a_statement_is_refused(tmp_path, case):
+    return golden.refusal(_used, lambda: _tff_file(tmp_path / "s.sqlite", case))
 
 
-def test_domains_that_are_numbers_are_in_their_order(tmp_path):
+def test_domains_of_numbers_are_in_numerical_order(tmp_path):
     """So that domain k of an array is domain k of lambda."""
     for names in (["10", "0", "2"], ["b", "10", "2"]):
         path = write_store(

@@ -43,7 +43,7 @@ def test_client_data_are_clients_by_id():
     assert_identical(clients.read("a"), _columns(1))
 
 
-def test_datasets_of_pairs_have_the_domain_that_is_said():
+def test_datasets_of_pairs_have_given_domains():
     clients = tff_clients.from_tff([_pairs(k) for k in range(11)], domain_of=lambda name: 1)
     assert clients.client_ids == [f"{k:02d}" for k in range(11)]
     examples = clients.read("04")
@@ -65,12 +65,12 @@ def test_a_client_without_examples_has_empty_columns():
 def test_a_round_takes_what_is_read_of_them(tff_runtime):
     process = build_agnostic_fed_avg(logistic_regression(4, 3), 2)
     cohort = tff_clients.cohort(_client_data(), ("b", "a"))
-    found = process.next(process.initialize(), cohort).state
+    result = process.next(process.initialize(), cohort).state
     expected = process.next(process.initialize(), [_columns(0), _columns(1)]).state
-    assert_identical(found, expected)
+    assert_identical(result, expected)
 
 
-def test_a_cohort_is_all_clients_or_those_of_some_ids():
+def test_cohort_has_all_or_given_clients():
     every = tff_clients.cohort([_pairs(0), _pairs(1)], domain_of=int)
     for k, client in enumerate(every):
         np.testing.assert_array_equal(client["x"], _columns(k)["x"])
@@ -79,7 +79,7 @@ def test_a_cohort_is_all_clients_or_those_of_some_ids():
         tff_clients.cohort(_client_data(), ("a", "z"))
 
 
-def test_a_store_is_made_of_client_data_and_given_back_as_it(tmp_path):
+def test_store_equals_its_client_data(tmp_path):
     path = tmp_path / "clients.sqlite"
     tff_clients.to_store(path, {"train": _client_data(), "test": _client_data(("d",))})
     store = load_store(path)
@@ -104,7 +104,7 @@ def test_domains_may_have_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ({"a": 1}, "expected a tff.simulation.datasets.ClientData"),
         ([_columns(0)], "list of tf.data.Datasets"),
@@ -112,14 +112,14 @@ def test_domains_may_have_names(tmp_path):
         ([tf.data.Dataset.range(3)], "expected examples"),
     ],
 )
-def test_what_they_are_not_is_said_in_one_line(source, said):
-    with pytest.raises(UserError, match=said) as refused:
+def test_other_sources_raise_one_line(source, message):
+    with pytest.raises(UserError, match=message) as refused:
         clients = tff_clients.from_tff(source)
         clients.read(clients.client_ids[0])
     assert "\n" not in str(refused.value)
 
 
-def test_sources_of_one_seed_draw_from_their_own_clients():
+def test_sources_of_one_seed_are_separate():
     process = build_agnostic_fed_avg(logistic_regression(4, 3), 2)
     few, others = (
         tff_clients.source(tff_clients.from_tff(_client_data(names)), process, seed=0).iterator()
@@ -169,9 +169,9 @@ def test_client_data_of_quoted_ids_work_in_computations(tmp_path, tff_runtime):
 
     # TFF executes this with the id as a tensor, which it makes of ASCII or bytes only.
     read = clients.dataset_computation
-    found = {client_id: sum(1 for _ in read(client_id.encode())) for client_id in _QUOTED_IDS}
-    assert found == {client_id: 3 + k for k, client_id in enumerate(_QUOTED_IDS)}
-    assert sum(1 for _ in clients.create_tf_dataset_from_all_clients()) == sum(found.values())
+    result = {client_id: sum(1 for _ in read(client_id.encode())) for client_id in _QUOTED_IDS}
+    assert result == {client_id: 3 + k for k, client_id in enumerate(_QUOTED_IDS)}
+    assert sum(1 for _ in clients.create_tf_dataset_from_all_clients()) == sum(result.values())
 
 
 @pytest.mark.slow

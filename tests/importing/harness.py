@@ -1,8 +1,6 @@
 """Reads small inputs as an import does."""
 
-import contextlib
-import sqlite3
-import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Union
@@ -13,7 +11,6 @@ import pytest
 from tests import golden
 from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.data.tff_store import to_tff
 from tff_agnostic.importing.importer import FORMATS, Import, checked_import
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog, Rows, SourceExample
@@ -30,13 +27,13 @@ def needs(name: str) -> Any:
 def read(
     format_: str, paths: Paths, skip_bad: bool = False, **options: Any
 ) -> tuple[list[SourceExample], ReadLog]:
-    """Returns all examples that a reader yields, and what it told."""
+    """Returns all examples that a reader yields, and its log."""
     log = ReadLog(skip_bad)
     spec = FORMATS[format_]
     chosen = ImportOptions(format=format_, **options)
     spec.check(chosen)
     reading = spec.read(chosen, [paths] if isinstance(paths, Path) else paths, log)
-    # Nothing is read before it is asked for: that is what bounds the memory.
+    # Lazy reading bounds the memory.
     assert iter(reading) is reading
     return [example for rows in reading for example in examples_of(rows)], log
 
@@ -69,10 +66,23 @@ def job(format_: str, path: Path, output: Path, **options: Any) -> Import:
     return checked_import(chosen, options.keys())
 
 
-def table(store: Path, sql: str) -> list[Any]:
-    """Returns rows of a store's tables, as TFF's SQLite file has them."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tff.sqlite"
-        to_tff(ArrowStore(store), path)
-        with contextlib.closing(sqlite3.connect(path)) as database:
-            return database.execute(sql).fetchall()
+def counts_of(store: Path) -> Counter[tuple[str, str, str]]:
+    """Returns the number of a store's examples by (client, domain, split)."""
+    opened = ArrowStore(store)
+    return Counter(
+        {
+            (client, domain, split): n
+            for split in opened.splits()
+            for client, row in zip(opened.client_ids(split), opened.domain_table(split).tolist())
+            for domain, n in zip(opened.description.domains, row)
+            if n
+        }
+    )
+
+
+def splits_of(store: Path) -> dict[str, set[str]]:
+    """Returns the splits of each client of a store."""
+    splits: dict[str, set[str]] = {}
+    for client, _, split in counts_of(store):
+        splits.setdefault(client, set()).add(split)
+    return splits

@@ -29,7 +29,7 @@ class Example(NamedTuple):
     label: str
 
 
-# What stands in posts: tags, formulas, sentences, words.
+# Posts: tags, formulas, sentences, words.
 
 _PARAGRAPHS = {"blockquote", "br", "dd", "div", "dl", "dt", "h1", "h2", "h3", "h4", "h5", "h6"}
 _PARAGRAPHS |= {"hr", "li", "ol", "p", "pre", "table", "td", "th", "tr", "ul"}
@@ -64,13 +64,13 @@ def paragraphs(body: str) -> Iterator[str]:
 
 
 def without_formulas(text: str) -> str:
-    """Returns a text with a sign in place of every formula in TeX."""
-    found, i = "", 0
+    """Returns a text with a sign for every formula in TeX."""
+    result, i = "", 0
     while "$" in text[i:] or "\\" in text[i:]:
         end = _end_of_formula(text, i)
-        found += f" {_FORMULA} " if end else text[i]
+        result += f" {_FORMULA} " if end else text[i]
         i = end or i + 1
-    return found + text[i:]
+    return result + text[i:]
 
 
 def _end_of_formula(text: str, i: int) -> int:
@@ -287,12 +287,12 @@ def split_by_rank(
         home = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[0][0]
         digest = hashlib.blake2b(f"0 {by} {key}".encode(), digest_size=8).digest()
         strata[home].append((int.from_bytes(digest, "little"), key))
-    found = {}
+    result = {}
     for keys in strata.values():
         n = len(keys)
         test = min(max(1, math.floor(n / 10 + 0.5)), n - 1)
         heldout = min(max(1, math.floor(n / 10 + 0.5)), n - 1 - test)
         names = ["train"] * (n - test - heldout) + ["heldout"] * heldout + ["test"] * test
         for (_, key), name in zip(sorted(keys), names):
-            found.update(dict.fromkeys(clients[key], name))
-    return found
+            result.update(dict.fromkeys(clients[key], name))
+    return result

@@ -12,12 +12,9 @@ import pytest
 
 from tests import golden
 from tests.computations.harness import assert_identical
-from tests.importing.harness import REAL, examples_of, needs, read, refused
+from tests.importing.harness import read, refused
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.importing import npz
-from tff_agnostic.importing.importer import FORMATS
-from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.source import ReadLog
 
 _COLUMNS = {"client_column": "who", "domain_column": "where"}
 
@@ -39,7 +36,7 @@ def _file(folder: Path, **arrays: np.ndarray) -> Path:
     return path
 
 
-def test_rows_become_examples(tmp_path):
+def test_npz_rows_become_examples(tmp_path):
     examples, log = read("npz", _file(tmp_path, **_arrays()), **_COLUMNS)
     assert log.num_records == len(examples) == 5
     third = examples[2]
@@ -50,14 +47,14 @@ def test_rows_become_examples(tmp_path):
     assert third.record.features["x"].dtype == np.float32
 
 
-def test_a_file_that_says_what_is_for_testing(tmp_path):
+def test_npz_arrays_may_have_splits(tmp_path):
     path = _file(tmp_path, **_arrays(3, "_train"), **_arrays(2, "_test"), note=np.zeros(1))
     examples, _ = read("npz", path, **_COLUMNS)
     assert [e.record.split for e in examples] == ["train"] * 3 + ["test"] * 2
     assert examples[3].place == "data.npz_test row 0"
 
 
-def test_bytes_of_images_become_pixels_with_ink_as_one(tmp_path):
+def test_npz_images_become_pixels(tmp_path):
     images = np.zeros([5, 4, 3], np.uint8)
     images[1, 2, 1], images[1, 3, 2] = 255, 51
     (_, second, *_), _ = read("npz", _file(tmp_path, **_arrays(x=images)), **_COLUMNS)
@@ -68,77 +65,69 @@ def test_bytes_of_images_become_pixels_with_ink_as_one(tmp_path):
     assert pixels.sum() == pytest.approx(1.2)
 
 
-def test_blocks_make_no_difference(tmp_path, monkeypatch):
+def test_npz_blocks_make_no_difference(tmp_path, monkeypatch):
     path = _file(tmp_path, **_arrays(23))
     whole = [(e.place, e.record.client) for e in read("npz", path, **_COLUMNS)[0]]
     monkeypatch.setattr(npz, "_BLOCK_ROWS", 4)
     assert [(e.place, e.record.client) for e in read("npz", path, **_COLUMNS)[0]] == whole
 
 
-def test_names_of_one_domain_and_of_features(tmp_path):
+def test_npz_options_name_domain_features_and_classes(tmp_path):
+    path = _file(tmp_path, **_arrays())
     options = {"client_column": "who", "domain_name": "all", "feature_name": "f"}
-    examples, _ = read("npz", _file(tmp_path, **_arrays()), **options)
+    examples, _ = read("npz", path, **options)
     assert {e.record.domain for e in examples} == {"all"}
     assert set(examples[0].record.features) == {"f", "label"}
-
-
-@golden.values
-def test_rows_that_cannot_be(tmp_path, case):
-    return refused("npz", _file(tmp_path, **_arrays(**case)), **_COLUMNS)
-
-
-def test_class_names_bound_the_labels(tmp_path):
-    path = _file(tmp_path, **_arrays())
     message = refused("npz", path, class_names=("no", "yes"), **_COLUMNS)
     assert message == "data.npz row 2: expected a label from 0 to 1, found 2"
-
-
-def test_labels_that_are_numbers(tmp_path):
     path = _file(tmp_path, **_arrays(y=np.float32([0.5, -1, 2, 0, 1e3])))
     examples, _ = read("npz", path, label_kind="number", **_COLUMNS)
     assert [e.record.features["label"] for e in examples] == [0.5, -1, 2, 0, 1e3]
 
 
-def test_bad_rows_may_be_skipped(tmp_path):
+@golden.values
+def test_invalid_npz_rows_are_refused(tmp_path, case):
+    return refused("npz", _file(tmp_path, **_arrays(**case)), **_COLUMNS)
+
+
+def test_invalid_npz_rows_may_be_skipped(tmp_path):
     path = _file(tmp_path, **_arrays(y=np.array([0, -1, 0, -1, 1])))
     examples, log = read("npz", path, skip_bad=True, **_COLUMNS)
-    assert len(examples) == 3
-    assert log.skipped == {"label out of range": 2}
+    assert (len(examples), log.skipped) == (3, {"label out of range": 2})
 
 
-def test_a_missing_array_is_named(tmp_path):
+def test_missing_array_is_named(tmp_path):
     path = _file(tmp_path, **_arrays())
-    assert refused("npz", path, client_column="user", domain_column="where") == (
-        f"{path}: expected an array user (or with _train and _test), found x, y, who, where"
-    )
+    message = refused("npz", path, client_column="user", domain_column="where")
+    assert message.startswith("data.npz: expected one column 'user', found ")
+    assert "expected an array z " in refused("npz", path, feature_columns=("z",), **_COLUMNS)
     path = _file(tmp_path, **{**_arrays(3, "_train"), "x_test": np.zeros([1, 2])})
-    assert f"{path}: expected an array y_test" in refused("npz", path, **_COLUMNS)
+    assert refused("npz", path, **_COLUMNS).startswith("data.npz_test: expected one column ")
 
 
-def test_damaged_files(tmp_path):
-    path = _file(tmp_path, **_arrays(1000))
+@pytest.mark.parametrize("kind", ["half", "text", "changed", "objects"])
+def test_damaged_npz_is_refused_and_closed(tmp_path, kind):
+    """While the error lives: its traceback keeps what was open when it was raised."""
+    path = _file(
+        tmp_path, **_arrays(5, x=np.array([{}] * 5)) if kind == "objects" else _arrays(1000)
+    )
     whole = path.read_bytes()
-    for content in (whole[: len(whole) // 2], b"no zip at all", whole[:60] + b"\0\1" + whole[62:]):
-        path.write_bytes(content)
-        message = refused("npz", path, **_COLUMNS)
-        assert message.startswith(f"{path}: expected an .npz file of plain arrays, found a damaged")
+    changed = whole[:60] + b"\0\1" + whole[62:]
+    contents = {"half": whole[: len(whole) // 2], "text": b"no zip", "changed": changed}
+    path.write_bytes(contents.get(kind, whole))
+    with pytest.raises(UserError) as error:
+        read("npz", path, **_COLUMNS)
+    start = f"{path}: expected an .npz file of plain arrays, found a damaged or another file ("
+    assert str(error.value).startswith(start) and "\n" not in str(error.value)
+    assert not any(os.path.realpath(f) == str(path) for f in Path("/proc/self/fd").iterdir())
 
 
 @golden.values
-def test_options_that_are_missing_or_too_many(tmp_path, case):
+def test_missing_or_superfluous_npz_options_are_refused(tmp_path, case):
     return refused("npz", tmp_path, **case)
 
 
-@pytest.mark.parametrize("other", [{"y": np.zeros(4, int)}, {"x": np.array([{}] * 5)}])
-def test_a_file_that_is_refused_is_closed(tmp_path, other):
-    """While the error lives: its traceback keeps what was open when it was raised."""
-    path = _file(tmp_path, **_arrays(**other))
-    with pytest.raises(UserError) as error:
-        read("npz", path, **_COLUMNS)
-    assert not any(os.path.realpath(f) == str(path) for f in Path("/proc/self/fd").iterdir()), error
-
-
-def test_arrays_in_fortran_order_and_labels_in_a_column(tmp_path):
+def test_npz_arrays_may_have_other_layouts(tmp_path):
     arrays = _arrays()
     plain, _ = read("npz", _file(tmp_path, **arrays), **_COLUMNS)
     arrays["x"] = np.asfortranarray(arrays["x"])
@@ -146,27 +135,6 @@ def test_arrays_in_fortran_order_and_labels_in_a_column(tmp_path):
     other, _ = read("npz", _file(tmp_path, **arrays), **_COLUMNS)
     for one, same in zip(plain, other, strict=True):
         assert_identical(dict(one.record.features), dict(same.record.features))
-
-
-@pytest.mark.nightly
-@needs("mnist_by_writer")
-def test_the_real_writers():
-    path = REAL / "mnist_by_writer" / "mnist_by_writer.npz"
-    chosen = ImportOptions(format="npz", client_column="writer", domain_column="hsf")
-    counts: Counter[tuple[str, str]] = Counter()
-    writers: dict[tuple[str, str], set[str]] = {}
-    rows = FORMATS["npz"].read(chosen, [path], ReadLog())
-    for example in (example for part in rows for example in examples_of(part)):
-        key = (str(example.record.split), example.record.domain)
-        counts[key] += 1
-        writers.setdefault(key, set()).add(example.record.client)
-    assert sum(counts.values()) == 70_000
-    assert {key: len(clients) for key, clients in writers.items()} == {
-        ("train", "0"): 289,
-        ("train", "4"): 250,
-        ("test", "0"): 48,
-        ("test", "4"): 249,
-    }
 
 
 # --- IDX files: images, labels, dealing to clients, and what is refused
@@ -186,7 +154,7 @@ def _pair(folder: Path, labels: list[int], name: str = "train", suffix: str = ""
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_images_and_labels(tmp_path, suffix):
+def test_idx_images_have_labels(tmp_path, suffix):
     path = _pair(tmp_path, [3, 1, 3], suffix=suffix)
     for given in (tmp_path, path):
         examples, _ = read("idx", given, num_clients=3)
@@ -199,23 +167,18 @@ def test_images_and_labels(tmp_path, suffix):
     assert {e.record.client for e in examples} == {"train_0", "train_1", "train_2"}
 
 
-def test_files_for_testing(tmp_path):
-    _pair(tmp_path, [0] * 4)
-    _pair(tmp_path, [1] * 2, "t10k")
-    examples, _ = read("idx", tmp_path, num_clients=2)
-    assert Counter(e.record.split for e in examples) == {"train": 4, "test": 2}
-    assert {e.record.client for e in examples} == {"train_0", "train_1", "test_0", "test_1"}
-
-
-def test_every_client_gets_as_many(tmp_path):
+def test_idx_deals_examples_to_equal_clients(tmp_path):
     _pair(tmp_path, list(range(10)) * 5)
-    dealt = [e.record.client for e in read("idx", tmp_path, num_clients=12, seed=1)[0]]
-    assert set(Counter(dealt).values()) == {4, 5}
-    assert dealt == [e.record.client for e in read("idx", tmp_path, num_clients=12, seed=1)[0]]
-    assert dealt != [e.record.client for e in read("idx", tmp_path, num_clients=12, seed=2)[0]]
+    _pair(tmp_path, [1] * 2, "t10k")
+    examples, _ = read("idx", tmp_path, num_clients=12, seed=1)
+    assert Counter(e.record.split for e in examples) == {"train": 50, "test": 2}
+    clients = [e.record.client for e in examples]
+    assert {*Counter(c for c in clients if c.startswith("train")).values()} == {4, 5}
+    assert clients == [e.record.client for e in read("idx", tmp_path, num_clients=12, seed=1)[0]]
+    assert clients != [e.record.client for e in read("idx", tmp_path, num_clients=12, seed=2)[0]]
 
 
-def test_some_classes_with_names(tmp_path):
+def test_idx_classes_are_chosen_and_named(tmp_path):
     _pair(tmp_path, [0, 1, 2, 6, 2, 9])
     examples, log = read(
         "idx", tmp_path, classes=(6, 0, 2), class_names=("shirt", "top", "pullover"), num_clients=1
@@ -231,49 +194,43 @@ def test_some_classes_with_names(tmp_path):
     assert {e.record.domain for e in examples} == {"all"}
 
 
-def test_labels_beyond_the_names(tmp_path):
-    _pair(tmp_path, [0, 2])
-    message = refused("idx", tmp_path, class_names=("a", "b"))
-    assert message == "train-images-idx3-ubyte image 1: expected a label from 0 to 1, found 2"
-
-
-def test_what_is_refused(tmp_path):
+def test_invalid_idx_files_are_refused(tmp_path):
     assert "expected files -ubyte or -ubyte.gz or" in refused("idx", tmp_path)
     images = _pair(tmp_path, [0, 1, 2])
     labels = tmp_path / "train-labels-idx1-ubyte"
     assert "expected files such as train-images-idx3-ubyte" in refused("idx", labels)
-
+    message = refused("idx", tmp_path, class_names=("a", "b"))
+    assert message == "train-images-idx3-ubyte image 2: expected a label from 0 to 1, found 2"
     whole = images.read_bytes()
-    images.write_bytes(whole[:-1])
-    assert refused("idx", tmp_path) == (
-        f"{images}: expected 18 more bytes, found 17: it is truncated"
-    )
-    images.write_bytes(whole[:10])
-    assert refused("idx", tmp_path) == f"{images}: expected 12 more bytes, found 6: it is truncated"
-    images.write_bytes(b"GIF89a" + whole)
-    assert refused("idx", tmp_path) == (
-        f"{images}: expected an IDX file of bytes with 3 dimensions, found one that starts with "
-        "47 49 46 38"
-    )
+    for content, result in (
+        (whole[:-1], "expected 18 more bytes, found 17: it is truncated"),
+        (whole[:10], "expected 12 more bytes, found 6: it is truncated"),
+        (b"GIF89a" + whole, "with 3 dimensions, found one that starts with 47 49 46 38"),
+    ):
+        images.write_bytes(content)
+        message = refused("idx", tmp_path)
+        assert message.startswith(f"{images}: expected ") and message.endswith(result)
     images.write_bytes(whole)
     _write(labels, np.array([0, 1]))
-    assert refused("idx", tmp_path) == (
-        f"{labels}: expected 3 labels, as there are images, found 2"
-    )
+    assert refused("idx", tmp_path) == f"{labels}: expected 3 labels, as there are images, found 2"
     labels.unlink()
-    assert refused("idx", tmp_path) == (
-        f"{images}: expected labels in train-labels-idx1-ubyte next to it, found none"
-    )
+    message = refused("idx", tmp_path)
+    assert message == f"{images}: expected labels in {labels.name} next to it, found none"
 
 
-def test_a_packed_file_that_is_cut_off(tmp_path):
+def test_packed_idx_files_are_whole_and_once(tmp_path):
     path = _pair(tmp_path, [0] * 300, suffix=".gz")
-    path.write_bytes(path.read_bytes()[:-20])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
     assert refused("idx", tmp_path).startswith(f"{path}: expected a whole .gz file, found a trunc")
+    # torchvision leaves both.
+    path.write_bytes(whole)
+    _pair(tmp_path, [3, 1])
+    assert refused("idx", tmp_path).startswith(f"{path}: expected these images once, found train-")
 
 
 @golden.values
-def test_options_that_contradict(tmp_path, case):
+def test_contradicting_idx_options_are_refused(tmp_path, case):
     return refused("idx", tmp_path, **case)
 
 
@@ -302,7 +259,7 @@ def _user(x: Any, y: Any) -> dict[str, Any]:
     return {"users": ["u"], "user_data": {"u": {"x": x, "y": y}}}
 
 
-def test_users_are_clients(tmp_path):
+def test_leaf_users_are_clients(tmp_path):
     examples, log = read("leaf", _file_of_leaf(tmp_path, _VECTORS), **_ALL)
     assert [(e.record.client, e.record.domain, e.record.split) for e in examples] == [
         ("u1", "all", None),
@@ -315,50 +272,52 @@ def test_users_are_clients(tmp_path):
     assert log.num_records == 3
 
 
-def test_images_get_a_name_and_a_shape(tmp_path):
-    path = _file_of_leaf(tmp_path, _user([[1, 2, 3, 4]], [7]))
-    (example,), _ = read("leaf", path, feature_name="pixels", feature_shape=(2, 2), **_ALL)
-    assert example.record.features["pixels"].tolist() == [[1, 2], [3, 4]]
-
-
-def test_text_without_classes(tmp_path):
-    path = _file_of_leaf(tmp_path, _user(["To be, or", "..."], ["n", "x"]))
-    examples, log = read("leaf", path, case="upper", **_ALL)
-    assert [e.record.features for e in examples] == [{"tokens": "TO BE , OR"}]
-    assert log.skipped == {"text without words": 1}
-
-
-def test_text_in_lists_with_classes(tmp_path):
-    path = _file_of_leaf(tmp_path, _user([["1", "Mon", "so sad"], ["2", "Tue", "yay!"]], [0, 1]))
-    examples, _ = read("leaf", path, text_column="2", **_ALL)
-    assert [e.record.features for e in examples] == [
-        {"tokens": "so sad", "label": 0},
-        {"tokens": "yay !", "label": 1},
+@pytest.mark.parametrize(
+    ("x", "y", "options", "expected"),
+    [
+        (
+            [[1, 2, 3, 4]],
+            [7],
+            {"feature_name": "pixels", "feature_shape": (2, 2)},
+            [{"pixels": [[1, 2], [3, 4]], "label": 7}],
+        ),
+        (["To be, or", "..."], ["n", "x"], {"case": "upper"}, [{"tokens": "TO BE , OR"}]),
+        (
+            [["1", "Mon", "so sad"], ["2", "Tue", "yay!"]],
+            [0, 1],
+            {"text_column": "2"},
+            [{"tokens": "so sad", "label": 0}, {"tokens": "yay !", "label": 1}],
+        ),
+        (
+            [[1], [2]],
+            [-0.5, 3],
+            {"label_kind": "number"},
+            [{"x": [1], "label": -0.5}, {"x": [2], "label": 3.0}],
+        ),
+    ],
+)
+def test_leaf_examples_are_vectors_images_or_texts(tmp_path, x, y, options, expected):
+    examples, _ = read("leaf", _file_of_leaf(tmp_path, _user(x, y)), **_ALL, **options)
+    features = [
+        {name: getattr(v, "tolist", lambda v=v: v)() for name, v in e.record.features.items()}
+        for e in examples
     ]
+    assert features == expected
 
 
-def test_labels_that_are_numbers_of_leaf(tmp_path):
-    path = _file_of_leaf(tmp_path, _user([[1], [2]], [-0.5, 3]))
-    examples, _ = read("leaf", path, label_kind="number", **_ALL)
-    assert [e.record.features["label"] for e in examples] == [-0.5, 3.0]
-    texts = _file_of_leaf(tmp_path, _user(["so sad"], ["to be"]))
-    message = refused("leaf", texts, label_kind="number", **_ALL)
-    assert message == "data.json user u example 0: expected a number as label, found 'to be'"
-
-
-def test_folders_that_say_what_is_for_testing(tmp_path):
+def test_leaf_folders_are_splits(tmp_path):
     for name in ("data/train/a.json", "data/test/a.json"):
         _file_of_leaf(tmp_path, _VECTORS, name)
     examples, _ = read("leaf", tmp_path, **_ALL)
     assert [e.record.split for e in examples] == ["test"] * 3 + ["train"] * 3
-    # LEAF's scripts leave all users there as well: those of test would be trained on.
+    # LEAF's scripts also write all users there: users of test would be trained on.
     other = _file_of_leaf(tmp_path, _VECTORS, "data/all_data/b.json")
     assert refused("leaf", tmp_path, **_ALL).startswith(
         f"{other}: expected files in folders train and test only"
     )
 
 
-def test_domains_of_clients(tmp_path):
+def test_leaf_domains_are_of_a_file(tmp_path):
     domains = _file_of_leaf(tmp_path, "u2,north\n\nu1,south\n", "domains.csv")
     path = _file_of_leaf(tmp_path, _VECTORS)
     examples, _ = read("leaf", path, domains_file=str(domains))
@@ -371,14 +330,14 @@ def test_domains_of_clients(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["u1\n", "u1,a,b\n", "u1,\n", "u1,a\nu1,b\n"])
-def test_domains_that_are_none(tmp_path, content):
+def test_invalid_leaf_domains_are_refused(tmp_path, content):
     domains = _file_of_leaf(tmp_path, content, "domains.csv")
     message = refused("leaf", _file_of_leaf(tmp_path, _VECTORS), domains_file=str(domains))
     assert message.startswith(f"{domains}:")
     assert "expected CLIENT,DOMAIN, each client once, found" in message
 
 
-def test_users_without_examples_are_counted(tmp_path):
+def test_leaf_users_without_examples_are_counted(tmp_path):
     data = {"user_data": {"u": {"x": [], "y": []}, **_VECTORS["user_data"]}}
     examples, log = read("leaf", _file_of_leaf(tmp_path, data), **_ALL)
     assert log.skipped == {"user without examples": 1}
@@ -387,32 +346,16 @@ def test_users_without_examples_are_counted(tmp_path):
 
 
 @golden.values
-def test_what_is_refused_of_leaf(tmp_path, case):
+def test_invalid_leaf_is_refused(tmp_path, case):
     return refused("leaf", _file_of_leaf(tmp_path, case), **_ALL)
 
 
-def test_another_encoding(tmp_path):
-    path = tmp_path / "data.json"
-    path.write_bytes('{"user_data": {"é": {"x": ["a"], "y": ["b"]}}}'.encode("latin-1"))
-    assert refused("leaf", path, **_ALL).startswith(f"{path}: expected JSON, found: ")
-
-
 @golden.values
-def test_options_that_are_missing_or_too_many_of_leaf(tmp_path, case):
+def test_missing_or_superfluous_leaf_options_are_refused(tmp_path, case):
     return refused("leaf", tmp_path, **case)
 
 
-def test_images_that_are_there_packed_as_well(tmp_path):
-    """As torchvision leaves them."""
-    _pair(tmp_path, [3, 1])
-    packed = _pair(tmp_path, [3, 1], suffix=".gz")
-    assert refused("idx", tmp_path) == (
-        f"{packed}: expected these images once, found train-images-idx3-ubyte as well: name the "
-        "files of images with input=FILE,..."
-    )
-
-
 @pytest.mark.parametrize("who", [np.array([1.0, np.nan]), np.array(["a", ""])])
-def test_rows_without_a_client(tmp_path, who):
+def test_npz_rows_need_a_client(tmp_path, who):
     path = _file(tmp_path, **{**_arrays(2), "who": who})
     assert "row 1: expected a name or number in who" in refused("npz", path, **_COLUMNS)

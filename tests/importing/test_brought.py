@@ -38,15 +38,11 @@ def _remarks(report: ImportReport) -> dict[str, str]:
 
 @pytest.mark.parametrize("row", ["b,p,1_000,1", "b,p,1,1_0", "b,p,\u0661,1", "b,p,1,\u0661"])
 def test_underscores_and_other_digits_are_no_numbers(tmp_path, row):
-    for format_, path in (
-        ("csv", _csv(tmp_path, "a,p,1,0", row)),
-        ("jsonl", tmp_path / "rows.jsonl"),
-    ):
-        keys = ("u", "d", "x", "y")
-        rows = [dict(zip(keys, line.split(","))) for line in ("a,p,1,0", row)]
-        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-        found = refused(format_, path, **_COLUMNS)
-        assert "expected numbers as features" in found or "expected a whole number" in found
+    rows = [dict(zip("udxy", line.split(","))) for line in ("a,p,1,0", row)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    for path in (_csv(tmp_path, "a,p,1,0", row), tmp_path / "rows.jsonl"):
+        message = refused(path.suffix[1:], path, **_COLUMNS)
+        assert "expected numbers as features" in message or "expected a whole number" in message
 
 
 def test_marks_hold_for_all_columns(tmp_path):
@@ -86,7 +82,7 @@ def test_nan_is_a_missing_value(tmp_path, nan):
 def test_spellings_of_one_name_are_one_client(tmp_path, one, other):
     path = _csv(tmp_path, f"{one},{one},1,0", f"{other},{other},2,1")
     report = _imported(path, split=("train:1",))
-    assert report.splits["train"].total.clients == 1
+    assert report.splits["train"].clients == 1
     assert [*report.splits["train"].domains] == [one]
     assert f"such as {other!r} to {one!r}" in _remarks(report)["names"]
 
@@ -119,8 +115,8 @@ def test_one_of_two_columns_of_a_name(tmp_path):
     ):
         examples, _ = read("csv", path, **{**_COLUMNS, "feature_columns": columns})
         name = "n" if columns[0].startswith("n") else "x"
-        found = [example.record.features[name] for example in examples]
-        np.testing.assert_array_equal(found, expected)
+        vectors = [example.record.features[name] for example in examples]
+        np.testing.assert_array_equal(vectors, expected)
     examples, _ = read(
         "csv", path, **{**_COLUMNS, "label_column": "x:2", "feature_columns": ("y",)}
     )
@@ -151,7 +147,7 @@ def test_packed_tables_are_read(tmp_path, ending):
     assert "found a truncated or damaged one" in refused("csv", path, **_COLUMNS)
 
 
-def test_archives_of_several_files_are_refused(tmp_path):
+def test_archive_of_several_files_is_refused(tmp_path):
     path = tmp_path / "two.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.csv", "")
@@ -179,13 +175,13 @@ def test_archives_of_several_files_are_refused(tmp_path):
         (b"u,d,x,y\na,\x81,1,0\n", "column 3 (encoding_errors=replace puts a sign"),
     ],
 )
-def test_other_bytes_are_named(tmp_path, content, expected):
+def test_files_of_other_kinds_are_named(tmp_path, content, expected):
     path = tmp_path / "rows.csv"
     path.write_bytes(content)
     assert expected in refused("csv", path, **_COLUMNS)
 
 
-def test_wrong_bytes_are_replaced(tmp_path):
+def test_invalid_bytes_are_replaced(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_bytes(b"u,d,x,y\na,\x81p,1,0\n")
     (example,), _ = read("csv", path, encoding_errors="replace", **_COLUMNS)
@@ -195,7 +191,7 @@ def test_wrong_bytes_are_replaced(tmp_path):
 def test_rows_may_be_clients(tmp_path):
     path = _csv(tmp_path, *(f"a,p,{k},{k % 2}" for k in range(10)))
     report = _imported(path, client_column="row")
-    assert sum(split.total.clients for split in report.splits.values()) == 10
+    assert sum(split.clients for split in report.splits.values()) == 10
     assert "Each row is a client" in _remarks(report)["rows_are_clients"]
     assert "or row, which makes a client of each row" in refused("csv", path)
 
@@ -210,7 +206,7 @@ def test_spreadsheets_and_unknown_names_are_refused(tmp_path):
         assert str(error.value).startswith(expected)
 
 
-def test_equal_rows_are_counted_not_judged(tmp_path):
+def test_equal_rows_are_reported(tmp_path):
     path = _csv(tmp_path, *(f"u{k},p,1,{k % 2}" for k in range(100)))
     text = _remarks(_imported(path))["copies_in_train"]
     assert "equal an example of train in all columns. Of coarse columns that is expected" in text

@@ -1,18 +1,18 @@
-"""What an import says of classes, copies and large clients: planted, and absent in healthy data."""
+"""Warnings of imports about classes, copies and large clients."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.importing.harness import job
+from tff_agnostic.data.store import load_store
 from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.importing.source import ReadLog
 
 
 def _rows(**numbers: tuple[int, int]) -> list[str]:
-    """Returns rows of domain DOMAIN with so many clients, each with so many different examples."""
+    """Returns rows of domains with (clients, different examples of each client)."""
     return [
         f"{domain}{client},{domain},{client}.{example}1,{example % 2},train"
         for domain, (clients, examples) in numbers.items()
@@ -41,21 +41,19 @@ def _report(folder: Path, rows: list[str], **options: Any) -> ImportReport:
 
 
 def _kinds(report: ImportReport) -> dict[str, str]:
-    found = {remark.kind: remark.text for remark in report.remarks}
-    return {kind: text for kind, text in found.items() if not kind.startswith("domains_without")}
+    result = {remark.kind: remark.text for remark in report.remarks}
+    return {kind: text for kind, text in result.items() if not kind.startswith("domains_without")}
 
 
-def test_healthy_data_are_counted_without_a_warning(tmp_path):
-    report = _report(tmp_path, _rows(x=(6, 4), y=(3, 4)))
-    assert report.to_json()["classes"] == {
-        "train": {"x": {"0": 12, "1": 12}, "y": {"0": 6, "1": 6}}
-    }
-    assert report.to_json()["copies"]["of_client"] == {"train": 0}
-    assert "Examples of each class:\n" in report.text()
+def test_healthy_data_have_no_warning(tmp_path):
+    rows = _rows(x=(10, 20), y=(3, 4))
+    report = _report(tmp_path, [*rows, rows[0]])
+    assert report.classes == {"train": {"x": {"0": 101, "1": 100}, "y": {"0": 6, "1": 6}}}
+    assert report.copies == {"train": {"examples": 213, "of_client": 1}}
     assert not _kinds(report)
 
 
-def test_a_class_of_a_domain_that_is_in_test_only(tmp_path):
+def test_class_in_test_only_is_reported(tmp_path):
     rows = [
         *_rows(x=(3, 4)),
         *("en1,en,1,0,train", "en2,en,2,0,train", "en3,en,3,1,test", "en4,en,4,1,test"),
@@ -63,46 +61,49 @@ def test_a_class_of_a_domain_that_is_in_test_only(tmp_path):
     ]
     report = _report(tmp_path, rows, class_names=("floor", "chair"))
     text = _kinds(report)["classes_not_in_train"]
-    # z has no training example at all, which another warning says.
+    # Another warning is about z, which has no training example.
     assert text.startswith("In 1 domain a class is in test and not in train: en (chair: 2). ")
 
 
-def test_one_class_and_classes_that_nobody_has(tmp_path):
+def test_unused_classes_are_reported(tmp_path):
     rows = [
         row.replace(",0,train", ",2,train").replace(",1,train", ",2,train")
         for row in _rows(x=(3, 2))
     ]
-    found = _kinds(_report(tmp_path, rows))
-    assert found["one_class"].startswith("All examples of train are of class 2:")
-    assert found["unused_classes"].startswith("2 of 3 classes have no example: 0, 1; ")
+    kinds = _kinds(_report(tmp_path, rows))
+    assert kinds["one_class"].startswith("All examples of train are of class 2:")
+    assert kinds["unused_classes"].startswith("2 of 3 classes have no example: 0, 1; ")
 
 
-def test_a_label_that_is_an_id(tmp_path):
-    rows = [*_rows(x=(3, 2)), "x9,x,7,2000000000,train"]
-    report = _report(tmp_path, rows)
+def test_label_that_is_an_id_is_reported(tmp_path):
+    report = _report(tmp_path, [*_rows(x=(3, 2)), "x9,x,7,2000000000,train"])
     start = "1999999998 of 2000000001 classes have no example: 2, 3, 4, 5, 6 and 1999999993 more;"
     assert _kinds(report)["unused_classes"].startswith(start)
-    assert "Examples of each class" not in report.text()
 
 
-def test_copies(tmp_path):
+def test_copies_are_reported(tmp_path):
     healthy = [*_rows(x=(5, 10)), *(f"t{k},x,9{k},0,test" for k in range(10))]
     copied = [*healthy, *healthy[:3], "t0,x,0.01,0,test", "x1,x,0.01,0,train"]
     report = _report(tmp_path, copied)
-    found = _kinds(report)
-    # The same example at another client is no copy of a client's own.
-    assert report.to_json()["copies"]["of_client"] == {"test": 0, "train": 3}
-    assert found["copies"].startswith("4.6% of the examples (3 of 65) are copies")
-    assert found["copies_in_train"].startswith(
-        "9.1% of the examples of test (1 of 11) equal an example of train"
-    )
+    kinds = _kinds(report)
+    # An equal example of another client is not a copy of the client's example.
+    assert report.copies is not None
+    assert {name: split["of_client"] for name, split in report.copies.items()} == {
+        "test": 0,
+        "train": 3,
+    }
+    assert kinds["copies"].startswith("4.6% of the examples (3 of 65) are copies")
+    expected = "9.1% of the examples of test (1 of 11) equal an example of train in all columns"
+    assert kinds["copies_in_train"].startswith(expected)
 
 
-def test_a_few_copies_are_counted_and_not_warned_of(tmp_path):
-    rows = _rows(x=(10, 20))
-    report = _report(tmp_path, [*rows, rows[0]])
-    assert report.to_json()["copies"]["of_client"] == {"train": 1}
-    assert not _kinds(report)
+def test_store_keeps_notes_on_class_shares(tmp_path):
+    rows = [*_rows(x=(5, 10)), *(f"t{k},x,9{k},{int(k < 1)},test" for k in range(10))]
+    text = _kinds(_report(tmp_path, rows))["class_shares"]
+    assert text == "Classes have other shares of train than of test: 0 (50%, 90%), 1 (50%, 10%)."
+    notes = load_store(tmp_path / "s.sqlite").notes()
+    assert notes["class_shares"] == {"train": {"0": 0.5, "1": 0.5}, "test": {"0": 0.9, "1": 0.1}}
+    assert text in [remark["text"] for remark in notes["remarks"]]
 
 
 @pytest.mark.parametrize(
@@ -112,17 +113,15 @@ def test_a_few_copies_are_counted_and_not_warned_of(tmp_path):
         (11, "In 1 of 2 domains one client has more than a fifth of the training examples: x"),
     ],
 )
-def test_large_clients(tmp_path, largest, expected):
+def test_large_clients_are_reported(tmp_path, largest, expected):
     # Ten clients of four examples: of 40 + n, more than a fifth is from 11 on.
     rows = [*_rows(x=(10, 4), y=(2, 4)), *(f"big,x,{k}.7,{k % 2},train" for k in range(largest))]
-    found = _kinds(_report(tmp_path, rows))
-    assert (found.get("large_clients") or "").startswith(expected or "")
-    assert ("large_clients" in found) == (expected is not None)
+    result = _kinds(_report(tmp_path, rows))
+    assert (result.get("large_clients") or "").startswith(expected or "")
+    assert ("large_clients" in result) == (expected is not None)
 
 
-def test_a_store_without_labels_has_neither(tmp_path):
+def test_texts_have_no_classes_and_copies(tmp_path):
     options = {"text_column": "a", "feature_columns": (), "label_column": None}
-    rows = [f"x{k},x,one two,0,train" for k in range(5)]
-    report = _report(tmp_path, rows, **options)
-    assert json.loads(json.dumps(report.to_json()))["classes"] is None
-    assert report.contents.copies is None
+    report = _report(tmp_path, [f"x{k},x,one two,0,train" for k in range(5)], **options)
+    assert report.classes is report.copies is report.class_shares is None

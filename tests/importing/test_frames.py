@@ -36,7 +36,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 class _Stream:
-    """An object with nothing but Arrow's interface of data frames."""
+    """An object with only Arrow's interface of data frames."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table

@@ -121,14 +121,14 @@ def test_import_of_many_rows_needs_flat_memory(tmp_path):
         "label_column": "y",
         "feature_columns": [f"x{k}" for k in range(40)],
     }
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _MEASURED, json.dumps(options)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    peak, has_tensorflow = json.loads(found.stdout)
+    peak, has_tensorflow = json.loads(result.stdout)
     assert not has_tensorflow
     # One message that parsed all rows kept five times as much.
     assert peak < 200e6

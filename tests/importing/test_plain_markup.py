@@ -1,4 +1,4 @@
-"""Markup and words on the fast way are what the general way finds."""
+"""The fast ways to blocks of markup and to words equal the general ways."""
 
 import random
 import re
@@ -19,7 +19,7 @@ _PIECES = [
 
 
 class _Parser(HTMLParser):
-    """What html_blocks says, as its docstring has it."""
+    """Reference for html_blocks, from its docstring."""
 
     def __init__(self, dropped: set[str], code: str) -> None:
         super().__init__()
@@ -48,10 +48,10 @@ class _Parser(HTMLParser):
 
 
 @pytest.mark.parametrize("code", ["drop", "word", "keep"])
-def test_blocks_of_plain_and_other_markup(code):
+def test_blocks_equal_the_reference_parser(code):
     draw = random.Random(5)
     plain = 0
-    for _ in range(1500):
+    for _ in range(600):
         tags = [f"<{mark}{name}>" for mark in ("", "/") for name in draw.choices(_NAMES, k=4)]
         html = "".join(draw.choices([*tags, *_PIECES, *["and "] * 20], k=draw.randint(1, 12)))
         dropped = {"script", "style"} | (set() if code == "keep" else {"code", "pre"})
@@ -60,14 +60,14 @@ def test_blocks_of_plain_and_other_markup(code):
         parser.close()
         assert html_blocks(html, code) == [text for text in parser.texts if text.strip()], html
         plain += text_module._plain_blocks(html, code) is not None
-    # Both ways are taken.
-    assert 200 < plain < 1400
+    # Both ways are tried.
+    assert 80 < plain < 560
 
 
-def test_words_are_those_of_their_pattern():
+def test_words_equal_their_pattern():
     draw = random.Random(5)
     pattern = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*|[^\sa-z0-9]")
-    for _ in range(3000):
+    for _ in range(1000):
         # Without ends of sentences, so that a text is one.
         text = "".join(draw.choices("ab1'-\" )(,:_\n<", k=draw.randint(1, 20)))
         expected = [" ".join(pattern.findall(text))] if re.search("[a-z0-9]", text) else []

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.importing import independent
-from tests.importing.harness import REAL, examples_of, job, needs, table
+from tests.importing.harness import REAL, counts_of, examples_of, job, needs
 from tests.importing.independent import Example
+from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.importing.importer import FORMATS
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
@@ -56,7 +57,7 @@ def _cells(
 
 
 def _read(format_: str, path: Path, log: ReadLog, **options: Any) -> Iterator[Example]:
-    """Yields what a reader finds, an example at a time."""
+    """Yields the examples of a reader."""
     reading = FORMATS[format_].read(ImportOptions(format=format_, **options), [path], log)
     for example in (example for rows in reading for example in examples_of(rows)):
         record = example.record
@@ -68,11 +69,6 @@ def _read(format_: str, path: Path, log: ReadLog, **options: Any) -> Iterator[Ex
             len(tokens.split()),
             str(record.features.get("label", "")),
         )
-
-
-def _of_store(store: Path) -> Counter[Any]:
-    rows = table(store, "SELECT client_id, domain, split_name, num_examples FROM client_domains")
-    return Counter({tuple(key): n for *key, n in rows})
 
 
 @pytest.mark.nightly
@@ -87,8 +83,8 @@ def test_stackexchange(tmp_path):
     assert log.num_records == sum(posts.values())
     assert sum(log.skipped.values()) == posts["left out"]
     assert log.skipped == {"neither question nor answer": 385, "post without owner": 19}
-    assert _of_store(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
-    lengths = table(tmp_path / "s.sqlite", "SELECT * FROM sentence_lengths")
+    assert counts_of(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
+    lengths = ArrowStore(tmp_path / "s.sqlite").domain_sentence_lengths()
     assert {tuple(key): n for *key, n in lengths} == Counter(
         (e.split, e.domain, e.words) for e in expected
     )
@@ -107,7 +103,7 @@ def test_tinyshakespeare(tmp_path):
     log = ReadLog()
     job("text_folders", folder, tmp_path / "s.sqlite", **_PLAYS).run(log)
     assert not log.skipped
-    assert _of_store(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
+    assert counts_of(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
     assert _documented("tinyshakespeare") == _cells(log.num_records, expected)
 
 
@@ -116,8 +112,8 @@ def test_tinyshakespeare(tmp_path):
 def test_activ_es():
     sentences, expected = independent.tokenised_texts(REAL / "activ_es")
     log = ReadLog()
-    found = Counter(_read("text_folders", REAL / "activ_es", log))
-    assert found == Counter(expected)
+    result = Counter(_read("text_folders", REAL / "activ_es", log))
+    assert result == Counter(expected)
     assert log.num_records == sum(sentences.values())
     assert log.skipped == {"sentence without words": sentences["left out"]}
     assert _documented("activ_es") == _cells(sum(sentences.values()), expected, splits=False)
@@ -129,9 +125,9 @@ def test_mnist_by_writer():
     path = REAL / "mnist_by_writer" / "mnist_by_writer.npz"
     log = ReadLog()
     options = {"client_column": "writer", "domain_column": "hsf"}
-    found = list(_read("npz", path, log, **options))
+    result = list(_read("npz", path, log, **options))
     expected = independent.mnist_by_writer(path)
-    assert found == expected
+    assert result == expected
     assert _documented("mnist_by_writer") == _cells(log.num_records, expected)
 
 
@@ -139,15 +135,15 @@ def test_mnist_by_writer():
 @needs("fashion_mnist")
 def test_fashion_mnist():
     log = ReadLog()
-    found = list(_read("idx", REAL / "fashion_mnist", log))
+    result = list(_read("idx", REAL / "fashion_mnist", log))
     expected = Counter(
         (str(label), split)
         for name, split in (("train", "train"), ("t10k", "test"))
         for label in independent.idx_labels(REAL / "fashion_mnist" / f"{name}-labels-idx1-ubyte.gz")
     )
-    assert Counter((e.label, e.split) for e in found) == expected
-    assert all(e.domain == e.label for e in found)
-    assert _documented("fashion_mnist") == _cells(log.num_records, found)
+    assert Counter((e.label, e.split) for e in result) == expected
+    assert all(e.domain == e.label for e in result)
+    assert _documented("fashion_mnist") == _cells(log.num_records, result)
 
 
 @pytest.mark.nightly

@@ -6,8 +6,9 @@ from collections import Counter
 import pytest
 
 from tests import golden
-from tests.importing.harness import job, table
+from tests.importing.harness import counts_of, job, splits_of
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.importing.source import ReadLog, SourceExample, rows_of
 from tff_agnostic.importing.splits import Splits, moves, parse_shares, split_sizes, strata_of
@@ -29,49 +30,32 @@ def _assigned(examples, by: str, seed: int = 0) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("by", ["client", "group", "example"])
-def test_the_order_of_the_input_changes_nothing(by):
-    assert _assigned(_EXAMPLES, by) == _assigned(_EXAMPLES[::-1], by)
-
-
-@pytest.mark.parametrize("by", ["client", "group", "example"])
-def test_what_else_is_in_the_input_changes_nothing(by):
+def test_splits_keep_units_together_and_shares(by):
     whole = _assigned(_EXAMPLES, by)
+    # Neither the order of the examples nor the other ones change a split.
+    assert _assigned(_EXAMPLES[::-1], by) == whole
     assert _assigned(_EXAMPLES[1::7], by).items() <= whole.items()
-
-
-@pytest.mark.parametrize("by", ["client", "group", "example"])
-def test_shares_are_kept_to(by):
-    counts = Counter(_assigned(_EXAMPLES, by).values())
+    splits: dict[str, set[str]] = {}
+    for e in _EXAMPLES:
+        unit = {"client": e.record.client, "group": str(e.group), "example": e.place}[by]
+        splits.setdefault(unit, set()).add(whole[e.place])
+    assert all(len(names) == 1 for names in splits.values())
+    counts = Counter(whole.values())
     for name, share in _SHARES.items():
-        # Five standard deviations, were groups as large as they are drawn on their own.
+        # Five standard deviations for units as large as groups.
         slack = 5 * (share * (1 - share) / 400) ** 0.5
         assert abs(counts[name] / len(_EXAMPLES) - share) < slack
+    assert _assigned(_EXAMPLES, by, 1) != whole
 
 
-def test_what_is_kept_together():
-    for by, key in (("client", "client"), ("group", "group")):
-        found: dict[str, set[str]] = {}
-        assigned = _assigned(_EXAMPLES, by)
-        for example in _EXAMPLES:
-            name = example.group if key == "group" else example.record.client
-            found.setdefault(str(name), set()).add(assigned[example.place])
-        assert all(len(names) == 1 for names in found.values())
-    by_example = _assigned(_EXAMPLES, "example")
-    assert any(by_example[f"p{k}#0"] != by_example[f"p{k}#1"] for k in range(2000))
-
-
-def test_seeds_differ():
-    assert _assigned(_EXAMPLES, "client", 0) != _assigned(_EXAMPLES, "client", 1)
-
-
-def test_the_sources_own_splits():
-    own = [_example(client, 0, "test" if client % 2 else "train") for client in range(100)]
-    rows = rows_of(own)
+def test_splits_of_the_source_are_kept():
+    own_rows = [_example(client, 0, "test" if client % 2 else "train") for client in range(100)]
+    rows = rows_of(own_rows)
     names, units = Splits(_SHARES, "client", 0).assign(rows)
-    assert names.equals(rows.split) and units.null_count == len(own)
+    assert names.equals(rows.split) and units.null_count == len(own_rows)
     names, units = Splits({"train": 0.5, "heldout": 0.5}, "client", 0, {"split"}).assign(rows)
-    found = {*zip(rows.split.to_pylist(), names.to_pylist(), units.is_null().to_pylist())}
-    assert found == {
+    result = {*zip(rows.split.to_pylist(), names.to_pylist(), units.is_null().to_pylist())}
+    assert result == {
         ("train", "train", False),
         ("train", "heldout", False),
         ("test", "test", True),
@@ -83,19 +67,14 @@ def test_the_sources_own_splits():
             Splits(_SHARES, "client", 0, {name}).assign(rows)
 
 
-def test_shares_from_text():
-    assert parse_shares(["train:0.8", "test:0.2"]) == {"train": 0.8, "test": 0.2}
-    assert parse_shares(["train:1"]) == {"train": 1}
-
-
 @golden.values
-def test_shares_that_are_none(case):
-    found = golden.refusal(parse_shares, case)
-    assert found.startswith("split: ")
-    return found
+def test_invalid_shares_are_refused(case):
+    result = golden.refusal(parse_shares, case)
+    assert result.startswith("split: ")
+    return result
 
 
-# --- Splits that keep their shares in every domain: sizes by hand, and what they depend on
+# --- Splits that keep their shares in every domain
 
 
 _SHARES_OF_STRATA = {"train": 0.8, "heldout": 0.1, "test": 0.1}
@@ -105,7 +84,7 @@ _ROW_OPTIONS = {"client_column": "who", "domain_column": "where", "text_column":
 @pytest.mark.parametrize(
     ("count", "fewest", "expected"),
     [
-        # (train, heldout, test): the shares, rounded; then what is missing to `fewest`.
+        # (train, heldout, test): the shares, rounded; then at least `fewest`.
         (100, 0, (80, 10, 10)),
         (104, 0, (84, 10, 10)),
         (105, 0, (83, 11, 11)),
@@ -119,17 +98,17 @@ _ROW_OPTIONS = {"client_column": "who", "domain_column": "where", "text_column":
         (5, 5, (1, 0, 4)),
     ],
 )
-def test_sizes_of_splits(count, fewest, expected):
+def test_split_sizes_are_rounded_shares(count, fewest, expected):
     assert tuple(split_sizes(count, _SHARES_OF_STRATA, fewest).values()) == expected
     assert list(split_sizes(count, _SHARES_OF_STRATA, fewest)) == list(_SHARES_OF_STRATA)
 
 
-def test_a_split_that_is_not_wanted_has_no_size():
+def test_absent_splits_have_no_size():
     assert split_sizes(10, {"test": 0.3, "train": 0.7}, 1) == {"test": 3, "train": 7}
     assert split_sizes(10, {"train": 1}, 5) == {"train": 10}
 
 
-def test_a_client_belongs_to_the_domain_of_most_of_its_examples():
+def test_stratum_is_domain_of_most_examples():
     units = [(-5, "a", 3), (-5, "b", 4), (-1, "b", 9), (0, "a", 2), (0, "c", 2), (7, "d", 1)]
     strata = strata_of(units)
     assert {name: s.units.tolist() for name, s in strata.items()} == {
@@ -140,7 +119,7 @@ def test_a_client_belongs_to_the_domain_of_most_of_its_examples():
     assert (strata["b"].examples, strata["b"].largest) == (16, 9)
 
 
-def test_units_are_cut_by_rank_and_only_those_at_the_borders_move():
+def test_few_units_move_to_splits_by_rank():
     draw = random.Random(0)
     units = sorted(draw.randrange(-(2**63), 2**63) for _ in range(1000))
     strata = strata_of((unit, "ab"[unit % 2], 1) for unit in units)
@@ -158,7 +137,7 @@ def test_units_are_cut_by_rank_and_only_those_at_the_borders_move():
 
 
 def _thirty_domains(folder, clients):
-    """Writes sentences of 30 words of clients most of whom are in few domains, as in apps."""
+    """Writes sentences of 30 words; most clients are in few domains, as in apps."""
     draw = random.Random(1)
     domains = [f"d{k:02d}" for k in range(30)]
     home = domains + draw.choices(domains, [1 / (k + 1) for k in range(30)], k=clients - 30)
@@ -173,46 +152,28 @@ def _thirty_domains(folder, clients):
 
 
 @pytest.mark.nightly
-def test_thirty_domains_and_few_clients(tmp_path):
+def test_thirty_domains_keep_shares_by_rank(tmp_path):
     path, clients_of = _thirty_domains(tmp_path, 140)
     single = sorted(name for name, n in clients_of.items() if n == 1)
-    assert single
-    found = {}
+    remarks = {}
     for name, options in (("by_hash", {"stratify": False}), ("by_rank", {})):
         store = tmp_path / f"{name}.sqlite"
         report = job("csv", path, store, **_ROW_OPTIONS, **options).run(ReadLog())
-        found[name] = {
+        remarks[name] = {
             (r.kind, r.figures.get("split")): r.figures.get("domains") for r in report.remarks
         }
-        assert ("words_cut", None) in found[name]
-    # By hash, most domains have nobody to test on; by rank, those with a single client.
-    assert len(found["by_hash"]["domains_without_examples", "test"]) >= 15
-    assert found["by_rank"]["domains_without_examples", "test"] == single
-    assert ("domains_without_examples", "train") not in found["by_rank"]
-    rows = table(
-        store,
-        "SELECT domain, split_name, COUNT(*) FROM client_domains GROUP BY domain, split_name",
-    )
-    by_domain: dict[str, dict[str, int]] = {}
-    for domain, split, count in rows:
-        by_domain.setdefault(domain, {})[split] = count
+        assert ("words_cut", None) in remarks[name]
+    # By hash, most domains have no client to test on; by rank, only domains of a single client.
+    assert len(remarks["by_hash"]["domains_without_examples", "test"]) >= 15
+    assert remarks["by_rank"]["domains_without_examples", "test"] == single
+    assert ("domains_without_examples", "train") not in remarks["by_rank"]
+    counts = Counter((domain, split) for _, domain, split in counts_of(store))
     for domain, count in clients_of.items():
-        sizes = {
-            name: size for name, size in split_sizes(count, _SHARES_OF_STRATA, 1).items() if size
-        }
-        assert by_domain[domain] == sizes
-    # The table says what of a domain each split has, and the notes whose figures mean little.
-    text = report.text()
-    assert text.splitlines()[0].split() == [
-        *("split", "domain", "clients", "examples", "of", "the", "split", "of", "the", "domain"),
-    ]
-    assert f"Note: {len(single)} of 30 domains have no client in test: {single[0]}" in text
-    assert "of 30 domains have fewer than 100 examples in test: " in text
-    assert "33.3% of the words of train" in text
-    assert report.to_json()["remarks"][0]["kind"] == report.remarks[0].kind
+        for split, size in split_sizes(count, _SHARES_OF_STRATA, 1).items():
+            assert counts[domain, split] == size
 
 
-def test_words_and_lengths_are_those_of_the_final_splits(tmp_path):
+def test_words_and_lengths_are_of_final_splits(tmp_path):
     path, _ = _thirty_domains(tmp_path, 60)
     rows = path.read_text().splitlines()
     draw = random.Random(3)
@@ -223,40 +184,35 @@ def test_words_and_lengths_are_those_of_the_final_splits(tmp_path):
     path.write_text("\n".join(rows) + "\n")
     store = tmp_path / "s.sqlite"
     job("csv", path, store, **_ROW_OPTIONS, min_per_split=2).run(ReadLog())
-    split_of = dict(table(store, "SELECT client_id, split_name FROM client_metadata"))
+    split_of = {client: split for client, (split,) in splits_of(store).items()}
     words: Counter[str] = Counter()
     lengths: Counter[tuple[str, str, int]] = Counter()
     for who, where, text in (row.split(",") for row in rows[1:]):
         lengths[split_of[who], where, len(text.split())] += 1
         if split_of[who] == "train":
             words.update(text.split())
-    assert dict(table(store, "SELECT word, count FROM vocabulary")) == words
-    stored = table(store, "SELECT * FROM sentence_lengths")
-    assert {tuple(key): n for *key, n in stored} == lengths
-    counts = table(store, "SELECT split_name, COUNT(*) FROM examples GROUP BY split_name")
-    assert dict(counts) == {
-        split: sum(n for (s, *_), n in lengths.items() if s == split)
-        for split in ("train", "heldout", "test")
-    }
+    opened = ArrowStore(store)
+    assert opened.word_counts() == words
+    assert {tuple(key): n for *key, n in opened.domain_sentence_lengths()} == lengths
 
 
 @pytest.mark.nightly
-def test_a_newer_dump_moves_few_clients(tmp_path):
+def test_newer_dump_moves_few_clients(tmp_path):
     path, _ = _thirty_domains(tmp_path, 400)
     rows = path.read_text().splitlines()
     newest = {f"u{k}" for k in range(360, 400)}
-    found = []
+    result = []
     for k, kept in enumerate((rows, [r for r in rows if r.partition(",")[0] not in newest])):
         path.write_text("\n".join(kept) + "\n")
         store = tmp_path / f"{k}.sqlite"
         job("csv", path, store, **_ROW_OPTIONS).run(ReadLog())
-        found.append(dict(table(store, "SELECT client_id, split_name FROM client_metadata")))
-    new, old = found
+        result.append(splits_of(store))
+    new, old = result
     moved = [client for client, split in old.items() if new[client] != split]
     assert len(moved) <= len(old) / 20
 
 
-def test_one_client_with_most_examples_is_named(tmp_path):
+def test_client_with_most_examples_is_named(tmp_path):
     rows = [f"u{k},x,a b" for k in range(5)] + ["big,x,a b"] * 10 + ["v,y,a b", "w,y,c"]
     path = tmp_path / "rows.csv"
     path.write_text("\n".join(["who,where,text", *rows]) + "\n")

@@ -29,7 +29,7 @@ def _dump(folder: Path, *rows: str, site: str = "beer") -> Path:
     return path
 
 
-def test_a_question_and_its_answer(tmp_path):
+def test_posts_become_sentences(tmp_path):
     path = _dump(
         tmp_path,
         _row(
@@ -74,16 +74,16 @@ _MARKED = (
 
 
 @golden.values
-def test_what_becomes_of_code_and_formulas(tmp_path, case):
+def test_code_and_formulas_follow_markup(tmp_path, case):
     options = {"markup": case} if case else {}
     examples, _ = read("stackexchange", _dump(tmp_path, _row(Body=_MARKED)), **options)
     return str([example.record.features["tokens"] for example in examples])
 
 
-def test_domains_of_posts(tmp_path):
+def test_posts_have_three_kinds_of_domains(tmp_path):
     beer = [
         _row(Tags="<hops><ale>"),
-        # An answer has the tags of its question, whoever asked it.
+        # An answer has the tags of its question, for any owner.
         _row(Id=2, PostTypeId=2, ParentId=1),
         _row(Id=5, Tags="|ale|", OwnerUserId=None),
         _row(Id=6, PostTypeId=2, ParentId=5),
@@ -105,8 +105,8 @@ def test_domains_of_posts(tmp_path):
         **{"ai/1": "cnn", "ai/2": "cnn", "beer/1": "hops", "beer/2": "hops", "beer/6": "ale"},
         **{"beer/4": "mash", "beer/7": "mash"},
     }
-    found, skipped = domains(domain="tag")
-    assert found == by_tag
+    result, skipped = domains(domain="tag")
+    assert result == by_tag
     assert skipped == {"post without owner": 1, "post without tag": 3}
     # The tag that is named comes before the first one.
     assert domains(domain="tag", domain_names=("ale", "cnn:networks"))[0] == {
@@ -130,7 +130,7 @@ def test_domains_of_posts(tmp_path):
         ("drop", "word"),
     ],
 )
-def test_treatments_of_markup_that_are_none(tmp_path, markup):
+def test_invalid_markup_is_refused(tmp_path, markup):
     message = refused("stackexchange", _dump(tmp_path, _row()), markup=markup)
     assert message == (
         "markup: expected drop, keep, word, or one each as code:drop,math:word, found "
@@ -138,12 +138,7 @@ def test_treatments_of_markup_that_are_none(tmp_path, markup):
     )
 
 
-def test_tags_of_newer_dumps(tmp_path):
-    examples, _ = read("stackexchange", _dump(tmp_path, _row(Tags="|hops|ale|")))
-    assert examples[0].record.features["tags"] == "hops|ale"
-
-
-def test_what_is_left_out_is_counted_by_reason(tmp_path):
+def test_skipped_posts_are_counted_by_reason(tmp_path):
     path = _dump(
         tmp_path,
         _row(OwnerUserId=None),
@@ -163,11 +158,11 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path):
     }
     for example in examples:
         log.keep(example.record.client)
-    # Client 7 has nothing but a tag's page and code.
+    # Client 7 has a tag's page and code only.
     assert log.clients_without_examples() == 1
 
 
-def test_sites_do_not_mix_their_users(tmp_path):
+def test_sites_have_separate_users(tmp_path):
     paths = [_dump(tmp_path, _row(ParentId=3), site=site) for site in ("beer", "ai")]
     for given in ([tmp_path], paths):
         examples, _ = read("stackexchange", given)
@@ -175,13 +170,15 @@ def test_sites_do_not_mix_their_users(tmp_path):
         assert clients == {("ai/7", "ai/1#0", "ai/3"), ("beer/7", "beer/1#0", "beer/3")}
 
 
-def test_sites_of_one_name_are_refused(tmp_path):
+def test_missing_or_equal_sites_are_refused(tmp_path):
+    message = "expected files Posts.xml or Posts.xml.gz, found none"
+    assert message in refused("stackexchange", tmp_path)
     (tmp_path / "old").mkdir()
     a, b = _dump(tmp_path, _row()), _dump(tmp_path / "old", _row())
-    assert "expected a folder of its own for each site" in refused("stackexchange", [a, b])
+    assert "expected one folder for each site" in refused("stackexchange", [a, b])
 
 
-def test_a_packed_dump(tmp_path):
+def test_packed_dump_is_read(tmp_path):
     path = _dump(tmp_path, _row())
     packed = path.with_name("Posts.xml.gz")
     packed.write_bytes(gzip.compress(path.read_bytes()))
@@ -192,15 +189,15 @@ def test_a_packed_dump(tmp_path):
 
 
 @golden.values
-def test_what_is_no_dump_is_refused(tmp_path, case):
+def test_invalid_dump_is_refused(tmp_path, case):
     path = tmp_path / "Posts.xml"
     path.write_text(case, encoding="utf-8")
-    found = refused("stackexchange", path)
-    assert found.startswith(str(path))
-    return found
+    result = refused("stackexchange", path)
+    assert result.startswith(str(path))
+    return result
 
 
-def test_another_encoding_is_named_with_its_place(tmp_path):
+def test_invalid_utf8_of_dump_is_named(tmp_path):
     path = tmp_path / "Posts.xml"
     content = (_HEAD + _row(Body="caf\u00e9")).encode()
     before = content[: content.index("\u00e9".encode())].decode()
@@ -209,12 +206,6 @@ def test_another_encoding_is_named_with_its_place(tmp_path):
     line = before.count("\n") + 1
     message = f"{path}:{line}: expected UTF-8, found byte 0xe9 in column {column}"
     assert refused("stackexchange", path) == message
-
-
-def test_a_folder_without_dumps(tmp_path):
-    assert "expected files Posts.xml or Posts.xml.gz, found none" in refused(
-        "stackexchange", tmp_path
-    )
 
 
 def test_bad_rows_may_be_skipped(tmp_path):
@@ -228,7 +219,7 @@ def test_bad_rows_may_be_skipped(tmp_path):
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_dump(tmp_path):
+def test_memory_of_dumps_is_flat(tmp_path):
     def peak(num_rows: int) -> int:
         code = f"<pre>{'x' * 20_000}</pre>"
         path = _dump(tmp_path, *(_row(Id=i, Body=code) for i in range(num_rows)))

@@ -1,20 +1,19 @@
 """Inputs of tables: categories, missing values, several inputs, images, and what is refused."""
 
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-import tensorflow as tf
+from PIL import Image
 from pyarrow import parquet
 
 from tests import golden
 from tests.importing.harness import job, read, refused
-from tests.options import make_options
 from tff_agnostic.data.store import Store, load_store
-from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 
 _COLUMNS: dict[str, Any] = {
@@ -29,7 +28,7 @@ _ROWS = [
     {"who": "d", "age": "?", "pay": " ", "job": "cook", "town": "9", "y": "0", "for": "heldout"},
 ]
 _MARKS = {"missing_marks": ("?",)}
-# What stands for a missing number until the store is complete.
+# A missing number until the store is complete.
 _GAP = float("nan")
 
 
@@ -47,17 +46,14 @@ def _features(path: Path, **options: Any) -> list[dict[str, Any]]:
     return [dict(example.record.features) for example in examples]
 
 
-def test_several_inputs_of_numbers(tmp_path):
+def test_numbers_may_have_several_named_inputs(tmp_path):
     rows = [row for row in _ROWS if row["who"] in "ac"]
-    found = _features(_csv(tmp_path, rows), feature_columns=("body:age", "pay;place:town"))
-    assert [list(features) for features in found] == [["body", "place", "label"]] * 2
-    np.testing.assert_array_equal([f["body"] for f in found], [[3, 0.5], [5, 2]])
-    np.testing.assert_array_equal([f["place"] for f in found], [[7], [7]])
-
-
-def test_one_input_with_a_name_of_its_own(tmp_path):
-    (found,) = _features(_csv(tmp_path, _ROWS[:1]), feature_columns=("body:age", "pay"))
-    np.testing.assert_array_equal(found["body"], [3, 0.5])
+    inputs = _features(_csv(tmp_path, rows), feature_columns=("body:age", "pay;place:town"))
+    assert [list(features) for features in inputs] == [["body", "place", "label"]] * 2
+    np.testing.assert_array_equal([f["body"] for f in inputs], [[3, 0.5], [5, 2]])
+    np.testing.assert_array_equal([f["place"] for f in inputs], [[7], [7]])
+    (one,) = _features(_csv(tmp_path, _ROWS[:1]), feature_columns=("body:age", "pay"))
+    np.testing.assert_array_equal(one["body"], [3, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -71,28 +67,23 @@ def test_one_input_with_a_name_of_its_own(tmp_path):
         ),
     ],
 )
-def test_missing_values(tmp_path, rule, numbers, jobs):
+def test_missing_values_follow_the_rule(tmp_path, rule, numbers, jobs):
     options = {"feature_columns": ("age", "pay"), "categorical_columns": ("job", "town"), **_MARKS}
     path = _csv(tmp_path)
     examples, log = read("csv", path, missing_values=rule, **_COLUMNS, **options)
-    found = [example.record.features for example in examples]
-    np.testing.assert_array_equal([f["x"] for f in found], np.array(numbers, np.float32))
-    assert [f["job"] for f in found] == jobs
-    assert [f["town"] for f in found] == ["7", "8", "7", "9"]
+    result = [example.record.features for example in examples]
+    np.testing.assert_array_equal([f["x"] for f in result], np.array(numbers, np.float32))
+    assert [f["job"] for f in result] == jobs
+    assert [f["town"] for f in result] == ["7", "8", "7", "9"]
     assert log.missing == {"age": 2, "pay": 1, "job": 1}
 
 
-def test_missing_values_are_bad_records_unless_a_rule_is_given(tmp_path):
-    path = _csv(tmp_path, _ROWS[:2])
-    assert refused("csv", path, feature_columns=("age",), **_COLUMNS) == (
-        "rows.csv:3: expected numbers as features, found '' in age (set "
-        "missing_values to accept missing ones)"
-    )
-    empty = _csv(tmp_path, [{**_ROWS[0], "job": ""}])
-    assert refused("csv", empty, categorical_columns=("job",), **_COLUMNS) == (
-        "rows.csv:2: expected a category in job, found '' (set missing_values to accept "
-        "missing ones)"
-    )
+def test_missing_values_need_a_rule(tmp_path):
+    rows = [{**_ROWS[0], "age": "", "job": ""}]
+    for options in ({"feature_columns": ("age",)}, {"categorical_columns": ("job",)}):
+        message = refused("csv", _csv(tmp_path, rows), **options, **_COLUMNS)
+        assert message.startswith("rows.csv:2: expected ")
+        assert message.endswith("(set missing_values to accept missing ones)")
 
 
 def test_missing_values_of_parquet_are_nulls_and_nan(tmp_path):
@@ -104,9 +95,9 @@ def test_missing_values_of_parquet_are_nulls_and_nan(tmp_path):
     ]
     parquet.write_table(pa.Table.from_pylist(rows), path)
     options = {"feature_columns": ("age",), "categorical_columns": ("town",)}
-    found = _features(path, missing_values="zero", **options)
-    assert [f["town"] for f in found] == ["7", "", ""]
-    np.testing.assert_array_equal([f["x"] for f in found], [[1.5], [_GAP], [_GAP]])
+    result = _features(path, missing_values="zero", **options)
+    assert [f["town"] for f in result] == ["7", "", ""]
+    np.testing.assert_array_equal([f["x"] for f in result], [[1.5], [_GAP], [_GAP]])
 
 
 def _imported(folder: Path, rows: list[dict[str, str]], **options: Any) -> tuple[Any, Store]:
@@ -121,7 +112,7 @@ def _imported(folder: Path, rows: list[dict[str, str]], **options: Any) -> tuple
     return report, load_store(folder / "s.sqlite")
 
 
-def test_the_known_categories_are_those_of_training_clients(tmp_path):
+def test_known_categories_are_of_training_clients(tmp_path):
     report, store = _imported(
         tmp_path, _ROWS, categorical_columns=("job", "town"), missing_values="zero", **_MARKS
     )
@@ -130,44 +121,34 @@ def test_the_known_categories_are_those_of_training_clients(tmp_path):
     summary = report.to_json()["categories"]
     assert summary["job"] == {"size": 1, "different": 1, "coverage": 1.0, "unknown": {"test": 1}}
     assert summary["town"]["unknown"] == {"heldout": 1}
-    assert report.to_json()["missing"] == {"job": 1}
-    lines = [" ".join(line.split()) for line in report.text().splitlines()]
-    assert "job: 1 known values; examples with another value: 1 of test." in lines
-    assert "Examples without a value, by column:" in lines
-    assert "job 1" in lines
+    assert report.missing == {"job": 1}
+    assert "job: 1 known values; examples with another value: 1 of test.\n" in report.text()
 
 
-def test_a_column_of_very_many_categories_is_bounded_and_that_is_said(tmp_path):
-    rows = [
-        {"who": "a", "id": str(k), "y": "0", "for": "train"} for k in (*range(50), 7, 7, 8, 8, 8)
-    ]
+def test_number_of_categories_is_bounded(tmp_path):
+    ids = (*range(50), 7, 7, 8, 8, 8)
+    rows = [{"who": "a", "id": str(k), "y": "0", "for": "train"} for k in ids]
     report, store = _imported(tmp_path, rows, categorical_columns=("id",), max_categories=2)
     assert store.description.categories == {"id": ("7", "8")}
-    line = (
+    assert (
         "id: 2 known values of 50 (max_categories), in 12.7% of the training examples; examples "
-        "with another value: 48 of train."
-    )
-    assert line in report.text().splitlines()
+        "with another value: 48 of train.\n"
+    ) in report.text()
 
 
-def test_the_range_of_labels_is_that_of_training_clients(tmp_path):
-    _, store = _imported(
-        tmp_path,
-        [{**row, "y": y} for row, y in zip(_ROWS, ("-1.5", "2", "9", "-9"))],
-        feature_columns=("town",),
-        label_kind="number",
-    )
+def test_label_range_is_of_training_clients(tmp_path):
+    rows = [{**row, "y": y} for row, y in zip(_ROWS, ("-1.5", "2", "9", "-9"))]
+    _, store = _imported(tmp_path, rows, feature_columns=("town",), label_kind="number")
     assert store.description.label_range == (-1.5, 2.0)
 
 
-def test_a_split_that_is_none(tmp_path):
+def test_unknown_split_is_refused(tmp_path):
     path = _csv(tmp_path, [{**_ROWS[0], "for": "dev"}])
-    assert refused("csv", path, split_column="for", feature_columns=("age",), **_COLUMNS) == (
-        "rows.csv:2: expected one of train, heldout, test in for, found 'dev'"
-    )
+    message = refused("csv", path, split_column="for", feature_columns=("age",), **_COLUMNS)
+    assert message == "rows.csv:2: expected one of train, heldout, test in for, found 'dev'"
 
 
-def test_a_text_column_of_numbers(tmp_path):
+def test_text_column_of_numbers_is_refused(tmp_path):
     for rows in (_ROWS[:1], _ROWS[:1] * 200 + [{**_ROWS[0], "town": "Rome"}]):
         assert refused(
             "csv", _csv(tmp_path, rows), client_column="who", domain_name="a", text_column="town"
@@ -178,25 +159,19 @@ def test_a_text_column_of_numbers(tmp_path):
 
 
 @golden.values
-def test_inputs_that_cannot_be(tmp_path, case):
+def test_invalid_inputs_are_refused(tmp_path, case):
     path = _csv(tmp_path)
-    found = refused("csv", path, **{**_COLUMNS, **case})
-    return found.replace(f"{tmp_path}/", "")
-
-
-def test_values_out_of_range_name_the_flag():
-    for options, message in (
-        ({"max_categories": 0}, "--max_categories: expected at least 1, found 0"),
-        ({"missing_values": "mean"}, "--missing_values: unknown treatment of missing values 'mean"),
-    ):
-        assert golden.refusal(make_options, ImportOptions, **options).startswith(message)
+    result = refused("csv", path, **{**_COLUMNS, **case})
+    return result.replace(f"{tmp_path}/", "")
 
 
 # --- Images
 
 
 def _png(pixels: np.ndarray) -> bytes:
-    return tf.io.encode_png(pixels).numpy()
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return content.getvalue()
 
 
 def _parquet(folder: Path, photos: list[Any]) -> Path:
@@ -218,23 +193,23 @@ _PIXELS = np.arange(24, dtype=np.uint8).reshape(4, 2, 3) * 10
     ],
     ids=["file", "file in a structure", "pixels"],
 )
-def test_images_in_parquet(tmp_path, as_cell):
+def test_images_in_parquet_become_pixels(tmp_path, as_cell):
     path = _parquet(tmp_path, [as_cell(_PIXELS), as_cell(255 - _PIXELS)])
-    found = _features(path, image_columns=("photo",))
-    assert [list(features) for features in found] == [["pixels", "label"]] * 2
-    for features, expected in zip(found, (_PIXELS, 255 - _PIXELS)):
+    result = _features(path, image_columns=("photo",))
+    assert [list(features) for features in result] == [["pixels", "label"]] * 2
+    for features, expected in zip(result, (_PIXELS, 255 - _PIXELS)):
         assert features["pixels"].dtype == np.float32
         np.testing.assert_array_equal(features["pixels"], expected.astype(np.float32) / 255)
-    found = _features(path, image_columns=("photo",), feature_columns=("age",))
-    assert [list(features) for features in found] == [["x", "photo", "label"]] * 2
+    result = _features(path, image_columns=("photo",), feature_columns=("age",))
+    assert [list(features) for features in result] == [["x", "photo", "label"]] * 2
 
 
 @golden.values
-def test_images_that_are_none(tmp_path, case):
+def test_invalid_images_are_refused(tmp_path, case):
     return refused("parquet", _parquet(tmp_path, [case]), image_columns=("photo",), **_COLUMNS)
 
 
-def test_images_of_different_sizes(tmp_path):
+def test_images_of_two_sizes_are_refused(tmp_path):
     path = _parquet(tmp_path, [_png(_PIXELS), _png(_PIXELS[:2])])
     log = ReadLog()
     with pytest.raises(ValueError, match=r"rows.parquet row 2: pixels: expected .*\(4, 2, 3\)"):

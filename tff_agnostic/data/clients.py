@@ -28,7 +28,7 @@ class ClientDataset(Protocol):
 
 
 class ListedClients:
-    """What datasets have in common that hold the ids of their clients, sorted, in `_ids`."""
+    """Base of datasets with the sorted ids of their clients in `_ids`."""
 
     _ids: Sequence[str]
 
@@ -54,7 +54,9 @@ def clients_digest(*datasets: ClientDataset) -> str:
     """Returns a digest of the names and examples of all clients; each is read once."""
     facts = [list(clients.client_ids) for clients in datasets]
     examples = (clients.read(name) for clients in datasets for name in clients.client_ids)
-    return digest_of(facts, (column for of_client in examples for column in _columns(of_client)))
+    return digest_of(
+        facts, (column for client_examples in examples for column in _columns(client_examples))
+    )
 
 
 def _columns(examples: Mapping[str, Any]) -> Iterator[Any]:
@@ -129,7 +131,7 @@ class SelectedClients(ListedClients):
 
 
 class ClientsOfDomain(ListedClients):
-    """Those clients of another dataset that have examples of a domain, with these examples alone.
+    """The clients of another dataset with examples of a domain, and these examples alone.
 
     Args:
         clients: The other dataset.
@@ -165,7 +167,7 @@ class CountedClients(ClientDataset, Protocol):
 
 
 def known_counts(clients: ClientDataset) -> Optional[np.ndarray]:
-    """Returns what `CountedClients.client_domain_counts` does; None if the dataset has none."""
+    """Returns the counts of a `CountedClients`; None for other datasets."""
     return clients.client_domain_counts() if isinstance(clients, CountedClients) else None
 
 
@@ -174,9 +176,9 @@ def client_domain_counts(clients: ClientDataset, num_domains: int) -> np.ndarray
 
     Reads every client of a dataset that does not know.
     """
-    known = known_counts(clients)
-    if known is not None:
-        return known
+    known_values = known_counts(clients)
+    if known_values is not None:
+        return known_values
     return np.array(
         [
             np.bincount(clients.read(client_id)["domain_id"], minlength=num_domains)
@@ -254,14 +256,14 @@ def check_labels(labels: np.ndarray, num_classes: int, where: str) -> None:
 def _check_column(column: Any, spec: Any, where: str) -> list[np.ndarray]:
     if isinstance(spec, Mapping):
         if not isinstance(column, Mapping) or set(column) != set(spec):
-            found = ", ".join(column) if isinstance(column, Mapping) else type(column).__name__
-            raise UserError(f"{where}: expected arrays {', '.join(spec)}, found {found}")
+            result = ", ".join(column) if isinstance(column, Mapping) else type(column).__name__
+            raise UserError(f"{where}: expected arrays {', '.join(spec)}, found {result}")
         parts = [_check_column(column[key], spec[key], f"{where}.{key}") for key in spec]
         return [array for part in parts for array in part]
     expected = np.dtype(spec.dtype.as_numpy_dtype)
     if not isinstance(column, np.ndarray) or column.dtype != expected:
-        found = column.dtype if isinstance(column, np.ndarray) else type(column).__name__
-        raise UserError(f"{where}: expected {expected} values, found {found}")
+        result = column.dtype if isinstance(column, np.ndarray) else type(column).__name__
+        raise UserError(f"{where}: expected {expected} values, found {result}")
     if not spec.shape.is_compatible_with(column.shape):
         raise UserError(f"{where}: expected an array of shape {spec.shape}, found {column.shape}")
     if column.dtype.kind == "f" and not np.all(np.isfinite(column)):
@@ -280,7 +282,7 @@ def _check_range(values: np.ndarray, limit: int, what: str, where: str) -> None:
 
 
 def in_parts(clients: Iterable[Examples]) -> Iterator[list[Examples]]:
-    """Returns clients in parts of so many that they need not much memory."""
+    """Yields clients in parts of limited size."""
     part: list[Examples] = []
     num_bytes = 0
     for examples in clients:

@@ -11,7 +11,7 @@ from tff_agnostic.base.errors import agreeing, some_of
 # With fewer test examples, an accuracy has an error of five points or more (one standard
 # deviation).
 FEW_EXAMPLES = 100
-# Kinds of remarks about what training did, which reports tell before all others.
+# Kinds of warnings about training, which reports print before all others.
 GIVEN_UP, ABSURD, UNMOVED = "given_up", "absurd_losses", "unmoved_lambda"
 OF_TRAINING = (GIVEN_UP, ABSURD, UNMOVED)
 # Names of domains in a sentence.
@@ -85,7 +85,7 @@ def domains_without(examples: Mapping[str, int], split: str) -> list[Remark]:
     return [
         Remark(
             "domains_without_examples",
-            f"{_of_domains(names, examples)} no client in {split}: "
+            f"{_count_of(names, examples)} no client in {split}: "
             f"{some_of(names, _MAX_NAMES)}; {means.get(split, 'they cannot be evaluated.')}",
             {"split": split, "domains": names},
         )
@@ -110,7 +110,7 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
     return [
         Remark(
             "small_domains",
-            f"{_of_domains(names, examples)} fewer than {fewest} examples in {split}: "
+            f"{_count_of(names, examples)} fewer than {fewest} examples in {split}: "
             f"{some_of(listed, _MAX_NAMES)}; "
             f"{means.get(split, 'their figures are uncertain.')}",
             {
@@ -122,7 +122,7 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
     ]
 
 
-def _of_domains(names: Sequence[str], examples: Mapping[str, int]) -> str:
+def _count_of(names: Sequence[str], examples: Mapping[str, int]) -> str:
     return f"{len(names)} of {len(examples)} domains {agreeing(len(names), 'has', 'have')}"
 
 

@@ -1,4 +1,4 @@
-"""What the inputs of a model are: columns of a table, and what becomes of their cells.
+"""The inputs of a model: columns of a table, and the numbers that their cells become.
 
 Stores keep the columns (`store_format.StoredColumns`), tasks make inputs of them, and saved models
 carry this description, so that they can be used without the store.
@@ -24,13 +24,13 @@ from tff_agnostic.data.store_format import (
 TABLE = "table"
 # The name of a model's only input.
 ONLY = "x"
-# What a number of an input is.
+# Kinds of the numbers of an input.
 NUMBER, MARK, CATEGORY = "number", "missing", "category"
-# What an input can be as a whole; the ids of categories count from 1, and 0 is any other one.
+# Kinds of complete inputs; the ids of categories count from 1, and 0 is an unknown category.
 IDS, TEXT, SENTENCE, IMAGE = "category ids", "text", "begin of a sentence", "image"
 # The number of the example's domain, from 0.
 DOMAIN = "domain"
-# Of stores that do not say what their numbers are.
+# Kind of the numbers of a store without a description of its columns.
 UNKNOWN = "unknown"
 
 
@@ -44,7 +44,7 @@ class Entry:
         column: The column; None if that is not known.
         item: Which number of the column's lists it is; None of a column of numbers.
         value: The category.
-        statistics: Of a number: those of training clients, in the source, if they are known.
+        statistics: Statistics of the training clients' values in the source; None if unknown.
         is_standardized: Whether a number was brought to mean 0 and deviation 1 by them.
     """
 
@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """What it is called: age, age[1], "age is missing", city=Lima; empty if it is not known."""
+        """Name of the number: age, age[1], "age is missing", city=Lima; empty if unknown."""
         name = (self.column or "") if self.item is None else f"{self.column}[{self.item}]"
         ends = {MARK: " is missing", CATEGORY: f"={self.value}"}
         return f"{name}{ends.get(self.kind, '')}"
@@ -74,11 +74,11 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the same as JSON values, without what it has not."""
-        found: dict[str, Any] = {"is": self.kind, "column": self.column}
-        found.update({"item": self.item, "value": self.value})
+        result: dict[str, Any] = {"is": self.kind, "column": self.column}
+        result.update({"item": self.item, "value": self.value})
         if self.is_standardized and self.statistics is not None:
-            found.update({"subtract": self.statistics.mean, "divide_by": self.statistics.unit})
-        return {k: v for k, v in found.items() if v is not None or k == "column"}
+            result.update({"subtract": self.statistics.mean, "divide_by": self.statistics.unit})
+        return {k: v for k, v in result.items() if v is not None or k == "column"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ModelInputs:
 
     Attributes:
         inputs: Each by its name; `ONLY` if there is one.
-        columns: What the store says of its columns; None if it says nothing.
+        columns: The store's description of its columns; None if it has none.
     """
 
     inputs: Mapping[str, Input]
@@ -141,21 +141,21 @@ class ModelInputs:
 
     def numbers(self) -> dict[str, Optional[int]]:
         """Returns the columns of numbers, and how many numbers their lists have; None without."""
-        found: dict[str, Optional[int]] = {}
+        result: dict[str, Optional[int]] = {}
         for entry in self.of_vectors():
             if entry.kind == NUMBER and entry.column is not None:
-                found[entry.column] = None if entry.item is None else entry.item + 1
-        return found
+                result[entry.column] = None if entry.item is None else entry.item + 1
+        return result
 
     def categories(self) -> list[str]:
         """Returns the columns of categories."""
-        of_ids = [
+        id_columns = [
             one.column
             for one in self.inputs.values()
             if isinstance(one, Whole) and one.kind == IDS and one.column is not None
         ]
         one_hot = [e.column for e in self.of_vectors() if e.kind == CATEGORY and e.column]
-        return list(dict.fromkeys([*of_ids, *one_hot]))
+        return list(dict.fromkeys([*id_columns, *one_hot]))
 
     @property
     def missing_category(self) -> str:
@@ -168,7 +168,7 @@ def inputs_json(
     class_names: Optional[Sequence[str]],
     words: Optional[Sequence[str]],
 ) -> dict[str, Any]:
-    """Returns what model cards and Keras files say of a model's inputs and classes.
+    """Returns the description of a model's inputs and classes in model cards and Keras files.
 
     Args:
         inputs: None where the task does not say what they are.
@@ -176,40 +176,40 @@ def inputs_json(
         words: The vocabulary of texts; word k has the id k + 1.
     """
     columns = None if inputs is None else inputs.columns
-    found: dict[str, Any] = {"inputs": None, "columns": None}
+    result: dict[str, Any] = {"inputs": None, "columns": None}
     if inputs is not None:
-        found["inputs"] = {
+        result["inputs"] = {
             name: one.to_json() if isinstance(one, Whole) else [e.to_json() for e in one]
             for name, one in inputs.inputs.items()
         }
     if inputs is not None and columns is not None:
         used = {*inputs.numbers(), *inputs.categories()}
-        found["columns"] = dict(columns.roles)
-        found["domain_is_an_input"] = columns.roles.get("domain") in used
+        result["columns"] = dict(columns.roles)
+        result["domain_is_an_input"] = columns.roles.get("domain") in used
         cells = columns.missing_cells
-        found["missing_cells"] = None if cells is None else list(cells)
-        found["missing_category"] = inputs.missing_category
+        result["missing_cells"] = None if cells is None else list(cells)
+        result["missing_category"] = inputs.missing_category
         if columns.words:
-            found["words"] = dict(columns.words)
+            result["words"] = dict(columns.words)
     if inputs is not None and inputs.tell_the_domain:
-        found["domain_is_an_input"] = True
-    found["classes"] = None if class_names is None else list(class_names)
+        result["domain_is_an_input"] = True
+    result["classes"] = None if class_names is None else list(class_names)
     if words is not None:
-        found["vocabulary"] = list(words)
-    return found
+        result["vocabulary"] = list(words)
+    return result
 
 
 def vector_of(description: StoreDescription, name: str) -> tuple[Entry, ...]:
-    """Returns what the numbers of a stored input are, marks of missing values included."""
+    """Returns the entries of a stored input, marks of missing values included."""
     columns, size = description.columns, math.prod(description.features[name].shape)
     numbers = description.statistics.get(name, (None,) * description.num_numbers(name))
     is_standardized = description.is_standardized
-    of_numbers = () if columns is None else columns.numbers.get(name, ())
-    if columns is None or not of_numbers:
+    number_columns = () if columns is None else columns.numbers.get(name, ())
+    if columns is None or not number_columns:
         entries = [Entry(UNKNOWN, statistics=one) for one in numbers]
         return (*entries, *(Entry(UNKNOWN),) * (size - len(entries)))
-    entries, seen, times = [], dict.fromkeys(of_numbers, 0), Counter(of_numbers)
-    for column, one in zip(of_numbers, numbers):
+    entries, seen, times = [], dict.fromkeys(number_columns, 0), Counter(number_columns)
+    for column, one in zip(number_columns, numbers):
         item = seen[column] if times[column] > 1 else None
         entries.append(Entry(NUMBER, column, item, None, one, is_standardized))
         seen[column] += 1

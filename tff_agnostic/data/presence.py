@@ -80,7 +80,7 @@ def _stratified(holds: np.ndarray, strata: np.ndarray, clients_per_round: int) -
     absent = np.ones([holds.shape[1]])
     for name in np.unique(strata):
         members = holds[strata == name]
-        # Its share of the places, rounded up or down by chance.
+        # The stratum's share of the places, rounded up or down at random.
         whole, rest = divmod(len(members) * clients_per_round, len(holds))
         up = rest / len(holds)
         for i, n in enumerate(members.sum(axis=0)):

@@ -1,9 +1,9 @@
 """The clients of a round, and cohorts that are read while the round before runs.
 
-Without federated training the examples of all clients are in one place, dealt anew in each pass.
-What a network learns of them, where clients' drift and unequal clients play no part, is what
-federated rows of a table are compared with. Each round has one client, which has as many examples
-as the clients of a federated round have on average; its local steps are minibatch SGD.
+Without federated training the examples of all clients are in one place, shuffled in each pass.
+Federated methods are compared with this baseline, which has neither drift of clients nor unequal
+clients. Each round has one client with as many examples as the clients of a federated round have on
+average; its local steps are minibatch SGD.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def sample_cohort(
         seed: Seed of the run.
         round_num: t, from 1.
         strata: The stratum of each client, int [clients], for a stratified draw: each stratum gets
-            as many places as its share of the clients, rounded up or down by chance. None for a
+            as many places as its share of the clients, rounded up or down at random. None for a
             uniform draw, as in line 5 of Algorithm 1 of Ro et al. 2021.
     """
     check_cohort_size(len(client_ids), clients_per_round)
@@ -114,7 +114,7 @@ class SecretCoins:
         return poisson_cohort(answering, self.clients_per_round, self.secret_seed, round_num)
 
     def num_silent(self, round_num: int, num_drawn: int) -> int:
-        """Returns how many others report in a round."""
+        """Returns the number of other clients that report in a round."""
         return len(self._answering(round_num)) - num_drawn
 
     def _answering(self, round_num: int) -> Sequence[str]:
@@ -145,12 +145,12 @@ def turns(client_ids: Sequence[str], clients_per_round: int, seed: Seed) -> list
 
 
 def num_turns(num_clients: int, clients_per_round: int) -> int:
-    """Returns how many rounds lie between two of the same client that takes its turns."""
+    """Returns the number of rounds between two turns of a client."""
     return num_clients // clients_per_round
 
 
 def mean_cohort_size(cohort_sampling: str, num_clients: int, clients_per_round: int) -> float:
-    """Returns how many clients a round has on average: in turns more than c, if N / c is not whole.
+    """Returns the mean number of clients of a round: in turns more than c, if c does not divide N.
 
     Args:
         cohort_sampling: Member of `COHORT_SAMPLINGS`.
@@ -231,7 +231,7 @@ COHORT_SAMPLINGS: Registry[Sampling] = Registry(
 Silent = Callable[[int, int], list[Examples]]
 
 
-def nobody_silent(round_num: int, num_drawn: int) -> list[Examples]:
+def no_silent_clients(round_num: int, num_drawn: int) -> list[Examples]:
     """Returns no entries: clients that are not drawn do not report."""
     del round_num, num_drawn
     return []
@@ -247,7 +247,7 @@ class Cohorts:
     """
 
     draw: Draw
-    silent: Silent = nobody_silent
+    silent: Silent = no_silent_clients
 
 
 class CohortReader:
@@ -296,15 +296,15 @@ def dealt(num_examples: int, size: int, round_num: int, seed: int) -> np.ndarray
         num_examples: N, at least 1.
         size: Rows of a round, at least 1.
         round_num: t, from 1.
-        seed: Of the run.
+        seed: Seed of the run.
     """
     places = np.arange((round_num - 1) * size, round_num * size)
-    found = np.empty(size, np.int64)
+    value = np.empty(size, np.int64)
     for number in np.unique(places // num_examples):
         order = np.random.default_rng([seed, _POOLED_STREAM, number]).permutation(num_examples)
         is_of_pass = places // num_examples == number
-        found[is_of_pass] = order[places[is_of_pass] % num_examples]
-    return found
+        value[is_of_pass] = order[places[is_of_pass] % num_examples]
+    return value
 
 
 class PooledExamples:
@@ -312,9 +312,9 @@ class PooledExamples:
 
     Args:
         clients: The other dataset; all of it is read and held in memory.
-        clients_per_round: Of a federated round, which has their examples on average.
+        clients_per_round: Number of clients of a federated round.
         rounds: How many there are.
-        seed: Of the run.
+        seed: Seed of the run.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class PooledExamples:
         return rows_of(self._examples, rows)
 
     def draw(self) -> Draw:
-        """Returns whom each round trains on: everybody's examples of that round."""
+        """Returns the draw of each round: the client with the examples of the round."""
         ids = self.client_ids
         return lambda round_num: [ids[round_num - 1]]
 

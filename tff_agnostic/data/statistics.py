@@ -1,16 +1,31 @@
-"""Statistics of numbers from one pass in bounded memory, and standardization by them."""
+"""Statistics of numbers, labels and sentences in one pass, and standardization."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Optional
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from tff_agnostic.data.store_format import LABEL, NumberStatistics, StoreDescription
+from tff_agnostic.data.store import SortedExamples, column_of
+from tff_agnostic.data.store_format import (
+    DOMAIN,
+    LABEL,
+    TOKENS,
+    TRAIN,
+    Feature,
+    NumberStatistics,
+    StoreDescription,
+)
 
-# Statistics of each number of an image, or of a vector that is one, have no reader.
+# Maximum number of numbers of an input with statistics; those of pixels have no reader.
 _MAX_NUMBERS = 2000
+# Rows that are added to statistics at once: sums depend on it in the last digit.
+_BLOCK_ROWS = 1000
 
 
 def inputs_with_statistics(description: StoreDescription) -> dict[str, int]:
@@ -89,6 +104,49 @@ class RunningStatistics:
                 self._count, self._mean, self._squares, self._least, self._most
             )
         )
+
+
+def number_statistics(
+    examples: SortedExamples, sizes: Mapping[str, int]
+) -> dict[str, tuple[NumberStatistics, ...]]:
+    """Returns the statistics of the training clients' numbers, by input.
+
+    Args:
+        examples: The examples; a number is NaN where it is missing.
+        sizes: Number of numbers of each input, without marks.
+    """
+    running = {name: RunningStatistics(size) for name, size in sizes.items()}
+    for table in examples.batches(TRAIN) if sizes else ():
+        for name, one in running.items():
+            values = column_of(table[name], [-1])[:, : sizes[name]]
+            for start in range(0, len(values), _BLOCK_ROWS):
+                one.add(values[start : start + _BLOCK_ROWS])
+    return {name: one.result() for name, one in running.items()}
+
+
+def label_range(
+    examples: SortedExamples, features: Mapping[str, Feature]
+) -> Optional[tuple[float, float]]:
+    """Returns the smallest and the largest label of training clients; None if they are classes."""
+    if features.get(LABEL) != Feature("float32") or TRAIN not in examples.rows:
+        return None
+    ends = [pc.min_max(table[LABEL]).as_py() for table in examples.batches(TRAIN)]
+    return min(end["min"] for end in ends), max(end["max"] for end in ends)
+
+
+def sentence_lengths(examples: SortedExamples) -> list[tuple[str, str, int, int]]:
+    """Returns (split, domain, words, sentences) of texts, in ascending order."""
+    lengths: Counter[tuple[str, str, int]] = Counter()
+    for split in examples.rows:
+        for table in examples.batches(split):
+            words = pc.add(pc.count_substring(table[TOKENS], " "), 1)
+            pairs = pa.table({"domain": table[DOMAIN], "words": words})
+            counts = pairs.group_by(["domain", "words"], use_threads=False).aggregate(
+                [([], "count_all")]
+            )
+            for row in counts.to_pylist():
+                lengths[split, row["domain"], row["words"]] += row["count_all"]
+    return [(*key, n) for key, n in sorted(lengths.items())]
 
 
 class Standardization:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import abc
 import difflib
+import mmap
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,7 +120,9 @@ class SortedExamples:
         from pyarrow import parquet
 
         # The file stays mapped as long as its columns are in use.
-        self.table = pa.ipc.open_file(pa.memory_map(str(folder / EXAMPLES))).read_all()
+        with open(folder / EXAMPLES, "rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.table = pa.ipc.open_file(pa.py_buffer(self._map)).read_all()
         clients = parquet.read_table(folder / CLIENTS, memory_map=False)
         table = clients["domains"].combine_chunks().flatten().to_numpy()
         table = table.reshape(clients.num_rows, -1)
@@ -134,11 +137,13 @@ class SortedExamples:
             self.rows[split] = dict(zip(part["client"].to_pylist(), rows))
             self.domain_tables[split] = table[start:end]
 
-    def batches(self, split: str, size: int = _BATCH_ROWS) -> Iterator[tuple[int, Any]]:
-        """Yields the first row and the examples of each part of a split, in the file's order."""
-        for start, end in self._runs(split):
-            for first in range(start, end, size):
-                yield first, self.table.slice(first, min(size, end - first))
+    def batches(self, split: Optional[str] = None) -> Iterator[Any]:
+        """Yields the examples of a split, or all of them, in parts and in the file's order."""
+        for start, end in self._runs(split) if split else [(0, len(self.table))]:
+            for first in range(start, end, _BATCH_ROWS):
+                yield self.table.slice(first, min(_BATCH_ROWS, end - first))
+                # Pages of the file must not add up to its size.
+                self._map.madvise(mmap.MADV_DONTNEED)
 
     def _runs(self, split: str) -> list[tuple[int, int]]:
         """Returns the start and the end of each run of consecutive rows of a split."""
@@ -213,8 +218,8 @@ class ArrowStore(Store):
     def sentence_lengths(self, split: str) -> dict[int, int]:
         """See `Store.sentence_lengths`."""
         total: Counter[int] = Counter()
-        for of_split, _, words, n in self.domain_sentence_lengths():
-            total[words] += n if of_split == split else 0
+        for name, _, words, n in self.domain_sentence_lengths():
+            total[words] += n if name == split else 0
         return {words: n for words, n in sorted(total.items()) if n}
 
     def domain_sentence_lengths(self) -> list[tuple[str, str, int, int]]:
@@ -231,6 +236,16 @@ class ArrowStore(Store):
     def word_counts(self) -> dict[str, int]:
         """Returns the words of the vocabulary with their counts, the most frequent first."""
         return dict(self._content["vocabulary"])
+
+    def notes(self) -> dict[str, Any]:
+        """Returns the facts that the import keeps for reports; empty if the store has none.
+
+        Returns:
+            "class_shares": Fraction of each class in each split, by split and name; None without
+                classes.
+            "remarks": Warnings of the import, `Remark.to_json` each.
+        """
+        return dict(self._content.get("notes", {}))
 
     def digest(self) -> str:
         """See `Store.digest`."""

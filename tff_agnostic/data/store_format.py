@@ -1,12 +1,12 @@
-"""The description of a client store: its features, columns and statistics, as JSON; records."""
+"""The description of a client store: features, columns and statistics, as JSON; records."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, Optional, Union
+from collections.abc import Mapping
+from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -17,7 +17,7 @@ DOMAIN = client_store.DOMAIN
 # The feature that holds a sentence, its words separated by single spaces.
 TOKENS = "tokens"
 LABEL = client_store.LABEL
-# The split to train on: a store's description of its values is of this split's clients.
+# The split to train on; statistics and categories are of its clients.
 TRAIN = client_store.TRAIN
 TEST = "test"
 TEXT = "text"
@@ -25,23 +25,23 @@ FEATURES = "features"
 KINDS = (TEXT, FEATURES)
 # The category of missing values, where they have one.
 MISSING = "<missing>"
-# No category: the value of a categorical column that is left out of it.
+# The category of a value that belongs to none.
 NO_CATEGORY = ""
 _DTYPES = ("string", "int64", "float32")
 
 
 @dataclasses.dataclass(frozen=True)
 class NumberStatistics:
-    """What the values of one number are.
+    """Statistics of the values of one number.
 
     Attributes:
-        count: How many values there are.
-        missing: How many examples lack it.
-        mean: Their mean; 0 without values.
-        deviation: Their standard deviation, of all of them and not of a sample: its square is the
-            mean of squared differences from the mean.
-        least: The smallest; None without values.
-        most: The largest; None without values.
+        count: Number of values.
+        missing: Number of examples without a value.
+        mean: Mean of the values; 0 without values.
+        deviation: Standard deviation of the values; its square is the mean of squared differences
+            from the mean.
+        least: Smallest value; None without values.
+        most: Largest value; None without values.
     """
 
     count: int
@@ -51,36 +51,14 @@ class NumberStatistics:
     least: Optional[float]
     most: Optional[float]
 
-    def to_json(self) -> list[Optional[float]]:
-        """Returns the same as JSON values."""
-        return [self.count, self.missing, self.mean, self.deviation, self.least, self.most]
-
-    @classmethod
-    def of_json(cls, value: Any) -> NumberStatistics:
-        """Returns what `to_json` wrote.
-
-        Raises:
-            ValueError: If it is something else.
-        """
-        count, missing, mean, deviation, least, most = value
-        found = cls(count, missing, mean, deviation, least, most)
-        ends = [] if least is None and most is None and count == 0 else [least, most]
-        are_numbers = all(
-            isinstance(number, (int, float)) and math.isfinite(number)
-            for number in (count, missing, mean, deviation, *ends)
-        )
-        if not are_numbers or min(count, missing, deviation) < 0:
-            raise ValueError(f"expected the statistics of numbers, found {value!r:.100}")
-        return found
-
     @property
     def size(self) -> float:
-        """The root of the mean of squares: how large values are."""
+        """Root of the mean of squares."""
         return float(np.hypot(self.mean, self.deviation))
 
     @property
     def unit(self) -> float:
-        """What to divide by for a deviation of 1; 1 where all values are the same."""
+        """Divisor for a standard deviation of 1; 1 where all values are equal."""
         return self.deviation or 1.0
 
 
@@ -107,16 +85,15 @@ class StoredColumns:
     """The columns of the table that a store was made of.
 
     Attributes:
-        roles: The column of the client, the domain, the label and the text, where there is one, by
-            these names.
-        numbers: By input, the column of each of its numbers in their order; a column with lists
-            comes once for each number of a list.
-        images: The column of each input that is an image, by its name.
-        missing_cells: What stands in a cell without a value; None where none may be missing.
+        roles: Column of the client, the domain, the label and the text, by these names.
+        numbers: Column of each number of an input, by input; a column with lists occurs once for
+            each number of a list.
+        images: Column of each input that is an image, by input.
+        missing_cells: Texts of a cell without a value; None where no value may be missing.
         are_marked: Whether the numbers of an input are followed by a mark for each column, 1 where
             its value is missing, and a missing category is one.
-        words: How a text became words: "pattern", of a word (None: what spaces separate), "letters"
-            (whether other signs in it are left out), "case" and "punctuation".
+        words: Rule from text to words: "pattern" of a word (None: spaces separate words), "letters"
+            (whether other signs in a word are omitted), "case" and "punctuation".
     """
 
     roles: Mapping[str, str]
@@ -136,16 +113,16 @@ class StoreDescription:
         features: The features of every example, by name.
         domains: Names of all domains, sorted; empty in a store that TFF wrote.
         num_classes: Labels are whole numbers in [0, num_classes); None if they are not.
-        class_names: Names of the classes that labels count, if they have any.
-        source: Where it came from, for people.
-        categories: The values that are known of each categorical column, a string feature: those
-            of training clients, sorted; value k has the id k + 1.
+        class_names: Names of the classes, in the order of labels; None if they have no names.
+        source: Human-readable origin.
+        categories: Known values of each categorical column, a string feature: values of training
+            clients, sorted; value k has the id k + 1.
         label_range: Smallest and largest label of training clients, where labels are real numbers;
-            None where that is not known.
-        columns: The columns that it was made of; None where that is not known.
-        statistics: By input, those of its numbers, without marks, of training clients. They are of
-            the values of the source.
-        is_standardized: Whether the numbers were brought to mean 0 and deviation 1 by them.
+            None if unknown.
+        columns: The columns of the source; None if unknown.
+        statistics: Statistics of the numbers of each input, without marks, of training clients; of
+            the values in the source.
+        is_standardized: Whether the numbers have mean 0 and standard deviation 1 by them.
     """
 
     kind: Optional[str]
@@ -161,7 +138,7 @@ class StoreDescription:
     is_standardized: bool = False
 
     def num_numbers(self, name: str) -> int:
-        """Returns how many numbers an input has, without marks; 0 if there is none of that name."""
+        """Returns the number of an input's numbers, without marks; 0 without such an input."""
         if self.columns is not None and name in self.columns.numbers:
             return len(self.columns.numbers[name])
         return math.prod(self.features[name].shape) if name in self.features else 0
@@ -170,7 +147,8 @@ class StoreDescription:
         """Returns the description as JSON with its version."""
         value = dataclasses.asdict(self)
         value["statistics"] = {
-            name: [one.to_json() for one in numbers] for name, numbers in self.statistics.items()
+            name: [list(dataclasses.astuple(one)) for one in numbers]
+            for name, numbers in self.statistics.items()
         }
         for name in ("categories", "label_range", "columns", "statistics", "is_standardized"):
             if not value[name]:
@@ -181,111 +159,46 @@ class StoreDescription:
         return json.dumps({"version": client_store.FORMAT_VERSION, **value}, sort_keys=True)
 
 
-def description_from_json(text: str) -> StoreDescription:
-    """Returns the description that `StoreDescription.to_json` wrote.
+def description_of(value: Mapping[str, Any]) -> StoreDescription:
+    """Returns the description with the JSON that `StoreDescription.to_json` wrote.
 
     Raises:
-        ValueError: If it is of another version, or not a description.
+        ValueError: If a part of it is missing, or of another type.
     """
-    return description_of(client_store.described_by(text))
-
-
-def description_of(value: Mapping[str, Any]) -> StoreDescription:
-    """Returns the description with that JSON; raises as `description_from_json` does."""
     try:
-        names = value["class_names"]
-        label_range = value.get("label_range")
-        description = StoreDescription(
-            kind=value["kind"],
-            features={
-                name: Feature(feature["dtype"], tuple(feature["shape"]))
-                for name, feature in value["features"].items()
-            },
-            domains=tuple(value["domains"]),
-            num_classes=value["num_classes"],
-            class_names=None if names is None else tuple(names),
-            source=value["source"],
-            categories={k: tuple(v) for k, v in value.get("categories", ())},
-            label_range=None if label_range is None else (label_range[0], label_range[1]),
-            columns=_columns_of(value.get("columns")),
-            statistics={
-                name: tuple(map(NumberStatistics.of_json, numbers))
-                for name, numbers in value.get("statistics", {}).items()
-            },
-            is_standardized=value.get("is_standardized", False),
-        )
-    except (KeyError, IndexError, TypeError, AttributeError) as e:
-        raise ValueError(f"expected the description of a store, found another one ({e!r})") from e
-    _check_types(description)
+        content = {**value, "categories": dict(value.get("categories", ()))}
+        description: StoreDescription = _typed(StoreDescription, content)
+        for feature in description.features.values():
+            if feature.dtype not in _DTYPES or min(feature.shape, default=0) < 0:
+                raise ValueError(f"features: {feature}")
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise ValueError(
+            f"expected the description of a store, found an invalid one ({e!s:.200})"
+        ) from e
     return description
 
 
-def _columns_of(value: Any) -> Optional[StoredColumns]:
-    if value is None:
-        return None
-    missing = value["missing_cells"]
-    return StoredColumns(
-        roles=dict(value["roles"]),
-        numbers={name: tuple(columns) for name, columns in value["numbers"].items()},
-        images=dict(value["images"]),
-        missing_cells=None if missing is None else tuple(missing),
-        are_marked=value["are_marked"],
-        words=dict(value["words"]),
-    )
-
-
-def _check_types(found: StoreDescription) -> None:
-    """Raises a `ValueError` that names a part of a description that is of another type."""
-    has_right_type = {
-        "kind": found.kind in KINDS,
-        "features": all(
-            feature.dtype in _DTYPES and all(map(_is_count, feature.shape))
-            for feature in found.features.values()
-        ),
-        "domains": _are_texts(found.domains),
-        "num_classes": found.num_classes is None or _is_count(found.num_classes),
-        "class_names": found.class_names is None or _are_texts(found.class_names),
-        "source": _are_texts([found.source]),
-        "categories": all(map(_are_texts, [list(found.categories), *found.categories.values()])),
-        "label_range": found.label_range is None or all(map(_is_number, found.label_range)),
-        "columns": found.columns is None or _are_columns(found.columns, found.features),
-        "statistics": all(
-            len(numbers) == found.num_numbers(name) for name, numbers in found.statistics.items()
-        ),
-        "is_standardized": isinstance(found.is_standardized, bool),
-    }
-    for name, is_right in has_right_type.items():
-        if not is_right:
-            raise ValueError(
-                "expected the description of a store, found another one "
-                f"({name}: {getattr(found, name)!r:.100})"
-            )
-
-
-def _are_columns(found: StoredColumns, features: Mapping[str, Feature]) -> bool:
-    texts = [*found.roles.values(), *found.images.values(), *(found.missing_cells or ())]
-    return (
-        all(map(_are_texts, [texts, *found.numbers.values()]))
-        and isinstance(found.are_marked, bool)
-        and all(
-            name in features
-            and math.prod(features[name].shape)
-            == len(columns) + (len(set(columns)) if found.are_marked else 0)
-            for name, columns in found.numbers.items()
-        )
-    )
-
-
-def _are_texts(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, str) for value in values)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and -math.inf < value < math.inf
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+def _typed(kind: Any, value: Any) -> Any:
+    """Returns a JSON value as a type of this module; raises a `ValueError` for another type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any or (value is None and type(None) in arguments):
+        return value
+    if origin is Union:
+        return _typed(arguments[0], value)
+    if origin is tuple and isinstance(value, list):
+        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(_typed(one, entry) for one, entry in zip(kinds, value, strict=True))
+    if origin is not None and origin is not tuple:
+        return {key: _typed(arguments[1], entry) for key, entry in value.items()}
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        # Statistics are lists, in the order of their fields.
+        entries = dict(zip(hints, value, strict=True)) if isinstance(value, list) else value
+        entries_ = {name: _typed(hints[name], entries[name]) for name in hints if name in entries}
+        return kind(**entries_)
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise ValueError(f"expected {getattr(kind, '__name__', kind)}, found {value!r:.100}")
+    return value
 
 
 Value = Union[str, int, float, np.ndarray]
@@ -298,8 +211,8 @@ class Record:
     Attributes:
         client: The client's id.
         domain: Name of the example's domain.
-        features: Everything else: "tokens" (words separated by single spaces) of a sentence, or
-            "label" and whatever it is told by.
+        features: The other values: "tokens" (words separated by single spaces) of a sentence, or
+            "label" and the inputs of a model.
         split: "train", "heldout" or "test" where the source determines it.
     """
 

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -24,9 +23,11 @@ from pyarrow import parquet
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import digest, file_digest, scratch_folder
 from tff_agnostic.data.statistics import (
-    RunningStatistics,
     Standardization,
     inputs_with_statistics,
+    label_range,
+    number_statistics,
+    sentence_lengths,
 )
 from tff_agnostic.data.store import CLIENTS, EXAMPLES, STORE, SortedExamples, column_of
 from tff_agnostic.data.store_format import (
@@ -34,25 +35,22 @@ from tff_agnostic.data.store_format import (
     KINDS,
     LABEL,
     TOKENS,
-    TRAIN,
     Feature,
-    NumberStatistics,
     Record,
     StoredColumns,
     StoreDescription,
     Value,
 )
+from tff_agnostic.data.unit_counts import UnitCounts
 
 # Bytes of rows in memory before they go into buckets on the disk.
-_MEMORY = 64 * 2**20
-_NUM_BUCKETS = 64
+_MEMORY = 8 * 2**20
+# Buckets of 16 MB each hold 4 GB of rows.
+_NUM_BUCKETS = 256
 # Records that become columns at once.
 _RECORDS_AT_ONCE = 1000
-# Rows of a batch in the store's file, and of a block of statistics.
+# Rows of a batch in the store's file.
 _BATCH_ROWS = 1 << 14
-_BLOCK_ROWS = 1000
-# Pairs of a unit and a domain that are counted before they are sorted.
-_MAX_PAIRS = 1 << 18
 # The columns that are no features.
 SPLIT, CLIENT, UNIT = "split", "client", "unit"
 _PREFIX = "\0"
@@ -170,14 +168,11 @@ class StoreWriter:
         # The order of the first example: batches of one store have one schema.
         arrays |= {name: _arrow(features[name]) for name in self.features}
         batch = pa.RecordBatch.from_pydict(arrays)
-        domains = pc.dictionary_encode(batch.column(DOMAIN))
-        names = domains.dictionary.to_pylist()
-        self._domains.update(names)
+        self._domains.update(batch.column(DOMAIN).unique().to_pylist())
         units = batch.column(_PREFIX + UNIT)
         if units.null_count < len(units):
-            is_unit = np.asarray(pc.is_valid(units))
-            of_units = np.asarray(units.drop_null())
-            self._units.add(of_units, np.asarray(domains.indices)[is_unit], names)
+            is_unit = pc.is_valid(units)
+            self._units.add(units.filter(is_unit), batch.column(DOMAIN).filter(is_unit))
         if self.features.get(LABEL) == Feature("int64") and len(batch):
             ends = pc.min_max(batch.column(LABEL)).as_py()
             low, high = self._labels or (ends["min"], ends["max"])
@@ -199,8 +194,10 @@ class StoreWriter:
             ]
         clients = pc.dictionary_encode(table[_PREFIX + CLIENT].combine_chunks())
         names = clients.dictionary.to_pylist()
-        of_names = [zlib.crc32(n.encode("utf-8", "surrogatepass")) % _NUM_BUCKETS for n in names]
-        buckets = np.array(of_names)[np.asarray(clients.indices)]
+        bucket_of_name = [
+            zlib.crc32(n.encode("utf-8", "surrogatepass")) % _NUM_BUCKETS for n in names
+        ]
+        buckets = np.array(bucket_of_name)[np.asarray(clients.indices)]
         order = np.argsort(buckets, kind="stable")
         starts = np.searchsorted(buckets[order], np.arange(_NUM_BUCKETS + 1))
         # Rows of many chunks would be joined for each bucket.
@@ -285,17 +282,27 @@ class StoreWriter:
             class_names=None if class_names is None else tuple(class_names),
             source=source,
             categories={name: tuple(values) for name, values in (categories or {}).items()},
-            label_range=_label_range(examples, self.features),
+            label_range=label_range(examples, self.features),
             columns=columns,
             is_standardized=standardize,
         )
         sizes = inputs_with_statistics(description)
-        description = dataclasses.replace(description, statistics=_statistics(examples, sizes))
+        description = dataclasses.replace(
+            description, statistics=number_statistics(examples, sizes)
+        )
         with self._errors():
             self._complete_numbers(examples, description, sizes)
             self._write_description(description, vocabulary or {}, examples)
         self._is_complete = True
+        self._sorted = None
         return self._store
+
+    def add_notes(self, notes: Mapping[str, Any]) -> None:
+        """Adds JSON values for the reports of runs to a finished store; see `ArrowStore.notes`."""
+        with self._errors():
+            content = json.loads((self._store / STORE).read_text("utf-8"))
+            text = json.dumps({**content, "notes": notes}, sort_keys=True)
+            (self._store / STORE).write_text(text, "utf-8")
 
     def _num_classes(self, class_names: Optional[Sequence[str]]) -> Optional[int]:
         """Returns the number of classes that labels count; None if they count none."""
@@ -319,8 +326,7 @@ class StoreWriter:
             change = {name: Standardization(description.statistics[name]) for name in sizes}
         complete = self._folder / EXAMPLES
         with pa.ipc.new_file(str(complete), examples.table.schema) as file:
-            for batch in examples.table.to_batches():
-                table = pa.Table.from_batches([batch])
+            for table in examples.batches():
                 for name, size in sizes.items():
                     values = column_of(table[name], self.features[name].shape)
                     flat = values.reshape(len(values), -1)
@@ -341,7 +347,7 @@ class StoreWriter:
             **json.loads(description.to_json()),
             "digest": digest((facts + description.to_json()).encode("utf-8", "surrogatepass")),
             "vocabulary": list(vocabulary.items()),
-            "sentence_lengths": _sentence_lengths(examples) if TOKENS in self.features else [],
+            "sentence_lengths": sentence_lengths(examples) if TOKENS in self.features else [],
         }
         (self._store / STORE).write_text(json.dumps(content, sort_keys=True), "utf-8")
 
@@ -401,79 +407,6 @@ class StoreWriter:
             yield
         except (pa.ArrowException, OSError) as e:
             raise UserError(f"{self._path}: cannot write the store: {e}") from e
-
-
-class UnitCounts:
-    """The number of examples of each domain that every unit has.
-
-    A unit is a group of examples in one split, such as a client's, named by a signed number of 64
-    bits. Each pair of a unit and a domain takes 20 bytes.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._counted = _Pairs(*(np.empty([0], np.int64),) * 3)
-        self._new: list[_Pairs] = []
-        self._num_new = 0
-
-    def add(self, units: np.ndarray, domains: np.ndarray, names: Sequence[str]) -> None:
-        """Counts examples.
-
-        Args:
-            units: Their units, int64 [n].
-            domains: Their domains as places in `names`, [n].
-            names: Names of domains.
-        """
-        numbers = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
-        pairs = _Pairs(units, np.array(numbers, np.int64)[domains], np.ones(len(units), np.int64))
-        self._new.append(pairs.summed())
-        self._num_new += len(self._new[-1].units)
-        if self._num_new > max(_MAX_PAIRS, len(self._counted.units)):
-            self._merge()
-
-    def __iter__(self) -> Iterator[tuple[int, str, int]]:
-        """Yields (unit, domain, examples), units in ascending order, their domains as well."""
-        self._merge()
-        names = list(self._numbers)
-        rank = np.argsort(np.argsort(np.array(names, object))) if names else np.empty([0], int)
-        pairs = self._counted
-        order = np.lexsort([rank[pairs.domains], pairs.units])
-        for start in range(0, len(order), _MAX_PAIRS):
-            part = order[start : start + _MAX_PAIRS]
-            domains = [names[k] for k in pairs.domains[part].tolist()]
-            yield from zip(pairs.units[part].tolist(), domains, pairs.counts[part].tolist())
-
-    def _merge(self) -> None:
-        self._counted = _Pairs.joined([self._counted, *self._new]).summed()
-        self._new, self._num_new = [], 0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Pairs:
-    """Numbers of examples by unit and domain, int64 [n] each."""
-
-    units: np.ndarray
-    domains: np.ndarray
-    counts: np.ndarray
-
-    @classmethod
-    def joined(cls, parts: Sequence[_Pairs]) -> _Pairs:
-        """Returns the pairs of several."""
-        return cls(
-            np.concatenate([part.units for part in parts]),
-            np.concatenate([part.domains for part in parts]),
-            np.concatenate([part.counts for part in parts]),
-        )
-
-    def summed(self) -> _Pairs:
-        """Returns each pair once, sorted."""
-        order = np.lexsort([self.domains, self.units])
-        units, domains = self.units[order], self.domains[order]
-        is_first = np.ones(len(order), bool)
-        is_first[1:] = (units[1:] != units[:-1]) | (domains[1:] != domains[:-1])
-        starts = np.flatnonzero(is_first)
-        counts = np.add.reduceat(self.counts[order], starts) if len(starts) else self.counts[:0]
-        return _Pairs(units[starts], domains[starts], counts)
 
 
 def _filled(values: np.ndarray) -> np.ndarray:
@@ -554,44 +487,3 @@ def _clients_of(table: pa.Table, domains: Sequence[str], num_before: int) -> pa.
             "domains": pa.FixedSizeListArray.from_arrays(pa.array(counts), len(domains)),
         }
     )
-
-
-def _statistics(
-    examples: SortedExamples, sizes: Mapping[str, int]
-) -> dict[str, tuple[NumberStatistics, ...]]:
-    """Returns the statistics of the training clients' numbers, by input.
-
-    Args:
-        examples: The examples; a number is NaN where it is missing.
-        sizes: Number of numbers of each input, marks not counted.
-    """
-    running = {name: RunningStatistics(size) for name, size in sizes.items()}
-    for _, table in examples.batches(TRAIN) if sizes else ():
-        for name, one in running.items():
-            values = column_of(table[name], [-1])[:, : sizes[name]]
-            for start in range(0, len(values), _BLOCK_ROWS):
-                one.add(values[start : start + _BLOCK_ROWS])
-    return {name: one.result() for name, one in running.items()}
-
-
-def _label_range(
-    examples: SortedExamples, features: Mapping[str, Feature]
-) -> Optional[tuple[float, float]]:
-    """Returns the smallest and the largest label of training clients; None if they are classes."""
-    if features.get(LABEL) != Feature("float32") or TRAIN not in examples.rows:
-        return None
-    ends = [pc.min_max(table[LABEL]).as_py() for _, table in examples.batches(TRAIN)]
-    return min(end["min"] for end in ends), max(end["max"] for end in ends)
-
-
-def _sentence_lengths(examples: SortedExamples) -> list[tuple[str, str, int, int]]:
-    """Returns (split, domain, words, sentences), in ascending order."""
-    lengths: Counter[tuple[str, str, int]] = Counter()
-    for split in examples.rows:
-        for _, table in examples.batches(split):
-            words = pc.add(pc.count_substring(table[TOKENS], " "), 1)
-            pairs = pa.table({"domain": table[DOMAIN], "words": words})
-            counts = pairs.group_by(["domain", "words"]).aggregate([([], "count_all")])
-            for row in counts.to_pylist():
-                lengths[split, row["domain"], row["words"]] += row["count_all"]
-    return [(*key, n) for key, n in sorted(lengths.items())]

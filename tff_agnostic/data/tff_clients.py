@@ -20,7 +20,7 @@ DomainOf = Callable[[str], Any]
 
 
 def from_tff(source: Any, domain_of: Optional[DomainOf] = None) -> ClientDataset:
-    """Returns clients of TFF's as a dataset of clients, each of which is read when it is needed.
+    """Returns clients of TFF's as a dataset of clients, read one at a time.
 
     Args:
         source: A `tff.simulation.datasets.ClientData`, or a sequence of `tf.data.Dataset`, whose
@@ -62,7 +62,7 @@ def to_store(
         path: The store's folder; it must not exist yet.
         splits: For "train", "heldout" and "test" the clients, as `from_tff` takes them.
         domain_of: As for `from_tff`; it may return a name.
-        feature_name: What the store calls x.
+        feature_name: Name of x in the store.
     """
     _bridge().store_from_tff(path, splits, domain_of, feature_name)
 
@@ -78,12 +78,13 @@ def to_tff(store: Store, split: str = "train") -> Any:
 def source(clients: ClientDataset, process: Any, seed: int = 0) -> Any:
     """Returns clients as a `tff.program.FederatedDataSource`, for TFF's programs.
 
-    Cohorts are drawn uniformly, without replacement within one. Which they are is a function of
-    the seed and of how many were drawn before, so that a resumed program goes on with the next one.
+    Cohorts are drawn uniformly, without replacement within one. They are a
+    function of the seed and of the number of earlier draws, so that a resumed program draws the
+    next one.
 
     Args:
         process: The learning process, whose type of clients they have.
-        seed: Of the draws.
+        seed: Seed of the draws.
     """
     return _bridge().ClientSource(clients, process, seed)
 

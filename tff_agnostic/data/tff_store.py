@@ -51,11 +51,6 @@ CREATE INDEX domains_by_split ON client_domains (split_name, client_id);
 """
 # A crash leaves no file at its place: no journal is needed to go back.
 _PRAGMAS = "PRAGMA page_size=16384; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
-# A field's number times 8, plus 2 for a value with a length. Field numbers are of TensorFlow's
-# example.proto and feature.proto.
-_FEATURES = _FEATURE_ENTRY = _NAME = _VALUE = b"\x0a"
-_FEATURE, _FLOAT_LIST, _INT_LIST, _BYTES_LIST = b"\x12", b"\x12", b"\x1a", b"\x0a"
-_SEVEN_BITS = 0x7F
 
 
 class TffStore(ClientStore, Store):
@@ -209,7 +204,7 @@ def _features_of(serialized: bytes, path: Path) -> dict[str, Feature]:
     try:
         example = tf.train.Example.FromString(serialized)
     except Exception as e:  # protobuf's own error type differs between its implementations.
-        raise UserError(f"{path}: expected tf.train.Examples, found something else ({e})") from e
+        raise UserError(f"{path}: expected tf.train.Examples, found other bytes ({e})") from e
     names = {"bytes_list": "string", "int64_list": "int64", "float_list": "float32"}
     features = {}
     for name, feature in sorted(example.features.feature.items()):
@@ -279,63 +274,19 @@ def _write_tables(database: sqlite3.Connection, store: ArrowStore) -> None:
 
 
 def _serialized(store: ArrowStore, split: str, client: str) -> Iterator[bytes]:
-    """Yields the serialized examples of a client.
-
-    The bytes are those of `SerializeToString(deterministic=True)` in protobuf 4.25: features are
-    sorted by name, but "x10" is before "x1".
-    """
+    """Yields the serialized examples of a client."""
     columns = store.columns(split, client, store.description.features)
-    names = sorted(columns, key=_rank)
-    for row in zip(*(columns[name] for name in names)):
-        entries = b"".join(map(_entry, names, row))
-        yield _with_length(_FEATURES, entries)
+    for row in zip(*columns.values()):
+        # A new message for each row: a message keeps the memory of all that it parsed.
+        features = tf.train.Features(feature=dict(zip(columns, map(_feature, row))))
+        yield tf.train.Example(features=features).SerializeToString(deterministic=True)
 
 
-def _rank(name: str) -> bytes:
-    # No byte of UTF-8 is as large: a name comes after those that begin with it.
-    return name.encode() + b"\xff"
-
-
-def _entry(name: str, value: Any) -> bytes:
+def _feature(value: Any) -> Any:
+    """Returns one value, a string's bytes or an array, as a `tf.train.Feature`."""
     if isinstance(value, bytes):
-        return _head_of_text(name, len(value)) + value
-    array = np.asarray(value)
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+    array = np.asarray(value).reshape(-1)
     if array.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            numbers = array.astype("<f4").tobytes()
-        values = _with_length(_FLOAT_LIST, _packed(numbers))
-    else:
-        numbers = b"".join(map(_varint, array.ravel().tolist()))
-        values = _with_length(_INT_LIST, _packed(numbers))
-    named = _with_length(_NAME, name.encode()) + _with_length(_FEATURE, values)
-    return _with_length(_FEATURE_ENTRY, named)
-
-
-def _packed(numbers: bytes) -> bytes:
-    return _with_length(_VALUE, numbers) if numbers else b""
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _head_of_text(name: str, size: int) -> bytes:
-    """Returns the bytes before a text of a size, the only value of a feature."""
-    head = _VALUE + _varint(size)
-    for mark in (_BYTES_LIST, _FEATURE):
-        head = mark + _varint(len(head) + size) + head
-    head = _with_length(_NAME, name.encode()) + head
-    return _FEATURE_ENTRY + _varint(len(head) + size) + head
-
-
-def _with_length(mark: bytes, content: bytes) -> bytes:
-    return mark + _varint(len(content)) + content
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _varint(number: int) -> bytes:
-    # Negative numbers are those of 64 bits in two's complement.
-    number &= 2**64 - 1
-    found = bytearray()
-    while number > _SEVEN_BITS:
-        found.append(number & _SEVEN_BITS | _SEVEN_BITS + 1)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
+        return tf.train.Feature(float_list=tf.train.FloatList(value=array))
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=array))

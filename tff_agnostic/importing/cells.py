@@ -1,27 +1,21 @@
-"""Cells of a table: numbers, names, missing values, labels, categories."""
+"""Cells of a table: numbers, names, missing values, labels."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
-import pyarrow.compute as pc
 
-from tff_agnostic.base.options import Verbatim
-from tff_agnostic.data.store import SortedExamples
-from tff_agnostic.data.store_format import MISSING, NO_CATEGORY, TRAIN
+from tff_agnostic.data.store_format import MISSING, NO_CATEGORY
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.text import WordCounts
 
-VECTOR = "x"
 # Stores hold labels as int64, models count them as int32.
 _MAX_LABEL = 2**31 - 1
+_REAL_LABELS = " (label_kind=number is for labels that are real numbers)"
 # A larger number is infinite as float32.
 MOST = "at most 3.4e38"
 # Characters without a width at the ends of a name: byte-order marks, zero-width spaces, joiners.
@@ -185,8 +179,8 @@ def text_of(content: bytes) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as e:
-        found = f"expected UTF-8, found byte 0x{content[e.start]:02x}"
-        raise CellError("text that is not UTF-8", found) from None
+        result = f"expected UTF-8, found byte 0x{content[e.start]:02x}"
+        raise CellError("text that is not UTF-8", result) from None
 
 
 def not_a_number(value: Any, where: str, hint: str = "") -> CellError:
@@ -206,7 +200,7 @@ def not_finite(value: Any, where: str) -> CellError:
 
 
 def hint_of(value: Any) -> str:
-    """Returns what to do about a value that is no number."""
+    """Returns the advice for a value that is not a number."""
     text = value.strip() if isinstance(value, str) else None
     for pattern, hint in _HINTS.items():
         if text is not None and re.fullmatch(pattern, text):
@@ -239,13 +233,6 @@ def check_size(size: int, shape: Sequence[int]) -> None:
             "wrong number of features",
             f"expected {math.prod(shape)} features (feature_shape), found {size}",
         )
-
-
-def check_shape(options: ImportOptions) -> None:
-    """Raises an `OptionError` if `feature_shape` is none."""
-    if any(size < 1 for size in options.feature_shape):
-        found = Verbatim(list(options.feature_shape))
-        raise options.error("feature_shape", "positive sizes", found)
 
 
 class Labels:
@@ -298,8 +285,10 @@ class Labels:
             )
         limit = len(self._names) or _MAX_LABEL
         if not 0 <= number < limit:
+            hint = "" if self._names else _REAL_LABELS
             raise CellError(
-                "label out of range", f"expected a label from 0 to {limit - 1}, found {number}"
+                "label out of range",
+                f"expected a label from 0 to {limit - 1}, found {number}{hint}",
             )
         return number
 
@@ -307,7 +296,7 @@ class Labels:
 def _label_hint(value: Any) -> str:
     if number_in(value) is None:
         return " (class_names=NAME,... makes numbers of names)"
-    return " (label_kind=number is for labels that are real numbers)"
+    return _REAL_LABELS
 
 
 def _real_number(value: Any) -> float:
@@ -331,81 +320,3 @@ def _whole_number(value: Any) -> Optional[int]:
         return int(value)
     number = number_in(value)
     return None if number is None or not number.is_integer() else int(number)
-
-
-@dataclasses.dataclass(frozen=True)
-class CategorySummary:
-    """The values of one categorical column, kept and left out.
-
-    Attributes:
-        size: Values that are known.
-        different: Different values of the training clients.
-        coverage: Share of the training examples with a value that have a known one.
-        unknown: Examples with a value that is not known, by split, where there are any.
-    """
-
-    size: int
-    different: int
-    coverage: float
-    unknown: Mapping[str, int]
-
-    def text(self, column: str) -> str:
-        """Returns a line for people."""
-        line = f"{column}: {self.size} known values"
-        if self.size < self.different:
-            line += (
-                f" of {self.different} (max_categories), in {self.coverage:.1%} of the training "
-                "examples"
-            )
-        if self.unknown:
-            counts = ", ".join(f"{count} of {split}" for split, count in self.unknown.items())
-            line += f"; examples with another value: {counts}"
-        return f"{line}."
-
-
-class CategoryCounts:
-    """Counts the values of categorical columns in bounded memory; see `WordCounts`.
-
-    Args:
-        examples: The examples of a store.
-        columns: Names of the columns, which are features of the examples.
-    """
-
-    def __init__(self, examples: SortedExamples, columns: Sequence[str]) -> None:
-        self._counts: dict[str, dict[str, WordCounts]] = {column: {} for column in columns}
-        self._examples: dict[str, Counter[str]] = {column: Counter() for column in columns}
-        for split in examples.rows if columns else ():
-            for _, table in examples.batches(split):
-                for column in columns:
-                    values = table[column].filter(pc.not_equal(table[column], NO_CATEGORY))
-                    self._counts[column].setdefault(split, WordCounts()).add(values)
-                    self._examples[column][split] += len(values)
-
-    def known(self, size: int) -> dict[str, tuple[str, ...]]:
-        """Returns the most frequent values of each column among training clients, sorted.
-
-        Args:
-            size: How many of each column at most.
-        """
-        return {
-            column: tuple(sorted(splits.get(TRAIN, WordCounts()).top(size)))
-            for column, splits in self._counts.items()
-        }
-
-    def summaries(self, known: Mapping[str, Sequence[str]]) -> dict[str, CategorySummary]:
-        """Returns what became of each column's values, given those that are known."""
-        return {column: self._summary(column, frozenset(known[column])) for column in self._counts}
-
-    def _summary(self, column: str, known: frozenset[str]) -> CategorySummary:
-        splits = self._counts[column]
-        unknown = {
-            split: self._examples[column][split] - counts.total_of(known)
-            for split, counts in splits.items()
-        }
-        train = self._examples[column][TRAIN]
-        return CategorySummary(
-            size=len(known),
-            different=len(splits.get(TRAIN, WordCounts())),
-            coverage=1 - unknown.get(TRAIN, 0) / max(1, train),
-            unknown={split: count for split, count in sorted(unknown.items()) if count},
-        )

@@ -1,11 +1,11 @@
-"""The columns of a table as inputs of a model, and its rows as examples."""
+"""Blocks of a table's rows as examples: whole columns become numbers, names and labels."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -13,38 +13,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.options import OptionError, Verbatim
-from tff_agnostic.base.registry import did_you_mean
-from tff_agnostic.data.store_format import DOMAIN, LABEL, TOKENS
+from tff_agnostic.base.options import Verbatim
+from tff_agnostic.data.store_format import LABEL, TOKENS
 from tff_agnostic.importing.cells import (
-    VECTOR,
     CellError,
     Labels,
     MissingValues,
-    check_shape,
     check_size,
     not_a_number,
     not_finite,
     number_in,
     to_float32,
 )
-from tff_agnostic.importing.images import PIXELS, image_in
-from tff_agnostic.importing.options import DELIMITERS, SPLIT_NAMES, ImportOptions
+from tff_agnostic.importing.images import image_in
+from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import ReadLog, RecordError, Rows
+from tff_agnostic.importing.table_options import Input, image_inputs, vector_inputs
 from tff_agnostic.importing.text import Normalizer
 
-# Cells that decide, if all are numbers, that a column is one of numbers.
+# Number of cells that decide, if all are numbers, that a column is one of numbers.
 _ENOUGH_NUMBERS = 100
-_RESERVED = (DOMAIN, LABEL, TOKENS)
-# Rule of a column of texts, if the options name none.
+# Larger whole numbers have gaps in float32.
+_MAX_EXACT = 2**24
+# Tokenizer of a column of texts, if the options name none.
 TOKENIZER = "words"
-# The name of `client_column` that makes a client of each row, unless a column has this name.
-ROW = "row"
 
 # The cells of a column: of one type, or Python objects of any types.
 Cells = Union[pa.Array, list[Any]]
-# Row -> reason and detail of what is wrong with it.
+# Row -> reason and detail of the first error in it.
 Errors = dict[int, CellError]
 
 
@@ -67,9 +63,6 @@ class Block:
         """Yields the block in parts whose rows have lists of the same lengths."""
         lengths = [_lengths(self.columns[name]) for name in dict.fromkeys(names)]
         for start, end in runs([length for length in lengths if length is not None], len(self)):
-            if (start, end) == (0, len(self)):
-                yield self
-                return
             columns = {name: cells[start:end] for name, cells in self.columns.items()}
             yield Block(columns, lambda k, start=start: self.place(start + k))  # type: ignore[misc]
 
@@ -78,45 +71,43 @@ class Absent:
     """A cell of a row without the column.
 
     Attributes:
-        names: The columns that the row has.
+        names: Names of the row's columns.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
 
 
-def runs(looks: Sequence[Sequence[Any]], count: int) -> Iterator[tuple[int, int]]:
-    """Yields the start and the end of each run of rows that are alike in all respects."""
-    is_first = np.zeros(count, bool)
-    is_first[:1] = True
+def runs(looks: Sequence[np.ndarray], count: int) -> Iterator[tuple[int, int]]:
+    """Yields the start and the end of each run of equal rows.
+
+    Args:
+        looks: Arrays [count]; the values of each are equal within a run.
+        count: Number of rows.
+    """
+    is_first = np.arange(count) == 0
     for look in looks:
-        is_first[1:] |= np.array([a != b for a, b in zip(look[1:], look)], bool)
+        is_first[1:] |= look[1:] != look[:-1]
     starts = np.flatnonzero(is_first).tolist()
     yield from zip(starts, [*starts[1:], count])
 
 
-def _lengths(cells: Cells) -> Optional[list[int]]:
+def _lengths(cells: Cells) -> Optional[np.ndarray]:
     """Returns the length of the list in each cell, -1 without one; None in a column without."""
     if isinstance(cells, list):
-        lengths = [len(cell) if isinstance(cell, list) else -1 for cell in cells]
-        return lengths if max(lengths, default=-1) >= 0 else None
-    if not _is_list(cells):
+        lengths = np.array([len(cell) if isinstance(cell, list) else -1 for cell in cells])
+        return lengths if lengths.max(initial=-1) >= 0 else None
+    if not pa.types.is_nested(cells.type) or pa.types.is_struct(cells.type):
         return None
-    lengths = pc.list_value_length(cells).fill_null(-1).to_pylist()
-    return lengths
+    return np.asarray(pc.list_value_length(cells).fill_null(-1))
 
 
-def _is_list(cells: pa.Array) -> bool:
-    kind = cells.type
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
+def converted(
+    cells: Cells, convert: Callable[[Any], Any], column: str
+) -> tuple[np.ndarray, Errors]:
+    """Returns a function of each cell, and the cells for which it raises a `CellError`.
 
-
-def converted(cells: Cells, convert: Callable[[Any], Any]) -> tuple[np.ndarray, Errors]:
-    """Returns a function of each cell, and the cells where it raises a `CellError`.
-
-    A value that comes again is converted once.
+    A value that occurs again is converted once.
     """
     if isinstance(cells, list) or pa.types.is_nested(cells.type) or pa.types.is_null(cells.type):
         values = cells if isinstance(cells, list) else cells.to_pylist()
@@ -129,122 +120,17 @@ def converted(cells: Cells, convert: Callable[[Any], Any]) -> tuple[np.ndarray, 
     for k, value in enumerate(values):
         try:
             if isinstance(value, Absent):
-                found = ", ".join(value.names) or "none"
-                raise CellError("missing column", f"expected a column {{}}, found {found}")
+                names = ", ".join(value.names) or "none"
+                raise CellError("missing column", f"expected a column {column!r}, found {names}")
             results[k] = convert(value)
         except CellError as e:
             failed[k] = e
-    if not failed:
-        return results[codes], {}
-    rows = np.flatnonzero(np.isin(codes, list(failed))).tolist()
+    rows = np.flatnonzero(np.isin(codes, list(failed))).tolist() if failed else []
     return results[codes], {row: failed[int(codes[row])] for row in rows}
 
 
-def check(options: ImportOptions) -> None:
-    """Raises an `OptionError` if the options do not name the columns."""
-    require_client_and_domain(options)
-    has_features = bool(feature_columns_of(options))
-    if (options.text_column is None) == (not has_features):
-        found = Verbatim("neither" if options.text_column is None else "both")
-        raise options.error("feature_columns", "this or text_column", found)
-    check_inputs(options)
-    if has_features and options.label_column is None:
-        raise _no_column(options, "label_column")
-    if options.split_by == "group" and options.group_column is None:
-        raise _no_column(options, "group_column", " with split_by=group")
-    if options.split_by != "group" and options.group_column is not None:
-        expected = f"no value with split_by={options.split_by}: it needs split_by=group"
-        raise options.error("group_column", expected)
-    if options.label_column is None:
-        for name, is_given in (
-            ("class_names", bool(options.class_names)),
-            ("label_kind", not options.are_classes),
-        ):
-            if is_given:
-                raise options.error(name, "no value without label_column")
-
-
-def _no_column(options: ImportOptions, name: str, more: str = "") -> OptionError:
-    return options.error(name, f"the name of a column{more}", Verbatim("none"))
-
-
-def require_client_and_domain(options: ImportOptions) -> None:
-    """Raises an `OptionError` unless the options name the clients and the domains."""
-    if options.client_column is None:
-        expected = f"the name of a column, or {ROW}, which makes a client of each row"
-        raise options.error("client_column", expected, Verbatim("none"))
-    if (options.domain_column is None) == (options.domain_name is None):
-        found = Verbatim("neither" if options.domain_name is None else "both")
-        raise options.error("domain_column", "this or domain_name", found)
-
-
-def needed_columns(options: ImportOptions) -> list[str]:
-    """Returns the names of all columns that the options name, each once."""
-    names = [
-        options.client_column,
-        options.domain_column,
-        options.group_column,
-        options.label_column,
-        options.text_column,
-        options.split_column,
-        *feature_columns_of(options),
-    ]
-    return list(dict.fromkeys(name for name in names if name is not None))
-
-
-def check_columns(options: ImportOptions, header: Sequence[str], where: Any) -> None:
-    """Raises a `UserError` if a table lacks a column, or has several of its name.
-
-    Args:
-        options: Options of the import.
-        header: Names of the table's columns.
-        where: The table, for messages.
-    """
-    for name in needed_columns(options):
-        if name == options.client_column == ROW:
-            continue
-        count = header.count(name)
-        if count > 1:
-            each = " or ".join(f"{name}:{k}" for k in range(1, count + 1))
-            raise UserError(
-                f"{where}: expected one column {name!r}, found it {count} times ({each} names one "
-                "of them)"
-            )
-        column, _, number = name.rpartition(":")
-        if not count and not (number.isdecimal() and 0 < int(number) <= header.count(column)):
-            raise UserError(
-                f"{where}: expected one column {name!r}, found {', '.join(header) or 'no columns'}"
-                f"{_column_hint(name, header)}"
-            )
-
-
-def resolve_occurrences(options: ImportOptions, header: Sequence[str]) -> ImportOptions:
-    """Returns options whose `feature_columns` may have NAME:1 and so on, of columns of one name.
-
-    Otherwise a colon is behind the name of an input.
-    """
-    text = ",".join(options.feature_columns)
-    for name in dict.fromkeys(name for name in header if header.count(name) > 1):
-        for k in range(1, header.count(name) + 1):
-            if str(k) not in header:
-                text = re.sub(
-                    rf"(^|[,;:]){re.escape(name)}:{k}(?=$|[,;])", rf"\g<1>{name}{_OF}{k}", text
-                )
-    return dataclasses.replace(options, feature_columns=tuple(text.split(",")) if text else ())
-
-
-def _column_hint(name: str, header: Sequence[str]) -> str:
-    """Returns how the header may have to be read, or which column may be meant."""
-    if len(header) == 1:
-        for word, sign in DELIMITERS.items():
-            if sign in header[0]:
-                return f" (delimiter={word} takes them apart)"
-    meant = "" if name in header else did_you_mean(name, header)
-    return f" ({meant.strip()})" if meant else ""
-
-
 class Columns:
-    """Makes rows of blocks of a table.
+    """Makes examples of the blocks of a table.
 
     Args:
         options: Options of the import; they have been checked.
@@ -265,78 +151,55 @@ class Columns:
         """Yields the examples of a block; reports rows without an example to the log."""
         lists = [column for input_ in self._vectors for column in input_.columns]
         for part in block.parts(lists):
-            features, errors, gaps = self._features(part, log)
-            yield from self.with_features(part, features, errors, log, gaps)
-
-    def with_features(
-        self,
-        block: Block,
-        features: dict[str, Any],
-        errors: Errors,
-        log: ReadLog,
-        gaps: Optional[Mapping[str, np.ndarray]] = None,
-    ) -> Iterator[Rows]:
-        """Yields the examples of rows whose features are made.
-
-        Args:
-            block: The rows.
-            features: The features but the label, [n, *shape] each.
-            errors: Rows with wrong features.
-            log: Counts the rows.
-            gaps: Whether a value is missing in each row, by column.
-        """
-        options, count = self._options, len(block)
-        log.num_records += count
-        wrong: Errors = {}
-        if self._rows_are_clients:
-            client, wrong = pa.array([block.place(k) for k in range(count)], pa.string()), {}
-        else:
-            client, wrong = self._names(block, str(options.client_column), log)
-        errors = {**errors, **wrong}
-        if options.label_column is not None:
-            labels, more = _of_column(block, options.label_column, self._labels.number_of)
-            errors = {**more, **errors}
-            kind = np.int64 if options.are_classes else np.float64
-            is_wrong = np.isin(np.arange(count), list(more))
-            features[LABEL] = np.where(is_wrong, 0, labels).astype(kind)
-        empty: set[int] = set()
-        if TOKENS in features:
-            is_empty = np.asarray(pc.equal(features[TOKENS], "").fill_null(False))
-            empty = {*np.flatnonzero(is_empty).tolist()} - errors.keys()
-        named: dict[str, pa.Array] = {}
-        for role, column in (
-            ("domain", options.domain_column),
-            ("split", options.split_column),
-            ("group", options.group_column),
-        ):
-            if column is not None:
-                named[role], more = self._names(block, column, log, is_split=role == "split")
-                errors = {**{k: e for k, e in more.items() if k not in empty}, **errors}
-        for row in sorted(errors.keys() | empty):
-            of_row = None if row in wrong else client[row].as_py()
-            if row in errors:
-                error = errors[row]
-                log.bad(RecordError(block.place(row), error.reason, error.detail), of_row)
-            else:
-                log.skip("text without words", of_row)
-        is_kept = ~np.isin(np.arange(count), [*errors, *empty])
-        for column, is_missing in (gaps or {}).items():
-            if is_missing[is_kept].any():
-                log.missing[column] += int(is_missing[is_kept].sum())
-        rows = Rows(
-            client=client,
-            domain=named.get("domain", pa.array([options.domain_name] * count, pa.string())),
-            split=named.get("split", pa.nulls(count, pa.string())),
-            features=features,
-            place=block.place,
-            group=named.get("group"),
-        )
-        if is_kept.any():
-            yield from _of_one_shape(rows.selected(is_kept))
+            yield from self._rows(part, log)
 
     def end(self) -> None:
         """Checks the columns after the last block."""
         self._texts.end()
+
+    def _rows(self, block: Block, log: ReadLog) -> Iterator[Rows]:
+        options, count = self._options, len(block)
+        log.num_records += count
+        features, errors, gaps = self._features(block, log)
+        no_client: Errors = {}
+        if self._rows_are_clients:
+            client = pa.array([block.place(k) for k in range(count)], pa.string())
+        else:
+            client, no_client = self._names(block, str(options.client_column), log)
+        errors = {**errors, **no_client}
+        if options.label_column is not None:
+            cells = block.columns[options.label_column]
+            labels, wrong = converted(cells, self._labels.number_of, options.label_column)
+            errors = {**wrong, **errors}
+            labels[list(wrong)] = 0
+            features[LABEL] = labels.astype(np.int64 if options.are_classes else np.float64)
+        empty: set[int] = set()
+        if TOKENS in features:
+            is_empty = np.asarray(pc.equal(features[TOKENS], "").fill_null(False))
+            empty = {*np.flatnonzero(is_empty).tolist()} - errors.keys()
+        named = {
+            "domain": pa.array([options.domain_name] * count, pa.string()),
+            "split": pa.nulls(count, pa.string()),
+        }
+        for role in ("domain", "split", "group"):
+            column = getattr(options, f"{role}_column")
+            if column is not None:
+                named[role], wrong = self._names(block, column, log, is_split=role == "split")
+                errors = {**{k: e for k, e in wrong.items() if k not in empty}, **errors}
+        for row in sorted(errors.keys() | empty):
+            name = None if row in no_client else client[row].as_py()
+            if row in errors:
+                error = RecordError(block.place(row), errors[row].reason, errors[row].detail)
+                log.bad(error, name)
+            else:
+                log.skip("text without words", name)
+        is_kept = ~np.isin(np.arange(count), [*errors, *empty])
+        for column, is_missing in gaps.items():
+            if is_missing[is_kept].any():
+                log.missing[column] += int(is_missing[is_kept].sum())
+        if is_kept.any():
+            rows = Rows(client, features=features, place=block.place, **named)
+            yield from _by_image_shape(rows.selected(is_kept))
 
     def _names(
         self, block: Block, column: str, log: ReadLog, is_split: bool = False
@@ -352,41 +215,40 @@ class Columns:
                 log.rename(column, value, name)
             return name
 
-        names, errors = _of_column(block, column, name_of)
+        names, errors = converted(block.columns[column], name_of, column)
         return pa.array(names, pa.string()), errors
 
     def _features(
         self, block: Block, log: ReadLog
     ) -> tuple[dict[str, Any], Errors, dict[str, np.ndarray]]:
+        """Returns the features [n, *shape], wrong rows, and by column which values are missing."""
         options = self._options
         features: dict[str, Any] = {}
         errors: Errors = {}
         gaps: dict[str, np.ndarray] = {}
         if options.text_column is not None:
-            tokens, errors = _of_column(block, options.text_column, self._tokens)
-            self._texts.see(block.columns[options.text_column])
+            cells = block.columns[options.text_column]
+            tokens, errors = converted(cells, self._tokens, options.text_column)
+            self._texts.count(cells)
             return {TOKENS: pa.array(tokens, pa.string())}, errors, gaps
         for input_ in self._vectors:
-            features[input_.name], more = self._vector(input_, block, gaps, log)
-            errors = {**more, **errors}
+            features[input_.name], wrong = self._vector(input_, block, gaps, log)
+            errors = {**wrong, **errors}
         for column in options.categorical_columns:
             category = functools.partial(self._missing.category, column=column)
-            values, more = _of_column(block, column, category)
-            errors = {**more, **errors}
+            values, wrong = converted(block.columns[column], category, column)
+            errors = {**wrong, **errors}
             features[column] = pa.array(values, pa.string())
             if not self._missing.are_refused:
-                is_missing, _ = converted(block.columns[column], self._missing.is_missing)
+                is_missing, _ = converted(block.columns[column], self._missing.is_missing, column)
                 gaps[column] = is_missing.astype(bool)
         for input_ in self._images:
-            image = functools.partial(
-                image_in, column=input_.columns[0], max_pixels=options.max_pixels
-            )
-            cells = block.columns[input_.columns[0]]
+            (column,) = input_.columns
+            image = functools.partial(image_in, column=column, max_pixels=options.max_pixels)
+            cells = block.columns[column]
             cells = cells if isinstance(cells, list) else cells.to_pylist()
-            features[input_.name], more = _of_column(
-                Block({input_.columns[0]: cells}, block.place), input_.columns[0], image
-            )
-            errors = {**more, **errors}
+            features[input_.name], wrong = converted(cells, image, column)
+            errors = {**wrong, **errors}
         return features, errors, gaps
 
     def _tokens(self, value: Any) -> str:
@@ -410,23 +272,17 @@ class Columns:
             lengths = _lengths(cells)
             if lengths is not None and lengths[0] >= 0:
                 # All rows of a block have lists of one length.
-                size = lengths[0]
-                cells = (
-                    [entry for cell in cells for entry in cell]
-                    if isinstance(cells, list)
-                    else cells.flatten()
-                )
+                size = int(lengths[0])
+                lists = cells
+                cells = [*itertools.chain(*lists)] if isinstance(lists, list) else lists.flatten()
             values, is_missing, wrong = self._numbers(cells, column)
             _report_rounded(values, column, log)
-            values = values.reshape(len(block), size)
             gaps[column] = is_missing.reshape(len(block), size).any(axis=1)
             errors = {**{k // max(size, 1): e for k, e in wrong.items()}, **errors}
-            parts.append(to_float32(values))
+            parts.append(to_float32(values.reshape(len(block), size)))
             marks.append(gaps[column][:, np.newaxis].astype(np.float32))
             columns += [column] * size
-        if self._missing.are_marked:
-            parts += marks
-        matrix = np.concatenate(parts, axis=1)
+        matrix = np.concatenate([*parts, *(marks if self._missing.are_marked else ())], axis=1)
         log.numbers[input_.name] = columns
         shape = self._options.feature_shape
         try:
@@ -441,9 +297,8 @@ class Columns:
         values = self._cast(cells)
         errors: Errors = {}
         if values is None:
-            numbers, errors = converted(cells, lambda value: self._number(value, where))
+            numbers, errors = converted(cells, lambda value: self._number(value, where), column)
             values = np.array([math.nan if v is None else v for v in numbers], np.float64)
-            errors = _with_column(errors, column)
         is_missing = np.isnan(values)
         is_missing[list(errors)] = False
         is_wrong = ~np.isfinite(to_float32(values)) & ~is_missing
@@ -452,14 +307,16 @@ class Columns:
             is_wrong |= is_missing
         for k in np.flatnonzero(is_wrong).tolist():
             cell = cells[k] if isinstance(cells, list) else cells[k].as_py()
-            hint = "set missing_values to accept missing ones"
+            # Arrays of .npz files cannot have missing values.
+            accepts = self._options.format != "npz"
+            hint = "set missing_values to accept missing ones" if accepts else ""
             errors[k] = (
                 not_a_number(cell, where, hint) if is_missing[k] else not_finite(cell, where)
             )
         return values, is_missing, errors
 
     def _cast(self, cells: Cells) -> Optional[np.ndarray]:
-        """Returns the numbers of a column, NaN where one is missing; None if a cell is none."""
+        """Returns the numbers of a column, NaN for missing ones; None if a cell has no number."""
         if isinstance(cells, list):
             return None
         if pa.types.is_string(cells.type):
@@ -494,38 +351,14 @@ def _report_rounded(values: np.ndarray, column: str, log: ReadLog) -> None:
         log.rounded[column] += count
 
 
-# Larger whole numbers have gaps in float32.
-_MAX_EXACT = 2**24
-
-
-def _of_column(
-    block: Block, column: str, convert: Callable[[Any], Any]
-) -> tuple[np.ndarray, Errors]:
-    values, errors = converted(block.columns[column], convert)
-    return values, _with_column(errors, column)
-
-
-def _with_column(errors: Errors, column: str) -> Errors:
-    """Returns errors that name the column of an absent cell."""
-    return {
-        row: CellError(e.reason, e.detail.replace("{}", repr(column)))
-        if e.reason == "missing column"
-        else e
-        for row, e in errors.items()
-    }
-
-
-def _of_one_shape(rows: Rows) -> Iterator[Rows]:
+def _by_image_shape(rows: Rows) -> Iterator[Rows]:
     """Yields rows in parts whose images have one shape, as arrays."""
-    images = {
-        name: column
+    images = [
+        name
         for name, column in rows.features.items()
         if isinstance(column, np.ndarray) and column.dtype == object
-    }
-    if not images:
-        yield rows
-        return
-    looks = [[image.shape for image in column] for column in images.values()]
+    ]
+    looks = [np.array([str(image.shape) for image in rows.features[name]]) for name in images]
     indices = np.arange(len(rows))
     for start, end in runs(looks, len(rows)):
         part = rows.selected((indices >= start) & (indices < end))
@@ -542,8 +375,8 @@ class _TextCheck:
         self._last = ""
         self._has_text = False
 
-    def see(self, cells: Cells) -> None:
-        """Counts texts that may be numbers, up to the first text that is none."""
+    def count(self, cells: Cells) -> None:
+        """Counts texts that may be numbers, up to the first other text."""
         for cell in () if self._has_text else cells:
             text = cell if isinstance(cells, list) else cell.as_py()
             if not isinstance(text, str) or not text.strip():
@@ -557,117 +390,8 @@ class _TextCheck:
                 self.end()
 
     def end(self) -> None:
-        """Raises a `UserError` if there were numbers and no text."""
+        """Raises an `OptionError` if there were numbers and no text."""
         if self._num_numbers and not self._has_text:
-            found = f"only numbers, such as {self._last!r} (feature_columns is for numbers)"
+            result = f"only numbers, such as {self._last!r} (feature_columns is for numbers)"
             expected = f"texts in {self._options.text_column}"
-            raise self._options.error("text_column", expected, Verbatim(found))
-
-
-@dataclasses.dataclass(frozen=True)
-class Input:
-    """A feature of the store that is made of columns of numbers.
-
-    Attributes:
-        name: Name of the feature.
-        columns: The columns, in the order of the vector's entries.
-    """
-
-    name: str
-    columns: tuple[str, ...]
-
-
-# Between the name of a column and its number among columns of one name, until inputs are parsed.
-_OF = "\0"
-
-
-def vector_inputs(options: ImportOptions) -> tuple[Input, ...]:
-    """Parses `feature_columns`: `COLUMN,...`, or `NAME:COLUMN,...;NAME:COLUMN,...`."""
-    columns = tuple(column.replace(_OF, ":") for column in options.feature_columns)
-    if not columns:
-        return ()
-    text = ",".join(options.feature_columns)
-    if ":" not in text and ";" not in text:
-        return (Input(options.feature_name or VECTOR, columns),)
-    if options.feature_name is not None:
-        raise options.error("feature_name", f"no value, as feature_columns={text} names the inputs")
-    inputs = []
-    for part in text.split(";"):
-        name, _, of_input = part.partition(":")
-        if not name or not all(of_input.split(",")):
-            expected = "COLUMN,... or NAME:COLUMN,...;NAME:COLUMN,..."
-            raise options.error("feature_columns", expected, text)
-        inputs.append(Input(name, tuple(of_input.replace(_OF, ":").split(","))))
-    return tuple(inputs)
-
-
-def image_inputs(options: ImportOptions) -> tuple[Input, ...]:
-    """Returns an input for each of `image_columns`, called as the column.
-
-    The only input of a store is called `feature_name`, or pixels.
-    """
-    columns = options.image_columns
-    if len(columns) == 1 and not (options.feature_columns or options.categorical_columns):
-        return (Input(options.feature_name or PIXELS, columns),)
-    return tuple(Input(column, (column,)) for column in columns)
-
-
-def feature_columns_of(options: ImportOptions) -> list[str]:
-    """Returns every column that an input is made of, once for each use."""
-    of_inputs = [column for input_ in _inputs(options) for column in input_.columns]
-    return [*of_inputs, *options.categorical_columns]
-
-
-def check_inputs(options: ImportOptions) -> None:
-    """Checks that every column is in one input, and that inputs have different names."""
-    columns = feature_columns_of(options)
-    twice = next((name for name in columns if columns.count(name) > 1), None)
-    if twice is not None:
-        raise options.error(_option_of(options, twice), "a column once", Verbatim(f"{twice} twice"))
-    if options.label_column in columns:
-        name = _option_of(options, str(options.label_column))
-        raise options.error(name, "other columns than label_column", Verbatim(options.label_column))
-    names = [*(input_.name for input_ in _inputs(options)), *options.categorical_columns]
-    for name in names:
-        if not name or name in _RESERVED or names.count(name) > 1:
-            expected = f"inputs with different names, other than {', '.join(_RESERVED)}"
-            raise options.error("feature_columns", expected, Verbatim(", ".join(names)))
-    _check_shapes(options)
-    _check_effects(options)
-
-
-def _inputs(options: ImportOptions) -> tuple[Input, ...]:
-    return (*vector_inputs(options), *image_inputs(options))
-
-
-def _check_shapes(options: ImportOptions) -> None:
-    check_shape(options)
-    if not options.feature_shape:
-        return
-    if len(vector_inputs(options)) != 1:
-        found = Verbatim(len(vector_inputs(options)))
-        raise options.error("feature_shape", "exactly one input in feature_columns", found)
-    if options.missing_values == "mark":
-        expected = "vectors with missing_values=mark, which adds an entry for each column"
-        raise options.error("feature_shape", expected)
-
-
-def _check_effects(options: ImportOptions) -> None:
-    names = [input_.name for input_ in _inputs(options)]
-    if options.feature_name is not None and options.feature_name not in names:
-        expected = "no value, as it names the only input of numbers or images"
-        raise options.error("feature_name", expected, Verbatim(", ".join(names) or "none"))
-    can_be_missing = options.feature_columns or options.categorical_columns
-    if options.missing_values != ImportOptions.missing_values and not can_be_missing:
-        expected = "no value without feature_columns or categorical_columns"
-        raise options.error("missing_values", expected)
-    if options.standardize and not options.feature_columns:
-        raise options.error("standardize", "no value without feature_columns")
-    if options.max_categories != ImportOptions.max_categories and not options.categorical_columns:
-        raise options.error("max_categories", "no value without categorical_columns")
-
-
-def _option_of(options: ImportOptions, column: str) -> str:
-    if column in options.categorical_columns:
-        return "categorical_columns"
-    return "image_columns" if column in options.image_columns else "feature_columns"
+            raise self._options.error("text_column", expected, Verbatim(result))

@@ -25,13 +25,13 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.store_format import LABEL
-from tff_agnostic.importing.columns import check
+from tff_agnostic.importing.arrow_tables import frame_reader
 from tff_agnostic.importing.domain_names import DomainNames
 from tff_agnostic.importing.importer import Import, checked_output
 from tff_agnostic.importing.options import ImportOptions, check_used
 from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.importing.source import Format, ReadLog, Rows
-from tff_agnostic.importing.tables import frame_reader
+from tff_agnostic.importing.table_options import check
 
 # A data frame has the options of the format whose columns have types.
 _FORMAT = "parquet"
@@ -143,11 +143,11 @@ def _inputs(parts: list[Rows], options: ImportOptions) -> Any:
     one_hot = []
     for column in options.categorical_columns:
         values = pa.concat_arrays([part.features[column] for part in parts])
-        known = pa.array(sorted(set(values.unique().to_pylist()) - {""}))
-        codes = np.asarray(pc.index_in(values, known).fill_null(-1))
-        one_hot.append((codes[:, np.newaxis] == np.arange(len(known))).astype(np.float32))
+        known_values = pa.array(sorted(set(values.unique().to_pylist()) - {""}))
+        codes = np.asarray(pc.index_in(values, known_values).fill_null(-1))
+        one_hot.append((codes[:, np.newaxis] == np.arange(len(known_values))).astype(np.float32))
     if one_hot and len(inputs) > 1:
-        raise UserError("columns: expected one input of numbers beside categories, found several")
+        raise UserError("columns: expected one input of numbers with categories, found several")
     if one_hot:
         return np.concatenate([*inputs.values(), *one_hot], axis=1)
     first, *more = inputs.values()

@@ -82,10 +82,10 @@ def _check_size(pixels: int, column: str, max_pixels: int) -> None:
         raise _too_large(column, max_pixels, str(pixels))
 
 
-def _too_large(column: str, max_pixels: int, found: str) -> CellError:
+def _too_large(column: str, max_pixels: int, size: str) -> CellError:
     return CellError(
         "image that is too large",
-        f"expected an image of at most {max_pixels} pixels in {column} (max_pixels), found {found}",
+        f"expected an image of at most {max_pixels} pixels in {column} (max_pixels), found {size}",
     )
 
 
@@ -101,11 +101,11 @@ def _pixels(rows: list[Any], column: str) -> np.ndarray:
     return pixels
 
 
-def _no_image(column: str, found: str) -> CellError:
+def _no_image(column: str, result: str) -> CellError:
     return CellError(
         "image that is none",
         f"expected an image in {column}, a PNG, JPEG, GIF or BMP file or rows of pixels from 0 to "
-        f"{_MAX_BYTE}, found {found}",
+        f"{_MAX_BYTE}, found {result}",
     )
 
 

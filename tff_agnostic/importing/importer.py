@@ -23,18 +23,29 @@ from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.store import ArrowStore, SortedExamples
 from tff_agnostic.data.store_format import DOMAIN, FEATURES, TEXT, TOKENS, StoredColumns
 from tff_agnostic.data.store_writer import CLIENT, SPLIT, UNIT, StoreWriter
-from tff_agnostic.importing import idx, leaf, npz, stackexchange, tables, text_folders
-from tff_agnostic.importing.cells import CategoryCounts, MissingValues
-from tff_agnostic.importing.columns import TOKENIZER, image_inputs
+from tff_agnostic.importing import (
+    arrow_tables,
+    idx,
+    leaf,
+    npz,
+    stackexchange,
+    tables,
+    text_folders,
+)
+from tff_agnostic.importing.cells import MissingValues
+from tff_agnostic.importing.columns import TOKENIZER
 from tff_agnostic.importing.domain_names import DomainNames
+from tff_agnostic.importing.files import input_paths
 from tff_agnostic.importing.options import TABLES, ImportOptions, check_used
 from tff_agnostic.importing.report import ImportReport, summarise
-from tff_agnostic.importing.source import Format, ReadLog, Rows, input_paths
+from tff_agnostic.importing.source import Format, ReadLog, Rows
 from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, strata_of
-from tff_agnostic.importing.text import Normalizer, VocabularySummary, count_words
+from tff_agnostic.importing.table_options import image_inputs
+from tff_agnostic.importing.text import Normalizer
+from tff_agnostic.importing.vocabulary import CategoryCounts, VocabularySummary, count_words
 
 _SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
-# Ends of the names of files -> the format; `text_folders` and `plays` are not told by a name.
+# Suffixes of files -> the format; no name shows `text_folders` and `plays`.
 _FORMAT_OF_NAME: Mapping[tuple[str, ...], str] = {
     ("posts.xml", "posts.xml.gz"): "stackexchange",
     tables.CSV_SUFFIXES: "csv",
@@ -53,7 +64,7 @@ FORMATS: Registry[Format] = Registry(
         "leaf": leaf.FORMAT,
         "csv": tables.CSV,
         "jsonl": tables.JSONL,
-        "parquet": tables.PARQUET,
+        "parquet": arrow_tables.PARQUET,
         "npz": npz.FORMAT,
         "idx": idx.FORMAT,
     },
@@ -106,17 +117,21 @@ class Import:
             self._check_trains(examples)
             words = count_words(examples) if TOKENS in writer.features else None
             vocabulary = None if words is None else words.vocabulary(options.vocabulary_size)
-            categories = CategoryCounts(examples, options.categorical_columns)
-            known_categories = categories.known(options.max_categories)
+            categories = {c: CategoryCounts(examples, c) for c in options.categorical_columns}
+            known_values = {
+                c: one.frequent(options.max_categories) for c, one in categories.items()
+            }
             store = writer.finish(
                 FEATURES if words is None else TEXT,
                 vocabulary=vocabulary,
                 class_names=self._class_names(),
                 source=self._source(),
-                categories=known_categories,
+                categories=known_values,
                 columns=stored_columns(options, log.numbers) if self._is_table() else None,
                 standardize=options.standardize,
             )
+            # The index of the clients is in memory once.
+            del examples
             report = summarise(
                 ArrowStore(store),
                 self.output,
@@ -124,10 +139,11 @@ class Import:
                 log,
                 None
                 if words is None or vocabulary is None
-                else VocabularySummary.of(vocabulary, words),
-                categories.summaries(known_categories),
+                else VocabularySummary.from_counts(vocabulary, words),
+                {column: one.summary(known_values[column]) for column, one in categories.items()},
                 strata,
             )
+            writer.add_notes(report.notes())
             # Written before the store gets its name: no kill leaves a store without its report.
             if options.report is not None:
                 _write_report(report, options.report)
@@ -190,8 +206,8 @@ def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
     if options.report is not None:
         check_can_be_made(options.report.parent, "report")
         if options.report.resolve() in {p.resolve() for p in (output, *format_.find_inputs(paths))}:
-            found = Verbatim(f"{options.report}, which is read or written")
-            raise options.error("report", "a separate file", found)
+            result = Verbatim(f"{options.report}, which is read or written")
+            raise options.error("report", "a separate file", result)
     if options.split_by == "group" and not format_.has_groups:
         raise options.error("split_by", f"client or example, as {options.format} has no groups")
     parse_shares(options.split)
@@ -243,10 +259,10 @@ def _left_out(log: ReadLog) -> str:
 
 
 def stored_columns(options: ImportOptions, numbers: Mapping[str, Sequence[str]]) -> StoredColumns:
-    """Returns what a store says of the columns that it is made of.
+    """Returns the description of the columns of a store.
 
     Args:
-        options: Of the import of a table.
+        options: Options of the import of a table.
         numbers: The column of each number of an input, by input.
     """
     named = {

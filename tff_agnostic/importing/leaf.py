@@ -11,10 +11,12 @@ from typing import IO, Any, Optional
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import Verbatim
 from tff_agnostic.data.store_format import LABEL, TOKENS, Record, Value
-from tff_agnostic.importing import source
-from tff_agnostic.importing.cells import VECTOR, CellError, Labels, check_shape, vector_in
+from tff_agnostic.importing import files, source
+from tff_agnostic.importing.cells import CellError, Labels, vector_in
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample
+from tff_agnostic.importing.table_options import VECTOR, check_shape
+from tff_agnostic.importing.tables import csv_errors
 from tff_agnostic.importing.text import Normalizer
 
 # Lists within lists, as dimensions of an array.
@@ -29,26 +31,26 @@ _BRACKET = re.compile(rb"[\[\]{}]")
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
     """Yields the examples of all users, one user in memory at a time.
 
-    What lies in a folder train or test, as LEAF's scripts leave it, is for that.
+    A folder train or test, as LEAF's scripts write it, has the examples of that split.
     """
     converter = _Converter(options)
     for path in find_inputs(paths):
         split = _split_of(path)
-        name = source.place_of(path, paths)
+        name = files.place_of(path, paths)
         for user, data in _users(path, options, log):
             yield from converter.examples(user, data, split, name, log)
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
     """Returns the files, and those of folders whose names end in .json."""
-    found = source.expand(paths, (".json",))
-    other = next((path for path in found if _split_of(path) is None), None)
-    if other is not None and any(map(_split_of, found)):
+    result = files.expand(paths, (".json",))
+    other = next((path for path in result if _split_of(path) is None), None)
+    if other is not None and any(map(_split_of, result)):
         raise UserError(
             f"{other}: expected files in folders train and test only, as some are: LEAF's scripts "
             "leave the same users in all_data and sampled_data; input=FOLDER,... names the folders"
         )
-    return found
+    return result
 
 
 def _split_of(path: Path) -> Optional[str]:
@@ -59,8 +61,8 @@ def check(options: ImportOptions) -> None:
     """Raises a `UserError` unless the options say what the domains are."""
     check_shape(options)
     if (options.domains_file is None) == (options.domain_name is None):
-        found = Verbatim("neither" if options.domain_name is None else "both")
-        raise options.error("domains_file", "this or domain_name", found)
+        result = Verbatim("neither" if options.domain_name is None else "both")
+        raise options.error("domains_file", "this or domain_name", result)
     if options.text_column is not None and not options.text_column.isdecimal():
         raise options.error("text_column", "a position from 0 with format=leaf")
 
@@ -69,16 +71,16 @@ def _users(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tuple[s
     # Imported here, like every library of one format.
     import ijson
 
-    found = False
-    with source.open_input(path, options, log) as file:
+    result = False
+    with files.open_input(path, options, log) as file:
         try:
             for user, data in ijson.kvitems(_Nested(file, path), "user_data", use_float=True):
-                found = True
-                file.end_record()
+                result = True
+                file.limits.end_record()
                 yield user, data
         except (ijson.JSONError, UnicodeDecodeError) as e:
             raise UserError(f"{path}: expected JSON, found: {' '.join(str(e).split())}") from e
-    if not found:
+    if not result:
         raise UserError(f"{path}: expected LEAF's JSON with users in user_data, found none")
 
 
@@ -93,7 +95,7 @@ class _Nested:
         self._file = file
         self._path = path
         self._depth = 0
-        # The beginning of a string that goes on in the next block.
+        # The beginning of a string that continues in the next block.
         self._open = b""
 
     def read(self, size: int = -1) -> bytes:
@@ -181,7 +183,7 @@ def _pairs(data: Any, place: str) -> list[tuple[Any, Any]]:
     x, y = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
         raise RecordError(
-            place, "user without x and y", "expected lists x and y of one length, found others"
+            place, "user without x and y", "expected lists x and y of one length, found none"
         )
     return list(zip(x, y))
 
@@ -190,7 +192,7 @@ def _item(x: Any, position: int) -> str:
     if not isinstance(x, list) or position >= len(x) or not isinstance(x[position], str):
         raise CellError(
             "text that is none",
-            f"expected a list with a text at {position}, found another x",
+            f"expected a list with a text at {position}, found {x!r:.60}",
         )
     return str(x[position])
 
@@ -204,7 +206,7 @@ def _flat(x: Any) -> list[Any]:
         if len(lengths) > 1 or depth > _MAX_DEPTH:
             raise CellError(
                 "wrong number of features",
-                f"expected at most {_MAX_DEPTH} levels of lists of one length, found others",
+                f"expected at most {_MAX_DEPTH} levels of lists of one length, found more",
             )
         level = [value for part in level for value in part]
     return level
@@ -213,19 +215,16 @@ def _flat(x: Any) -> list[Any]:
 def _read_domains(path: Path, options: ImportOptions) -> dict[str, str]:
     """Returns the domain of each client, of a CSV with lines CLIENT,DOMAIN."""
     domains: dict[str, str] = {}
-    with source.open_input(path, options, ReadLog()) as file:
-        lines = csv.reader(source.decoded_lines(file, path), strict=True)
-        try:
-            for values in lines:
-                if values and (len(values) != 2 or not all(values) or values[0] in domains):
+    with files.open_input(path, options, ReadLog()) as file:
+        lines = csv.reader(files.decoded_lines(file, path), strict=True)
+        with csv_errors(path, lines):
+            for values in filter(None, lines):
+                if len(values) != 2 or not all(values) or values[0] in domains:
                     raise UserError(
                         f"{path}:{lines.line_num}: expected CLIENT,DOMAIN, each client once, found "
                         f"{','.join(values)!r}"
                     )
-                if values:
-                    domains[values[0]] = values[1]
-        except csv.Error as e:
-            raise UserError(f"{path}:{lines.line_num}: expected CSV, found: {e}") from e
+                domains[values[0]] = values[1]
     return domains
 
 

@@ -6,208 +6,113 @@ Each row is one example. Arrays whose names end in _train, _heldout or _test go 
 from __future__ import annotations
 
 import dataclasses
-import math
-import sys
+import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 import pyarrow as pa
 
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import open_file
 from tff_agnostic.base.options import Verbatim
-from tff_agnostic.importing import source
-from tff_agnostic.importing.cells import VECTOR, not_finite, to_float32
-from tff_agnostic.importing.columns import ROW, Block, Columns, Errors, require_client_and_domain
+from tff_agnostic.importing import files
+from tff_agnostic.importing.arrow_tables import frame_reader
 from tff_agnostic.importing.images import PIXELS, is_images, unit_interval
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
-from tff_agnostic.importing.source import Format, ReadLog, Rows, check_unpacked, too_large_record
+from tff_agnostic.importing.source import Format, ReadLog, Rows
+from tff_agnostic.importing.table_options import VECTOR, needed_columns, require_client_and_domain
 
-_BLOCK_ROWS = 1024
-_SUFFIX = ".npy"
+# Rows that become examples at once.
+_BLOCK_ROWS = 1 << 12
 _MAX_FOUND = 200
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
-    """Yields the rows of all files, the arrays of one split in memory at a time."""
-    columns = _columns(options)
-    rows_are_clients = options.client_column == ROW
+    """Yields the rows of all files, the arrays of one file in memory at a time."""
+    options = dataclasses.replace(
+        options,
+        feature_columns=options.feature_columns or ("x",),
+        label_column=options.label_column or "y",
+    )
+    (features,) = options.feature_columns
     for path in find_inputs(paths):
-        with source.reading_errors(path):
-            names = _names(path)
-        for split, suffix in _parts(names, columns, path):
-            arrays = {role: _array(path, name + suffix, options) for role, name in columns.items()}
-            part = source.place_of(path, paths) + suffix
-            _check(arrays, path, part)
-            log.advance(path.stat().st_size // len(names))
-            named = dataclasses.replace(options, label_column=columns["label"])
-            converter = Columns(named, rows_are_clients and "client" not in arrays)
-            cells = {columns[role]: array for role, array in arrays.items() if role != "features"}
-            for rows in _rows(arrays["features"], cells, part, named, converter, log):
-                own = pa.array([split] * len(rows), pa.string())
-                yield dataclasses.replace(rows, split=own)
+        arrays = _arrays(path, options)
+        suffixes = {f"_{split}": split for split in SPLIT_NAMES} | {"": None}
+        parts = [suffix for suffix in suffixes if features + suffix in arrays]
+        if not parts:
+            raise UserError(
+                f"{path}: expected an array {features} (or with _train and _test), found "
+                f"{', '.join(arrays) or 'none'}"
+            )
+        for suffix in parts:
+            named = {name: name + suffix for name in needed_columns(options)}
+            part = {name: arrays[key] for name, key in named.items() if key in arrays}
+            place = files.place_of(path, paths) + suffix
+            for rows in _rows(part, features, place, options, log):
+                split = pa.array([suffixes[suffix]] * len(rows), pa.string())
+                yield dataclasses.replace(rows, split=split)
+        log.advance(path.stat().st_size)
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
     """Returns the .npz files."""
-    return source.expand(paths, (".npz",))
+    return files.expand(paths, (".npz",))
 
 
 def check(options: ImportOptions) -> None:
     """Raises an `OptionError` if columns are missing or superfluous."""
     if len(options.feature_columns) > 1:
         expected = "the name of one array with format=npz"
-        raise options.error(
-            "feature_columns", expected, Verbatim(",".join(options.feature_columns))
-        )
+        names = Verbatim(",".join(options.feature_columns))
+        raise options.error("feature_columns", expected, names)
     require_client_and_domain(options)
 
 
-def _columns(options: ImportOptions) -> dict[str, str]:
-    """Returns the name of the array for each role."""
-    columns = {
-        "features": options.feature_columns[0] if options.feature_columns else "x",
-        "label": options.label_column or "y",
-        "client": options.client_column or "",
-    }
-    if options.domain_column is not None:
-        columns["domain"] = options.domain_column
-    return columns
-
-
-def _names(path: Path) -> list[str]:
+def _arrays(path: Path, options: ImportOptions) -> dict[str, np.ndarray]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (OSError, UserError):
-        raise
-    except Exception as e:  # There is no list of what zip raises on arbitrary bytes.
-        raise _damaged(path, e) from e
-    return [name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX)]
-
-
-def _parts(
-    found: Sequence[str], columns: dict[str, str], path: Path
-) -> list[tuple[Optional[str], str]]:
-    """Returns the split and the suffix of the names of each part of a file."""
-    suffixes = [("" if split is None else f"_{split}", split) for split in (*SPLIT_NAMES, None)]
-    parts = [(split, suffix) for suffix, split in suffixes if columns["features"] + suffix in found]
-    if columns["client"] == ROW and not any(ROW + suffix in found for _, suffix in parts):
-        del columns["client"]
-    wanted = [name + suffix for _, suffix in parts for name in columns.values()]
-    missing = [name for name in wanted or columns.values() if name not in found]
-    if missing:
-        raise UserError(
-            f"{path}: expected an array {missing[0]} (or with _train and _test), found "
-            f"{', '.join(found) or 'none'}"
-        )
-    return parts
-
-
-def _array(path: Path, name: str, options: ImportOptions) -> np.ndarray:
-    """Returns an array of a file, after checking the sizes that it claims."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            member = archive.getinfo(name + _SUFFIX)
-            check_unpacked(path, member.compress_size, member.file_size, options)
-            with archive.open(member) as file:
-                version = np.lib.format.read_magic(file)
-                header = (
-                    np.lib.format.read_array_header_1_0
-                    if version == (1, 0)
-                    else np.lib.format.read_array_header_2_0
-                )
-                shape, is_fortran, dtype = header(file)
-                if dtype.hasobject:
-                    raise ValueError(f"{name} holds pickled objects, which are refused")
-                if not shape or min(shape) < 0:
-                    raise ValueError(f"{name} has the shape {shape}")
-                row_bytes = math.prod(shape[1:]) * dtype.itemsize
-                if row_bytes > options.max_record_bytes:
-                    raise too_large_record(path, options)
-                size = shape[0] * row_bytes
-                content = file.read(size)
-                if len(content) < size:
-                    raise EOFError("it ends early")
-                # Only where it is read to its end is its checksum looked at.
-                if file.read(1):
-                    raise ValueError(f"{name} goes on after its {shape[0]} rows")
-        array = np.frombuffer(content, dtype)
-        # The last index of an array in Fortran order is the slowest.
-        return array.reshape(shape[::-1]).T if is_fortran else array.reshape(shape)
+        with open_file(path, "a file") as file:
+            with zipfile.ZipFile(file) as archive:
+                unpacked = sum(member.file_size for member in archive.infolist())
+            size = os.fstat(file.fileno()).st_size
+            files.check_unpacked(path, size, unpacked, options)
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
     except UserError:
         raise
-    except Exception as e:  # Nor of what npy does.
-        raise _damaged(path, e) from e
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    # Some messages hold a part of the file.
-    found = " ".join(str(error).split())[:_MAX_FOUND] or type(error).__name__
-    return UserError(
-        f"{path}: expected an .npz file of plain arrays, found a damaged or another file ({found})"
-    )
-
-
-def _check(arrays: dict[str, np.ndarray], path: Path, part: str) -> None:
-    """Checks types and shapes; labels, clients and domains [n, 1] become [n]."""
-    lengths = {role: len(array) for role, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{role} {length}" for role, length in lengths.items())
-        raise UserError(f"{path}: expected arrays of one length, found {found}")
-    if arrays["features"].dtype.kind not in "iufb":
-        raise UserError(f"{part}: expected numbers as features, found {arrays['features'].dtype}")
-    for role in arrays.keys() - {"features"}:
-        array = arrays[role]
-        if array.ndim == 2 and array.shape[1] == 1:
-            arrays[role] = array = array[:, 0]
-        if array.ndim != 1:
-            shape = list(array.shape[1:])
-            raise UserError(f"{part}: expected one {role} in a row, found an array {shape}")
-        _check_characters(array, f"{part}: {role}")
-
-
-def _check_characters(texts: np.ndarray, what: str) -> None:
-    """Checks that texts hold characters: NumPy takes any 32 bits for one."""
-    if texts.dtype.kind != "U" or not texts.dtype.itemsize:
-        return
-    texts = np.ascontiguousarray(texts)
-    codes = texts.view(np.dtype(f"{texts.dtype.byteorder}u4"))
-    is_none = (codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))
-    if is_none.any():
-        at = int(np.argmax(is_none))
-        row = at // (codes.size // len(texts))
-        raise UserError(f"{what}: expected text, found the character {codes[at]:#x} in row {row}")
+    except Exception as e:  # zip and npy document no list of exceptions for arbitrary bytes.
+        # Some messages contain a part of the file.
+        reason = " ".join(str(e).split())[:_MAX_FOUND] or type(e).__name__
+        raise UserError(
+            f"{path}: expected an .npz file of plain arrays, found a damaged or another file "
+            f"({reason})"
+        ) from e
 
 
 def _rows(
-    features: np.ndarray,
-    columns: Mapping[str, np.ndarray],
-    part: str,
-    options: ImportOptions,
-    converter: Columns,
-    log: ReadLog,
+    arrays: dict[str, np.ndarray], features: str, place: str, options: ImportOptions, log: ReadLog
 ) -> Iterator[Rows]:
-    images = is_images(features.dtype, features.shape[1:])
-    name = options.feature_name or (PIXELS if images else VECTOR)
-    for start in range(0, len(features), _BLOCK_ROWS):
-        if options.max_records is not None and log.num_records >= options.max_records:
-            return
-        end = start + _BLOCK_ROWS
-        if options.max_records is not None:
-            end = min(end, start + options.max_records - log.num_records)
-        values = features[start:end]
-        values = unit_interval(values) if images else to_float32(values)
-        flat = values.reshape(len(values), -1)
-        errors: Errors = {}
-        for row in np.flatnonzero(~np.isfinite(flat).all(axis=1)).tolist():
-            at = int(np.flatnonzero(~np.isfinite(flat[row]))[0])
-            errors[row] = not_finite(flat[row, at], f"as number {at + 1}")
-        cells = {name: array[start:end].tolist() for name, array in columns.items()}
-        block = Block(cells, lambda k, start=start: f"{part} row {start + k}")  # type: ignore[misc]
-        yield from converter.with_features(block, {name: values}, errors, log)
+    """Yields the rows of the arrays of one split, as those of a data frame."""
+    count, *shape = arrays[features].shape or (0,)
+    images = is_images(arrays[features].dtype, shape)
+    if arrays[features].dtype.kind not in "biuf":
+        raise UserError(f"{place}: expected numbers as features, found {arrays[features].dtype}")
+    options = dataclasses.replace(
+        options,
+        feature_name=options.feature_name or (PIXELS if images else VECTOR),
+        feature_shape=tuple(shape) if len(shape) > 1 else (),
+    )
+    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if set(lengths.values()) != {count}:
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise UserError(f"{place}: expected arrays of one length, found {listed}")
+    for start in range(0, count, _BLOCK_ROWS):
+        frame = {name: array[start : start + _BLOCK_ROWS] for name, array in arrays.items()}
+        values = unit_interval(frame[features]) if images else frame[features]
+        frame[features] = values.reshape(len(values), -1)
+        yield from frame_reader(frame, place, f"{place} row", start)(options, [], log)
 
 
 FORMAT = Format(

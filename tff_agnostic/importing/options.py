@@ -13,7 +13,7 @@ from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.data_warnings import FEW_EXAMPLES
 
 MB = 10**6
-# What may be unpacked from a small input, whatever the ratio.
+# MB that may be unpacked from a small input, for any ratio.
 FREE_MB = 10
 SPLIT_NAMES = ("train", "heldout", "test")
 TABLES = ("csv", "jsonl", "parquet")
@@ -74,7 +74,7 @@ ENCODINGS: Registry[str] = Registry(
         "latin-1": "Western European, ISO 8859-1",
     },
 )
-# What a flag calls signs that a shell makes hard to give.
+# Names for signs that are hard to write in a shell.
 DELIMITERS = {"tab": "\t", "semicolon": ";", "comma": ",", "pipe": "|"}
 MISSING_VALUES: Registry[str] = Registry(
     "treatment of missing values",
@@ -89,8 +89,8 @@ BAD_RECORDS: Registry[str] = Registry(
     "treatment of bad records",
     {"fail": "the first one ends the import", "skip": "they are left out, and counted by reason"},
 )
-# What stands for a formula or for code until words are made; no text has these characters, as
-# neither XML nor HTML allows them.
+# Marks of formulas and code until words are made; no text has these characters, as neither XML nor
+# HTML allows them.
 MATH_MARK, CODE_MARK = "\x01", "\x02"
 SPECIAL_WORDS = {MATH_MARK: "<math>", CODE_MARK: "<code>"}
 # (what is found, its mark) -> what becomes of it.
@@ -159,7 +159,7 @@ _FORMATS_OF: Mapping[str, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class ImportOptions(Options):
-    """Everything that determines a store, beside the files that it is made from.
+    """Everything that determines a store, except the files that it is made from.
 
     Attributes:
         format: Format of the input. One of: stackexchange: Posts.xml of a Stack Exchange or Stack
@@ -177,7 +177,7 @@ class ImportOptions(Options):
         max_records: Stop after that many records, to try flags on a large source. [all]
         processes: How many processes make sentences; the store is the same for any number. [one for
             each core, up to 4; 1 for inputs below 16 MB] Only with format stackexchange.
-        bad_records: What becomes of a record with a label, feature or domain that cannot be.
+        bad_records: Treatment of a record with an invalid label, feature or domain.
         max_record_mb: How many MB a record of the input may have, such as a line, a post or a user
             of LEAF.
         max_unpacked_mb: How many MB a compressed input may have when unpacked.
@@ -187,22 +187,22 @@ class ImportOptions(Options):
             with format parquet or idx.
         split: Shares of the splits. Where the source says what is for testing, these are shares of
             the rest, and all of it is for training if they are not given.
-        split_by: What is kept together.
+        split_by: Unit that stays in one split.
         stratify: Keep the shares of the splits in each domain; otherwise on average only, but then
             what is kept together stays in its split whatever else the input holds.
-        min_per_split: What is kept together, at least so many of each domain in test, and then in
-            heldout, as far as one is left to train on. Only with stratify true.
+        min_per_split: Minimum number of units of each domain in test, and then in heldout; at least
+            one unit remains to train on. Only with stratify true.
         min_domain_examples: The report names domains with fewer examples than these to train on, or
             to test on.
         vocabulary_size: K: how many words of the training clients are kept. Only with format
             stackexchange, text_folders, plays, leaf, csv, jsonl or parquet.
         domain_names: VALUE:NAME of every domain, or VALUE where it is the name; others are bad
             records.
-        domain: What the domain of a post is. Only with format stackexchange.
+        domain: Domain of a post. Only with format stackexchange.
         domain_name: Name of the only domain, where the source has none. Only with format leaf, idx,
             text_folders, plays, npz, csv, jsonl or parquet.
         domains_file: CSV with a line CLIENT,DOMAIN for each client. Only with format leaf.
-        delimiter: What stands between the columns of CSV: one sign, or tab, semicolon, comma, pipe.
+        delimiter: Sign between the columns of CSV: one sign, or tab, semicolon, comma, pipe.
             [a comma; in .tsv a tab] Only with format csv.
         encoding: How the text of a file is written. Only with format csv or jsonl.
         encoding_errors: Treatment of bytes that are not of the encoding: strict, the first one ends
@@ -214,7 +214,7 @@ class ImportOptions(Options):
         group_column: Column with what --split_by=group keeps together. Only with format csv, jsonl
             or parquet.
         label_column: Column with the label. [npz: y] Only with format npz, csv, jsonl or parquet.
-        label_kind: What labels are. Only with format leaf, npz, csv, jsonl or parquet.
+        label_kind: Kind of labels. Only with format leaf, npz, csv, jsonl or parquet.
         split_column: Column that says what an example is for: train, heldout, test. Only with
             format csv, jsonl or parquet.
         feature_columns: Columns with numbers, comma-separated; of several inputs
@@ -224,7 +224,7 @@ class ImportOptions(Options):
             clients are known. Only with format csv, jsonl or parquet.
         max_categories: How many categories of a column are known, the most frequent ones. Only with
             format csv, jsonl or parquet.
-        missing_values: What becomes of an empty cell among features. Only with format csv, jsonl or
+        missing_values: Treatment of an empty cell among features. Only with format csv, jsonl or
             parquet.
         missing_marks: Texts of cells without a value, in addition to the empty one and nan, e.g.
             ?,NA; they hold for all columns. Only with format npz, csv, jsonl or parquet.
@@ -249,7 +249,7 @@ class ImportOptions(Options):
             Only with format text_folders.
         sentences_per_group: Sentences of a passage that --split_by=group keeps together, a multiple
             of --sentences_per_client; 0: the whole file. Only with format text_folders.
-        markup: What becomes of code and of formulas in TeX: drop, keep, or word for one word in
+        markup: Treatment of code and of formulas in TeX: drop, keep, or word for one word in
             their place, <code> or <math>; a name for both or NAME:TREATMENT of each. Only with
             format stackexchange.
         tokenizer: How text becomes words. [text_folders: spaces, otherwise words] Only with format
@@ -355,11 +355,11 @@ def check_used(options: ImportOptions, given: Collection[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Markup:
-    """What becomes of markup.
+    """The treatment of markup.
 
     Attributes:
-        code: Of code: a name of `TREATMENTS`.
-        math: Of formulas.
+        code: Treatment of code, a name of `TREATMENTS`.
+        math: Treatment of formulas.
     """
 
     code: str
@@ -367,7 +367,7 @@ class Markup:
 
 
 def parse_markup(texts: Sequence[str]) -> Markup:
-    """Returns what --markup says: TREATMENT of both, or code:TREATMENT,math:TREATMENT.
+    """Returns the treatments in --markup: TREATMENT of both, or code:TREATMENT,math:TREATMENT.
 
     Args:
         texts: The parts of the flag; what they do not name has its default.

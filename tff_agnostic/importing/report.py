@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,20 +15,18 @@ from tff_agnostic.base.errors import agreeing, counted, some_of
 from tff_agnostic.base.text_ids import SEQUENCE_LENGTH
 from tff_agnostic.data.data_warnings import Remark, cut_words, domains_without, share, small_domains
 from tff_agnostic.data.store import ArrowStore
-from tff_agnostic.importing.cells import CategorySummary
-from tff_agnostic.importing.contents import Contents, contents_of, large_clients
+from tff_agnostic.data.store_format import TRAIN
+from tff_agnostic.importing import contents
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import ReadLog
-from tff_agnostic.importing.splits import TRAIN, Stratum, parse_shares
-from tff_agnostic.importing.text import VocabularySummary
+from tff_agnostic.importing.splits import Stratum, parse_shares
+from tff_agnostic.importing.vocabulary import CategorySummary, VocabularySummary
 
-_ALIGNED = ("left", "left", "right", "right", "right", "right")
-# A larger matrix cannot be read any more; the JSON report has it all.
-_MAX_MATRIX = 12
 # Fraction of markup among the words from which a warning is printed.
 _MUCH_MARKUP = 0.02
-# Signs that prose hardly has.
+# Signs that are rare in prose.
 _MARKUP_SIGNS = frozenset("\\{}^_$`|<>~=")
+# Fraction of a domain's examples in one unit from which a warning is printed.
 _LARGE = 0.5
 # Larger whole numbers have gaps in float32.
 _MAX_EXACT = 2**24
@@ -38,46 +35,23 @@ _MAX_NAMES = 5
 
 @dataclasses.dataclass(frozen=True)
 class Count:
-    """How much there is of something."""
+    """The numbers of clients and of their examples."""
 
     clients: int
     examples: int
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitSummary:
-    """The content of one split.
+class SplitSummary(Count):
+    """The numbers of clients and examples in one split.
 
     Attributes:
-        total: All of it.
-        domains: By domain; a client with examples of several counts in each.
-        clients_by_num_domains: How many clients have examples of that many domains.
-        shared: How many clients have examples of both domains of a pair.
+        domains: Clients and examples of each domain; a client with several domains counts in each.
+        clients_of_several_domains: Number of clients with examples of more than one domain.
     """
 
-    total: Count
     domains: Mapping[str, Count]
-    clients_by_num_domains: Mapping[int, int]
-    shared: Mapping[tuple[str, str], int]
-
-    def clients_with(self, a: str, b: str) -> int:
-        """Returns how many clients have examples of two domains, which may be one."""
-        if a == b:
-            return self.domains[a].clients if a in self.domains else 0
-        return self.shared.get((min(a, b), max(a, b)), 0)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the same as JSON values."""
-        return {
-            **dataclasses.asdict(self.total),
-            "domains": {name: dataclasses.asdict(count) for name, count in self.domains.items()},
-            "clients_by_number_of_domains": {
-                str(k): n for k, n in self.clients_by_num_domains.items()
-            },
-            "clients_in_both": [
-                {"domains": list(pair), "clients": n} for pair, n in self.shared.items()
-            ],
-        }
+    clients_of_several_domains: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +59,9 @@ class Skewness:
     """s(Lambda || m) of Mohri et al. 2019, eq. 4, where Lambda is the whole simplex.
 
     Attributes:
-        value: m / m_k of the rarest domain k; p when all p domains are as frequent.
-        rarest: That domain.
-        num_examples: m_k, of that domain.
+        value: m / m_k of the rarest domain k; p when all p domains have the same size.
+        rarest: Name of the rarest domain.
+        num_examples: m_k.
         num_domains: p.
     """
 
@@ -97,7 +71,7 @@ class Skewness:
     num_domains: int
 
     def meaning(self) -> str:
-        """Returns what it means for the choice of domains."""
+        """Returns the consequence for the choice of domains."""
         if self.num_domains == 1:
             return f"There is one domain, {self.rarest}: nothing to weigh against one another."
         # The bound of theorem 1 has s / m under its root, which is 1 / m_k.
@@ -116,12 +90,12 @@ class Sizes:
     """A distribution of sizes.
 
     Attributes:
-        count: How many things there are.
-        total: Their sizes together.
-        median: Half of them are at most as large.
-        most: Nine in ten of them are.
-        nearly_all: 99 in a hundred are.
-        largest: All of them are.
+        count: Number of things.
+        total: Sum of their sizes.
+        median: Percentile 50 of the sizes.
+        most: Percentile 90.
+        nearly_all: Percentile 99.
+        largest: Largest size.
     """
 
     count: int
@@ -132,26 +106,18 @@ class Sizes:
     largest: int
 
     @classmethod
-    def of(cls, counts: Mapping[int, int]) -> Sizes:
-        """Returns the distribution of things by their size, at least one of them."""
+    def from_counts(cls, counts: Mapping[int, int]) -> Sizes:
+        """Returns the distribution of at least one thing, from the number of things by size."""
         sizes = np.array(sorted(counts), np.int64)
-        up_to = np.cumsum([counts[size] for size in sizes.tolist()])
-        total = int(up_to[-1])
-
-        def at(share: float) -> int:
-            return int(sizes[np.searchsorted(up_to, share * total - 1e-9)])
-
-        return cls(
-            count=total,
-            total=sum(size * count for size, count in counts.items()),
-            median=at(0.5),
-            most=at(0.9),
-            nearly_all=at(0.99),
-            largest=int(sizes[-1]),
-        )
+        numbers = np.array([counts[size] for size in sizes.tolist()], np.int64)
+        up_to = np.cumsum(numbers)
+        places = np.searchsorted(up_to, np.array([0.5, 0.9, 0.99]) * up_to[-1] - 1e-9)
+        median, most, nearly_all = sizes[places].tolist()
+        total = int(sizes @ numbers)
+        return cls(int(up_to[-1]), total, median, most, nearly_all, int(sizes[-1]))
 
     def text(self, things: str, parts: str) -> str:
-        """Returns a line for people, such as of sentences and their words."""
+        """Returns a line for the terminal, such as of sentences and their words."""
         return (
             f"{self.count} {things} have {self.total} {parts}: half of them at most {self.median}, "
             f"nine in ten {self.most}, 99% {self.nearly_all}, the largest {self.largest}."
@@ -163,25 +129,27 @@ class ImportReport:
     """The result of an import.
 
     Attributes:
-        store: The file.
+        store: Path of the store.
         format: Format of the source.
-        num_records: Records that were read.
+        records: Number of records in the source.
         splits: The content of each split.
-        skipped: Records that were left out, by reason.
-        clients_without_examples: Number of clients without a kept example.
+        skipped: Number of skipped records, by reason.
+        clients_without_examples: Number of clients all of whose records were skipped.
         skewness: Skewness of the training split.
         vocabulary: Vocabulary of a text store.
-        categories: The values of each categorical column, kept and left out.
-        missing: How many examples lack the value of a column, by column.
-        client_sizes: Examples of the training clients.
-        sentence_lengths: Words of the sentences to train on, in a text store.
-        contents: Numbers, classes and copies of the examples.
-        remarks: Warnings for whoever trains on it.
+        categories: The values of each categorical column, kept and omitted.
+        missing: Number of examples without a value, by column.
+        client_sizes: Examples per training client.
+        sentence_lengths: Words per training sentence, in a text store.
+        classes: Examples of each class, by split, domain and name; None without classes.
+        class_shares: Fraction of each class in each split; None without classes.
+        copies: Numbers of equal examples by split, see `contents.copies_of`.
+        remarks: Warnings about training on the store.
     """
 
     store: Path
     format: str
-    num_records: int
+    records: int
     splits: Mapping[str, SplitSummary]
     skipped: Mapping[str, int]
     clients_without_examples: int
@@ -191,110 +159,70 @@ class ImportReport:
     missing: Mapping[str, int]
     client_sizes: Sizes
     sentence_lengths: Optional[Sizes]
-    contents: Contents
+    classes: Optional[Mapping[str, Mapping[str, Mapping[str, int]]]]
+    class_shares: Optional[Mapping[str, Mapping[str, float]]]
+    copies: Optional[Mapping[str, Mapping[str, int]]]
     remarks: Sequence[Remark]
 
     def text(self) -> str:
-        """Returns tables and sentences for people."""
-        parts = [self._counts_table()]
-        if len(self._domains()) > 1:
-            parts.append(self._overlap_table())
-        if classes := self.contents.classes and self.contents.classes.table():
-            parts.append(classes)
-        if self.skipped:
-            parts.append(
-                f"Left out, of {counted(self.num_records, 'record')}:\n"
-                + tabulate(self.skipped.items(), tablefmt="plain")
-            )
-        if self.clients_without_examples:
-            left_out = counted(self.clients_without_examples, "client")
-            parts.append(f"Left out, without a kept example: {left_out}")
-        if self.vocabulary is not None:
-            parts.append(self.vocabulary.text())
-        parts += self._about_columns()
-        sizes = [self.client_sizes.text("clients of train", "examples")]
-        if self.sentence_lengths is not None:
-            sizes.append(self.sentence_lengths.text("sentences of train", "words"))
-        parts += ["\n".join(sizes), self.skewness.meaning()]
-        if self.remarks:
-            parts.append("\n".join(f"Note: {remark.text}" for remark in self.remarks))
-        return "\n\n".join(parts)
+        """Returns tables and sentences for the terminal."""
+        return "\n\n".join(self._parts())
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the same as JSON values."""
-        return {
-            "store": str(self.store),
-            "format": self.format,
-            "records": self.num_records,
-            "splits": {name: split.to_json() for name, split in self.splits.items()},
-            "skipped": dict(self.skipped),
-            "clients_without_examples": self.clients_without_examples,
-            "skewness": dataclasses.asdict(self.skewness),
-            "vocabulary": self.vocabulary and dataclasses.asdict(self.vocabulary),
-            "categories": {
-                column: dataclasses.asdict(summary) for column, summary in self.categories.items()
-            },
-            "missing": dict(self.missing),
-            "client_sizes": dataclasses.asdict(self.client_sizes),
-            "sentence_lengths": self.sentence_lengths and dataclasses.asdict(self.sentence_lengths),
-            "classes": self.contents.classes and self.contents.classes.to_json(),
-            "numbers": self.contents.numbers.to_json(),
-            "copies": self.contents.copies and self.contents.copies._asdict(),
-            "remarks": [remark.to_json() for remark in self.remarks],
-        }
+        """Returns the report as JSON values."""
+        remarks = [remark.to_json() for remark in self.remarks]
+        return {**dataclasses.asdict(self), "store": str(self.store), "remarks": remarks}
 
-    def _about_columns(self) -> Iterator[str]:
-        if numbers := self.contents.numbers.table():
-            yield numbers
+    def notes(self) -> dict[str, Any]:
+        """Returns the facts that a store keeps for the reports of its runs, as JSON values."""
+        remarks = [remark.to_json() for remark in self.remarks]
+        return {"class_shares": self.class_shares, "remarks": remarks}
+
+    def _parts(self) -> Iterator[str]:
+        yield self._counts_table()
+        if len({domain for split in self.splits.values() for domain in split.domains}) > 1:
+            yield "\n".join(
+                f"{split.clients_of_several_domains} of the "
+                f"{counted(split.clients, 'client')} of {name} "
+                f"{agreeing(split.clients_of_several_domains, 'has', 'have')} examples of more "
+                "than one domain."
+                for name, split in self.splits.items()
+            )
+        if self.skipped:
+            skipped = tabulate(self.skipped.items(), tablefmt="plain")
+            yield f"Left out, of {counted(self.records, 'record')}:\n{skipped}"
+        if self.clients_without_examples:
+            clients = counted(self.clients_without_examples, "client")
+            yield f"Left out, without a kept example: {clients}"
+        if self.vocabulary is not None:
+            yield self.vocabulary.text()
         if self.categories:
             lines = [summary.text(column) for column, summary in self.categories.items()]
             yield "Categories of the training clients:\n" + "\n".join(lines)
         if self.missing:
-            yield "Examples without a value, by column:\n" + tabulate(
-                self.missing.items(), tablefmt="plain"
-            )
-
-    def _domains(self) -> list[str]:
-        return sorted({domain for split in self.splits.values() for domain in split.domains})
+            missing = tabulate(self.missing.items(), tablefmt="plain")
+            yield f"Examples without a value, by column:\n{missing}"
+        sizes = [self.client_sizes.text("clients of train", "examples")]
+        if self.sentence_lengths is not None:
+            sizes.append(self.sentence_lengths.text("sentences of train", "words"))
+        yield "\n".join(sizes)
+        yield self.skewness.meaning()
+        if self.remarks:
+            yield "\n".join(f"Note: {remark.text}" for remark in self.remarks)
 
     def _counts_table(self) -> str:
-        of_domain = Counter[str]()
+        by_domain = Counter[str]()
         for split in self.splits.values():
-            of_domain.update({domain: n.examples for domain, n in split.domains.items()})
-        everything = sum(of_domain.values())
+            by_domain.update({domain: n.examples for domain, n in split.domains.items()})
         rows: list[list[Any]] = []
         for name, split in self.splits.items():
-            rows += [
-                [
-                    name,
-                    domain,
-                    *(n.clients, n.examples),
-                    f"{n.examples / split.total.examples:.1%}",
-                    f"{n.examples / of_domain[domain]:.1%}",
-                ]
-                for domain, n in split.domains.items()
-            ]
-            total = split.total
-            share = f"{total.examples / everything:.1%}"
-            rows.append([name, "all", total.clients, total.examples, "", share])
+            for domain, n in split.domains.items():
+                shares = [n.examples / split.examples, n.examples / by_domain[domain]]
+                rows.append([name, domain, n.clients, n.examples, *(f"{s:.1%}" for s in shares)])
+            whole = f"{split.examples / by_domain.total():.1%}"
+            rows.append([name, "all", split.clients, split.examples, "", whole])
         headers = ["split", "domain", "clients", "examples", "of the split", "of the domain"]
-        return tabulate(rows, headers=headers, colalign=_ALIGNED)
-
-    def _overlap_table(self) -> str:
-        domains = self._domains()
-        lines = []
-        for name, split in self.splits.items():
-            several = sum(n for k, n in split.clients_by_num_domains.items() if k > 1)
-            lines.append(
-                f"{several} of the {counted(split.total.clients, 'client')} of {name} "
-                f"{agreeing(several, 'has', 'have')} examples of more than one domain."
-            )
-        train = self.splits[TRAIN]
-        if len(domains) > _MAX_MATRIX or not train.shared:
-            return "\n".join(lines)
-        rows = [[a, *(train.clients_with(a, b) for b in domains)] for a in domains]
-        title = f"\nClients of {TRAIN} with examples of both domains:\n"
-        return "\n".join(lines) + "\n" + title + tabulate(rows, headers=["", *domains])
+        return tabulate(rows, headers=headers, colalign=("left", "left", *["right"] * 4))
 
 
 def summarise(
@@ -310,43 +238,41 @@ def summarise(
 
     Args:
         store: The store.
-        path: The store's later place.
-        vocabulary: The words of a text store, kept and left out.
-        categories: The values of each categorical column, kept and left out.
+        path: The store's later path.
+        options: Options of the import.
+        log: Log of the reading.
+        vocabulary: The words of a text store, kept and omitted.
+        categories: The values of each categorical column, kept and omitted.
         strata: The units of the splits, by domain.
     """
     names = sorted(store.splits(), key=lambda name: (name != TRAIN, name))
     splits = {name: _summary_of_split(store, name) for name in names}
-    sizes = Counter(store.client_counts(TRAIN).values())
     lengths = store.sentence_lengths(TRAIN)
-    contents = contents_of(store)
-    large = large_clients(
-        (client, domain, n)
-        for client, row in zip(store.client_ids(TRAIN), store.domain_table(TRAIN).tolist())
-        for domain, n in zip(store.description.domains, row)
-        if n
-    )
-    examples = {
-        name: {domain: n.examples for domain, n in split.domains.items()}
-        for name, split in splits.items()
-    }
+    counts, copies = contents.class_counts(store), contents.copies_of(store)
+    description = store.description
+    shares = contents.class_shares(counts, description) if counts else None
     # Only splits that are made here have shares to keep.
     wanted = list(parse_shares(options.split)) if strata else []
     remarks = [
-        *domain_remarks(examples, wanted, options.min_domain_examples),
+        *domain_remarks(splits, wanted, options.min_domain_examples),
         *large_units(strata, options),
-        *large,
-        *(contents.classes.remarks() if contents.classes else []),
-        *contents.numbers.remarks(),
-        *(contents.copies.remarks() if contents.copies else []),
+        *contents.large_clients(store),
+        *(contents.class_remarks(counts, description) if counts else ()),
+        *(contents.share_remarks(shares) if shares else ()),
+        *contents.number_remarks(description),
+        *(contents.copy_remarks(copies) if copies else ()),
         *reading_remarks(log),
-        *sentence_remarks(lengths),
+        *cut_words(
+            lengths,
+            SEQUENCE_LENGTH,
+            "it may be larger, or long_sentences=chunk continues them in the next example.",
+        ),
         *markup_remarks(store.word_counts(), options),
     ]
     return ImportReport(
         store=path,
         format=options.format,
-        num_records=log.num_records,
+        records=log.num_records,
         splits=splits,
         skipped=dict(log.skipped.most_common()),
         clients_without_examples=log.clients_without_examples(),
@@ -354,9 +280,11 @@ def summarise(
         vocabulary=vocabulary,
         categories=categories,
         missing=dict(log.missing.most_common()),
-        client_sizes=Sizes.of(sizes),
-        sentence_lengths=Sizes.of(lengths) if lengths else None,
-        contents=contents,
+        client_sizes=Sizes.from_counts(Counter(store.client_counts(TRAIN).values())),
+        sentence_lengths=Sizes.from_counts(lengths) if lengths else None,
+        classes=contents.named_classes(counts, description) if counts else None,
+        class_shares=shares,
+        copies=copies,
         remarks=remarks,
     )
 
@@ -364,147 +292,110 @@ def summarise(
 def skewness(examples: Mapping[str, int]) -> Skewness:
     """Returns the skewness for the numbers of examples by domain, all positive."""
     rarest = min(examples, key=lambda domain: (examples[domain], domain))
-    return Skewness(
-        sum(examples.values()) / examples[rarest], rarest, examples[rarest], len(examples)
-    )
+    value = sum(examples.values()) / examples[rarest]
+    return Skewness(value, rarest, examples[rarest], len(examples))
 
 
 def _summary_of_split(store: ArrowStore, split: str) -> SplitSummary:
-    """Returns the content of a split of a store."""
-    table, names = store.domain_table(split), store.description.domains
-    is_present = (table > 0).astype(np.int64)
-    clients, examples = is_present.sum(axis=0).tolist(), table.sum(axis=0).tolist()
-    shared = is_present.T @ is_present
-    by_number = Counter(is_present.sum(axis=1).tolist())
-    pairs = {
-        (min(a, b), max(a, b)): int(shared[i, j])
-        for (i, a), (j, b) in itertools.combinations(enumerate(names), 2)
-        if shared[i, j]
-    }
-    counts = {name: Count(*n) for name, *n in zip(names, clients, examples) if n[0]}
+    table = store.domain_table(split)
+    clients, examples = (table > 0).sum(axis=0).tolist(), table.sum(axis=0).tolist()
+    counts = zip(store.description.domains, clients, examples)
     return SplitSummary(
-        total=Count(len(table), int(table.sum())),
-        domains=dict(sorted(counts.items())),
-        clients_by_num_domains=dict(sorted(by_number.items())),
-        shared=dict(sorted(pairs.items())),
-    )
-
-
-def is_markup(word: str) -> bool:
-    """Returns whether a word is signs of markup or formulas; a special word, as <url>, is none."""
-    return not _MARKUP_SIGNS.isdisjoint(word) and not (
-        word.startswith("<") and word.endswith(">") and len(word) > 2
+        clients=len(table),
+        examples=int(table.sum()),
+        domains={name: Count(*n) for name, *n in sorted(counts) if n[0]},
+        clients_of_several_domains=int(((table > 0).sum(axis=1) > 1).sum()),
     )
 
 
 def domain_remarks(
-    examples: Mapping[str, Mapping[str, int]], wanted: Sequence[str], fewest: int
-) -> list[Remark]:
-    """Returns warnings about domains with no or few examples in a split.
+    splits: Mapping[str, SplitSummary], wanted: Sequence[str], fewest: int
+) -> Iterator[Remark]:
+    """Yields warnings about domains with no or few examples in a split.
 
     Args:
-        examples: Examples of each domain, by split.
-        wanted: Names of the splits that there ought to be.
-        fewest: How many examples of a domain are not few.
+        splits: The content of each split.
+        wanted: Names of the splits that should exist.
+        fewest: Number of examples of a domain from which they are enough.
     """
-    domains = sorted({name for split in examples.values() for name in split})
-    found: list[Remark] = []
-    for split in SPLIT_NAMES:
-        if split in wanted or split in examples:
-            counts = {name: examples.get(split, {}).get(name, 0) for name in domains}
-            found += domains_without(counts, split)
-            if split != "heldout":
-                found += small_domains(counts, split, fewest)
-    return found
+    domains = sorted({name for split in splits.values() for name in split.domains})
+    for name in SPLIT_NAMES:
+        if name in wanted or name in splits:
+            examples = splits[name].domains if name in splits else {}
+            counts = {d: examples[d].examples if d in examples else 0 for d in domains}
+            yield from domains_without(counts, name)
+            if name != "heldout":
+                yield from small_domains(counts, name, fewest)
 
 
-def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> list[Remark]:
-    """Returns warnings about domains that mostly cannot be divided.
+def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> Iterator[Remark]:
+    """Yields the warning about domains that mostly cannot be divided.
 
     Args:
-        strata: What the splits kept together, by domain.
+        strata: The units of the splits, by domain.
+        options: Options of the import.
     """
     names = [name for name, s in strata.items() if s.largest > _LARGE * s.examples]
     if not names or len(options.split) < 2 or options.split_by == "example":
-        return []
-    some = some_of(names, _MAX_NAMES)
-    return [
-        Remark(
-            "large_units",
-            f"In {len(names)} of {len(strata)} domains a single {options.split_by} has over half "
-            f"of the examples, so that shares cannot be kept: {some}; "
-            f"{_smaller_units(options)}",
-            {"split_by": options.split_by, "domains": names},
-        )
-    ]
-
-
-def _smaller_units(options: ImportOptions) -> str:
-    if options.format != "text_folders":
-        return "split_by=example divides every client's examples."
-    if options.split_by == "group":
-        return "sentences_per_group=N cuts files into several groups."
-    return "sentences_per_client=N cuts files into several clients."
-
-
-def reading_remarks(log: ReadLog) -> list[Remark]:
-    """Returns notes about clients, names, numbers and characters that were changed."""
-    remarks = []
-    if log.rows_are_clients:
-        text = "Each row is a client, as client_column=row says: no client has several examples."
-        remarks.append(Remark("rows_are_clients", text, {}))
-    for column, spellings in log.renamed.items():
-        spelling, name = next(iter(spellings.items()))
-        remarks.append(
-            Remark(
-                "names",
-                f"{counted(len(spellings), 'spelling')} of names in {column} were changed, such "
-                f"as {spelling!r} to {name!r}: blanks at the ends and forms of Unicode make no "
-                "other client or domain, and 17.0 is 17.",
-                {"column": column, "spellings": dict(spellings)},
-            )
-        )
-    if log.rounded:
-        some = some_of([f"{column} ({n})" for column, n in log.rounded.items()], _MAX_NAMES)
-        text = (
-            f"Whole numbers beyond {_MAX_EXACT:,} were rounded, as features are float32: {some}. "
-            "Numbers that are names belong to categorical_columns."
-        )
-        remarks.append(Remark("rounded", text, {"values": dict(log.rounded)}))
-    if log.controls:
-        text = f"{counted(log.controls, 'control character')} became spaces: XML has none."
-        remarks.append(Remark("controls", text, {"characters": log.controls}))
-    return remarks
-
-
-def sentence_remarks(lengths: Mapping[int, int]) -> list[Remark]:
-    """Returns warnings about sentences longer than an example has by default.
-
-    Args:
-        lengths: Sentences to train on by their number of words.
-    """
-    return cut_words(
-        lengths,
-        SEQUENCE_LENGTH,
-        "it may be larger, or long_sentences=chunk continues them in the next example.",
+        return
+    fix = "split_by=example divides every client's examples."
+    if options.format == "text_folders":
+        unit = "group" if options.split_by == "group" else "client"
+        fix = f"sentences_per_{unit}=N cuts files into several {unit}s."
+    yield Remark(
+        "large_units",
+        f"In {len(names)} of {len(strata)} domains a single {options.split_by} has over half of "
+        f"the examples, so that shares cannot be kept: {some_of(names, _MAX_NAMES)}; {fix}",
+        {"split_by": options.split_by, "domains": names},
     )
 
 
-def markup_remarks(words: Mapping[str, int], options: ImportOptions) -> list[Remark]:
-    """Returns the warning about a vocabulary with much markup."""
-    signs = {word: count for word, count in words.items() if is_markup(word)}
+def reading_remarks(log: ReadLog) -> Iterator[Remark]:
+    """Yields notes about changed clients, names, numbers and characters."""
+    if log.rows_are_clients:
+        text = "Each row is a client, as client_column=row says: no client has several examples."
+        yield Remark("rows_are_clients", text, {})
+    for column, spellings in log.renamed.items():
+        spelling, name = next(iter(spellings.items()))
+        yield Remark(
+            "names",
+            f"{counted(len(spellings), 'spelling')} of names in {column} were changed, such as "
+            f"{spelling!r} to {name!r}: blanks at the ends and forms of Unicode make no other "
+            "client or domain, and 17.0 is 17.",
+            {"column": column, "spellings": dict(spellings)},
+        )
+    if log.rounded:
+        some = some_of([f"{column} ({n})" for column, n in log.rounded.items()], _MAX_NAMES)
+        yield Remark(
+            "rounded",
+            f"Whole numbers beyond {_MAX_EXACT:,} were rounded, as features are float32: {some}. "
+            "Numbers that are names belong to categorical_columns.",
+            {"values": dict(log.rounded)},
+        )
+    if log.controls:
+        text = f"{counted(log.controls, 'control character')} became spaces: XML has none."
+        yield Remark("controls", text, {"characters": log.controls})
+
+
+def markup_remarks(words: Mapping[str, int], options: ImportOptions) -> Iterator[Remark]:
+    """Yields the warning about a vocabulary with much markup."""
+    signs = {word: count for word, count in words.items() if _is_markup(word)}
     markup, total = sum(signs.values()), sum(words.values())
     if markup <= _MUCH_MARKUP * total:
-        return []
+        return
     often = sorted(signs, key=lambda word: (-signs[word], word))[:_MAX_NAMES]
-    mend = ""
+    fix = ""
     if options.format == "stackexchange":
-        mend = "; markup=math:word,code:word puts one word in their place"
-    return [
-        Remark(
-            "markup",
-            f"{share(markup, total)} of the words of train are signs of markup or formulas "
-            f"({' '.join(often)}){mend}.",
-            {"words": total, "words_of_markup": markup, "most_frequent": often},
-        )
-    ]
+        fix = "; markup=math:word,code:word puts one word in their place"
+    yield Remark(
+        "markup",
+        f"{share(markup, total)} of the words of train are signs of markup or formulas "
+        f"({' '.join(often)}){fix}.",
+        {"words": total, "words_of_markup": markup, "most_frequent": often},
+    )
+
+
+def _is_markup(word: str) -> bool:
+    """Whether a word has signs of markup or formulas; a special word, as <url>, is not markup."""
+    is_special = word.startswith("<") and word.endswith(">") and len(word) > 2
+    return not _MARKUP_SIGNS.isdisjoint(word) and not is_special

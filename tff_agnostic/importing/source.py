@@ -1,44 +1,34 @@
-"""The interface of a format: input files, how they are read, and keys in few bytes."""
+"""The interface of a format: rows of examples, bad records, and a log of the reading."""
 
 from __future__ import annotations
 
-import bz2
-import codecs
-import contextlib
 import dataclasses
-import gzip
 import hashlib
-import io
-import os
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Callable, Optional, cast
+from typing import Any, Callable, Optional
 
 import numpy as np
 import pyarrow as pa
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import open_file
-from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.importing.options import FREE_MB, MB, UTF_8, ImportOptions
+from tff_agnostic.importing.options import ImportOptions
 
 _MAX_NEW = 100_000
-_BUFFER = 1 << 20
 _MAX_SPELLINGS = 1000
 _EXAMPLES_AT_ONCE = 1000
-# Of a compressed file. What was read of it decides how much it may have unpacked to by then: a
-# large piece would let a bomb go on for long.
-_PACKED_BUFFER = 1 << 15
 
 
-def hash64(text: str) -> int:
-    """Returns 64 bits of a hash that is the same in every process and version of Python."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+def hash64(key: Any) -> int:
+    """Returns 64 bits of a hash that is the same in every process and version of Python.
+
+    Args:
+        key: A string, or an array of bytes.
+    """
+    content = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 class DistinctKeys:
@@ -74,7 +64,7 @@ class DistinctKeys:
         return len(self._sorted)
 
     def num_missing_in(self, other: DistinctKeys) -> int:
-        """Returns how many of these are not in another set."""
+        """Returns the number of strings that are not in another set."""
         self._merge()
         other._merge()
         return len(np.setdiff1d(self._sorted, other._sorted, assume_unique=True))
@@ -148,7 +138,7 @@ class SourceText:
     """A text whose sentences are examples.
 
     Attributes:
-        record: What the examples share.
+        record: The shared values of the examples.
         place: Which text of the source it is; `place#k` is its sentence k, from 0.
         group: The group of the examples, as a `SourceExample` has it.
         text: The text, with markup.
@@ -174,23 +164,8 @@ class RecordError(UserError):
         self._parts = place, reason, detail
 
     def __reduce__(self) -> tuple[type[RecordError], tuple[str, str, str]]:
-        """Returns what makes it anew in another process."""
+        """Returns the constructor and its arguments, for other processes."""
         return RecordError, self._parts
-
-
-@dataclasses.dataclass(frozen=True)
-class LeftOut:
-    """What the records of a part of a source became.
-
-    Attributes:
-        skipped: How many records were left out, by reason.
-        clients_of_skipped: The clients of these.
-        clients_of_kept: Those that have an example.
-    """
-
-    skipped: Counter[str]
-    clients_of_skipped: DistinctKeys
-    clients_of_kept: DistinctKeys
 
 
 class ReadLog:
@@ -216,8 +191,8 @@ class ReadLog:
     def __init__(
         self,
         skip_bad: bool = False,
-        advance: Callable[[int], object] = lambda size: None,
-        say: Callable[[str], object] = lambda what: None,
+        advance: Callable[[int], object] = id,
+        say: Callable[[str], object] = id,
     ) -> None:
         self.skipped: Counter[str] = Counter()
         self.num_records = 0
@@ -227,6 +202,7 @@ class ReadLog:
         self.rounded: Counter[str] = Counter()
         self.rows_are_clients = False
         self.controls = 0
+        # The defaults have no effect, and can be pickled.
         self.advance = advance
         self.say = say
         self.skips_bad = skip_bad
@@ -260,18 +236,14 @@ class ReadLog:
         if len(spellings) < _MAX_SPELLINGS:
             spellings[spelling] = name
 
-    def left_out(self) -> LeftOut:
-        """Returns what was left out, for another log."""
-        return LeftOut(self.skipped, self._clients_of_skipped, self._clients_of_kept)
-
-    def merge(self, other: LeftOut) -> None:
-        """Counts what another log has."""
+    def merge(self, other: ReadLog) -> None:
+        """Adds the counts of the log of another process."""
         self.skipped.update(other.skipped)
-        self._clients_of_skipped.merge(other.clients_of_skipped)
-        self._clients_of_kept.merge(other.clients_of_kept)
+        self._clients_of_skipped.merge(other._clients_of_skipped)
+        self._clients_of_kept.merge(other._clients_of_kept)
 
     def clients_without_examples(self) -> int:
-        """Returns how many clients had all their records left out."""
+        """Returns the number of clients all of whose records were skipped."""
         return self._clients_of_skipped.num_missing_in(self._clients_of_kept)
 
 
@@ -353,298 +325,3 @@ def rows_of(examples: Sequence[SourceExample]) -> Rows:
         place=places.__getitem__,
         group=None if groups[0] is None else pa.array(groups, pa.string()),
     )
-
-
-class InputFile(io.BufferedReader):
-    """An input file with a limit of its bytes, unpacked if it is compressed.
-
-    Args:
-        path: Its name, for messages.
-        packed: The file.
-        options: Options of the import, with its limits.
-        log: Counts the bytes that were read from the file.
-    """
-
-    def __init__(self, path: Path, packed: Any, options: ImportOptions, log: ReadLog) -> None:
-        self._limited = _Limited(path, packed, options, log)
-        super().__init__(self._limited, _BUFFER)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that were read, unpacked."""
-        return self._limited.unpacked
-
-    def check_claimed(self, size: int) -> None:
-        """Checks the size that the file claims, before any of it is read.
-
-        Args:
-            size: Its bytes when unpacked.
-        """
-        self._limited.check_claimed(size)
-
-    def end_record(self) -> None:
-        """Marks the end of a record: what follows is another one."""
-        self._limited.of_record = 0
-
-
-class _Limited(io.RawIOBase):
-    def __init__(self, path: Path, packed: Any, options: ImportOptions, log: ReadLog) -> None:
-        self.of_record = 0
-        self.unpacked = 0
-        self._path = path
-        self._packed = _Counted(packed, log)
-        self._options = options
-        self._packed_size = os.fstat(packed.fileno()).st_size
-        self._file: Any = self._packed
-        unpack = _UNPACK.get(path.suffix.lower())
-        self._is_packed = unpack is not None
-        if unpack is not None:
-            self._file = unpack(path, io.BufferedReader(self._packed, _PACKED_BUFFER))
-
-    def check_claimed(self, size: int) -> None:
-        if self._is_packed:
-            check_unpacked(self._path, self._packed_size, size, self._options)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        size: int = self._file.readinto(buffer)
-        self.of_record += size
-        self.unpacked += size
-        if self.of_record > self._options.max_record_bytes + _BUFFER:
-            raise too_large_record(self._path, self._options)
-        if self._is_packed:
-            check_unpacked(self._path, self._packed.count, self.unpacked, self._options)
-        return size
-
-
-def _unzipped(path: Path, file: Any) -> Any:
-    """Returns the only file of an archive."""
-    archive = zipfile.ZipFile(file)
-    files = [name for name in archive.namelist() if not name.endswith("/")]
-    files = [name for name in files if not name.startswith("__MACOSX/")]
-    if len(files) != 1:
-        raise UserError(
-            f"{path}: expected an archive of one file, found {', '.join(files[:3]) or 'none'}"
-        )
-    return archive.open(files[0])
-
-
-# End of a name -> how the file is unpacked.
-_UNPACK: Mapping[str, Callable[[Path, Any], Any]] = {
-    ".gz": lambda _, file: gzip.GzipFile(fileobj=file),
-    ".bz2": lambda _, file: bz2.BZ2File(file),
-    ".zip": _unzipped,
-}
-
-
-class _Counted(io.RawIOBase):
-    """A file that reports to a log the number of bytes that were read from it."""
-
-    def __init__(self, file: Any, log: ReadLog) -> None:
-        self.count = 0
-        self._file = file
-        self._log = log
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        size: int = self._file.readinto(buffer)
-        self.count += size
-        self._log.advance(size)
-        return size
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return int(self._file.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._file.tell())
-
-
-def check_unpacked(path: Path, packed: int, unpacked: int, options: ImportOptions) -> None:
-    """Checks how large a compressed input, or a part of one, is when unpacked.
-
-    Args:
-        packed: Its bytes.
-        unpacked: The bytes that they are, or say that they are.
-    """
-    if unpacked > options.max_unpacked_mb * MB:
-        raise UserError(
-            f"{path}: expected at most {options.max_unpacked_mb} MB when unpacked "
-            f"(max_unpacked_mb), found more"
-        )
-    if unpacked > max(FREE_MB * MB, options.max_unpacked_ratio * packed):
-        raise UserError(
-            f"{path}: expected at most {options.max_unpacked_ratio} times its size when unpacked "
-            f"(max_unpacked_ratio), found {unpacked / MB:.0f} MB in {packed / MB:.3g} MB"
-        )
-
-
-def too_large_record(path: Path, options: ImportOptions) -> UserError:
-    """Returns the error for a record of more bytes than the options allow."""
-    return UserError(
-        f"{path}: expected records of at most {options.max_record_mb} MB (max_record_mb), found "
-        "a larger one"
-    )
-
-
-@contextlib.contextmanager
-def open_input(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[InputFile]:
-    """Yields an input file, unpacked if its name ends in .gz, .bz2 or .zip."""
-    with reading_errors(path), open_file(path, "a file") as packed:
-        yield InputFile(path, packed, options, log)
-
-
-@contextlib.contextmanager
-def reading_errors(path: Path) -> Iterator[None]:
-    """Turns errors of reading a file into a `UserError` that names it."""
-    try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as e:
-        raise _damaged(path, e) from e
-    except OSError as e:
-        if e.filename is not None and str(e.filename) != str(path):
-            raise
-        if e.errno is None and path.suffix in _UNPACK:
-            raise _damaged(path, e) from e
-        raise UserError(f"{path}: cannot read: {e.strerror or e}") from e
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{path}: expected a whole {path.suffix} file, found a truncated or damaged one ({error})"
-    )
-
-
-def decoded_lines(
-    file: IO[bytes], path: Path, options: Optional[ImportOptions] = None
-) -> Iterator[str]:
-    """Yields the lines of a text file with their ends, without a byte-order mark.
-
-    Args:
-        file: The file.
-        path: Its name, for messages.
-        options: Options with the encoding; None where the text can only be UTF-8.
-    """
-    if options is not None:
-        start = cast(Any, file).peek(_LONGEST_MARK)
-        for mark, found in _NO_TEXT.items():
-            if start.startswith(mark):
-                raise UserError(f"{path}: expected text, found {found}")
-    errors = "strict" if options is None else options.encoding_errors
-    if options is None or options.encoding == UTF_8:
-        yield from _utf8_lines(file, path, errors, has_options=options is not None)
-        return
-    # Bytes of a line's end may be parts of other characters: lines are found in the text.
-    with io.TextIOWrapper(cast(BinaryIO, file), options.encoding, errors, newline="") as lines:
-        number = 0
-        try:
-            for line in lines:
-                number += 1
-                yield line
-        except UnicodeError as e:
-            raise UserError(
-                f"{path}: expected text in {options.encoding} (encoding), found other bytes after "
-                f"line {number} ({e})"
-            ) from e
-
-
-def _utf8_lines(file: IO[bytes], path: Path, errors: str, has_options: bool) -> Iterator[str]:
-    number = 0
-    while line := file.readline():
-        number += 1
-        try:
-            text = line.decode("utf-8", errors)
-        except UnicodeDecodeError as e:
-            hint = _other_encoding(line, number) if has_options else ""
-            column = len(line[: e.start].decode("utf-8")) + 1
-            raise not_utf8(path, number, column, line[e.start], hint) from e
-        yield text[1:] if number == 1 and text.startswith("\ufeff") else text
-
-
-def _other_encoding(line: bytes, number: int) -> str:
-    """Returns how a file is to be read that has such a line, which is not UTF-8."""
-    if number == 1 and line.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        return " (it begins as UTF-32 does: save it as UTF-8)"
-    if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return " (it begins as UTF-16 does: encoding=utf-16 reads it)"
-    try:
-        line.decode("cp1252")
-    except UnicodeDecodeError:
-        return " (encoding_errors=replace puts a sign there)"
-    return " (encoding=cp1252 is for what Excel writes; encoding_errors=replace puts a sign there)"
-
-
-def not_utf8(path: Path, line: int, column: int, byte: int, hint: str = "") -> UserError:
-    """Returns the error for a byte that is not UTF-8."""
-    return UserError(
-        f"{path}:{line}: expected UTF-8, found byte 0x{byte:02x} in column {column}{hint}"
-    )
-
-
-# How files begin that are no text.
-_NO_TEXT = {
-    b"PK\x03\x04": "an archive, as spreadsheets are (save the sheet as CSV; a zipped CSV is read "
-    "if its name ends in .zip)",
-    b"PAR1": "a Parquet file (format=parquet reads it)",
-    b"BZh": "a bzip2 file (it is read if its name ends in .bz2)",
-    b"\x1f\x8b": "a gzip file (it is read if its name ends in .gz)",
-    b"\x80\x04\x95": "a pickle, which may run code (write the table as Parquet or CSV)",
-    b"\x80\x05\x95": "a pickle, which may run code (write the table as Parquet or CSV)",
-    b"\xd0\xcf\x11\xe0": "a spreadsheet (save the sheet as CSV)",
-    b"SQLite format 3": "an SQLite database (write the table as CSV or Parquet)",
-}
-_LONGEST_MARK = max(map(len, _NO_TEXT))
-
-
-def input_paths(options: ImportOptions) -> list[Path]:
-    """Returns the paths of `input`."""
-    names = options.input
-    if not names or not all(names):
-        found = ",".join(names) if names else Verbatim("none")
-        raise options.error("input", "files or folders", found)
-    paths = [Path(name) for name in names]
-    for path in paths:
-        if not path.exists():
-            raise options.error("input", "files or folders", Verbatim(f"nothing at {path}"))
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise options.error("input", "different files", ",".join(names))
-    return paths
-
-
-def expand(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
-    """Returns the given files, and the files with these suffixes in the given folders, sorted."""
-    endings = tuple(suffix.lower() for suffix in suffixes)
-    files: list[Path] = []
-    for path in paths:
-        found = [path]
-        if path.is_dir():
-            found = sorted(f for f in path.rglob("*") if f.name.lower().endswith(endings))
-            if not found:
-                raise UserError(f"{path}: expected files {' or '.join(suffixes)}, found none")
-        files += found
-    seen: set[Path] = set()
-    for file in files:
-        check_is_file(file)
-        if file.resolve() in seen:
-            raise OptionError("input", "each file once", Verbatim(f"{file} in several inputs"))
-        seen.add(file.resolve())
-    return files
-
-
-def check_is_file(path: Path) -> None:
-    """Raises a `UserError` if a path is no file, such as a pipe or a device, or has no bytes."""
-    with open_file(path, "a file") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            raise UserError(f"{path}: expected data, found an empty file")
-
-
-def place_of(path: Path, inputs: Sequence[Path]) -> str:
-    """Returns a file's name in places: below its input, so that moving that changes no split."""
-    roots = [root for root in inputs if root in path.parents]
-    return path.relative_to(roots[0]).as_posix() if roots else path.name

@@ -23,7 +23,7 @@ from tff_agnostic.importing.source import Rows, hash64
 
 TRAIN, HELDOUT, TEST = SPLIT_NAMES
 # Options that say how a source is divided which does not say it itself.
-_OF_DIVISION = ("split_by", "stratify", "min_per_split")
+_DIVISION_OPTIONS = ("split_by", "stratify", "min_per_split")
 _HALF = 2**63
 _TOLERANCE = 1e-6
 
@@ -45,8 +45,8 @@ def parse_shares(texts: Sequence[str]) -> dict[str, float]:
     if TRAIN not in shares:
         raise OptionError("split", "a share of train", ",".join(texts))
     if abs(sum(shares.values()) - 1) > _TOLERANCE:
-        found = Verbatim(f"{sum(shares.values()):g}")
-        raise OptionError("split", "shares that add up to 1", found)
+        result = Verbatim(f"{sum(shares.values()):g}")
+        raise OptionError("split", "shares that add up to 1", result)
     return shares
 
 
@@ -81,15 +81,15 @@ class Splits:
         self._by = by
         self._seed = seed
         self._divide_train = "split" in given
-        self._of_division = [name for name in _OF_DIVISION if name in given]
+        self._of_division = [name for name in _DIVISION_OPTIONS if name in given]
 
     def assign(self, rows: Rows) -> tuple[pa.Array, pa.Array]:
         """Returns the split of each example, and its unit; null if the source names the split."""
         is_named = np.zeros(len(rows), bool)
-        for own in rows.split.unique().drop_null().to_pylist():
-            self._check_room(own)
-            if own != TRAIN or not self._divide_train:
-                is_named |= np.asarray(pc.equal(rows.split, own).fill_null(False))
+        for own_rows in rows.split.unique().drop_null().to_pylist():
+            self._check_room(own_rows)
+            if own_rows != TRAIN or not self._divide_train:
+                is_named |= np.asarray(pc.equal(rows.split, own_rows).fill_null(False))
         keys, codes = self._keys(rows)
         units = [hash64(f"{self._seed} {self._by} {key}") - _HALF for key in keys]
         names = pa.array([split_of_unit(unit, self._shares) for unit in units], pa.string())
@@ -108,17 +108,17 @@ class Splits:
         coded = column.dictionary_encode()
         return coded.dictionary.to_pylist(), np.asarray(coded.indices)
 
-    def _check_room(self, own: str) -> None:
+    def _check_room(self, own_rows: str) -> None:
         if self._of_division and not self._divide_train:
             expected = "no value without split: the source has its own splits"
             raise OptionError(self._of_division[0], expected, Verbatim("a value"))
-        if self._divide_train and own != TRAIN and own in self._shares:
+        if self._divide_train and own_rows != TRAIN and own_rows in self._shares:
             expected = (
-                f"shares of the source's training part without {own}, e.g. "
-                f"train:0.9,heldout:0.1, as the source has its own split {own}"
+                f"shares of the source's training part without {own_rows}, e.g. "
+                f"train:0.9,heldout:0.1, as the source has its own split {own_rows}"
             )
-            found = ",".join(f"{name}:{share:g}" for name, share in self._shares.items())
-            raise OptionError("split", expected, found)
+            result = ",".join(f"{name}:{share:g}" for name, share in self._shares.items())
+            raise OptionError("split", expected, result)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,23 +143,23 @@ def strata_of(units: Iterable[tuple[int, str, int]]) -> dict[str, Stratum]:
         units: (unit, domain, examples), units in ascending order; the domain of a unit is that of
             most of its examples, the first by name of those with equally many.
     """
-    found: dict[str, list[int]] = {}
+    result: dict[str, list[int]] = {}
     sizes: dict[str, list[int]] = {}
     for unit, rows in itertools.groupby(units, key=lambda row: row[0]):
         counts = {domain: n for _, domain, n in rows}
         domain = min(counts, key=lambda name: (-counts[name], name))
-        found.setdefault(domain, []).append(unit)
+        result.setdefault(domain, []).append(unit)
         size = sum(counts.values())
         total, largest = sizes.setdefault(domain, [0, 0])
         sizes[domain] = [total + size, max(largest, size)]
     return {
-        domain: Stratum(np.array(found[domain], np.int64), *sizes[domain])
-        for domain in sorted(found)
+        domain: Stratum(np.array(result[domain], np.int64), *sizes[domain])
+        for domain in sorted(result)
     }
 
 
 def split_sizes(count: int, shares: Mapping[str, float], fewest: int) -> dict[str, int]:
-    """Returns how many units of a stratum belong to each split.
+    """Returns the number of units of a stratum in each split.
 
     They are the shares, rounded; test and then heldout get `fewest` all the same, as far as one
     unit is left to train on.

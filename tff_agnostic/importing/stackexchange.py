@@ -15,7 +15,7 @@ from typing import IO, Any, Callable, Optional
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record, Value
-from tff_agnostic.importing import source
+from tff_agnostic.importing import files
 from tff_agnostic.importing.options import ImportOptions, parse_markup, treat_math
 from tff_agnostic.importing.source import (
     Format,
@@ -62,7 +62,7 @@ def read_posts(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> I
 
 
 def to_sentences(options: ImportOptions) -> ToSentences:
-    """Returns what finds the sentences of a post's HTML."""
+    """Returns the function that finds the sentences of a post's HTML."""
     markup = parse_markup(options.markup)
 
     def sentences(html: str) -> list[str]:
@@ -83,17 +83,17 @@ def check(options: ImportOptions) -> None:
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
     """Returns the dumps: the given files, and every Posts.xml in the given folders."""
-    found = source.expand(paths, ("Posts.xml", "Posts.xml.gz"))
+    result = files.expand(paths, ("Posts.xml", "Posts.xml.gz"))
     sites: dict[str, Path] = {}
-    for path in found:
+    for path in result:
         site = path.resolve().parent.name
         if site in sites:
             raise UserError(
-                f"{path}: expected a folder of its own for each site, found another {site}: "
+                f"{path}: expected one folder for each site, found two of {site}, the other is "
                 f"{sites[site]}"
             )
         sites[site] = path
-    return found
+    return result
 
 
 def _rows(
@@ -105,7 +105,7 @@ def _rows(
     from defusedxml.ElementTree import iterparse
 
     number = 0
-    with source.open_input(path, options, log) as file:
+    with files.open_input(path, options, log) as file:
         text = _WithoutControls(file)
         try:
             # Without a document type there are no entities to expand, and no others to load.
@@ -122,12 +122,12 @@ def _rows(
                 elif element is not root:
                     depth -= 1
                     number += 1
-                    file.end_record()
+                    file.limits.end_record()
                     yield number, element.attrib
                     root.clear()
         except DefusedXmlException:
-            found = "a document type or entity declaration, which are refused"
-            raise _unexpected(path, found) from None
+            result = "a document type or entity declaration, which are refused"
+            raise _unexpected(path, result) from None
         except SyntaxError as e:
             raise _malformed(path, text, e) from None
         except (LookupError, ValueError) as e:
@@ -150,7 +150,7 @@ class _WithoutControls:
     def read(self, size: int = -1) -> bytes:
         """Returns the next bytes, as the method of a file."""
         block = self._rest + self._file.read(size)
-        # A reference may go on in the next block.
+        # A reference may continue in the next block.
         cut = len(block)
         if self._rest != block:
             at = block.rfind(b"&", max(0, len(block) - _LONGEST))
@@ -163,20 +163,20 @@ class _WithoutControls:
         return block
 
 
-def _unexpected(path: Path, found: str, sign: str = " ") -> UserError:
-    return UserError(f"{path}: expected {_EXPECTED}, found{sign}{found}")
+def _unexpected(path: Path, result: str, sign: str = " ") -> UserError:
+    return UserError(f"{path}: expected {_EXPECTED}, found{sign}{result}")
 
 
 def _malformed(path: Path, text: _WithoutControls, error: Any) -> UserError:
     line, column = error.position
-    found = str(error).partition(":")[0]
+    result = str(error).partition(":")[0]
     try:
         # The first character may be cut off, and so may be the last.
         text.tail.lstrip(_CONTINUATIONS).decode("utf-8")
     except UnicodeDecodeError as e:
-        if e.reason != "unexpected end of data" and found.startswith("not well-formed"):
-            return source.not_utf8(path, line, column + 1, e.object[e.start])
-    return UserError(f"{path}:{line}: expected XML, found {found} (column {column + 1})")
+        if e.reason != "unexpected end of data" and result.startswith("not well-formed"):
+            return files.not_utf8(path, line, column + 1, e.object[e.start])
+    return UserError(f"{path}:{line}: expected XML, found {result} (column {column + 1})")
 
 
 class PostDomains:
@@ -196,18 +196,18 @@ class PostDomains:
         self._tags = _QuestionTags()
         self._domain_of = _DOMAINS[options.domain]
 
-    def of(self, attributes: Mapping[str, str]) -> Optional[str]:
+    def domain(self, attributes: Mapping[str, str]) -> Optional[str]:
         """Returns the domain of a question or answer; None if it has none."""
         return self._domain_of(self, attributes)
 
-    def _of_site(self, attributes: Mapping[str, str]) -> str:
+    def _site_domain(self, attributes: Mapping[str, str]) -> str:
         del attributes
         return self._site
 
-    def _of_tag(self, attributes: Mapping[str, str]) -> Optional[str]:
+    def _tag_domain(self, attributes: Mapping[str, str]) -> Optional[str]:
         if type_of_post(attributes) == "answer":
             parent = attributes.get("ParentId", "")
-            return self._tags.of(int(parent)) if _is_id(parent) else None
+            return self._tags.tag(int(parent)) if _is_id(parent) else None
         tag = self._first(tags_of_post(attributes))
         if tag is not None and _is_id(attributes["Id"]):
             self._tags.add(int(attributes["Id"]), tag)
@@ -246,7 +246,7 @@ def _post(
         log.skip("neither question nor answer", client)
         return None
     # Also for a question without owner: its answers have its tags.
-    domain = domains.of(attributes)
+    domain = domains.domain(attributes)
     if client is None:
         log.skip("post without owner")
         return None
@@ -322,7 +322,7 @@ class _QuestionTags:
         self._ids.insert(at, question)
         self._tags.insert(at, number)
 
-    def of(self, question: int) -> Optional[str]:
+    def tag(self, question: int) -> Optional[str]:
         """Returns the tag of a question; None if it was not seen."""
         at = bisect.bisect_left(self._ids, question)
         if at == len(self._ids) or self._ids[at] != question:
@@ -337,6 +337,6 @@ def _is_id(text: str) -> bool:
 # A name of `POST_DOMAINS` -> how it is found.
 _DOMAINS: dict[str, Callable[[PostDomains, Mapping[str, str]], Optional[str]]] = {
     "type": lambda posts, attributes: type_of_post(attributes),
-    "site": PostDomains._of_site,
-    "tag": PostDomains._of_tag,
+    "site": PostDomains._site_domain,
+    "tag": PostDomains._tag_domain,
 }

@@ -1,4 +1,4 @@
-"""Text to words: HTML, English sentences, any language; and the vocabulary.
+"""Text to words: HTML, English sentences, any language.
 
 English sentences are TFF's, as its Stack Overflow data describes them: lower case; no symbols
 beyond ASCII; punctuation apart, except apostrophes and hyphens inside words; a special word for
@@ -7,27 +7,17 @@ every URL.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Mapping
 from html import unescape
 from html.parser import HTMLParser
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
-import pyarrow.compute as pc
-
-from tff_agnostic.data.store import SortedExamples
-from tff_agnostic.data.store_format import TOKENS, TRAIN
 from tff_agnostic.importing.options import CODE_MARK, MATH_MARK, SPECIAL_WORDS, ImportOptions
 
-_MAX_WORDS = 2_000_000
-# The word for any other word in texts with replaced rare words, as in the Penn Treebank.
-UNKNOWN = "<unk>"
-# Of scripts that are written, and of selectors of variants.
+# Code points of scripts, and of selectors of variants.
 _WITH_MARKS = (range(0x20000), range(0xE0100, 0xE01F0))
 # Within a word of Persian or Hindi, between letters that are joined or not.
 _JOINERS = "\u200c\u200d"
@@ -69,12 +59,12 @@ _HAS_WORD = re.compile(r"[a-z0-9]")
 _CODE = {"code", "pre"}
 _SCRIPTS = {"script", "style"}
 _DROPPED_BY_TREATMENT = {"drop": _CODE | _SCRIPTS, "word": _CODE | _SCRIPTS, "keep": _SCRIPTS}
-# A sentence does not go on beyond one of these.
+# Elements that end a sentence.
 _BLOCKS = {
     "blockquote", "br", "dd", "div", "dl", "dt", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li",
     "ol", "p", "pre", "table", "td", "th", "tr", "ul",
 }  # fmt: skip
-# Characters after a "<" without end within which tags are still told from text as usual.
+# Characters after an unfinished "<" within which tags are still recognised.
 _MAX_UNFINISHED = 4096
 _TAG = re.compile("<[^<>]*>")
 # Markup that needs no parser: the tags of elements, with attributes in quotes or none.
@@ -87,116 +77,6 @@ _PLAIN_TAG = re.compile(
 _RAW = _SCRIPTS | {
     "iframe", "noembed", "noframes", "noscript", "plaintext", "textarea", "title", "xmp",
 }  # fmt: skip
-
-
-class WordCounts:
-    """Counts words; when there are too many different ones, the rarest are forgotten.
-
-    A forgotten word that comes again starts at zero: its count is then too small by at most
-    `max_undercount`.
-
-    Args:
-        max_words: How many different words are held at most.
-
-    Attributes:
-        max_undercount: Largest error of a count, which may be too small; 0 if all are exact.
-    """
-
-    def __init__(self, max_words: int = _MAX_WORDS) -> None:
-        self.max_undercount = 0
-        self._max_words = max_words
-        self._counts: Counter[str] = Counter()
-
-    def add(self, words: Any) -> None:
-        """Counts words, an array of Arrow."""
-        for one in pc.value_counts(words).to_pylist():
-            self._counts[one["values"]] += one["counts"]
-        if len(self._counts) > self._max_words:
-            self._forget()
-
-    def top(self, size: int) -> dict[str, int]:
-        """Returns the most frequent words with their counts, ties in alphabetical order."""
-        order = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
-        return dict(order[:size])
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def total_of(self, words: Iterable[str]) -> int:
-        """Returns how many of these, which are different words, were counted."""
-        return sum(self._counts[word] for word in words)
-
-    def total(self) -> int:
-        """Returns how many words were counted and not forgotten."""
-        return sum(self._counts.values())
-
-    def vocabulary(self, size: int) -> dict[str, int]:
-        """Returns `top`, without the word that stands for words that are not known."""
-        known = self.top(size + 1)
-        known.pop(UNKNOWN, None)
-        return dict(list(known.items())[:size])
-
-    def _forget(self) -> None:
-        """Forgets the rarest, so that at most half of the places are taken."""
-        threshold = sorted(self._counts.values(), reverse=True)[self._max_words // 2]
-        self._counts = Counter(
-            {word: count for word, count in self._counts.items() if count > threshold}
-        )
-        self.max_undercount += threshold
-
-
-def count_words(examples: SortedExamples) -> WordCounts:
-    """Returns the counts of the words of the training clients."""
-    counts = WordCounts()
-    for _, table in examples.batches(TRAIN):
-        counts.add(pc.list_flatten(pc.split_pattern(table[TOKENS], " ")))
-    return counts
-
-
-@dataclasses.dataclass(frozen=True)
-class VocabularySummary:
-    """The words of the training clients, kept and left out.
-
-    Attributes:
-        size: Words kept.
-        different: Different words.
-        coverage: Share of all occurrences that the kept words have.
-        rarest_count: Occurrences of the rarest word that was kept.
-        max_undercount: Largest error of a count, which may be too small; 0 if they are exact.
-        unknown: Occurrences of <unk>, which is no word of the vocabulary.
-    """
-
-    size: int
-    different: int
-    coverage: float
-    rarest_count: int
-    max_undercount: int
-    unknown: int
-
-    @classmethod
-    def of(cls, kept: Mapping[str, int], words: WordCounts) -> VocabularySummary:
-        """Returns the summary of a vocabulary and all words that it was chosen from."""
-        return cls(
-            size=len(kept),
-            different=len(words),
-            coverage=sum(kept.values()) / max(1, words.total()),
-            rarest_count=min(kept.values(), default=0),
-            max_undercount=words.max_undercount,
-            unknown=words.total_of([UNKNOWN]),
-        )
-
-    def text(self) -> str:
-        """Returns a line for people."""
-        line = (
-            f"Vocabulary: {self.size} of {self.different} words of the training clients, "
-            f"{self.coverage:.1%} of their text; the rarest has a count of "
-            f"{self.rarest_count}."
-        )
-        if self.unknown:
-            line += f" {UNKNOWN}, {self.unknown} times, stands for any other word."
-        if self.max_undercount:
-            line += f" Rare words were forgotten: counts may be up to {self.max_undercount} short."
-        return line
 
 
 @functools.cache
@@ -254,7 +134,7 @@ class Normalizer:
         self._drop = options.punctuation == "drop"
         tokenizer = options.tokenizer or default_tokenizer
         self._tokenize = _TOKENIZERS[tokenizer]
-        # What `StoredColumns.words` says.
+        # The value of `StoredColumns.words`.
         self.rule = {
             "pattern": _word().pattern if tokenizer == "words" else None,
             "letters": tokenizer == "letters",
@@ -339,8 +219,8 @@ class _TextOfHtml(HTMLParser):
             return self.parse_bogus_comment(i)
 
     def close(self) -> None:
-        # What is left begins with a tag or comment without end, which the parser would look for
-        # again at each "<" after it.
+        # The remaining data begins with an unfinished tag or comment, whose end the parser would
+        # look for again at each "<" after it.
         if len(self.rawdata) > _MAX_UNFINISHED:
             self.handle_data(unescape(_TAG.sub(" ", self.rawdata)))
             self.rawdata = ""

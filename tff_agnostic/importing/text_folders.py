@@ -17,7 +17,7 @@ from typing import Callable, Optional
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import TOKENS, Record
-from tff_agnostic.importing import source
+from tff_agnostic.importing import files, source
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample
 from tff_agnostic.importing.text import Normalizer, is_sentence_end
@@ -34,7 +34,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     normalizer = Normalizer(options, default_tokenizer="spaces")
     sentences = _SENTENCES[options.sentences]
     size, group_size = options.sentences_per_client, options.sentences_per_group
-    for document, (path, domain) in _of_domains(options, paths, log).items():
+    for document, (path, domain) in _texts_with_domains(options, paths, log).items():
         count = 0
         for words in sentences(_pieces(path, options, log), normalizer):
             log.num_records += 1
@@ -66,24 +66,24 @@ def check(options: ImportOptions) -> None:
         raise options.error("sentences_per_group", expected)
 
 
-def _of_domains(
+def _texts_with_domains(
     options: ImportOptions, paths: Sequence[Path], log: ReadLog
 ) -> dict[str, tuple[Path, str]]:
     """Returns the texts that have a domain, with it; reports the others to the log."""
-    found = {}
+    result = {}
     for document, (path, folder) in _texts(paths).items():
         domain = options.domain_name or folder
         if domain is None:
             log.num_records += 1
             log.skip("text outside of the domains' folders")
         else:
-            found[document] = (path, domain)
-    if not found:
+            result[document] = (path, domain)
+    if not result:
         raise UserError(
             f"{', '.join(map(str, paths))}: expected a folder with a folder for each domain, or "
             "domain_name for texts of one domain, found texts without"
         )
-    return found
+    return result
 
 
 def _texts(paths: Sequence[Path]) -> Mapping[str, tuple[Path, Optional[str]]]:
@@ -101,12 +101,12 @@ def _texts(paths: Sequence[Path]) -> Mapping[str, tuple[Path, Optional[str]]]:
 
 
 def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, Path, Optional[str]]]:
-    """Yields what a file's name is relative to, the file, and its domain's folder."""
+    """Yields the root of a file's name, the file, and its domain's folder."""
     for root in paths:
         if not root.is_dir():
             if root.suffix.lower() != _SUFFIX:
                 raise UserError(f"{root}: expected a folder, or a text {_SUFFIX}, found neither")
-            source.check_is_file(root)
+            files.check_is_file(root)
             yield root.parent, root, None
             continue
         entries = sorted(root.iterdir())
@@ -117,10 +117,10 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, Path, Optional[str]]]:
                 f"{root}: expected a folder with a folder for each domain, or texts {_SUFFIX} of "
                 "one domain, found neither"
             )
-        for path in source.expand(outside, (_SUFFIX,)):
+        for path in files.expand(outside, (_SUFFIX,)):
             yield root, path, None
         for folder in folders:
-            for path in source.expand([folder], (_SUFFIX,)):
+            for path in files.expand([folder], (_SUFFIX,)):
                 yield root, path, folder.name
 
 
@@ -183,7 +183,7 @@ def _pieces(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[str]:
     """Yields a text in pieces that end between words."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     line, column, rest = 1, 1, ""
-    with source.open_input(path, options, log) as file:
+    with files.open_input(path, options, log) as file:
         while True:
             block = file.read(_BLOCK)
             try:
@@ -191,14 +191,14 @@ def _pieces(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[str]:
             except UnicodeDecodeError as e:
                 before = e.object[: e.start].decode("utf-8")
                 line, column = _moved(line, column, before)
-                raise source.not_utf8(path, line, column, e.object[e.start]) from e
+                raise files.not_utf8(path, line, column, e.object[e.start]) from e
             line, column = _moved(line, column, decoded)
             text = rest + decoded
             if "\0" in text:
                 # NUL bytes, as in a sparse file: no text has them, and there may be very many.
                 raise UserError(f"{path}: expected text, found a NUL character")
             # A sentence without end is cut.
-            file.end_record()
+            file.limits.end_record()
             if not block:
                 yield text
                 return
@@ -232,7 +232,7 @@ def read_plays(
     normalizer = Normalizer(options, default_tokenizer="words")
     for path in find_plays(paths):
         domain = options.domain_name or path.stem
-        place = source.place_of(path, paths)
+        place = files.place_of(path, paths)
         for number, speech in _speeches(path, options, log):
             log.num_records += 1
             where = f"{place}:{number}"
@@ -251,20 +251,20 @@ def read_plays(
 
 def find_plays(paths: Sequence[Path]) -> list[Path]:
     """Returns the texts."""
-    return source.expand(paths, (_SUFFIX,))
+    return files.expand(paths, (_SUFFIX,))
 
 
 def _speeches(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tuple[int, list[str]]]:
     """Yields the lines of each speech, and the number of its first one."""
     speech: list[str] = []
     first = 1
-    with source.open_input(path, options, log) as file:
-        for number, line in enumerate(source.decoded_lines(file, path), start=1):
+    with files.open_input(path, options, log) as file:
+        for number, line in enumerate(files.decoded_lines(file, path), start=1):
             if line.strip():
                 first = first if speech else number
                 speech.append(line)
             elif speech:
-                file.end_record()
+                file.limits.end_record()
                 yield first, speech
                 speech = []
     if speech:

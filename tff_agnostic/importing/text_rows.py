@@ -15,7 +15,7 @@ import pyarrow as pa
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import TOKENS
 from tff_agnostic.importing.options import MB, ImportOptions
-from tff_agnostic.importing.source import LeftOut, Read, ReadLog, Rows, SourceText
+from tff_agnostic.importing.source import Read, ReadLog, Rows, SourceText
 from tff_agnostic.importing.workers import in_order, usable_processes
 
 # Limits of a block: work for a tenth of a second or more.
@@ -58,7 +58,7 @@ def reader(texts: Texts) -> Read:
         blocks = _blocks_of(texts.read(options, paths, log))
         with contextlib.closing(in_order(make, blocks, processes)) as made:
             for sentences in made:
-                log.merge(sentences.left_out)
+                log.merge(sentences.log)
                 if sentences.text:
                     yield sentences.rows()
 
@@ -73,13 +73,13 @@ class _Sentences:
         texts: The texts that have sentences, without their contents.
         text: The index of each sentence's text.
         tokens: The sentences.
-        left_out: Skipped texts.
+        log: Counts the skipped texts.
     """
 
     texts: Sequence[SourceText]
     text: Sequence[int]
     tokens: Sequence[str]
-    left_out: LeftOut
+    log: ReadLog
 
     def rows(self) -> Rows:
         """Returns the sentences as rows."""
@@ -135,7 +135,7 @@ class _Divider:
             index += [len(texts)] * len(sentences)
             tokens += sentences
             texts.append(dataclasses.replace(text, text=""))
-        return _Sentences(texts, index, tokens, log.left_out())
+        return _Sentences(texts, index, tokens, log)
 
 
 def _blocks_of(texts: Iterable[SourceText]) -> Iterator[list[SourceText]]:

@@ -1,0 +1,203 @@
+"""Parquet files and data frames, in batches of Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.importing.columns import Block
+from tff_agnostic.importing.files import check_unpacked, too_large_record
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.source import Read, ReadLog, Rows
+from tff_agnostic.importing.table_options import (
+    check_columns,
+    column_places,
+    needed_columns,
+    resolve_occurrences,
+)
+from tff_agnostic.importing.tables import BLOCK_BYTES, BLOCK_ROWS, examples_of, table_format
+
+# Rows of a batch with images, which may have a megabyte each.
+_BATCH_IMAGES = 64
+# Parquet's name of texts and bytes, and the sizes of its other types.
+_TEXTS = "BYTE_ARRAY"
+_BYTES_OF = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, _TEXTS: 4, "INT96": 12}
+
+
+def _parquet_rows(options: ImportOptions, path: Path, name: str, log: ReadLog) -> Iterator[Rows]:
+    # Imported here: it takes time to load, and no other format needs it.
+    from pyarrow import parquet
+
+    try:
+        texts = _checked_texts(options, path)
+        with parquet.ParquetFile(path, read_dictionary=texts, pre_buffer=False) as table:
+            blocks = _parquet_blocks(options, path, name, table, log)
+            yield from examples_of(options, table.schema_arrow.names, blocks, log)
+    except (pa.ArrowException, OSError) as e:
+        reason = " ".join(str(e).split())
+        raise UserError(
+            f"{path}: expected a Parquet file, found a damaged or another file ({reason})"
+        ) from e
+
+
+def _parquet_blocks(
+    options: ImportOptions, path: Path, name: str, table: Any, log: ReadLog
+) -> Iterator[Block]:
+    size, total = path.stat().st_size, table.metadata.num_rows
+    number = unpacked = 0
+    rows = _BATCH_IMAGES if options.image_columns else BLOCK_ROWS
+    needed = [column for column in needed_columns(options) if column in table.schema_arrow.names]
+    for batch in table.iter_batches(rows, columns=needed):
+        before = number
+        for piece, num_bytes in _pieces(batch, options, path):
+            unpacked += num_bytes
+            check_unpacked(path, size, unpacked, options)
+            yield _block_of(piece, f"{name} row", number + 1, options, log)
+            number += len(piece)
+        log.advance(size * number // total - size * before // total)
+
+
+def _block_of(
+    batch: pa.RecordBatch, where: str, first: int, options: ImportOptions, log: ReadLog
+) -> Block:
+    """Returns the rows of a batch, as far as `max_records` allows.
+
+    Args:
+        batch: The rows.
+        where: The text before the number of a row in its place.
+        first: Number of the first row.
+        options: Options of the import.
+        log: Has the number of records so far.
+    """
+    if options.max_records is not None:
+        batch = batch.slice(0, max(0, options.max_records - log.num_records))
+    columns = dict(zip(batch.schema.names, map(_plain, batch.columns)))
+    return Block(columns, lambda k: f"{where} {first + k}")
+
+
+def _plain(cells: pa.Array) -> pa.Array:
+    """Returns cells without dictionaries and large texts."""
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.dictionary_decode()
+    if pa.types.is_large_string(cells.type):
+        cells = cells.cast(pa.string())
+    return cells.cast(pa.binary()) if pa.types.is_large_binary(cells.type) else cells
+
+
+def _checked_texts(options: ImportOptions, path: Path) -> list[str]:
+    """Checks the sizes that a file claims, and returns the columns of texts and bytes.
+
+    These are read as dictionaries: a few bytes of a file can put one text into all rows.
+    """
+    from pyarrow import parquet
+
+    wanted, texts, unpacked = needed_columns(options), [], 0
+    with parquet.ParquetFile(path, pre_buffer=False) as table:
+        check_columns(options, table.schema_arrow.names, path)
+        groups = [table.metadata.row_group(k) for k in range(table.metadata.num_row_groups)]
+    for group in groups:
+        for chunk in map(group.column, range(group.num_columns)):
+            where = chunk.path_in_schema
+            if not any(where == name or where.startswith(f"{name}.") for name in wanted):
+                continue
+            # Runs of equal values take no room in the file.
+            in_memory = chunk.num_values * _BYTES_OF.get(chunk.physical_type, 1)
+            unpacked += max(chunk.total_uncompressed_size, in_memory)
+            if chunk.physical_type == _TEXTS and where not in texts:
+                texts.append(where)
+    check_unpacked(path, path.stat().st_size, unpacked, options)
+    return texts
+
+
+def _pieces(batch: Any, options: ImportOptions, path: Path) -> Iterator[tuple[Any, int]]:
+    """Yields a batch in pieces of a few megabytes, each with its bytes without dictionaries."""
+    num_bytes = sum(map(_bytes_of, batch.columns))
+    if num_bytes > BLOCK_BYTES and len(batch) > 1:
+        half = len(batch) // 2
+        yield from _pieces(batch.slice(0, half), options, path)
+        yield from _pieces(batch.slice(half), options, path)
+        return
+    if num_bytes > max(BLOCK_BYTES, options.max_record_bytes):
+        raise too_large_record(path, options)
+    yield batch, num_bytes
+
+
+def _bytes_of(column: Any) -> int:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return sum(map(_bytes_of, column.flatten()))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _bytes_of(column.flatten())
+    if not pa.types.is_dictionary(kind):
+        return int(column.nbytes)
+    lengths = pc.binary_length(column.dictionary).take(column.indices)
+    return int(column.indices.nbytes) + (pc.sum(lengths).as_py() or 0)
+
+
+PARQUET = table_format("Parquet", (".parquet", ".pq"), _parquet_rows)
+
+
+def frame_reader(frame: Any, name: str = "the table", where: str = "row", first: int = 1) -> Read:
+    """Returns the reader of a data frame.
+
+    Args:
+        frame: A mapping of arrays by column, or an object with Arrow's `__arrow_c_stream__`, such
+            as a data frame of pandas or polars, a table of Arrow or a relation of DuckDB; or a
+            data set of Hugging Face.
+        name: Name of the frame, for messages.
+        where: The text before the number of a row in its place.
+        first: Number of the first row.
+    """
+
+    def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
+        del paths
+        table = _table_of(frame)
+        places = column_places(table.column_names)
+        options = resolve_occurrences(options, table.column_names)
+        check_columns(options, table.column_names, name)
+        needed = [column for column in needed_columns(options) if column in places]
+        table = table.select([places[column] for column in needed]).rename_columns(needed)
+
+        def blocks() -> Iterator[Block]:
+            number = first
+            for batch in table.to_batches(BLOCK_ROWS):
+                yield _block_of(batch, where, number, options, log)
+                number += len(batch)
+
+        yield from examples_of(options, [*places], blocks(), log)
+
+    return read
+
+
+def _table_of(frame: Any) -> pa.Table:
+    if hasattr(frame, "with_format") and not hasattr(frame, "__arrow_c_stream__"):
+        frame = frame.with_format("arrow")[:]
+    try:
+        if isinstance(frame, Mapping):
+            return pa.table({str(name): _array(values) for name, values in frame.items()})
+        if isinstance(frame, pa.Table) or hasattr(frame, "__arrow_c_stream__"):
+            return pa.table(frame)
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowException, TypeError, ValueError, AttributeError) as e:
+        raise UserError(
+            "expected a mapping of arrays, or a data frame of pandas, polars or Arrow, found "
+            f"{type(frame).__name__} ({' '.join(str(e).split()):.200})"
+        ) from e
+
+
+def _array(values: Any) -> Any:
+    """Returns a column as an array of Arrow; a matrix as lists, one of a single column as it."""
+    if isinstance(values, (pa.Array, pa.ChunkedArray, list)):
+        return values
+    array = np.asarray(values)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if array.ndim != 2:
+        return pa.array(array if array.ndim < 2 else array.tolist())
+    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+    return flat if array.shape[1] == 1 else pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
