@@ -32,7 +32,7 @@ def test_the_order_of_keras_comes_back(frozen):
     assert as_in_keras(found, frozen) == weights
 
 
-def test_predictions_are_the_same_and_gradients_are_of_the_others():
+def test_frozen_weights_keep_predictions_without_gradients():
     model = _model()
     found = freeze(model, ["dense"])
     assert found.frozen == (0, 1)
@@ -45,7 +45,7 @@ def test_predictions_are_the_same_and_gradients_are_of_the_others():
     assert len(bounds.weighted_delta) == 2
 
 
-def test_a_penalty_of_a_frozen_weight_is_no_part_of_the_loss():
+def test_loss_excludes_penalty_of_frozen_weight():
     """Of `dense` the first layer's kernel has one, l2, and the second layer's bias, l1."""
     model = _model()
     weights = [w + np.float32(1) for w in model.initial_weights.trainable]
@@ -57,7 +57,7 @@ def test_a_penalty_of_a_frozen_weight_is_no_part_of_the_loss():
     assert freeze(_model("convolutional"), ["conv*"]).regularizer is None
 
 
-def test_models_with_the_same_frozen_layers_are_traced_once():
+def test_equal_frozen_layers_share_a_trace():
     model = _model()
     assert freeze(model, ["dense"]) == freeze(model, ["dens?", "dense"])
     assert hash(freeze(model, ["dense"])) == hash(freeze(model, ["dense"]))
@@ -66,7 +66,7 @@ def test_models_with_the_same_frozen_layers_are_traced_once():
     assert freeze(model, []) is model
 
 
-def test_names_are_those_of_a_fresh_process_whatever_was_built_before():
+def test_weight_names_do_not_depend_on_earlier_models():
     tf.keras.layers.Dense(1)
     assert freeze(_model(), ["dense"]).frozen == (0, 1)
 
@@ -80,7 +80,7 @@ def test_names_are_those_of_a_fresh_process_whatever_was_built_before():
         ("dense", ("dense_1",), "dense", ()),
     ],
 )
-def test_the_last_layer_is_the_one_whose_weights_come_last(kind, frozen, expected, others):
+def test_last_layer_has_last_weights(kind, frozen, expected, others):
     model = freeze(_model(kind), frozen)
     found = last_layer(model)
     assert found == LastLayer(expected, others)
@@ -91,7 +91,7 @@ def test_the_last_layer_is_the_one_whose_weights_come_last(kind, frozen, expecte
 
 
 @golden.values
-def test_what_cannot_be_frozen_is_one_line(case):
+def test_invalid_frozen_layers_are_refused(case):
     return golden.refusal(freeze, _model(), case)
 
 

@@ -109,7 +109,7 @@ def test_second_derivatives_are_those_of_keras():
 
 
 @pytest.mark.slow
-def test_a_stack_over_masked_words_is_that_of_keras():
+def test_masked_stack_equals_keras():
     """Masks come from the embedding, and go on from layer to layer."""
 
     def build(lstm) -> tf.keras.Model:
@@ -301,7 +301,7 @@ def test_word_vectors_start_in_a_range(scale):
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_the_embeddings_gradient_is_that_of_both_its_uses(traced):
+def test_tied_embedding_gradient_sums_both_uses(traced):
     model, batch = _small(), _sentences(9)
 
     def gradients(weights: list[tf.Tensor]) -> Any:
@@ -357,7 +357,7 @@ def test_a_round_is_sgd_on_the_plain_model(algorithm, mode):
 
 
 @pytest.mark.slow
-def test_loss_metrics_and_specs_are_those_of_the_other_next_word_model():
+def test_losses_and_metrics_equal_next_word_lstm():
     for arguments in ({}, {"expected_length": 2.5}):
         model = _small(**arguments)
         other = next_word_lstm(
@@ -368,7 +368,7 @@ def test_loss_metrics_and_specs_are_those_of_the_other_next_word_model():
         assert [m.name for m in model.metrics] == [m.name for m in other.metrics]
 
 
-def test_what_stands_in_padding_is_of_no_consequence():
+def test_padding_values_have_no_effect():
     model, batch = _small(), _sentences(9)
     weights = ModelWeights([tf.constant(w, tf.float32) for w in _weights()], [])
     results = []
@@ -381,7 +381,7 @@ def test_what_stands_in_padding_is_of_no_consequence():
 
 
 @pytest.mark.slow
-def test_models_of_other_seeds_are_equal_and_start_elsewhere():
+def test_seeds_change_initial_weights_only():
     first, second = _small(seed=1), _small(seed=2)
     assert first == second
     with CohortRuntime() as runtime:

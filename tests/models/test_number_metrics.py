@@ -39,7 +39,7 @@ def test_errors_are_those_of_the_labels_unit(shape, unit):
     assert rmse == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-5)
 
 
-def test_an_error_of_the_labels_range_is_the_bound_of_a_secure_sum():
+def test_label_range_bounds_secure_errors():
     for metric in (mean_absolute_error(8.0), root_mean_squared_error(8.0)):
         numerator, _ = metric.per_example(tf.constant([-4.0, 4.0]), tf.constant([4.0, 4.0]))
         assert numerator.numpy().tolist() == [metric.max_numerator, 0]
@@ -79,7 +79,7 @@ _ERRORS = ["mean_absolute_error", "root_mean_squared_error"]
         (REGRESSION, 1, "losses.Huber(", []),
     ],
 )
-def test_what_is_measured_where_nothing_is_said(tmp_path, data, units, loss, names):
+def test_number_metrics_have_defaults(tmp_path, data, units, loss, names):
     path = returning(
         tmp_path, f"tf.keras.Sequential([layers.Dense({units})])", f'{loss}reduction="none")'
     )

@@ -51,7 +51,7 @@ def _keras_as_it_was():
 @pytest.mark.nightly_cases(but=["variables"])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _BUILDERS)
-def test_each_example_has_its_own_loss_and_any_weight(name):
+def test_losses_are_per_example_and_weighted(name):
     model = models.from_tff(_BUILDERS[name]())
     rng = np.random.default_rng(3)
     kernel = rng.normal(size=[tff_models.FEATURES, tff_models.CLASSES]).astype(np.float32)
@@ -117,7 +117,7 @@ _REFUSED = {
 
 
 @pytest.mark.parametrize("said", _REFUSED)
-def test_what_cannot_be_converted_is_refused_in_one_line(said):
+def test_unsupported_models_are_refused(said):
     with pytest.raises(UserError, match=said) as refused:
         models.from_tff(_REFUSED[said]())
     assert "\n" not in str(refused.value)
@@ -171,7 +171,7 @@ def test_there_and_back_is_the_same_model():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_random_layers_draw_anew_in_each_batch():
+def test_random_layers_redraw_each_batch():
     def build():
         dropout, dense = tf.keras.layers.Dropout(0.5), tf.keras.layers.Dense(tff_models.CLASSES)
         return tf.keras.Sequential([tf.keras.Input([tff_models.FEATURES]), dropout, dense])
@@ -199,7 +199,7 @@ def test_a_regularized_model_has_no_form_in_tff():
 
 
 @pytest.mark.slow
-def test_models_that_were_there_before_can_still_be_called():
+def test_original_models_stay_callable():
     """Keras exchanges its classes' bases where TFF builds layers in a graph."""
     early = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)
     models.from_tff(tff_models.from_keras())

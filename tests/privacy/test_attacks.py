@@ -79,7 +79,7 @@ _SIMULATED = Fleet(10_000, 100, 1.0, 100, 5e-5, 80, 2.604)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fleet", usually([_FLEETS[0], _FLEETS[3]], _FLEETS), ids=str)
-def test_no_attack_needs_more_than_is_claimed_unless_clients_are_counted(fleet):
+def test_attacks_stay_below_claimed_epsilon(fleet):
     of = fleet.rounds, fleet.delta
     # An attacker who knows the coins of all others sees more than one who does not.
     coins_known = attack_curves.epsilon(attack_curves.coins_known(fleet.rate, fleet.z), *of)
@@ -94,7 +94,7 @@ def test_no_attack_needs_more_than_is_claimed_unless_clients_are_counted(fleet):
 
 
 @pytest.mark.slow
-def test_simulated_rounds_prove_no_more_than_is_claimed_unless_clients_are_counted():
+def test_simulated_rounds_stay_below_claimed_epsilon():
     fleet, runs = _SIMULATED, 50_000
     rng = np.random.default_rng(0)
     secret, counted = np.zeros([2, runs]), np.zeros([2, runs])
@@ -120,7 +120,7 @@ def test_simulated_rounds_prove_no_more_than_is_claimed_unless_clients_are_count
     assert of_counted.epsilon < attack_curves.epsilon(sizes, fleet.rounds, fleet.delta)
 
 
-def test_nobody_is_left_out_of_cohorts_of_everybody():
+def test_full_cohorts_have_all_clients():
     fleet = Fleet(100, 100, 1.0, 10, 1e-4, 100, 0.0)
     all_take_part = fleet.claimed(FixedSizeCohorts(100, 100), 100, 100)
     assert fleet.claimed_of_counted == pytest.approx(all_take_part)
@@ -135,7 +135,7 @@ def _epsilon_of_gaussian(shift, delta):
 
 
 @pytest.mark.parametrize("is_of_absence", [False, True])
-def test_bounds_are_below_what_is_true_and_not_far(is_of_absence):
+def test_bounds_are_close_below_true_epsilon(is_of_absence):
     """Of normal numbers; they may be above in one of twenty cases."""
     rng, shift, delta, runs = np.random.default_rng(1), 1.5, 0.01, 2000
     true = _epsilon_of_gaussian(shift, delta)
@@ -151,7 +151,7 @@ def test_bounds_are_below_what_is_true_and_not_far(is_of_absence):
     assert 0.4 * true < np.median(found) < true
 
 
-def test_bounds_of_what_nothing_tells_apart_and_of_what_everything_does():
+def test_bounds_of_equal_and_distinct_scores():
     same = np.random.default_rng(2).normal(size=[2, 2000])
     assert lower_bound(*same, 0.01).epsilon < 0.1
     assert lower_bound(np.zeros(500), np.zeros(500), 0.01).epsilon == 0.0

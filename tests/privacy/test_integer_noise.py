@@ -70,14 +70,14 @@ def test_on_a_fine_grid_noise_is_gaussian(name):
 
 
 @pytest.mark.parametrize("l2", [0.5, 6.0])
-def test_a_discrete_gaussian_of_one_client_diverges_as_a_gaussian_does(l2):
+def test_discrete_gaussian_divergence_equals_gaussian(l2):
     """With no others tau is 0: alpha l2^2 / (2 sigma^2), whether l2 is above sigma or below."""
     orders = np.array([1.5, 2.0, 30.0])
     found = discrete_gaussian(Sensitivity(l2, l2**2), 4.0, 1, 10, orders)
     np.testing.assert_allclose(found, orders * l2**2 / 8, rtol=1e-12)
 
 
-def test_a_discrete_gaussian_that_is_too_narrow_has_a_floor():
+def test_narrow_discrete_gaussian_has_floor():
     # tau = 10 exp(-pi^2 sigma^2) of two clients; it does not fall with the sensitivity.
     found = discrete_gaussian(Sensitivity(1e-9, 1e-9), 0.25, 2, 4, np.array([2.0]))
     assert found == pytest.approx((math.sqrt(4) * 10 * math.exp(-(math.pi**2) / 4)) ** 2)

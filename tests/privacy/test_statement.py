@@ -48,7 +48,7 @@ def test_rows_of_a_table():
     assert ("accountant", f"pld, dp-accounting {version('dp-accounting')}") in rows
 
 
-def test_evaluation_adds_what_it_takes_for_granted():
+def test_evaluation_adds_its_assumptions():
     training = TreeNoise(4.0, Participations(6, 20, 100))
     evaluation = TreeNoise(9.0, Participations(1))
     accountant = PrivacyAccountant([training, evaluation], 1e-6)

@@ -120,7 +120,7 @@ def test_groups_shrink_where_clients_or_models_are_large(small, large):
 
 
 @pytest.mark.nightly
-def test_the_automatic_choice_is_by_the_size_of_the_model(small, large):
+def test_automatic_mode_depends_on_model_size(small, large):
     cohort, large_cohort = _cohort(9, 4, 1), _cohort(9, 4, 1, num_features=4000)
     assert small.plan("auto", cohort, 2)[1] == small.plan("vectorised", cohort, 2)[1]
     assert large.plan("auto", large_cohort)[1] == streamed_shards(3)
@@ -131,7 +131,7 @@ def test_the_automatic_choice_is_by_the_size_of_the_model(small, large):
 
 
 @pytest.mark.nightly
-def test_large_models_and_convolutions_are_in_step_on_accelerators(large):
+def test_accelerators_run_large_models_in_step(large):
     large_cohort = _cohort(9, 4, 1, num_features=4000)
     accelerated = _Work(logistic_regression(4000, 50), grouping=ON_ACCELERATOR)
     assert accelerated.plan("auto", large_cohort)[1] == [(0, 1, 2)]
@@ -152,7 +152,7 @@ def test_large_models_and_convolutions_are_in_step_on_accelerators(large):
 
 
 @pytest.mark.nightly
-def test_dropout_on_accelerators_has_the_bits_of_one_client_after_another():
+def test_accelerator_dropout_equals_sequential_bits():
     kind, rng = KINDS["dropout"], np.random.default_rng(0)
     cohort = [kind.client(rng, size) for size in (9, 0, 4, 1)]
     on_cpu, accelerated = (_Work(kind.model(), grouping=g) for g in (ON_CPU, ON_ACCELERATOR))
@@ -161,7 +161,7 @@ def test_dropout_on_accelerators_has_the_bits_of_one_client_after_another():
 
 
 @pytest.mark.nightly
-def test_clients_that_only_look_words_up_are_in_step_however_large_the_table():
+def test_lookup_clients_run_in_step():
     """Half a megabyte of two predictors is sent, of which a client reads a row for each word."""
     outcomes = 60_000
     rng = np.random.default_rng(0)
@@ -241,7 +241,7 @@ _MISTAKES = {
         itertools.product(["auto", "vectorised"], _MISTAKES),
     ),
 )
-def test_a_mistake_in_what_clients_do_is_raised_as_it_is(mode, where, kind):
+def test_client_errors_are_raised_unchanged(mode, where, kind):
     """It is no reason to run clients one by one: that would be slow, and hide it."""
     wrong, error, message = _MISTAKES[kind]
     work = _Work(logistic_regression(4, 3), where(wrong))
@@ -251,7 +251,7 @@ def test_a_mistake_in_what_clients_do_is_raised_as_it_is(mode, where, kind):
 
 
 @pytest.mark.nightly
-def test_a_function_that_is_only_right_for_one_client_at_a_time_is_not_hidden():
+def test_single_client_functions_raise_errors():
     """It has no place for an axis of clients, and works only where they are streamed."""
 
     def change(work: Any) -> Any:

@@ -140,7 +140,7 @@ class _Rounds:
 @pytest.mark.parametrize(
     ("algorithm", "aggregation", "kind", "modes"), usually(_USUAL_RUNS, _ALL_RUNS)
 )
-def test_rounds_are_those_of_tff_and_lanes_change_no_bit(
+def test_rounds_equal_tff_with_any_lanes(
     tff_runtime, cohort_runtimes, algorithm, aggregation, kind, modes
 ):
     rounds = _Rounds(algorithm, aggregation, kind)

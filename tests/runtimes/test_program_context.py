@@ -138,14 +138,14 @@ def expected(worker) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.nightly
-def test_a_resumed_program_is_the_run_without_a_program(run, expected):
+def test_resumed_program_equals_run(run, expected):
     saved = _saved_state(run, version=4, like=expected[0])
     assert saved.round_number == 4
     assert_identical(saved.state, expected[0])
 
 
 @pytest.mark.nightly
-def test_the_csv_has_a_row_for_each_round_with_the_metrics_of_each_domain(run, expected):
+def test_csv_has_domain_metrics_of_rounds(run, expected):
     with open(run / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]
@@ -181,7 +181,7 @@ def test_one_client(worker, tmp_path):
 
 
 @pytest.mark.nightly
-def test_references_of_one_call_are_arguments_of_the_next(worker):
+def test_references_are_valid_arguments(worker):
     """Programs may pass results on before they are there."""
     process = _process()
 

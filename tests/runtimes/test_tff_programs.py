@@ -71,7 +71,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.nightly
-def test_a_killed_program_ends_as_one_that_was_not_killed(folders):
+def test_killed_program_equals_uninterrupted_one(folders):
     for name, file in (("train.csv", range(1, _ROUNDS + 1)), ("evaluation.csv", (2, 4, 6))):
         found, expected = (_rounds(folders[k] / "run" / name) for k in ("killed", "whole"))
         assert sorted(expected) == list(file)

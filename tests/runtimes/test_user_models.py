@@ -46,7 +46,7 @@ def _cohorts(name: str) -> list[list[dict[str, Any]]]:
         USER_MODELS,
     ),
 )
-def test_two_rounds_are_the_same_in_every_client_mode(
+def test_client_modes_give_equal_rounds(
     tmp_path: Path,
     name: str,
     cohort_runtime: CohortRuntime,
@@ -88,7 +88,7 @@ def test_two_rounds_are_the_same_in_every_client_mode(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["bidirectional GRU of texts", "Transformer of texts"])
-def test_padding_is_of_no_consequence_where_the_embedding_masks_it(tmp_path, name):
+def test_masked_padding_has_no_effect(tmp_path, name):
     model = _model(tmp_path, name)
     weights = [np.array(w) for w in model.initial_weights.trainable]
     x = tf.constant([[3, 5, 0], [2, 0, 0], [4, 1, 2]])
@@ -103,7 +103,7 @@ def test_padding_is_of_no_consequence_where_the_embedding_masks_it(tmp_path, nam
 
 
 @pytest.mark.slow
-def test_a_transformer_of_next_words_does_not_look_ahead(tmp_path):
+def test_transformer_does_not_look_ahead(tmp_path):
     model = _model(tmp_path, "Transformer of next words")
     first, second = (
         model.predict(model.initial_weights, tf.constant([ids]), False, tf.zeros([2], tf.int32))

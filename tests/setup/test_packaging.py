@@ -81,7 +81,7 @@ def modules_of(folder):
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_every_module_and_nothing_at_a_common_name(wheel):
+def test_wheel_has_every_module(wheel):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     expected = modules_of("tff_agnostic")
     expected |= {f"tff_agnostic/{path}" for path in modules_of("binaries")}
@@ -122,7 +122,7 @@ def test_the_wheel_holds_the_configurations(wheel):
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_no_build_files_and_no_tests(wheel):
+def test_wheel_excludes_build_files_and_tests(wheel):
     for name in wheel.namelist():
         assert not name.endswith((".bazel", ".bzl", ".pyc")), name
         assert not pathlib.PurePosixPath(name).name.startswith("test_"), name
@@ -249,7 +249,7 @@ def environment(python):
 
 
 @every_lock
-def test_every_locked_package_is_pinned_and_has_its_hashes(lock):
+def test_locked_packages_are_pinned_with_hashes(lock):
     requirements = list(locked(lock))
     assert len(requirements) > 30
     for requirement, hashes in requirements:

@@ -54,7 +54,7 @@ def test_help_loads_no_large_package(command):
 
 
 @pytest.mark.slow
-def test_who_reads_the_first_line_of_help_sees_no_traceback():
+def test_closed_help_pipe_shows_no_traceback():
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as nobody:
@@ -80,7 +80,7 @@ def test_a_refused_flag_loads_no_large_package(flags):
 
 
 @pytest.mark.slow
-def test_flags_of_absl_that_would_do_nothing_are_refused():
+def test_ineffective_absl_flags_are_refused():
     done = subprocess.run(
         [sys.executable, "-m", "binaries.train", "--only_check_args"],
         cwd=ROOT,
@@ -118,7 +118,7 @@ def _train_without_tff(folder: Path, *flags: str) -> "subprocess.CompletedProces
 
 
 @pytest.mark.nightly
-def test_a_private_run_of_plain_sums_needs_no_tff(tmp_path):
+def test_plain_private_run_needs_no_tff(tmp_path):
     """Its check, that the key of the noise is sent to nobody, included; of two steps, too."""
     private = ("--privacy=central", "--noise_multiplier=1", "--clients_per_round=4")
     algorithm = ("--algorithm=delta_fl", "--threshold=survey")

@@ -190,7 +190,7 @@ def _as_a_table(folder: Path) -> Path:
 
 @pytest.mark.nightly
 @_needs_files
-def test_a_table_of_ones_own_gives_the_tasks_numbers(tmp_path, cohort_runtime):
+def test_imported_table_equals_the_task(tmp_path, cohort_runtime):
     table = _as_a_table(_few_people(tmp_path))
     job(
         "csv",

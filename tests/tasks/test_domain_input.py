@@ -69,7 +69,7 @@ def _words():
     [lambda: logistic_regression(4, 3), _convolutions, _words],
     ids=["linear", "cnn", "rnn"],
 )
-def test_a_domains_vector_is_added_to_the_scores_of_the_network(model):
+def test_domain_vector_is_added_to_scores(model):
     rng = np.random.default_rng(0)
     model = model()
     wider = with_domain(model, 4)
@@ -97,7 +97,7 @@ def test_a_domains_vector_is_added_to_the_scores_of_the_network(model):
     assert [np.shape(w) for w in alone.initial_weights.trainable] == [(4, scores.shape[-1])]
 
 
-def test_it_learns_as_a_linear_model_of_x_and_the_domain_one_hot():
+def test_training_equals_one_hot_linear_model():
     """Gradients against those in closed form: (softmax - one-hot label) times [x, one-hot d]."""
     rng = np.random.default_rng(1)
     wider = with_domain(logistic_regression(4, 3), 2)
@@ -122,7 +122,7 @@ def test_it_learns_as_a_linear_model_of_x_and_the_domain_one_hot():
     np.testing.assert_allclose(gradients[1 if k == 0 else 0], expected[:4], rtol=1e-4, atol=1e-6)
 
 
-def test_clients_tell_the_domain_beside_all_they_have():
+def test_clients_add_the_domain():
     examples = {
         "x": np.array([[1.0], [2.0], [3.0]], np.float32),
         "y": np.array([7, 8, 9], np.int32),
@@ -184,9 +184,7 @@ _RUN = (
 
 
 @pytest.mark.nightly
-def test_a_run_learns_the_words_of_each_domain_and_its_card_says_what_to_tell(
-    streaming_runtime, tmp_path, monkeypatch
-):
+def test_domain_run_learns_words_of_each_domain(streaming_runtime, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call = Caller({"cohort": streaming_runtime})
     rows = [

@@ -90,7 +90,7 @@ def test_domains_are_those_of_the_writers_numbers(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_classes", "labels"), [(62, [3, 9, 61]), (10, [3, 9])])
-def test_tffs_splits_are_those_of_the_number_of_classes(tmp_path, num_classes, labels):
+def test_splits_depend_on_number_of_classes(tmp_path, num_classes, labels):
     task = _load(_of_tff(tmp_path / "s.sqlite"), num_classes=num_classes)
     for clients in (task.train, task.test):
         examples = clients.read("f2103_04")
@@ -109,7 +109,7 @@ def test_a_store_of_an_import_names_the_domains(tmp_path):
     np.testing.assert_array_equal(task.train.read("c3")["x"], np.full([2, 28, 28, 1], 0.5))
 
 
-def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path):
+def test_evaluation_uses_the_given_split(tmp_path):
     path = _of_import(tmp_path / "s.sqlite")
     assert _load(path).test.client_ids[0] == "tc0"
     assert _load(path, test_split="heldout").test.client_ids[0] == "xc0"
@@ -274,7 +274,7 @@ class TestTrainShare:
             splits.add(frozenset(train))
         assert len(splits) == 5
 
-    def test_what_cannot_be_is_one_line(self, tmp_path):
+    def test_invalid_options_are_refused(self, tmp_path):
         path = _of_import(tmp_path / "s.sqlite")
         assert _error(path, train_share=0.01) == (
             "train_share: expected a fraction that keeps clients to train and others to evaluate, "

@@ -44,7 +44,7 @@ def test_options_have_a_help_text_and_a_default(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(DEFAULTS))
-def test_defaults_are_settings_of_a_run_and_in_range(name):
+def test_defaults_are_valid_run_settings(name):
     entry = DEFAULTS[name]
     assert entry.summary
     kinds = [RunConfig, *(kind for _, _, kind in settings_of_runs())]
@@ -64,7 +64,7 @@ _FLAGS = """
 """
 
 
-def test_flags_of_tasks_are_shared_and_distinct_from_others():
+def test_task_flags_are_shared_and_distinct():
     options = task_flags()
     assert sorted(options) == _FLAGS.split()
     assert not set(options) & {*run_flags(), *runtime_flags(), *own_flags()}
@@ -139,7 +139,7 @@ def test_tasks_without_files_load_with_their_defaults(name):
 
 
 @golden.values
-def test_what_does_not_fit_is_refused(tmp_path, case):
+def test_unfit_options_are_refused(tmp_path, case):
     name, options, data_dir = case
     (tmp_path / "here").mkdir()
     context = TaskContext(seed=0, data_dir=None if data_dir is None else tmp_path / data_dir)
@@ -165,7 +165,7 @@ def test_tasks_on_stores_have_a_held_out_split(name):
         ("emnist", {"test_split": "heldout"}, {"test_split": "heldout"}),
     ],
 )
-def test_what_is_given_stays(name, given, expected):
+def test_given_options_stay(name, given, expected):
     assert heldout_options(name, given) == expected
     assert set(expected) - {"keep", "ridge"} <= split_options(name)
 
@@ -280,7 +280,7 @@ def test_a_store_with_another_example_is_another_one(
 
 
 @pytest.mark.slow
-def test_a_store_that_was_changed_in_its_place_is_another_one(tmp_path):
+def test_changed_store_has_new_fingerprint(tmp_path):
     path = _images(tmp_path / "s.sqlite", 0.25)
     first = _fingerprint("emnist", tmp_path, path)
     with sqlite3.connect(path) as store:
@@ -290,7 +290,7 @@ def test_a_store_that_was_changed_in_its_place_is_another_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_modules_beside_the_model_are_a_part_of_it(tmp_path):
+def test_fingerprint_covers_neighbouring_modules(tmp_path):
     path = _images(tmp_path / "s.sqlite", 0.25)
     first = _fingerprint("custom", tmp_path, path)
     (tmp_path / "parts.py").write_text(_PARTS.replace("classes", "classes + 1"))

@@ -63,7 +63,7 @@ def _losses(task: Task, weights: ModelWeights, client: str) -> np.ndarray:
 
 
 @pytest.mark.nightly
-def test_sent140_of_leaf_from_its_files_to_what_is_learnt(tmp_path):
+def test_sent140_of_leaf_is_imported_and_learned(tmp_path):
     domains = _tweets(tmp_path / "sent140")
     job(
         "leaf",
@@ -107,7 +107,7 @@ def _reviews(path: Path, label: Any = 1) -> Path:
     return write_store(path, rows, "text", vocabulary={"the": 9, "cat": 5, "sat": 3})
 
 
-def test_padding_is_in_no_mean_and_its_vector_is_not_trained(tmp_path):
+def test_padding_is_neither_averaged_nor_trained(tmp_path):
     task = _load(_reviews(tmp_path / "s.sqlite"), **_SMALL)
     weights = [np.asarray(w) for w in task.model.initial_weights.trainable]
     x = task.train.read("a")["x"]
@@ -212,14 +212,14 @@ def test_the_split_that_is_evaluated_has_its_domains(store):
 
 
 @pytest.mark.parametrize("feature", ["country", "score", ""])
-def test_a_feature_that_the_store_lacks_or_that_is_no_domain(store, feature):
+def test_missing_and_unfit_features_are_refused(store, feature):
     assert golden.refusal(_task, store, domain_feature=feature) == (
         "domain_feature: expected a text or a whole number of every example of "
         f"{store}, which has domain, tokens, type, year, found {feature!r}"
     )
 
 
-def test_a_feature_of_more_values_than_domains_can_have(tmp_path):
+def test_feature_with_many_values_is_refused(tmp_path):
     records = [
         ("train", Record("a", "all_of_it", {"tokens": "the cat", "number": number}))
         for number in range(1001)

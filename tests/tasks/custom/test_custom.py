@@ -53,7 +53,7 @@ def test_numbers_and_classes(tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path):
+def test_evaluation_uses_the_given_split(tmp_path):
     model, data = model_file(tmp_path, CLASSIFIER), points(tmp_path / "s.sqlite")
     assert list(load(model, data, test_split="heldout").test.client_ids) == ["h"]
 
@@ -119,7 +119,7 @@ def test_whole_numbers_that_need_more_bits(tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_fingerprint_is_that_of_the_file_and_of_the_words(tmp_path):
+def test_fingerprint_covers_file_and_words(tmp_path):
     data = text_store(tmp_path / "s.sqlite")
 
     def fingerprint(text, **options):
@@ -141,7 +141,7 @@ def test_the_fingerprint_holds_the_classes(tmp_path):
     assert fingerprint["classes"] == "cat, dog, fox"
 
 
-def test_the_file_is_the_same_however_it_is_named(tmp_path, monkeypatch):
+def test_fingerprint_ignores_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = [
         resolve("custom", {}, {"model": name}).flags()["model"]
@@ -159,7 +159,7 @@ def test_no_model_file(tmp_path):
     assert error_of(missing, data) == f"{missing}: expected a Python file, found none"
 
 
-def test_a_file_that_fails_is_told_with_its_own_lines(tmp_path):
+def test_failing_file_shows_its_lines(tmp_path):
     model = model_file(tmp_path, "def build_model(data):\n    return data.num_clases\n")
     message = error_of(model, points(tmp_path / "s.sqlite"))
     first, *lines = message.splitlines()
@@ -169,7 +169,7 @@ def test_a_file_that_fails_is_told_with_its_own_lines(tmp_path):
     assert "tff_agnostic" not in message
 
 
-def test_a_store_of_tff_does_not_say_what_it_holds(tmp_path):
+def test_tff_store_needs_kind_of_data(tmp_path):
     rows = [("train", "a", {"x": [1.0, 2.0], "label": 1, "domain": "web"})]
     data = tff_store(tmp_path / "s.sqlite", rows)
     assert error_of(model_file(tmp_path, CLASSIFIER), data) == (
@@ -259,7 +259,7 @@ def test_categories_are_entries_of_the_vector(tmp_path):
     np.testing.assert_array_equal(task.test.read("a")["x"], [[0, 5, 1, 0, 0]])
 
 
-def test_categories_beside_several_inputs_are_an_input(tmp_path):
+def test_categories_are_one_of_several_inputs(tmp_path):
     data = people(tmp_path / "s.sqlite", place=np.array([1, 2], np.float32))
     model = model_file(tmp_path, "def build_model(data):\n    raise TypeError(data.x_shape)")
     assert "TypeError: {'place': (2,), 'x': (2,), 'categories': (3,)}" in error_of(model, data)
@@ -276,7 +276,7 @@ def test_categories_as_ids(tmp_path):
     assert task.test.read("a")["x"]["job"].tolist() == [0]
 
 
-def test_the_fingerprint_holds_the_categories_and_they_may_be_those_of_another_store(tmp_path):
+def test_fingerprint_covers_categories(tmp_path):
     model = model_file(tmp_path, CLASSIFIER)
     first = people(tmp_path / "s.sqlite")
     other = people(tmp_path / "o.sqlite", jobs=("baker", "clerk"))
@@ -367,7 +367,7 @@ def test_texts_with_labels_that_are_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["vocabulary", "sequence_length"])
-def test_a_size_out_of_range_is_named_as_its_flag(tmp_path, option):
+def test_invalid_size_names_its_flag(tmp_path, option):
     data = text_store(tmp_path / "s.sqlite")
     message = error_of(model_file(tmp_path, NEXT_WORD), data, **{option: 0})
     expected = "at least 1" + " or a path" * (option == "vocabulary")
