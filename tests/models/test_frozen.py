@@ -26,33 +26,33 @@ def _model(name: str = "dense") -> Model:
 @pytest.mark.parametrize("frozen", [(), (0,), (3,), (0, 2), (1, 2, 3)])
 def test_the_order_of_keras_comes_back(frozen):
     weights = ModelWeights(["a", "b", "c", "d"], ["e"])
-    found = with_frozen(weights, frozen)
-    assert found.non_trainable == [*("abcd"[k] for k in frozen), "e"]
-    assert sorted([*found.trainable, *found.non_trainable]) == list("abcde")
-    assert as_in_keras(found, frozen) == weights
+    result = with_frozen(weights, frozen)
+    assert result.non_trainable == [*("abcd"[k] for k in frozen), "e"]
+    assert sorted([*result.trainable, *result.non_trainable]) == list("abcde")
+    assert as_in_keras(result, frozen) == weights
 
 
 def test_frozen_weights_keep_predictions_without_gradients():
     model = _model()
-    found = freeze(model, ["dense"])
-    assert found.frozen == (0, 1)
+    result = freeze(model, ["dense"])
+    assert result.frozen == (0, 1)
     x = np.random.default_rng(0).normal(size=[4, 5]).astype(np.float32)
     expected = model.predict(model.initial_weights, x, False, _SEED)
-    np.testing.assert_array_equal(found.predict(found.initial_weights, x, False, _SEED), expected)
-    assert found.num_parameters == 7 * 3 + 3
-    # What a client sends has no place for the others.
-    bounds = training_bounds(found)(ClientLimits())
+    np.testing.assert_array_equal(result.predict(result.initial_weights, x, False, _SEED), expected)
+    assert result.num_parameters == 7 * 3 + 3
+    # A client does not send the others.
+    bounds = training_bounds(result)(ClientLimits())
     assert len(bounds.weighted_delta) == 2
 
 
 def test_loss_excludes_penalty_of_frozen_weight():
-    """Of `dense` the first layer's kernel has one, l2, and the second layer's bias, l1."""
+    """In `dense` the first layer's kernel has one, l2, and the second layer's bias, l1."""
     model = _model()
     weights = [w + np.float32(1) for w in model.initial_weights.trainable]
     _, _, kernel, bias = weights
     assert float(model.regularizer(weights)) > 0.01 * np.sum(weights[0] ** 2)
-    found = freeze(model, ["dense"]).regularizer([kernel, bias])
-    assert float(found) == pytest.approx(0.01 * np.abs(bias).sum(), rel=1e-6)
+    result = freeze(model, ["dense"]).regularizer([kernel, bias])
+    assert float(result) == pytest.approx(0.01 * np.abs(bias).sum(), rel=1e-6)
     assert freeze(model, ["dense_1"]).regularizer is not None
     assert freeze(_model("convolutional"), ["conv*"]).regularizer is None
 
@@ -75,16 +75,16 @@ def test_weight_names_do_not_depend_on_earlier_models():
     ("kind", "frozen", "expected", "others"),
     [
         ("dense", (), "dense_1", ("dense",)),
-        # What is frozen anyway is not named again.
+        # Weights that are frozen anyway are not named.
         ("dense", ("dense",), "dense_1", ()),
         ("dense", ("dense_1",), "dense", ()),
     ],
 )
 def test_last_layer_has_last_weights(kind, frozen, expected, others):
     model = freeze(_model(kind), frozen)
-    found = last_layer(model)
-    assert found == LastLayer(expected, others)
-    alone = freeze(_model(kind), (*frozen, *found.others))
+    result = last_layer(model)
+    assert result == LastLayer(expected, others)
+    alone = freeze(_model(kind), (*frozen, *result.others))
     (layer,) = (a for a in alone.keras_model.layers if a.name == expected)
     shapes = [tuple(weight.shape) for weight in layer.trainable_weights]
     assert [weight.shape for weight in alone.initial_weights.trainable] == shapes

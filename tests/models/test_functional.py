@@ -1,4 +1,4 @@
-"""What algorithms ask of a model."""
+"""Interface of models for algorithms."""
 
 import dataclasses
 

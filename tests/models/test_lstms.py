@@ -59,7 +59,7 @@ def test_shapes(batch, length, features, units):
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_long_sequences(masked):
-    """Those that run in a loop."""
+    """Layers that run in a loop."""
     layer, twin = _with_twin(5, 3, dtype="float64")
     mask = np.random.default_rng(0).random([2, 70]) < 0.7 if masked else None
     data = sequences([2, 70, 3], mask=mask)
@@ -110,7 +110,7 @@ def test_second_derivatives_are_those_of_keras():
 
 @pytest.mark.slow
 def test_masked_stack_equals_keras():
-    """Masks come from the embedding, and go on from layer to layer."""
+    """Masks come from the embedding, and pass from layer to layer."""
 
     def build(lstm) -> tf.keras.Model:
         return tf.keras.Sequential(
@@ -250,7 +250,7 @@ def _sentences(num: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def _plain_losses(weights: list[tf.Tensor], batch: Any) -> tf.Tensor:
-    """The same model in float64, word for word: every gradient of it is dense."""
+    """A transcription of the model in float64, with dense gradients."""
     vectors, word_bias, kernel, recurrent_kernel, bias, projection = weights
     inputs = tf.one_hot(batch["x"], _IDS, dtype=tf.float64) @ vectors
     r = tf.zeros([len(batch["x"]), _SIZE], tf.float64)
@@ -269,7 +269,7 @@ def _plain_losses(weights: list[tf.Tensor], batch: Any) -> tf.Tensor:
 
 
 def _plain_gradients(weights: list[np.ndarray], batch: Any) -> list[np.ndarray]:
-    """Of the mean loss."""
+    """Returns gradients of the mean loss."""
     variables = [tf.constant(w) for w in weights]
     with tf.GradientTape() as tape:
         tape.watch(variables)
@@ -312,8 +312,8 @@ def test_tied_embedding_gradient_sums_both_uses(traced):
         return [tf.convert_to_tensor(g) for g in tape.gradient(mean, weights)]
 
     call = tf.function(gradients) if traced else gradients
-    found = call([tf.constant(w, tf.float32) for w in _weights()])
-    for actual, expected in zip(found, _plain_gradients(_weights(), batch)):
+    result = call([tf.constant(w, tf.float32) for w in _weights()])
+    for actual, expected in zip(result, _plain_gradients(_weights(), batch)):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
 

@@ -65,7 +65,7 @@ _ANY_PREDICTIONS = [
     ("metric", "labels", "shape"), _ANY_PREDICTIONS, ids=lambda value: getattr(value, "name", "")
 )
 def test_extreme_predictions_stay_within_bounds(metric, labels, shape):
-    """What is infinite is left out with its client; NaN could be, too, but would hide a mistake."""
+    """Infinite values exclude their client; excluding NaN would hide a mistake."""
     predictions = np.random.default_rng(0).choice(_EXTREMES, size=[60, *shape])
     sums = metric.per_example(tf.constant(labels), tf.constant(predictions))
     numerator, denominator = (value.numpy() for value in sums)
@@ -168,8 +168,8 @@ def test_metric_sums_ignore_batching_and_order(metric):
         order = rng.permutation(12)
         batches = np.split(order, np.cumsum(sizes)[:-1])
         parts = [_sums(metric, labels[batch], scores[batch]) for batch in batches]
-        found = [sum(part[i].sum() for part in parts) for i in range(2)]
-        np.testing.assert_allclose(found, whole, rtol=1e-6)
+        result = [sum(part[i].sum() for part in parts) for i in range(2)]
+        np.testing.assert_allclose(result, whole, rtol=1e-6)
         # More padding changes nothing.
         padded = _sums(
             metric, np.pad(labels, [(0, 0), (0, 3)]), np.pad(scores, [(0, 0), (0, 3), (0, 0)])
@@ -178,8 +178,10 @@ def test_metric_sums_ignore_batching_and_order(metric):
 
 
 def test_directions_and_bounds():
-    found = {m.name: (m.higher_is_better, m.max_numerator) for m in text_metrics(_IDS_OF_TEXTS, 20)}
-    assert found == {
+    result = {
+        m.name: (m.higher_is_better, m.max_numerator) for m in text_metrics(_IDS_OF_TEXTS, 20)
+    }
+    assert result == {
         "perplexity": (False, 400.0),
         "in_vocab_accuracy": (True, 20.0),
         "accuracy_without_out_of_vocab_or_end_of_sentence": (True, 20.0),

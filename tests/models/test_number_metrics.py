@@ -29,10 +29,10 @@ def _value(metric: Metric, labels: Any, predictions: Any) -> float:
 def test_errors_are_those_of_the_labels_unit(shape, unit):
     rng = np.random.default_rng(0)
     y = rng.normal(size=7).astype(np.float32) * unit
-    found = rng.normal(size=7).astype(np.float32) * unit
-    errors = (found - y).astype(np.float64)
+    result = rng.normal(size=7).astype(np.float32) * unit
+    errors = (result - y).astype(np.float64)
     label_range = float(y.max() - y.min())
-    predictions = found.reshape(shape)
+    predictions = result.reshape(shape)
     mae = _value(mean_absolute_error(label_range), y, predictions)
     rmse = _value(root_mean_squared_error(label_range), y, predictions)
     assert mae == pytest.approx(np.mean(np.abs(errors)), rel=1e-5)
@@ -73,7 +73,7 @@ _ERRORS = ["mean_absolute_error", "root_mean_squared_error"]
     [
         (_TWO_CLASSES, 1, "losses.BinaryCrossentropy(from_logits=True, ", ["accuracy"]),
         (_TWO_CLASSES, 1, "losses.BinaryFocalCrossentropy(", ["accuracy"]),
-        # Nobody can tell what its outputs mean.
+        # The meaning of its outputs is unknown.
         (_TWO_CLASSES, 1, "losses.Hinge(", []),
         (_RANGED, 1, "losses.Huber(", _ERRORS),
         (REGRESSION, 1, "losses.Huber(", []),

@@ -68,17 +68,17 @@ def test_losses_are_per_example_and_weighted(name):
         return losses, tape.gradient(objective, kernel)
 
     losses, gradient = weighted(tf.constant(kernel))
-    expected, of_each = _softmax_losses(kernel, bias, **examples)
+    expected, gradients = _softmax_losses(kernel, bias, **examples)
     np.testing.assert_allclose(losses, expected, atol=2e-6)
-    np.testing.assert_allclose(gradient, np.einsum("n,nfc->fc", scale, of_each), atol=1e-5)
+    np.testing.assert_allclose(gradient, np.einsum("n,nfc->fc", scale, gradients), atol=1e-5)
 
 
 @pytest.mark.slow
 def test_initial_weights_are_the_models_own():
     model = tff_models.functional()
     converted = models.from_tff(model)
-    for found, expected in zip(converted.initial_weights.trainable, model.initial_weights[0]):
-        np.testing.assert_array_equal(found, expected)
+    for result, expected in zip(converted.initial_weights.trainable, model.initial_weights[0]):
+        np.testing.assert_array_equal(result, expected)
 
 
 def _masked_mean(losses):
@@ -116,10 +116,10 @@ _REFUSED = {
 }
 
 
-@pytest.mark.parametrize("said", _REFUSED)
-def test_unsupported_models_are_refused(said):
-    with pytest.raises(UserError, match=said) as refused:
-        models.from_tff(_REFUSED[said]())
+@pytest.mark.parametrize("message", _REFUSED)
+def test_unsupported_models_are_refused(message):
+    with pytest.raises(UserError, match=message) as refused:
+        models.from_tff(_REFUSED[message]())
     assert "\n" not in str(refused.value)
 
 
@@ -164,11 +164,11 @@ def test_there_and_back_is_the_same_model():
     model = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)
     again = models.from_tff(models.to_tff(model), metrics=model.metrics)
     weights = ModelWeights([tf.constant(w) for w in model.initial_weights.trainable], [])
-    found, expected = (
+    result, expected = (
         m.example_losses(weights, _examples(5), training=True, seed=_SEED)[0]
         for m in (again, model)
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 def test_random_layers_redraw_each_batch():

@@ -24,9 +24,9 @@ def test_files_without_the_function(tmp_path, case: Any):
     path = tmp_path / "my_model.py"
     if case is not None:
         path.write_bytes(case if isinstance(case, bytes) else case.encode())
-    found = error_of(path)
-    assert "\n" not in found
-    return found
+    result = error_of(path)
+    assert "\n" not in result
+    return result
 
 
 def test_a_folder_is_no_file(tmp_path):
@@ -117,11 +117,11 @@ def test_a_file_that_fails_while_it_is_loaded(tmp_path, statement, last):
     ]
 
 
-# --- Several users' files at once: each with the modules beside it, and what they define
+# --- Several users' files at once: neighbouring modules and definitions
 
 
-def _file(folder: Path, text: str, beside: Mapping[str, str] = {}) -> UserFile:
-    for name, content in {**beside, "mine.py": text}.items():
+def _file(folder: Path, text: str, neighbours: Mapping[str, str] = {}) -> UserFile:
+    for name, content in {**neighbours, "mine.py": text}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(content))
@@ -152,7 +152,7 @@ def test_neighbouring_modules_are_per_file(tmp_path):
     }
     for name in ("a", "b", "a"):
         assert _result(files[name]) == name
-        # Imported when it is called, as while a model is traced: nobody announces that.
+        # The call imports it, for example while a model is traced.
         assert files[name].function("later", "x")(None) == name
     assert "parts" not in sys.modules
     assert "lazy" not in sys.modules
@@ -175,7 +175,7 @@ def test_neighbouring_modules_are_per_file(tmp_path):
     ],
 )
 def test_every_way_to_import(tmp_path, statements):
-    beside = {
+    neighbours = {
         "package/__init__.py": "from package.part import NAME",
         "package/part.py": "import other\nNAME = other.NAME",
         "package/relative.py": "from . import part\nfrom .part import NAME",
@@ -185,7 +185,7 @@ def test_every_way_to_import(tmp_path, statements):
         "other.py": "NAME = 7",
     }
     names = set(sys.modules)
-    assert _result(_file(tmp_path, f"{statements}\ndef f(x): return found", beside)) == 7
+    assert _result(_file(tmp_path, f"{statements}\ndef f(x): return found", neighbours)) == 7
     assert not {"package", "folder", "other", "mine"} & (set(sys.modules) - names)
 
 
@@ -230,7 +230,7 @@ def test_neighbouring_module_adds_no_name(tmp_path):
 def test_a_module_that_was_changed_is_read_again(tmp_path):
     text = "import parts\ndef f(x): return parts.NAME"
     for number in range(3):
-        # Files of one size within a second: Python's own cache could not tell them apart.
+        # Python's cache would not distinguish files of one size within a second.
         assert _result(_file(tmp_path, text, {"parts.py": f"NAME = {number}"})) == number
     assert not (tmp_path / "__pycache__").exists()
 
@@ -256,10 +256,10 @@ _OPTIONS = """
 def test_type_hints_of_several_files(tmp_path, future, where):
     def classes(folder: str) -> tuple[type, type]:
         text = textwrap.dedent(_OPTIONS.format(future))
-        beside = {}
+        neighbours = {}
         if where == "module":
-            beside, text = {"parts.py": text}, "from parts import Kind, Options"
-        file = _file(tmp_path / folder, text, beside)
+            neighbours, text = {"parts.py": text}, "from parts import Kind, Options"
+        file = _file(tmp_path / folder, text, neighbours)
         return (
             file.value("Options", "a class", lambda value: isinstance(value, type)),
             file.value("Kind", "a class", lambda value: isinstance(value, type)),
@@ -286,7 +286,7 @@ def test_a_value_that_is_not_there(tmp_path, case):
     return golden.refusal(file.value, "SIZE", "a number", lambda value: isinstance(value, int))
 
 
-_BESIDE = {"parts.py": "import more", "more.py": "A = 1", "unused.py": "A = 1"}
+_NEIGHBOURS = {"parts.py": "import more", "more.py": "A = 1", "unused.py": "A = 1"}
 
 
 @pytest.mark.parametrize(
@@ -299,17 +299,17 @@ _BESIDE = {"parts.py": "import more", "more.py": "A = 1", "unused.py": "A = 1"}
 )
 @pytest.mark.parametrize(("changed", "same"), [("parts.py", 0), ("more.py", 0), ("unused.py", 1)])
 def test_digest_covers_imported_modules(tmp_path, text, changed, same):
-    def of(folder: str, **beside: str) -> str:
-        file = _file(tmp_path / folder, text, {**_BESIDE, **beside})
+    def digest(folder: str, **neighbours: str) -> str:
+        file = _file(tmp_path / folder, text, {**_NEIGHBOURS, **neighbours})
         if "def" in text:
             _result(file)
         return file.digests()
 
-    first = of("a")
-    assert of("a") == of("b") == first
-    assert (of("b", **{changed: _BESIDE[changed] + " # Changed"}) == first) == bool(same)
+    first = digest("a")
+    assert digest("a") == digest("b") == first
+    assert (digest("b", **{changed: _NEIGHBOURS[changed] + " # Changed"}) == first) == bool(same)
 
 
 def test_digest_of_single_file_is_its_content(tmp_path):
-    file = _file(tmp_path, "import json, tff_agnostic\n", _BESIDE)
+    file = _file(tmp_path, "import json, tff_agnostic\n", _NEIGHBOURS)
     assert file.digests() == {"file": digest((tmp_path / "mine.py").read_bytes())}

@@ -78,7 +78,7 @@ _HIDDEN = "tf.keras.Sequential([tf.keras.Input(data.x_shape), {}, layers.Dense(3
 @pytest.mark.parametrize(
     "keras_model, loss",
     [
-        # Code of users may have constants that are drawn anew.
+        # User code may have random constants.
         (_HIDDEN.format("layers.Dense(4, activation=lambda x: x)"), LOSS),
         (_HIDDEN.format("layers.Dense(4, kernel_regularizer=lambda w: tf.reduce_sum(w))"), LOSS),
         (_HIDDEN.format("layers.Lambda(lambda x: x * 2.0)"), LOSS),
@@ -186,7 +186,7 @@ def build_model(data):
 # --- Models and losses of users that do not fit the data, or are none
 
 
-# What is wrong with what the function returns
+# Errors in the result of the function
 
 
 @golden.values
@@ -209,14 +209,14 @@ def build_model(data):
     )
 
 
-# What is wrong with the model
+# Errors in the model
 
 
 def test_inputs_that_the_model_refuses(tmp_path):
     path = returning(tmp_path, "tf.keras.Sequential([tf.keras.Input([5]), layers.Dense(3)])", LOSS)
     line = error_line(path)
     assert line.startswith("the model, called with x [n, 4] float32, fails: ValueError: ")
-    # Of Keras 2, and of Keras 3.
+    # Keras 2, and Keras 3.
     assert re.search(r"expected shape=\(None, 5\), found shape=\(2, 4\)|to have value 5", line)
 
 
@@ -316,7 +316,7 @@ def test_batch_normalisation_is_refused(tmp_path):
     assert line.startswith("layer 'norm' updates moving averages while training")
 
 
-# What is wrong with the loss, or a metric
+# Errors in the loss, or a metric
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_a_loss_that_fails_shows_its_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "found"),
+    ("ratio", "returned"),
     [
         ("p", "[n, 3] float32"),
         ("(p, p)", "[n, 3] float32, [n, 3] float32"),
@@ -373,7 +373,7 @@ def test_a_loss_that_fails_shows_its_line(tmp_path):
         ("(None, 1.0)", "None, a float"),
     ],
 )
-def test_metrics_that_are_no_ratios(tmp_path, ratio, found):
+def test_metrics_that_are_no_ratios(tmp_path, ratio, returned):
     text = f"""{IMPORTS}
 from tff_agnostic.models import Metric
 
@@ -382,5 +382,5 @@ def build_model(data):
 """
     assert error_line(model_file(tmp_path, text)) == (
         "metric mine: expected a numerator and a denominator per example, float32 [n] each, found "
-        f"{found}"
+        f"{returned}"
     )

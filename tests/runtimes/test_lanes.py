@@ -73,11 +73,11 @@ def test_exception_is_raised_at_its_item(lanes):
             raise KeyError("three")
         return k
 
-    found = []
+    result = []
     with pytest.raises(KeyError, match="three"):
         for value in lanes.map_in_order(fn, range(100)):
-            found.append(value)
-    assert found == [0, 1, 2]
+            result.append(value)
+    assert result == [0, 1, 2]
     assert list(lanes.map_in_order(lambda k: k, range(9))) == list(range(9))
 
 
@@ -95,7 +95,7 @@ def test_exception_cancels_pending_items(lanes):
 
 
 def test_items_are_taken_lazily(lanes):
-    """Of a hundred thousand clients only those of twice as many shards as lanes are in memory."""
+    """Memory holds the clients of at most twice as many shards as lanes."""
     taken = []
 
     def items():
@@ -179,7 +179,7 @@ def test_sums_run_from_left_to_right():
 # --- How cohorts are cut into shards
 
 
-# What a shard's padding may be whatever its rows, and otherwise a part of them.
+# Padding that a shard may have regardless of its rows; above it, a fraction of them.
 _FREE_ROWS, _PART = 2048, 0.25
 
 
@@ -231,7 +231,7 @@ def test_groups_are_few_and_nearly_equal():
 
 
 def test_a_large_client_is_not_padded_to():
-    """Of 100,000 rows each small client would add 99,999 of padding."""
+    """Next to 100,000 rows, each small client would add 99,999 of padding."""
     assert vectorised_shards([1, 100_000, 1, 1], 4) == [(1,), (0, 2, 3)]
 
 
@@ -316,7 +316,7 @@ def test_rates_of_lambda_share_a_trace():
     assert np.any(lambdas[0] != lambdas[1])
 
 
-# What clients do, in four ways.
+# Work of clients, in four ways.
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "fed_avg_sub", "q_ffl", "stochastic_afl"])
 def test_trials_share_a_trace(name):

@@ -86,7 +86,7 @@ def test_it_can_be_entered_again():
 
 @pytest.mark.nightly
 def test_prepared_rounds_do_not_run_after_close():
-    """In TFF's default context, a worker that nobody ends would start."""
+    """TFF's default context would start a worker that never exits."""
     with TffRuntime() as runtime:
         algorithm = _algorithm()
         training = runtime.training(algorithm, PlainSum())
@@ -103,7 +103,7 @@ def test_prepared_rounds_do_not_run_after_close():
 
 @pytest.mark.nightly
 def test_dying_worker_raises_user_error():
-    """TFF would go on asking the dead worker for ever."""
+    """TFF would ask the dead worker for ever."""
     with TffWorker() as worker, _installed(worker):
         process = build_agnostic_fed_avg(logistic_regression(4, 3), 3)
         state, cohort = process.initialize(), _cohort(num=40, size=300)

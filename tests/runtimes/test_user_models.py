@@ -55,7 +55,7 @@ def test_client_modes_give_equal_rounds(
     model = _model(tmp_path, name)
     options = make_options(FedAvgOptions, client_learning_rate=0.3, client_batch_size=2)
     algorithm = fed_avg(Problem.numbered(model, _NUM_DOMAINS), options)
-    # What clients do is traced once for all modes.
+    # The work of clients is traced once for all modes.
     compiled = functools.lru_cache(CompiledClientWork)
 
     def train(mode: str) -> Any:
@@ -78,11 +78,11 @@ def test_client_modes_give_equal_rounds(
         if mode == "vectorised" and not USER_MODELS[name].can_be_vectorised:
             assert golden.refusal(train, mode).startswith(_REFUSED)
             continue
-        for found, expected in zip(
+        for result, expected in zip(
             tf.nest.flatten(train(mode)), tf.nest.flatten((weights, reports))
         ):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    # What TensorFlow cannot convert is streamed without a word.
+            np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    # Unconvertible models are streamed without a message.
     assert capfd.readouterr().err == ""
 
 
@@ -96,8 +96,8 @@ def test_masked_padding_has_no_effect(tmp_path, name):
     for vector_of_padding in (0.0, 9.0):
         weights[0][0] = vector_of_padding
         tensors = ModelWeights([tf.constant(weight) for weight in weights], [])
-        found = model.predict(tensors, x, False, tf.zeros([2], tf.int32))
-        scores.append(found.numpy())
+        result = model.predict(tensors, x, False, tf.zeros([2], tf.int32))
+        scores.append(result.numpy())
     np.testing.assert_allclose(*scores, atol=1e-6)
     assert np.any(scores[0][0] != scores[0][1])
 

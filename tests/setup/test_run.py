@@ -61,9 +61,9 @@ class Checkout:
         (self.root / "binaries" / "__main__.py").write_text(_COMMANDS)
         (self.root / "binaries" / "_private.py").touch()
         for tool in _TOOLS:
-            found = shutil.which(tool)
-            assert found, tool
-            (self.bin / tool).symlink_to(found)
+            result = shutil.which(tool)
+            assert result, tool
+            (self.bin / tool).symlink_to(result)
 
     def add(self, name: str, text: str) -> None:
         """Puts a program on PATH."""

@@ -77,8 +77,8 @@ def test_domain_vector_is_added_to_scores(model):
     # It starts as the network does, with vectors of zeros.
     start = list(wider.initial_weights.trainable)
     assert not start.pop(k).any()
-    for own, expected in zip(start, model.initial_weights.trainable, strict=True):
-        np.testing.assert_array_equal(own, expected)
+    for actual, expected in zip(start, model.initial_weights.trainable, strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
     weights = _random(wider, rng)
     rest = ModelWeights([w for i, w in enumerate(weights.trainable) if i != k], [])
@@ -86,10 +86,10 @@ def test_domain_vector_is_added_to_scores(model):
     x = tf.cast(rng.integers(0, 9, [5, *spec.shape[1:]]), spec.dtype)
     domain = np.array([3, 0, 2, 2, 0], np.int32)
     scores = model.predict(rest, x, False, _SEED).numpy()
-    found = wider.predict(weights, {"x": x, "domain": tf.constant(domain)}, False, _SEED)
+    result = wider.predict(weights, {"x": x, "domain": tf.constant(domain)}, False, _SEED)
     vectors = weights.trainable[k].numpy()[domain]
     expected = scores + vectors.reshape(5, *[1] * (scores.ndim - 2), -1)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
     # The last layer is the network's; the vectors can be trained alone.
     layer = last_layer(model)
     assert last_layer(wider).name == layer.name
@@ -129,16 +129,16 @@ def test_clients_add_the_domain():
         "domain_id": np.array([1, 0, 1], np.int32),
     }
     telling = ClientsWithDomain(InMemoryClients({"a": examples}))
-    found = telling.read("a")
-    np.testing.assert_array_equal(found["x"]["domain"], [1, 0, 1])
-    np.testing.assert_array_equal(found["x"]["x"], examples["x"])
-    assert found["y"] is examples["y"] and telling.client_domain_counts() is None
+    result = telling.read("a")
+    np.testing.assert_array_equal(result["x"]["domain"], [1, 0, 1])
+    np.testing.assert_array_equal(result["x"]["x"], examples["x"])
+    assert result["y"] is examples["y"] and telling.client_domain_counts() is None
     np.testing.assert_array_equal(client_domain_counts(telling, 2), [[1, 2]])
-    of_arrays = ClientsWithDomain(InMemoryClients({"a": {**examples, "x": {"b": examples["x"]}}}))
-    assert sorted(of_arrays.read("a")["x"]) == ["b", "domain"]
+    arrays = ClientsWithDomain(InMemoryClients({"a": {**examples, "x": {"b": examples["x"]}}}))
+    assert sorted(arrays.read("a")["x"]) == ["b", "domain"]
 
 
-def _of_probabilities():
+def _from_probabilities():
     return model_from_keras(
         lambda: tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(3, "softmax")]),
         loss=tf.keras.losses.SparseCategoricalCrossentropy(reduction="none"),
@@ -150,7 +150,7 @@ def _of_probabilities():
     ("model", "message"),
     [
         (lambda: unigram_model(3), "a task with a Keras model, found another model"),
-        (_of_probabilities, "a model whose outputs are scores or numbers, to which"),
+        (_from_probabilities, "a model whose outputs are scores or numbers, to which"),
         (
             lambda: with_domain(logistic_regression(2, 2), 2),
             "model inputs without the name 'domain', found x, domain",

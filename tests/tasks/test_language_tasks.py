@@ -208,7 +208,7 @@ def test_questions_and_answers_only(tmp_path, sizes):
 
 @pytest.fixture
 def word_counts(monkeypatch):
-    """What TFF would download."""
+    """The file that TFF would download."""
 
     def load_word_counts(cache_dir, vocab_size):
         words = OrderedDict([("how", 30), ("so", 20), ("?", 10)])
@@ -270,11 +270,11 @@ def test_where_there_is_no_network(tmp_path, monkeypatch, missing, instead):
     monkeypatch.setattr(tff.simulation.datasets.stackoverflow, missing, fail)
     if missing == "load_word_counts":
         _questions(tmp_path / "stackoverflow.sqlite")
-    found = golden.refusal(
+    result = golden.refusal(
         lambda: load_task("stackoverflow", {}, TaskContext(0, data_dir=tmp_path))
     )
     file = {"load_data": "stackoverflow.sqlite", "load_word_counts": "stackoverflow.word_count"}
-    assert found == (
+    assert result == (
         f"{instead}, as TensorFlow Federated could not download {file[missing]} (no network), "
         "found none"
     )
@@ -290,12 +290,12 @@ def test_words_come_from_store_or_list(tmp_path):
     words = tmp_path / "words.txt"
     words.write_text("dog 3\nthe 2\n\ncat 1\n")
     small = {"sequence_length": 3, "network": LstmNetwork(2, 2)}
-    of_store = _loaded(path, vocabulary=str(other), **small)
-    of_list = _loaded(path, vocabulary=str(words), **small)
+    store_words = _loaded(path, vocabulary=str(other), **small)
+    list_words = _loaded(path, vocabulary=str(words), **small)
     # dog 1, the 2, cat 3, others 4, begin 5, end 6: "cat sat the".
-    np.testing.assert_array_equal(of_store.train.read("a")["x"], [[5, 3, 4]])
-    np.testing.assert_array_equal(of_list.train.read("a")["y"], [[3, 4, 2]])
-    assert of_store.fingerprint == of_list.fingerprint != _loaded(path, **small).fingerprint
+    np.testing.assert_array_equal(store_words.train.read("a")["x"], [[5, 3, 4]])
+    np.testing.assert_array_equal(list_words.train.read("a")["y"], [[3, 4, 2]])
+    assert store_words.fingerprint == list_words.fingerprint != _loaded(path, **small).fingerprint
 
 
 @golden.values

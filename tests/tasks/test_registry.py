@@ -48,10 +48,10 @@ def test_defaults_are_valid_run_settings(name):
     entry = DEFAULTS[name]
     assert entry.summary
     kinds = [RunConfig, *(kind for _, _, kind in settings_of_runs())]
-    known = {flag.name for kind in kinds for flag in flags_of(kind)}
-    assert set(entry.settings) <= known
+    expected = {flag.name for kind in kinds for flag in flags_of(kind)}
+    assert set(entry.settings) <= expected
     for algorithm, defaults in entry.settings_by_algorithm.items():
-        assert set(defaults) <= known
+        assert set(defaults) <= expected
         resolve(name, {"algorithm": algorithm}, {})
     resolve(name, {}, {})
 
@@ -70,8 +70,8 @@ def test_task_flags_are_shared_and_distinct():
     assert not set(options) & {*run_flags(), *runtime_flags(), *own_flags()}
     assert options["heldout_share"].user_names == "digits, adult"
     check_task_options("adult", ["ridge", "heldout_share"])
-    found = golden.refusal(check_task_options, "adult", ["ridge", "train_share"])
-    assert found.startswith(
+    result = golden.refusal(check_task_options, "adult", ["ridge", "train_share"])
+    assert result.startswith(
         "--train_share has no effect with --task=adult: it needs --task=custom or next_word or "
     )
 
@@ -124,8 +124,8 @@ def test_errors_of_a_run_name_flags(tmp_path):
     assert golden.refusal(load_task_of_run, "emnist", options, context) == f"--{message}"
     message = "data: expected a client store, which this task reads, found none"
     assert golden.refusal(load_task, "next_word", {}, TaskContext(0)) == message
-    found = golden.refusal(load_task_of_run, "spanish_keyboard", {}, TaskContext(0))
-    assert found == f"--{message}"
+    result = golden.refusal(load_task_of_run, "spanish_keyboard", {}, TaskContext(0))
+    assert result == f"--{message}"
 
 
 @pytest.mark.parametrize("name", ["digits", "toy_regression"])
@@ -270,13 +270,13 @@ def test_a_store_with_another_example_is_another_one(
         name: write(tmp_path / f"{name}.sqlite", content)
         for name, content in (("first", first), ("same", first), ("other", other))
     }
-    found = {name: _fingerprint(task, tmp_path, store) for name, store in stores.items()}
-    assert found["first"] == found["same"]
-    assert found["first"]["data"] != found["other"]["data"]
-    assert len(found["first"]["data"]) == 16
-    # A change that has a name of its own is told by that: the first that differs is told.
-    assert list(found["first"])[-1] == "data"
-    assert {**found["other"], "data": ""} == {**found["first"], "data": ""}
+    result = {name: _fingerprint(task, tmp_path, store) for name, store in stores.items()}
+    assert result["first"] == result["same"]
+    assert result["first"]["data"] != result["other"]["data"]
+    assert len(result["first"]["data"]) == 16
+    # A change with its own name is reported by that name: the first difference.
+    assert list(result["first"])[-1] == "data"
+    assert {**result["other"], "data": ""} == {**result["first"], "data": ""}
 
 
 @pytest.mark.slow

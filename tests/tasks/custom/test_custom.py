@@ -11,7 +11,7 @@ from tff_agnostic.data.store_format import Record
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.program.runs.spec import resolve
 
-_OF_TWO_INPUTS = """
+_TWO_INPUTS = """
     import tensorflow as tf
 
     def build_model(data):
@@ -65,7 +65,7 @@ def test_several_features(tmp_path):
 
     rows = [person(split, *p) for split in ("train", "test") for p in ((30, 0), (50, 1))]
     data = write_store(tmp_path / "s.sqlite", rows, "features")
-    task = load(model_file(tmp_path, _OF_TWO_INPUTS), data)
+    task = load(model_file(tmp_path, _TWO_INPUTS), data)
     x = task.train.read("a")["x"]
     assert x["age"].tolist() == [30, 50]
     assert x["age"].dtype == np.int32
@@ -223,15 +223,15 @@ def test_numbers_that_are_not_finite(tmp_path):
 )
 def test_options_that_cannot_be(tmp_path, store, options, message):
     data = store(tmp_path / "s.sqlite")
-    found = error_of(model_file(tmp_path, CLASSIFIER), data, **options)
-    assert found.startswith(message.format(data=data))
-    assert "\n" not in found
+    result = error_of(model_file(tmp_path, CLASSIFIER), data, **options)
+    assert result.startswith(message.format(data=data))
+    assert "\n" not in result
 
 
 # --- Categories of a client store, as entries of a vector or as ids
 
 
-_OF_CATEGORY_IDS = """
+_CATEGORY_IDS = """
     import tensorflow as tf
 
     def build_model(data):
@@ -267,7 +267,7 @@ def test_categories_are_one_of_several_inputs(tmp_path):
 
 def test_categories_as_ids(tmp_path):
     data = people(tmp_path / "s.sqlite")
-    task = load(model_file(tmp_path, _OF_CATEGORY_IDS), data, categories="ids")
+    task = load(model_file(tmp_path, _CATEGORY_IDS), data, categories="ids")
     examples = task.train.read("a")
     assert examples["x"]["job"].tolist() == [2, 0, 1]
     assert examples["x"]["town"].tolist() == [1, 1, 0]
@@ -280,11 +280,11 @@ def test_fingerprint_covers_categories(tmp_path):
     model = model_file(tmp_path, CLASSIFIER)
     first = people(tmp_path / "s.sqlite")
     other = people(tmp_path / "o.sqlite", jobs=("baker", "clerk"))
-    of_first, of_other = load(model, first).fingerprint, load(model, other)
-    assert of_first["categories"] != of_other.fingerprint["categories"]
+    first_print, other_task = load(model, first).fingerprint, load(model, other)
+    assert first_print["categories"] != other_task.fingerprint["categories"]
     with_those_of_first = load(model, other, vocabulary=str(first))
-    assert with_those_of_first.fingerprint["categories"] == of_first["categories"]
-    np.testing.assert_array_equal(of_other.test.read("a")["x"][:, 3:], [[0, 1]])
+    assert with_those_of_first.fingerprint["categories"] == first_print["categories"]
+    np.testing.assert_array_equal(other_task.test.read("a")["x"][:, 3:], [[0, 1]])
     np.testing.assert_array_equal(with_those_of_first.test.read("a")["x"][:, 3:], [[0, 0]])
     numbers = points(tmp_path / "p.sqlite")
     assert error_of(model, other, vocabulary=str(numbers)) == (
