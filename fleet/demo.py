@@ -61,13 +61,7 @@ def demo(
     """Runs rounds with a client of a folder on each node.
 
     Args:
-        export: Folder of the export.
-        clients: Folder of TFRecord files of clients.
-        nodes: Number of nodes.
-        rounds: Number of rounds.
         folder: New folder for keys, settings, states and logs.
-        report: Called with human-readable lines.
-        weaker_privacy: See `server.FleetServer`.
     """
     names = prepare(export, clients, nodes, rounds, folder, report, weaker_privacy)
     with Processes(folder / "processes") as processes:
@@ -222,9 +216,6 @@ def write_settings(
     """Writes keys and settings of nodes, whose examples are in the folder `clients`.
 
     Args:
-        folder: Folder of the demo.
-        export: Folder of the export.
-        names: Names of the nodes.
         draws_all: Whether each round waits for all nodes.
     """
     sha256 = manifest_sha256(export)

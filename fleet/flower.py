@@ -194,7 +194,6 @@ def serve(answer: Callable[[bytes], bytes], address: str, secret: bytes) -> None
     The run's FAB is neither unpacked nor loaded.
 
     Args:
-        answer: Returns the answer to a message.
         address: HOST:PORT of the SuperNode's Runtime API, on loopback.
         secret: The SuperNode's secret.
     """

@@ -80,7 +80,6 @@ def make_server_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[Path], 
     """Creates a server's keys, a certificate and a roster; an existing authority and secret stay.
 
     Args:
-        folder: Folder of the keys.
         hosts: Names and addresses by which nodes reach the server.
         nodes: Files of `make_node_keys`.
         days: Validity of the certificate.

@@ -206,12 +206,8 @@ def run_server(
 
     Args:
         keys_folder: Folder of `keys.make_server_keys`.
-        settings_file: The file `server.toml`.
-        rounds: Number of rounds of training, including earlier ones.
         address: Address of the filter, for nodes.
         port: Port of the SuperLink, on loopback.
-        report: Called with human-readable lines.
-        weaker_privacy: See `server.FleetServer`.
     """
     from fleet import flower
 
@@ -331,10 +327,7 @@ def run_node(
 
     Args:
         keys_folder: Folder of `keys.make_node_keys`, with the server's `ca.crt`.
-        settings_file: The file `node.toml`.
-        server: Address of the server.
         port: Port of the SuperNode, on loopback.
-        report: Called with human-readable lines.
     """
     read_node_settings(settings_file)
     authority = keys_folder / keys.AUTHORITY

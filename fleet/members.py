@@ -41,7 +41,6 @@ class Exchange:
     """One request to several nodes.
 
     Attributes:
-        stage: Name of the request.
         asked: Number of asked nodes.
         answered: Number of nodes with an accepted answer in time.
         bytes_down: Total size of the requests.
@@ -61,8 +60,6 @@ class Members:
     """The nodes that have proved their identity, for one plan of the server's.
 
     Args:
-        channel: Transport to the nodes.
-        identities: The roster.
         manifest: SHA-256 of the plan's manifest.
         head: Further fields of HELLO, which nodes compare with their own.
         timeout: Seconds to wait for an answer to HELLO.
@@ -114,7 +111,6 @@ class Members:
         """Asks nodes and takes their answers until all have come or time is over.
 
         Args:
-            stage: Name of the request.
             requests: Messages by identity. An unreachable node is asked when it comes back.
             timeout: Maximum number of seconds to wait.
             take: Called with an identity and its answer; raises PlanError to refuse it.

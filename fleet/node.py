@@ -60,7 +60,6 @@ class Node:
     restart.
 
     Args:
-        settings: Settings of the node.
         draw: Draws the noise of plans with noise of nodes.
 
     Raises:

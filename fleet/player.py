@@ -81,10 +81,8 @@ class Player:
     does a call after it has ended, for example at a limit of memory or time.
 
     Args:
-        export: Folder of the export.
         pinned: SHA-256 of its manifest, as hexadecimal digits; no other export runs.
         limits: Memory of the process, time of each call, examples of a client.
-        trust: Whether to run without a sandbox.
         reads: Files and folders with examples that the process may read.
     """
 

@@ -247,7 +247,6 @@ def convert_example(
     them.
 
     Args:
-        features: The features that the plan reads.
         domains: The names of the plan's domains, in the order of their ids.
         where: Name of the example, for messages.
     """

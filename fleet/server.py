@@ -72,9 +72,6 @@ class FleetServer:
     the nodes again for the shares that unmask them.
 
     Args:
-        settings: Settings of the server.
-        channel: Transport to the nodes.
-        listener: Receiver of the progress.
         player: Creates the player of an export, given the export, the SHA-256 of its manifest,
             limits and trust.
         weaker_privacy: Whether rounds may break the assumptions of the plan's epsilon; the server
@@ -395,8 +392,6 @@ def _obstacles(
     """Returns the reasons why a fleet cannot draw cohorts as a plan's epsilon assumes.
 
     Args:
-        noise: Noise of the plan.
-        settings: Settings of the server.
         nodes: Number of the roster's nodes.
         is_secure: Whether sums are secure.
     """

@@ -80,7 +80,6 @@ class PlanSettings:
     """An export in addition to the training's.
 
     Attributes:
-        export: Its folder.
         manifest_sha256: SHA-256 of its manifest, as 64 hexadecimal digits.
         every: On a server: number of training rounds between its rounds.
     """
@@ -100,17 +99,14 @@ class NodeSettings:
     """A node; it is one client.
 
     Attributes:
-        export: Folder of the export.
         manifest_sha256: SHA-256 of its manifest, as 64 hexadecimal digits; no other export runs.
         identity: File of the node's secret; see `read_identity`.
         roster: File of all nodes' identities; see `read_roster`.
         state: Folder of this node's answers.
-        data: Location of the examples.
         evaluation: An export of an evaluation that the node also runs.
         min_clients: Minimum number of clients in a sum that the node helps to unmask; the server
             has the same.
         limits: Limits of memory, time and examples.
-        trust: Whether to run without a sandbox.
         privacy: Requirements on the noise of plans and the number of sums.
     """
 
@@ -176,7 +172,6 @@ class ServerSettings:
         rest_rounds: Number of rounds for which an unresponsive node is excluded.
         timeouts: Seconds to wait.
         limits: Limits of memory and time.
-        trust: Whether to run without a sandbox.
         keeps_sums: Whether the folder for state keeps the sums of each round.
         target_epsilon: Maximum epsilon of any client, by the server's account; None for the limits
             of the plan's account alone.

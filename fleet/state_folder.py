@@ -43,7 +43,6 @@ class StateFolder:
     """The folder, created if necessary, of at most one server at a time.
 
     Args:
-        folder: Its path.
         step: Called with a description of the last write; may stop the server.
     """
 

@@ -46,14 +46,7 @@ class Kind(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """A message.
-
-    Attributes:
-        kind: Its kind.
-        head: Values of JSON, by name.
-        parts: Contents.
-        where: Name of the message in errors.
-    """
+    """A message."""
 
     kind: Kind
     head: Mapping[str, Any]

@@ -47,7 +47,6 @@ def serve(handle: Callable[[Any, Files], Files], listener: Listener, shared: int
 
     Args:
         handle: Called with a request and its files; returns files. It may raise `sandbox.Refused`.
-        listener: Connection to the worker.
         shared: File descriptor of the shared memory, the payload's SHARED.
 
     Returns:

@@ -83,12 +83,8 @@ class Lines:
 class ServerAccount:
     """The privacy that the rounds of a server have spent.
 
-    Attributes:
-        delta: The delta of the epsilons.
-
     Args:
         path: File of the account; the caller has it locked.
-        delta: The delta of the epsilons.
         target: Maximum epsilon of any client; None for no limit.
     """
 
@@ -115,10 +111,6 @@ class ServerAccount:
     def check(self, clients: Iterable[bytes], number: int) -> float:
         """Returns epsilon after a round with these clients.
 
-        Args:
-            clients: Identities of the cohort.
-            number: Number of the round.
-
         Raises:
             PlanError: The round would exceed a limit.
         """
@@ -128,7 +120,6 @@ class ServerAccount:
         """Counts a secure sum, each session once, before nodes are asked to unmask it.
 
         Args:
-            session: Session of secure aggregation.
             clients: Identities of the clients whose values are in the sum.
         """
 
@@ -136,7 +127,6 @@ class ServerAccount:
         """Counts a round before its noised result is computed, once more if it is computed again.
 
         Args:
-            number: Number of the round.
             clients: Identities of the clients whose values are in its sum.
         """
 
@@ -159,9 +149,6 @@ class OpenedSums(ServerAccount):
     """The account of a server whose nodes add the noise: the sums that it has unmasked.
 
     Args:
-        path: See `ServerAccount`.
-        noise: Noise of the plan.
-        target: See `ServerAccount`.
         weaker: Whether a client may be in more sums than the manifest's account has.
     """
 
@@ -236,9 +223,6 @@ class ReleasedRounds(ServerAccount):
     """The account of a server that adds the noise: the rounds that it has released.
 
     Args:
-        path: See `ServerAccount`.
-        noise: Noise of the plan.
-        target: See `ServerAccount`.
         is_drawn: Whether cohorts are the plan's secret draws. Epsilon of other cohorts counts the
             rounds of each client, as if everyone knew them.
     """
@@ -307,7 +291,6 @@ class NodeAccount:
 
     Args:
         path: File of the account, for all plans of the node.
-        noise: Noise of the plan.
         limits: Limits of the node's operator.
     """
 

@@ -37,7 +37,6 @@ class NoisedGroup:
     """Tensors that are clipped together; of each client one vector of integers.
 
     Attributes:
-        name: Name for messages.
         tensors: Their names in the plan.
         modulus: Modulus of their sums, a power of two.
         largest_squared_norm: Bound of the sum of squares of a client's integers.
@@ -84,7 +83,6 @@ class NodeNoise:
         min_clients: Minimum number of clients with noise in an unmasked sum.
         takes_part: Probability that a client's values are in a sum; otherwise it sends zeros with
             its noise, as its secret.
-        delta: The delta of the epsilons.
         claimed: Epsilon after a client was in 1, 2, ... sums, according to the plan's author. It
             limits the number of sums; `epsilon` is computed from the noise.
     """
@@ -129,7 +127,6 @@ class NodeNoise:
         """Checks that the noise is that of a plan's sums.
 
         Args:
-            tensors: All tensors that a client sends.
             min_clients: Minimum number of clients in an unmasked sum.
         """
         if min_clients < self.min_clients:
@@ -258,7 +255,6 @@ def read_node_noise(export: Path, pinned: str) -> Optional[NodeNoise]:
     """Returns the noise that nodes add; None if an export's manifest has none.
 
     Args:
-        export: Folder of the export.
         pinned: SHA-256 of its manifest, as hexadecimal digits.
     """
     return parse_node_noise(pinned_manifest(export, pinned))
@@ -291,7 +287,6 @@ def parse_noise(
     """Returns the differential privacy of a manifest; None if it has none of these mechanisms.
 
     Args:
-        manifest: Content of the manifest.
         mechanisms: Functions that convert the manifest's entry, by mechanism.
     """
     try:

@@ -81,7 +81,6 @@ class ServerNoise:
 
     Attributes:
         noise_multiplier: Standard deviation of a round's noise per clip norm.
-        delta: The delta of the epsilons.
         draw: The draw of cohorts.
         rounds: Number of rounds that the guarantee is for.
         claimed: Epsilon after these rounds, according to the plan's author.
@@ -163,7 +162,6 @@ def read_server_noise(export: Path, pinned: str) -> Optional[ServerNoise]:
     """Returns the noise that the server adds; None if an export's manifest has none.
 
     Args:
-        export: Folder of the export.
         pinned: SHA-256 of its manifest, as hexadecimal digits.
     """
     return parse_server_noise(pinned_manifest(export, pinned))

@@ -34,8 +34,6 @@ class _State:
     """A client's state of a session; fields without further use are empty.
 
     Attributes:
-        identity: The client's identity.
-        plan: Digest of the `SumPlan`.
         answered: Type of the last answer, 0 for a session that was given up.
         request: SHA-256 of the last request.
         sealing: Secret of the key that encrypts shares.

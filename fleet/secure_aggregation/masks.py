@@ -113,7 +113,7 @@ def unpack(packed: bytes | memoryview, size: int, modulus: int) -> np.ndarray | 
     """
     width = bits(modulus)
     values = np.zeros(size, np.uint64)
-    largest = np.uint64(modulus - 1)
+    most = np.uint64(modulus - 1)
     for start in range(0, size, _GROUPS * _WORD):
         count = min(size - start, _GROUPS * _WORD)
         groups = -(-count // _WORD)
@@ -129,7 +129,7 @@ def unpack(packed: bytes | memoryview, size: int, modulus: int) -> np.ndarray | 
         if width < _WORD:
             columns &= np.uint64((1 << width) - 1)
         numbers = columns.T.ravel()
-        if (numbers > largest).any() or numbers[count:].any():
+        if (numbers > most).any() or numbers[count:].any():
             return None
         values[start : start + count] = numbers[:count]
     spare = packed_size(size, modulus) * 8 - size * width

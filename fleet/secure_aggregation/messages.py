@@ -75,7 +75,6 @@ class Keys:
     """A client's public keys for one session.
 
     Attributes:
-        sender: Its identity.
         plan: The digest of its `SumPlan`.
         sealing: Public key for the encryption of shares.
         masking: Public key from which masks of pairs derive.
@@ -94,7 +93,6 @@ class Shares:
     """A client's shares of its secrets, for its holders: its neighbours and itself.
 
     Attributes:
-        sender: Its identity.
         seed: Commitment to the seed of its own mask.
         commitments: Commitments to the shares, by holder.
         sealed: Encrypted shares, by neighbour.
@@ -170,7 +168,6 @@ class _Reader:
     """Reads a message from its beginning to its end.
 
     Args:
-        where: Name of the message in errors.
         client: The client at fault if the message is invalid.
     """
 

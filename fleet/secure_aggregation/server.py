@@ -32,9 +32,7 @@ class _State:
     """The server's state of a session, along with its masked sums.
 
     Attributes:
-        plan: Digest of the `SumPlan`.
         stage: Type of the answers to collect, 0 when the sum is unmasked.
-        cohort: Clients that were asked to take part.
         keys: Messages KEYS of the roster.
         shares: Messages SHARES of the sharers.
         survivors: Clients whose masked values are in the sum.
@@ -61,7 +59,6 @@ class Server:
 
     Args:
         plan: The sum, from the server's own copy of the plan.
-        identities: All clients of the fleet.
         folder: Folder of its sessions.
         session: A session that `begin` has begun.
     """

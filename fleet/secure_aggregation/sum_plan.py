@@ -27,8 +27,6 @@ class SummedTensor:
     """A tensor of integers to sum over the clients.
 
     Attributes:
-        name: Its name in the plan.
-        shape: Its shape.
         bound: Upper bound of a client's values, which are from 0 to `bound` - 1.
         modulus: Modulus of the sum, from `bound` to 2^64.
     """
