@@ -223,7 +223,7 @@ def write_settings(
     # The state may contain the key of the server's noise, so nodes get the plan without it.
     plan = folder / "plan_of_nodes"
     shutil.copytree(export, plan)
-    (plan / SERVER_STATE).unlink()
+    (plan / SERVER_STATE).unlink(missing_ok=True)
     publics = [keys.make_node_keys(folder / name, name) for name in names]
     server = folder / "server"
     keys.make_server_keys(server, ["127.0.0.1"], publics, days=2)

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import importlib.util
 import logging
-import platform
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -79,8 +78,8 @@ class Node:
         self._lock = threading.Lock()
         self._answers: dict[Kind, Callable[[Message, _Plan], Message]] = {
             Kind.HELLO: self._welcome,
-            Kind.STAGE: self._stage,
-            Kind.WORK: self._work,
+            Kind.STAGE: lambda asked, plan: Message(Kind.STAGED, {}, (plan.staged(asked),)),
+            Kind.WORK: lambda asked, plan: Message(Kind.WORKED, {}, (plan.worked(asked),)),
         }
         plans = [PlanSettings(settings.export, settings.manifest_sha256)]
         if settings.evaluation is not None:
@@ -135,15 +134,8 @@ class Node:
             {
                 "identity": self._identity.hex(),
                 "signature": primitives.sign(self._secret, text).hex(),
-                "python": platform.python_version(),
             },
         )
-
-    def _stage(self, message: Message, plan: _Plan) -> Message:
-        return Message(Kind.STAGED, {}, (plan.staged(message),))
-
-    def _work(self, message: Message, plan: _Plan) -> Message:
-        return Message(Kind.WORKED, {}, (plan.worked(message),))
 
 
 class _Plan:
