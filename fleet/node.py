@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import logging
+import runpy
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -301,15 +301,11 @@ def _read_store(path: Path, split: str, client: str, max_records: int) -> Exampl
 
 
 def _load_function(path: Path) -> Callable[[dict[str, Any]], Any]:
-    spec = importlib.util.spec_from_file_location("plan_runner_node_data", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise PlanError(f"{path}: expected a Python file with a function load, found none")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        load = runpy.run_path(str(path)).get("load")
+    # The operator's file may raise anything.
     except Exception as e:
         raise PlanError(f"{path}: {type(e).__name__}: {reason(e)}") from e
-    load: Callable[[dict[str, Any]], Any] | None = getattr(module, "load", None)
     if not callable(load):
         raise PlanError(f"{path}: expected a function load, found none")
     return load
