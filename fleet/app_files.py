@@ -1,6 +1,6 @@
 """The three small files by which Flower starts a fleet; they name the installed package only.
 
-Nodes run what their operators have installed and pinned, whatever these files contain.
+Nodes run their operators' installed package and pinned export, whatever these files contain.
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ settings = ""
 rounds = 0
 weaker_privacy = false
 """
-_PART = '''\
-"""The {part} that the installed fleet runs."""
-
-from fleet.flower import {part}_app as app
+_SERVER_APP = """\
+from fleet.flower import server_app as app
 
 __all__ = ["app"]
-'''
+"""
+# Nodes do not load it.
+_CLIENT_APP = """\
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+"""
 
 
 def app_files(manifest: str) -> dict[str, str]:
-    """Returns the files' text by their names.
+    """Returns the files' contents by name.
 
     Args:
         manifest: SHA-256 of the export's manifest, as 64 hexadecimal digits.
     """
     return {
         "pyproject.toml": _PROJECT.format(manifest=manifest),
-        "server_app.py": _PART.format(part="server"),
-        "client_app.py": _PART.format(part="client"),
+        "server_app.py": _SERVER_APP,
+        "client_app.py": _CLIENT_APP,
     }

@@ -15,12 +15,10 @@ from fleet.errors import ERRORS
 from plan_runner.errors import PlanError, counted
 from plan_runner.terminal import escape_output
 
-_PROGRAM = "fleet"
 _USAGE_STATUS = 2
-# What shells add to a signal's number.
+# Shells add this to a signal's number.
 _SIGNAL_STATUS = 128
-_PORT = 8443
-# What writing to a full disk raises, without the file's name.
+# Errors of writing to a full disk, which have no file name.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -32,7 +30,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     try:
         with ended_by_signals():
-            return int(arguments.run(arguments))
+            arguments.run(arguments)
     except ERRORS as e:
         return _failed(str(e))
     except OSError as e:
@@ -43,10 +41,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except Terminated as e:
         print("interrupted", file=sys.stderr)
         return _SIGNAL_STATUS + e.number
+    return 0
 
 
-def _failed(words: str) -> int:
-    print(f"error: {' '.join(words.split())}", file=sys.stderr)
+def _failed(message: str) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return _USAGE_STATUS
 
 
@@ -60,49 +59,94 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         self.exit(_USAGE_STATUS, f"error: {message} ({self.prog} --help)\n")
 
+    def add_path(self, flag: str, metavar: str, description: str) -> None:
+        self.add_argument(flag, metavar=metavar, type=Path, required=True, help=description)
+
+    def add_weaker_privacy(self) -> None:
+        self.add_argument(
+            "--weaker_privacy",
+            action="store_true",
+            help="run rounds that the plan's epsilon does not cover, such as other cohorts or more "
+            "rounds; the server states their epsilon",
+        )
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog=_PROGRAM,
+        prog="fleet",
         description="Runs an export on several machines: a server and nodes, on Flower.",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    _add_keys(commands)
-    _add_server(commands)
-    _add_node(commands)
-    _add_demo(commands)
-    return parser
 
-
-def _add_keys(commands: argparse._SubParsersAction[_Parser]) -> None:
-    parser = commands.add_parser(
+    keys = commands.add_parser(
         "keys",
         help="make a node's keys, or a server's keys and certificate",
-        description=(
-            "Makes a node's keys, on its machine; or a server's, from the files NAME.public.toml "
-            "that nodes' operators have sent. Nodes need the server's ca.crt and roster.toml."
-        ),
+        description="Makes a node's keys, on its machine; or a server's, from the files "
+        "NAME.public.toml of nodes' operators. Nodes need the server's ca.crt and roster.toml.",
     )
-    who = parser.add_mutually_exclusive_group(required=True)
+    who = keys.add_mutually_exclusive_group(required=True)
     who.add_argument("--node", metavar="NAME", help="the node's name in the roster")
     who.add_argument(
         "--server",
         metavar="HOSTS",
-        help="names and addresses by which nodes reach the server, with commas between them",
+        help="names and addresses by which nodes reach the server, separated by commas",
     )
-    parser.add_argument(
-        "--nodes", metavar="FILES", help="with --server: nodes' files, with commas between them"
+    keys.add_argument(
+        "--nodes", metavar="FILES", help="with --server: nodes' files, separated by commas"
     )
-    parser.add_argument(
-        "--days", type=int, help="with --server: how long the certificate holds (default: 365)"
+    keys.add_argument(
+        "--days", type=int, help="with --server: validity of the certificate (default: 365)"
     )
-    parser.add_argument(
-        "--output", metavar="FOLDER", type=Path, required=True, help="new folder of the keys"
+    keys.add_path("--output", "FOLDER", "new folder of the keys")
+    keys.set_defaults(run=_keys)
+
+    server = commands.add_parser("server", help="run rounds with the connected nodes")
+    server.add_path("--keys", "FOLDER", "the server's keys")
+    server.add_path("--settings", "FILE", "the file server.toml")
+    server.add_argument(
+        "--rounds", type=int, required=True, help="rounds of training, including earlier ones"
     )
-    parser.set_defaults(run=_keys)
+    server.add_argument("--host", default="127.0.0.1", help="address for nodes (%(default)s)")
+    server.add_argument("--port", type=int, default=8443, help="port for nodes (%(default)s)")
+    server.add_argument(
+        "--open_to_network",
+        action="store_true",
+        help="let --host be other than loopback: nodes' requests alone pass the filter there",
+    )
+    server.add_argument(
+        "--superlink_port",
+        type=int,
+        default=8000,
+        help="port of its SuperLink, on loopback (%(default)s)",
+    )
+    server.add_weaker_privacy()
+    server.set_defaults(run=_server)
+
+    node = commands.add_parser("node", help="run as one client")
+    node.add_path("--keys", "FOLDER", "the node's keys")
+    node.add_path("--settings", "FILE", "the file node.toml")
+    node.add_argument("--server", metavar="HOST:PORT", required=True, help="the server's address")
+    node.add_argument(
+        "--port", type=int, default=8101, help="port of its SuperNode, on loopback (%(default)s)"
+    )
+    node.set_defaults(run=_node)
+
+    demo = commands.add_parser("demo", help="run a fleet on this machine, every part as a process")
+    demo.add_path("--export", "FOLDER", "folder of the export")
+    demo.add_path("--clients", "FOLDER", "folder with a file NAME.tfrecord per client")
+    demo.add_argument(
+        "--nodes", type=int, default=4, help="number of nodes, at least 3 (%(default)s)"
+    )
+    demo.add_argument("--rounds", type=int, default=3, help="number of rounds (%(default)s)")
+    demo.add_argument(
+        "--output", metavar="FOLDER", type=Path, help="new folder to keep; none by default"
+    )
+    demo.add_weaker_privacy()
+    demo.set_defaults(run=_demo)
+    return parser
 
 
-def _keys(arguments: argparse.Namespace) -> int:
+def _keys(arguments: argparse.Namespace) -> None:
     from fleet import keys
 
     folder = arguments.output
@@ -110,10 +154,10 @@ def _keys(arguments: argparse.Namespace) -> int:
         for flag in ("nodes", "days"):
             if getattr(arguments, flag) is not None:
                 raise PlanError(f"--{flag} has no effect with --node")
-        sent = keys.make_node_keys(folder, arguments.node)
+        public = keys.make_node_keys(folder, arguments.node)
         print(f"{folder}: secrets of {arguments.node}, which stay on this machine")
-        print(f"{sent}: send this to the server's operator")
-        return 0
+        print(f"{public}: send this to the server's operator")
+        return
     if not arguments.nodes:
         raise PlanError(f"--nodes: expected files NAME{keys.PUBLIC} of nodes, found none")
     days = 365 if arguments.days is None else arguments.days
@@ -126,49 +170,9 @@ def _keys(arguments: argparse.Namespace) -> int:
         print(f"{path}: holds until {keys.expiry(keys.read_certificate(path))}")
     print(f"{folder / keys.ROSTER}: {counted(len(nodes), 'node')}")
     print(f"send {keys.AUTHORITY} and {keys.ROSTER} to every node; all else stays here")
-    return 0
 
 
-def _add_server(commands: argparse._SubParsersAction[_Parser]) -> None:
-    parser = commands.add_parser("server", help="run rounds with the connected nodes")
-    parser.add_argument(
-        "--keys", metavar="FOLDER", type=Path, required=True, help="the server's keys"
-    )
-    parser.add_argument(
-        "--settings", metavar="FILE", type=Path, required=True, help="the file server.toml"
-    )
-    parser.add_argument(
-        "--rounds", type=int, required=True, help="rounds of training, earlier ones included"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="where nodes reach it (%(default)s)")
-    parser.add_argument("--port", type=int, default=_PORT, help="the server's port (%(default)s)")
-    parser.add_argument(
-        "--open_to_network",
-        action="store_true",
-        help="let --host be other than loopback: nodes' requests alone pass the filter there",
-    )
-    parser.add_argument(
-        "--superlink_port",
-        type=int,
-        default=8000,
-        help="of its SuperLink, on loopback (%(default)s)",
-    )
-    _add_weaker_privacy(parser)
-    parser.set_defaults(run=_server)
-
-
-def _add_weaker_privacy(parser: _Parser) -> None:
-    parser.add_argument(
-        "--weaker_privacy",
-        action="store_true",
-        help=(
-            "run rounds that the plan's epsilon does not cover, such as other cohorts or more "
-            "rounds; the server states their epsilon"
-        ),
-    )
-
-
-def _server(arguments: argparse.Namespace) -> int:
+def _server(arguments: argparse.Namespace) -> None:
     from fleet.launch import LOOPBACK, run_server
 
     if arguments.host not in LOOPBACK and not arguments.open_to_network:
@@ -179,76 +183,23 @@ def _server(arguments: argparse.Namespace) -> int:
     if arguments.rounds < 1:
         raise PlanError(f"--rounds: expected at least 1, found {arguments.rounds}")
     run_server(
-        arguments.keys,
-        arguments.settings,
-        arguments.rounds,
-        (arguments.host, arguments.port),
-        arguments.superlink_port,
-        _tell,
-        arguments.weaker_privacy,
+        *(arguments.keys, arguments.settings, arguments.rounds),
+        *((arguments.host, arguments.port), arguments.superlink_port),
+        *(_report, arguments.weaker_privacy),
     )
-    return 0
 
 
-def _add_node(commands: argparse._SubParsersAction[_Parser]) -> None:
-    parser = commands.add_parser("node", help="run as one client")
-    parser.add_argument(
-        "--keys", metavar="FOLDER", type=Path, required=True, help="the node's keys"
-    )
-    parser.add_argument(
-        "--settings", metavar="FILE", type=Path, required=True, help="the file node.toml"
-    )
-    parser.add_argument("--server", metavar="HOST:PORT", required=True, help="the server's address")
-    parser.add_argument(
-        "--port", type=int, default=8101, help="of its SuperNode, on loopback (%(default)s)"
-    )
-    parser.set_defaults(run=_node)
-
-
-def _node(arguments: argparse.Namespace) -> int:
+def _node(arguments: argparse.Namespace) -> None:
     from fleet.launch import run_node
 
     host, _, port = arguments.server.rpartition(":")
     if not host or not port.isdigit():
         raise PlanError(f"--server: expected HOST:PORT, found {arguments.server}")
-    server = host, int(port)
-    run_node(arguments.keys, arguments.settings, server, arguments.port, _tell)
-    return 0
+    address = host, int(port)
+    run_node(arguments.keys, arguments.settings, address, arguments.port, _report)
 
 
-def _add_demo(commands: argparse._SubParsersAction[_Parser]) -> None:
-    parser = commands.add_parser(
-        "demo",
-        help="run a fleet on this machine, every part as a process",
-    )
-    parser.add_argument(
-        "--export", metavar="FOLDER", type=Path, required=True, help="folder of the export"
-    )
-    parser.add_argument(
-        "--clients",
-        metavar="FOLDER",
-        type=Path,
-        required=True,
-        help="folder with a file NAME.tfrecord per client",
-    )
-    parser.add_argument(
-        "--store",
-        metavar="FILE",
-        type=Path,
-        help="client store from which nodes read these clients",
-    )
-    parser.add_argument(
-        "--nodes", type=int, default=4, help="number of nodes, at least 3 (%(default)s)"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (%(default)s)")
-    parser.add_argument(
-        "--output", metavar="FOLDER", type=Path, help="new folder to keep; none by default"
-    )
-    _add_weaker_privacy(parser)
-    parser.set_defaults(run=_demo)
-
-
-def _demo(arguments: argparse.Namespace) -> int:
+def _demo(arguments: argparse.Namespace) -> None:
     from fleet.demo import demo
 
     if arguments.nodes < 3 or arguments.rounds < 1:
@@ -256,22 +207,15 @@ def _demo(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         folder = arguments.output
         if folder is None:
-            within = stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet_"))
-            folder = Path(within) / "demo"
+            parent = stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet_"))
+            folder = Path(parent) / "demo"
         elif folder.exists():
             raise PlanError(f"--output: expected a new folder, found {folder}")
         demo(
-            arguments.export,
-            arguments.clients,
-            arguments.nodes,
-            arguments.rounds,
-            folder.resolve(),
-            _tell,
-            arguments.store,
-            arguments.weaker_privacy,
+            *(arguments.export, arguments.clients, arguments.nodes, arguments.rounds),
+            *(folder.resolve(), _report, arguments.weaker_privacy),
         )
-    return 0
 
 
-def _tell(text: str) -> None:
-    print(text, flush=True)
+def _report(line: str) -> None:
+    print(line, flush=True)

@@ -8,27 +8,45 @@ import shutil
 import socket
 import sys
 import time
-import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fleet import keys
 from fleet.launch import Events, Processes, check_room
-from fleet.node_noise.noise import NodeNoise, noise_of_export
-from fleet.node_noise.server_noise import server_noise_of_export
+from fleet.node_noise.noise import read_node_noise
+from fleet.node_noise.server_noise import read_server_noise
 from fleet.settings import manifest_sha256
 from plan_runner.errors import PlanError, counted
 from plan_runner.export import SERVER_STATE, SUFFIX
 
 _MODULE = (sys.executable, "-m", "fleet")
 _LOOK_SECONDS = 0.1
-# Seconds without news of the server; its own timeouts are shorter, and have messages of their own.
+# Seconds without output of the server; its own timeouts are shorter, and have messages.
 _QUIET_SECONDS = 600.0
-_TIMEOUTS = (
-    "nodes = 300\nhello = 60\nkeys = 180\nshares = 180\nwork = 300\nvote = 180\nopening = 180\n"
-    "patience = 3\n"
-)
+_SERVER_TOML = """\
+export = {export}
+roster = "roster.toml"
+state = "state"
+min_clients = {min_clients}
+keeps_sums = {keeps_sums}
+rest_rounds = 0
+{cohort_size}
+[timeouts]
+nodes = 300
+work = 300
+stage = 180
+patience = 3
+"""
+_NODE_TOML = """\
+export = {export}
+manifest_sha256 = "{sha256}"
+identity = "identity.key"
+roster = "roster.toml"
+state = "state"
+min_clients = {min_clients}
+data = {{ tfrecord = {data} }}
+"""
 
 
 def demo(
@@ -37,25 +55,22 @@ def demo(
     nodes: int,
     rounds: int,
     folder: Path,
-    tell: Callable[[str], None],
-    store: Path | None = None,
+    report: Callable[[str], None],
     weaker_privacy: bool = False,
 ) -> None:
     """Runs rounds with a client of a folder on each node.
 
     Args:
         folder: New folder for keys, settings, states and logs.
-        store: Client store from which the nodes read the clients with the files' names.
-        weaker_privacy: See `server.FleetServer`.
     """
-    names = prepare(export, clients, nodes, rounds, folder, tell, store, weaker_privacy)
+    names = prepare(export, clients, nodes, rounds, folder, report, weaker_privacy)
     with Processes(folder / "processes") as processes:
-        running = RunningDemo(folder, names, rounds, processes, tell, weaker_privacy)
+        running = RunningDemo(folder, names, rounds, processes, report, weaker_privacy)
         running.start()
         running.watch()
     for line in _table(running.exchanges):
-        tell(line)
-    tell(f"state after {counted(rounds, 'round')}: {running.state / SERVER_STATE}")
+        report(line)
+    report(f"state after {counted(rounds, 'round')}: {running.state / SERVER_STATE}")
 
 
 def prepare(
@@ -64,8 +79,7 @@ def prepare(
     nodes: int,
     rounds: int,
     folder: Path,
-    tell: Callable[[str], None],
-    store: Path | None = None,
+    report: Callable[[str], None],
     weaker_privacy: bool = False,
 ) -> list[str]:
     """Writes keys, settings and examples of a demo; returns the nodes' names. See `demo`."""
@@ -75,25 +89,21 @@ def prepare(
             f"{clients}: expected {counted(nodes, 'client')} NAME{SUFFIX}, found {len(files)}"
         )
     sha256 = manifest_sha256(export)
-    noise = noise_of_export(export, sha256)
-    if noise is not None and nodes < noise.fewest_clients:
+    noise = read_node_noise(export, sha256)
+    if noise is not None and nodes < noise.min_clients:
         raise PlanError(
-            f"--nodes: expected at least {noise.fewest_clients}, whose noise together is the "
-            f"plan's, found {nodes}"
+            f"--nodes: expected at least {noise.min_clients}, whose noise together is the plan's, "
+            f"found {nodes}"
         )
     if noise is not None and not weaker_privacy and rounds > len(noise.claimed):
         raise PlanError(
-            f"--rounds: expected at most {len(noise.claimed)}, as far as the export's account of "
-            f"epsilon goes, found {rounds}"
+            f"--rounds: expected at most {len(noise.claimed)}, as in the export's account of "
+            f"epsilon, found {rounds}"
         )
-    copies = folder / "clients"
-    names = named_clients(files, copies, tell)
-    places = [_place(copies / f"{name}{SUFFIX}") for name in names]
-    if store is not None:
-        places = [_place_in_store(store.resolve(), file) for file in files]
-    # Otherwise the plan draws the cohorts, and the settings have no size.
-    draws_all = weaker_privacy or server_noise_of_export(export, sha256) is None
-    _write_settings(folder, export.resolve(), dict(zip(names, places)), noise, draws_all)
+    names = named_clients(files, folder / "clients", report)
+    # A plan with the server's noise has its own draw of cohorts.
+    draws_all = weaker_privacy or read_server_noise(export, sha256) is None
+    write_settings(folder, export.resolve(), names, draws_all)
     return names
 
 
@@ -111,14 +121,14 @@ class RunningDemo:
         names: Sequence[str],
         rounds: int,
         processes: Processes,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         weaker_privacy: bool = False,
     ) -> None:
         self._weaker = ["--weaker_privacy"] * weaker_privacy
-        self._folder, self._names, self._rounds, self._tell = folder, names, rounds, tell
+        self._folder, self._names, self._rounds, self._report = folder, names, rounds, report
         self._processes = processes
         self.state = folder / "server" / "state"
-        self._ports = _free_ports(2 + len(names))
+        self._ports = free_ports(2 + len(names))
         self._events = Events(self.state / "events.jsonl")
         self.exchanges: list[dict[str, Any]] = []
 
@@ -131,12 +141,16 @@ class RunningDemo:
             *(f"--port={self._ports[0]}", f"--superlink_port={self._ports[1]}"),
             *self._weaker,
         )
-        self._wait("server", "nodes may come")
+        until = time.monotonic() + _QUIET_SECONDS
+        while "nodes may come" not in self._processes.printed("server"):
+            if self._processes.status("server") is not None:
+                raise PlanError(f"server: {self._processes.last_output('server')}")
+            self._check_time(until)
         for name in self._names:
             self.start_node(name)
-        self._tell(
-            f"server and {counted(len(self._names), 'node')}, each with processes and keys of "
-            f"its own: {self._folder}"
+        self._report(
+            f"server and {counted(len(self._names), 'node')}, each with its own processes and "
+            f"keys: {self._folder}"
         )
 
     def start_node(self, name: str) -> None:
@@ -149,16 +163,14 @@ class RunningDemo:
 
     def watch(self) -> None:
         """Watches the processes until the rounds are complete."""
-        heard = time.monotonic()
+        until = time.monotonic() + _QUIET_SECONDS
         while self._processes.status("server") is None:
             if self.hear():
-                heard = time.monotonic()
+                until = time.monotonic() + _QUIET_SECONDS
             for name in self._names:
                 if self._processes.has(name) and self._processes.status(name) is not None:
                     raise PlanError(f"node {name}: {self._processes.last_output(name)}")
-            if time.monotonic() > heard + _QUIET_SECONDS:
-                raise PlanError(self._quiet("server"))
-            time.sleep(_LOOK_SECONDS)
+            self._check_time(until)
         self.hear()
         if self._processes.status("server") != 0:
             raise PlanError(self._processes.last_output("server"))
@@ -168,107 +180,83 @@ class RunningDemo:
         events = self._events.new()
         for event in events:
             if "line" in event:
-                self._tell(event["line"])
+                self._report(event["line"])
             if "exchange" in event:
                 self.exchanges.append(event)
         return events
 
-    def _wait(self, name: str, words: str) -> None:
-        until = time.monotonic() + _QUIET_SECONDS
-        while words not in self._processes.printed(name):
-            if self._processes.status(name) is not None:
-                raise PlanError(f"{name}: {self._processes.last_output(name)}")
-            if time.monotonic() > until:
-                raise PlanError(self._quiet(name))
-            time.sleep(_LOOK_SECONDS)
-
-    def _quiet(self, name: str) -> str:
-        last = self._processes.last_output(name)
-        return f"{name}: expected news within {_QUIET_SECONDS:g} s, found none after: {last}"
+    def _check_time(self, until: float) -> None:
+        if time.monotonic() > until:
+            last = self._processes.last_output("server")
+            raise PlanError(
+                f"server: expected output within {_QUIET_SECONDS:g} s, found none after: {last}"
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
-def named_clients(files: Sequence[Path], folder: Path, tell: Callable[[str], None]) -> list[str]:
-    """Copies clients to files with names that nodes can have; returns the names.
+def named_clients(files: Sequence[Path], folder: Path, report: Callable[[str], None]) -> list[str]:
+    """Copies files of clients under the names of nodes, and returns these names.
 
-    Clients of a simulation may have other names, such as the title of a play.
+    Nodes get new names if a client's is invalid, such as the title of a play.
     """
     names = [path.stem for path in files]
     if not all(map(keys.is_name, names)):
         names = [f"client_{number:03}" for number in range(len(files))]
         for name, file in zip(names, files):
-            tell(f"{name}: {file}")
+            report(f"{name}: {file}")
     check_room(folder)
     for name, file in zip(names, files):
-        with open(folder / f"{name}{SUFFIX}", "xb") as copy:
-            copy.write(file.read_bytes())
+        shutil.copyfile(file, folder / f"{name}{SUFFIX}")
     return names
 
 
-def _place(file: Path) -> str:
-    return f"tfrecord = {_toml(os.fspath(file))}"
-
-
-def _place_in_store(store: Path, file: Path) -> str:
-    # As ./run export names files of clients.
-    client = urllib.parse.unquote(file.stem)
-    return f"store = {_toml(os.fspath(store))}\nclient = {_toml(client)}"
-
-
-def _toml(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _write_settings(
-    folder: Path,
-    export: Path,
-    data: Mapping[str, str],
-    noise: NodeNoise | None,
-    draws_all: bool = True,
+def write_settings(
+    folder: Path, export: Path, names: Sequence[str], draws_all: bool = True
 ) -> None:
-    """Writes keys and settings.
+    """Writes keys and settings of nodes, whose examples are in the folder `clients`.
 
     Args:
-        data: Lines of the table of each node's examples.
         draws_all: Whether each round waits for all nodes.
     """
-    names = list(data)
     sha256 = manifest_sha256(export)
-    # Nodes need no state, which may contain the key of the server's noise.
-    without_state = folder / "plan_of_nodes"
-    shutil.copytree(
-        export,
-        without_state,
-        ignore=lambda at, names: {SERVER_STATE} if at == os.fspath(export) else (),
-    )
-    pinned = f'export = "{without_state}"\nmanifest_sha256 = "{sha256}"\n'
+    noise = read_node_noise(export, sha256)
+    # The state may contain the key of the server's noise, so nodes get the plan without it.
+    plan = folder / "plan_of_nodes"
+    shutil.copytree(export, plan)
+    (plan / SERVER_STATE).unlink(missing_ok=True)
     publics = [keys.make_node_keys(folder / name, name) for name in names]
     server = folder / "server"
     keys.make_server_keys(server, ["127.0.0.1"], publics, days=2)
     # One node may fail.
-    fewest = max(3, len(names) - 1, 0 if noise is None else noise.fewest_clients)
-    common = f"min_clients = {fewest}\n"
-    size = f"cohort_size = {len(names)}\n" if draws_all else ""
+    min_clients = max(3, len(names) - 1, 0 if noise is None else noise.min_clients)
     (server / "server.toml").write_text(
-        f'export = "{export}"\nroster = "{keys.ROSTER}"\nstate = "state"\n'
-        f"{common}keeps_sums = {str(noise is not None).lower()}\nrest_rounds = 0\n{size}"
-        f"[timeouts]\n{_TIMEOUTS}"
+        _SERVER_TOML.format(
+            export=_toml(export),
+            min_clients=min_clients,
+            keeps_sums=str(noise is not None).lower(),
+            cohort_size=f"cohort_size = {len(names)}" if draws_all else "",
+        )
     )
     for name in names:
-        node = folder / name
         for shared in (keys.AUTHORITY, keys.ROSTER):
-            (node / shared).write_bytes((server / shared).read_bytes())
-        (node / "node.toml").write_text(
-            f'{pinned}identity = "{keys.IDENTITY}"\nroster = "{keys.ROSTER}"\nstate = "state"\n'
-            f"{common}[data]\n{data[name]}\n"
+            shutil.copyfile(server / shared, folder / name / shared)
+        data = _toml(folder / "clients" / f"{name}{SUFFIX}")
+        (folder / name / "node.toml").write_text(
+            _NODE_TOML.format(export=_toml(plan), sha256=sha256, min_clients=min_clients, data=data)
         )
 
 
-def _free_ports(count: int) -> list[int]:
-    # All at once: a closed one could be returned again.
+def _toml(path: Path) -> str:
+    return json.dumps(os.fspath(path), ensure_ascii=False)
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns free ports of loopback."""
+    # Open all at once: a closed port could be returned again.
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [listening.getsockname()[1] for listening in sockets]
+    for listening in sockets:
+        listening.close()
     return ports
 
 

@@ -1,4 +1,4 @@
-"""A fleet on Flower: its channel, its apps, and the calls of processes beside Flower's own.
+"""A fleet on Flower: its channel, its server app, and the calls of nodes and operators.
 
 This module alone imports flwr. The calls of `serve`, `register` and `start_run` are internals of
 Flower 1.41, which change from release to release.
@@ -24,7 +24,6 @@ from cryptography.hazmat.primitives import serialization
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.cli.build import build_fab_from_files
 from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
-from flwr.clientapp import ClientApp
 from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -45,9 +44,8 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from fleet.app_files import app_files
 from fleet.errors import ERRORS
 from fleet.members import Exchange
-from fleet.node import Node
 from fleet.server import FleetServer
-from fleet.settings import read_node_settings, read_server_settings
+from fleet.settings import read_server_settings
 from fleet.wire import refused, tag_of, tagged
 from plan_runner.errors import PlanError, reason
 
@@ -55,10 +53,10 @@ EVENTS, SERVING = "events.jsonl", "serving"
 
 _KIND = "fleet"
 _TYPE = f"query.{_KIND}"
-# Larger ones travel in pieces.
-_MOST_BYTES_IN_ONE = 1_000_000
-# A SuperNode looks for messages once in three seconds: to look for them, and for answers, ten times
-# a second costs processor seconds and hardly shortens an exchange.
+# Flower splits larger messages.
+_MAX_RECORD_BYTES = 1_000_000
+# A SuperNode looks for messages once in three seconds: more frequent polls cost processor seconds
+# and hardly shorten an exchange.
 _POLL_SECONDS = 0.5
 _NODES_SECONDS = 1.0
 _TASK_SECONDS = 0.4
@@ -71,25 +69,25 @@ def _log() -> logging.Logger:
 
 
 class FlowerChannel:
-    """A `members.Channel` that is Flower's grid; it asks the grid no more often than is of use."""
+    """A `members.Channel` over Flower's grid."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        # By Flower's ids of messages.
+        # Requests by Flower's ids of messages.
         self._waiting: dict[str, _Sent] = {}
         self._nodes: list[str] = []
         self._answers: list[tuple[str, bytes]] = []
         self._looked = self._pulled = -_NODES_SECONDS
 
     def nodes(self) -> list[str]:
-        """Returns who can be reached now, by Flower's ids of nodes."""
+        """Returns the reachable nodes, by Flower's ids."""
         if time.monotonic() >= self._looked + _NODES_SECONDS:
             self._nodes = [str(node) for node in self._grid.get_node_ids()]
             self._looked = time.monotonic()
         return self._nodes
 
     def send(self, requests: Mapping[str, bytes], timeout: float) -> None:
-        """Sends requests by node, and does not wait."""
+        """Sends requests by node without waiting."""
         names = list(requests)
         messages = [
             Message(_record(requests[name]), int(name), _TYPE, ttl=timeout) for name in names
@@ -100,12 +98,12 @@ class FlowerChannel:
                 self._waiting[key] = _Sent(name, until, tag_of(requests[name]))
 
     def receive(self) -> Mapping[str, bytes]:
-        """Returns answers that have come since the last call, by their nodes; of each node one."""
+        """Returns answers since the last call, at most one per node."""
         self._pull()
-        found: dict[str, bytes] = {}
-        while self._answers and self._answers[0][0] not in found:
-            found.update([self._answers.pop(0)])
-        return found
+        answers: dict[str, bytes] = {}
+        while self._answers and self._answers[0][0] not in answers:
+            answers.update([self._answers.pop(0)])
+        return answers
 
     def _pull(self) -> None:
         now = time.monotonic()
@@ -117,7 +115,7 @@ class FlowerChannel:
             if sent is None:
                 continue
             if reply.has_error():
-                # Flower's own: the node will not answer, which is told in its place.
+                # Flower knows that the node will not answer.
                 words = refused(f"nothing, Flower says of it: {reply.error.reason}")
                 self._answers.append((sent.node, tagged(words, sent.tag)))
             else:
@@ -126,7 +124,7 @@ class FlowerChannel:
 
 
 class _Sent(NamedTuple):
-    """A request that waits for its answer until a time of the clock."""
+    """A request that waits for its answer until a time of the monotonic clock."""
 
     node: str
     until: float
@@ -134,7 +132,7 @@ class _Sent(NamedTuple):
 
 
 class _Events:
-    """A `server.Listener` that writes lines of JSON, for the process that watches."""
+    """A `server.Listener` that writes lines of JSON, for the process that started the run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -150,11 +148,10 @@ class _Events:
         self.write(kind=kind, round=round_number, exchange=vars(exchange))
 
     def step(self, done: str) -> None:
-        """What is on the disk is in the folder's journal."""
+        """Has no event: the journal has the steps."""
 
 
 server_app = ServerApp()
-client_app = ClientApp()
 
 
 @server_app.main()
@@ -173,26 +170,18 @@ def _main(grid: Grid, context: Context) -> None:
             events.write(error=str(e))
             raise
         except Exception as e:
-            # Flower keeps what a ServerApp prints to itself.
+            # Flower does not pass on the output of a ServerApp.
             events.write(line=f"the ServerApp fails: {type(e).__name__}: {reason(e)}")
             raise
         events.write(done=server.completed)
 
 
-@client_app.query(_KIND)
-def _query(message: Message, context: Context) -> Message:
-    """Answers where Flower starts a process for each message: slower, and to the same effect."""
-    settings = read_node_settings(Path(str(context.node_config["settings"])))
-    with contextlib.closing(Node(settings)) as node:
-        return Message(_record(node.answer(_content(message))), reply_to=message)
-
-
 @contextlib.contextmanager
 def serving(state: Path, wait: bool = True) -> Iterator[None]:
-    """Holds what one ServerApp at a time has.
+    """Holds the lock of the only ServerApp.
 
     Raises:
-        BlockingIOError: If another process has it, and `wait` is false.
+        BlockingIOError: Another process has the lock, and `wait` is False.
     """
     with open(state / SERVING, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -200,13 +189,13 @@ def serving(state: Path, wait: bool = True) -> Iterator[None]:
 
 
 def serve(answer: Callable[[bytes], bytes], address: str, secret: bytes) -> None:
-    """Answers messages of a SuperNode of process isolation, until this process is ended.
+    """Answers messages of a SuperNode with process isolation until this process exits.
 
-    It plays what is installed, whatever the run's FAB holds, which is neither unpacked nor loaded.
+    The run's FAB is neither unpacked nor loaded.
 
     Args:
         address: HOST:PORT of the SuperNode's Runtime API, on loopback.
-        secret: What the SuperNode was started with.
+        secret: The SuperNode's secret.
     """
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE)
     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
@@ -221,8 +210,8 @@ def serve(answer: Callable[[bytes], bytes], address: str, secret: bytes) -> None
             time.sleep(1)
             continue
         if acquired.token:
-            # A task may wait for its message for hours: a SuperNode keeps one whose run has ended
-            # before it had all of its message. Others come meanwhile.
+            # A task may wait for hours: a SuperNode keeps it if its run ended before its message
+            # was complete. Pull in a thread, so that other tasks proceed.
             task = _Task(address, acquired.token)
             threading.Thread(target=task.pull, args=(arrived,), daemon=True).start()
         with contextlib.suppress(queue.Empty):
@@ -241,10 +230,10 @@ class _Task:
         self._beating.start()
 
     def pull(self, arrived: _Arrived) -> None:
-        """Waits for the message, in a thread, and puts it where those are that have arrived."""
+        """Waits for the message, in a thread, and adds it to the queue."""
         try:
             message, context, _, _ = pull_task_input(self._client)
-        # Whatever it is, other tasks are not concerned.
+        # No error may end the other tasks.
         except Exception as e:
             _log().warning("a task is lost: %s", reason(e))
             self._end(None, "failed", "the node could not read the message")
@@ -258,7 +247,7 @@ class _Task:
             reply = Message(_record(answer(_content(message))), reply_to=message)
             push_message(self._client, reply, context)
             status, details = "completed", ""
-        # Whatever it is, other tasks are not concerned.
+        # No error may end the other tasks.
         except Exception as e:
             _log().warning("a task is lost: %s", reason(e))
         finally:
@@ -275,7 +264,7 @@ _Arrived = queue.SimpleQueue[tuple[_Task, Message, Context]]
 
 @contextlib.contextmanager
 def control(address: str, authority: Path) -> Iterator[ControlHttpClient]:
-    """Yields what registers nodes and starts runs, as Flower's command line does."""
+    """Yields a client that can register nodes and start runs, as Flower's command line does."""
     client = ControlHttpClient.from_server_address(
         address,
         False,
@@ -291,7 +280,7 @@ def control(address: str, authority: Path) -> Iterator[ControlHttpClient]:
 
 
 def register(client: ControlHttpClient, logins: Sequence[Path]) -> None:
-    """Lets nodes log in, by their public keys; those that may already stay."""
+    """Registers nodes by the files of their public keys; known nodes stay."""
     for path in logins:
         key = public_key_to_bytes(serialization.load_ssh_public_key(path.read_bytes()))
         try:
@@ -326,7 +315,7 @@ def start_run(
 
 
 def _record(content: bytes) -> RecordDict:
-    if len(content) <= _MOST_BYTES_IN_ONE:
+    if len(content) <= _MAX_RECORD_BYTES:
         return RecordDict({_KIND: ConfigRecord({"bytes": content})})
     array = Array(dtype="uint8", shape=(len(content),), stype="bytes", data=content)
     return RecordDict({_KIND: ArrayRecord({"bytes": array})})
@@ -336,5 +325,4 @@ def _content(message: Message) -> bytes:
     record: Optional[Any] = message.content.get(_KIND)
     value = record.get("bytes") if record is not None else None
     content = value.data if isinstance(value, Array) else value
-    # What is no message of a fleet is refused by its reader.
     return content if isinstance(content, bytes) else b""

@@ -1,7 +1,7 @@
 """Keys and certificates of a fleet: an authority, a server's certificate, nodes' keys.
 
-A node's secrets are made where the node is, and stay there. What its operator sends to the server's
-is `NAME.public.toml`; what comes back is `ca.crt` and `roster.toml`, which hold no secret.
+A node's secrets are created on its machine and stay there. Its operator sends `NAME.public.toml` to
+the server's operator, who sends back `ca.crt` and `roster.toml`; none of them holds a secret.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import ipaddress
-import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -21,15 +20,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fleet.settings import read_toml
+from fleet.secure_aggregation.sessions import replace_file
+from fleet.settings import check_digest, read_toml
 from plan_runner.errors import PlanError
 
 AUTHORITY, AUTHORITY_KEY = "ca.crt", "ca.key"
 CERTIFICATE, CERTIFICATE_KEY = "server.crt", "server.key"
-# Of the processes that take tasks from the server's, or from a node's, part of Flower.
+# Secret of the processes that take tasks from Flower's part of the server or of a node.
 TASKS_SECRET = "tasks.secret"
 IDENTITY, NODE_KEY, ROSTER = "identity.key", "node.key", "roster.toml"
-# On the server, the keys by which nodes log in: NAME.pub.
+# Folder of the keys NAME.pub by which nodes log in.
 NODES = "nodes"
 PUBLIC = ".public.toml"
 
@@ -45,12 +45,12 @@ _Certificate = x509.Certificate
 
 @dataclasses.dataclass(frozen=True)
 class NodePublic:
-    """What a server has to know of a node.
+    """The public keys of a node.
 
     Attributes:
         name: Its name in the roster.
-        identity: Ed25519 public key by which it signs, as 64 hexadecimal digits.
-        login: The public key by which it logs in, in OpenSSH's form.
+        identity: Ed25519 public key of its signatures, as 64 hexadecimal digits.
+        login: Public key of its logins, in OpenSSH's format.
     """
 
     name: str
@@ -59,30 +59,15 @@ class NodePublic:
 
 
 def make_node_keys(folder: Path, name: str) -> Path:
-    """Makes a node's secrets in a new folder; returns the file that its operator sends.
-
-    Raises:
-        PlanError: If there are keys already: another identity is another node.
-    """
+    """Creates a node's secrets in a folder without keys; returns the file for the server."""
     _check_name(name)
     if (folder / IDENTITY).exists():
         raise PlanError(f"{folder}: expected a folder without keys, found {IDENTITY}")
-    _make(folder)
     identity = ed25519.Ed25519PrivateKey.generate()
     login = ec.generate_private_key(ec.SECP384R1())
-    raw = (serialization.Encoding.Raw, serialization.PrivateFormat.Raw)
-    _write(
-        folder / IDENTITY,
-        identity.private_bytes(*raw, serialization.NoEncryption()).hex().encode() + b"\n",
-    )
-    _write(
-        folder / NODE_KEY,
-        login.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.OpenSSH,
-            serialization.NoEncryption(),
-        ),
-    )
+    _write(folder / IDENTITY, f"{identity.private_bytes_raw().hex()}\n".encode())
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH)
+    _write(folder / NODE_KEY, login.private_bytes(*form, serialization.NoEncryption()))
     _write(folder / TASKS_SECRET, secrets.token_bytes(_SECRET_BYTES))
     public = NodePublic(name, identity.public_key().public_bytes_raw().hex(), _openssh(login))
     lines = [f'{key} = "{value}"\n' for key, value in dataclasses.asdict(public).items()]
@@ -92,17 +77,14 @@ def make_node_keys(folder: Path, name: str) -> Path:
 
 
 def make_server_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[Path], days: int) -> None:
-    """Makes what a server needs; an authority and a secret that are there already stay.
-
-    Again with other nodes it writes the roster of those, and always a new certificate.
+    """Creates a server's keys, a certificate and a roster; an existing authority and secret stay.
 
     Args:
         hosts: Names and addresses by which nodes reach the server.
-        nodes: Files that `make_node_keys` has written.
-        days: How long the certificate holds.
+        nodes: Files of `make_node_keys`.
+        days: Validity of the certificate.
     """
-    found = read_publics(nodes)
-    _make(folder)
+    publics = read_publics(nodes)
     if not (folder / AUTHORITY).exists():
         key = ec.generate_private_key(ec.SECP256R1())
         _write(folder / AUTHORITY_KEY, _pem(key))
@@ -117,39 +99,34 @@ def make_server_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[Path], 
     )
     _write(folder / CERTIFICATE_KEY, _pem(server_key))
     _write(folder / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
-    _make(folder / NODES)
     for stale in (folder / NODES).glob("*.pub"):
         stale.unlink()
-    for public in found:
+    for public in publics:
         _write(folder / NODES / f"{public.name}.pub", f"{public.login}\n".encode(), mode=0o644)
-    roster = "".join(f'{public.name} = "{public.identity}"\n' for public in found)
+    roster = "".join(f'{public.name} = "{public.identity}"\n' for public in publics)
     _write(folder / ROSTER, roster.encode(), mode=0o644)
 
 
 def read_publics(files: Sequence[Path]) -> list[NodePublic]:
-    """Reads what nodes have sent, in the order of their names; each name and key is there once."""
-    found = sorted((_read_public(file) for file in files), key=lambda public: public.name)
-    if not found:
+    """Reads files of nodes, in the order of their names, which are distinct, like their keys."""
+    publics = sorted((_read_public(file) for file in files), key=lambda public: public.name)
+    if not publics:
         raise PlanError(f"expected files NAME{PUBLIC} of nodes, found none")
     for field in dataclasses.fields(NodePublic):
-        values = [getattr(public, field.name) for public in found]
+        values = [getattr(public, field.name) for public in publics]
         if len(set(values)) != len(values):
-            raise PlanError(f"{field.name}: expected another one of each node, found one twice")
-    return found
+            raise PlanError(f"{field.name}: expected distinct values, found one twice")
+    return publics
 
 
 def read_certificate(path: Path) -> _Certificate:
-    """Reads a certificate, which must hold today.
-
-    Raises:
-        PlanError: If there is none, or if it has expired.
-    """
+    """Reads a certificate, which must hold today."""
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as e:
         raise PlanError(f"{path}: expected a certificate, cannot read it ({e.strerror})") from e
     except ValueError as e:
-        raise PlanError(f"{path}: expected a certificate, found another text") from e
+        raise PlanError(f"{path}: expected a certificate, found invalid PEM") from e
     now = datetime.datetime.now(datetime.UTC)
     if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
         raise PlanError(
@@ -167,14 +144,12 @@ def expiry(certificate: _Certificate) -> str:
 
 def _read_public(path: Path) -> NodePublic:
     fields = [field.name for field in dataclasses.fields(NodePublic)]
-    expected = f"{path}: expected a file of a node, {', '.join(fields)}"
     table = read_toml(path)
     if set(table) != set(fields) or not all(isinstance(value, str) for value in table.values()):
-        raise PlanError(f"{expected}, found others")
+        raise PlanError(f"{path}: expected strings {', '.join(fields)}, found {', '.join(table)}")
     public = NodePublic(**table)
     _check_name(public.name, f"{path}: name: ")
-    if not re.fullmatch(r"[0-9a-f]{64}", public.identity):
-        raise PlanError(f"{path}: identity: expected 64 hexadecimal digits, found another text")
+    check_digest(public.identity, f"{path}: identity")
     try:
         key = serialization.load_ssh_public_key(public.login.encode())
     except ValueError:
@@ -185,7 +160,7 @@ def _read_public(path: Path) -> NodePublic:
 
 
 def is_name(name: str) -> bool:
-    """Returns whether a node may have this name."""
+    """Whether a node may have this name."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -199,7 +174,7 @@ def _check_name(name: str, where: str = "") -> None:
 def _authority(key: ec.EllipticCurvePrivateKey) -> _Certificate:
     name = _name("fleet")
     builder = _builder(name, name, key.public_key(), _AUTHORITY_DAYS)
-    # Strict clients, as Python's are from 3.13 on, refuse an authority that does not say so.
+    # Strict clients, such as Python from 3.13 on, need these extensions.
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
     return builder.sign(key, hashes.SHA256())
@@ -269,22 +244,17 @@ def _usage(**given: bool) -> x509.KeyUsage:
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    return key.private_bytes(*form, serialization.NoEncryption())
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-    except OSError as e:
-        raise PlanError(f"{path}: expected a private key, cannot read it ({e.strerror})") from e
     except (TypeError, ValueError):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise PlanError(f"{path}: expected a private key, found another text")
+        raise PlanError(f"{path}: expected a private key of an elliptic curve in PEM")
     return key
 
 
@@ -293,21 +263,6 @@ def _openssh(key: ec.EllipticCurvePrivateKey) -> str:
     return key.public_key().public_bytes(*form).decode()
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as e:
-        raise PlanError(f"{folder}: expected a folder to write to ({e.strerror})") from e
-
-
 def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Writes a file so that a reader finds all of it; by default for its owner alone."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.unlink(missing_ok=True)
-        file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(file, "wb") as opened:
-            opened.write(content)
-        os.replace(partial, path)
-    except OSError as e:
-        raise PlanError(f"{path}: cannot write it ({e.strerror})") from e
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    replace_file(path, content, mode)

@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Optional
@@ -28,12 +28,11 @@ _PR_SET_PDEATHSIG = 1
 _ENDING_SECONDS = 10.0
 # Flower starts another ServerApp if one takes 30 seconds: on a busy machine it may take several.
 _START_SECONDS = 600.0
-_MOST_RUNS = 20
+_MAX_RUNS = 20
 _LOOK_SECONDS = 0.2
-# So much is checked to be free; Flower's own files take more.
 _ROOM_BYTES = 1 << 16
-# What a SuperNode says when it is refused, how many seconds of that are waited for, and what its
-# operator can do. For two minutes a SuperLink takes a node that was killed for one that is there.
+# A refused SuperNode's output, the seconds to wait before giving up, and a message. A SuperLink
+# counts a killed node as connected for two minutes.
 _REFUSALS = {
     "code: 2004": (
         120.0,
@@ -45,12 +44,12 @@ _REFUSALS = {
         "the server's certificate is not of the authority in ca.crt",
     ),
 }
-# A SuperNode that ran for so long had been let in.
-_LET_IN_SECONDS = 60.0
+# A SuperNode that ran for longer was accepted.
+_ACCEPTED_SECONDS = 60.0
 
 
 class Terminated(BaseException):
-    """A signal that asks this process to end."""
+    """A signal has asked this process to exit."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -58,12 +57,12 @@ class Terminated(BaseException):
 
 
 class Processes:
-    """Processes, each with a group of its own, which are ended with this object's context."""
+    """Processes, each with its own group, that end with this object's context."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        # Where in its log each process begins: what was there before, another one has printed.
+        # Start of a process in its log, which has the output of earlier ones.
         self._begins: dict[str, int] = {}
         check_room(folder)
 
@@ -71,7 +70,7 @@ class Processes:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # A second signal must not leave any of them behind.
+        # A second signal must not leave any process behind.
         previous = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
         for process in self._running.values():
             _signal(process, signal.SIGTERM)
@@ -81,7 +80,7 @@ class Processes:
             signal.signal(number, handler)
 
     def start(self, name: str, *command: str) -> int:
-        """Starts a program; what it prints goes to NAME.log. Returns its process's number."""
+        """Starts a program, whose output goes to NAME.log; returns its process id."""
         environment = {
             **os.environ,
             "FLWR_HOME": str(self._folder / f"{name}_home"),
@@ -116,17 +115,17 @@ class Processes:
         return name in self._running
 
     def log(self, name: str) -> Path:
-        """Returns the file of what a process prints."""
+        """Returns the file of a process's output."""
         return self._folder / f"{name}.log"
 
     def printed(self, name: str) -> str:
-        """Returns what a process has printed since it was started the last time."""
+        """Returns the output of a process since its last start."""
         with open(self.log(name), "rb") as log:
             log.seek(self._begins[name])
             return log.read().decode(errors="replace")
 
     def status(self, name: str) -> Optional[int]:
-        """Returns the exit status; None of one that runs."""
+        """Returns the exit status; None while the process runs."""
         return self._running[name].poll()
 
     def end(self, name: str, number: int = signal.SIGTERM) -> None:
@@ -137,15 +136,15 @@ class Processes:
         _signal(process, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_ENDING_SECONDS)
-        # Of its children as well, which may be there without it.
+        # Its children may have outlived it.
         _signal(process, signal.SIGKILL)
         process.wait()
 
     def last_output(self, name: str) -> str:
-        """Returns what a process has printed last, an error without that word, as part of a line.
+        """Returns the last error or else the last line of a process's output.
 
         Raises:
-            PlanError: If there is no room for what it prints, which is why it has failed, then.
+            PlanError: The disk has no room for output, which is then the reason of the failure.
         """
         check_room(self._folder)
         lines = self.printed(name).split("\n")
@@ -155,7 +154,7 @@ class Processes:
 
 
 def check_room(folder: Path) -> None:
-    """Makes a folder, and checks that there is room for files in it."""
+    """Creates a folder, and checks that the disk has room."""
     probe = folder / ".room"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -179,7 +178,7 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raises Terminated where this process is asked to end."""
+    """Raises Terminated when a signal asks this process to exit."""
 
     def end(number: int, frame: Optional[FrameType]) -> NoReturn:
         del frame
@@ -200,17 +199,15 @@ def run_server(
     rounds: int,
     address: tuple[str, int],
     port: int,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     weaker_privacy: bool = False,
 ) -> None:
     """Runs rounds as a server, and resumes them when one of its processes exits.
 
     Args:
-        keys_folder: What `keys.make_server_keys` has written.
-        address: Where nodes reach the filter.
-        port: Of the SuperLink, on loopback.
-        tell: Called with lines for people.
-        weaker_privacy: See `server.FleetServer`.
+        keys_folder: Folder of `keys.make_server_keys`.
+        address: Address of the filter, for nodes.
+        port: Port of the SuperLink, on loopback.
     """
     from fleet import flower
 
@@ -218,24 +215,23 @@ def run_server(
     manifest = manifest_sha256(settings.export)
     for name in (keys.AUTHORITY, keys.CERTIFICATE):
         path = keys_folder / name
-        tell(f"{path}: holds until {keys.expiry(keys.read_certificate(path))}")
+        report(f"{path}: holds until {keys.expiry(keys.read_certificate(path))}")
     check_port(*address)
     check_port("127.0.0.1", port)
     check_room(settings.state)
     events = Events(settings.state / flower.EVENTS)
     superlink = f"127.0.0.1:{port}"
+    secret = str(keys_folder / keys.TASKS_SECRET)
+    authority = keys_folder / keys.AUTHORITY
+    certificate, key = keys_folder / keys.CERTIFICATE, keys_folder / keys.CERTIFICATE_KEY
     with Processes(settings.state / "processes") as processes:
-        secret = str(keys_folder / keys.TASKS_SECRET)
-        authority = keys_folder / keys.AUTHORITY
 
         def start() -> None:
             pid = processes.start(
                 *(SUPERLINK, "flower-superlink", "--host", "127.0.0.1", "--port", str(port)),
-                *("--ssl-ca-certfile", str(authority)),
-                *("--ssl-certfile", str(keys_folder / keys.CERTIFICATE)),
-                *("--ssl-keyfile", str(keys_folder / keys.CERTIFICATE_KEY)),
+                *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certificate)),
+                *("--ssl-keyfile", str(key), "--superexec-auth-secret-file", secret),
                 *("--enable-supernode-auth", "--isolation", "process"),
-                *("--superexec-auth-secret-file", secret),
                 *("--database", str(settings.state / "superlink.db")),
                 "--disable-runtime-dependency-installation",
             )
@@ -252,38 +248,35 @@ def run_server(
         processes.start(
             *("proxy", sys.executable, "-m", "fleet.proxy"),
             *("--host", address[0], "--port", str(address[1]), "--upstream", superlink),
-            *("--authority", str(authority), "--certificate", str(keys_folder / keys.CERTIFICATE)),
-            *("--key", str(keys_folder / keys.CERTIFICATE_KEY)),
+            *("--authority", str(authority), "--certificate", str(certificate), "--key", str(key)),
         )
         start()
         _wait_for(processes, "proxy", address[1])
-        tell(f"server: nodes may come to {address[0]}:{address[1]}")
-        for _ in range(_MOST_RUNS):
+        report(f"server: nodes may come to {address[0]}:{address[1]}")
+        for _ in range(_MAX_RUNS):
             with flower.control(superlink, authority) as client:
                 number = flower.start_run(client, manifest, settings_file, rounds, weaker_privacy)
-            tell(f"server: run {number} has started")
-            ended = _follow_run(processes, events, settings.state, tell)
+            report(f"server: run {number} has started")
+            ended = _follow_run(processes, events, settings.state, report)
             if ended is None:
                 return
-            tell(f"server: {ended} has ended; goes on from what is on the disk")
+            report(f"server: {ended} has ended; resuming")
             for name in ("superexec", SUPERLINK):
                 processes.end(name)
             start()
-        raise PlanError(f"{settings.state}: the server's parts have ended {_MOST_RUNS} times")
+        raise PlanError(f"{settings.state}: the server's parts have ended {_MAX_RUNS} times")
 
 
 def _follow_run(
-    processes: Processes, events: Events, state: Path, tell: Callable[[str], None]
+    processes: Processes, events: Events, state: Path, report: Callable[[str], None]
 ) -> Optional[str]:
-    """Watches a run; returns None when its rounds are done, or which part has ended."""
+    """Watches a run; returns None when its rounds are done, or the name of a part that ended."""
     from fleet import flower
 
     began, has_started = time.monotonic(), False
     while True:
-        gone = None
-        for name in (SUPERLINK, "superexec", "proxy"):
-            if processes.status(name) is not None:
-                gone = name
+        parts = (SUPERLINK, "superexec", "proxy")
+        gone = next((name for name in parts if processes.status(name) is not None), None)
         if has_started and gone is None:
             with contextlib.suppress(BlockingIOError), flower.serving(state, wait=False):
                 gone = "the ServerApp"
@@ -294,7 +287,7 @@ def _follow_run(
             if "done" in event:
                 return None
             if "line" in event:
-                tell(event["line"])
+                report(event["line"])
         if gone == "proxy":
             raise PlanError(f"proxy: {processes.last_output('proxy')}")
         if gone is not None:
@@ -305,14 +298,14 @@ def _follow_run(
 
 
 class Events:
-    """Lines of JSON that another process appends to a file, as they come."""
+    """New lines of JSON in a file of another process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._at = path.stat().st_size if path.exists() else 0
 
     def new(self) -> list[dict[str, Any]]:
-        """Returns those since the last call."""
+        """Returns the events since the last call."""
         if not self._path.exists():
             return []
         with open(self._path, "rb") as file:
@@ -328,15 +321,13 @@ def run_node(
     settings_file: Path,
     server: tuple[str, int],
     port: int,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
-    """Runs a node until this process is ended; its SuperNode is started again when it exits.
+    """Runs a node until a signal ends this process; restarts its SuperNode when that exits.
 
     Args:
-        keys_folder: What `keys.make_node_keys` has written, and the server's `ca.crt`.
-        server: The server's name or address, and its port.
-        port: Of the SuperNode, on loopback.
-        tell: Called with lines for people.
+        keys_folder: Folder of `keys.make_node_keys`, with the server's `ca.crt`.
+        port: Port of the SuperNode, on loopback.
     """
     read_node_settings(settings_file)
     authority = keys_folder / keys.AUTHORITY
@@ -344,54 +335,49 @@ def run_node(
     check_server(*server, authority)
     check_port("127.0.0.1", port)
     secret = str(keys_folder / keys.TASKS_SECRET)
+    supernode = (
+        *("flower-supernode", "--isolation", "process"),
+        *("--superexec-auth-secret-file", secret, "--root-certificates", str(authority)),
+        *("--auth-supernode-private-key", str(keys_folder / keys.NODE_KEY)),
+        *("--superlink", f"{server[0]}:{server[1]}"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+    )
     with Processes(settings_file.parent / "processes") as processes:
-        commands: dict[str, Sequence[str]] = {
-            "resident": (
-                *(sys.executable, "-m", "fleet.resident"),
-                *("--settings", str(settings_file), "--address", f"127.0.0.1:{port}"),
-                *("--secret", secret),
-            ),
-            "supernode": (
-                *("flower-supernode", "--isolation", "process"),
-                *("--superexec-auth-secret-file", secret, "--root-certificates", str(authority)),
-                *("--auth-supernode-private-key", str(keys_folder / keys.NODE_KEY)),
-                *("--superlink", f"{server[0]}:{server[1]}"),
-                *("--host", "127.0.0.1", "--port", str(port)),
-            ),
-        }
-        processes.start("resident", *commands["resident"])
-        while READY not in processes.printed("resident"):
-            _check_resident(processes)
+
+        def check_resident() -> None:
+            if processes.status("resident") is not None:
+                raise PlanError(processes.last_output("resident"))
             time.sleep(_LOOK_SECONDS)
-        processes.start("supernode", *commands["supernode"])
-        tell("node: ready")
+
+        processes.start(
+            *("resident", sys.executable, "-m", "fleet.resident", "--secret", secret),
+            *("--settings", str(settings_file), "--address", f"127.0.0.1:{port}"),
+        )
+        while READY not in processes.printed("resident"):
+            check_resident()
+        processes.start("supernode", *supernode)
+        report("node: ready")
         started = refused_since = time.monotonic()
         while True:
-            _check_resident(processes)
+            check_resident()
             status = processes.status("supernode")
-            if status is not None:
-                now = time.monotonic()
-                if now > started + _LET_IN_SECONDS:
-                    refused_since = now
-                log = processes.printed("supernode")
-                for words, (seconds, meaning) in _REFUSALS.items():
-                    if words in log and now >= refused_since + seconds:
-                        raise PlanError(meaning)
-                tell(f"node: the SuperNode has ended with status {status}; it starts again")
-                time.sleep(5)
-                processes.end("supernode")
-                processes.start("supernode", *commands["supernode"])
-                started = time.monotonic()
-            time.sleep(_LOOK_SECONDS)
-
-
-def _check_resident(processes: Processes) -> None:
-    if processes.status("resident") is not None:
-        raise PlanError(processes.last_output("resident"))
+            if status is None:
+                continue
+            now = time.monotonic()
+            if now > started + _ACCEPTED_SECONDS:
+                refused_since = now
+            for words, (seconds, meaning) in _REFUSALS.items():
+                if words in processes.printed("supernode") and now >= refused_since + seconds:
+                    raise PlanError(meaning)
+            report(f"node: the SuperNode has ended with status {status}; it starts again")
+            time.sleep(5)
+            processes.end("supernode")
+            processes.start("supernode", *supernode)
+            started = time.monotonic()
 
 
 def check_port(host: str, port: int) -> None:
-    """Checks that a port can be listened to."""
+    """Checks that a port is free."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as opened:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -402,7 +388,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_server(host: str, port: int, authority: Path) -> None:
-    """Checks that a server is there, with a certificate of the authority for this name."""
+    """Checks that a server listens, with a certificate of the authority for this name."""
     context = ssl.create_default_context(cafile=str(authority))
     where = f"{host}:{port}: expected the fleet's server"
     try:

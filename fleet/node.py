@@ -1,13 +1,12 @@
-"""A node: one client of a fleet, which answers what a server sends."""
+"""A node: one client of a fleet, which answers a server's messages."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import logging
-import platform
+import runpy
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 
 from fleet.errors import ERRORS
 from fleet.node_noise.account import NodeAccount
-from fleet.node_noise.noise import check_sum_plan, noise_of_export
+from fleet.node_noise.noise import read_node_noise
 from fleet.node_noise.skellam import Draw, skellam
 from fleet.player import Examples, Player, sum_plan
 from fleet.secure_aggregation import messages, primitives
@@ -56,14 +55,14 @@ def _log() -> logging.Logger:
 class Node:
     """One client: it runs only the exports that its operator has pinned.
 
-    The process that plays is started here, in its sandbox. All that has been answered is in the
-    folder for state, so that each stage of a round is answered once, also by the next process.
+    The folder for state has all answers, so each stage of a round is answered once, also after a
+    restart.
 
     Args:
-        draw: Draws the noise that it adds, where its plan is of noise.
+        draw: Draws the noise of plans with noise of nodes.
 
     Raises:
-        PlanError: If the export is not the pinned one, or the examples are not what it reads.
+        PlanError: The export is not the pinned one, or the examples do not have its features.
     """
 
     def __init__(self, settings: NodeSettings, draw: Draw = skellam) -> None:
@@ -79,15 +78,15 @@ class Node:
         self._lock = threading.Lock()
         self._answers: dict[Kind, Callable[[Message, _Plan], Message]] = {
             Kind.HELLO: self._welcome,
-            Kind.STAGE: self._stage,
-            Kind.WORK: self._work,
+            Kind.STAGE: lambda asked, plan: Message(Kind.STAGED, {}, (plan.staged(asked),)),
+            Kind.WORK: lambda asked, plan: Message(Kind.WORKED, {}, (plan.worked(asked),)),
         }
-        given = [PlanSettings(settings.export, settings.manifest_sha256)]
+        plans = [PlanSettings(settings.export, settings.manifest_sha256)]
         if settings.evaluation is not None:
-            given.append(settings.evaluation)
+            plans.append(settings.evaluation)
         with contextlib.ExitStack() as stack:
             self._plans = {}
-            for plan in given:
+            for plan in plans:
                 loaded = _Plan(settings, plan, self._secret, roster, draw)
                 stack.callback(loaded.close)
                 loaded.check()
@@ -95,7 +94,7 @@ class Node:
             self._stack = stack.pop_all()
 
     def answer(self, request: bytes) -> bytes:
-        """Returns the answer to a message of a server; in words, if it is not done."""
+        """Returns the answer to a message of a server, REFUSED if it has errors."""
         tag = None
         try:
             with self._lock:
@@ -107,14 +106,14 @@ class Node:
         except ERRORS as e:
             _log().warning("refused: %s", e)
             answer = refused(str(e))
-        # A server's words must not end a node.
+        # No message of a server may end a node.
         except Exception as e:
             _log().exception("a request failed")
             answer = refused(f"{type(e).__name__} on this node, whose log says more")
         return tagged(answer, tag)
 
     def close(self) -> None:
-        """Ends the processes that play."""
+        """Ends the processes of players."""
         self._stack.close()
 
     def _plan(self, message: Message) -> _Plan:
@@ -135,16 +134,8 @@ class Node:
             {
                 "identity": self._identity.hex(),
                 "signature": primitives.sign(self._secret, text).hex(),
-                "domain": self._settings.domain if self._settings.tells_domain else None,
-                "python": platform.python_version(),
             },
         )
-
-    def _stage(self, message: Message, plan: _Plan) -> Message:
-        return Message(Kind.STAGED, {}, (plan.staged(message),))
-
-    def _work(self, message: Message, plan: _Plan) -> Message:
-        return Message(Kind.WORKED, {}, (plan.worked(message),))
 
 
 class _Plan:
@@ -170,8 +161,8 @@ class _Plan:
         self._client: Client | None = None
         self._pinned = pinned
         self._draw = draw
-        self._noise = noise_of_export(plan.export, pinned)
-        # Of all plans together: a new one does not make what was told before untold.
+        self._noise = read_node_noise(plan.export, pinned)
+        # One account of all plans: a new plan does not undo earlier disclosures.
         self._account = settings.state / _ACCOUNT
 
     def check(self) -> None:
@@ -179,11 +170,10 @@ class _Plan:
         settings, about = self._settings, self._player.about
         settings.privacy.check_noise(self._noise)
         if about.secure:
-            self._sums = sum_plan(
-                self._pinned, about, settings.min_clients, settings.checks_survivors
-            )
+            self._sums = sum_plan(self._pinned, about, settings.min_clients)
             self._client = Client(self._sums, self._secret, self._roster, self._folder)
-            check_sum_plan(self._noise, self._sums)
+            if self._noise is not None:
+                self._noise.check_plan(self._sums.tensors, self._sums.min_clients)
         else:
             _log().warning(
                 "%s: profile %s: sums are plain, the server sees every update of this node",
@@ -193,18 +183,17 @@ class _Plan:
         self._player.check_examples(self._name, self._source())
 
     def check_server(self, message: Message) -> None:
-        """Checks that the server sums as this node does."""
-        own = "" if self._sums is None else self._sums.digest().hex()
-        if message.get("sums", str) == own:
+        """Checks that the server has this node's secure sums."""
+        digest = "" if self._sums is None else self._sums.digest().hex()
+        if message.get("sums", str) == digest:
             return
-        for name in ("min_clients", "checks_survivors"):
-            value = getattr(self._sums or self._settings, name)
-            found = message.get(name, type(value))
-            if found != value:
-                raise PlanError(
-                    f"{name}: expected {value} as this node has, the server has {found}: both need "
-                    "the same"
-                )
+        expected = (self._sums or self._settings).min_clients
+        actual = message.get("min_clients", int)
+        if actual != expected:
+            raise PlanError(
+                f"min_clients: expected {expected} as this node has, the server has {actual}: both "
+                "need the same"
+            )
         raise PlanError("secure sums: expected those of this node's plan, the server has others")
 
     def staged(self, message: Message) -> bytes:
@@ -218,26 +207,25 @@ class _Plan:
             if not with_values:
                 raise PlanError(f"{_SERVER}: expected a checkpoint with DELIVERY, found none")
             with _for_the_log():
-                found = self._player.values(self._name, message.parts[1], self._source())
-                sums.check_values(found, "values of this client")
-                noised = None if self._noise is None else self._noise.add_noise(found, self._draw)
-            if self._noise is None or noised is None:
-                return found
-            demands = self._settings.privacy
-            NodeAccount(self._account, self._noise, demands).charge(session)
+                plain = self._player.values(self._name, message.parts[1], self._source())
+                sums.check_values(plain, "values of this client")
+                if self._noise is None:
+                    return plain
+                noised = self._noise.add_noise(plain, self._draw)
+            NodeAccount(self._account, self._noise, self._settings.privacy).charge(session)
             return noised
 
         kind, session = messages.read_header(request, sums, _SERVER)
         answer = self._client.answer(request, values)
         if kind == messages.Type.BEGIN:
-            # The server goes on without them: nobody needs their secrets again.
+            # The server has given up the other sessions.
             for other in self._client.unfinished():
                 if other != session:
                     self._client.give_up(other)
         return answer
 
     def worked(self, message: Message) -> bytes:
-        """Returns the update of plain sums; for one round once, and the same bytes again."""
+        """Returns the update of plain sums; a round's repeated request gets the same bytes."""
         if self._client is not None:
             raise PlanError("expected secure aggregation for this plan, found work of plain sums")
         checkpoint, round_id = message.part(0, 1), message.digest("id")
@@ -253,11 +241,11 @@ class _Plan:
                 return stored[1]
             with _for_the_log():
                 update = self._player.update(self._name, checkpoint, self._source())
+            # Keep only the fact that earlier rounds were answered.
             for other in self._folder.sessions():
-                found = self._folder.read(other)
-                # Of an earlier round it is enough to know that it was answered.
-                if found is not None and found[1]:
-                    self._folder.write(other, found[0], b"")
+                earlier = self._folder.read(other)
+                if earlier is not None and earlier[1]:
+                    self._folder.write(other, earlier[0], b"")
             self._folder.write(round_id, {"request": asked}, update)
         return update
 
@@ -268,7 +256,7 @@ class _Plan:
 
 @contextlib.contextmanager
 def _for_the_log() -> Iterator[None]:
-    """Keeps to this node what is wrong with its work: the words may tell of its examples."""
+    """Keeps error messages on this node, as they may reveal examples."""
     try:
         yield
     except ERRORS as e:
@@ -277,7 +265,7 @@ def _for_the_log() -> Iterator[None]:
 
 
 def _source(data: DataSettings, max_records: int) -> Callable[[], Examples]:
-    """Returns what gives the examples, as they are when a round needs them."""
+    """Returns a function that reads the current examples."""
     if data.store is not None:
         return functools.partial(
             _read_store, data.store, data.split, data.client or "", max_records
@@ -290,17 +278,17 @@ def _source(data: DataSettings, max_records: int) -> Callable[[], Examples]:
 
     def records() -> Examples:
         try:
-            found = list(load(dict(data.config)))
-        # Whatever the operator's function does.
+            loaded = list(load(dict(data.config)))
+        # The operator's function may raise anything.
         except Exception as e:
             raise PlanError(f"{where}: {type(e).__name__}: {reason(e)}") from e
-        for record in found:
+        for record in loaded:
             if not isinstance(record, bytes):
                 raise PlanError(
                     f"{where}: expected serialised tf.train.Example messages, found "
                     f"{type(record).__name__}"
                 )
-        return Examples(records=found)
+        return Examples(records=loaded)
 
     return records
 
@@ -308,21 +296,16 @@ def _source(data: DataSettings, max_records: int) -> Callable[[], Examples]:
 def _read_store(path: Path, split: str, client: str, max_records: int) -> Examples:
     with contextlib.closing(ClientStore(path)) as store:
         counts = store.client_counts(split)
-        # Before they are read.
         check_count(counts.get(client, 0), max_records, f"{path}: client {client}")
         return Examples(records=store.examples(split, client, counts), are_stored=True)
 
 
 def _load_function(path: Path) -> Callable[[dict[str, Any]], Any]:
-    spec = importlib.util.spec_from_file_location("plan_runner_node_data", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise PlanError(f"{path}: expected a Python file with a function load, found none")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        load = runpy.run_path(str(path)).get("load")
+    # The operator's file may raise anything.
     except Exception as e:
         raise PlanError(f"{path}: {type(e).__name__}: {reason(e)}") from e
-    load: Callable[[dict[str, Any]], Any] | None = getattr(module, "load", None)
     if not callable(load):
         raise PlanError(f"{path}: expected a function load, found none")
     return load
@@ -331,12 +314,12 @@ def _load_function(path: Path) -> Callable[[dict[str, Any]], Any]:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(path.glob(f"*{SUFFIX}"))
-    if not found:
+    files = sorted(path.glob(f"*{SUFFIX}"))
+    if not files:
         raise PlanError(f"{path}: expected files NAME{SUFFIX}, found none")
-    return found
+    return files
 
 
 def _readable(path: Path) -> list[Path]:
-    """Returns what the sandbox has to let through: links may lead elsewhere."""
+    """Returns the paths that the sandbox must allow, including the targets of links."""
     return [path, *(file.resolve() for file in _files(path))]

@@ -1,7 +1,7 @@
 """The filter before a SuperLink: lets nodes' requests through, and nothing else.
 
-Whoever reaches the SuperLink itself may register nodes and start runs, with no more than the
-authority's certificate, which every node has.
+A SuperLink lets any client with the authority's certificate, which every node has, register nodes
+and start runs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-# Of Flower's one port, what nodes need.
+# Paths of Flower's port that nodes need.
 _PREFIX, _HEALTH = "/v1/fleet/", "/health"
-_OF_ONE_HOP = frozenset(("connection", "host", "keep-alive", "transfer-encoding", "upgrade"))
+_HOP_BY_HOP = frozenset(("connection", "host", "keep-alive", "transfer-encoding", "upgrade"))
 _SECONDS = 60.0
 
 
@@ -46,13 +46,13 @@ def application(upstream: str, authority: Path) -> Starlette:
                 request.method,
                 request.url.path,
                 params=request.query_params,
-                headers=[(k, v) for k, v in request.headers.items() if k not in _OF_ONE_HOP],
+                headers=[(k, v) for k, v in request.headers.items() if k not in _HOP_BY_HOP],
                 content=await request.body(),
             )
         except httpx.HTTPError:
             return PlainTextResponse("no SuperLink\n", status_code=503)
         kept = {
-            k: v for k, v in answer.headers.items() if k not in (*_OF_ONE_HOP, "content-encoding")
+            k: v for k, v in answer.headers.items() if k not in (*_HOP_BY_HOP, "content-encoding")
         }
         return Response(answer.content, answer.status_code, kept)
 

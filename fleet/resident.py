@@ -1,4 +1,4 @@
-"""A node's process beside its SuperNode, which answers as long as it runs."""
+"""A node's resident process, which answers the messages of its SuperNode."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ READY = "node: ready"
 
 
 def main() -> int:
-    """Answers until it is ended."""
+    """Answers until a signal ends it."""
     escape_output()
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--settings", type=Path, required=True, help="the node's node.toml")
     parser.add_argument("--address", required=True, help="HOST:PORT of the SuperNode")
-    parser.add_argument("--secret", type=Path, required=True, help="what it was started with")
+    parser.add_argument("--secret", type=Path, required=True, help="the SuperNode's secret")
     arguments = parser.parse_args()
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

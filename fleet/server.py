@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import random
 import secrets
@@ -13,24 +12,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fleet.members import (
-    SAMPLINGS,
-    Channel,
-    Draw,
-    Exchange,
-    Members,
-    PlanHello,
-    planned_draw,
-)
+from fleet.members import Channel, Exchange, Members
 from fleet.node_noise.account import OpenedSums, ReleasedRounds, ServerAccount
-from fleet.node_noise.noise import check_sum_plan, noise_of_export
+from fleet.node_noise.noise import read_node_noise
 from fleet.node_noise.server_noise import (
     FIXED_SIZE,
     POISSON,
     SPACED,
     STRATIFIED,
+    Draw,
     ServerNoise,
-    server_noise_of_export,
+    read_server_noise,
 )
 from fleet.player import Player, secure_sums, sum_plan
 from fleet.secure_aggregation.errors import ProtocolError
@@ -46,9 +38,10 @@ from plan_runner.errors import PlanError, counted
 from plan_runner.export import EVALUATION, TRAINING, Limits, open_export
 
 _ACCOUNT = "account.jsonl"
-# So many are named of those that are not there.
-_MOST_NAMES = 5
-# By the answers that are collected: what the stage is called, which is the name of its timeout.
+_MAX_NAMES = 5
+# Draws must be unpredictable.
+_SECRET = random.SystemRandom()
+# Names of the exchanges of a secure sum, by the type of the answers.
 STAGES = {
     Type.KEYS: "keys",
     Type.SHARES: "shares",
@@ -59,33 +52,34 @@ STAGES = {
 
 
 class Listener(Protocol):
-    """Is told what happens."""
+    """Receives the progress of a server."""
 
     def line(self, text: str) -> None:
-        """Something for people."""
+        """Receives a human-readable line."""
 
     def exchange(self, kind: str, round_number: int, exchange: Exchange) -> None:
-        """Requests were answered, or not."""
+        """Receives a completed exchange."""
 
     def step(self, done: str) -> None:
-        """Something is on the disk; whatever stops the server now, it goes on from here."""
+        """Receives the name of a write to the disk, after which the server may stop."""
 
 
 class FleetServer:
     """Runs rounds of training, and of evaluation between them.
 
-    All that is needed to resume is in the folder for state: another process with the same settings
-    resumes where this one was ended, in the middle of a round as well. Sums are in memory alone: a
-    process that resumes asks the nodes once more for what opens them.
+    The folder for state has everything to resume: another process with the same settings resumes
+    where this one ended, also within a round. Sums are in memory alone: a process that resumes asks
+    the nodes again for the shares that unmask them.
 
     Args:
-        player: (export, SHA-256 of its manifest, limits, trust) -> the player of it.
+        player: Creates the player of an export, given the export, the SHA-256 of its manifest,
+            limits and trust.
         weaker_privacy: Whether rounds may break the assumptions of the plan's epsilon; the server
             then computes epsilon of the rounds as they are.
 
     Raises:
         PlanError: An export, the roster, the settings or the folder are wrong, or the fleet cannot
-            keep to the plan's draw of cohorts.
+            draw cohorts as in the plan.
     """
 
     def __init__(
@@ -100,26 +94,26 @@ class FleetServer:
         self._weaker_privacy = weaker_privacy
         self._listener = listener
         self._identities = read_roster(settings.roster)
-        exports_of = {TRAINING: settings.export}
+        folders = {TRAINING: settings.export}
         if settings.evaluation is not None:
-            exports_of[EVALUATION] = settings.evaluation.export
+            folders[EVALUATION] = settings.evaluation.export
         with contextlib.ExitStack() as stack:
             self._folder = StateFolder(settings.state, listener.step)
             stack.callback(self._folder.close)
             self._plans: dict[str, _Plan] = {}
-            for kind, export in exports_of.items():
+            for kind, export in folders.items():
                 pinned = manifest_sha256(export)
-                played = player(export, pinned, settings.limits, settings.trust)
-                stack.callback(played.close)
+                executor = player(export, pinned, settings.limits, settings.trust)
+                stack.callback(executor.close)
                 self._plans[kind] = _Plan(
-                    *(kind, export, pinned, played, settings),
+                    *(kind, export, pinned, executor, settings),
                     *(self._identities, self._folder, channel, listener.line, weaker_privacy),
                 )
             self._stack = stack.pop_all()
 
     @property
     def completed(self) -> int:
-        """Number of the last round of training that is done."""
+        """Number of the last completed round of training."""
         return self._plans[TRAINING].track.completed
 
     def run(self, rounds: int) -> None:
@@ -133,8 +127,8 @@ class FleetServer:
         if evaluation is not None and self._settings.evaluation is not None:
             self._check_rounds(evaluation, rounds // self._settings.evaluation.every)
         self._evaluate(evaluation)
-        while training.track.completed < rounds:
-            self._play(training, training.track.completed + 1, training.track.state)
+        while self.completed < rounds:
+            self._play(training, self.completed + 1, training.track.state)
             self._evaluate(evaluation)
 
     def _check_rounds(self, plan: _Plan, rounds: int) -> None:
@@ -149,11 +143,11 @@ class FleetServer:
         self._listener.line(f"{plan.track.kind}: weaker privacy than the plan's: {words}")
 
     def close(self) -> None:
-        """Ends the processes that play, and lets another server have the folder."""
+        """Ends the processes of players, and releases the folder."""
         self._stack.close()
 
     def _evaluate(self, evaluation: _Plan | None) -> None:
-        """Runs the round of evaluation that is due, if there is one."""
+        """Runs the round of evaluation that is due, if any."""
         if evaluation is None or self._settings.evaluation is None:
             return
         done, track = self.completed, evaluation.track
@@ -165,124 +159,138 @@ class FleetServer:
         """Runs a round to its end, from its current stage."""
         down, attempts = plan.player.begin(state), 0
         while True:
-            begun = plan.track.pending(number)
-            if begun is None:
+            started = plan.track.pending(number)
+            if started is None:
                 attempts += 1
-                cohort = self._cohort(plan, number)
-                if plan.account is not None:
-                    after = plan.account.check(cohort, plan.releases_until(number))
-                    self._listener.line(
-                        f"{plan.track.kind}: round {number}: epsilon at most "
-                        f"{plan.account.epsilon:.4g} before and {after:.4g} after it, at delta "
-                        f"{plan.account.delta:.3g}"
-                    )
-                names = tuple(self._identities.name(identity) for identity in cohort)
-                begun = StartedRound(secrets.token_bytes(SESSION_BYTES), names)
-                plan.track.begin(number, begun)
-            round_ = _Round(plan, number, down, begun, self._settings, self._listener)
+                started = self._start(plan, number)
+            round_ = _Round(plan, number, down, started, self._settings, self._listener)
             try:
                 clients, sums, facts = round_.collect()
+                break
             except ProtocolError as e:
                 self._listener.line(f"{plan.track.kind} {number}: given up: {e}")
                 if e.client is not None:
                     plan.resting[e.client] = number + self._settings.rest_rounds
                 plan.track.give_up(number, str(e), round_.asked_to_open)
-                plan.erase(begun.session)
+                plan.erase(started.session)
                 if attempts >= self._settings.attempts:
                     raise PlanError(
                         f"{plan.track.kind} {number}: given up {counted(attempts, 'time')}, the "
                         f"last time: {e}"
                     ) from e
-            else:
-                break
-        if plan.account is not None:
-            plan.account.release(plan.releases_until(number), clients)
-        ended = plan.player.end(state, sums, number, facts["clients"], len(down), facts["bytes_up"])
-        row = _row(ended.row)
-        if plan.account is not None:
-            row |= {"epsilon": _finite(plan.account.epsilon), "delta": plan.account.delta}
+        account = plan.account
+        if account is not None:
+            account.release(plan.releases_until(number), clients)
+        end = plan.player.end(state, sums, number, facts["clients"], len(down), facts["bytes_up"])
+        row = end.row
+        if account is not None:
+            # JSON has no infinity.
+            epsilon = account.epsilon if math.isfinite(account.epsilon) else None
+            row = {**row, "epsilon": epsilon, "delta": account.delta}
         if self._settings.keeps_sums:
             plan.track.keep_sums(number, sums)
-        plan.track.finish(number, ended.state, row, facts)
-        plan.erase(begun.session)
-        self._listener.line(f"{plan.track.kind}: {ended.line}")
+        plan.track.finish(number, end.state, row, facts)
+        plan.erase(started.session)
+        self._listener.line(f"{plan.track.kind}: {end.line}")
+        if account is not None:
+            self._listener.line(f"{plan.track.kind}: {account.text}")
+
+    def _start(self, plan: _Plan, number: int) -> StartedRound:
+        """Draws a cohort, and writes the start of a round."""
+        cohort = self._cohort(plan, number)
         if plan.account is not None:
-            self._listener.line(f"{plan.track.kind}: {plan.account.text}")
+            after = plan.account.check(cohort, plan.releases_until(number))
+            self._listener.line(
+                f"{plan.track.kind}: round {number}: epsilon at most {plan.account.epsilon:.4g} "
+                f"before and {after:.4g} after it, at delta {plan.account.delta:.3g}"
+            )
+        names = tuple(self._identities.name(identity) for identity in cohort)
+        started = StartedRound(secrets.token_bytes(SESSION_BYTES), names)
+        plan.track.begin(number, started)
+        return started
 
     def _cohort(self, plan: _Plan, number: int) -> list[bytes]:
         """Waits for enough nodes and draws the nodes of a round, in the order of their names."""
-        settings = self._settings
-        pool, fewest, size = self._pool(plan, number), plan.fewest, plan.cohort_size
-        wanted = len(self._identities.names) if plan.draws_secretly else size or fewest
-        timeout = settings.timeouts.nodes
+        pool, minimum, size = self._pool(plan, number), plan.min_clients, plan.cohort_size
+        everyone = set(self._identities.names)
+        wanted = len(everyone) if plan.draws_secretly else size or minimum
+        timeout = self._settings.timeouts.nodes
 
         def enough(count: int, among: Collection[bytes]) -> Callable[[], bool]:
             return lambda: len([i for i in plan.members.reachable() if i in among]) >= count
 
         # The server waits once for all wanted nodes: some may be gone for good.
-        if not plan.met and wanted > fewest:
-            plan.members.greet(enough(wanted, self._identities.names), timeout)
-        plan.met = True
-        plan.members.greet(enough(fewest, pool), timeout)
-        there = plan.members.reachable()
-        absent = sorted(set(self._identities.names) - set(there), key=self._identities.name)
+        if not plan.was_complete and wanted > minimum:
+            plan.members.greet(enough(wanted, everyone), timeout)
+        plan.was_complete = True
+        plan.members.greet(enough(minimum, pool), timeout)
+        connected = plan.members.reachable()
+        absent = sorted(everyone - set(connected), key=self._identities.name)
         names = f", without {_some(map(self._identities.name, absent))}" if absent else ""
-        present = [identity for identity in there if identity in pool]
-        if len(present) < fewest:
-            may = "" if len(pool) == len(self._identities.names) else " that may take part"
+        present = [identity for identity in connected if identity in pool]
+        if len(present) < minimum:
+            may = "" if pool == everyone else " that may take part"
             raise PlanError(
-                f"{plan.track.kind} {number}: expected at least {counted(fewest, 'node')}{may} "
+                f"{plan.track.kind} {number}: expected at least {counted(minimum, 'node')}{may} "
                 f"within {timeout:g} s, found {len(present)}{names}"
             )
         if absent != plan.absent:
             self._listener.line(
-                f"{plan.track.kind}: round {number}: {len(there)} of "
-                f"{len(self._identities.names)} nodes are there{names}"
+                f"{plan.track.kind}: round {number}: {len(connected)} of {len(everyone)} nodes are "
+                f"there{names}"
             )
         plan.absent = absent
         rested = [i for i in present if plan.resting.get(i, 0) < number]
-        candidates = rested if len(rested) >= fewest else present
-        if plan.draws_secretly:
-            return sorted(candidates, key=self._identities.name)
-        attempt = plan.track.attempts(number)
-        generator: random.Random = random.SystemRandom()
-        if settings.seed is not None:
-            generator = random.Random(f"{settings.seed} {plan.track.kind} {number} {attempt}")
-        draw = Draw(
-            candidates,
-            fewest,
-            plan.most,
-            size,
-            len(self._identities.names),
-            plan.members.domains,
-        )
-        return sorted(SAMPLINGS[settings.sampling](draw, generator), key=self._identities.name)
+        drawn = rested if len(rested) >= minimum else present
+        if not plan.draws_secretly:
+            limit = plan.max_clients if size is None else min(size, plan.max_clients)
+            drawn = _SECRET.sample(drawn, min(limit, len(drawn)))
+        return sorted(drawn, key=self._identities.name)
 
     def _pool(self, plan: _Plan, number: int) -> set[bytes]:
         """Returns the nodes that a round may ask.
 
-        A secret cohort is drawn once for each round, and is on the disk before anyone is asked: to
-        draw another one because its nodes did not answer would change their probabilities.
+        A secret cohort is drawn once for each round, and is on the disk before the first request: a
+        second draw because nodes did not answer would change their probabilities.
         """
         everyone = set(self._identities.names)
         if plan.draws_secretly:
-            assert plan.noise is not None, "of a plan with noise"
+            assert plan.noise is not None, "a plan with noise"
             names = plan.track.drawn(number)
             if names is None:
-                drawn = planned_draw(plan.noise.draw, sorted(everyone))
+                drawn = _planned_draw(plan.noise.draw, sorted(everyone))
                 names = [self._identities.name(identity) for identity in drawn]
                 plan.track.draw(number, names)
             return {identity for identity in everyone if self._identities.name(identity) in names}
         account = plan.account
         if not plan.keeps_draw or not isinstance(account, ReleasedRounds):
             return everyone
-        assert plan.noise is not None, "of a plan with noise"
+        assert plan.noise is not None, "a plan with noise"
         draw, release = plan.noise.draw, plan.releases_until(number)
         return {i for i in everyone if draw.may_take_part(account.rounds_of(i), release)}
 
 
+def _planned_draw(draw: Draw, population: Sequence[bytes]) -> list[bytes]:
+    """Returns the clients of a round, drawn as the plan's epsilon assumes.
+
+    The draw is from the whole population, connected or not. A drawn client that does not answer is
+    not replaced.
+    """
+    if draw.scheme == FIXED_SIZE:
+        return _SECRET.sample(population, int(draw.per_round))
+    rate = min(1.0, draw.per_round / len(population))
+    return [identity for identity in population if _SECRET.random() < rate]
+
+
 class _Plan:
-    """An export that the server runs, its rounds, and the nodes that run it."""
+    """An export that the server runs, its rounds, and the nodes that run it.
+
+    Attributes:
+        resting: Numbers of the rounds until which nodes are excluded.
+        was_complete: Whether the server has waited for all wanted nodes.
+        absent: Nodes of the roster that were not connected at the last draw.
+        keeps_draw: Whether cohorts are drawn as the epsilon of the server's noise assumes.
+    """
 
     def __init__(
         self,
@@ -294,33 +302,28 @@ class _Plan:
         identities: Identities,
         folder: StateFolder,
         channel: Channel,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         weaker_privacy: bool,
     ) -> None:
         about = player.about
         if about.kind != kind:
             raise PlanError(f"{export}: expected an export of {kind}, found {about.kind}")
-        self.player = player
-        self.identities = identities
-        # Until which round a node is left out.
+        self.player, self.identities = player, identities
         self.resting: dict[bytes, int] = {}
-        # Whether there have been as many nodes as are wanted.
-        self.met = False
-        # Who of the roster was not there when the last cohort was drawn.
+        self.was_complete = False
         self.absent: list[bytes] = []
         self.sums: SumPlan | None = None
-        self.folder: SessionFolder | None = None
+        self.sessions: SessionFolder | None = None
         self.account: ServerAccount | None = None
         self.cohort_size = settings.cohort_size
-        self.noise = server_noise_of_export(export, pinned)
-        # Whether cohorts are those that the epsilon of a plan with the server's noise is for.
-        self.keeps_draw = self.noise is not None
+        self.noise = read_server_noise(export, pinned)
+        self.keeps_draw = False
         if self.noise is not None:
             obstacles = _obstacles(self.noise, settings, len(identities.names), bool(about.secure))
             if obstacles and not weaker_privacy:
                 raise PlanError(f"{export}: {obstacles[0]}; --weaker_privacy allows it")
             for words in obstacles:
-                tell(f"{kind}: weaker privacy than the plan's: {words}")
+                report(f"{kind}: weaker privacy than the plan's: {words}")
             self.keeps_draw = not obstacles
             if settings.keeps_sums:
                 raise PlanError(
@@ -331,43 +334,37 @@ class _Plan:
                 self.cohort_size = int(self.noise.draw.per_round)
         initial = open_export(export, settings.limits, pinned).read(exports.SERVER_STATE)
         self.track = RoundJournal(folder, kind, pinned, initial)
-        self.fewest = max(settings.min_clients, about.min_clients)
+        self.min_clients = max(settings.min_clients, about.min_clients)
         if self.draws_secretly and not about.secure:
-            # A round is released, however few nodes are drawn.
-            self.fewest = about.min_clients
-        self.most = len(identities.names)
-        if about.max_clients is not None:
-            self.most = min(self.most, about.max_clients)
-        if self.fewest > self.most:
+            # A round is released, even if few nodes are drawn.
+            self.min_clients = about.min_clients
+        num_nodes = len(identities.names)
+        self.max_clients = min(num_nodes, about.max_clients or num_nodes)
+        if self.min_clients > self.max_clients:
             raise PlanError(
-                f"min_clients: expected at most {self.most}, as the roster or the plan has room "
-                f"for, found {self.fewest}"
+                f"min_clients: expected at most {self.max_clients}, as the roster or the plan has "
+                f"room for, found {self.min_clients}"
             )
-        path = folder.folder / f"{kind}_{_ACCOUNT}"
+        path, target = folder.folder / f"{kind}_{_ACCOUNT}", settings.target_epsilon
         if self.noise is not None:
-            target = settings.target_epsilon
             self.account = ReleasedRounds(path, self.noise, target, self.keeps_draw)
         head: dict[str, Any] = {"sums": ""}
         if about.secure:
-            self.sums = sum_plan(pinned, about, settings.min_clients, settings.checks_survivors)
-            self.folder = SessionFolder(folder.folder / f"{kind}_sessions")
-            # The others are of rounds that an earlier process finished or gave up.
-            for session in set(self.folder.sessions()) - {self.track.unfinished}:
-                self.folder.erase(session)
-            nodes_noise = noise_of_export(export, pinned)
-            check_sum_plan(nodes_noise, self.sums)
+            self.sums = sum_plan(pinned, about, settings.min_clients)
+            self.sessions = SessionFolder(folder.folder / f"{kind}_sessions")
+            pending = self.track.pending()
+            for session in self.sessions.sessions():
+                # An earlier process has finished or given up the other sessions.
+                if pending is None or session != pending.session:
+                    self.sessions.erase(session)
+            nodes_noise = read_node_noise(export, pinned)
             if nodes_noise is not None:
-                self.account = OpenedSums(
-                    path, nodes_noise, settings.target_epsilon, weaker_privacy
-                )
-            head = {
-                "sums": self.sums.digest().hex(),
-                "min_clients": self.sums.min_clients,
-                "checks_survivors": settings.checks_survivors,
-            }
+                nodes_noise.check_plan(self.sums.tensors, self.sums.min_clients)
+                self.account = OpenedSums(path, nodes_noise, target, weaker_privacy)
+            head = {"sums": self.sums.digest().hex(), "min_clients": self.sums.min_clients}
         self.manifest = bytes.fromhex(pinned)
-        hello = PlanHello(self.manifest, head)
-        self.members = Members(channel, identities, hello, settings.timeouts.hello, tell)
+        timeout = settings.timeouts.stage
+        self.members = Members(channel, identities, self.manifest, head, timeout, report)
 
     @property
     def draws_secretly(self) -> bool:
@@ -376,7 +373,7 @@ class _Plan:
         return self.noise is not None and self.keeps_draw and self.noise.draw.scheme in secret
 
     def releases_until(self, number: int) -> int:
-        """Returns the number of releases after a round, which evaluations do not have each round.
+        """Returns the number of releases after a round; evaluations skip rounds.
 
         Args:
             number: Number of the round that is next to complete.
@@ -384,9 +381,9 @@ class _Plan:
         return number if self.track.kind == TRAINING else self.track.num_done + 1
 
     def erase(self, session: bytes) -> None:
-        """Removes what the disk has of a session."""
-        if self.folder is not None:
-            self.folder.erase(session)
+        """Removes a session from the disk."""
+        if self.sessions is not None:
+            self.sessions.erase(session)
 
 
 def _obstacles(
@@ -399,64 +396,65 @@ def _obstacles(
         is_secure: Whether sums are secure.
     """
     draw = noise.draw
-    expected, found = f"expected the plan's cohorts ({draw.text}), found ", []
+    obstacles = []
     if draw.scheme == STRATIFIED:
-        found.append(f"{expected}no strata of nodes")
+        obstacles.append("no strata of nodes")
     if draw.scheme in (POISSON, FIXED_SIZE):
-        defaults = ServerSettings(settings.export, settings.roster, settings.state)
-        for name in ("sampling", "cohort_size", "seed"):
-            value = getattr(settings, name)
-            if value != getattr(defaults, name):
-                found.append(f"{expected}{name} = {value} in server.toml")
+        if settings.cohort_size is not None:
+            obstacles.append(f"cohort_size = {settings.cohort_size} in server.toml")
         if nodes < draw.clients:
-            found.append(f"{expected}{counted(nodes, 'node')} in the roster")
-        fewest = settings.min_clients if draw.scheme == FIXED_SIZE else math.inf
-        if is_secure and draw.per_round < fewest:
-            found.append(f"{expected}secure sums, which are opened from min_clients on alone")
+            obstacles.append(f"{counted(nodes, 'node')} in the roster")
+        minimum = settings.min_clients if draw.scheme == FIXED_SIZE else math.inf
+        if is_secure and draw.per_round < minimum:
+            obstacles.append("secure sums, which are opened from min_clients on alone")
     if draw.scheme == SPACED:
         size = settings.cohort_size or int(draw.per_round)
-        most = draw.max_participations
+        limit = draw.max_participations
         if nodes // size < draw.min_separation or (
-            most is not None and nodes * most < noise.rounds * size
+            limit is not None and nodes * limit < noise.rounds * size
         ):
-            found.append(f"{expected}{counted(nodes, 'node')} in the roster for rounds of {size}")
-    return found
+            obstacles.append(f"{counted(nodes, 'node')} in the roster for rounds of {size}")
+    return [f"expected the plan's cohorts ({draw.text}), found {words}" for words in obstacles]
 
 
 class _Round:
-    """One session of a round: asks its cohort for what is summed."""
+    """One session of a round: collects the sums of its cohort.
+
+    Attributes:
+        asked_to_open: Whether nodes were asked to unmask the sum.
+    """
 
     def __init__(
         self,
         plan: _Plan,
         number: int,
         down: bytes,
-        begun: StartedRound,
+        started: StartedRound,
         settings: ServerSettings,
         listener: Listener,
     ) -> None:
-        self._plan, self._number, self._down, self._begun = plan, number, down, begun
+        self._plan, self._number, self._down, self._started = plan, number, down, started
         self._settings, self._listener = settings, listener
         keys = {name: key for key, name in plan.identities.names.items()}
-        gone = [name for name in begun.cohort if name not in keys]
+        gone = [name for name in started.cohort if name not in keys]
         if gone:
-            raise PlanError(f"roster: expected {gone[0]}, with whom a round has begun, found none")
-        self._cohort = [keys[name] for name in begun.cohort]
-        # Whether nodes were asked to open the sum.
+            raise PlanError(
+                f"roster: expected {gone[0]}, a node of an unfinished round, found none"
+            )
+        self._cohort = [keys[name] for name in started.cohort]
         self.asked_to_open = False
         self._bytes_up: list[int] = []
 
     def collect(self) -> tuple[Sequence[bytes], bytes, dict[str, Any]]:
-        """Returns the clients, the sums, as `Player.end` takes them, and facts for the journal.
+        """Returns the clients, the sums for `Player.end`, and facts for the journal.
 
         Raises:
             ProtocolError: If too few nodes have answered.
         """
-        collect = self._plain if self._plan.sums is None else self._secure
-        clients, sums = collect()
+        clients, sums = self._plain() if self._plan.sums is None else self._secure(self._plan.sums)
         names = [self._plan.identities.name(identity) for identity in clients]
         facts = {
-            "session": self._begun.session.hex(),
+            "session": self._started.session.hex(),
             "names": names,
             "clients": len(names),
             "bytes_up": float(np.mean(self._bytes_up)) if self._bytes_up else 0.0,
@@ -465,7 +463,7 @@ class _Round:
 
     def _plain(self) -> tuple[Sequence[bytes], bytes]:
         updates: dict[bytes, bytes] = {}
-        plan, head = self._plan, {"id": self._begun.session.hex(), **self._head()}
+        plan, head = self._plan, {"id": self._started.session.hex(), **self._head()}
         request = Message(Kind.WORK, head, (self._down,))
 
         def take(identity: bytes, message: Message) -> None:
@@ -474,53 +472,50 @@ class _Round:
             updates[identity] = update
             self._bytes_up.append(len(update))
 
-        self._exchange("work", dict.fromkeys(self._cohort, request), take, plan.fewest)
-        if len(updates) < plan.fewest:
+        self._exchange("work", dict.fromkeys(self._cohort, request), take, plan.min_clients)
+        if len(updates) < plan.min_clients:
             raise ProtocolError(
-                f"expected updates of at least {counted(plan.fewest, 'node')}, found "
+                f"expected updates of at least {counted(plan.min_clients, 'node')}, found "
                 f"{len(updates)} of {len(self._cohort)}"
             )
-        # Floats are summed in an order that does not depend on who was first.
+        # Sum floats in cohort order, not in the order of arrival.
         clients = [identity for identity in self._cohort if identity in updates]
         named = [(plan.identities.name(identity), updates[identity]) for identity in clients]
         return clients, plan.player.plain_sums(named)
 
-    def _secure(self) -> tuple[Sequence[bytes], bytes]:
-        session = self._session()
+    def _secure(self, sums: SumPlan) -> tuple[Sequence[bytes], bytes]:
+        session = self._session(sums)
         while session.stage is not None:
             stage = session.stage
             if stage == Type.OPENING and self._plan.account is not None:
-                # On the disk before anybody opens anything, whatever becomes of the round.
-                self._plan.account.open(self._begun.session, session.survivors)
+                # On the disk before any node opens its shares, whatever becomes of the round.
+                self._plan.account.open(self._started.session, session.survivors)
             self.asked_to_open |= stage == Type.OPENING
             for _ in range(self._settings.attempts if stage == Type.OPENING else 1):
                 self._ask(session, stage)
-                if (
-                    not session.missing
-                    or len(session.asked) - len(session.missing) >= session.fewest
-                ):
+                if len(session.asked) - len(session.missing) >= session.min_answers:
                     break
             session.close()
             self._listener.step(f"{self._plan.track.kind} {self._number}: {stage.name}")
         survivors = sorted(session.survivors, key=self._plan.identities.name)
         return survivors, secure_sums(session.result())
 
-    def _session(self) -> Server:
-        plan = self._plan
-        assert plan.sums is not None and plan.folder is not None, "secure sums"
-        with plan.folder.locked():
-            is_new = plan.folder.read(self._begun.session) is None
-        arguments = (plan.sums, plan.identities, plan.folder)
+    def _session(self, sums: SumPlan) -> Server:
+        folder = self._plan.sessions
+        assert folder is not None, "secure sums"
+        with folder.locked():
+            is_new = folder.read(self._started.session) is None
+        arguments = (sums, self._plan.identities, folder)
         if is_new:
-            return Server.begin(*arguments, self._cohort, self._begun.session)
-        return Server(*arguments, self._begun.session)
+            return Server.begin(*arguments, self._cohort, self._started.session)
+        return Server(*arguments, self._started.session)
 
     def _ask(self, session: Server, stage: Type) -> None:
         # A client's work begins with the checkpoint.
-        beside = (self._down,) if stage == Type.MASKED else ()
+        checkpoint = (self._down,) if stage == Type.MASKED else ()
         head, missing = self._head(), set(session.missing)
         requests = {
-            identity: Message(Kind.STAGE, head, (request, *beside))
+            identity: Message(Kind.STAGE, head, (request, *checkpoint))
             for identity, request in session.requests().items()
             if identity in missing
         }
@@ -528,11 +523,11 @@ class _Round:
         def take(identity: bytes, message: Message) -> None:
             answer = _part(message, Kind.STAGED)
             if session.receive(answer) != identity:
-                raise PlanError("expected an answer of its own, found another node's")
+                raise PlanError("expected the node's own answer, found one of a different node")
             if stage == Type.MASKED:
                 self._bytes_up.append(len(answer))
 
-        enough = session.fewest - (len(session.asked) - len(missing))
+        enough = session.min_answers - (len(session.asked) - len(missing))
         self._exchange(STAGES[stage], requests, take, enough)
 
     def _exchange(
@@ -543,8 +538,9 @@ class _Round:
         enough: int,
     ) -> None:
         timeouts, kind = self._settings.timeouts, self._plan.track.kind
+        timeout = timeouts.work if stage == "work" else timeouts.stage
         exchange, missing = self._plan.members.exchange(
-            stage, requests, getattr(timeouts, stage), take, enough, timeouts.patience
+            stage, requests, timeout, take, enough, timeouts.patience
         )
         for identity in missing:
             self._plan.resting[identity] = self._number + self._settings.rest_rounds
@@ -554,30 +550,13 @@ class _Round:
         return {"manifest": self._plan.manifest.hex(), "round": self._number}
 
 
-def _finite(epsilon: float) -> float | None:
-    """Returns a number that JSON has; None if epsilon is infinite."""
-    return epsilon if math.isfinite(epsilon) else None
-
-
 def _some(names: Iterable[str]) -> str:
-    found = list(names)
-    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
-    return ", ".join(found[:_MOST_NAMES]) + more
+    listed = list(names)
+    more = f" and {len(listed) - _MAX_NAMES} more" if len(listed) > _MAX_NAMES else ""
+    return ", ".join(listed[:_MAX_NAMES]) + more
 
 
 def _part(message: Message, kind: Kind) -> bytes:
     if message.kind != kind:
         raise PlanError(f"expected {kind.name}, found {message.kind.name}")
     return message.part(0, 1)
-
-
-def _row(text: str) -> dict[str, Any]:
-    """Reads a line of metrics that the sandboxed process has written."""
-    try:
-        row = json.loads(text)
-        metrics = row["metrics"]
-    except (KeyError, RecursionError, TypeError, ValueError):
-        metrics = None
-    if not isinstance(metrics, dict):
-        raise PlanError("metrics: expected those of a round, found others")
-    return dict(row)

@@ -1,7 +1,7 @@
 """The messages between server and nodes as bytes, read strictly.
 
-A message is a mark, the version, its kind, a head of JSON with its length before it, and parts of
-bytes, whose lengths the head begins with. Messages of secure aggregation travel as such parts.
+A message is a mark, the version, its kind, the length of its head, a head of JSON, and parts of
+bytes, whose sizes the head has. Messages of secure aggregation travel as such parts.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ VERSION = 1
 _MARK = b"FLEET"
 _LENGTH_BYTES = 4
 _START = len(_MARK) + 2 + _LENGTH_BYTES
-_LONGEST_HEAD = 1 << 16
-_MOST_PARTS = 4
-_LONGEST_WORDS = 1000
-# The server's have 16 characters.
-_LONGEST_TAG = 64
+_MAX_HEAD = 1 << 16
+_MAX_PARTS = 4
+_MAX_WORDS = 1000
+_MAX_TAG = 64
 _SIZES = "sizes"
 _T = TypeVar("_T")
 
@@ -31,10 +30,9 @@ _T = TypeVar("_T")
 class Kind(enum.IntEnum):
     """The kinds of messages; the server's are odd.
 
-    HELLO asks for versions, plan and identity; WELCOME tells them. STAGE carries a message of
-    secure aggregation, of the stage before values with the checkpoint for the client; STAGED its
-    answer. WORK carries a checkpoint, WORKED the update of plain sums. A node answers REFUSED with
-    a line of words to whatever it does not do.
+    HELLO asks for a node's identity, WELCOME proves it. STAGE carries a message of secure
+    aggregation, before the values also the checkpoint for the client; STAGED its answer. WORK
+    carries a checkpoint, WORKED the update of plain sums. REFUSED has a one-line message.
     """
 
     HELLO = 1
@@ -48,13 +46,7 @@ class Kind(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """A message.
-
-    Attributes:
-        head: What JSON has, by name.
-        parts: Bytes.
-        where: What the message is called in errors.
-    """
+    """A message."""
 
     kind: Kind
     head: Mapping[str, Any]
@@ -71,18 +63,20 @@ class Message:
         return value
 
     def digest(self, name: str) -> bytes:
-        """Returns 32 bytes that the head has as hexadecimal digits."""
+        """Returns 32 bytes from 64 hexadecimal digits of the head."""
         text = self.get(name, str)
         try:
             value = bytes.fromhex(text)
         except ValueError:
             value = b""
         if len(value) != 32 or value.hex() != text:
-            raise PlanError(f"{self.where}: {name}: expected 64 hexadecimal digits, found others")
+            raise PlanError(
+                f"{self.where}: {name}: expected 64 hexadecimal digits, found {text!r:.80}"
+            )
         return value
 
     def part(self, number: int, count: int) -> bytes:
-        """Returns a part, after a check of how many there are."""
+        """Returns a part, after a check of their number."""
         if len(self.parts) != count:
             raise PlanError(f"{self.where}: expected {count} parts, found {len(self.parts)}")
         return self.parts[number]
@@ -90,20 +84,16 @@ class Message:
     def encoded(self) -> bytes:
         """Returns it as bytes."""
         head = json.dumps({_SIZES: [len(part) for part in self.parts], **self.head}).encode()
-        if len(head) > _LONGEST_HEAD or len(self.parts) > _MOST_PARTS:
+        if len(head) > _MAX_HEAD or len(self.parts) > _MAX_PARTS:
             raise ValueError("expected a shorter message")
         start = _MARK + bytes([VERSION, self.kind]) + len(head).to_bytes(_LENGTH_BYTES, "big")
         return b"".join([start, head, *self.parts])
 
 
 def decoded(data: bytes, where: str) -> Message:
-    """Reads a message.
-
-    Args:
-        where: What it is called in errors.
-    """
+    """Reads a message; `where` is its name in errors."""
     if not isinstance(data, bytes) or data[: len(_MARK)] != _MARK or len(data) < _START:
-        raise PlanError(f"{where}: expected a message of this fleet, found other bytes")
+        raise PlanError(f"{where}: expected a message of this fleet, found {data[:9]!r}")
     version, number = data[len(_MARK)], data[len(_MARK) + 1]
     if version != VERSION:
         raise PlanError(
@@ -113,17 +103,17 @@ def decoded(data: bytes, where: str) -> Message:
     if number not in set(Kind):
         raise PlanError(f"{where}: expected a known kind of message, found {number}")
     length = int.from_bytes(data[_START - _LENGTH_BYTES : _START], "big")
-    if length > min(_LONGEST_HEAD, len(data) - _START):
+    if length > min(_MAX_HEAD, len(data) - _START):
         raise PlanError(f"{where}: expected a head within the message, found {length} bytes")
     try:
         head = json.loads(data[_START : _START + length])
         sizes = head.pop(_SIZES)
         whole = all(type(size) is int and size >= 0 for size in sizes)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-        raise PlanError(f"{where}: expected a head of JSON, found other bytes") from None
+        raise PlanError(f"{where}: expected a head of JSON, cannot read it") from None
     at = _START + length
-    if not whole or len(sizes) > _MOST_PARTS or at + sum(sizes) != len(data):
-        raise PlanError(f"{where}: expected parts that fill the message, found others")
+    if not whole or len(sizes) > _MAX_PARTS or at + sum(sizes) != len(data):
+        raise PlanError(f"{where}: expected parts that fill the message, found sizes {sizes}")
     parts = []
     for size in sizes:
         parts.append(data[at : at + size])
@@ -137,41 +127,41 @@ def tag_of(request: bytes) -> str:
 
 
 def checked_tag(request: Message) -> str:
-    """Returns the tag of a request, for which each answer has room."""
+    """Returns the tag of a request, whose length is limited so that it fits each answer."""
     tag = request.get("tag", str)
-    if len(tag) > _LONGEST_TAG or not tag.isascii():
+    if len(tag) > _MAX_TAG or not tag.isascii():
         raise PlanError(
-            f"{request.where}: tag: expected at most {_LONGEST_TAG} ASCII characters, found others"
+            f"{request.where}: tag: expected at most {_MAX_TAG} ASCII characters, found {len(tag)}"
         )
     return tag
 
 
 def refused(words: str) -> Message:
-    """Returns an answer in words."""
+    """Returns a refusal with a message."""
     return Message(Kind.REFUSED, {"words": _in_line(words)})
 
 
-def words_of(message: Message) -> str:
-    """Returns the words of a REFUSED, for terminals and logs, whoever wrote them."""
+def refusal_text(message: Message) -> str:
+    """Returns the message of a REFUSED, safe for terminals and logs."""
     return _in_line(message.get("words", str))
 
 
 def _in_line(words: str) -> str:
-    # Neither what moves a terminal's cursor nor what no encoding has is printable.
+    # Control characters and surrogates are not printable.
     printable = "".join(c if c.isprintable() else " " for c in words)
-    return " ".join(printable.split())[:_LONGEST_WORDS]
+    return " ".join(printable.split())[:_MAX_WORDS]
 
 
 def tagged(message: Message, tag: Optional[str]) -> bytes:
-    """Returns a message as bytes, with a request's tag, by which the server knows its answer."""
+    """Returns a message as bytes, with a request's tag, which identifies the answer."""
     return dataclasses.replace(message, head={**message.head, "tag": tag}).encoded()
 
 
 def identity_text(challenge: bytes, manifest: bytes) -> bytes:
-    """Returns what a node signs to show its identity.
+    """Returns the text that a node signs to prove its identity.
 
     Args:
-        challenge: 32 bytes of the server's, which it sends once.
+        challenge: 32 bytes that the server sends once.
         manifest: SHA-256 of the manifest of the node's plan.
     """
     return digest("fleet hello", challenge, manifest)

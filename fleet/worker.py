@@ -1,25 +1,22 @@
 """Protocol between a player and its sandboxed process: requests, files and answers.
 
-It is a function in a process of its own, in a sandbox, that does one piece of work after the other.
-A request names a part of a round; files go in and come out under the names here. Their content is
-in memory that the two processes share (memfd_create), which has no name on any file system: states
-hold the key of the server's noise, and nothing of them is left when both processes have ended.
+A request names a part of a round; files go in and come out. Their content is in memory that the two
+processes share (memfd_create) and that has no name in any file system: states hold the key of the
+server's noise, and nothing of them remains when both processes have ended.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import json
 import os
-import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, Optional
 
 from plan_runner.isolation import (
     ERRORS,
@@ -37,60 +34,25 @@ from plan_runner.isolation import (
 )
 from plan_runner.sandbox import Refused
 
-# Of a function's payload: the file descriptor of the shared memory.
+# Key of a payload: the file descriptor of the shared memory.
 SHARED = "shared"
-_T = TypeVar("_T")
-# What the plan is: to ABOUT_FILE.
-ABOUT, ABOUT_FILE = "about", "about.json"
-# The state of an evaluation of a training's state: STATE and TRAINED to STATE.
-EVALUATED, TRAINED = "evaluated", "trained.ckpt"
-# The server's first half: STATE to CLIENT_CHECKPOINT.
-BEGIN = "begin"
-# A client: CLIENT_CHECKPOINT, and EXAMPLES or files of its own, to VALUES or UPDATE.
-CLIENT = "client"
-# Whether a client's examples are what the plan reads: EXAMPLES or files of its own.
-READ = "read"
-# Whether an update of another is what the plan sums: UPDATE.
-CHECK = "check"
-# Plain sums: updates by their number to SUMS.
-SUM = "sum"
-# The server's second half: STATE and SUMS to STATE and TOLD.
-END = "end"
-STATE, CLIENT_CHECKPOINT, EXAMPLES = "state.ckpt", "client.ckpt", "examples"
-VALUES, UPDATE, SUMS, TOLD = "values.npz", "update.ckpt", "sums", "told.json"
-_LENGTH = struct.Struct("<Q")
-
-
-def framed(records: Iterable[bytes]) -> bytes:
-    """Returns records as one text, the content of EXAMPLES: each with its length before it."""
-    return b"".join(_LENGTH.pack(len(record)) + record for record in records)
-
-
-def records_in(content: bytes) -> Iterator[bytes]:
-    """Yields the records of `framed`."""
-    at = 0
-    while at < len(content):
-        (length,) = _LENGTH.unpack_from(content, at)
-        at += _LENGTH.size
-        yield content[at : at + length]
-        at += length
-
-
+# Names of files. Records and updates are numbered.
+STATE, TRAINED, CHECKPOINT = "state.ckpt", "trained.ckpt", "client.ckpt"
+VALUES, UPDATE, SUMS, REPORT = "values.npz", "update.ckpt", "sums", "report.json"
 Files = Mapping[str, bytes]
 
 
 def serve(handle: Callable[[Any, Files], Files], listener: Listener, shared: int) -> int:
-    """Does what a `Worker` asks for until it ends; called by its function, in its process.
+    """Handles the requests of a `Worker` until it ends; called by its function, in its process.
 
     Args:
-        handle: (request, its files) -> files of the results: does a request. It may raise
-            `sandbox.Refused`, and then gets the next one.
+        handle: Called with a request and its files; returns files. It may raise `sandbox.Refused`.
         shared: File descriptor of the shared memory, the payload's SHARED.
 
     Returns:
         The status of a function that `run_isolated` calls.
     """
-    assert isinstance(listener, Sender), "a process of its own"
+    assert isinstance(listener, Sender), "a separate process"
     for line in sys.stdin.buffer:
         try:
             asked = json.loads(line)
@@ -104,7 +66,7 @@ def serve(handle: Callable[[Any, Files], Files], listener: Listener, shared: int
 
 
 def _put(shared: int, files: Files) -> dict[str, int]:
-    """Writes files to shared memory, one after the other; returns their sizes by their names."""
+    """Writes files to shared memory, one after the other; returns their sizes by name."""
     os.ftruncate(shared, 0)
     at = 0
     for content in files.values():
@@ -139,11 +101,10 @@ def _taken(shared: int, sizes: Mapping[str, int]) -> dict[str, bytes]:
 
 
 class Worker:
-    """A function in a process of its own that does one piece of work after the other.
+    """A function in a separate process that handles one request after the other.
 
-    The process is started with the first request. A request that reaches a bound ends it, and the
-    next one starts another; so does one that finds that it has ended. It ends with this process,
-    too.
+    The first request starts the process. A request that reaches a bound ends it, and the next one
+    starts another, as does one that finds it ended. It ends with this process, too.
 
     Args:
         function: Calls `serve`; see `run_isolated`.
@@ -165,56 +126,46 @@ class Worker:
         self._process: Optional[Process] = None
         self._shared = -1
         self._stack = contextlib.ExitStack()
-        # The kernel ends the process with the thread that has started it: one that stays.
+        # The kernel ends the process with the thread that has started it, so the thread stays.
         self._starter = concurrent.futures.ThreadPoolExecutor(1, "plan_runner_starter")
 
     @property
     def process_id(self) -> Optional[int]:
-        """Id of the process; None if there is none."""
+        """Id of the process; None without one."""
         return None if self._process is None else self._process.id
 
-    def ask(
-        self,
-        step: str,
-        request: Any,
-        files: Files,
-        take: Callable[[dict[str, bytes]], _T],
-    ) -> _T:
-        """Returns the value that is taken from the results of a request.
+    def ask(self, step: str, request: Any, files: Files) -> dict[str, bytes]:
+        """Returns the files that result from a request.
 
         Args:
             step: Name of the request, for messages.
-            request: Numbers and texts, as JSON has them.
-            files: The contents of files that the process gets with it, by their names.
-            take: Reads the results, files by their names. Another process has written them: they
-                may have any content.
+            request: Numbers and strings, as in JSON.
+            files: Contents of the files that the process gets, by name.
 
         Raises:
-            RequestRefused: If it cannot be done.
-            IsolationError: If the process has reached a bound, or has ended.
+            RequestRefused: The process refuses the request.
+            IsolationError: The process has reached a bound, or has ended.
+            TypeError, ValueError: The process has been taken over, and its answer is malformed.
         """
         with self._lock:
             is_new = self._process is None
             try:
-                return self._asked(step, request, files, take)
+                return self._ask(step, request, files)
             except ProcessEnded:
                 if is_new:
                     raise
-            # It may have ended before: another one may do what this one did not begin.
-            return self._asked(step, request, files, take)
+            # The process may have ended before the request.
+            return self._ask(step, request, files)
 
-    def _asked(
-        self, step: str, request: Any, files: Files, take: Callable[[dict[str, bytes]], _T]
-    ) -> _T:
+    def _ask(self, step: str, request: Any, files: Files) -> dict[str, bytes]:
         process = self._running()
         try:
             sizes = _put(self._shared, files)
             asked = json.dumps({"request": request, "files": sizes})
-            return take(_taken(self._shared, json.loads(process.ask(step, asked))))
+            return _taken(self._shared, json.loads(process.ask(step, asked)))
         except RequestRefused:
             raise
         except BaseException:
-            # Whatever it is doing, nobody waits for it.
             self._end()
             raise
 
@@ -225,10 +176,9 @@ class Worker:
         self._starter.shutdown()
 
     def _running(self) -> Process:
-        if self._process is not None and not self._process.has_ended():
-            return self._process
-        self._end()
-        self._process = self._starter.submit(self._start).result()
+        if self._process is None or self._process.has_ended():
+            self._end()
+            self._process = self._starter.submit(self._start).result()
         return self._process
 
     def _start(self) -> Process:
@@ -249,45 +199,3 @@ class Worker:
     def _end(self) -> None:
         self._process = None
         self._stack.close()
-
-
-@dataclasses.dataclass(frozen=True)
-class SecureValue:
-    """A tensor of integers that goes into secure sums only.
-
-    Attributes:
-        bound: Every value of a client is below it.
-        modulus: Of sums over as many clients as the plan has room for.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    bound: int
-    modulus: int
-
-
-@dataclasses.dataclass(frozen=True)
-class About:
-    """The facts about a plan that server and nodes need.
-
-    Attributes:
-        kind: What a round does: training, or evaluation.
-        profile: How clients are summed.
-        secure: What they send into secure sums.
-        max_clients: The most clients of a round; None if there is no limit.
-        min_clients: The fewest clients of a round.
-    """
-
-    kind: str
-    profile: str
-    secure: tuple[SecureValue, ...]
-    max_clients: Optional[int]
-    min_clients: int
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> About:
-        """Returns the one of which this is `dataclasses.asdict`, by way of JSON."""
-        secure = tuple(
-            SecureValue(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in value["secure"]
-        )
-        return cls(**{**value, "secure": secure})

@@ -1,22 +1,23 @@
-"""Accounts of noised sums: files that grow by a line, on the disk before a sum is seen.
+"""Privacy accounts of noised sums: append-only files, written before a sum is seen.
 
-Where nodes add the noise, the server's account has the number of sums of each client, and epsilon
-is the maximum over clients. A sum counts whether or not its round was completed, as the server has
-seen it, with the noise of the minimum number of clients that the manifest allows.
+If nodes add the noise, the server's account counts the sums of each client, and epsilon is the
+maximum over clients. The server has seen a sum even if its round was not completed, so the sum
+counts, with the noise of the minimum number of clients that the manifest allows.
 
-Where the server adds the noise, its account has the rounds of each client, and whether their
-cohorts were drawn as the plan's epsilon assumes.
+If the server adds the noise, its account has the rounds of each client, and whether their cohorts
+were drawn as the plan's epsilon assumes.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 from fleet.node_noise.divergences import SkellamSum, composed_epsilon
 from fleet.node_noise.noise import NodeNoise, PrivacyRequirements
@@ -28,13 +29,13 @@ _OWNER_ONLY = 0o600
 
 
 class Lines:
-    """A file of JSON lines to which lines are added.
+    """An append-only file of JSON objects, one per line.
 
-    A last line that is not whole is of a process that ended while it wrote: what the line is about
-    was not done, so the line is left out.
+    An incomplete last line is from a process that ended while it wrote, before the line had
+    consequences; it is ignored.
 
     Args:
-        path: The file; it is made with the first line.
+        path: The file, created with the first line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,123 +46,128 @@ class Lines:
         except FileNotFoundError:
             content = b""
         except OSError as e:
-            raise self._failed(e) from e
-        whole = content[: content.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.splitlines(), 1):
+            raise self._error(e) from e
+        complete = content[: content.rfind(b"\n") + 1]
+        for number, line in enumerate(complete.splitlines(), 1):
             try:
-                found = json.loads(line)
-                if not isinstance(found, dict):
-                    raise ValueError("no object")
-            except ValueError as e:
+                self.lines.append(dict(json.loads(line)))
+            except (RecursionError, TypeError, ValueError) as e:
                 raise PlanError(f"{path}, line {number}: expected JSON, cannot read it") from e
-            self.lines.append(found)
-        self._size = len(whole)
+        self._size = len(complete)
 
     def append(self, line: dict[str, Any]) -> None:
         """Adds a line; when this returns, it is on the disk."""
         content = json.dumps(line, sort_keys=True).encode() + b"\n"
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
-            try:
-                os.ftruncate(file, self._size)
-                os.lseek(file, self._size, os.SEEK_SET)
-                written = 0
-                while written < len(content):
-                    written += os.write(file, content[written:])
+            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
+            with open(file, "wb") as opened:
+                opened.truncate(self._size)
+                opened.seek(self._size)
+                opened.write(content)
+                opened.flush()
                 os.fsync(file)
-            finally:
-                os.close(file)
             sync_folder(self.path.parent)
         except OSError as e:
-            raise self._failed(e) from e
+            # On a full disk, neither a part of the line nor all of it may stay.
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, self._size)
+            raise self._error(e) from e
         self._size += len(content)
         self.lines.append(line)
 
-    def _failed(self, error: OSError) -> PlanError:
-        return PlanError(f"{self.path}: expected a file to account in: {error.strerror}")
+    def _error(self, error: OSError) -> PlanError:
+        return PlanError(f"{self.path}: cannot read or write ({error.strerror})")
 
 
-class ServerAccount(Protocol):
+class ServerAccount:
     """The privacy that the rounds of a server have spent.
 
-    Attributes:
-        delta: The delta of the epsilons.
+    Args:
+        path: File of the account; the caller has it locked.
+        target: Maximum epsilon of any client; None for no limit.
     """
 
-    @property
-    def delta(self) -> float:
-        """See the class."""
+    def __init__(self, path: Path, delta: float, target: Optional[float]) -> None:
+        self.delta = delta
+        self._target = math.inf if target is None else target
+        self._file = Lines(path)
+        for line in self._file.lines:
+            try:
+                self._count(line)
+            except (KeyError, TypeError, ValueError) as e:
+                raise PlanError(f"{path}: expected rounds, cannot read one ({e!r})") from e
 
     @property
     def epsilon(self) -> float:
         """Epsilon of everything so far."""
+        raise NotImplementedError
 
     @property
     def text(self) -> str:
         """The spent privacy, for human readers."""
+        raise NotImplementedError
 
     def check(self, clients: Iterable[bytes], number: int) -> float:
         """Returns epsilon after a round with these clients.
 
-        Args:
-            clients: Identities of the cohort.
-            number: Number of the round.
-
         Raises:
-            PlanError: The round would pass a limit.
+            PlanError: The round would exceed a limit.
         """
+        raise NotImplementedError
 
     def open(self, session: bytes, clients: Iterable[bytes]) -> None:
-        """Takes a secure sum into account, before nodes are asked to open it; each session once.
+        """Counts a secure sum, each session once, before nodes are asked to unmask it.
 
         Args:
-            session: Session of secure aggregation.
             clients: Identities of the clients whose values are in the sum.
         """
 
     def release(self, number: int, clients: Iterable[bytes]) -> None:
-        """Takes a round into account, before its noised result is computed; again if it is again.
+        """Counts a round before its noised result is computed, once more if it is computed again.
 
         Args:
-            number: Number of the round.
             clients: Identities of the clients whose values are in its sum.
         """
 
+    def _append(self, line: dict[str, Any]) -> None:
+        self._file.append(line)
+        self._count(line)
 
-class OpenedSums:
-    """The account of a server whose nodes add the noise: of the sums that it has opened.
+    def _count(self, line: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _check_target(self, epsilon: float, after: str) -> None:
+        if epsilon > self._target:
+            raise PlanError(
+                f"privacy: expected an epsilon of at most {self._target:g}, after {after} it would "
+                f"be {epsilon:.6g}"
+            )
+
+
+class OpenedSums(ServerAccount):
+    """The account of a server whose nodes add the noise: the sums that it has unmasked.
 
     Args:
-        path: File of the account; the caller has it locked.
-        noise: Noise of the plan.
-        target: Maximum epsilon of any client; None for no limit.
         weaker: Whether a client may be in more sums than the manifest's account has.
     """
 
     def __init__(
         self, path: Path, noise: NodeNoise, target: Optional[float] = None, weaker: bool = False
     ) -> None:
-        self._file, self._noise, self._weaker = Lines(path), noise, weaker
-        self._target = math.inf if target is None else target
+        self._noise, self._weaker = noise, weaker
         self._sums: collections.Counter[str] = collections.Counter()
         self._sessions: set[str] = set()
-        for line in self._file.lines:
-            self._count(line)
-
-    @property
-    def delta(self) -> float:
-        """See `ServerAccount`."""
-        return self._noise.delta
+        super().__init__(path, noise.delta, target)
 
     @property
     def opened(self) -> int:
-        """Number of opened sums."""
+        """Number of unmasked sums."""
         return len(self._sessions)
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of the client that was in the most sums."""
+        """Epsilon of the client with the most sums."""
         return self._noise.epsilon(max(self._sums.values(), default=0))
 
     @property
@@ -169,88 +175,65 @@ class OpenedSums:
         """See `ServerAccount`."""
         return (
             f"{counted(self.opened, 'sum')} opened, epsilon {self.epsilon:.4g} at delta "
-            f"{self._noise.delta:.3g} of the node that was in the most"
+            f"{self.delta:.3g} of the node that was in the most"
         )
 
     def spent(self, clients: Iterable[bytes]) -> list[int]:
-        """Returns the number of opened sums of each of these clients."""
+        """Returns the number of unmasked sums of each of these clients."""
         return [self._sums[client.hex()] for client in clients]
 
     def check(self, clients: Iterable[bytes], number: int = 0) -> float:
-        """See `ServerAccount`."""
+        """See `ServerAccount.check`."""
         del number
-        most, known = max(self.spent(clients), default=0) + 1, len(self._noise.claimed)
-        if most > known and not self._weaker:
+        sums, claimed = max(self.spent(clients), default=0) + 1, len(self._noise.claimed)
+        if sums > claimed and not self._weaker:
             raise PlanError(
-                f"privacy: expected at most {counted(known, 'sum')} with one client, as far as the "
-                f"manifest's account goes, this would be number {most}; --weaker_privacy allows it"
+                f"privacy: expected at most {counted(claimed, 'sum')} with one client, as in the "
+                f"manifest's account, this would be number {sums}; --weaker_privacy allows it"
             )
-        epsilon = self._noise.epsilon(most)
-        if epsilon > self._target:
-            raise PlanError(
-                f"privacy: expected an epsilon of at most {self._target:g}, after "
-                f"{counted(most, 'sum')} with one client it would be {epsilon:.6g}; opened so "
-                f"far: {self.opened}"
-            )
+        epsilon = self._noise.epsilon(sums)
+        self._check_target(epsilon, f"{counted(sums, 'sum')} with one client")
         return max(epsilon, self.epsilon)
 
     def open(self, session: bytes, clients: Iterable[bytes]) -> None:
-        """See `ServerAccount`.
+        """See `ServerAccount.open`.
 
         Raises:
-            PlanError: See `check`; or the clients are too few. The sum must not be opened.
+            PlanError: See `check`; or the clients are too few. The sum must not be unmasked.
         """
         if session.hex() in self._sessions:
             return
-        named = sorted({client.hex() for client in clients})
-        if len(named) < self._noise.fewest_clients:
+        names = sorted({client.hex() for client in clients})
+        if len(names) < self._noise.min_clients:
             raise PlanError(
-                f"privacy: expected the noise of at least {self._noise.fewest_clients} clients in "
-                f"a sum, found {len(named)}"
+                f"privacy: expected the noise of at least {self._noise.min_clients} clients in a "
+                f"sum, found {len(names)}"
             )
-        self.check(map(bytes.fromhex, named))
-        line = {"session": session.hex(), "clients": named}
-        self._file.append(line)
-        self._count(line)
-
-    def release(self, number: int, clients: Iterable[bytes]) -> None:
-        """Has nothing to do: the opened sum counts."""
+        self.check(map(bytes.fromhex, names))
+        self._append({"session": session.hex(), "clients": names})
 
     def _count(self, line: dict[str, Any]) -> None:
-        try:
-            session, clients = line["session"], list(line["clients"])
-        except KeyError as e:
-            raise PlanError(f"{self._file.path}: expected {e} in each line, found none") from e
+        session, clients = line["session"], list(line["clients"])
         if session not in self._sessions:
             self._sessions.add(session)
             self._sums.update(clients)
 
 
-class ReleasedRounds:
-    """The account of a server that adds the noise: of the rounds that it has released.
+class ReleasedRounds(ServerAccount):
+    """The account of a server that adds the noise: the rounds that it has released.
 
     Args:
-        path: File of the account; the caller has it locked.
-        noise: Noise of the plan.
-        target: Maximum epsilon; None for no limit.
-        is_drawn: Whether cohorts are drawn as the plan says, and are secret. Epsilon of the others
-            counts the rounds of each client, as if everyone knew them.
+        is_drawn: Whether cohorts are the plan's secret draws. Epsilon of other cohorts counts the
+            rounds of each client, as if everyone knew them.
     """
 
     def __init__(
         self, path: Path, noise: ServerNoise, target: Optional[float] = None, is_drawn: bool = True
     ) -> None:
-        self._file, self._noise, self._is_drawn = Lines(path), noise, is_drawn
-        self._target = math.inf if target is None else target
+        self._noise, self._is_drawn = noise, is_drawn
         self._rounds: dict[str, set[int]] = {}
         self._last, self._all_drawn = 0, True
-        for line in self._file.lines:
-            self._count(line)
-
-    @property
-    def delta(self) -> float:
-        """See `ServerAccount`."""
-        return self._noise.delta
+        super().__init__(path, noise.delta, target)
 
     @property
     def epsilon(self) -> float:
@@ -276,27 +259,18 @@ class ReleasedRounds:
         return frozenset(self._rounds.get(client.hex(), ()))
 
     def check(self, clients: Iterable[bytes], number: int) -> float:
-        """See `ServerAccount`."""
+        """See `ServerAccount.check`."""
         after = dict(self._rounds)
         for client in clients:
             after[client.hex()] = {*after.get(client.hex(), ()), number}
         epsilon = self._epsilon(after, max(number, self._last), self._all_drawn and self._is_drawn)
-        if epsilon > self._target:
-            raise PlanError(
-                f"privacy: expected an epsilon of at most {self._target:g}, after "
-                f"{counted(number, 'round')} it would be {epsilon:.6g}"
-            )
+        self._check_target(epsilon, counted(number, "round"))
         return epsilon
 
-    def open(self, session: bytes, clients: Iterable[bytes]) -> None:
-        """Has nothing to do: nothing of a sum leaves the server before it has added noise."""
-
     def release(self, number: int, clients: Iterable[bytes]) -> None:
-        """See `ServerAccount`."""
+        """See `ServerAccount.release`."""
         names = sorted({client.hex() for client in clients})
-        line = {"round": number, "clients": names, "drawn": self._is_drawn}
-        self._file.append(line)
-        self._count(line)
+        self._append({"round": number, "clients": names, "drawn": self._is_drawn})
 
     def _epsilon(self, rounds: Mapping[str, set[int]], last: int, drawn: bool) -> float:
         if drawn and not self._noise.is_tree:
@@ -305,12 +279,9 @@ class ReleasedRounds:
         return max((self._noise.known_epsilon(p, last) for p in patterns), default=0.0)
 
     def _count(self, line: dict[str, Any]) -> None:
-        try:
-            number, clients, drawn = int(line["round"]), list(line["clients"]), line["drawn"]
-        except (KeyError, TypeError, ValueError) as e:
-            raise PlanError(f"{self._file.path}: expected rounds, cannot read one ({e!r})") from e
+        number, clients = int(line["round"]), list(line["clients"])
         self._last = max(self._last, number)
-        self._all_drawn &= drawn is True
+        self._all_drawn &= line["drawn"] is True
         for client in clients:
             self._rounds.setdefault(str(client), set()).add(number)
 
@@ -320,12 +291,11 @@ class NodeAccount:
 
     Args:
         path: File of the account, for all plans of the node.
-        noise: Noise of the plan.
-        demands: Limits of the node's operator.
+        limits: Limits of the node's operator.
     """
 
-    def __init__(self, path: Path, noise: NodeNoise, demands: PrivacyRequirements) -> None:
-        self._file, self._noise, self._demands = Lines(path), noise, demands
+    def __init__(self, path: Path, noise: NodeNoise, limits: PrivacyRequirements) -> None:
+        self._file, self._noise, self._limits = Lines(path), noise, limits
         self._sessions: dict[str, SkellamSum] = {}
         for number, line in enumerate(self._file.lines, 1):
             try:
@@ -345,15 +315,15 @@ class NodeAccount:
         return composed_epsilon(collections.Counter(self._sessions.values()), delta)
 
     def charge(self, session: bytes) -> None:
-        """Takes a sum into account, before the node's values leave it; each session once.
+        """Counts a sum before the node's values leave it, each session once.
 
         Raises:
-            PlanError: The operator's limit is reached: the node takes no part.
+            PlanError: The sum would exceed the operator's limits.
         """
         if session.hex() in self._sessions:
             return
         noise = self._noise.in_sum
-        self._demands.check_sums(collections.Counter([*self._sessions.values(), noise]))
+        self._limits.check_sums(collections.Counter([*self._sessions.values(), noise]))
         # The multiplier and delta are for human readers; the other numbers determine epsilon.
         about = {"noise_multiplier": self._noise.noise_multiplier, "delta": self._noise.delta}
         self._file.append({"session": session.hex(), **noise.to_json(), **about})

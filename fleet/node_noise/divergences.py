@@ -64,7 +64,7 @@ class SkellamSum:
 def skellam_divergences(noise: SkellamSum) -> np.ndarray:
     """Returns the divergences of one sum (Agarwal, Kairouz, Liu 2021, Theorem 3.5)."""
 
-    def of_all(orders: np.ndarray) -> np.ndarray:
+    def combined(orders: np.ndarray) -> np.ndarray:
         total = np.zeros(len(orders))
         for squared, mu, size in noise.groups:
             if mu == 0:
@@ -75,11 +75,11 @@ def skellam_divergences(noise: SkellamSum) -> np.ndarray:
             total = total + orders * squared / (2 * mu) + rest
         return total
 
-    return poisson_sampled(of_all, float(noise.takes_part))
+    return poisson_sampled(combined, float(noise.takes_part))
 
 
 def composed_epsilon(sums: Mapping[SkellamSum, int], delta: float) -> float:
-    """Returns epsilon of a client after sums with these noises, each taken so many times."""
+    """Returns epsilon of a client after sums with these noises, given how often each was added."""
     total = np.zeros(len(ORDERS))
     for noise, count in sums.items():
         total = total + count * skellam_divergences(noise)
@@ -92,8 +92,8 @@ def epsilon_of(divergences: np.ndarray, delta: float) -> float:
         return 0.0
     if not 0 < delta < 1:
         return math.inf if delta <= 0 else 0.0
-    found = divergences + np.log1p(-1 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1)
-    return max(0.0, float(np.min(found)))
+    bounds = divergences + np.log1p(-1 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1)
+    return max(0.0, float(np.min(bounds)))
 
 
 def poisson_sampled(divergence: Divergence, rate: float) -> np.ndarray:
@@ -144,8 +144,8 @@ def _amplified(
     # A divergence does not fall with the order: the next whole order bounds it.
     whole = np.maximum(np.ceil(ORDERS), 2).astype(int)
     terms = divergence(np.arange(2.0, _MAX_SAMPLED_ORDER + 1))
-    known = {n: at(n, terms[: n - 1]) / (n - 1) for n in range(2, _MAX_SAMPLED_ORDER + 1)}
-    return np.minimum(plain, [known.get(int(order), math.inf) for order in whole])
+    sampled = {n: at(n, terms[: n - 1]) / (n - 1) for n in range(2, _MAX_SAMPLED_ORDER + 1)}
+    return np.minimum(plain, [sampled.get(int(order), math.inf) for order in whole])
 
 
 def _log_binomials(order: int, j: np.ndarray) -> np.ndarray:
@@ -216,7 +216,7 @@ def gaussian_epsilon(sensitivity: float, delta: float) -> float:
     return high
 
 
-def least_epsilon(
+def epsilon_lower_bound(
     noise_multiplier: float, rate: float, rounds: int, delta: float, sensitivity: float
 ) -> float:
     """Returns a lower bound of epsilon of Gaussian sums over sampled cohorts.

@@ -1,16 +1,14 @@
-"""The mechanism of a plan whose server adds the noise, and the epsilon of rounds with it.
+"""The noise of a plan whose server adds it, and the epsilon of rounds.
 
-Noise is in the plan's graphs; who takes part is up to the server. The manifest names the draw of
-cohorts. `ServerNoise.sampled_epsilon` is for rounds that kept to it, and
-`ServerNoise.known_epsilon` for the others.
+The plan's graphs add the noise; the server draws the cohorts, as the manifest describes.
+`ServerNoise.sampled_epsilon` is for rounds with that draw, `ServerNoise.known_epsilon` for others.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
 
@@ -18,21 +16,20 @@ import numpy as np
 
 from fleet.node_noise.divergences import (
     TOLERANCE,
+    epsilon_lower_bound,
     epsilon_of,
     gaussian,
     gaussian_epsilon,
-    least_epsilon,
     poisson_sampled_gaussian,
     sampled_without_replacement,
     tree_sensitivity,
 )
-from fleet.node_noise.noise import WHERE, pinned_manifest
+from fleet.node_noise.noise import WHERE, parse_noise, pinned_manifest
 from plan_runner.errors import PlanError, counted
 
 POISSON, FIXED_SIZE, STRATIFIED = "poisson", "fixed_size", "stratified"
 SPACED, EVERYONE = "spaced", "everyone"
 _SCHEMES = (POISSON, FIXED_SIZE, STRATIFIED, SPACED, EVERYONE)
-_CENTRAL, _TREE = "central", "tree"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +37,15 @@ class Draw:
     """The draw of cohorts that a plan's epsilon is for.
 
     Attributes:
-        scheme: POISSON: each client by itself. FIXED_SIZE: without replacement. STRATIFIED: so in
-            each stratum. SPACED: any clients, whose rounds are limited. EVERYONE: any clients.
+        scheme: POISSON: each client independently. FIXED_SIZE: without replacement. STRATIFIED:
+            without replacement in each stratum. SPACED: any clients, whose rounds are limited.
+            EVERYONE: any clients.
         clients: Number of clients of the population.
-        per_round: Clients of a round, on average.
+        per_round: Mean number of clients of a round.
         rate: Largest probability of a client to be in a round.
         sensitivity: Distance of neighbouring populations in a sum, in clip norms.
         max_participations: Maximum number of rounds of a client; no limit if None.
-        min_separation: Minimum number of rounds from one of a client's to its next one.
+        min_separation: Minimum distance of a client's rounds.
     """
 
     scheme: str
@@ -61,18 +59,18 @@ class Draw:
     @property
     def text(self) -> str:
         """The draw in words."""
-        of_all = f"{self.per_round:g} of {counted(self.clients, 'client')}"
+        size = f"{self.per_round:g} of {counted(self.clients, 'client')}"
         if self.scheme != SPACED:
-            return f"{self.scheme}, {of_all}"
-        most = self.max_participations
-        times = "" if most is None else f", at most {counted(most, 'round')} of a client"
-        return f"{of_all}{times}, at least {counted(self.min_separation, 'round')} apart"
+            return f"{self.scheme}, {size}"
+        limit = self.max_participations
+        times = "" if limit is None else f", at most {counted(limit, 'round')} of a client"
+        return f"{size}{times}, at least {counted(self.min_separation, 'round')} apart"
 
     def may_take_part(self, rounds: Iterable[int], number: int) -> bool:
         """Whether a client that took part in these rounds may take part in another one."""
         earlier = [other for other in rounds if other != number]
-        most = self.max_participations
-        return (most is None or len(earlier) < most) and all(
+        limit = self.max_participations
+        return (limit is None or len(earlier) < limit) and all(
             abs(number - other) >= self.min_separation for other in earlier
         )
 
@@ -83,11 +81,10 @@ class ServerNoise:
 
     Attributes:
         noise_multiplier: Standard deviation of a round's noise per clip norm.
-        delta: The delta of the epsilons.
         draw: The draw of cohorts.
         rounds: Number of rounds that the guarantee is for.
-        claimed: Epsilon after those, as the plan's author has written it.
-        is_tree: Whether noise is of the nodes of trees over the rounds.
+        claimed: Epsilon after these rounds, according to the plan's author.
+        is_tree: Whether the noise is that of trees over the rounds.
         restart_every: Rounds of each tree; one tree over all rounds if None.
     """
 
@@ -100,7 +97,7 @@ class ServerNoise:
     restart_every: Optional[int] = None
 
     def sampled_epsilon(self, rounds: int) -> float:
-        """Returns epsilon after rounds whose cohorts were drawn as the plan says, and are secret.
+        """Returns epsilon after rounds with the plan's secret draws.
 
         It is an upper bound by Renyi divergences, and exact where everyone takes part.
         """
@@ -119,7 +116,7 @@ class ServerNoise:
         return min(exact, epsilon_of(rounds * divergences, self.delta))
 
     def known_epsilon(self, rounds: Iterable[int], last: int) -> float:
-        """Returns epsilon of a client that took part in these rounds, which are no secret.
+        """Returns epsilon of a client that is known to have taken part in these rounds.
 
         Args:
             rounds: Rounds in which the client took part, from 1.
@@ -138,17 +135,13 @@ class ServerNoise:
         return gaussian_epsilon(distance, self.delta)
 
     def check(self) -> None:
-        """Checks that the claimed epsilon is not below the least that the mechanism allows.
-
-        Raises:
-            PlanError: It is: the manifest promises more than its noise can give.
-        """
+        """Checks that the claimed epsilon is not below the mechanism's lower bound."""
         if self.draw.scheme == SPACED:
-            # One of the allowed patterns: as early and as often as possible.
+            # The worst pattern takes part as early and as often as possible.
             numbers = range(1, self.rounds + 1, self.draw.min_separation)
-            least = self.known_epsilon(numbers[: self.draw.max_participations], self.rounds)
+            bound = self.known_epsilon(numbers[: self.draw.max_participations], self.rounds)
         elif self.noise_multiplier and self.rounds:
-            least = least_epsilon(
+            bound = epsilon_lower_bound(
                 self.noise_multiplier,
                 self.draw.rate,
                 self.rounds,
@@ -156,49 +149,36 @@ class ServerNoise:
                 self.draw.sensitivity,
             )
         else:
-            least = math.inf if self.rounds else 0.0
-        if self.claimed < least * (1 - TOLERANCE):
+            bound = math.inf if self.rounds else 0.0
+        if self.claimed < bound * (1 - TOLERANCE):
             raise PlanError(
-                f"{WHERE}: guarantee_as_simulated: epsilon: expected at least {least:.6g} after "
+                f"{WHERE}: guarantee_as_simulated: epsilon: expected at least {bound:.6g} after "
                 f"{counted(self.rounds, 'round')}, which follows from the noise and the draw, "
                 f"found {self.claimed:g}"
             )
 
 
-def server_noise_of_export(export: Path, pinned: str) -> Optional[ServerNoise]:
+def read_server_noise(export: Path, pinned: str) -> Optional[ServerNoise]:
     """Returns the noise that the server adds; None if an export's manifest has none.
 
     Args:
-        export: Folder of the export.
         pinned: SHA-256 of its manifest, as hexadecimal digits.
     """
-    return server_noise_of_manifest(pinned_manifest(export, pinned))
+    return parse_server_noise(pinned_manifest(export, pinned))
 
 
-def server_noise_of_manifest(content: bytes) -> Optional[ServerNoise]:
+def parse_server_noise(manifest: bytes) -> Optional[ServerNoise]:
     """Returns the noise that the server adds, after `ServerNoise.check`; None without noise."""
-    try:
-        entry = json.loads(content)["privacy"]["differential_privacy"]
-        mechanism = entry["mechanism"]
-    except KeyError:
-        return None
-    except (ValueError, TypeError, RecursionError) as e:
-        raise PlanError(f"{WHERE}: expected JSON, cannot read it ({e})") from e
-    if mechanism not in (_CENTRAL, _TREE):
-        return None
-    try:
-        noise = _read(entry, mechanism == _TREE)
-    except (KeyError, ValueError, TypeError, AttributeError) as e:
-        raise PlanError(f"{WHERE}: expected the server's noise, cannot read it ({e!r})") from e
-    _check_numbers(noise)
-    noise.check()
+    noise = parse_noise(manifest, {"central": _server_noise, "tree": _server_noise})
+    if noise is not None:
+        _check_numbers(noise)
+        noise.check()
     return noise
 
 
-def _read(entry: Mapping[str, Any], is_tree: bool) -> ServerNoise:
-    drawn, guarantee = entry["draw"], entry["guarantee_as_simulated"]
-    most, restart = drawn.get("max_participations"), entry.get("tree_restart_every")
-    claimed = guarantee["epsilon"]
+def _server_noise(entry: dict[str, Any]) -> ServerNoise:
+    draw, claimed = entry["draw"], entry["guarantee_as_simulated"]["epsilon"]
+    limit, restart = draw.get("max_participations"), entry.get("tree_restart_every")
     multipliers = np.array([float(group["noise_multiplier"]) for group in entry["groups"]])
     # The groups together are one Gaussian release (McMahan and Andrew 2018, section 3).
     z = float(np.sum(multipliers**-2.0) ** -0.5) if multipliers.all() else 0.0
@@ -206,24 +186,24 @@ def _read(entry: Mapping[str, Any], is_tree: bool) -> ServerNoise:
         z,
         float(entry["delta"]),
         Draw(
-            str(drawn["scheme"]),
-            int(drawn["clients"]),
-            float(drawn["per_round"]),
-            float(drawn["rate"]),
-            float(drawn["sensitivity"]),
-            None if most is None else int(most),
-            int(drawn.get("min_separation", 1)),
+            str(draw["scheme"]),
+            int(draw["clients"]),
+            float(draw["per_round"]),
+            float(draw["rate"]),
+            float(draw["sensitivity"]),
+            None if limit is None else int(limit),
+            int(draw.get("min_separation", 1)),
         ),
         int(entry["rounds"]),
-        # JSON has no infinity: epsilon of no noise is null.
+        # JSON has no infinity: epsilon without noise is null.
         math.inf if claimed is None else float(claimed),
-        is_tree,
+        entry["mechanism"] == "tree",
         None if restart is None else int(restart),
     )
 
 
 def _check_numbers(noise: ServerNoise) -> None:
-    draw, most = noise.draw, noise.draw.max_participations
+    draw, limit = noise.draw, noise.draw.max_participations
     expected = {
         f"draw: scheme: one of {', '.join(_SCHEMES)}": draw.scheme in _SCHEMES,
         "draw: scheme: spaced with a tree, and no other": noise.is_tree == (draw.scheme == SPACED),
@@ -235,7 +215,7 @@ def _check_numbers(noise: ServerNoise) -> None:
         ),
         "draw: sensitivity: 1 or 2": draw.sensitivity in (1, 2),
         "draw: max_participations and min_separation: at least 1": (
-            draw.min_separation >= 1 and (most is None or most >= 1)
+            draw.min_separation >= 1 and (limit is None or limit >= 1)
         ),
         "rounds: at least 1": noise.rounds >= 1,
         "tree_restart_every: at least 1": noise.restart_every is None or noise.restart_every >= 1,

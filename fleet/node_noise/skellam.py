@@ -1,15 +1,15 @@
 """Symmetric Skellam noise, drawn exactly, from random words of 64 bits and integers alone.
 
 The symmetric Skellam distribution of variance v has the probability exp(-v) I_k(v) at the integer
-k, I the modified Bessel function (Skellam 1946); v is a rational number here. A sum of independent
-ones is Skellam too, of the sum of the variances: so whatever clients add up, its distribution is
-known without an approximation (Agarwal, Kairouz, Liu 2021).
+k, where I is the modified Bessel function (Skellam 1946) and v a rational number. A sum of
+independent draws is Skellam, too, with the sum of the variances: the distribution of several
+clients' noise is known without an approximation (Agarwal, Kairouz, Liu 2021).
 
 One bit of a word is the sign, the other 63 are the first digits of a number u in [0, 1). The size
-is the least m with u < P(|X| <= m). A table has floor(2^63 P(|X| <= m)); where the digits of u are
-those of an entry, further words decide, against probabilities of more digits. So the numbers are
-distributed as they ought to be, but for nothing; that takes a further word once in 2^48 numbers.
-Floating point, whose gaps tell what noise was added to (Mironov 2012), has no part in it.
+is the smallest m with u < P(|X| <= m). A table has floor(2^63 P(|X| <= m)); if the digits of u
+equal those of an entry, further words decide, against probabilities of more digits. So the draws
+are exact, and a further word is needed once in 2^48 numbers. Floating point, whose gaps reveal the
+value that noise was added to (Mironov 2012), has no part in it.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ import numpy as np
 from fleet.secure_aggregation.primitives import KEY_BYTES, KeyStream, random_bytes
 from plan_runner.errors import PlanError
 
-# Returns so many random words, uint64.
+# Returns a number of random words, uint64.
 Words = Callable[[int], np.ndarray]
-# From a variance and a number of values to noise, int64.
+# Returns noise, int64, given a variance and a number of values.
 Draw = Callable[[Fraction, int], np.ndarray]
 
-# Of a word the digits of u; the last bit is the sign.
+# Digits of u in a word; the last bit is the sign.
 _DIGITS = 63
 _WORD = 64
 # Largest size of a table, and -log of what may be beyond it, where further words decide.
 _LARGEST = (1 << 15) - 1
 _LOG_INVERSE = (_WORD + 1) * math.log(2)
-# The widest noise: a sum of so many numbers for each value.
-MOST_PARTS = 2048
+# Maximum number of draws to add for each value, for wide noise.
+MAX_PARTS = 2048
 _PIECE = 1 << 16
 # Decimal digits of the first attempt, and those that rounding and truncation may cost.
 _FIRST_PRECISION, _LOST = 60, 14
 
 
 def skellam(variance: Fraction, size: int) -> np.ndarray:
-    """Returns noise that nobody else knows, int64 [size].
+    """Returns secret noise, int64 [size].
 
-    It is made of AES-256-CTR with a key of the operating system's generator, which is forgotten.
+    It derives from AES-256-CTR with a random key, which is not kept.
 
     Raises:
-        PlanError: The variance is so large that a value would take more than `MOST_PARTS` numbers.
+        PlanError: The variance is so large that a value would take more than `MAX_PARTS` numbers.
     """
     return drawn(variance, size, fresh_words())
 
@@ -71,19 +71,19 @@ def drawn(variance: Fraction, size: int, words: Words) -> np.ndarray:
     if variance == 0:
         return total
     parts = _parts(variance)
-    of_part = variance / parts
+    part_variance = variance / parts
     for start in range(0, size, _PIECE):
         piece = total[start : start + _PIECE]
         for _ in range(parts):
-            piece += _of_words(of_part, words(piece.size), words)
+            piece += _from_words(part_variance, words(piece.size), words)
     return total
 
 
 def check_variance(variance: Fraction, where: str) -> None:
     """Raises a `PlanError` unless there is noise of that variance."""
-    if variance < 0 or _parts_of_any(variance) > MOST_PARTS:
+    if variance < 0 or _parts_of_any(variance) > MAX_PARTS:
         raise PlanError(
-            f"{where}: expected a variance from 0 to {MOST_PARTS * _widest():.3g}, found "
+            f"{where}: expected a variance from 0 to {MAX_PARTS * _widest():.3g}, found "
             f"{float(variance):.6g}"
         )
 
@@ -97,7 +97,7 @@ def _parts_of_any(variance: Fraction) -> int:
     return max(1, math.ceil(variance / Fraction(_widest())))
 
 
-def _of_words(variance: Fraction, first: np.ndarray, words: Words) -> np.ndarray:
+def _from_words(variance: Fraction, first: np.ndarray, words: Words) -> np.ndarray:
     """Returns a number for each of the first words, int64."""
     table, digits = thresholds(variance), first >> np.uint64(1)
     # How many entries are at most u's digits; of an entry that is equal it is not known.
@@ -126,7 +126,7 @@ def _refine(variance: Fraction, digits: int, words: Words) -> int:
 def _bounds(variance: Fraction, bits: int) -> list[tuple[int, int]]:
     """Returns floor of a lower and of an upper bound of 2^bits P(|X| <= m) for each m."""
     precision = _FIRST_PRECISION + math.ceil(bits * math.log10(2))
-    found = []
+    bounds = []
     with decimal.localcontext() as context:
         probabilities = _probabilities(variance, precision)
         context.prec = precision
@@ -135,8 +135,8 @@ def _bounds(variance: Fraction, bits: int) -> list[tuple[int, int]]:
         total = -probabilities[0]
         for probability in probabilities:
             total += 2 * probability
-            found.append((math.floor((total - off) * unit), math.floor((total + off) * unit)))
-    return found
+            bounds.append((math.floor((total - off) * unit), math.floor((total + off) * unit)))
+    return bounds
 
 
 @functools.lru_cache(maxsize=64)
@@ -144,17 +144,17 @@ def thresholds(variance: Fraction) -> np.ndarray:
     """Returns floor(2^63 P(|X| <= m)) for m = 0, 1, ..., uint64; what is beyond is below 2^-64."""
     most = (1 << _DIGITS) - 1
     # A probability below 1 has no other digits than these.
-    found = [(least, min(above, most)) for least, above in _bounds(variance, _DIGITS)]
-    # With so many digits to spare, only one that is all but a multiple of 2^-63 is left open.
-    if any(least != above for least, above in found):
+    bounds = [(least, min(above, most)) for least, above in _bounds(variance, _DIGITS)]
+    # The precision decides all probabilities except those next to a multiple of 2^-63.
+    if any(least != above for least, above in bounds):
         raise ArithmeticError(f"a variance of {variance} needs more than {_FIRST_PRECISION} digits")
-    return np.array([least for least, _ in found[: _largest(variance) + 1]], np.uint64)
+    return np.array([least for least, _ in bounds[: _largest(variance) + 1]], np.uint64)
 
 
 def _probabilities(variance: Fraction, precision: int) -> list[Decimal]:
     """Returns the probabilities of 0, 1, ... up to one below 10^-precision.
 
-    Of a_{k-1} = a_{k+1} + (2 k / v) a_k, from a_{K+1} = 0, all terms are positive, so that rounding
+    In a_{k-1} = a_{k+1} + (2 k / v) a_k, from a_{K+1} = 0, all terms are positive, so that rounding
     costs a relative 10^-precision a step; and a_k / I_k differs from a constant by
     (I_{K+1} K_k) / (K_{K+1} I_k), of the order of the square of I_{K+1} / I_k (Miller). The
     constant follows from the sum, which is 1. Both cost less than `_LOST` digits together.

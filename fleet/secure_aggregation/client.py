@@ -31,22 +31,20 @@ Values = Mapping[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class _State:
-    """What a client keeps of a session; what it needs no more is empty.
+    """A client's state of a session; fields without further use are empty.
 
     Attributes:
-        identity: The client's own.
-        plan: Digest of the `SumPlan`.
-        answered: The type of the last answer, 0 for a session that was given up.
-        request: SHA-256 of the message that it answered.
-        sealing: Secret of the key that shares are encrypted with.
-        masking: Secret of the key that masks of pairs are made of.
-        seed: What its own mask is made of.
-        roster: The messages KEYS of all who take part.
+        answered: Type of the last answer, 0 for a session that was given up.
+        request: SHA-256 of the last request.
+        sealing: Secret of the key that encrypts shares.
+        masking: Secret of the key from which masks of pairs derive.
+        seed: Seed of its own mask.
+        roster: The messages KEYS of all members.
         own_shares: The two shares of its own secrets that it holds itself.
-        dealers: Whose shares it holds: its neighbours that sent any, and itself.
-        shares: Their two shares, dealer by dealer.
-        sharers: Who sent shares.
-        survivors: Whose values are summed.
+        dealers: Clients whose shares it holds: neighbours that sent shares, and itself.
+        shares: Their two shares, by dealer.
+        sharers: Clients that sent shares.
+        survivors: Clients whose values are summed.
     """
 
     identity: bytes
@@ -68,15 +66,15 @@ class Client:
     """One client of a fleet.
 
     It holds nothing in memory: each answer begins with the session's file and is written to it
-    before it is returned. So a process may end at any time, and another go on. A message that was
-    answered last gets the same bytes again, whatever values come with it; any other message for a
-    stage that is over is refused.
+    before it is returned. So a process may end at any time, and another resumes. The last request
+    gets the same bytes again, whatever values come with it; any other message for a completed stage
+    is refused.
 
     Args:
-        plan: From the client's own copy of the plan.
+        plan: The sum, from the client's own copy of the plan.
         identity: The Ed25519 secret of its identity, 32 bytes.
-        identities: All clients of the fleet, this one among them.
-        folder: Where it keeps its sessions, for this client alone.
+        identities: All clients of the fleet, including this one.
+        folder: Folder of its sessions, for this client alone.
     """
 
     def __init__(
@@ -92,21 +90,19 @@ class Client:
                 "identities: expected the client's own key among them, found none "
                 f"{identities.name(self._own)}"
             )
-        after_survivors = Type.VOTE if plan.checks_survivors else Type.OPENING
-        # By the request: which answer has to be there, what computes the next one, and its type.
+        # Type of the last answer, function, and type of the next answer, by request.
         self._stages: dict[Type, tuple[Type, _Stage, Type]] = {
             Type.ROSTER: (Type.KEYS, self._share, Type.SHARES),
             Type.DELIVERY: (Type.SHARES, self._mask, Type.MASKED),
-            Type.SURVIVORS: (Type.MASKED, self._agree, after_survivors),
+            Type.SURVIVORS: (Type.MASKED, self._agree, Type.VOTE),
+            Type.VOTES: (Type.VOTE, self._open, Type.OPENING),
         }
-        if plan.checks_survivors:
-            self._stages[Type.VOTES] = (Type.VOTE, self._open, Type.OPENING)
 
     def answer(self, message: bytes, values: Callable[[], Values] | None = None) -> bytes:
         """Returns the answer to a message of the server.
 
         Args:
-            values: Gives the client's integers by the tensors' names. It is called once, for
+            values: Returns the client's integers by the tensors' names. It is called once, for
                 DELIVERY.
         """
         kind, session = read_header(message, self._plan, _SERVER)
@@ -136,7 +132,7 @@ class Client:
                 self._folder.write(session, vars(over), b"")
 
     def unfinished(self) -> list[bytes]:
-        """Returns the sessions of which it keeps secrets."""
+        """Returns the sessions with secrets."""
         with self._folder.locked():
             states = {name: self._folder.read(name) for name in self._folder.sessions()}
         over = (0, int(Type.OPENING))
@@ -145,9 +141,13 @@ class Client:
     def _own_state(self, fields: dict[str, Any], session: bytes) -> _State:
         state = _State(**fields)
         if state.identity != self._own:
-            raise self._refused(session, "expected sessions of this client, found another's")
+            raise self._refused(
+                session, "expected sessions of this client, found one of another client"
+            )
         if state.plan != self._plan.digest():
-            raise self._refused(session, "expected the plan that it began with, found another")
+            raise self._refused(
+                session, "expected the plan that it began with, found a different plan"
+            )
         return state
 
     def _next(
@@ -201,19 +201,19 @@ class Client:
             request.message, request.session, self._plan, self._identities, _SERVER
         )
         roster = Roster(request.session, keys)
-        own = roster.keys.get(self._own)
+        keys_here = roster.keys.get(self._own)
         mine = tuple(map(primitives.exchange_public, (state.sealing, state.masking)))
-        if own is None or (own.sealing, own.masking) != mine:
+        if keys_here is None or (keys_here.sealing, keys_here.masking) != mine:
             raise self._refused(request.session, "expected its own keys in the roster, found none")
         seed = primitives.random_bytes(shamir.SECRET_BYTES)
         holders = roster.holders(self._own)
         points = [roster.point(holder) for holder in holders]
         threshold = self._plan.threshold(len(holders))
-        of_key = shamir.split(state.masking, threshold, points)
-        of_seed = shamir.split(seed, threshold, points)
+        key_shares = shamir.split(state.masking, threshold, points)
+        seed_shares = shamir.split(seed, threshold, points)
         commitments, sealed, own_shares = [], [], b""
         for holder, point in zip(holders, points):
-            shares = of_key[point] + of_seed[point]
+            shares = key_shares[point] + seed_shares[point]
             bound = rosters.share_commitments(roster.digest, self._own, holder, shares)
             commitments.append(bound)
             if holder == self._own:
@@ -232,7 +232,7 @@ class Client:
     ) -> tuple[bytes, bytes]:
         """Returns the key and the context in which a dealer encrypts shares for a holder.
 
-        The key is made of the whole roster: who was shown another one cannot decrypt.
+        The key derives from the complete roster: a client with a different one cannot decrypt.
         """
         other = roster.keys[holder if dealer == self._own else dealer]
         with self._no_weak_key(other.sender):
@@ -258,8 +258,7 @@ class Client:
         if request.values is None:
             raise ValueError("expected the client's values with DELIVERY")
         totals = self._plan.check_values(request.values(), "values of this client")
-        own = rosters.own_key(state.seed, roster.digest, self._own)
-        self._plan.apply_masks(totals, own, 1)
+        self._plan.apply_masks(totals, rosters.own_key(state.seed, roster.digest, self._own), 1)
         for other in dealers:
             if other != self._own:
                 with self._no_weak_key(other):
@@ -267,7 +266,7 @@ class Client:
                         state.masking, roster.keys[other].masking, roster.digest, self._own, other
                     )
                 self._plan.apply_masks(totals, key, rosters.pair_sign(self._own, other))
-        # What others hold shares of, or nobody needs again.
+        # These secrets have holders, or no further use.
         state = dataclasses.replace(
             state,
             sealing=b"",
@@ -285,10 +284,10 @@ class Client:
     ) -> tuple[bytes, ...]:
         """Returns the two shares of each dealer, after a check of its commitments."""
         parcels = iter(delivery.parcels)
-        found = []
+        unsealed = []
         for dealer in dealers:
             if dealer == self._own:
-                found.append(state.own_shares)
+                unsealed.append(state.own_shares)
                 continue
             bound, sealed = next(parcels)
             key, context = self._sealing(roster, state, dealer, self._own, bound)
@@ -296,8 +295,8 @@ class Client:
             if shares is None or len(shares) != TWO_SHARES_BYTES:
                 raise self._at_fault(
                     dealer,
-                    "expected shares for this client and this roster, found others: it, or the "
-                    "server, does not keep to the protocol",
+                    "expected shares for this client and this roster, found different ones: it, or "
+                    "the server, does not keep to the protocol",
                 )
             halves = (shares[:SHARE_BYTES], shares[SHARE_BYTES:])
             if (
@@ -305,19 +304,17 @@ class Client:
                 or rosters.share_commitments(roster.digest, dealer, self._own, shares) != bound
             ):
                 raise self._at_fault(
-                    dealer, "expected the shares that it is bound to, found others"
+                    dealer, "expected the shares that it is bound to, found different ones"
                 )
-            found.append(shares)
-        return tuple(found)
+            unsealed.append(shares)
+        return tuple(unsealed)
 
     def _agree(self, request: _Request, state: _State) -> tuple[_State, bytes]:
-        """Stage 3: signs whose values are summed, or opens shares if nobody signs."""
+        """Stage 3: signs the list of clients whose values are summed."""
         roster = self._roster(request.session, state)
         survivors = messages.read_survivors(request.message, self._plan, _SERVER)
         self._check_remaining(survivors, state.sharers, "whose values have come", request, roster)
         state = dataclasses.replace(state, survivors=survivors)
-        if not self._plan.checks_survivors:
-            return self._opened(state)
         return state, rosters.survivors_digest(roster.digest, survivors)
 
     def _open(self, request: _Request, state: _State) -> tuple[_State, bytes]:
@@ -346,16 +343,9 @@ class Client:
             raise self._refused(
                 request.session, f"expected {threshold} signatures at least, found {len(votes)}"
             )
-        return self._opened(state)
-
-    def _opened(self, state: _State) -> tuple[_State, bytes]:
-        """Returns one share of each dealer, and the state without any secret.
-
-        Of a client whose values are summed it is that of the seed, of any other that of the key.
-        """
-        survivors = set(state.survivors)
+        # A survivor's share is of its seed, any other dealer's of its key: never both.
         opened = [
-            shares[SHARE_BYTES:] if dealer in survivors else shares[:SHARE_BYTES]
+            shares[SHARE_BYTES:] if dealer in state.survivors else shares[:SHARE_BYTES]
             for dealer, shares in zip(state.dealers, state.shares)
         ]
         over = _State(state.identity, state.plan, state.answered, state.request)
@@ -372,12 +362,12 @@ class Client:
         request: _Request,
         roster: Roster,
     ) -> None:
-        """Checks a list of those who are still there."""
-        fewest = max(self._plan.min_clients, self._plan.threshold(len(roster.keys)))
-        if len(clients) < fewest:
+        """Checks a list of the remaining clients."""
+        minimum = max(self._plan.min_clients, self._plan.threshold(len(roster.keys)))
+        if len(clients) < minimum:
             raise self._refused(
                 request.session,
-                f"expected at least {fewest} of {len(roster.keys)} clients in the list of those "
+                f"expected at least {minimum} of {len(roster.keys)} clients in the list of those "
                 f"{what}, found {len(clients)}",
             )
         allowed = set(among)
@@ -390,7 +380,8 @@ class Client:
                 )
         if self._own not in clients:
             raise self._refused(
-                request.session, f"expected this client in the list of those {what}, found others"
+                request.session,
+                f"expected this client in the list of those {what}, found it missing",
             )
 
     @contextlib.contextmanager

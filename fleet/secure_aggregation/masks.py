@@ -11,7 +11,7 @@ from fleet.secure_aggregation.primitives import KeyStream
 
 LARGEST_MODULUS = 1 << 64
 _WORD = 64
-# Of so many groups of 64 numbers the packed bits are worked out at a time.
+# Number of groups of 64 numbers to pack at a time.
 _GROUPS = 1 << 10
 _COUNTER_BYTES = 8
 
@@ -22,7 +22,7 @@ def add_into(total: np.ndarray, values: np.ndarray, modulus: int) -> None:
     if _is_power_of_two(modulus):
         _cut(total, modulus)
     else:
-        # A sum that passes 2^64 comes out smaller than what was added.
+        # A sum above 2^64 wraps, and is smaller than its terms.
         over = (total < values) | (total >= np.uint64(modulus))
         np.subtract(total, np.uint64(modulus), out=total, where=over)
 
@@ -50,12 +50,12 @@ def _cut(total: np.ndarray, modulus: int) -> None:
 def apply_mask(total: np.ndarray, modulus: int, key: bytes, number: int, sign: int) -> None:
     """Adds a mask to a total, in place, or subtracts it.
 
-    The mask is the key stream of AES-256-CTR. Of a modulus that is no power of two those words are
-    left out that would make some remainders more frequent than others, so that the mask is uniform.
+    The mask is the key stream of AES-256-CTR. If the modulus is not a power of two, the words above
+    its largest multiple are skipped, so that the mask is uniform.
 
     Args:
-        key: Of this mask alone: of one pair or one client, in one session.
-        number: The tensor's number in the plan; each has a part of the stream of its own.
+        key: Key of one pair or one client, in one session.
+        number: Index of the tensor in the plan; each has a separate part of the stream.
         sign: 1 or -1.
     """
     if modulus == 1:
@@ -76,12 +76,12 @@ def apply_mask(total: np.ndarray, modulus: int, key: bytes, number: int, sign: i
 
 
 def bits(modulus: int) -> int:
-    """Returns how many bits a number below the modulus takes."""
+    """Returns the number of bits of a number below the modulus."""
     return (modulus - 1).bit_length()
 
 
 def packed_size(size: int, modulus: int) -> int:
-    """Returns the bytes of a packed vector of so many numbers."""
+    """Returns the size of a packed vector in bytes."""
     return -(-size * bits(modulus) // 8)
 
 
@@ -97,7 +97,7 @@ def pack(values: np.ndarray, modulus: int) -> bytes:
         columns[: piece.size] = piece
         columns = np.ascontiguousarray(columns.reshape(groups, _WORD).T)
         words = np.zeros((width, groups), np.uint64)
-        for row, (word, offset) in enumerate(_places(width)):
+        for row, (word, offset) in enumerate(_bit_offsets(width)):
             words[word] |= columns[row] << np.uint64(offset)
             if offset + width > _WORD:
                 words[word + 1] |= columns[row] >> np.uint64(_WORD - offset)
@@ -106,10 +106,10 @@ def pack(values: np.ndarray, modulus: int) -> bytes:
 
 
 def unpack(packed: bytes | memoryview, size: int, modulus: int) -> np.ndarray | None:
-    """Unpacks what `pack` returned; None if a number is not below the modulus.
+    """Returns the numbers of a packed vector; None if one is not below the modulus.
 
     Args:
-        packed: `packed_size` bytes; bits after the last number have to be 0.
+        packed: `packed_size` bytes; bits after the last number must be 0.
     """
     width = bits(modulus)
     values = np.zeros(size, np.uint64)
@@ -122,7 +122,7 @@ def unpack(packed: bytes | memoryview, size: int, modulus: int) -> np.ndarray | 
         room[: part.size] = part
         words = np.ascontiguousarray(room.view("<u8").reshape(groups, width).T).astype(np.uint64)
         columns = np.zeros((_WORD, groups), np.uint64)
-        for row, (word, offset) in enumerate(_places(width)):
+        for row, (word, offset) in enumerate(_bit_offsets(width)):
             columns[row] = words[word] >> np.uint64(offset)
             if offset + width > _WORD:
                 columns[row] |= words[word + 1] << np.uint64(_WORD - offset)
@@ -132,13 +132,12 @@ def unpack(packed: bytes | memoryview, size: int, modulus: int) -> np.ndarray | 
         if (numbers > most).any() or numbers[count:].any():
             return None
         values[start : start + count] = numbers[:count]
-    # Bits that no number has.
     spare = packed_size(size, modulus) * 8 - size * width
     if spare and packed[-1] >> (8 - spare):
         return None
     return values
 
 
-def _places(width: int) -> list[tuple[int, int]]:
+def _bit_offsets(width: int) -> list[tuple[int, int]]:
     """Returns the word and the bit at which each of 64 numbers begins; none of no bits."""
     return [divmod(row * width, _WORD) for row in range(_WORD)] if width else []

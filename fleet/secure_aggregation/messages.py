@@ -1,7 +1,7 @@
 """The messages of the protocol as bytes, read strictly.
 
-Every message begins with a mark, the version, its type and the session. A client's message goes on
-with the client's identity and ends with its signature of all that is before. What is between has
+Every message begins with a mark, the version, its type and the session. A client's message
+continues with the client's identity and ends with its signature of all preceding bytes. Fields have
 fixed widths; numbers are unsigned, most significant byte first; lists of clients are in ascending
 order, so that a message has one form only.
 
@@ -17,6 +17,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from fleet.secure_aggregation.errors import ProtocolError
 from fleet.secure_aggregation.primitives import (
     DIGEST_BYTES,
@@ -27,7 +29,7 @@ from fleet.secure_aggregation.primitives import (
     sign,
 )
 from fleet.secure_aggregation.shamir import SHARE_BYTES
-from fleet.secure_aggregation.sum_plan import MOST_CLIENTS, Identities, SumPlan
+from fleet.secure_aggregation.sum_plan import Identities, SumPlan
 
 VERSION = 1
 SESSION_BYTES = 32
@@ -37,10 +39,10 @@ _HEADER_BYTES = len(_MARK) + 2 + SESSION_BYTES
 _SENDER_BYTES = _HEADER_BYTES + KEY_BYTES
 _KEYS_BYTES = _SENDER_BYTES + DIGEST_BYTES + 2 * KEY_BYTES + SIGNATURE_BYTES
 _VOTE_BYTES = _SENDER_BYTES + DIGEST_BYTES + SIGNATURE_BYTES
-# Of one dealer for one holder: the share of its key, and the share of its seed.
+# A dealer's two shares for a holder: of its key, and of its seed.
 TWO_SHARES_BYTES = 2 * SHARE_BYTES
 _SEALED_SHARES_BYTES = TWO_SHARES_BYTES + SEALED_BYTES
-# Where a client's message has its identity.
+# Place of the identity in a client's message.
 SENDER = slice(_HEADER_BYTES, _SENDER_BYTES)
 _T = TypeVar("_T")
 
@@ -62,7 +64,7 @@ class Type(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Commitments:
-    """What a dealer binds itself to, of the two shares that it gives a holder."""
+    """A dealer's commitments to the two shares that it gives a holder."""
 
     key: bytes
     seed: bytes
@@ -73,11 +75,10 @@ class Keys:
     """A client's public keys for one session.
 
     Attributes:
-        sender: Its identity.
         plan: The digest of its `SumPlan`.
-        sealing: Public key of the key that shares are encrypted with.
-        masking: Public key of the key that masks of pairs are made of.
-        message: The whole message, which others check the signature of.
+        sealing: Public key for the encryption of shares.
+        masking: Public key from which masks of pairs derive.
+        message: The complete message, whose signature others check.
     """
 
     sender: bytes
@@ -93,8 +94,8 @@ class Shares:
 
     Attributes:
         seed: Commitment to the seed of its own mask.
-        commitments: To the shares, holder by holder.
-        sealed: The shares, encrypted, neighbour by neighbour.
+        commitments: Commitments to the shares, by holder.
+        sealed: Encrypted shares, by neighbour.
     """
 
     sender: bytes
@@ -105,10 +106,10 @@ class Shares:
 
 @dataclasses.dataclass(frozen=True)
 class Delivery:
-    """What a client gets of the others' shares.
+    """The others' shares for a client.
 
     Attributes:
-        sharers: Who sent shares, the client among them.
+        sharers: Clients that sent shares, including the receiver.
         parcels: Commitments and encrypted shares of each neighbour among them, in this order.
     """
 
@@ -118,28 +119,30 @@ class Delivery:
 
 @dataclasses.dataclass(frozen=True)
 class Vote:
-    """A client's signature of whose values are summed."""
+    """A client's signature of the list of clients whose values are summed."""
 
     sender: bytes
     survivors: bytes
 
 
 def header(kind: Type, session: bytes) -> bytes:
-    """Returns how a message begins."""
+    """Returns the first bytes of a message."""
     return _MARK + bytes([VERSION, kind]) + session
 
 
 def read_header(message: bytes, plan: SumPlan, where: str) -> tuple[Type, bytes]:
     """Returns a message's type and session, after a check of its length."""
     if not isinstance(message, bytes):
-        found = type(message).__name__
-        raise ProtocolError(f"{where}: expected a message of bytes, found {found}")
+        actual = type(message).__name__
+        raise ProtocolError(f"{where}: expected a message of bytes, found {actual}")
     longest = longest_message(plan)
     if len(message) > longest:
         raise ProtocolError(f"{where}: expected at most {longest} bytes, found {len(message)}")
     reader = _Reader(message, where)
     if reader.take(len(_MARK)) != _MARK:
-        raise ProtocolError(f"{where}: expected a message of secure aggregation, found other bytes")
+        raise ProtocolError(
+            f"{where}: expected a message of secure aggregation, found {message[:6]!r}"
+        )
     version = reader.number(1)
     if version != VERSION:
         raise ProtocolError(
@@ -154,19 +157,18 @@ def read_header(message: bytes, plan: SumPlan, where: str) -> tuple[Type, bytes]
 
 def longest_message(plan: SumPlan) -> int:
     """Returns the bytes of the longest message that a session of the plan may have."""
-    of_one = max(
+    longest_item = max(
         _KEYS_BYTES, KEY_BYTES + 2 * DIGEST_BYTES + _SEALED_SHARES_BYTES, _VOTE_BYTES, SHARE_BYTES
     )
     around = _SENDER_BYTES + _COUNT_BYTES + DIGEST_BYTES + SIGNATURE_BYTES
-    return around + max(plan.max_clients * of_one, plan.packed_bytes)
+    return around + max(plan.max_clients * longest_item, plan.packed_bytes)
 
 
 class _Reader:
     """Reads a message from its beginning to its end.
 
     Args:
-        where: What the message is called in errors.
-        client: The client that is at fault if it is wrong.
+        client: The client at fault if the message is invalid.
     """
 
     def __init__(self, data: bytes, where: str, client: bytes | None = None) -> None:
@@ -190,7 +192,7 @@ class _Reader:
         return int.from_bytes(self.take(count), "big")
 
     def several(self, width: int, read: Callable[[], _T], most: int) -> tuple[_T, ...]:
-        """Reads a count and so many items of a width."""
+        """Reads a count and this number of items of a width."""
         count = self.number(_COUNT_BYTES)
         left = len(self._data) - self._at
         if count > most or count * width > left:
@@ -201,13 +203,15 @@ class _Reader:
 
     def identities(self, most: int) -> tuple[bytes, ...]:
         """Reads a list of clients."""
-        found = self.several(KEY_BYTES, lambda: self.take(KEY_BYTES), most)
-        self.ascending(found)
-        return found
+        clients = self.several(KEY_BYTES, lambda: self.take(KEY_BYTES), most)
+        self.ascending(clients)
+        return clients
 
     def ascending(self, identities: Sequence[bytes]) -> None:
         if any(a >= b for a, b in itertools.pairwise(identities)):
-            raise self.fail("expected every client once, in ascending order, found another list")
+            raise self.fail(
+                "expected every client once, in ascending order, found a different order"
+            )
 
     def commitments(self) -> Commitments:
         return Commitments(self.take(DIGEST_BYTES), self.take(DIGEST_BYTES))
@@ -217,9 +221,7 @@ class _Reader:
             raise self.fail(f"expected {self._at} bytes, found {len(self._data)}")
 
 
-def _count(items: Sequence) -> bytes:
-    if len(items) > MOST_CLIENTS:
-        raise ValueError("expected fewer clients")
+def _count(items: Sequence[object]) -> bytes:
     return len(items).to_bytes(_COUNT_BYTES, "big")
 
 
@@ -240,11 +242,11 @@ def signed(kind: Type, session: bytes, secret: bytes, sender: bytes, body: bytes
 def sender_of(
     message: bytes, kind: Type, session: bytes, identities: Identities, where: str
 ) -> bytes:
-    """Returns who sent a client's message, after a check of its header and signature."""
+    """Returns the sender of a client's message, after a check of its header and signature."""
     start = header(kind, session)
     if message[:_HEADER_BYTES] != start:
         raise ProtocolError(
-            f"{where}: expected {kind.name} of session {session.hex()[:16]}, found another message"
+            f"{where}: expected {kind.name} of session {session.hex()[:16]}, found a different one"
         )
     reader = _Reader(message, where)
     reader.take(_HEADER_BYTES)
@@ -257,15 +259,14 @@ def sender_of(
     reader.take(SIGNATURE_BYTES)
     text, signature = message[:-SIGNATURE_BYTES], message[-SIGNATURE_BYTES:]
     if not is_signed(sender, text, signature):
-        # It is not known who sent it.
         raise ProtocolError(
-            f"{where}: expected the signature of client {identities.name(sender)}, found another"
+            f"{where}: expected the signature of client {identities.name(sender)}, found none"
         )
     return sender
 
 
 def _body(message: bytes, where: str) -> tuple[bytes, _Reader]:
-    """Returns the sender, and a reader of what is between it and the signature."""
+    """Returns the sender, and a reader of the bytes between it and the signature."""
     sender = message[SENDER]
     return sender, _Reader(message[_SENDER_BYTES:-SIGNATURE_BYTES], where, sender)
 
@@ -276,7 +277,7 @@ def keys_body(plan: bytes, sealing: bytes, masking: bytes) -> bytes:
 
 
 def read_keys(message: bytes, where: str) -> Keys:
-    """Reads KEYS, of which the signature was checked."""
+    """Reads KEYS with a checked signature."""
     sender, reader = _body(message, where)
     keys = Keys(
         sender, reader.take(DIGEST_BYTES), reader.take(KEY_BYTES), reader.take(KEY_BYTES), message
@@ -292,10 +293,10 @@ def shares_body(seed: bytes, commitments: Sequence[Commitments], sealed: Sequenc
 
 
 def read_shares(message: bytes, holders: int, where: str) -> Shares:
-    """Reads SHARES, of which the signature was checked.
+    """Reads SHARES with a checked signature.
 
     Args:
-        holders: The number of its neighbours, and itself.
+        holders: Number of its neighbours, and itself.
     """
     sender, reader = _body(message, where)
     shares = Shares(
@@ -310,8 +311,8 @@ def read_shares(message: bytes, holders: int, where: str) -> Shares:
     return shares
 
 
-def read_masked(message: bytes, plan: SumPlan, where: str) -> list:
-    """Reads MASKED, of which the signature was checked: the vectors of all tensors."""
+def read_masked(message: bytes, plan: SumPlan, where: str) -> list[np.ndarray]:
+    """Returns the vectors of all tensors of a MASKED with a checked signature."""
     _, reader = _body(message, where)
     packed = reader.take(plan.packed_bytes)
     reader.end()
@@ -322,7 +323,7 @@ def read_masked(message: bytes, plan: SumPlan, where: str) -> list:
 
 
 def read_vote(message: bytes, where: str) -> Vote:
-    """Reads VOTE, of which the signature was checked."""
+    """Reads VOTE with a checked signature."""
     sender, reader = _body(message, where)
     vote = Vote(sender, reader.take(DIGEST_BYTES))
     reader.end()
@@ -335,7 +336,7 @@ def opening_body(shares: Sequence[bytes]) -> bytes:
 
 
 def read_opening(message: bytes, dealers: int, where: str) -> tuple[bytes, ...]:
-    """Reads OPENING, of which the signature was checked."""
+    """Reads OPENING with a checked signature."""
     _, reader = _body(message, where)
     shares = reader.several(SHARE_BYTES, lambda: reader.take(SHARE_BYTES), dealers)
     reader.end()
@@ -348,7 +349,7 @@ def read_opening(message: bytes, dealers: int, where: str) -> tuple[bytes, ...]:
 
 
 def begin_message(session: bytes, plan: bytes) -> bytes:
-    """Returns BEGIN, which asks a client whether it takes part."""
+    """Returns BEGIN, which asks a client to take part."""
     return header(Type.BEGIN, session) + plan
 
 
@@ -361,14 +362,14 @@ def read_begin(message: bytes, where: str) -> bytes:
 
 
 def roster_message(session: bytes, keys: Sequence[Keys]) -> bytes:
-    """Returns ROSTER: the keys of all who take part, as they signed them."""
+    """Returns ROSTER: the signed keys of all members."""
     return header(Type.ROSTER, session) + _count(keys) + b"".join(k.message for k in keys)
 
 
 def read_roster(
     message: bytes, session: bytes, plan: SumPlan, identities: Identities, where: str
 ) -> tuple[Keys, ...]:
-    """Reads ROSTER and checks what anybody can check of it."""
+    """Reads ROSTER and checks signatures, plans and keys."""
     reader = _after_header(message, where)
     parts = reader.several(_KEYS_BYTES, lambda: reader.take(_KEYS_BYTES), plan.max_clients)
     reader.end()
@@ -383,7 +384,7 @@ def read_roster(
 
 
 def check_keys(keys: Sequence[Keys], plan: SumPlan, identities: Identities, where: str) -> None:
-    """Checks that clients have the same plan, and keys that nobody else has."""
+    """Checks that clients have the same plan and distinct keys."""
     expected, seen = plan.digest(), set()
     for entry in keys:
         name = identities.name(entry.sender)
@@ -424,7 +425,7 @@ def read_delivery(message: bytes, plan: SumPlan, where: str) -> Delivery:
 
 
 def survivors_message(session: bytes, survivors: Sequence[bytes]) -> bytes:
-    """Returns SURVIVORS: whose masked values have come."""
+    """Returns SURVIVORS: the clients whose masked values have come."""
     return header(Type.SURVIVORS, session) + _count(survivors) + b"".join(survivors)
 
 
@@ -437,7 +438,7 @@ def read_survivors(message: bytes, plan: SumPlan, where: str) -> tuple[bytes, ..
 
 
 def votes_message(session: bytes, votes: Sequence[bytes]) -> bytes:
-    """Returns VOTES: the messages VOTE of those who signed the list of survivors."""
+    """Returns VOTES: the signatures of the list of survivors."""
     return header(Type.VOTES, session) + _count(votes) + b"".join(votes)
 
 

@@ -1,4 +1,4 @@
-"""The cryptography that the protocol is made of, each primitive in one function.
+"""The cryptographic primitives of the protocol, one function each.
 
 Every other module of this folder takes keys, ciphers and random bytes from here, and this module
 alone imports `cryptography`.
@@ -34,9 +34,9 @@ KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 DIGEST_BYTES = 32
 _NONCE_BYTES = 12
-# What AES-GCM adds to a text: the nonce before it, and the tag after it.
+# AES-GCM adds a nonce and a tag.
 SEALED_BYTES = _NONCE_BYTES + 16
-# Of one piece of a mask: as much as a processor's cache holds.
+# A piece of a mask fits a processor's cache.
 _PIECE_WORDS = 1 << 16
 _ZEROS = bytes(8 * _PIECE_WORDS)
 
@@ -87,7 +87,7 @@ def sign(secret: bytes, message: bytes) -> bytes:
 
 
 def is_signed(public: bytes, message: bytes, signature: bytes) -> bool:
-    """Returns whether a signature of `sign` is the identity's."""
+    """Whether a signature of `sign` is the identity's."""
     try:
         key = Ed25519PublicKey.from_public_bytes(public)
         key.verify(signature, hashlib.sha256(message).digest())
@@ -97,13 +97,13 @@ def is_signed(public: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def seal(key: bytes, text: bytes, context: bytes) -> bytes:
-    """Encrypts a text with AES-256-GCM for a reader who knows the key and the context."""
+    """Encrypts a text with AES-256-GCM, and authenticates the context."""
     nonce = random_bytes(_NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, text, context)
 
 
 def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes | None:
-    """Decrypts what `seal` returned; None if the text, the key or the context is another."""
+    """Decrypts a sealed text; None if the text, the key or the context is wrong."""
     try:
         return AESGCM(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], context)
     except InvalidTag:
@@ -124,7 +124,7 @@ class KeyStream:
     def words(self, count: int) -> np.ndarray:
         """Returns the next numbers, at most 2^16; the array is valid until the next call."""
         count = min(count, _PIECE_WORDS)
-        # The cipher asks for room for one block more than it writes.
+        # The cipher needs room for one more block than it writes.
         if len(self._room) < 8 * count + 15:
             self._room = bytearray(8 * count + 15)
         self._cipher.update_into(memoryview(_ZEROS)[: 8 * count], self._room)

@@ -1,4 +1,4 @@
-"""What parties compute alike from the roster of a session: who shares what with whom, and keys."""
+"""The roster of a session: its holders of shares, commitments and keys, equal for all parties."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from fleet.secure_aggregation.messages import Commitments, Keys
 from fleet.secure_aggregation.primitives import agree, derive_key, digest
 from fleet.secure_aggregation.shamir import SHARE_BYTES
 
-OF_KEY, OF_SEED = b"key", b"seed"
+KEY, SEED = b"key", b"seed"
 
 
 def neighbours(client: bytes, roster: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Returns with whom a client shares masks and secrets: here with all others.
+    """Returns the clients that share masks and secrets with a client: here all others.
 
-    Some hundred clients and more need fewer neighbours (Bell et al. 2020): any function of the
-    roster will do that names u among v's neighbours if it names v among u's.
+    Hundreds of clients need fewer neighbours (Bell et al. 2020). Any symmetric function of the
+    roster is correct: u must be among v's neighbours if v is among u's.
     """
     return tuple(other for other in roster if other != client)
 
 
 class Roster:
-    """Who takes part in a session.
+    """The members of a session.
 
     Attributes:
         keys: The clients' keys by identity, in ascending order.
-        digest: What stands for all of it: the session, who takes part, with which keys.
+        digest: Digest of the session, its members and their keys.
     """
 
     def __init__(self, session: bytes, keys: Sequence[Keys]) -> None:
@@ -34,41 +34,40 @@ class Roster:
         self._points = {client: number for number, client in enumerate(self.keys, 1)}
 
     def point(self, client: bytes) -> int:
-        """Returns where the polynomials of a client's holders are evaluated for it."""
+        """Returns the point at which polynomials are evaluated for a client."""
         return self._points[client]
 
     def holders(self, client: bytes) -> tuple[bytes, ...]:
-        """Returns who holds shares of a client's secrets: its neighbours and itself."""
+        """Returns the holders of a client's shares: its neighbours and itself."""
         return tuple(sorted((client, *neighbours(client, tuple(self.keys)))))
 
 
 def survivors_digest(roster: bytes, survivors: Sequence[bytes]) -> bytes:
-    """Returns what clients sign: whose values are summed, among whom.
+    """Returns the message that clients sign as their vote.
 
     Args:
-        roster: The digest of the roster, which is of one session.
+        roster: Digest of the session's roster.
     """
     return digest("survivors", roster, *survivors)
 
 
 def seed_commitment(roster: bytes, dealer: bytes, seed: bytes) -> bytes:
-    """Returns what binds a client to the seed of its own mask."""
+    """Returns a client's commitment to the seed of its own mask."""
     return digest("seed", roster, dealer, seed)
 
 
 def share_commitment(
     roster: bytes, dealer: bytes, holder: bytes, what: bytes, share: bytes
 ) -> bytes:
-    """Returns what binds a dealer to a share of its key or of its seed."""
+    """Returns a dealer's commitment to a share of its key or its seed."""
     return digest("share", roster, dealer, holder, what, share)
 
 
 def share_commitments(roster: bytes, dealer: bytes, holder: bytes, shares: bytes) -> Commitments:
-    """Returns what binds a dealer to the two shares that it gives a holder."""
-    of_key, of_seed = shares[:SHARE_BYTES], shares[SHARE_BYTES:]
+    """Returns a dealer's commitments to the two shares that it gives a holder."""
     return Commitments(
-        share_commitment(roster, dealer, holder, OF_KEY, of_key),
-        share_commitment(roster, dealer, holder, OF_SEED, of_seed),
+        share_commitment(roster, dealer, holder, KEY, shares[:SHARE_BYTES]),
+        share_commitment(roster, dealer, holder, SEED, shares[SHARE_BYTES:]),
     )
 
 

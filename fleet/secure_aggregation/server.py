@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,21 +24,18 @@ from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.sum_plan import Identities, SumPlan
 
 _RESULT = 0
-# Of those who are missing.
-_MOST_NAMES = 10
+_MAX_NAMES = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class _State:
-    """What the server keeps of a session, along with its masked sums.
+    """The server's state of a session, along with its masked sums.
 
     Attributes:
-        plan: Digest of the `SumPlan`.
-        stage: The type of the answers that are collected, 0 when the sum is opened.
-        cohort: Who was asked to take part.
+        stage: Type of the answers to collect, 0 when the sum is unmasked.
         keys: Messages KEYS of the roster.
         shares: Messages SHARES of the sharers.
-        survivors: Whose masked values are in the sum.
+        survivors: Clients whose masked values are in the sum.
         votes: Messages VOTE.
     """
 
@@ -51,19 +49,18 @@ class _State:
 
 
 class Server:
-    """One session: a sum over those of a cohort who stay.
+    """One session: a sum over the remaining clients of a cohort.
 
-    Stages follow one another: `requests` says what to send to whom, `receive` takes the answers as
-    they come, and `close` ends the stage when all have answered or a transport has waited long
-    enough. What a stage ended with is on the disk before the next stage's requests can be sent.
-    Answers of a stage that was not closed are lost with the process, and are asked for again; so
-    are openings, and no opened sum is written to a disk.
+    Stages follow one another: `requests` returns the messages by client, `receive` takes the
+    answers as they come, and `close` ends the stage when all have answered or a transport has
+    waited long enough. The result of a stage is on the disk before the next stage's requests can be
+    sent. The process alone has the answers of an open stage, and must ask for them again after a
+    restart; the same holds for openings, and no unmasked sum is written to a disk.
 
     Args:
-        plan: From the server's own copy of the plan.
-        identities: All clients of the fleet.
-        folder: Where it keeps its sessions.
-        session: Of a session that `begin` has begun.
+        plan: The sum, from the server's own copy of the plan.
+        folder: Folder of its sessions.
+        session: A session that `begin` has begun.
     """
 
     def __init__(
@@ -86,8 +83,10 @@ class Server:
             raise SumError(f"{self._name}: expected a session that began, found none")
         state = _State(**stored[0])
         if state.plan != plan.digest():
-            raise SumError(f"{self._name}: expected the plan that it began with, found another")
-        self._go_on(state, stored[1])
+            raise SumError(
+                f"{self._name}: expected the plan that it began with, found a different plan"
+            )
+        self._resume(state, stored[1])
 
     @classmethod
     def begin(
@@ -101,7 +100,7 @@ class Server:
         """Begins a session.
 
         Args:
-            cohort: Identities of the clients that are asked.
+            cohort: Identities of the clients to ask.
             session: 32 bytes that no other session has; random by default.
         """
         session = primitives.random_bytes(SESSION_BYTES) if session is None else session
@@ -119,13 +118,13 @@ class Server:
             folder.write(session, vars(_State(plan.digest(), int(Type.KEYS), asked)), b"")
         return cls(plan, identities, folder, session)
 
-    def _go_on(self, state: _State, tail: bytes) -> None:
-        """Begins the stage of a state that is on the disk."""
+    def _resume(self, state: _State, tail: bytes) -> None:
+        """Begins the stage of a stored state."""
         self._state, self._tail = state, tail
         keys = [messages.read_keys(message, "roster") for message in state.keys]
         self._roster = Roster(self.session, keys)
         self._dealt = self._parcels(state.shares)
-        # What came in this stage, and what it was read to.
+        # Digests of this stage's answers, and their contents.
         self._answers: dict[bytes, bytes] = {}
         self._read: dict[bytes, Any] = {}
         self._totals: list[np.ndarray] = []
@@ -133,7 +132,7 @@ class Server:
             self._totals = [np.zeros(t.size, np.uint64) for t in self._plan.tensors]
 
     def _parcels(self, shares: Sequence[bytes]) -> dict[bytes, _ReceivedShares]:
-        """Returns what each sharer has dealt, by its identity."""
+        """Returns the parcels of each sharer, by identity."""
         dealt = {}
         for message in shares:
             sender = message[messages.SENDER]
@@ -153,38 +152,34 @@ class Server:
 
     @property
     def stage(self) -> Type | None:
-        """The type of the answers that are collected now; None when the sum is opened."""
+        """Type of the answers to collect; None when the sum is unmasked."""
         return Type(self._state.stage) if self._state.stage != _RESULT else None
 
     @property
     def asked(self) -> tuple[bytes, ...]:
-        """Who is asked in this stage."""
+        """The clients that this stage asks."""
         return {
             Type.KEYS: self._state.cohort,
             Type.SHARES: tuple(self._roster.keys),
             Type.MASKED: tuple(self._dealt),
             Type.VOTE: self._state.survivors,
-            Type.OPENING: self._voters or self._state.survivors,
+            Type.OPENING: tuple(m[messages.SENDER] for m in self._state.votes),
             None: (),
         }[self.stage]
 
     @property
-    def _voters(self) -> tuple[bytes, ...]:
-        return tuple(message[messages.SENDER] for message in self._state.votes)
-
-    @property
     def missing(self) -> tuple[bytes, ...]:
-        """Who is asked in this stage and has not answered."""
+        """The asked clients without an answer in this stage."""
         return tuple(client for client in self.asked if client not in self._answers)
 
     @property
     def survivors(self) -> tuple[bytes, ...]:
-        """Whose values are in the sum, once their masked values have come."""
+        """The clients in the sum, after the stage of their masked values."""
         return self._state.survivors
 
     @property
-    def fewest(self) -> int:
-        """How many have to answer in this stage, so that it can be closed."""
+    def min_answers(self) -> int:
+        """Minimum number of answers to close this stage."""
         if self.stage == Type.KEYS:
             return self._plan.min_clients
         return max(self._plan.min_clients, self._plan.threshold(len(self._roster.keys)))
@@ -198,7 +193,7 @@ class Server:
             message = messages.begin_message(session, self._plan.digest())
         elif self.stage == Type.SHARES:
             message = messages.roster_message(session, tuple(self._roster.keys.values()))
-        elif self.stage == Type.OPENING and self._plan.checks_survivors:
+        elif self.stage == Type.OPENING:
             message = messages.votes_message(session, state.votes)
         else:
             message = messages.survivors_message(session, state.survivors)
@@ -213,9 +208,10 @@ class Server:
         return messages.delivery_message(self.session, tuple(self._dealt), parcels)
 
     def receive(self, message: bytes) -> bytes:
-        """Takes a client's answer, and returns who sent it; the same answer again does nothing.
+        """Takes a client's answer and returns its sender; a repetition has no effect.
 
-        What is refused is as if it had not come.
+        Raises:
+            SumError: The answer is refused, and has no effect.
         """
         where = "message of a client"
         kind, _ = read_header(message, self._plan, where)
@@ -224,7 +220,7 @@ class Server:
         sender = messages.sender_of(message, self.stage, self.session, self._identities, where)
         where = f"{kind.name} of client {self._identities.name(sender)}"
         if sender not in self.asked:
-            raise ProtocolError(f"{where}: expected a client that was asked, it was not")
+            raise ProtocolError(f"{where}: expected one of the asked clients")
         hashed = primitives.digest("answer", message)
         if sender not in self._answers:
             self._read[sender] = self._stages[kind].take(message, sender, where)
@@ -234,45 +230,44 @@ class Server:
         return sender
 
     def close(self) -> None:
-        """Ends the stage with those who have answered, and begins the next one."""
+        """Ends the stage with the received answers, and begins the next one."""
         if self.stage is None:
             raise SumError(f"{self._name}: expected a stage to end, the sum is opened")
-        if len(self._answers) < self.fewest:
-            some = [self._identities.name(client) for client in self.missing[:_MOST_NAMES]]
-            names = ", ".join([*some, "..."] if len(self.missing) > len(some) else some)
+        if len(self._answers) < self.min_answers:
+            listed = [self._identities.name(client) for client in self.missing[:_MAX_NAMES]]
+            names = ", ".join([*listed, "..."] if len(self.missing) > len(listed) else listed)
             raise ProtocolError(
-                f"{self._name}: expected {self.stage.name} of at least {self.fewest} clients, "
+                f"{self._name}: expected {self.stage.name} of at least {self.min_answers} clients, "
                 f"found {len(self._answers)} of {len(self.asked)}; missing: {names}"
             )
         state, tail = self._stages[self.stage].close()
         with self._folder.locked():
             stored = self._folder.read(self.session)
             if stored is None or stored[0] != vars(self._state):
-                raise SumError(
-                    f"{self._name}: expected one server, another one has gone on with it"
-                )
-            # An opened sum is in memory alone. Another process asks for the openings again, which
-            # clients answer with the same bytes.
+                raise SumError(f"{self._name}: expected one server, a second one has continued it")
+            # No disk has an unmasked sum: another process asks for the openings again.
             if state.stage != _RESULT:
                 self._folder.write(self.session, vars(state), tail)
-        self._go_on(state, tail)
+        self._resume(state, tail)
 
     def result(self) -> dict[str, np.ndarray]:
         """Returns the sums by the tensors' names, uint64, modulo each tensor's modulus."""
         if self.stage is not None:
             raise SumError(f"{self._name}: expected an opened sum, it waits for {self.stage.name}")
-        vectors = self._plan.unpack(self._tail)
-        if vectors is None:
-            raise SumError(f"{self._name}: expected sums below their moduli, found a larger one")
         return {
             tensor.name: vector.reshape(tensor.shape)
-            for tensor, vector in zip(self._plan.tensors, vectors)
+            for tensor, vector in zip(self._plan.tensors, self._unpacked())
         }
 
-    # --- the stages: what an answer is read to, and what follows from all of them
+    def _unpacked(self) -> list[np.ndarray]:
+        vectors = self._plan.unpack(self._tail)
+        assert vectors is not None, "packed by this class"
+        return vectors
 
-    def _come(self) -> tuple[bytes, ...]:
-        """Returns who has answered, in ascending order."""
+    # --- the stages
+
+    def _answered(self) -> tuple[bytes, ...]:
+        """Returns the senders of this stage's answers, in ascending order."""
         return tuple(sorted(self._answers))
 
     def _take_keys(self, message: bytes, sender: bytes, where: str) -> Keys:
@@ -288,7 +283,7 @@ class Server:
         return keys
 
     def _close_keys(self) -> tuple[_State, bytes]:
-        keys = tuple(self._read[client].message for client in self._come())
+        keys = tuple(self._read[client].message for client in self._answered())
         return dataclasses.replace(self._state, stage=int(Type.SHARES), keys=keys), b""
 
     def _take_shares(self, message: bytes, sender: bytes, where: str) -> bytes:
@@ -296,7 +291,7 @@ class Server:
         return message
 
     def _close_shares(self) -> tuple[_State, bytes]:
-        shares = tuple(self._read[client] for client in self._come())
+        shares = tuple(self._read[client] for client in self._answered())
         return dataclasses.replace(self._state, stage=int(Type.MASKED), shares=shares), b""
 
     def _take_masked(self, message: bytes, sender: bytes, where: str) -> None:
@@ -305,8 +300,7 @@ class Server:
             masks.add_into(total, vector, tensor.modulus)
 
     def _close_masked(self) -> tuple[_State, bytes]:
-        after = Type.VOTE if self._plan.checks_survivors else Type.OPENING
-        state = dataclasses.replace(self._state, stage=int(after), survivors=self._come())
+        state = dataclasses.replace(self._state, stage=int(Type.VOTE), survivors=self._answered())
         return state, self._plan.pack(self._totals)
 
     def _take_vote(self, message: bytes, sender: bytes, where: str) -> bytes:
@@ -316,41 +310,39 @@ class Server:
         return message
 
     def _close_votes(self) -> tuple[_State, bytes]:
-        votes = tuple(self._read[client] for client in self._come())
+        votes = tuple(self._read[client] for client in self._answered())
         return dataclasses.replace(self._state, stage=int(Type.OPENING), votes=votes), self._tail
 
     def _dealers(self, holder: bytes) -> list[bytes]:
-        """Returns whose shares a client holds."""
+        """Returns the clients whose shares a client holds."""
         return [dealer for dealer in self._roster.holders(holder) if dealer in self._dealt]
 
     def _take_opening(self, message: bytes, sender: bytes, where: str) -> dict[bytes, bytes]:
-        """Returns the shares by dealer, each of which is what the dealer is bound to."""
+        """Returns the shares by dealer, after a check of the dealers' commitments."""
         dealers = self._dealers(sender)
         shares = dict(zip(dealers, messages.read_opening(message, len(dealers), where)))
         for dealer, share in shares.items():
             bound = self._dealt[dealer].commitments[sender]
-            label, commitment = (
-                (rosters.OF_SEED, bound.seed)
+            label, expected = (
+                (rosters.SEED, bound.seed)
                 if dealer in self._state.survivors
-                else (rosters.OF_KEY, bound.key)
+                else (rosters.KEY, bound.key)
             )
-            found = rosters.share_commitment(self._roster.digest, dealer, sender, label, share)
-            if found != commitment or not shamir.is_share(share):
+            actual = rosters.share_commitment(self._roster.digest, dealer, sender, label, share)
+            if actual != expected or not shamir.is_share(share):
                 raise ProtocolError(
                     f"{where}: expected the share that client {self._identities.name(dealer)} gave "
-                    "it, found another",
+                    "it, found a different one",
                     sender,
                 )
         return shares
 
     def _close_openings(self) -> tuple[_State, bytes]:
-        """Takes the masks off the total."""
-        totals = self._plan.unpack(self._tail)
-        if totals is None:
-            raise SumError(f"{self._name}: expected sums below their moduli, found a larger one")
+        """Removes the masks from the total."""
+        totals = self._unpacked()
         keys = [self._removed(dealer) for dealer in self._dealt]
-        # No mask is taken off before every secret has been checked.
-        for key, sign in (mask for masks_of_one in keys for mask in masks_of_one):
+        # Check every secret before the first mask is removed.
+        for key, sign in itertools.chain.from_iterable(keys):
             self._plan.apply_masks(totals, key, sign)
         over = _State(
             self._state.plan, _RESULT, self._state.cohort, survivors=self._state.survivors
@@ -358,7 +350,7 @@ class Server:
         return over, self._plan.pack(totals)
 
     def _removed(self, dealer: bytes) -> list[tuple[bytes, int]]:
-        """Returns the keys and signs of the masks that a sharer's secret takes off the total."""
+        """Returns the keys and signs of the masks that a sharer's secret removes."""
         roster, survivors = self._roster, self._state.survivors
         holders = roster.holders(dealer)
         threshold = self._plan.threshold(len(holders))
@@ -380,7 +372,7 @@ class Server:
         public = roster.keys[dealer].masking
         if secret is None or primitives.exchange_public(secret) != public:
             raise self._dealt_wrong(dealer, "key")
-        # The survivors' halves of the masks of pairs with one who is gone are still in the total.
+        # The survivors' halves of masks that they share with a vanished client are in the total.
         return [
             (
                 rosters.pair_key(secret, roster.keys[other].masking, roster.digest, dealer, other),
@@ -393,15 +385,14 @@ class Server:
     def _dealt_wrong(self, dealer: bytes, what: str) -> ProtocolError:
         return ProtocolError(
             f"{self._name}: client {self._identities.name(dealer)}: expected shares of the {what} "
-            "that it is bound to, found others: its sum cannot be opened, begin another session "
-            "without this client",
+            "that it is bound to, found different ones: begin another session without this client",
             dealer,
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class _ReceivedShares:
-    """What a sharer has dealt: the commitment to its seed, and of each holder its part."""
+    """A sharer's commitment to its seed, and the parcels of each holder."""
 
     seed: bytes
     commitments: dict[bytes, Commitments]

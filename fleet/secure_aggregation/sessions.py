@@ -1,7 +1,7 @@
-"""Where a party keeps its sessions: one file each, written whole before an answer leaves.
+"""Files of a party's sessions, one per session, written before an answer leaves.
 
-The file of a session that is over stays, without secrets, so that no session is played twice. A
-folder is of one party. Whoever puts an older copy of a file back makes the party answer twice.
+The file of a completed session stays, without secrets, so that no session runs twice. A folder
+belongs to one party. Restoring an older copy of a file would make the party answer twice.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def _from_json(value: Any) -> Any:
 
 
 def decode(state: bytes, where: str) -> tuple[Fields, bytes]:
-    """Returns the fields and the tail of what `encode` returned."""
+    """Returns the fields and the tail of an encoded state."""
     body = state[len(_MARK) + _DIGEST_BYTES :]
     checked = state[len(_MARK) : len(_MARK) + _DIGEST_BYTES]
     if not state.startswith(_MARK) or hashlib.sha256(body).digest() != checked:
-        raise SumError(f"{where}: expected the state of a session, found other bytes")
+        raise SumError(f"{where}: expected the state of a session, found {len(state)} other bytes")
     end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "big")
     plain = json.loads(body[_LENGTH_BYTES:end])
     return {name: _from_json(value) for name, value in plain.items()}, body[end:]
@@ -68,11 +68,27 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
+def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replaces a file atomically; when this returns, it is on the disk."""
+    file, partial = tempfile.mkstemp(prefix=_PARTIAL, dir=path.parent)
+    try:
+        with os.fdopen(file, "wb") as opened:
+            os.fchmod(file, mode)
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+    sync_folder(path.parent)
+
+
 class SessionFolder:
     """The sessions of one party.
 
     Args:
-        folder: It is made if it is not there; only its owner may look into it.
+        folder: Its path; it is created if necessary, for its owner alone.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,14 +96,14 @@ class SessionFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Waits until no other process or thread has the folder, and keeps it for a block."""
+        """Waits for other processes and threads, and locks the folder for a block."""
         with self._one_line():
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             with self._one_line():
                 fcntl.flock(file, fcntl.LOCK_EX)
-                # Of a process that was ended while it wrote; they hold secrets.
+                # A process that was killed while it wrote may have left secrets.
                 for partial in self._folder.glob(f"{_PARTIAL}*"):
                     partial.unlink()
             yield
@@ -95,7 +111,7 @@ class SessionFolder:
             os.close(file)
 
     def read(self, session: bytes) -> tuple[Fields, bytes] | None:
-        """Returns the state of a session, None if there was no such session."""
+        """Returns the state of a session; None if it is unknown."""
         path = self._path(session)
         with self._one_line():
             try:
@@ -105,23 +121,12 @@ class SessionFolder:
         return decode(state, str(path))
 
     def write(self, session: bytes, fields: Fields, tail: bytes) -> None:
-        """Replaces the state of a session; when this returns, it is on the disk."""
-        path = self._path(session)
+        """Replaces the state of a session on the disk."""
         with self._one_line():
-            file, partial = tempfile.mkstemp(prefix=_PARTIAL, dir=self._folder)
-            try:
-                with os.fdopen(file, "wb") as opened:
-                    opened.write(encode(fields, tail))
-                    opened.flush()
-                    os.fsync(opened.fileno())
-                os.replace(partial, path)
-            except BaseException:
-                os.unlink(partial)
-                raise
-            sync_folder(self._folder)
+            replace_file(self._path(session), encode(fields, tail))
 
     def sessions(self) -> list[bytes]:
-        """Returns the sessions of which there is a file."""
+        """Returns the known sessions."""
         with self._one_line():
             return sorted(bytes.fromhex(path.stem) for path in self._folder.glob(f"*{_SUFFIX}"))
 

@@ -11,15 +11,15 @@ SECRET_BYTES = 32
 # The smallest prime above 2^256: a secret is one number of the field, whatever its bytes.
 PRIME = (1 << 256) + 297
 SHARE_BYTES = 33
-# With so many more bits than the prime has, a remainder is uniform up to 2^-128.
+# 128 more bits than the prime has make a remainder uniform up to 2^-128.
 _RANDOM_BYTES = SHARE_BYTES + 16
 
 
 def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, bytes]:
-    """Splits a secret into shares, of which any `threshold` give it and fewer tell nothing.
+    """Splits a secret into shares: any `threshold` of them reveal it, fewer reveal nothing.
 
     Args:
-        points: Where the polynomial is evaluated, one of 1, 2, ... for each holder.
+        points: Arguments of the polynomial, a positive integer for each holder.
 
     Returns:
         The share of each point.
@@ -43,15 +43,12 @@ def _evaluated(coefficients: Sequence[int], point: int) -> bytes:
 
 
 def is_share(share: bytes) -> bool:
-    """Returns whether the bytes are a number of the field."""
+    """Whether the bytes are a number of the field."""
     return len(share) == SHARE_BYTES and int.from_bytes(share, "big") < PRIME
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes | None:
-    """Returns the secret of as many shares as the threshold says, by their points.
-
-    None if they give a number that no secret is, as shares of no one polynomial may.
-    """
+    """Returns the secret of a threshold of shares, by their points; None if it exceeds 32 bytes."""
     points = tuple(sorted(shares))
     value = 0
     for point, weight in zip(points, _weights_at_zero(points)):
@@ -60,7 +57,7 @@ def combine(shares: Mapping[int, bytes]) -> bytes | None:
     return value.to_bytes(SECRET_BYTES, "big") if value >> (8 * SECRET_BYTES) == 0 else None
 
 
-# Secrets of one session are mostly put together from the same holders' shares.
+# Most secrets of a session have the same holders.
 @functools.lru_cache(maxsize=64)
 def _weights_at_zero(points: tuple[int, ...]) -> list[int]:
     """Returns Lagrange's weights of the points for the value at 0."""

@@ -1,4 +1,4 @@
-"""What is summed, over whom, and by which thresholds: every party has it from its own plan."""
+"""Plans of secure sums: tensors, clients and thresholds, which every party knows by itself."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from fleet.secure_aggregation import masks
 from fleet.secure_aggregation.errors import SumError
 from fleet.secure_aggregation.primitives import DIGEST_BYTES, KEY_BYTES, digest
 
-# The sum over two clients tells each of them the other's values.
-FEWEST_CLIENTS = 3
-# Numbers of clients are sent in 16 bits.
-MOST_CLIENTS = (1 << 16) - 1
-# Of a name that is not known, so much is shown.
+# In a sum over two clients each learns the other's values.
+MIN_CLIENTS = 3
+# Messages have 16 bits for numbers of clients.
+MAX_CLIENTS = (1 << 16) - 1
+# Digits of an unknown key in messages.
 _SHOWN_DIGITS = 16
-_LONGEST_NAME = 64
+_MAX_NAME_LENGTH = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class SummedTensor:
-    """A tensor of integers of which the sum over the clients is computed.
+    """A tensor of integers to sum over the clients.
 
     Attributes:
-        name: Its name in the plan.
-        shape: Its shape.
-        bound: Every value of a client is from 0 to `bound` - 1.
-        modulus: The sum is known modulo this number; from `bound` to 2^64.
+        bound: Upper bound of a client's values, which are from 0 to `bound` - 1.
+        modulus: Modulus of the sum, from `bound` to 2^64.
     """
 
     name: str
@@ -49,12 +47,12 @@ class SummedTensor:
 
     @property
     def size(self) -> int:
-        """The number of its values."""
+        """Number of values."""
         return math.prod(self.shape)
 
     @property
     def packed_bytes(self) -> int:
-        """The bytes that a client sends of it."""
+        """Bytes of a client's packed values."""
         return masks.packed_size(self.size, self.modulus)
 
     def values(self, value: np.ndarray, where: str) -> np.ndarray:
@@ -77,52 +75,48 @@ class SummedTensor:
 
 @dataclasses.dataclass(frozen=True)
 class SumPlan:
-    """What all parties of a sum have to agree on; each makes it from its own copy of the plan.
+    """A sum, on which all parties have to agree; each creates it from its own copy of the plan.
 
     Attributes:
-        plan: SHA-256 of the plan that the sums are of, such as its manifest's.
-        tensors: What is summed.
-        max_clients: The most clients of a sum; moduli have room for so many.
-        min_clients: The fewest clients whose sum may be opened, at least 3.
-        checks_survivors: Whether clients sign the list of whose values are summed, and open nothing
-            before they have seen enough of the others' signatures: the consistency check of the
-            paper's figure 4, against a server that shows clients different lists.
+        plan: SHA-256 of the plan, for example of its manifest.
+        tensors: The tensors to sum.
+        max_clients: Maximum number of clients of a sum, which moduli fit.
+        min_clients: Minimum number of clients in an unmasked sum, at least 3.
     """
 
     plan: bytes
     tensors: tuple[SummedTensor, ...]
     max_clients: int
-    min_clients: int = FEWEST_CLIENTS
-    checks_survivors: bool = True
+    min_clients: int = MIN_CLIENTS
 
     def __post_init__(self) -> None:
         if len(self.plan) != DIGEST_BYTES:
             raise SumError(f"plan: expected a SHA-256 of 32 bytes, found {len(self.plan)}")
-        if not FEWEST_CLIENTS <= self.min_clients <= self.max_clients <= MOST_CLIENTS:
+        if not MIN_CLIENTS <= self.min_clients <= self.max_clients <= MAX_CLIENTS:
             raise SumError(
-                f"secure aggregation: expected {FEWEST_CLIENTS} <= min_clients <= max_clients <= "
-                f"{MOST_CLIENTS}, found {self.min_clients} and {self.max_clients}"
+                f"secure aggregation: expected {MIN_CLIENTS} <= min_clients <= max_clients <= "
+                f"{MAX_CLIENTS}, found {self.min_clients} and {self.max_clients}"
             )
         names = [tensor.name for tensor in self.tensors]
         if not names or len(set(names)) != len(names):
             raise SumError(f"secure aggregation: expected tensors of distinct names, found {names}")
 
     def digest(self) -> bytes:
-        """Returns SHA-256 of all of it: parties with another one do not take part together."""
+        """Returns SHA-256 of the plan; parties with different digests refuse each other."""
         fields = {**dataclasses.asdict(self), "plan": self.plan.hex()}
         return digest("sum plan", json.dumps(fields, sort_keys=True).encode())
 
     def threshold(self, clients: int) -> int:
-        """Returns t: how many of so many clients open a secret, and how many have to stay.
+        """Returns the number of clients that reveal a secret, and that must remain.
 
-        It is above a half, so that clients who answer once cannot open both secrets of one; and
-        above two thirds where a server may lie and hold less than a third of the clients.
+        More than two thirds are safe against a server that lies and controls less than a third of
+        the clients (Bonawitz et al. 2017, section 6.2).
         """
-        return (2 * clients // 3 if self.checks_survivors else clients // 2) + 1
+        return 2 * clients // 3 + 1
 
     @property
     def packed_bytes(self) -> int:
-        """The bytes of all tensors that a client sends."""
+        """Bytes of a client's packed values of all tensors."""
         return sum(tensor.packed_bytes for tensor in self.tensors)
 
     def check_values(self, values: Mapping[str, np.ndarray], where: str) -> list[np.ndarray]:
@@ -144,7 +138,7 @@ class SumPlan:
         )
 
     def unpack(self, packed: bytes) -> list[np.ndarray] | None:
-        """Returns the vectors of what `pack` returned, None if a number is beyond its modulus."""
+        """Returns the unpacked vectors; None if a number is not below its modulus."""
         vectors, start = [], 0
         for tensor in self.tensors:
             part = memoryview(packed)[start : start + tensor.packed_bytes]
@@ -158,7 +152,7 @@ class SumPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Identities:
-    """The clients of a fleet: the names that its operator gave them, by Ed25519 public key."""
+    """The names of a fleet's clients, by Ed25519 public key."""
 
     names: Mapping[bytes, str]
 
@@ -166,17 +160,17 @@ class Identities:
         for key, name in self.names.items():
             if len(key) != KEY_BYTES:
                 raise SumError(f"identity {name!r}: expected a key of 32 bytes, found {len(key)}")
-            if not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
+            if not name.isprintable() or not 0 < len(name) <= _MAX_NAME_LENGTH:
                 raise SumError(
-                    f"identity {key.hex()}: expected a printable name of 1 to {_LONGEST_NAME} "
-                    f"characters, found {name[:_LONGEST_NAME]!r}"
+                    f"identity {key.hex()}: expected a printable name of 1 to {_MAX_NAME_LENGTH} "
+                    f"characters, found {name[:_MAX_NAME_LENGTH]!r}"
                 )
         if len(set(self.names.values())) != len(self.names):
-            raise SumError("identities: expected a name of its own for each, found one twice")
+            raise SumError("identities: expected distinct names, found one twice")
 
     def __contains__(self, identity: bytes) -> bool:
         return identity in self.names
 
     def name(self, identity: bytes) -> str:
-        """Returns how a client is called in messages to people."""
+        """Returns a client's name in human-readable messages."""
         return self.names.get(identity) or f"of the unknown key {identity.hex()[:_SHOWN_DIGITS]}"

@@ -11,7 +11,7 @@ from binaries import evaluate, export, import_state, train
 from fleet.server import FleetServer
 from fleet.settings import PlanSettings, manifest_sha256
 from tests.binaries.harness import Caller
-from tests.fleet.fleet import Fleet, LocalChannel, Told
+from tests.fleet.fleet import Fleet, LocalChannel, Recorder
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX
 from tests.plan_runner.harness import call as run_plan
 
@@ -41,7 +41,7 @@ def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     try:
         channel, log = (
             LocalChannel(fleet.nodes(export=node_plan, evaluation=every_second)),
-            Told(),
+            Recorder(),
         )
         settings = fleet.server_settings(cohort_size=4, evaluation=every_second)
         server = FleetServer(settings, channel, log, fleet.player)

@@ -13,24 +13,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fleet.node_noise.noise import NodeNoise, NoisedGroup, noise_of_export
+from fleet.node_noise.noise import NodeNoise, NoisedGroup, read_node_noise
 from fleet.player import Examples, Player
 from fleet.settings import manifest_sha256
 from fleet.state_folder import DONE, JOURNAL, sums_file
 from plan_runner.errors import PlanError, counted
 from plan_runner.export import SERVER_STATE, STATE, SUFFIX, TRAINING, read_arrays
 
-# How many standard deviations the noise's moments may be off: once in a million demos by chance.
+# Tolerance of the noise's moments in standard deviations, exceeded once in a million demos.
 _DEVIATIONS = 5.0
 
 
 class Moments(NamedTuple):
-    """Of noise, in its own standard deviations.
+    """Moments of noise in units of its standard deviation.
 
     Attributes:
-        numbers: How many there are.
-        mean: Of them, in standard deviations of the mean.
-        variance: Of them, over that which is promised.
+        numbers: Number of draws.
+        mean: Their mean, in standard deviations of the mean.
+        variance: Their variance, relative to the plan's.
         deviation: Standard deviation of `variance`.
     """
 
@@ -41,44 +41,42 @@ class Moments(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether it is the noise that was promised."""
+        """Whether the moments are the plan's."""
         off = (self.variance - 1) / self.deviation
         return abs(self.mean) <= _DEVIATIONS and abs(off) <= _DEVIATIONS
 
 
 def equals_run_plan(
-    export: Path, clients: Path, state: Path, folder: Path, tell: Callable[[str], None]
+    export: Path, clients: Path, state: Path, folder: Path, report: Callable[[str], None]
 ) -> bool:
     """Runs the same cohorts with run_plan in this environment, and compares the states.
 
-    Where nodes have added noise, run_plan's states differ. The opened sums are then run again, and
-    compared with the sums of the same clients without noise.
+    With noise of nodes the states differ. Then the unmasked sums run again, and are compared with
+    the sums of the same clients without noise.
 
     Args:
+        export: Folder of the export.
+        clients: Folder of the clients' files.
         state: The server's folder.
         folder: Folder for run_plan's output.
+        report: Called with human-readable lines.
     """
     journal = [json.loads(line) for line in (state / JOURNAL).read_text().splitlines()]
     rounds = [event for event in journal if event["event"] == DONE]
-    noise = noise_of_export(export, manifest_sha256(export))
+    noise = read_node_noise(export, manifest_sha256(export))
     if noise is not None:
-        return _has_nodes_noise(export, clients, state, rounds, noise, tell)
+        return _has_nodes_noise(export, clients, state, rounds, noise, report)
     file, output = folder / "cohorts.txt", folder / "run_plan"
     file.write_text("".join(f"{','.join(event['names'])}\n" for event in rounds))
-    played = subprocess.run(
-        [
-            *(sys.executable, "-m", "plan_runner", f"--plan={export}", f"--clients={clients}"),
-            *(f"--cohorts={file}", f"--output={output}"),
-        ],
-        capture_output=True,
-        text=True,
-    )
-    if played.returncode:
-        raise PlanError(f"run_plan: {played.stderr.strip()}")
-    same = (output / STATE).read_bytes() == (state / STATE).read_bytes()
-    verdict = "is" if same else "IS NOT"
-    tell(f"the state after {counted(len(rounds), 'round')} {verdict} that of run_plan, bit for bit")
-    return same
+    command = (sys.executable, "-m", "plan_runner", f"--plan={export}", f"--clients={clients}")
+    flags = (f"--cohorts={file}", f"--output={output}")
+    outcome = subprocess.run([*command, *flags], capture_output=True, text=True)
+    if outcome.returncode:
+        raise PlanError(f"run_plan: {outcome.stderr.strip()}")
+    is_equal = (output / STATE).read_bytes() == (state / STATE).read_bytes()
+    verdict = "is" if is_equal else "IS NOT"
+    report(f"the state after {counted(len(rounds), 'round')} {verdict} run_plan's, bit for bit")
+    return is_equal
 
 
 def _has_nodes_noise(
@@ -87,40 +85,32 @@ def _has_nodes_noise(
     folder: Path,
     rounds: list[dict[str, Any]],
     noise: NodeNoise,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> bool:
     files = {name: clients / f"{name}{SUFFIX}" for event in rounds for name in event["names"]}
     reads = [clients, *(file.resolve() for file in files.values())]
-    state, found = (export / SERVER_STATE).read_bytes(), []
+    state, draws = (export / SERVER_STATE).read_bytes(), []
     with contextlib.closing(Player(export, manifest_sha256(export), reads=reads)) as player:
         for event in rounds:
             number, names, down = event["round"], event["names"], player.begin(state)
             path = folder / sums_file(TRAINING, number)
-            opened = read_arrays(path)
             if noise.takes_part == 1:
                 sent = (player.values(name, down, Examples([files[name]])) for name in names)
-                found += list(noise_in_units(noise, opened, added(sent), len(names)))
-            ended = player.end(
-                state, path.read_bytes(), number, len(names), len(down), event["bytes_up"]
-            )
-            state = ended.state
-    same = state == (folder / STATE).read_bytes()
-    verdict = "is" if same else "IS NOT"
-    tell(
-        f"the state after {counted(len(rounds), 'round')} {verdict} what the plan makes of the "
-        "opened sums, bit for bit"
-    )
+                plain = added(sent)
+                draws += list(noise_in_units(noise, read_arrays(path), plain, len(names)))
+            sizes = (len(names), len(down), event["bytes_up"])
+            state = player.end(state, path.read_bytes(), number, *sizes).state
+    is_equal = state == (folder / STATE).read_bytes()
+    report(f"the state {'is' if is_equal else 'IS NOT'} the plan's result of the unmasked sums")
     if noise.takes_part < 1:
-        tell("nodes have tossed coins whether to take part: the noise cannot be told from that")
-        return same
-    moments = moments_of(found)
-    fits = "is" if moments.fits else "IS NOT"
-    tell(
-        f"the sums less those without noise: {moments.numbers} numbers, of a variance "
-        f"{moments.variance:.4f} times the plan's (expected 1 +- {moments.deviation:.4f}), which "
-        f"{fits} the noise of its nodes"
+        report("noise is not compared: nodes toss coins whether to take part")
+        return is_equal
+    moments = moments_of(draws)
+    report(
+        f"noise: {moments.numbers} numbers, variance {moments.variance:.4f} times the plan's, "
+        f"expected 1 +- {moments.deviation:.4f}"
     )
-    return same and moments.fits
+    return is_equal and moments.fits
 
 
 def added(values: Iterator[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -134,52 +124,50 @@ def added(values: Iterator[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 def noise_in_units(
     noise: NodeNoise,
-    opened: Mapping[str, np.ndarray],
+    unmasked: Mapping[str, np.ndarray],
     plain: Mapping[str, np.ndarray],
     clients: int,
 ) -> Iterator[tuple[np.ndarray, float]]:
     """Yields the noise of a sum in its standard deviations, and its variance, by group.
 
     Args:
-        opened: The sums with noise, by tensor.
-        plain: Those without.
-        clients: How many have added noise.
+        noise: Noise of the plan.
+        unmasked: The sums with noise, by tensor.
+        plain: The sums without noise.
+        clients: Number of clients with noise.
 
     Raises:
-        PlanError: If sums differ that have no noise.
+        PlanError: Sums without noise differ.
     """
     for name in noise.without_noise:
-        if (opened[name] != plain[name]).any():
-            raise PlanError(f"{name}: expected the sum of the clients, found another one")
+        if (unmasked[name] != plain[name]).any():
+            raise PlanError(f"{name}: expected the sum of the clients")
     for group in noise.groups:
         differences = np.concatenate(
-            [_centred(group, opened[name], plain[name]) for name in group.tensors]
+            [_centred(group, unmasked[name], plain[name]) for name in group.tensors]
         )
         variance = clients * group.variance
         if variance > 0:
             yield differences / math.sqrt(variance), variance
         elif differences.any():
-            raise PlanError(f"{group.name}: expected the sum of the clients, found another one")
+            raise PlanError(f"{group.name}: expected the sum of the clients")
 
 
-def _centred(group: NoisedGroup, opened: np.ndarray, plain: np.ndarray) -> np.ndarray:
-    found = np.mod(opened.astype(np.int64) - plain, group.modulus).ravel()
-    return np.where(found >= group.modulus // 2, found - group.modulus, found)
+def _centred(group: NoisedGroup, unmasked: np.ndarray, plain: np.ndarray) -> np.ndarray:
+    rest = np.mod(unmasked.astype(np.int64) - plain, group.modulus).ravel()
+    return np.where(rest >= group.modulus // 2, rest - group.modulus, rest)
 
 
-def moments_of(found: list[tuple[np.ndarray, float]]) -> Moments:
-    """Returns what is to be compared with 0 and 1.
+def moments_of(draws: list[tuple[np.ndarray, float]]) -> Moments:
+    """Returns the moments of `noise_in_units`.
 
-    The fourth moment of Skellam noise of variance v, in its own deviations, is 3 + 1 / v.
-
-    Args:
-        found: Of `noise_in_units`.
+    The fourth moment of Skellam noise of variance v, in standard deviations, is 3 + 1 / v.
     """
-    values = np.concatenate([units for units, _ in found])
-    of_squares = sum(units.size * (2 + 1 / variance) for units, variance in found)
+    values = np.concatenate([units for units, _ in draws])
+    squares = sum(units.size * (2 + 1 / variance) for units, variance in draws)
     return Moments(
         values.size,
         float(values.sum() / math.sqrt(values.size)),
         float(np.mean(values**2)),
-        math.sqrt(of_squares) / values.size,
+        math.sqrt(squares) / values.size,
     )

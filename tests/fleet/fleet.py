@@ -1,4 +1,4 @@
-"""A fleet in one process: nodes with real players, and a channel that can lose what it carries."""
+"""A fleet in one process: nodes with real players, and a channel that can lose messages."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from fleet.settings import (
 from fleet.wire import Kind, decoded, refused, tag_of, tagged
 from plan_runner.export import Limits
 
-# Nodes answer when they are asked: the server waits for lost answers alone. A server that resumes
-# also greets its nodes within the time of a stage.
-TIMEOUTS = Timeouts(*[0.5] * 7)
+# Nodes answer at once, so the server waits only for lost answers.
+TIMEOUTS = Timeouts(0.5, 0.5, 0.5)
 
 
 def stage_of(request: bytes) -> str:
-    """What a server's message asks for: HELLO, WORK, or a stage of secure sums."""
+    """Returns HELLO, WORK, or the stage of secure sums of a server's message."""
     message = decoded(request, "request")
     if message.kind != Kind.STAGE:
         return message.kind.name
@@ -38,14 +37,19 @@ def stage_of(request: bytes) -> str:
 
 
 class LocalChannel:
-    """Calls nodes at once. `lost` says what does not arrive, by node and stage; `failing`, of what
-    the transport itself knows that no answer will come."""
+    """Calls nodes at once.
+
+    Attributes:
+        lost: Whether a message is lost, by node and stage.
+        failing: Whether the transport reports that no answer will come, by node and stage.
+        round: Number of the round of the last request.
+        carried: Nodes, stages, requests and answers.
+    """
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = dict(nodes)
         self.lost: Callable[[str, str], bool] = lambda node, stage: False
         self.failing = self.lost
-        # Number of the round of the last request.
         self.round = 0
         self.carried: list[tuple[str, str, bytes, bytes]] = []
         self._answers: list[tuple[str, bytes]] = []
@@ -67,14 +71,14 @@ class LocalChannel:
             self._answers.append((node, answer))
 
     def receive(self) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
-        while self._answers and self._answers[0][0] not in found:
-            found.update([self._answers.pop(0)])
-        return found
+        answers: dict[str, bytes] = {}
+        while self._answers and self._answers[0][0] not in answers:
+            answers.update([self._answers.pop(0)])
+        return answers
 
 
-class Told:
-    """A listener that keeps what it is told, and stops the server where it is asked to."""
+class Recorder:
+    """A listener that records progress, and stops the server at a step."""
 
     def __init__(self, stop: str = "") -> None:
         self.lines: list[str] = []
@@ -121,8 +125,7 @@ class Fleet:
     def player(
         self, export: Path, pinned: str, limits: Limits, trust: bool, reads: Any = ()
     ) -> Player:
-        """An export's player for all nodes and servers, as none has a state: to start one takes
-        seconds. None of them ends it, and it may read what any of them may."""
+        """Returns the shared player of an export, as a start takes seconds."""
         del reads
         key = (pinned, limits, trust)
         if key not in self._players:
@@ -130,7 +133,7 @@ class Fleet:
         return self._players[key]
 
     def node(self, settings: NodeSettings, draw: Draw = skellam) -> Node:
-        """A node without a process of its own."""
+        """Returns a node that uses the shared player."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(nodes_of_fleet, "Player", self.player)
             return Node(settings, draw)
@@ -156,7 +159,7 @@ class Fleet:
         return ServerSettings(**{**given, **changes})
 
     def nodes(self, **changes: Any) -> dict[str, Node]:
-        """The nodes; they are started once."""
+        """Returns the nodes, which are created once."""
         for name in self.names:
             if name not in self._nodes:
                 self._nodes[name] = self.node(self.node_settings(name, **changes))
@@ -171,4 +174,4 @@ class Fleet:
 
 class _Shared(Player):
     def close(self) -> None:
-        """Stays."""
+        """Has no effect: `Fleet.close` ends it."""

@@ -1,4 +1,4 @@
-"""A demo of which some processes are killed, and the comparison of its state with run_plan's.
+"""A demo with killed processes, whose state is compared with run_plan's.
 
     .venv-fleet/bin/python -m tests.fleet.killed_demo --export=export/plan --clients=clients \\
         --nodes=4 --rounds=3 --kill=node --output=fleet
@@ -14,32 +14,63 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fleet.demo import RunningDemo, prepare
 from fleet.launch import SUPERLINK, Processes, ended_by_signals
 from fleet.server import STAGES
+from plan_runner.errors import PlanError
 from plan_runner.export import open_export
-from tests.fleet import kills
 from tests.fleet.comparison import equals_run_plan
 
+# Kinds of kills: one node, the ServerApp or the SuperLink once, or nodes and the ServerApp often.
+NODE, SERVER, OFTEN = "node", "server", "often"
+KILLS = (NODE, SERVER, SUPERLINK, OFTEN)
+_MIN_NODES = {NODE: 4, OFTEN: 5}
 # The exchanges of a round, by the profile of its plan.
 _STAGES = {"daf": ("work",), "secure": tuple(STAGES.values())}
-# Seconds for which a SuperLink may take a killed node for one that is connected.
+# Seconds for which a SuperLink may count a killed node as connected.
 _BACK_SECONDS = 45.0
+# Victims by the round and the exchange before their kill.
+Schedule = dict[tuple[int, str], list[str]]
+
+
+def schedule(
+    kill: str | None, names: Sequence[str], rounds: int, stages: Sequence[str], seed: int = 0
+) -> Schedule:
+    """Returns the victims.
+
+    OFTEN kills a fifth of the nodes in each round, none twice within three rounds, and the server
+    in every tenth round from the fifth on, each during a random exchange. The other kinds kill once
+    in the second round.
+    """
+    if kill is None:
+        return {}
+    if kill != OFTEN:
+        return {(min(2, rounds), stages[0]): [names[-1] if kill == NODE else kill]}
+    victims: Schedule = {}
+    generator = random.Random(seed)
+    killed: list[list[str]] = []
+    for number in range(1, rounds + 1):
+        spared = {name for names in killed[-2:] for name in names}
+        alive = [name for name in names if name not in spared]
+        killed.append(generator.sample(alive, max(1, len(names) // 5)))
+        for name in (*killed[-1], *([SERVER] if number % 10 == 5 else [])):
+            victims.setdefault((number, generator.choice(stages)), []).append(name)
+    return victims
 
 
 class KilledDemo(RunningDemo):
-    """A demo that kills processes by a schedule, and starts killed nodes again.
+    """A demo that kills processes by a schedule, and restarts killed nodes.
 
     Attributes:
-        schedule: The kills to come; see `kills.schedule`.
+        schedule: The kills to come; see `schedule`.
         back_seconds: Seconds after which a killed node starts again.
     """
 
-    schedule: kills.Schedule
+    schedule: Schedule
     back_seconds = 0.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -54,9 +85,8 @@ class KilledDemo(RunningDemo):
             self._pid = event.get("pid", self._pid)
             if "exchange" in event:
                 exchange = event["exchange"]
-                place = event["round"], exchange["stage"]
-                for victim in self.schedule.pop(place, ()):
-                    # The exchange that begins now takes about as long.
+                for victim in self.schedule.pop((event["round"], exchange["stage"]), ()):
+                    # The next exchange takes about as long.
                     when = time.monotonic() + random.uniform(0, exchange["seconds"])
                     self._later.append((when, functools.partial(self._kill, victim)))
         for due in [due for due in self._later if due[0] <= time.monotonic()]:
@@ -65,18 +95,17 @@ class KilledDemo(RunningDemo):
         return events
 
     def _kill(self, victim: str) -> None:
+        self._report(f"kills {victim}")
         if victim in self._names:
             if self._processes.has(victim):
-                self._tell(f"kills {victim}")
                 self._processes.end(victim, signal.SIGKILL)
                 back = time.monotonic() + self.back_seconds
                 self._later.append((back, functools.partial(self.start_node, victim)))
             return
-        self._tell(f"kills {victim}")
         link = self.state / f"{SUPERLINK}.pid"
-        # A process that has just ended by itself starts again, too.
+        # The process may just have exited by itself.
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid if victim == kills.SERVER else int(link.read_text()), signal.SIGKILL)
+            os.kill(self._pid if victim == SERVER else int(link.read_text()), signal.SIGKILL)
 
 
 def killed_demo(
@@ -86,35 +115,39 @@ def killed_demo(
     rounds: int,
     kill: str | None,
     folder: Path,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     seed: int = 0,
 ) -> bool:
     """Runs a demo; returns whether its last state equals run_plan's bit for bit."""
-    kills.check_nodes(kill, nodes)
-    names = prepare(export, clients, nodes, rounds, folder, tell)
-    if kill == kills.OFTEN:
+    minimum = _MIN_NODES.get(kill or "", 0)
+    if nodes < minimum:
+        raise PlanError(f"--kill={kill}: expected at least {minimum} --nodes, found {nodes}")
+    names = prepare(export, clients, nodes, rounds, folder, report)
+    if kill == OFTEN:
         _expect_losses(folder, names)
     stages = _STAGES[open_export(export).manifest.profile]
     with Processes(folder / "processes") as processes:
-        running = KilledDemo(folder, names, rounds, processes, tell)
-        running.schedule = kills.schedule(kill, names, rounds, stages, seed)
-        running.back_seconds = _BACK_SECONDS if kill == kills.OFTEN else 0.0
+        running = KilledDemo(folder, names, rounds, processes, report)
+        running.schedule = schedule(kill, names, rounds, stages, seed)
+        running.back_seconds = _BACK_SECONDS if kill == OFTEN else 0.0
         running.start()
         running.watch()
-    assert not running.schedule or kill == kills.OFTEN, running.schedule
-    return equals_run_plan(export, folder / "clients", running.state, folder, tell)
+    assert not running.schedule or kill == OFTEN, running.schedule
+    return equals_run_plan(export, folder / "clients", running.state, folder, report)
 
 
 def _expect_losses(folder: Path, names: list[str]) -> None:
-    """Lets rounds have half of the nodes, and be tried again with others."""
-    files = [folder / "server" / "server.toml", *(folder / name / "node.toml" for name in names)]
-    for file in files:
+    """Lets rounds complete with half of the nodes, and repeats failed rounds."""
+    changes = {
+        f"min_clients = {max(3, len(names) - 1)}\n": f"min_clients = {max(3, len(names) // 2)}\n",
+        "rest_rounds = 0\n": "rest_rounds = 1\nattempts = 20\n",
+        f"cohort_size = {len(names)}\n": "",
+        "stage = 180\npatience = 3": "stage = 60\npatience = 2",
+    }
+    for file in (folder / "server" / "server.toml", *(folder / n / "node.toml" for n in names)):
         text = file.read_text()
-        fewest = f"min_clients = {max(3, len(names) // 2)}\n"
-        text = text.replace(f"min_clients = {max(3, len(names) - 1)}\n", fewest)
-        text = text.replace("rest_rounds = 0\n", "rest_rounds = 1\nattempts = 20\n")
-        text = text.replace(f"cohort_size = {len(names)}\n", "")
-        text = text.replace("opening = 180", "opening = 60").replace("patience = 3", "patience = 2")
+        for old, new in changes.items():
+            text = text.replace(old, new)
         file.write_text(text)
 
 
@@ -124,21 +157,15 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kill", choices=kills.KILLS)
+    parser.add_argument("--kill", choices=KILLS)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with ended_by_signals():
-        same = killed_demo(
-            given.export,
-            given.clients,
-            given.nodes,
-            given.rounds,
-            given.kill,
-            given.output.resolve(),
-            lambda text: print(text, flush=True),
-            given.seed,
+        is_equal = killed_demo(
+            *(given.export, given.clients, given.nodes, given.rounds, given.kill),
+            *(given.output.resolve(), functools.partial(print, flush=True), given.seed),
         )
-    return 0 if same else 1
+    return 0 if is_equal else 1
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ _CHECKOUT = Path(__file__).absolute().parents[2]
 
 
 @pytest.mark.slow
-def test_one_module_alone_imports_flower():
+def test_one_module_imports_flower():
     using = set()
     for path in (*_CHECKOUT.glob("fleet/**/*.py"), *_CHECKOUT.glob("plan_runner/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -27,7 +27,7 @@ def test_one_module_alone_imports_flower():
     assert using == {"fleet/flower.py"}
 
 
-def test_the_apps_files_hold_nothing_but_names():
+def test_app_files_are_small():
     files = app_files("0" * 64)
     assert set(files) == {"pyproject.toml", "server_app.py", "client_app.py"}
     assert "0" * 64 in files["pyproject.toml"]
@@ -47,7 +47,7 @@ def _request(part, tag="tag"):
 
 
 class _Grid:
-    """Answers messages with what they hold, turned around, when they are pulled."""
+    """Answers messages with their reversed contents."""
 
     def __init__(self, flower):
         from flwr.supercore.task_identity import TaskIdentity
@@ -96,7 +96,7 @@ def test_bytes_travel_to_nodes_and_back(flower, size):
     assert channel.receive() == {}
 
 
-def test_a_message_that_cannot_be_sent_is_one_without_an_answer(flower):
+def test_unsent_message_has_no_answer(flower):
     grid = _Grid(flower)
     grid.refused = {1}
     channel = flower.FlowerChannel(grid)
@@ -104,7 +104,7 @@ def test_a_message_that_cannot_be_sent_is_one_without_an_answer(flower):
     assert channel.receive() == {str(2**63 + 5): _request(b"bc")[::-1]}
 
 
-def test_an_error_reply_of_flower_is_a_refusal_of_the_request(flower):
+def test_error_of_flower_becomes_refusal(flower):
     grid = _Grid(flower)
     grid.failing = {1}
     channel = flower.FlowerChannel(grid)
@@ -118,7 +118,7 @@ def test_an_error_reply_of_flower_is_a_refusal_of_the_request(flower):
 
 
 class _SuperNode:
-    """Two tasks: the first one's message never comes, as its run has ended; then nothing more."""
+    """Two tasks, where the first one's message never arrives."""
 
     def __init__(self, flower, monkeypatch):
         self._flower, self.pulling, self.answered = flower, [], []
@@ -150,8 +150,7 @@ class _SuperNode:
         raise KeyboardInterrupt
 
 
-def test_a_task_whose_message_never_comes_keeps_no_other_from_being_answered(flower, monkeypatch):
-    """A SuperNode keeps the task of a run that was killed before its message had come whole."""
+def test_stuck_task_does_not_block_others(flower, monkeypatch):
     supernode = _SuperNode(flower, monkeypatch)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -176,7 +175,7 @@ def test_a_task_whose_message_never_comes_keeps_no_other_from_being_answered(flo
         ("/", False),
     ],
 )
-def test_the_filter_lets_nodes_requests_through_and_no_others(path, expected):
+def test_filter_passes_requests_of_nodes_only(path, expected):
     pytest.importorskip("starlette", reason="starlette is in the fleet's environment only")
     from fleet.proxy import is_let_through
 

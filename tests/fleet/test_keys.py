@@ -1,4 +1,4 @@
-"""Keys and certificates, as other programs see them, and what the command line refuses."""
+"""Keys and certificates, and refusals of the command line."""
 
 import datetime
 import socket
@@ -24,7 +24,7 @@ def fleet(tmp_path_factory):
     return folder
 
 
-def test_secrets_are_for_their_owner_and_the_roster_has_the_identities(fleet):
+def test_secret_files_have_mode_600(fleet):
     for path in fleet.rglob("*.key"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     for path in fleet.rglob("*.secret"):
@@ -38,18 +38,18 @@ def test_secrets_are_for_their_owner_and_the_roster_has_the_identities(fleet):
 
 
 def _shaken_hands(server, authority, name):
-    """Shakes hands as strictly as Python 3.13 does; returns what the client refuses, or None."""
+    """Returns the client's error of a strict TLS handshake; None if it succeeds."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server / keys.CERTIFICATE, server / keys.CERTIFICATE_KEY)
     client = ssl.create_default_context(cafile=authority)
     client.verify_flags |= ssl.VERIFY_X509_STRICT
-    here, there = socket.socketpair()
+    here, present = socket.socketpair()
 
     def serve():
         try:
-            context.wrap_socket(there, server_side=True).close()
+            context.wrap_socket(present, server_side=True).close()
         except (ssl.SSLError, OSError):
-            there.close()
+            present.close()
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -63,7 +63,7 @@ def _shaken_hands(server, authority, name):
     return None
 
 
-def test_a_strict_client_takes_the_certificate_for_its_names_alone(fleet, tmp_path):
+def test_strict_client_accepts_certificate_for_its_names(fleet, tmp_path):
     server = fleet / "server"
     for name in ("fleet.example", "localhost", "127.0.0.1"):
         assert _shaken_hands(server, server / keys.AUTHORITY, name) is None
@@ -73,7 +73,7 @@ def test_a_strict_client_takes_the_certificate_for_its_names_alone(fleet, tmp_pa
     assert _shaken_hands(server, tmp_path / "s" / keys.AUTHORITY, "fleet.example") is not None
 
 
-def test_a_new_certificate_keeps_the_authority_and_changes_the_roster(fleet, tmp_path):
+def test_new_certificate_keeps_authority_and_changes_roster(fleet, tmp_path):
     sent = [keys.make_node_keys(tmp_path / name, name) for name in ("c", "d")]
     server = tmp_path / "server"
     keys.make_server_keys(server, ["one.example"], sent[:1], 30)
@@ -86,7 +86,7 @@ def test_a_new_certificate_keeps_the_authority_and_changes_the_roster(fleet, tmp
     assert datetime.timedelta(59) < left < datetime.timedelta(61)
 
 
-def test_an_expired_certificate_is_one_line(fleet, tmp_path, monkeypatch):
+def test_expired_certificate_is_refused(fleet, tmp_path, monkeypatch):
     class Later(datetime.datetime):
         @classmethod
         def now(cls, tz=None):
@@ -106,21 +106,21 @@ def test_an_expired_certificate_is_one_line(fleet, tmp_path, monkeypatch):
         ("keys --server=x --nodes={0}/none --output={0}/x", "none: expected a TOML file"),
         (
             "keys --server=x --nodes={0}/a/a.public.toml,{0}/a/a.public.toml --output={0}/x",
-            "name: expected another one of each node",
+            "name: expected distinct values",
         ),
         ("server --keys={0} --settings=s --rounds=1 --host=0.0.0.0", "--open_to_network allows it"),
         ("node --keys={0} --settings=s --server=here", "--server: expected HOST:PORT"),
         ("demo --export=e --clients=c --nodes=2", "expected at least 3 --nodes"),
     ],
 )
-def test_a_refusal_is_one_line_and_writes_nothing(fleet, arguments, words, capsys):
+def test_command_rejects_invalid_flags(fleet, arguments, words, capsys):
     assert main(arguments.format(fleet).split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and words in line
     assert not (fleet / "x").exists()
 
 
-def test_a_port_in_use_and_a_server_that_is_not_there_are_one_line(fleet):
+def test_used_port_and_missing_server_are_refused(fleet):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PlanError, match=f"127.0.0.1:{port}: expected a free port"):

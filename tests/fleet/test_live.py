@@ -1,4 +1,4 @@
-"""A fleet's own processes on Flower, over TLS: where Flower is installed.
+"""A fleet's processes on Flower, over TLS; skipped without Flower.
 
     .venv-fleet/bin/python -m pytest tests/fleet/test_live.py
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,27 +25,26 @@ from fleet import demo, keys
 from fleet.settings import manifest_sha256
 from fleet.wire import Kind, Message, decoded
 from plan_runner.errors import PlanError
-from tests.fleet import kills
 from tests.fleet.comparison import equals_run_plan
-from tests.fleet.killed_demo import killed_demo
+from tests.fleet.killed_demo import NODE, SERVER, SUPERLINK, killed_demo
 from tests.plan_runner.exports import rehash, write_clients, write_export
 from tests.plan_runner.plans import secure_plan
 from tests.processes import default_signals, wait_until
 
 pytest.importorskip("flwr", reason="flwr is in the fleet's environment only")
 
-_NAMES = ("ann", "bob", "cyd")
+_NAMES = ("ann", "bob", "cyd", "dee")
 _MODULE = (sys.executable, "-m", "fleet")
-# Every process of a fleet inherits it, those in sandboxes as well.
+# All processes of a fleet inherit this variable.
 _MARK = "PLAN_RUNNER_TEST_MARK"
 
 
 class Live(NamedTuple):
-    """A server that waits for nodes, of which one has come.
+    """A server that waits for nodes, and one connected node.
 
     Attributes:
-        folder: Of keys, settings, states and logs; see `demo`.
-        filter: HOST:PORT that nodes are told.
+        folder: Folder of keys, settings, states and logs; see `demo`.
+        filter: HOST:PORT for nodes.
         superlink: HOST:PORT of the SuperLink, on loopback.
     """
 
@@ -71,9 +71,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def live(inputs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     export, clients = inputs
     folder = tmp_path_factory.mktemp("live")
-    data = {name: demo._place(clients / f"{name}.tfrecord") for name in _NAMES}
-    demo._write_settings(folder, export, data, None)
-    ports = demo._free_ports(3)
+    shutil.copytree(clients, folder / "clients")
+    demo.write_settings(folder, export, _NAMES)
+    ports = demo.free_ports(3)
     server, node = folder / "server", folder / _NAMES[0]
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(
@@ -97,7 +97,7 @@ def live(inputs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @contextlib.contextmanager
 def _started(log: Path, *arguments: str, mark: str = "") -> Iterator[Path]:
-    """Yields the file of what a command prints; it is ended with the block."""
+    """Yields the file of a command's output; the command ends with the block."""
     environment = {**os.environ, _MARK: mark}
     with open(log, "wb") as file, default_signals():
         process = subprocess.Popen(
@@ -112,18 +112,18 @@ def _started(log: Path, *arguments: str, mark: str = "") -> Iterator[Path]:
 
 def _marked(mark: str) -> list[str]:
     """Returns the command lines of processes that have inherited a mark."""
-    found = []
+    result = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if f"{_MARK}={mark}".encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-    return found
+                result.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return result
 
 
 # --- a stranger who has ca.crt
 
 
-def test_a_stranger_registers_no_node_and_starts_no_run(live, tmp_path):
+def test_stranger_registers_no_node_and_starts_no_run(live, tmp_path):
     from fleet import flower
 
     sent = keys.make_node_keys(tmp_path / "stranger", "stranger")
@@ -137,7 +137,7 @@ def test_a_stranger_registers_no_node_and_starts_no_run(live, tmp_path):
 
 @pytest.mark.parametrize(("place", "status"), [("filter", 403), ("superlink", 401)])
 @pytest.mark.parametrize("kind", ["flwr-serverapp", "flwr-clientapp"])
-def test_a_stranger_takes_no_task(live, place, status, kind):
+def test_stranger_takes_no_task(live, place, status, kind):
     import httpx
 
     from fleet import flower
@@ -191,8 +191,8 @@ app = 1 / 0
 """
 
 
-def test_another_app_or_plan_reaches_no_client(live, inputs, tmp_path, monkeypatch):
-    """Whoever is on the server's machine can start runs; nodes play what is theirs all the same."""
+def test_node_ignores_other_apps_and_plans(live, inputs, tmp_path, monkeypatch):
+    """A user of the server's machine can start runs, but nodes run their own plan."""
     from fleet import flower
 
     hello = {"tag": "x", "sums": "", "challenge": bytes(32).hex()}
@@ -231,7 +231,7 @@ def _demo(inputs, *more: str) -> tuple[str, ...]:
     return ("demo", f"--export={export}", f"--clients={clients}", "--nodes=3", *more)
 
 
-def test_a_demo_leaves_no_process(inputs, tmp_path):
+def test_demo_equals_run_plan_and_leaves_no_process(inputs, tmp_path):
     mark, output = secrets.token_hex(8), tmp_path / "demo"
     done = subprocess.run(
         [*_MODULE, *_demo(inputs, "--rounds=2", f"--output={output}")],
@@ -246,13 +246,14 @@ def test_a_demo_leaves_no_process(inputs, tmp_path):
     assert _marked(mark) == []
 
 
-@pytest.mark.parametrize("kill", [kills.SERVER, kills.SUPERLINK])
-def test_state_after_a_kill_equals_run_plans(inputs, tmp_path, kill):
-    assert killed_demo(*inputs, 3, 2, kill, tmp_path / "demo", print)
+@pytest.mark.parametrize("kill", [NODE, SERVER, SUPERLINK])
+def test_state_after_kill_equals_run_plan(inputs, tmp_path, kill):
+    nodes = 4 if kill == NODE else 3
+    assert killed_demo(*inputs, nodes, 2, kill, tmp_path / "demo", print)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_leaves_no_process(inputs, tmp_path, number):
+def test_interrupted_demo_leaves_no_process(inputs, tmp_path, number):
     mark, output = secrets.token_hex(8), tmp_path / "demo"
     log = tmp_path / "demo.log"
     with open(log, "wb") as file, default_signals():
@@ -267,7 +268,7 @@ def test_an_interrupted_demo_leaves_no_process(inputs, tmp_path, number):
     # The demo, its server and nodes, Flower's processes, and those that play.
     assert len(_marked(mark)) > 3 * 4
     process.send_signal(number)
-    # Again, as impatient people do it.
+    # A second signal must not leave processes behind.
     time.sleep(0.5)
     process.send_signal(number)
     assert process.wait(60) == 128 + number

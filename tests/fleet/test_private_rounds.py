@@ -1,4 +1,4 @@
-"""A distributed-private run is exported for nodes of ours, and its rounds have their noise."""
+"""Exports of distributed-private runs: rounds have the noise of the nodes."""
 
 import io
 import json
@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from fleet.demo import demo
-from fleet.node_noise.noise import PrivacyRequirements, noise_of_export
+from fleet.node_noise.noise import PrivacyRequirements, read_node_noise
 from fleet.node_noise.skellam import skellam
 from fleet.player import Player
 from fleet.server import FleetServer
@@ -20,7 +20,7 @@ from plan_runner.errors import PlanError
 from plan_runner.graph_session import read_checkpoint
 from tests.data.stores import write_store
 from tests.fleet.comparison import moments_of, noise_in_units
-from tests.fleet.fleet import Fleet, LocalChannel, Told
+from tests.fleet.fleet import Fleet, LocalChannel, Recorder
 from tests.plan_runner.harness import call
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
@@ -65,8 +65,8 @@ def fleet(exported, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_demo_has_as_many_nodes_as_the_noise_takes(exported, fleet, tmp_path):
-    noise = noise_of_export(exported, manifest_sha256(exported))
+def test_demo_size_fits_the_noise(exported, fleet, tmp_path):
+    noise = read_node_noise(exported, manifest_sha256(exported))
     manifest = json.loads((exported / "manifest.json").read_text())
     assert (demo_size({"privacy": {}}), demo_size(manifest)) == (4, 4)
     manifest["privacy"]["differential_privacy"]["fewest_clients"] = 5
@@ -74,7 +74,6 @@ def test_a_demo_has_as_many_nodes_as_the_noise_takes(exported, fleet, tmp_path):
     clients = exported / "conformance" / "clients"
     with pytest.raises(PlanError, match=r"^--nodes: expected at least 3, .* found 2$"):
         demo(exported, clients, 2, 1, tmp_path / "demo", print)
-    # The account has as many sums as the run has rounds.
     line = rf"^--rounds: expected at most {len(noise.claimed)}, .* found {len(noise.claimed) + 1}$"
     with pytest.raises(PlanError, match=line):
         demo(exported, clients, 3, len(noise.claimed) + 1, tmp_path / "demo", print)
@@ -86,11 +85,8 @@ def _zeros(variance, size):
 
 
 @pytest.mark.slow
-def test_rounds_have_the_nodes_noise_and_nothing_else(exported, fleet, tmp_path):
-    """One round without noise is the runner's; less the noise that was drawn, so is one with it.
-
-    One of the nodes has its examples in a store.
-    """
+def test_rounds_differ_by_the_nodes_noise(exported, fleet, tmp_path):
+    """A round without noise equals run_plan's, and one with noise after it is subtracted."""
     drawn = []
     first = fleet.names[0]
     stored = {"data": DataSettings(store=_store(exported, first, tmp_path), client=first)}
@@ -116,22 +112,22 @@ def test_rounds_have_the_nodes_noise_and_nothing_else(exported, fleet, tmp_path)
         settings = fleet.server_settings(
             state=tmp_path / name / "server", trust=True, keeps_sums=True
         )
-        told, found = Told(), []
+        recorder, result = Recorder(), []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 Player,
                 "end",
-                lambda self, *args, end=Player.end, f=found: f.append(args) or end(self, *args),
+                lambda self, *args, end=Player.end, f=result: f.append(args) or end(self, *args),
             )
-            server = FleetServer(settings, LocalChannel(nodes), told, fleet.player)
+            server = FleetServer(settings, LocalChannel(nodes), recorder, fleet.player)
             try:
                 server.run(1)
             finally:
                 server.close()
-        opened[name] = (found[0][1], tmp_path / name / "server")
+        opened[name] = (result[0][1], tmp_path / name / "server")
         kept = (tmp_path / name / "server" / sums_file("training", 1)).read_bytes()
         assert kept == opened[name][0]
-        assert any("1 sum opened, epsilon" in line for line in told.lines)
+        assert any("1 sum opened, epsilon" in line for line in recorder.lines)
         account = (tmp_path / name / "server" / "training_account.jsonl").read_text()
         assert len(json.loads(account)["clients"]) == 4
     file = tmp_path / "cohorts.txt"
@@ -170,7 +166,7 @@ def _state(folder) -> bytes:
 
 
 def _noise(exported):
-    return noise_of_export(exported, manifest_sha256(exported))
+    return read_node_noise(exported, manifest_sha256(exported))
 
 
 def _check_sums(exported, plain: bytes, noised: bytes, drawn) -> None:
@@ -183,45 +179,44 @@ def _check_sums(exported, plain: bytes, noised: bytes, drawn) -> None:
             number += 1
             without, with_noise = (values[name].astype(np.int64).ravel() for values in sums)
             np.testing.assert_array_equal((with_noise - total) % group.modulus, without)
-    # What the demo finds is what was drawn.
-    found = list(noise_in_units(noise, sums[1], sums[0], 4))
-    for (units, variance), group in zip(found, noise.groups):
+    result = list(noise_in_units(noise, sums[1], sums[0], 4))
+    for (units, variance), group in zip(result, noise.groups):
         assert variance == 4 * group.variance
         assert units.size == sum(sums[0][name].size for name in group.tensors)
-    squares = sum(float((units**2).sum() * variance) for units, variance in found)
+    squares = sum(float((units**2).sum() * variance) for units, variance in result)
     per_client = [drawn[node * per_node : (node + 1) * per_node] for node in range(4)]
     totals = [sum(parts) for parts in zip(*per_client)]
     assert squares == pytest.approx(sum(float((total**2).sum()) for total in totals))
     moved = {name: sums[1][name] + 1 for name in noise.without_noise}
-    with pytest.raises(PlanError, match="expected the sum of the clients, found another one"):
+    with pytest.raises(PlanError, match="expected the sum of the clients"):
         list(noise_in_units(noise, {**sums[1], **moved}, sums[0], 4))
 
 
-def test_noise_fits_that_is_the_plans_and_no_other():
+def test_moments_fit_the_plans_noise_only():
     def moments(factor):
         draws = [
             (np.random.default_rng(g).normal(0, v**0.5, 4000), v) for g, v in enumerate((9, 400))
         ]
         return moments_of([(factor * values / v**0.5, v) for values, v in draws])
 
-    found = moments(1.0)
-    assert found.fits and found.numbers == 8000
-    assert found.deviation == pytest.approx(math.sqrt((2 + (1 / 9 + 1 / 400) / 2) / 8000))
-    # Of three nodes instead of four, and of twice as much noise.
+    result = moments(1.0)
+    assert result.fits and result.numbers == 8000
+    assert result.deviation == pytest.approx(math.sqrt((2 + (1 / 9 + 1 / 400) / 2) / 8000))
+    # Three nodes instead of four, and twice the variance, do not fit.
     assert not moments(math.sqrt(3 / 4)).fits
     assert not moments(math.sqrt(2)).fits
     assert not moments_of([(np.random.default_rng(0).normal(0.1, 1, 4000), 100.0)]).fits
 
 
 @pytest.mark.slow
-def test_epsilon_is_the_closed_form_of_the_fewest_clients(exported):
+def test_epsilon_equals_closed_form_of_minimum_clients(exported):
     """Skellam's divergence (Agarwal et al. 2021, Theorem 3.5), and Canonne et al. 2020, 12."""
     entry = json.loads((exported / "manifest.json").read_text())["privacy"]["differential_privacy"]
     noise = _noise(exported)
     assert (entry["fewest_clients"], entry["noise_clients"]) == (3, 4)
 
     def epsilon(sums: int) -> float:
-        found = []
+        result = []
         for a in [1 + x / 10 for x in range(1, 100)] + list(range(11, 65)):
             divergence = 0.0
             for group, values in zip(noise.groups, entry["groups"]):
@@ -237,8 +232,8 @@ def test_epsilon_is_the_closed_form_of_the_fewest_clients(exported):
                 rest = ((2 * a - 1) * l2**2 + 6 * l1) / (4 * mu**2)
                 divergence += a * l2**2 / (2 * mu) + min(rest, 3 * l1 / (2 * mu))
             log = math.log(entry["delta"] * a) / (a - 1)
-            found.append(sums * divergence + math.log1p(-1 / a) - log)
-        return min(found)
+            result.append(sums * divergence + math.log1p(-1 / a) - log)
+        return min(result)
 
     assert entry["epsilon_after"] == pytest.approx([epsilon(1), epsilon(2)], rel=1e-3)
     z = 1.0 * math.sqrt(3 / 4)
@@ -246,14 +241,14 @@ def test_epsilon_is_the_closed_form_of_the_fewest_clients(exported):
 
 
 @pytest.mark.slow
-def test_a_node_refuses_less_noise_than_it_demands(fleet):
-    demands = PrivacyRequirements(least_noise_multiplier=0.9)
-    settings = fleet.node_settings(fleet.names[0], trust=True, privacy=demands)
-    with pytest.raises(PlanError, match="least_noise_multiplier: expected noise of at least 0"):
+def test_node_refuses_low_noise_multiplier(fleet):
+    required = PrivacyRequirements(min_noise_multiplier=0.9)
+    settings = fleet.node_settings(fleet.names[0], trust=True, privacy=required)
+    with pytest.raises(PlanError, match="min_noise_multiplier: expected at least 0"):
         fleet.node(settings)
 
 
-def test_no_key_of_the_run_leaves_with_the_plan(exported):
+def test_export_has_no_noise_key(exported):
     state = read_checkpoint(exported / "server_state.ckpt", "the state")
     assert not state["server/aggregations/0/noise_key"].any()
     manifest = json.loads((exported / "manifest.json").read_text())
@@ -261,6 +256,6 @@ def test_no_key_of_the_run_leaves_with_the_plan(exported):
 
 
 @pytest.mark.slow
-def test_the_plan_verifies(exported):
+def test_private_plan_verifies(exported):
     outcome = call(f"--plan={exported}", "--verify", "--trust")
     assert outcome.status == 0, outcome

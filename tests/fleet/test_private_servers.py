@@ -1,12 +1,13 @@
-"""A server that adds the noise keeps to the draw and the rounds of its plan, or states the cost.
+"""A server that adds noise keeps the plan's draw and rounds, or states the cost.
 
-Players are stand-ins: who takes part, how often, and what is written about it is the server's part.
+Players are stand-ins: the server draws the cohorts and writes the accounts.
 """
 
 import hashlib
 import itertools
 import json
 import math
+import random
 from collections import Counter
 
 import dp_accounting
@@ -16,11 +17,10 @@ from scipy import optimize, stats
 from fleet.node_noise.account import ReleasedRounds
 from fleet.node_noise.server_noise import Draw as PlannedDraw
 from fleet.node_noise.server_noise import ServerNoise
-from fleet.player import Ended
+from fleet.player import About, RoundEnd
 from fleet.server import FleetServer
-from fleet.worker import About
 from plan_runner.errors import PlanError
-from tests.fleet.fleet import Fleet, LocalChannel, Stopped, Told
+from tests.fleet.fleet import Fleet, LocalChannel, Recorder, Stopped
 
 _Z, _DELTA = 2.0, 1 / 640
 _POISSON = {
@@ -48,12 +48,12 @@ _SPACED = {
 }
 
 
-# Of clients' values without noise, which no file may have.
+# Sums without noise, which no file may contain.
 _SUMS = b"sums of clients without noise"
 
 
 class _Player:
-    """A stand-in for graphs: states are numbers of rounds."""
+    """A stand-in for graphs, whose states are numbers of rounds."""
 
     about = About("training", "daf", (), None, 0)
 
@@ -73,14 +73,14 @@ class _Player:
 
     def end(self, state, sums, number, clients, *sizes):
         row = {"round": number, "clients": clients, "metrics": {}}
-        return Ended(state + b".", json.dumps(row), f"round {number}")
+        return RoundEnd(state + b".", row, f"round {number}")
 
     def close(self):
         pass
 
 
 def _export(folder, draw, rounds, claimed=1000.0, **changes):
-    """An export of which only the manifest and the state are read."""
+    """Writes an export with a manifest and a state."""
     folder.mkdir(parents=True)
     names = ("plan.pb", "client_only_plan.pb", "server_state.ckpt", "round.npz")
     for name in names:
@@ -111,7 +111,7 @@ def _export(folder, draw, rounds, claimed=1000.0, **changes):
 
 
 class _Served:
-    """A fleet of so many nodes, and what a server's rounds with them have left."""
+    """A fleet, and the results of a server's rounds with it."""
 
     def __init__(self, folder, nodes, export):
         clients = folder / "clients"
@@ -124,19 +124,20 @@ class _Served:
         self.channel = LocalChannel(self.fleet.nodes())
 
     def run(self, rounds, weaker=False, stop="", **settings):
-        told = Told(stop)
+        recorder = Recorder(stop)
         given = self.fleet.server_settings(state=self.folder / "server", **settings)
-        server = FleetServer(given, self.channel, told, self.fleet.player, weaker)
+        server = FleetServer(given, self.channel, recorder, self.fleet.player, weaker)
         try:
             server.run(rounds)
         except Stopped:
             assert stop
         finally:
             server.close()
-        return told
+        return recorder
 
     def events(self, name):
-        lines = (self.folder / "server" / "rounds.jsonl").read_text().splitlines()
+        path = self.folder / "server" / "rounds.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
     @property
@@ -163,9 +164,9 @@ def _composed(distance):
     return optimize.brentq(excess, 0, distance**2 / 2 + 12 * distance + 1)
 
 
-def test_poisson_plan_draws_each_node_by_itself(served):
+def test_poisson_plan_draws_nodes_independently(served):
     fleet = served(_POISSON, 64, 12)
-    told = fleet.run(12)
+    recorder = fleet.run(12)
     cohorts = [sorted(event["cohort"]) for event in fleet.events("drawn")]
     assert cohorts == [event["names"] for event in fleet.events("done")]
     drawn = sum(map(len, cohorts))
@@ -175,10 +176,10 @@ def test_poisson_plan_draws_each_node_by_itself(served):
     event = dp_accounting.PoissonSampledDpEvent(0.15625, dp_accounting.GaussianDpEvent(_Z))
     bound = dp_accounting.rdp.RdpAccountant().compose(event, 12).get_epsilon(_DELTA)
     assert fleet.rows[-1]["epsilon"] == pytest.approx(bound, rel=1e-3)
-    assert told.lines[-1].endswith("drawn as the plan says, which claims 1000 after 12 rounds")
+    assert recorder.lines[-1].endswith("drawn as the plan says, which claims 1000 after 12 rounds")
 
 
-def test_rounds_of_nobody_are_released(served):
+def test_empty_rounds_are_released(served):
     fleet = served({**_POISSON, "clients": 3, "per_round": 0.1, "rate": 1 / 30}, 3, 5)
     fleet.run(5)
     assert any(row["clients"] == 0 for row in fleet.rows)
@@ -190,9 +191,7 @@ def test_rounds_of_nobody_are_released(served):
     [
         (_POISSON, 4, 2, {}, r"cohorts \(poisson, 10 of 64 clients\), found 4 nodes in the roster"),
         (_POISSON, 64, 3, {}, "--rounds: expected at most 2 rounds of training, .* found 3"),
-        (_POISSON, 64, 2, {"seed": 1}, "found seed = 1 in server.toml"),
         (_POISSON, 64, 2, {"cohort_size": 9}, "found cohort_size = 9 in server.toml"),
-        (_FIXED, 8, 2, {"sampling": "by_domain"}, "found sampling = by_domain in server.toml"),
         (_FIXED, 7, 2, {}, "found 7 nodes in the roster"),
         ({**_FIXED, "scheme": "stratified"}, 8, 2, {}, "found no strata of nodes"),
         (_SPACED, 11, 2, {}, "at least 3 rounds apart.*, found 11 nodes .* for rounds of 4"),
@@ -205,23 +204,23 @@ def test_server_refuses_to_break_its_plan(served, draw, nodes, rounds, settings,
         fleet.run(rounds, **settings)
     assert "\n" not in str(caught.value) and "--weaker_privacy" in str(caught.value)
     assert not list((fleet.folder / "server").glob("*account*"))
-    assert not (fleet.folder / "server" / "rounds.jsonl").exists()
+    assert not fleet.events("begun")
 
 
 def test_weaker_privacy_states_epsilon_of_all_rounds(served):
     """Four nodes of 64 take part in four rounds, where two with a tenth of them were planned."""
     fleet = served(_POISSON, 4, 2, claimed=0.2986)
-    told = fleet.run(4, weaker=True, cohort_size=4)
+    recorder = fleet.run(4, weaker=True, cohort_size=4)
     expected = [_composed(math.sqrt(count) / _Z) for count in range(1, 5)]
     assert expected[-1] == pytest.approx(2.995, abs=1e-3)
     assert [row["epsilon"] for row in fleet.rows] == pytest.approx(expected, rel=1e-6)
     assert {row["delta"] for row in fleet.rows} == {_DELTA}
     assert fleet.events("done")[-1]["row"]["epsilon"] == fleet.rows[-1]["epsilon"]
-    assert sum("weaker privacy than the plan's" in line for line in told.lines) == 3
-    before = next(line for line in told.lines if "round 4: epsilon" in line)
+    assert sum("weaker privacy than the plan's" in line for line in recorder.lines) == 3
+    before = next(line for line in recorder.lines if "round 4: epsilon" in line)
     assert f"epsilon at most {expected[2]:.4g} before and {expected[3]:.4g} after it" in before
-    assert f"4 rounds released, epsilon at most {expected[3]:.4g} at" in told.lines[-1]
-    assert "cohorts taken as known" in told.lines[-1]
+    assert f"4 rounds released, epsilon at most {expected[3]:.4g} at" in recorder.lines[-1]
+    assert "cohorts taken as known" in recorder.lines[-1]
 
 
 def test_known_cohorts_stay_known(tmp_path):
@@ -230,14 +229,14 @@ def test_known_cohorts_stay_known(tmp_path):
     path, client = tmp_path / "account.jsonl", b"1"
     for number, is_drawn in enumerate([True, True, False, True], 1):
         ReleasedRounds(path, noise, None, is_drawn).release(number, [client])
-        found = ReleasedRounds(path, noise).epsilon
+        result = ReleasedRounds(path, noise).epsilon
         if number < 3:
-            assert found == noise.sampled_epsilon(number)
+            assert result == noise.sampled_epsilon(number)
         else:
-            assert found == pytest.approx(_composed(math.sqrt(number) / _Z), rel=1e-6)
-    # A round that a killed server begins again is one.
+            assert result == pytest.approx(_composed(math.sqrt(number) / _Z), rel=1e-6)
+    # A repeated round counts once.
     ReleasedRounds(path, noise).release(4, [b"2"])
-    assert ReleasedRounds(path, noise).epsilon == found
+    assert ReleasedRounds(path, noise).epsilon == result
 
 
 def test_target_epsilon_ends_rounds(served):
@@ -262,10 +261,8 @@ def test_fixed_draw_replaces_no_absent_node(served):
     assert any(gone & set(cohort) for cohort in drawn)
 
 
-def test_draws_cannot_be_predicted(served, monkeypatch):
-    """Neither a seed of Python's generator nor the settings determine who is drawn."""
-    import random
-
+def test_draws_are_unpredictable(served, monkeypatch):
+    """Neither a seed of Python's generator nor the settings determine the cohorts."""
     fleet, cohorts = served(_POISSON, 64, 3), []
     for number in (1, 2):
         random.seed(0)
@@ -278,7 +275,6 @@ def test_draws_cannot_be_predicted(served, monkeypatch):
 def test_tree_plan_spaces_the_rounds_of_nodes(served):
     fleet = served(_SPACED, 12, 6)
     fleet.run(3)
-    # Another process knows who took part.
     fleet.run(6)
     rounds = {}
     for event in fleet.events("done"):
@@ -300,13 +296,12 @@ def test_tree_plan_without_spacing_states_its_epsilon(served):
 
 
 @pytest.mark.parametrize(("draw", "nodes"), [(_POISSON, 64), (_FIXED, 8), (_SPACED, 12)])
-def test_manifest_that_claims_too_little_is_refused(served, draw, nodes):
+def test_manifest_with_low_claim_is_refused(served, draw, nodes):
     with pytest.raises(PlanError, match=r"epsilon: expected at least .* found 0[.]001$"):
         served(draw, nodes, 30, claimed=0.001).run(1)
 
 
-def test_no_file_of_the_server_has_sums(served):
-    """Wherever it is ended; what resumes computes them again."""
+def test_server_files_have_no_sums(served):
     fleet = served(_FIXED, 8, 9)
     steps = [step.removeprefix("training 1: ") for step in fleet.run(1).steps]
     for number, step in enumerate(steps, 2):
@@ -317,3 +312,13 @@ def test_no_file_of_the_server_has_sums(served):
     assert [event["round"] for event in fleet.events("done")] == [*range(1, len(steps) + 2)]
     with pytest.raises(PlanError, match="keeps_sums: expected false with noise of the server"):
         fleet.run(9, keeps_sums=True)
+
+
+def test_uniform_cohorts_have_size_and_reach_everyone(served):
+    fleet = served({**_POISSON, "scheme": "everyone", "rate": 1.0, "per_round": 64.0}, 8, 40)
+    fleet.run(40, cohort_size=4)
+    cohorts = [event["cohort"] for event in fleet.events("begun")]
+    assert all(len(set(cohort)) == 4 for cohort in cohorts)
+    counts = Counter(name for cohort in cohorts for name in cohort)
+    # Six standard deviations of a binomial number.
+    assert len(counts) == 8 and all(abs(count - 20) < 19 for count in counts.values())

@@ -13,7 +13,7 @@ LAYERS: dict[str, Callable[..., tf.keras.layers.Layer]] = {
     "cifg_with_projection": lambda **kwargs: CIFG(5, projection_units=3, **kwargs),
 }
 
-# Of four sequences of six steps each.
+# Four sequences of six steps each.
 MASKS: dict[str, Optional[np.ndarray]] = {
     "no_mask": None,
     "all_true": np.ones([4, 6], bool),
@@ -24,7 +24,7 @@ MASKS: dict[str, Optional[np.ndarray]] = {
 
 
 class Sequences(NamedTuple):
-    """Random inputs [B, T, n], and what to multiply outputs with so that no gradient is alike."""
+    """Random inputs [B, T, n], and factors of the outputs that make all gradients distinct."""
 
     x: np.ndarray
     mask: Optional[np.ndarray] = None

@@ -107,7 +107,7 @@ def test_random_and_normalising_layers_are_accepted(stack):
 
 
 @pytest.mark.parametrize(
-    ("loss", "found"),
+    ("loss", "ending"),
     [
         (lambda y, p: _squared(y, p) * tf.cast(tf.shape(y)[0], tf.float32), "alone"),
         (lambda y, p: _squared(y - tf.reduce_mean(y), p), "in another"),
@@ -116,10 +116,10 @@ def test_random_and_normalising_layers_are_accepted(stack):
     ],
     ids=["size", "labels", "differences of all pairs", "mean of the batch"],
 )
-def test_mixing_loss_is_refused(loss, found):
+def test_mixing_loss_is_refused(loss, ending):
     with pytest.raises(ValueError, match=r"^loss: expected numbers of an example that do") as e:
         _model(loss=loss)
-    assert str(e.value).endswith(found)
+    assert str(e.value).endswith(ending)
 
 
 def test_mixing_metric_is_refused_by_name():

@@ -28,7 +28,7 @@ def test_shapes_of_weights():
     ]
 
 
-def test_one_loss_per_image_and_scores_of_every_class():
+def test_outputs_have_losses_and_class_scores():
     model = emnist_cnn(num_classes=10)
     images = np.random.default_rng(0).random([3, 28, 28, 1]).astype(np.float32)
     labels = np.array([0, 9, 4], np.int32)

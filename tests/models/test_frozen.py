@@ -26,38 +26,38 @@ def _model(name: str = "dense") -> Model:
 @pytest.mark.parametrize("frozen", [(), (0,), (3,), (0, 2), (1, 2, 3)])
 def test_the_order_of_keras_comes_back(frozen):
     weights = ModelWeights(["a", "b", "c", "d"], ["e"])
-    found = with_frozen(weights, frozen)
-    assert found.non_trainable == [*("abcd"[k] for k in frozen), "e"]
-    assert sorted([*found.trainable, *found.non_trainable]) == list("abcde")
-    assert as_in_keras(found, frozen) == weights
+    result = with_frozen(weights, frozen)
+    assert result.non_trainable == [*("abcd"[k] for k in frozen), "e"]
+    assert sorted([*result.trainable, *result.non_trainable]) == list("abcde")
+    assert as_in_keras(result, frozen) == weights
 
 
-def test_predictions_are_the_same_and_gradients_are_of_the_others():
+def test_frozen_weights_keep_predictions_without_gradients():
     model = _model()
-    found = freeze(model, ["dense"])
-    assert found.frozen == (0, 1)
+    result = freeze(model, ["dense"])
+    assert result.frozen == (0, 1)
     x = np.random.default_rng(0).normal(size=[4, 5]).astype(np.float32)
     expected = model.predict(model.initial_weights, x, False, _SEED)
-    np.testing.assert_array_equal(found.predict(found.initial_weights, x, False, _SEED), expected)
-    assert found.num_parameters == 7 * 3 + 3
-    # What a client sends has no place for the others.
-    bounds = training_bounds(found)(ClientLimits())
+    np.testing.assert_array_equal(result.predict(result.initial_weights, x, False, _SEED), expected)
+    assert result.num_parameters == 7 * 3 + 3
+    # A client does not send the others.
+    bounds = training_bounds(result)(ClientLimits())
     assert len(bounds.weighted_delta) == 2
 
 
-def test_a_penalty_of_a_frozen_weight_is_no_part_of_the_loss():
-    """Of `dense` the first layer's kernel has one, l2, and the second layer's bias, l1."""
+def test_loss_excludes_penalty_of_frozen_weight():
+    """In `dense` the first layer's kernel has one, l2, and the second layer's bias, l1."""
     model = _model()
     weights = [w + np.float32(1) for w in model.initial_weights.trainable]
     _, _, kernel, bias = weights
     assert float(model.regularizer(weights)) > 0.01 * np.sum(weights[0] ** 2)
-    found = freeze(model, ["dense"]).regularizer([kernel, bias])
-    assert float(found) == pytest.approx(0.01 * np.abs(bias).sum(), rel=1e-6)
+    result = freeze(model, ["dense"]).regularizer([kernel, bias])
+    assert float(result) == pytest.approx(0.01 * np.abs(bias).sum(), rel=1e-6)
     assert freeze(model, ["dense_1"]).regularizer is not None
     assert freeze(_model("convolutional"), ["conv*"]).regularizer is None
 
 
-def test_models_with_the_same_frozen_layers_are_traced_once():
+def test_equal_frozen_layers_share_a_trace():
     model = _model()
     assert freeze(model, ["dense"]) == freeze(model, ["dens?", "dense"])
     assert hash(freeze(model, ["dense"])) == hash(freeze(model, ["dense"]))
@@ -66,7 +66,7 @@ def test_models_with_the_same_frozen_layers_are_traced_once():
     assert freeze(model, []) is model
 
 
-def test_names_are_those_of_a_fresh_process_whatever_was_built_before():
+def test_weight_names_do_not_depend_on_earlier_models():
     tf.keras.layers.Dense(1)
     assert freeze(_model(), ["dense"]).frozen == (0, 1)
 
@@ -75,23 +75,23 @@ def test_names_are_those_of_a_fresh_process_whatever_was_built_before():
     ("kind", "frozen", "expected", "others"),
     [
         ("dense", (), "dense_1", ("dense",)),
-        # What is frozen anyway is not named again.
+        # Weights that are frozen anyway are not named.
         ("dense", ("dense",), "dense_1", ()),
         ("dense", ("dense_1",), "dense", ()),
     ],
 )
-def test_the_last_layer_is_the_one_whose_weights_come_last(kind, frozen, expected, others):
+def test_last_layer_has_last_weights(kind, frozen, expected, others):
     model = freeze(_model(kind), frozen)
-    found = last_layer(model)
-    assert found == LastLayer(expected, others)
-    alone = freeze(_model(kind), (*frozen, *found.others))
+    result = last_layer(model)
+    assert result == LastLayer(expected, others)
+    alone = freeze(_model(kind), (*frozen, *result.others))
     (layer,) = (a for a in alone.keras_model.layers if a.name == expected)
     shapes = [tuple(weight.shape) for weight in layer.trainable_weights]
     assert [weight.shape for weight in alone.initial_weights.trainable] == shapes
 
 
 @golden.values
-def test_what_cannot_be_frozen_is_one_line(case):
+def test_invalid_frozen_layers_are_refused(case):
     return golden.refusal(freeze, _model(), case)
 
 

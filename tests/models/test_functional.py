@@ -1,4 +1,4 @@
-"""What algorithms ask of a model."""
+"""Interface of models for algorithms."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def test_the_regularizer_is_part_of_every_examples_loss():
     np.testing.assert_array_equal(losses, [22, 26])
 
 
-def test_logistic_regression_with_a_ridge_pays_for_all_weights():
+def test_ridge_penalizes_all_weights():
     model = logistic_regression(2, 2, ridge=0.5)
     weights = ModelWeights([np.ones([2, 2], np.float32), np.array([1.0, -1.0], np.float32)], [])
     client = make_client([[0.5, 0.5]], [0], y=[0])
@@ -40,7 +40,7 @@ def test_logistic_regression_with_a_ridge_pays_for_all_weights():
     np.testing.assert_allclose(losses, plain + 0.5 / 2 * 6, rtol=1e-6)
 
 
-def test_client_data_spec_has_the_columns_in_the_order_of_tff_types():
+def test_client_data_spec_follows_tff_column_order():
     spec = logistic_regression(5, 4).client_data_spec()
     assert list(spec) == ["x", "y", "domain_id"]
     assert spec["x"] == tf.TensorSpec([None, 5], tf.float32)
@@ -48,7 +48,7 @@ def test_client_data_spec_has_the_columns_in_the_order_of_tff_types():
     assert spec["domain_id"] == tf.TensorSpec([None], tf.int32)
 
 
-def test_models_are_equal_up_to_the_values_of_their_initial_weights():
+def test_model_equality_ignores_initial_weights():
     model = linear_model(4.0)
     other_start = ModelWeights([np.array([5.0], np.float32)], [])
     other = dataclasses.replace(model, initial_weights=other_start)

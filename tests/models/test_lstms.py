@@ -59,7 +59,7 @@ def test_shapes(batch, length, features, units):
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_long_sequences(masked):
-    """Those that run in a loop."""
+    """Layers that run in a loop."""
     layer, twin = _with_twin(5, 3, dtype="float64")
     mask = np.random.default_rng(0).random([2, 70]) < 0.7 if masked else None
     data = sequences([2, 70, 3], mask=mask)
@@ -109,8 +109,8 @@ def test_second_derivatives_are_those_of_keras():
 
 
 @pytest.mark.slow
-def test_a_stack_over_masked_words_is_that_of_keras():
-    """Masks come from the embedding, and go on from layer to layer."""
+def test_masked_stack_equals_keras():
+    """Masks come from the embedding, and pass from layer to layer."""
 
     def build(lstm) -> tf.keras.Model:
         return tf.keras.Sequential(
@@ -250,7 +250,7 @@ def _sentences(num: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def _plain_losses(weights: list[tf.Tensor], batch: Any) -> tf.Tensor:
-    """The same model in float64, word for word: every gradient of it is dense."""
+    """A transcription of the model in float64, with dense gradients."""
     vectors, word_bias, kernel, recurrent_kernel, bias, projection = weights
     inputs = tf.one_hot(batch["x"], _IDS, dtype=tf.float64) @ vectors
     r = tf.zeros([len(batch["x"]), _SIZE], tf.float64)
@@ -269,7 +269,7 @@ def _plain_losses(weights: list[tf.Tensor], batch: Any) -> tf.Tensor:
 
 
 def _plain_gradients(weights: list[np.ndarray], batch: Any) -> list[np.ndarray]:
-    """Of the mean loss."""
+    """Returns gradients of the mean loss."""
     variables = [tf.constant(w) for w in weights]
     with tf.GradientTape() as tape:
         tape.watch(variables)
@@ -301,7 +301,7 @@ def test_word_vectors_start_in_a_range(scale):
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_the_embeddings_gradient_is_that_of_both_its_uses(traced):
+def test_tied_embedding_gradient_sums_both_uses(traced):
     model, batch = _small(), _sentences(9)
 
     def gradients(weights: list[tf.Tensor]) -> Any:
@@ -312,8 +312,8 @@ def test_the_embeddings_gradient_is_that_of_both_its_uses(traced):
         return [tf.convert_to_tensor(g) for g in tape.gradient(mean, weights)]
 
     call = tf.function(gradients) if traced else gradients
-    found = call([tf.constant(w, tf.float32) for w in _weights()])
-    for actual, expected in zip(found, _plain_gradients(_weights(), batch)):
+    result = call([tf.constant(w, tf.float32) for w in _weights()])
+    for actual, expected in zip(result, _plain_gradients(_weights(), batch)):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -357,7 +357,7 @@ def test_a_round_is_sgd_on_the_plain_model(algorithm, mode):
 
 
 @pytest.mark.slow
-def test_loss_metrics_and_specs_are_those_of_the_other_next_word_model():
+def test_losses_and_metrics_equal_next_word_lstm():
     for arguments in ({}, {"expected_length": 2.5}):
         model = _small(**arguments)
         other = next_word_lstm(
@@ -368,7 +368,7 @@ def test_loss_metrics_and_specs_are_those_of_the_other_next_word_model():
         assert [m.name for m in model.metrics] == [m.name for m in other.metrics]
 
 
-def test_what_stands_in_padding_is_of_no_consequence():
+def test_padding_values_have_no_effect():
     model, batch = _small(), _sentences(9)
     weights = ModelWeights([tf.constant(w, tf.float32) for w in _weights()], [])
     results = []
@@ -381,7 +381,7 @@ def test_what_stands_in_padding_is_of_no_consequence():
 
 
 @pytest.mark.slow
-def test_models_of_other_seeds_are_equal_and_start_elsewhere():
+def test_seeds_change_initial_weights_only():
     first, second = _small(seed=1), _small(seed=2)
     assert first == second
     with CohortRuntime() as runtime:

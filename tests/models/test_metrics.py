@@ -20,7 +20,7 @@ from tff_agnostic.models.metrics import (
 )
 
 
-def test_accuracy_counts_the_examples_whose_largest_score_is_the_label():
+def test_accuracy_counts_largest_scores():
     scores = tf.constant([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
     numerator, denominator = accuracy().per_example(tf.constant([1, 1, 1]), scores)
     np.testing.assert_array_equal(numerator, [1, 0, 1])
@@ -39,7 +39,7 @@ def test_accuracy_says_which_direction_is_good():
     assert accuracy().upper == 1.0
 
 
-def test_a_metric_has_the_ratio_as_its_value_or_a_function_of_it():
+def test_metric_value_is_ratio_or_function():
     assert float(accuracy().value(0.25)) == 0.25
     root = Metric("root", accuracy().per_example, transform=tf.sqrt)
     np.testing.assert_allclose(root.value(np.array([0.25, 1.0, np.nan])), [0.5, 1.0, np.nan])
@@ -64,10 +64,8 @@ _ANY_PREDICTIONS = [
 @pytest.mark.parametrize(
     ("metric", "labels", "shape"), _ANY_PREDICTIONS, ids=lambda value: getattr(value, "name", "")
 )
-def test_sums_of_extreme_predictions_are_within_bounds_or_leave_the_client_out(
-    metric, labels, shape
-):
-    """What is infinite is left out with its client; NaN could be, too, but would hide a mistake."""
+def test_extreme_predictions_stay_within_bounds(metric, labels, shape):
+    """Infinite values exclude their client; excluding NaN would hide a mistake."""
     predictions = np.random.default_rng(0).choice(_EXTREMES, size=[60, *shape])
     sums = metric.per_example(tf.constant(labels), tf.constant(predictions))
     numerator, denominator = (value.numpy() for value in sums)
@@ -113,7 +111,7 @@ def _one_hot(predicted: np.ndarray) -> np.ndarray:
     return np.eye(_IDS_OF_TEXTS.num_ids, dtype=np.float32)[predicted]
 
 
-def test_in_vocab_accuracy_counts_unknown_words_as_errors_and_leaves_the_end_out():
+def test_in_vocab_accuracy_excludes_end_of_sentence():
     numerator, denominator = _sums(
         in_vocab_accuracy(_IDS_OF_TEXTS, 5), _LABELS, _one_hot(_PREDICTED)
     )
@@ -121,7 +119,7 @@ def test_in_vocab_accuracy_counts_unknown_words_as_errors_and_leaves_the_end_out
     np.testing.assert_array_equal(denominator, [3, 4, 1, 0])
 
 
-def test_tffs_accuracy_leaves_unknown_words_and_the_end_out():
+def test_tff_accuracy_excludes_unknown_words_and_end():
     metric = accuracy_without_out_of_vocab_or_end_of_sentence(_IDS_OF_TEXTS, 5)
     numerator, denominator = _sums(metric, _LABELS, _one_hot(_PREDICTED))
     np.testing.assert_array_equal(numerator, [1, 2, 0, 0])
@@ -161,7 +159,7 @@ def test_perplexity_by_hand():
 
 
 @pytest.mark.parametrize("metric", text_metrics(_IDS_OF_TEXTS, 5), ids=lambda metric: metric.name)
-def test_sums_are_the_same_under_any_batching_and_order(metric):
+def test_metric_sums_ignore_batching_and_order(metric):
     rng = np.random.default_rng(0)
     labels = rng.integers(_IDS_OF_TEXTS.num_ids, size=[12, 5]).astype(np.int32)
     scores = rng.normal(size=[12, 5, _IDS_OF_TEXTS.num_ids]).astype(np.float32)
@@ -170,8 +168,8 @@ def test_sums_are_the_same_under_any_batching_and_order(metric):
         order = rng.permutation(12)
         batches = np.split(order, np.cumsum(sizes)[:-1])
         parts = [_sums(metric, labels[batch], scores[batch]) for batch in batches]
-        found = [sum(part[i].sum() for part in parts) for i in range(2)]
-        np.testing.assert_allclose(found, whole, rtol=1e-6)
+        result = [sum(part[i].sum() for part in parts) for i in range(2)]
+        np.testing.assert_allclose(result, whole, rtol=1e-6)
         # More padding changes nothing.
         padded = _sums(
             metric, np.pad(labels, [(0, 0), (0, 3)]), np.pad(scores, [(0, 0), (0, 3), (0, 0)])
@@ -180,8 +178,10 @@ def test_sums_are_the_same_under_any_batching_and_order(metric):
 
 
 def test_directions_and_bounds():
-    found = {m.name: (m.higher_is_better, m.max_numerator) for m in text_metrics(_IDS_OF_TEXTS, 20)}
-    assert found == {
+    result = {
+        m.name: (m.higher_is_better, m.max_numerator) for m in text_metrics(_IDS_OF_TEXTS, 20)
+    }
+    assert result == {
         "perplexity": (False, 400.0),
         "in_vocab_accuracy": (True, 20.0),
         "accuracy_without_out_of_vocab_or_end_of_sentence": (True, 20.0),

@@ -51,7 +51,7 @@ def test_it_has_the_papers_number_of_parameters():
 
 
 @pytest.mark.slow
-def test_the_two_layer_lstm_has_the_parameters_of_its_parts():
+def test_two_layer_lstm_has_expected_parameters():
     embedding, scores = 10_004 * 96, 96 * 10_004 + 10_004
     layer = (96 + 256 + 1) * 4 * 256 + (256 + 1) * 96
     assert two_layer_lstm().num_parameters == embedding + 2 * layer + scores == 2_703_060
@@ -68,7 +68,7 @@ def test_shapes_of_weights(layers):
 
 
 @pytest.mark.slow
-def test_a_keras_model_with_the_same_weights_gives_the_same_scores():
+def test_scores_equal_keras_with_equal_weights():
     model = _small()
     keras = tf.keras.Sequential(
         [
@@ -86,7 +86,7 @@ def test_a_keras_model_with_the_same_weights_gives_the_same_scores():
     np.testing.assert_allclose(scores.numpy()[real], keras(_X).numpy()[real], atol=1e-5)
 
 
-def test_the_loss_is_the_mean_over_the_words_of_a_sentence():
+def test_loss_is_mean_over_words():
     model = _small()
     losses, scores, _ = _losses_and_gradients(model, _weights(model), _X, _Y)
     logs = _log_probabilities(scores)
@@ -98,7 +98,7 @@ def test_the_loss_is_the_mean_over_the_words_of_a_sentence():
 
 
 @pytest.mark.slow
-def test_with_an_expected_length_every_word_weighs_the_same():
+def test_expected_length_weighs_words_equally():
     model = _small(expected_length=2.5)
     losses, scores, _ = _losses_and_gradients(model, _weights(model), _X, _Y)
     logs = _log_probabilities(scores)
@@ -115,7 +115,7 @@ def test_metrics_are_those_of_texts():
 
 
 @pytest.mark.parametrize("arguments", [{}, {"expected_length": 3.0}, {"layers": 2}], ids=str)
-def test_what_stands_in_padding_is_of_no_consequence(arguments):
+def test_padding_values_have_no_effect(arguments):
     model = _small(**arguments)
     weights = _weights(model)
     moved = np.where(_Y > 0, _X, np.array([[8, 9, 10, 11, 13]], np.int32))
@@ -188,7 +188,7 @@ def test_the_seed_decides_the_initial_weights():
 
 
 @pytest.mark.slow
-def test_models_that_differ_in_their_seeds_are_equal_and_others_are_not():
+def test_model_equality_ignores_seeds():
     model = _small(seed=3)
     assert model == _small(seed=4)
     assert hash(model) == hash(_small(seed=4))
@@ -200,7 +200,7 @@ def test_models_that_differ_in_their_seeds_are_equal_and_others_are_not():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 3])
-def test_a_seed_has_its_weights_whatever_was_made_before(seed):
+def test_seeded_weights_ignore_earlier_models(seed):
     sizes = {"vocabulary_size": 5, "embedding": 3, "units": 4, "sequence_length": 2}
     next_word_lstm(**sizes, seed=7)
     model = next_word_lstm(**sizes, seed=seed)

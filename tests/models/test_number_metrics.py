@@ -29,17 +29,17 @@ def _value(metric: Metric, labels: Any, predictions: Any) -> float:
 def test_errors_are_those_of_the_labels_unit(shape, unit):
     rng = np.random.default_rng(0)
     y = rng.normal(size=7).astype(np.float32) * unit
-    found = rng.normal(size=7).astype(np.float32) * unit
-    errors = (found - y).astype(np.float64)
+    result = rng.normal(size=7).astype(np.float32) * unit
+    errors = (result - y).astype(np.float64)
     label_range = float(y.max() - y.min())
-    predictions = found.reshape(shape)
+    predictions = result.reshape(shape)
     mae = _value(mean_absolute_error(label_range), y, predictions)
     rmse = _value(root_mean_squared_error(label_range), y, predictions)
     assert mae == pytest.approx(np.mean(np.abs(errors)), rel=1e-5)
     assert rmse == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-5)
 
 
-def test_an_error_of_the_labels_range_is_the_bound_of_a_secure_sum():
+def test_label_range_bounds_secure_errors():
     for metric in (mean_absolute_error(8.0), root_mean_squared_error(8.0)):
         numerator, _ = metric.per_example(tf.constant([-4.0, 4.0]), tf.constant([4.0, 4.0]))
         assert numerator.numpy().tolist() == [metric.max_numerator, 0]
@@ -73,13 +73,13 @@ _ERRORS = ["mean_absolute_error", "root_mean_squared_error"]
     [
         (_TWO_CLASSES, 1, "losses.BinaryCrossentropy(from_logits=True, ", ["accuracy"]),
         (_TWO_CLASSES, 1, "losses.BinaryFocalCrossentropy(", ["accuracy"]),
-        # Nobody can tell what its outputs mean.
+        # The meaning of its outputs is unknown.
         (_TWO_CLASSES, 1, "losses.Hinge(", []),
         (_RANGED, 1, "losses.Huber(", _ERRORS),
         (REGRESSION, 1, "losses.Huber(", []),
     ],
 )
-def test_what_is_measured_where_nothing_is_said(tmp_path, data, units, loss, names):
+def test_number_metrics_have_defaults(tmp_path, data, units, loss, names):
     path = returning(
         tmp_path, f"tf.keras.Sequential([layers.Dense({units})])", f'{loss}reduction="none")'
     )

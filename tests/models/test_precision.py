@@ -39,7 +39,7 @@ def test_training_is_close_to_that_in_float32(precision):
 
 @pytest.mark.parametrize("precision", _MIXED)
 @pytest.mark.parametrize("name", ["emnist_cnn", "next_word_lstm"])
-def test_models_compute_in_16_bits_and_give_float32_losses(precision, name):
+def test_sixteen_bit_models_give_float32_losses(precision, name):
     with computing_in(precision):
         if name == "emnist_cnn":
             model, x, y = emnist_cnn(10), np.ones([2, 28, 28, 1], np.float32), np.ones([2])

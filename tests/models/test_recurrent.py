@@ -1,4 +1,4 @@
-"""What every recurrent layer does, whatever its gates."""
+"""Behaviour of all recurrent layers."""
 
 from typing import Any
 
@@ -98,7 +98,7 @@ def test_each_weight_has_one_gradient_product(make_layer, mask):
     # The input product of all steps, and the gradient of the inputs.
     assert products.count((4 * 6, layer.kernel.shape[1])) == 1
     assert products.count((4 * 6, 7)) == 1
-    # What is left is small: the state's products at each step, forth and back.
+    # The rest is small: the state's products at each step, forward and backward.
     rest = [shape for shape in products if 4 in shape]
     matrices = sum(len(weight.shape) == 2 for weight in layer.weights)
     assert len(rest) == 2 * 6 * (matrices - 1)

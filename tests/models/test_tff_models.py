@@ -51,7 +51,7 @@ def _keras_as_it_was():
 @pytest.mark.nightly_cases(but=["variables"])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _BUILDERS)
-def test_each_example_has_its_own_loss_and_any_weight(name):
+def test_losses_are_per_example_and_weighted(name):
     model = models.from_tff(_BUILDERS[name]())
     rng = np.random.default_rng(3)
     kernel = rng.normal(size=[tff_models.FEATURES, tff_models.CLASSES]).astype(np.float32)
@@ -68,17 +68,17 @@ def test_each_example_has_its_own_loss_and_any_weight(name):
         return losses, tape.gradient(objective, kernel)
 
     losses, gradient = weighted(tf.constant(kernel))
-    expected, of_each = _softmax_losses(kernel, bias, **examples)
+    expected, gradients = _softmax_losses(kernel, bias, **examples)
     np.testing.assert_allclose(losses, expected, atol=2e-6)
-    np.testing.assert_allclose(gradient, np.einsum("n,nfc->fc", scale, of_each), atol=1e-5)
+    np.testing.assert_allclose(gradient, np.einsum("n,nfc->fc", scale, gradients), atol=1e-5)
 
 
 @pytest.mark.slow
 def test_initial_weights_are_the_models_own():
     model = tff_models.functional()
     converted = models.from_tff(model)
-    for found, expected in zip(converted.initial_weights.trainable, model.initial_weights[0]):
-        np.testing.assert_array_equal(found, expected)
+    for result, expected in zip(converted.initial_weights.trainable, model.initial_weights[0]):
+        np.testing.assert_array_equal(result, expected)
 
 
 def _masked_mean(losses):
@@ -116,10 +116,10 @@ _REFUSED = {
 }
 
 
-@pytest.mark.parametrize("said", _REFUSED)
-def test_what_cannot_be_converted_is_refused_in_one_line(said):
-    with pytest.raises(UserError, match=said) as refused:
-        models.from_tff(_REFUSED[said]())
+@pytest.mark.parametrize("message", _REFUSED)
+def test_unsupported_models_are_refused(message):
+    with pytest.raises(UserError, match=message) as refused:
+        models.from_tff(_REFUSED[message]())
     assert "\n" not in str(refused.value)
 
 
@@ -164,14 +164,14 @@ def test_there_and_back_is_the_same_model():
     model = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)
     again = models.from_tff(models.to_tff(model), metrics=model.metrics)
     weights = ModelWeights([tf.constant(w) for w in model.initial_weights.trainable], [])
-    found, expected = (
+    result, expected = (
         m.example_losses(weights, _examples(5), training=True, seed=_SEED)[0]
         for m in (again, model)
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
-def test_random_layers_draw_anew_in_each_batch():
+def test_random_layers_redraw_each_batch():
     def build():
         dropout, dense = tf.keras.layers.Dropout(0.5), tf.keras.layers.Dense(tff_models.CLASSES)
         return tf.keras.Sequential([tf.keras.Input([tff_models.FEATURES]), dropout, dense])
@@ -199,7 +199,7 @@ def test_a_regularized_model_has_no_form_in_tff():
 
 
 @pytest.mark.slow
-def test_models_that_were_there_before_can_still_be_called():
+def test_original_models_stay_callable():
     """Keras exchanges its classes' bases where TFF builds layers in a graph."""
     early = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)
     models.from_tff(tff_models.from_keras())

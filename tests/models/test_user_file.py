@@ -24,9 +24,9 @@ def test_files_without_the_function(tmp_path, case: Any):
     path = tmp_path / "my_model.py"
     if case is not None:
         path.write_bytes(case if isinstance(case, bytes) else case.encode())
-    found = error_of(path)
-    assert "\n" not in found
-    return found
+    result = error_of(path)
+    assert "\n" not in result
+    return result
 
 
 def test_a_folder_is_no_file(tmp_path):
@@ -35,7 +35,7 @@ def test_a_folder_is_no_file(tmp_path):
     )
 
 
-def test_what_has_no_end_is_not_read(tmp_path):
+def test_endless_files_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe.py")
     for path in (tmp_path / "pipe.py", Path("/dev/zero")):
         message = f"{path}: expected a Python file, found a pipe, a socket or a device"
@@ -43,7 +43,7 @@ def test_what_has_no_end_is_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("error", ["GeneratorExit", "SystemExit", "StopIteration", "Mine"])
-def test_whatever_a_file_raises_is_told(tmp_path, error):
+def test_errors_of_user_files_are_reported(tmp_path, error):
     """Also what is no `Exception`, with which Python would end."""
     text = f"class Mine(BaseException): pass\n\nraise {error}(0)\n"
     lines = error_lines(model_file(tmp_path, text))
@@ -52,7 +52,7 @@ def test_whatever_a_file_raises_is_told(tmp_path, error):
     assert lines[-1].endswith(f"{error}: 0")
 
 
-def test_a_file_that_runs_for_long_is_said_to_be_waited_for(tmp_path, monkeypatch):
+def test_slow_user_file_prints_progress(tmp_path, monkeypatch):
     """It is not ended: here it waits for the very line."""
     written = tmp_path / "written"
     logger, handler = logging.getLogger(user_code.__name__), logging.FileHandler(written)
@@ -74,7 +74,7 @@ def test_a_file_that_runs_for_long_is_said_to_be_waited_for(tmp_path, monkeypatc
     )
 
 
-def test_a_file_that_fails_shows_its_own_lines_only(tmp_path):
+def test_failing_file_shows_its_lines_only(tmp_path):
     (tmp_path / "parts.py").write_text("def units(data):\n    return 1 / len(data.y_shape)\n")
     text = """
         import json
@@ -117,11 +117,11 @@ def test_a_file_that_fails_while_it_is_loaded(tmp_path, statement, last):
     ]
 
 
-# --- Several users' files at once: each with the modules beside it, and what they define
+# --- Several users' files at once: neighbouring modules and definitions
 
 
-def _file(folder: Path, text: str, beside: Mapping[str, str] = {}) -> UserFile:
-    for name, content in {**beside, "mine.py": text}.items():
+def _file(folder: Path, text: str, neighbours: Mapping[str, str] = {}) -> UserFile:
+    for name, content in {**neighbours, "mine.py": text}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(content))
@@ -133,7 +133,7 @@ def _result(file: UserFile, name: str = "f") -> Any:
         return file.function(name, "x")(None)
 
 
-def test_each_file_has_its_own_modules_beside_it(tmp_path):
+def test_neighbouring_modules_are_per_file(tmp_path):
     text = """
         import parts
         def f(x): return parts.NAME
@@ -152,7 +152,7 @@ def test_each_file_has_its_own_modules_beside_it(tmp_path):
     }
     for name in ("a", "b", "a"):
         assert _result(files[name]) == name
-        # Imported when it is called, as while a model is traced: nobody announces that.
+        # The call imports it, for example while a model is traced.
         assert files[name].function("later", "x")(None) == name
     assert "parts" not in sys.modules
     assert "lazy" not in sys.modules
@@ -175,7 +175,7 @@ def test_each_file_has_its_own_modules_beside_it(tmp_path):
     ],
 )
 def test_every_way_to_import(tmp_path, statements):
-    beside = {
+    neighbours = {
         "package/__init__.py": "from package.part import NAME",
         "package/part.py": "import other\nNAME = other.NAME",
         "package/relative.py": "from . import part\nfrom .part import NAME",
@@ -185,11 +185,11 @@ def test_every_way_to_import(tmp_path, statements):
         "other.py": "NAME = 7",
     }
     names = set(sys.modules)
-    assert _result(_file(tmp_path, f"{statements}\ndef f(x): return found", beside)) == 7
+    assert _result(_file(tmp_path, f"{statements}\ndef f(x): return found", neighbours)) == 7
     assert not {"package", "folder", "other", "mine"} & (set(sys.modules) - names)
 
 
-def test_what_lies_beside_is_found_before_what_is_installed(tmp_path):
+def test_neighbouring_modules_precede_installed_ones(tmp_path):
     # dm-tree's name; TFF loads it.
     pytest.importorskip("tree")
     text = "import tree\ndef f(x): return tree.NAME"
@@ -199,7 +199,7 @@ def test_what_lies_beside_is_found_before_what_is_installed(tmp_path):
 
 
 @pytest.mark.parametrize("module", ["numpy", "json", "tff_agnostic.models"])
-def test_a_folder_beside_does_not_hide_a_module(tmp_path, module):
+def test_neighbouring_folder_does_not_hide_module(tmp_path, module):
     file = _file(
         tmp_path,
         f"import {module} as m\ndef f(x): return m.__file__",
@@ -208,7 +208,7 @@ def test_a_folder_beside_does_not_hide_a_module(tmp_path, module):
     assert _result(file) == sys.modules[module].__file__
 
 
-def test_a_link_beside_is_a_module_of_the_file(tmp_path):
+def test_neighbouring_link_is_a_module(tmp_path):
     (tmp_path / "shared.py").write_text("NAME = 1")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "parts.py").symlink_to("../shared.py")
@@ -217,7 +217,7 @@ def test_a_link_beside_is_a_module_of_the_file(tmp_path):
     assert "parts" not in sys.modules
 
 
-def test_a_module_beside_does_not_become_a_name_of_the_file(tmp_path):
+def test_neighbouring_module_adds_no_name(tmp_path):
     text = """
         def parts(): return 'own'
         def f(x):
@@ -230,7 +230,7 @@ def test_a_module_beside_does_not_become_a_name_of_the_file(tmp_path):
 def test_a_module_that_was_changed_is_read_again(tmp_path):
     text = "import parts\ndef f(x): return parts.NAME"
     for number in range(3):
-        # Files of one size within a second: Python's own cache could not tell them apart.
+        # Python's cache would not distinguish files of one size within a second.
         assert _result(_file(tmp_path, text, {"parts.py": f"NAME = {number}"})) == number
     assert not (tmp_path / "__pycache__").exists()
 
@@ -256,10 +256,10 @@ _OPTIONS = """
 def test_type_hints_of_several_files(tmp_path, future, where):
     def classes(folder: str) -> tuple[type, type]:
         text = textwrap.dedent(_OPTIONS.format(future))
-        beside = {}
+        neighbours = {}
         if where == "module":
-            beside, text = {"parts.py": text}, "from parts import Kind, Options"
-        file = _file(tmp_path / folder, text, beside)
+            neighbours, text = {"parts.py": text}, "from parts import Kind, Options"
+        file = _file(tmp_path / folder, text, neighbours)
         return (
             file.value("Options", "a class", lambda value: isinstance(value, type)),
             file.value("Kind", "a class", lambda value: isinstance(value, type)),
@@ -286,7 +286,7 @@ def test_a_value_that_is_not_there(tmp_path, case):
     return golden.refusal(file.value, "SIZE", "a number", lambda value: isinstance(value, int))
 
 
-_BESIDE = {"parts.py": "import more", "more.py": "A = 1", "unused.py": "A = 1"}
+_NEIGHBOURS = {"parts.py": "import more", "more.py": "A = 1", "unused.py": "A = 1"}
 
 
 @pytest.mark.parametrize(
@@ -298,18 +298,18 @@ _BESIDE = {"parts.py": "import more", "more.py": "A = 1", "unused.py": "A = 1"}
     ],
 )
 @pytest.mark.parametrize(("changed", "same"), [("parts.py", 0), ("more.py", 0), ("unused.py", 1)])
-def test_the_digest_is_of_the_file_and_what_it_imported(tmp_path, text, changed, same):
-    def of(folder: str, **beside: str) -> str:
-        file = _file(tmp_path / folder, text, {**_BESIDE, **beside})
+def test_digest_covers_imported_modules(tmp_path, text, changed, same):
+    def digest(folder: str, **neighbours: str) -> str:
+        file = _file(tmp_path / folder, text, {**_NEIGHBOURS, **neighbours})
         if "def" in text:
             _result(file)
         return file.digests()
 
-    first = of("a")
-    assert of("a") == of("b") == first
-    assert (of("b", **{changed: _BESIDE[changed] + " # Changed"}) == first) == bool(same)
+    first = digest("a")
+    assert digest("a") == digest("b") == first
+    assert (digest("b", **{changed: _NEIGHBOURS[changed] + " # Changed"}) == first) == bool(same)
 
 
-def test_the_digest_of_a_file_alone_is_that_of_its_content(tmp_path):
-    file = _file(tmp_path, "import json, tff_agnostic\n", _BESIDE)
+def test_digest_of_single_file_is_its_content(tmp_path):
+    file = _file(tmp_path, "import json, tff_agnostic\n", _NEIGHBOURS)
     assert file.digests() == {"file": digest((tmp_path / "mine.py").read_bytes())}

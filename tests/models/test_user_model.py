@@ -59,7 +59,7 @@ def test_the_seed_decides_the_initial_weights(tmp_path):
         assert not np.array_equal(first.trainable[0], other.trainable[0])
 
 
-def test_another_seed_of_a_model_of_keras_layers_is_traced_no_more(tmp_path):
+def test_seeds_share_a_trace(tmp_path):
     path = returning(tmp_path, DENSE, LOSS)
     first, second = (load_user_model(path, FEATURES, seed) for seed in (1, 2))
     assert first == second
@@ -78,7 +78,7 @@ _HIDDEN = "tf.keras.Sequential([tf.keras.Input(data.x_shape), {}, layers.Dense(3
 @pytest.mark.parametrize(
     "keras_model, loss",
     [
-        # Code of users may have constants that are drawn anew.
+        # User code may have random constants.
         (_HIDDEN.format("layers.Dense(4, activation=lambda x: x)"), LOSS),
         (_HIDDEN.format("layers.Dense(4, kernel_regularizer=lambda w: tf.reduce_sum(w))"), LOSS),
         (_HIDDEN.format("layers.Lambda(lambda x: x * 2.0)"), LOSS),
@@ -123,7 +123,7 @@ def build_model(data):
     assert _losses(model, tokens, tokens)[0].shape == [2]
 
 
-def test_a_function_as_the_loss_and_metrics_of_ones_own(tmp_path):
+def test_user_functions_are_losses_and_metrics(tmp_path):
     text = f"""{IMPORTS}
 from tff_agnostic.models import Metric
 
@@ -142,7 +142,7 @@ def build_model(data):
 
 @pytest.mark.parametrize("loss", ['losses.MeanSquaredError(reduction="none")', "losses.MSE"])
 @pytest.mark.parametrize("output", ["layers.Dense(1)", "layers.Dense(1), layers.Reshape([])"])
-def test_keras_losses_of_real_labels_give_one_number_per_example(tmp_path, output, loss):
+def test_keras_number_losses_are_per_example(tmp_path, output, loss):
     model = load_user_model(
         returning(tmp_path, f"tf.keras.Sequential([{output}])", loss), REGRESSION
     )
@@ -186,7 +186,7 @@ def build_model(data):
 # --- Models and losses of users that do not fit the data, or are none
 
 
-# What is wrong with what the function returns
+# Errors in the result of the function
 
 
 @golden.values
@@ -209,18 +209,18 @@ def build_model(data):
     )
 
 
-# What is wrong with the model
+# Errors in the model
 
 
 def test_inputs_that_the_model_refuses(tmp_path):
     path = returning(tmp_path, "tf.keras.Sequential([tf.keras.Input([5]), layers.Dense(3)])", LOSS)
     line = error_line(path)
     assert line.startswith("the model, called with x [n, 4] float32, fails: ValueError: ")
-    # Of Keras 2, and of Keras 3.
+    # Keras 2, and Keras 3.
     assert re.search(r"expected shape=\(None, 5\), found shape=\(2, 4\)|to have value 5", line)
 
 
-def test_a_layer_of_their_own_that_fails_shows_their_line(tmp_path):
+def test_failing_user_layer_shows_its_line(tmp_path):
     text = f"""{IMPORTS}
 class Mine(layers.Layer):
     def call(self, x):
@@ -239,7 +239,7 @@ def build_model(data):
     assert "site-packages" not in "\n".join(lines)
 
 
-def test_a_function_of_tensorflow_on_symbolic_inputs_is_told_with_its_line(tmp_path):
+def test_tensorflow_on_symbolic_inputs_shows_its_line(tmp_path):
     text = f"""{IMPORTS}
 def build_model(data):
     x = tf.keras.Input(data.x_shape)
@@ -310,13 +310,13 @@ def test_weights_that_cannot_be_trained(tmp_path, case):
     return error_line(returning(tmp_path, case, LOSS))
 
 
-def test_batch_normalisation_is_refused_in_the_same_words_as_elsewhere(tmp_path):
+def test_batch_normalisation_is_refused(tmp_path):
     layers_ = 'layers.BatchNormalization(name="norm"), layers.Dense(3)'
     line = error_line(returning(tmp_path, f"tf.keras.Sequential([{layers_}])", LOSS))
     assert line.startswith("layer 'norm' updates moving averages while training")
 
 
-# What is wrong with the loss, or a metric
+# Errors in the loss, or a metric
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_losses_that_are_not_one_number_per_example(tmp_path, loss, data, messag
     assert error_line(returning(tmp_path, DENSE, loss), data) == message
 
 
-def test_a_loss_per_word_is_not_one_per_sentence(tmp_path):
+def test_loss_per_word_is_refused(tmp_path):
     assert error_line(returning(tmp_path, NEXT_WORD, LOSS), TEXTS) == (
         "loss: expected one number per example, shape [n], found [n, 5] float32; "
         "tff_agnostic.models.SentenceLoss() is such a loss of texts"
@@ -365,7 +365,7 @@ def test_a_loss_that_fails_shows_its_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "found"),
+    ("ratio", "returned"),
     [
         ("p", "[n, 3] float32"),
         ("(p, p)", "[n, 3] float32, [n, 3] float32"),
@@ -373,7 +373,7 @@ def test_a_loss_that_fails_shows_its_line(tmp_path):
         ("(None, 1.0)", "None, a float"),
     ],
 )
-def test_metrics_that_are_no_ratios(tmp_path, ratio, found):
+def test_metrics_that_are_no_ratios(tmp_path, ratio, returned):
     text = f"""{IMPORTS}
 from tff_agnostic.models import Metric
 
@@ -382,5 +382,5 @@ def build_model(data):
 """
     assert error_line(model_file(tmp_path, text)) == (
         "metric mine: expected a numerator and a denominator per example, float32 [n] each, found "
-        f"{found}"
+        f"{returned}"
     )

@@ -173,14 +173,14 @@ def test_frozen_layers_lose_their_constraint():
 
 
 @pytest.mark.parametrize(
-    ("constraint", "found"),
+    ("constraint", "reason"),
     [
         (constraints.MinMaxNorm(0.4, 0.6, rate=0.5), "MinMaxNorm, which changes its results when"),
         (lambda w: 1 / 0, "function, which raises ZeroDivisionError"),
     ],
 )
-def test_rejects_constraints_that_cannot_be_met(constraint, found):
-    with pytest.raises(ValueError, match=f"kernel: expected a constraint that .*, found {found}"):
+def test_rejects_constraints_that_cannot_be_met(constraint, reason):
+    with pytest.raises(ValueError, match=f"kernel: expected a constraint that .*, found {reason}"):
         _model(_Kind(constraint))
 
 

@@ -29,7 +29,7 @@ import tensorflow as tf
 layers = tf.keras.layers
 losses = tf.keras.losses
 """
-# Parts of files, of which tests replace some.
+# Parts of files, for tests to replace.
 DENSE = "tf.keras.Sequential([tf.keras.Input(data.x_shape), layers.Dense(data.num_classes)])"
 LOSS = 'losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")'
 NEXT_WORD = """tf.keras.Sequential([

@@ -11,19 +11,19 @@ import numpy as np
 from scipy.special import logsumexp
 from scipy.stats import binom, norm
 
-# Of the values that are seen, in deviations of noise beyond the mixtures, and steps of losses.
+# Range of observed values, in standard deviations of noise beyond the mixtures; steps of losses.
 _REACH, _STEP, _SIZE = 9.0, 5e-4, 2**18
 _GRID = 4000
 
 
 class Seen(NamedTuple):
-    """What is seen of a round, in clip norms: what noise is added to.
+    """Observations of a round without noise, in clip norms.
 
     Attributes:
-        without: (chance, value) of each case without the client.
-        with_client: With it.
-        deviation: Of the noise.
-        share: With which chance a round is such a one.
+        without: (probability, value) of each case without the client.
+        with_client: (probability, value) of each case with the client.
+        deviation: Standard deviation of the noise.
+        share: Probability of such a round.
     """
 
     without: Sequence[tuple[float, float]]
@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
 
 def counted(n: int, clients: int, z: float, expected: int, share: float = 1.0) -> Seen:
-    """Returns what is seen of a round in which everybody knows that n clients answer.
+    """Returns the observations of a round with a public number n of clients.
 
     The client's noise is there in both cases: without it, it sends zeros.
     """
@@ -45,18 +45,18 @@ def counted(n: int, clients: int, z: float, expected: int, share: float = 1.0) -
 
 def counted_sizes(clients: int, z: float, expected: int, least: int) -> list[Seen]:
     """Returns the same of Poisson cohorts of all sizes that are looked at."""
-    of_size = binom(clients, expected / clients)
-    sizes = range(max(least, int(of_size.ppf(1e-12))), int(of_size.isf(1e-12)) + 1)
-    return [counted(n, clients, z, expected, float(of_size.pmf(n))) for n in sizes]
+    sized = binom(clients, expected / clients)
+    sizes = range(max(least, int(sized.ppf(1e-12))), int(sized.isf(1e-12)) + 1)
+    return [counted(n, clients, z, expected, float(sized.pmf(n))) for n in sizes]
 
 
 def coins_known(q: float, z: float) -> list[Seen]:
-    """Returns what is seen by an attacker who knows the coins of all others."""
+    """Returns the observations of an attacker who knows the coins of all others."""
     return [Seen([(1.0, 0.0)], [(1 - q, 0.0), (q, 1.0)], z)]
 
 
 def coins_secret(answering: int, expected: int, z: float) -> list[Seen]:
-    """Returns what is seen by one who knows that all others would send -C, but not their coins."""
+    """Returns the observations if all others would send -C, by secret coins."""
     q = expected / answering
     others = binom(answering - 1, q)
     taking_part = range(int(others.ppf(1e-12)), int(others.isf(1e-12)) + 1)
@@ -66,7 +66,7 @@ def coins_secret(answering: int, expected: int, z: float) -> list[Seen]:
 
 
 def epsilon(rounds_seen: Sequence[Seen], rounds: int, delta: float) -> float:
-    """Returns the least epsilon that is true of an attack on so many rounds, in both directions."""
+    """Returns the smallest valid epsilon of an attack on these rounds, in both directions."""
     return max(
         _epsilon(_losses(rounds_seen, is_swapped), rounds, delta) for is_swapped in (False, True)
     )
@@ -74,7 +74,7 @@ def epsilon(rounds_seen: Sequence[Seen], rounds: int, delta: float) -> float:
 
 def _losses(rounds_seen: Sequence[Seen], is_swapped: bool) -> np.ndarray:
     """Returns the distribution of a round's loss, at multiples of a step around 0."""
-    found = np.zeros(_SIZE)
+    result = np.zeros(_SIZE)
     for seen in rounds_seen:
         means = [mean for _, mean in [*seen.without, *seen.with_client]]
         reach = _REACH * seen.deviation
@@ -85,11 +85,11 @@ def _losses(rounds_seen: Sequence[Seen], is_swapped: bool) -> np.ndarray:
         # Between two multiples: the mean stays.
         place = (with_client - without) / _STEP + _SIZE // 2
         low = np.floor(place).astype(int)
-        found += np.bincount(low, weights * (low + 1 - place), _SIZE)
-        found += np.bincount(low + 1, weights * (place - low), _SIZE)
+        result += np.bincount(low, weights * (low + 1 - place), _SIZE)
+        result += np.bincount(low + 1, weights * (place - low), _SIZE)
     # A round that is not looked at says nothing.
-    found[_SIZE // 2] += 1 - found.sum()
-    return found
+    result[_SIZE // 2] += 1 - result.sum()
+    return result
 
 
 def _log_density(

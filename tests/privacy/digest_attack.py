@@ -17,7 +17,7 @@ from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.tff_store import to_tff
 
 _ALGORITHMS = ("sha256", "sha1", "md5", "sha512", "blake2b", "blake2s")
-# Truncated digests are found from this many bytes on; shorter ones are in large files by chance.
+# Truncated digests are found from this many bytes on; shorter ones are in large files at random.
 _BYTES = 8
 # Characters of base64 that depend on these bytes alone.
 _BASE64 = _BYTES * 8 // 6

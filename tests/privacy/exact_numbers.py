@@ -46,7 +46,7 @@ def matches(
             if struct.pack(form, value) in content
         ]
     for name, text in streams.items():
-        lines += _shown(exact, name, _of_text(text), min_digits)
+        lines += _shown(exact, name, _text_numbers(text), min_digits)
     return lines
 
 
@@ -82,7 +82,7 @@ def _last_digit(token: str) -> float:
 def _numbers(name: str, content: bytes) -> Iterator[str]:
     """Yields the numbers of a file as they are printed; arrays have the digits of their type."""
     if name.startswith("events.out.tfevents"):
-        yield from _of_events(content)
+        yield from _event_numbers(content)
     elif zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for member in archive.namelist():
@@ -95,16 +95,16 @@ def _numbers(name: str, content: bytes) -> Iterator[str]:
         try:
             text = content.decode()
         except UnicodeDecodeError:
-            text = "\n".join(found.decode() for found in _STRINGS.findall(content))
-        yield from _of_text(_EMBEDDED.sub("", text))
+            text = "\n".join(result.decode() for result in _STRINGS.findall(content))
+        yield from _text_numbers(_EMBEDDED.sub("", text))
 
 
-def _of_text(text: str) -> Iterator[str]:
+def _text_numbers(text: str) -> Iterator[str]:
     yield from _NUMBER.findall(text)
     yield from _THOUSANDS.findall(text)
 
 
-def _of_events(content: bytes) -> Iterator[str]:
+def _event_numbers(content: bytes) -> Iterator[str]:
     from tensorboard.compat.proto.event_pb2 import Event
 
     start = 0

@@ -76,7 +76,7 @@ def test_reference_epsilons(clients, drawn, z, rounds, delta, pld, rdp):
 
 @pytest.mark.parametrize(("z", "clients", "drawn"), [(1.0, 100, 1), (0.5, 539, 50), (4.0, 539, 50)])
 def test_poisson_divergences_equal_integrals(z, clients, drawn):
-    """Of the ratio of the densities, equation (3) of Mironov, Talwar, Zhang 2019."""
+    """Moments of the ratio of the densities, equation (3) of Mironov, Talwar, Zhang 2019."""
     q, orders = drawn / clients, (1.5, 2.0, 4.3, 10.9, 12.0)
 
     def integral(order):
@@ -463,8 +463,8 @@ def test_order_3_matches_closed_form_and_integral():
 def test_fixed_size_bound_is_above_gaussian(z, rate):
     actual = sampled_without_replacement(_gaussian(z), rate, _ORDERS)
     event = SampledWithoutReplacementDpEvent(1000, round(1000 * rate), GaussianDpEvent(z))
-    known = RdpAccountant(_ORDERS, NeighboringRelation.REPLACE_ONE).compose(event).rdp
-    assert np.all(actual >= np.minimum(known, _gaussian(z)(_ORDERS)) * (1 - 1e-9))
+    expected = RdpAccountant(_ORDERS, NeighboringRelation.REPLACE_ONE).compose(event).rdp
+    assert np.all(actual >= np.minimum(expected, _gaussian(z)(_ORDERS)) * (1 - 1e-9))
     assert np.all(actual <= _gaussian(z)(_ORDERS))
     eps = 1 / z**2
     second = rate**2 * min(4 * math.expm1(eps), 2 * math.exp(eps))

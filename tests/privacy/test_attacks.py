@@ -49,7 +49,7 @@ class Fleet:
 
     @property
     def claimed_of_secret(self):
-        """Of rounds in which all clients answer, those that are left out with zeros."""
+        """Rounds in which all clients answer, excluded ones with zeros."""
         secret = SecretCohorts(self.clients, self.clients, self.drawn)
         return self.claimed(secret, self.clients, self.clients)
 
@@ -60,7 +60,7 @@ class Fleet:
 
     @property
     def wrongly_claimed(self):
-        """Of rounds whose number of clients is public, accounted for as if it were a secret."""
+        """Rounds with a public number of clients, accounted for as if it were a secret."""
         return self.claimed(
             SecretCohorts(self.clients, self.clients, self.drawn), self.drawn, self.least
         )
@@ -79,22 +79,22 @@ _SIMULATED = Fleet(10_000, 100, 1.0, 100, 5e-5, 80, 2.604)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fleet", usually([_FLEETS[0], _FLEETS[3]], _FLEETS), ids=str)
-def test_no_attack_needs_more_than_is_claimed_unless_clients_are_counted(fleet):
-    of = fleet.rounds, fleet.delta
+def test_attacks_stay_below_claimed_epsilon(fleet):
+    account = fleet.rounds, fleet.delta
     # An attacker who knows the coins of all others sees more than one who does not.
-    coins_known = attack_curves.epsilon(attack_curves.coins_known(fleet.rate, fleet.z), *of)
+    coins_known = attack_curves.epsilon(attack_curves.coins_known(fleet.rate, fleet.z), *account)
     coins_secret = attack_curves.coins_secret(fleet.clients, fleet.drawn, fleet.z)
-    assert 0 < attack_curves.epsilon(coins_secret, *of) < coins_known
+    assert 0 < attack_curves.epsilon(coins_secret, *account) < coins_known
     assert coins_known < fleet.claimed_of_secret < 2 * coins_known
     # An attacker who counts the clients of a round sees much more.
     seen = attack_curves.counted(fleet.drawn, fleet.clients, fleet.z, fleet.drawn)
-    counted = attack_curves.epsilon([seen], *of)
+    counted = attack_curves.epsilon([seen], *account)
     assert fleet.counted - 0.01 < counted < fleet.counted + 1.1e-3 * fleet.rounds + 0.01
     assert fleet.wrongly_claimed < counted < fleet.claimed_of_counted
 
 
 @pytest.mark.slow
-def test_simulated_rounds_prove_no_more_than_is_claimed_unless_clients_are_counted():
+def test_simulated_rounds_stay_below_claimed_epsilon():
     fleet, runs = _SIMULATED, 50_000
     rng = np.random.default_rng(0)
     secret, counted = np.zeros([2, runs]), np.zeros([2, runs])
@@ -109,18 +109,18 @@ def test_simulated_rounds_prove_no_more_than_is_claimed_unless_clients_are_count
             rate, deviation = n / fleet.clients, fleet.z * np.sqrt(n / fleet.drawn)
             drawn = rng.random(runs) < rate
             seen = (1 + with_client) * drawn + deviation * rng.normal(size=runs)
-            of_one, of_two = (np.expm1((k * seen - k**2 / 2) / deviation**2) for k in (1, 2))
-            ratio = np.log1p(rate * of_two) - np.log1p(rate * of_one)
+            one_round, two_rounds = (np.expm1((k * seen - k**2 / 2) / deviation**2) for k in (1, 2))
+            ratio = np.log1p(rate * two_rounds) - np.log1p(rate * one_round)
             counted[with_client] += np.where(n >= fleet.least, ratio, 0.0)
-    of_secret = lower_bound(*secret, fleet.delta)
-    of_counted = lower_bound(*counted, fleet.delta)
-    assert 0 < of_secret.epsilon < fleet.claimed_of_secret
-    assert fleet.wrongly_claimed < of_counted.epsilon < fleet.claimed_of_counted
+    secret_bound = lower_bound(*secret, fleet.delta)
+    counted_bound = lower_bound(*counted, fleet.delta)
+    assert 0 < secret_bound.epsilon < fleet.claimed_of_secret
+    assert fleet.wrongly_claimed < counted_bound.epsilon < fleet.claimed_of_counted
     sizes = attack_curves.counted_sizes(fleet.clients, fleet.z, fleet.drawn, fleet.least)
-    assert of_counted.epsilon < attack_curves.epsilon(sizes, fleet.rounds, fleet.delta)
+    assert counted_bound.epsilon < attack_curves.epsilon(sizes, fleet.rounds, fleet.delta)
 
 
-def test_nobody_is_left_out_of_cohorts_of_everybody():
+def test_full_cohorts_have_all_clients():
     fleet = Fleet(100, 100, 1.0, 10, 1e-4, 100, 0.0)
     all_take_part = fleet.claimed(FixedSizeCohorts(100, 100), 100, 100)
     assert fleet.claimed_of_counted == pytest.approx(all_take_part)
@@ -135,23 +135,23 @@ def _epsilon_of_gaussian(shift, delta):
 
 
 @pytest.mark.parametrize("is_of_absence", [False, True])
-def test_bounds_are_below_what_is_true_and_not_far(is_of_absence):
-    """Of normal numbers; they may be above in one of twenty cases."""
+def test_bounds_are_close_below_true_epsilon(is_of_absence):
+    """Bounds of normal numbers, which may exceed epsilon in one of twenty cases."""
     rng, shift, delta, runs = np.random.default_rng(1), 1.5, 0.01, 2000
     true = _epsilon_of_gaussian(shift, delta)
-    found = []
+    result = []
     for _ in range(40):
         without, with_client = rng.normal(size=[2, runs])
         with_client += shift
         if is_of_absence:
-            # The other way round: low scores tell that the client is not there.
+            # Reversed: low scores reveal that the client is absent.
             without, with_client = -with_client, -without
-        found.append(lower_bound(without, with_client, delta).epsilon)
-    assert np.mean(np.array(found) > true) <= 0.05
-    assert 0.4 * true < np.median(found) < true
+        result.append(lower_bound(without, with_client, delta).epsilon)
+    assert np.mean(np.array(result) > true) <= 0.05
+    assert 0.4 * true < np.median(result) < true
 
 
-def test_bounds_of_what_nothing_tells_apart_and_of_what_everything_does():
+def test_bounds_of_equal_and_distinct_scores():
     same = np.random.default_rng(2).normal(size=[2, 2000])
     assert lower_bound(*same, 0.01).epsilon < 0.1
     assert lower_bound(np.zeros(500), np.zeros(500), 0.01).epsilon == 0.0

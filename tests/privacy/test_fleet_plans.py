@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from fleet.node_noise.server_noise import server_noise_of_manifest
+from fleet.node_noise.server_noise import parse_server_noise
 from plan_runner.errors import PlanError
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.mechanisms import CentralNoise, TreeNoise
@@ -44,7 +44,7 @@ def _manifest(mechanism, epsilon, rounds):
 def test_server_reads_exported_draw(scheme):
     mechanism, rounds = _MECHANISMS[scheme], 13
     claimed = PrivacyAccountant([mechanism], _DELTA).epsilon(rounds)
-    noise = server_noise_of_manifest(_manifest(mechanism, claimed, rounds))
+    noise = parse_server_noise(_manifest(mechanism, claimed, rounds))
     assert (noise.draw.scheme, noise.draw.clients, noise.rounds) == (scheme, 64, rounds)
     assert noise.noise_multiplier == pytest.approx(2.0)
     if scheme == "spaced":
@@ -54,7 +54,7 @@ def test_server_reads_exported_draw(scheme):
         # By divergences of the same kind, or exact where the exporter's is rounded up.
         assert noise.sampled_epsilon(rounds) >= claimed * (1 - 5e-3)
     with pytest.raises(PlanError, match="which follows from the noise and the draw"):
-        server_noise_of_manifest(_manifest(mechanism, claimed / 5, rounds))
+        parse_server_noise(_manifest(mechanism, claimed / 5, rounds))
 
 
 def test_exported_epsilon_is_that_of_its_rounds():

@@ -37,12 +37,12 @@ def _skellam_sum(variance, num_clients):
 
 
 def _divergence(noise, shift, order):
-    """That of noise moved by a shift from the noise, where both are known to be above 0."""
+    """Divergence of shifted noise from the noise, where both are positive."""
     p, q = noise[: len(noise) - shift], noise[shift:]
-    known = (p > 1e-250) & (q > 1e-250)
-    return math.log(np.sum(np.exp(order * np.log(p[known]) + (1 - order) * np.log(q[known])))) / (
-        order - 1
-    )
+    positive = (p > 1e-250) & (q > 1e-250)
+    return math.log(
+        np.sum(np.exp(order * np.log(p[positive]) + (1 - order) * np.log(q[positive])))
+    ) / (order - 1)
 
 
 @pytest.mark.parametrize(
@@ -53,34 +53,34 @@ def _divergence(noise, shift, order):
     ("variance", "num_clients", "shift"), [(4.0, 10, 3), (100.0, 4, 10), (2.0, 3, 1)]
 )
 def test_bounds_hold_and_are_near(bound, sum_of_noise, variance, num_clients, shift):
-    found = bound(Sensitivity(shift, shift), variance, num_clients, 1, _ORDERS)
+    result = bound(Sensitivity(shift, shift), variance, num_clients, 1, _ORDERS)
     noise = sum_of_noise(variance, num_clients)
     exact = [_divergence(noise, shift, order) for order in _ORDERS]
-    assert np.all(found >= np.array(exact) * (1 - 1e-9))
+    assert np.all(result >= np.array(exact) * (1 - 1e-9))
     if variance * num_clients >= 40:
-        np.testing.assert_allclose(found, exact, rtol=0.1)
+        np.testing.assert_allclose(result, exact, rtol=0.1)
 
 
 @pytest.mark.parametrize("name", list(INTEGER_NOISES))
 def test_on_a_fine_grid_noise_is_gaussian(name):
     clip, dimension = 1e6, 100
     sensitivity = rounded_sensitivity(clip, dimension, math.exp(-0.5))
-    found = INTEGER_NOISES[name](sensitivity, (2 * clip) ** 2 / 50, 50, dimension, _ORDERS)
-    np.testing.assert_allclose(found, _ORDERS / (2 * 2**2), rtol=1e-4)
+    result = INTEGER_NOISES[name](sensitivity, (2 * clip) ** 2 / 50, 50, dimension, _ORDERS)
+    np.testing.assert_allclose(result, _ORDERS / (2 * 2**2), rtol=1e-4)
 
 
 @pytest.mark.parametrize("l2", [0.5, 6.0])
-def test_a_discrete_gaussian_of_one_client_diverges_as_a_gaussian_does(l2):
+def test_discrete_gaussian_divergence_equals_gaussian(l2):
     """With no others tau is 0: alpha l2^2 / (2 sigma^2), whether l2 is above sigma or below."""
     orders = np.array([1.5, 2.0, 30.0])
-    found = discrete_gaussian(Sensitivity(l2, l2**2), 4.0, 1, 10, orders)
-    np.testing.assert_allclose(found, orders * l2**2 / 8, rtol=1e-12)
+    result = discrete_gaussian(Sensitivity(l2, l2**2), 4.0, 1, 10, orders)
+    np.testing.assert_allclose(result, orders * l2**2 / 8, rtol=1e-12)
 
 
-def test_a_discrete_gaussian_that_is_too_narrow_has_a_floor():
+def test_narrow_discrete_gaussian_has_floor():
     # tau = 10 exp(-pi^2 sigma^2) of two clients; it does not fall with the sensitivity.
-    found = discrete_gaussian(Sensitivity(1e-9, 1e-9), 0.25, 2, 4, np.array([2.0]))
-    assert found == pytest.approx((math.sqrt(4) * 10 * math.exp(-(math.pi**2) / 4)) ** 2)
+    result = discrete_gaussian(Sensitivity(1e-9, 1e-9), 0.25, 2, 4, np.array([2.0]))
+    assert result == pytest.approx((math.sqrt(4) * 10 * math.exp(-(math.pi**2) / 4)) ** 2)
 
 
 def test_rounding():

@@ -56,7 +56,7 @@ def call(cohort_runtime, tff_runtime) -> Caller:
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory) -> Path:
-    """A folder with two stores, of which one has a client less."""
+    """A folder with two stores; one lacks a client."""
     folder = tmp_path_factory.mktemp("stores")
     rows = [
         (split, image(f"{label}_{k}", str(label), label, ink=(label + k) / 10))
@@ -149,7 +149,7 @@ def _entries(folder: Path) -> dict[str, Any]:
         "run": read("run/fingerprint.json"),
         "card": read("run/model/model_card.json")["trained_with"],
         "manifest": manifest["fingerprint"],
-        "made-up clients": {n: of for n, of in manifest["files"].items() if made_up in n},
+        "made-up clients": {n: entry for n, entry in manifest["files"].items() if made_up in n},
         "compared": read("compared/runs/agnostic_fed_avg/trial_00/run/fingerprint.json"),
         "search": read("search/study.json")["fingerprint"],
     }
@@ -159,7 +159,7 @@ def _entries(folder: Path) -> dict[str, Any]:
 def test_named_entries_are_equal_for_both_stores(private):
     one, other = (_entries(written.folder) for written in private.values())
     assert one == other
-    assert not any("data" in of for of in one.values())
+    assert not any("data" in entry for entry in one.values())
 
 
 @pytest.mark.slow

@@ -71,25 +71,25 @@ class _Shop:
 
     def exact_numbers(self) -> dict[str, float]:
         """Returns counts, shares, means, losses and accuracies of the data, by description."""
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         for split, sizes in _SIZES.items():
-            found[f"{split}: examples"] = sum(sizes)
+            result[f"{split}: examples"] = sum(sizes)
             for k, name in enumerate(_DOMAINS):
                 where = f"{split}, {name}"
                 chosen = self._domain[split] == k
                 x, y = self._x[split][chosen], self._y[split][chosen]
                 counts = np.bincount(y)
-                found[f"{where}: examples"] = len(y)
-                found |= {f"{where}: class {c}": int(n) for c, n in enumerate(counts)}
-                found |= {f"{where}: share of class {c}": n / len(y) for c, n in enumerate(counts)}
-                found[f"{where}: loss of the constant"] = entropy(counts)
-                found |= {f"{where}: mean {c}": v for c, v in zip(_COLUMNS, x.mean(axis=0))}
-                found |= {f"{where}: {c} deviates": v for c, v in zip(_COLUMNS, x.std(axis=0))}
-                found |= self._of_model(where, x, y)
-            found |= self._of_model(f"{split}, all", self._x[split], self._y[split])
-        return {what: float(value) for what, value in found.items()}
+                result[f"{where}: examples"] = len(y)
+                result |= {f"{where}: class {c}": int(n) for c, n in enumerate(counts)}
+                result |= {f"{where}: share of class {c}": n / len(y) for c, n in enumerate(counts)}
+                result[f"{where}: loss of the constant"] = entropy(counts)
+                result |= {f"{where}: mean {c}": v for c, v in zip(_COLUMNS, x.mean(axis=0))}
+                result |= {f"{where}: {c} deviates": v for c, v in zip(_COLUMNS, x.std(axis=0))}
+                result |= self._model_numbers(where, x, y)
+            result |= self._model_numbers(f"{split}, all", self._x[split], self._y[split])
+        return {what: float(value) for what, value in result.items()}
 
-    def _of_model(self, where: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    def _model_numbers(self, where: str, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
         model = tf.keras.models.load_model(self._folder / "run" / "model" / "model.keras")
         kernel, bias = (np.float64(w) for w in model.get_weights())
         scores = x @ kernel + bias
@@ -167,8 +167,8 @@ def test_search_reports_printed_numbers(tmp_path: Path) -> None:
     (tmp_path / "card.json").write_text('{"run": 0.50574, "examples": 4519}')
     np.savez(tmp_path / "sums.npz", np.array([0.3, 1013 / 2003], np.float32))
     streams = {"stdout": "4,519 examples, accuracy 50.574%", "stderr": "4518 of 0.50575"}
-    found = matches({"share": 1013 / 2003, "examples": 4519.0}, tmp_path, streams)
-    assert found == [
+    result = matches({"share": 1013 / 2003, "examples": 4519.0}, tmp_path, streams)
+    assert result == [
         "card.json: share (0.5057413879181228) as 0.50574",
         "card.json: examples (4519.0) as 4519",
         "sums.npz: share (0.5057413879181228) as 0.5057414",

@@ -1,4 +1,4 @@
-"""What is said of a guarantee."""
+"""Statements of a guarantee."""
 
 import json
 from importlib.metadata import version
@@ -19,22 +19,22 @@ def _statement(z, **more):
 
 @pytest.mark.slow
 def test_everything_a_reader_needs_is_in_the_file():
-    found = json.loads(json.dumps(_statement(1.0, remarks=["--noise_seed=3 was given"]).to_dict()))
-    assert found.pop("epsilon") == pytest.approx(4.8576, rel=1e-4)
-    assert found.pop("split") == pytest.approx({"update": 1.0541, "statistics": 3.1623}, abs=1e-4)
+    result = json.loads(json.dumps(_statement(1.0, remarks=["--noise_seed=3 was given"]).to_dict()))
+    assert result.pop("epsilon") == pytest.approx(4.8576, rel=1e-4)
+    assert result.pop("split") == pytest.approx({"update": 1.0541, "statistics": 3.1623}, abs=1e-4)
     assert (
-        "each of 539 clients takes part by itself with probability 0.0927644" in found["sampling"]
+        "each of 539 clients takes part by itself with probability 0.0927644" in result["sampling"]
     )
-    assert any("tuning" in text for text in found["not_covered"])
-    assert (found["delta"], found["rounds"], found["noise_multiplier"]) == (1e-3, 120, 1.0)
-    assert (found["unit"], found["adjacency"]) == ("client", "add or remove one client")
-    assert found["library"] == f"dp-accounting {version('dp-accounting')}"
-    assert (found["accountant"], found["remarks"]) == ("pld", ["--noise_seed=3 was given"])
+    assert any("tuning" in text for text in result["not_covered"])
+    assert (result["delta"], result["rounds"], result["noise_multiplier"]) == (1e-3, 120, 1.0)
+    assert (result["unit"], result["adjacency"]) == ("client", "add or remove one client")
+    assert result["library"] == f"dp-accounting {version('dp-accounting')}"
+    assert (result["accountant"], result["remarks"]) == ("pld", ["--noise_seed=3 was given"])
 
 
 def test_no_noise_is_no_number_in_json():
-    found = json.loads(json.dumps(_statement(0.0).to_dict(), allow_nan=False))
-    assert found["epsilon"] is None
+    result = json.loads(json.dumps(_statement(0.0).to_dict(), allow_nan=False))
+    assert result["epsilon"] is None
 
 
 @pytest.mark.slow
@@ -48,14 +48,14 @@ def test_rows_of_a_table():
     assert ("accountant", f"pld, dp-accounting {version('dp-accounting')}") in rows
 
 
-def test_evaluation_adds_what_it_takes_for_granted():
+def test_evaluation_adds_its_assumptions():
     training = TreeNoise(4.0, Participations(6, 20, 100))
     evaluation = TreeNoise(9.0, Participations(1))
     accountant = PrivacyAccountant([training, evaluation], 1e-6)
-    found = statement(accountant, [400, 2], {"update": 4.0})
-    assert found.sampling == (
+    result = statement(accountant, [400, 2], {"update": 4.0})
+    assert result.sampling == (
         "a client takes part at most 6 times and a client that took part waits until at least 20 "
         "rounds later, however clients are chosen; a new tree every 100 rounds; a client takes "
         "part at most once, however clients are chosen; one tree"
     )
-    assert found.epsilon == accountant.epsilon(400, 2)
+    assert result.epsilon == accountant.epsilon(400, 2)

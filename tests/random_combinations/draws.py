@@ -52,7 +52,7 @@ from tff_agnostic.domain_weights.sets import BoxSet, HullSet
 from tff_agnostic.program.options.flags import flags_of
 
 ROUNDS, SEEDS_PER_GROUP = 2, 4
-_CLIENTS, _CLIENTS_PER_ROUND, _MOST_EXAMPLES = 10, 4, 6
+_CLIENTS, _CLIENTS_PER_ROUND, _MAX_EXAMPLES = 10, 4, 6
 _SECURE = make_options(
     SecureSumOptions,
     limit_examples=20,
@@ -198,7 +198,7 @@ class Combination:
         return self.spec.build(problem, self.options, **arguments)
 
     def traced(self) -> "Combination":
-        """Returns what a trace depends on, without clients, weights and the losses' constants."""
+        """Returns the key of a trace, without clients, weights and the losses' constants."""
         return dataclasses.replace(
             self, seed=0, sampling="", absent=(), odd_clients=(), factor=1.0, shift=0.0
         )
@@ -206,8 +206,8 @@ class Combination:
     def expected_counts(self) -> np.ndarray:
         """Returns the examples of each domain that a round is expected to have, float64 [p]."""
         rng = np.random.default_rng([self.group, 1])
-        of_names = dict(zip(sorted(self.domains), rng.uniform(1, 8, len(self.domains))))
-        return np.array([of_names[name] for name in self.domains])
+        by_name = dict(zip(sorted(self.domains), rng.uniform(1, 8, len(self.domains))))
+        return np.array([by_name[name] for name in self.domains])
 
     @property
     def the_task(self) -> Task:
@@ -220,7 +220,7 @@ class Combination:
         names = sorted(self.domains)
         clients = {}
         for k in range(_CLIENTS):
-            size = 1 if k < 2 else int(rng.integers(1, _MOST_EXAMPLES + 1))
+            size = 1 if k < 2 else int(rng.integers(1, _MAX_EXAMPLES + 1))
             x, y = self.the_task.draw(rng, size)
             if self.the_task.has_real_inputs:
                 x *= np.float32(0.4 + 0.3 * k)
@@ -239,22 +239,22 @@ class Combination:
             [clients.read(client) for client in draw(t)] for t in range(1, ROUNDS + 1)
         ]
         first = [_without(client, self.absent) for client in first]
-        nobody = _without(clients["c0"], range(len(self.domains)))
+        empty_client = _without(clients["c0"], range(len(self.domains)))
         if "empty" in self.odd_clients:
-            first.insert(1, nobody)
+            first.insert(1, empty_client)
         if "not finite" in self.odd_clients:
             spoiled = {**clients["c9"], "x": clients["c9"]["x"] * np.float32("nan")}
             first.append(spoiled)
         # Secure and private sums are of one client at least.
-        return [cohort or [nobody] for cohort in (first, *others)]
+        return [cohort or [empty_client] for cohort in (first, *others)]
 
     def aggregation(self) -> Any:
         """Returns the aggregation."""
         name = self.sums.removeprefix("tff/")
         if name != self.sums:
             aggregator: Any = UPDATE_AGGREGATORS[name].kind
-            of_run = _SECURE if name == "secure" else Options()
-            return named(aggregator(), LimitedOptions(), of_run, float(_CLIENTS_PER_ROUND))
+            options = _SECURE if name == "secure" else Options()
+            return named(aggregator(), LimitedOptions(), options, float(_CLIENTS_PER_ROUND))
         if name in ("plain", "secure"):
             return PlainSum() if name == "plain" else SecureSum(_SECURE)
         inner = SecureSum(_SECURE) if name == "distributed" else PlainSum()

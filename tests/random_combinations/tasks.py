@@ -120,7 +120,7 @@ def _linear(weights: Any, x: tf.Tensor) -> tf.Tensor:
     return tf.matmul(x, weights[0]) + weights[1]
 
 
-def _of_words(weights: Any, x: tf.Tensor) -> tf.Tensor:
+def _word_scores(weights: Any, x: tf.Tensor) -> tf.Tensor:
     # A gather, whose gradient is sparse.
     return tf.reshape(tf.gather(weights[0], x), [-1, _LENGTH * _IDS])
 
@@ -137,7 +137,7 @@ def _squared(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     return tf.square(scores[:, 0] - labels)
 
 
-def _of_sentences(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
+def _sentence_losses(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     return SentenceLoss()(labels, tf.reshape(scores, [-1, _LENGTH, _IDS]))
 
 
@@ -164,7 +164,7 @@ TASKS: Mapping[str, Task] = {
         _squared,
     ),
     "sentences": Task(
-        _specs(_WORDS, _WORDS), ((_IDS, _IDS),), _sentences, _of_words, _of_sentences
+        _specs(_WORDS, _WORDS), ((_IDS, _IDS),), _sentences, _word_scores, _sentence_losses
     ),
 }
 ENSEMBLE = EnsembleTask(

@@ -36,8 +36,8 @@ _NUM_DRAWS = 60
 # Two algorithms' settings, with two draws of clients each.
 _QUICK = (44, 45, 56, 57)
 _FACTOR = 4.0
-# What a histogram of losses must tell apart whatever is added to them.
-_LEAST_RATIO = 1.06
+# Ratio of losses that a histogram must distinguish whatever is added to them.
+_MIN_RATIO = 1.06
 # Columns that are losses, other than those of the domains, or rates.
 _LOSSES_AND_RATES = ("threshold", "center", "unit_loss", "client_learning", "server_learning")
 
@@ -151,15 +151,15 @@ def _assert_same(
     actual: Run,
     expected: Run,
     tolerance: float,
-    change: Callable[[ReportField, np.ndarray, Any], Any] = lambda field, value, of_round: value,
+    change: Callable[[ReportField, np.ndarray, Any], Any] = lambda field, value, columns: value,
 ) -> None:
     """Compares models and columns; a column's expected value is what `change` makes of it."""
     _assert_same_models(actual, expected, tolerance)
-    for t, (found, wanted) in enumerate(zip(actual.columns, expected.columns)):
-        for name in found.keys() & wanted.keys():
+    for t, (result, wanted) in enumerate(zip(actual.columns, expected.columns)):
+        for name in result.keys() & wanted.keys():
             value = change(*wanted[name], wanted)
             if value is not None:
-                _assert_close(f"round {t}: {name}", found[name][1], value, tolerance)
+                _assert_close(f"round {t}: {name}", result[name][1], value, tolerance)
 
 
 def _check_client_order(bench: Bench, run: Run, tolerance: float) -> None:
@@ -201,19 +201,19 @@ def _check_shift(bench: Bench, run: Run, tolerance: float) -> None:
         settings["lambda_baselines"] = tuple(b + shift for b in settings["lambda_baselines"])
     shifted = dataclasses.replace(combination, settings=settings, shift=shift)
 
-    def moved(field: ReportField, value: np.ndarray, of_round: Any) -> Any:
+    def moved(field: ReportField, value: np.ndarray, columns: Any) -> Any:
         if field.name.startswith(_LOSSES_AND_RATES):
             return None
         is_loss = field.role is Role.DOMAIN_LOSS
-        return np.where(_measured(of_round) > 0, value + shift, value) if is_loss else value
+        return np.where(_measured(columns) > 0, value + shift, value) if is_loss else value
 
     _assert_same(bench.run(shifted), run, tolerance, moved)
 
 
-def _measured(of_round: Mapping[str, tuple[ReportField, np.ndarray]]) -> np.ndarray:
-    """Returns how many examples of each domain have a loss in a round."""
+def _measured(columns: Mapping[str, tuple[ReportField, np.ndarray]]) -> np.ndarray:
+    """Returns the number of examples of each domain with a loss in a round."""
     names = ("kept_out/num_examples", "train/num_examples")
-    return next(of_round[name][1] for name in names if name in of_round)
+    return next(columns[name][1] for name in names if name in columns)
 
 
 def _check_factor(bench: Bench, run: Run, tolerance: float) -> None:
@@ -281,10 +281,10 @@ def _elsewhere(**changes: Any) -> Callable[[Bench, Run, float], None]:
     def check(bench: Bench, run: Run, tolerance: float) -> None:
         other = bench.run(dataclasses.replace(run.combination, **changes))
 
-        def of_both(field: ReportField, value: np.ndarray, _: Any) -> Any:
+        def on_both(field: ReportField, value: np.ndarray, _: Any) -> Any:
             return None if "clip" in field.name else value
 
-        _assert_same(other, run, tolerance, of_both)
+        _assert_same(other, run, tolerance, on_both)
 
     return check
 
@@ -328,8 +328,8 @@ def _is_mean(run: Run) -> bool:
     """Whether sums have neither noise nor values that were cut to their bounds."""
     clipped = [
         value
-        for of_round in run.columns
-        for name, (_, value) in of_round.items()
+        for columns in run.columns
+        for name, (_, value) in columns.items()
         if "clipped/" in name
     ]
     return run.combination.sums in ("plain", "secure") and not any(clipped)
@@ -350,7 +350,7 @@ def _draws_no_domain(run: Run) -> bool:
     return not {"weights_gradient", "lambda_gradient"} & set(run.combination.settings)
 
 
-def _tells_losses_apart(run: Run) -> bool:
+def _separates_losses(run: Run) -> bool:
     """Whether Delta-FL orders the clients by their losses, and by shifted ones too."""
     options = run.combination.options
     if options.theta == (1.0,):
@@ -364,7 +364,7 @@ def _tells_losses_apart(run: Run) -> bool:
             losses = np.sort([_mean_loss(run, level.weights, client) for client in cohort])
             losses = losses[np.isfinite(losses)]
             for shift in (0.0, 2.0):
-                if np.any(losses[1:] + shift < _LEAST_RATIO * (losses[:-1] + shift)):
+                if np.any(losses[1:] + shift < _MIN_RATIO * (losses[:-1] + shift)):
                     return False
     return True
 
@@ -382,7 +382,7 @@ def _ignores_shift(run: Run) -> bool:
     if not (_is_mean(run) and combination.the_task.can_be_scaled):
         return False
     if combination.algorithm == "delta_fl":
-        return _tells_losses_apart(run)
+        return _separates_losses(run)
     if combination.algorithm == "q_ffl":
         return options.q == 0
     if not (hasattr(options, "lambda_") and options.lambda_.moves):
@@ -392,7 +392,7 @@ def _ignores_shift(run: Run) -> bool:
     ):
         return False
     # An absent domain's loss of 0 is not shifted.
-    is_everywhere = all(np.all(_measured(of_round) > 0) for of_round in run.columns)
+    is_everywhere = all(np.all(_measured(columns) > 0) for columns in run.columns)
     return is_everywhere or options.lambda_.absent == "freeze"
 
 
@@ -401,7 +401,7 @@ def _ignores_factor(run: Run) -> bool:
     if not (_is_plain(run) and combination.the_task.can_be_scaled):
         return False
     if combination.algorithm == "delta_fl":
-        return _tells_losses_apart(run)
+        return _separates_losses(run)
     if combination.algorithm != "stochastic_afl":
         return True
     return not isinstance(options.server.optimizer, (Adagrad, Adam, Yogi))
@@ -564,10 +564,10 @@ def check_draw(bench: Bench, seed: int) -> list[str]:
 
 
 def _assert_sound(run: Run) -> None:
-    for cohort, of_round in zip(run.cohorts, run.columns):
-        outcomes = [value for name, (_, value) in of_round.items() if name.startswith("clients/")]
+    for cohort, columns in zip(run.cohorts, run.columns):
+        outcomes = [value for name, (_, value) in columns.items() if name.startswith("clients/")]
         assert run.combination.is_private or sum(outcomes) == len(cohort)
-        assert not of_round["skipped"][1]
+        assert not columns["skipped"][1]
     assert all(np.all(np.isfinite(weights)) for weights in run.models().values())
 
 
@@ -583,7 +583,7 @@ def _chosen(run: Run) -> list[str]:
 
 @pytest.fixture(scope="module")
 def bench(request, tmp_path_factory):
-    """Returns runtimes, each of which is started at its first use."""
+    """Returns runtimes, which start at their first use."""
     with running_runtimes(request) as get:
         yield Bench(get, tmp_path_factory.mktemp("checkpoints"))
 

@@ -25,8 +25,8 @@ class ModelKind(NamedTuple):
         model: Makes one.
         client: Draws a client of a size.
         has_real_inputs: Whether inputs can be not finite.
-        has_relu: Of a number that is not finite, TensorFlow's kernels make 0 or leave it, each as
-            it likes: an evaluation sees such a client, or does not.
+        has_relu: Whether a kernel may replace numbers that are not finite by 0, so an evaluation
+            may or may not see such a client.
         tolerance: How far runtimes may be apart, of the largest value of an array. TFF's worker and
             Python's TensorFlow are two builds, whose kernels of convolutions differ more or less
             from processor to processor.
@@ -94,7 +94,7 @@ KINDS = {
         lambda rng, size: random_client(rng, size, range(NUM_DOMAINS)),
     ),
     "dropout": _from_zoo(keras_zoo.KINDS["dense_with_dropout"])._replace(has_relu=True),
-    # Of two dense layers the first is not trained.
+    # The first of two dense layers is not trained.
     "frozen": _frozen(_from_zoo(keras_zoo.classification(_dropout_between, 5)), "dense"),
     "convolutional": _from_zoo(keras_zoo.KINDS["convolutional"])._replace(
         has_relu=True, tolerance=2e-4

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Callable, Optional
 
 
-def descendants(of: Optional[int] = None) -> list[int]:
+def descendants(process: Optional[int] = None) -> list[int]:
     """Returns the process ids of all children, their children, and so on."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
@@ -16,13 +16,13 @@ def descendants(of: Optional[int] = None) -> list[int]:
             except OSError:
                 continue
             children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found = []
-    waiting = [os.getpid() if of is None else of]
+    result = []
+    waiting = [os.getpid() if process is None else process]
     while waiting:
         below = children.get(waiting.pop(), [])
-        found += below
+        result += below
         waiting += below
-    return found
+    return result
 
 
 def title(pid: int) -> str:

@@ -1,8 +1,8 @@
 """Rounds that tests of the ray runtime compare between processes; run with a file and cases as
 MODE-AGGREGATION-ALGORITHM, it writes the cohort's.
 
-The cohort runtime's bits are those of a process that runs each operation in one thread, which
-TensorFlow has to be told before its first operation: in a test's own process it is too late.
+The cohort runtime's bits need one thread per operation. TensorFlow accepts this setting only before
+its first operation, which is too late in a test's own process.
 """
 
 import functools
@@ -27,7 +27,7 @@ _AGGREGATIONS = {
     "plain": PlainSum(),
     "secure": SecureSum(make_options(SecureSumOptions, limit_examples=50)),
 }
-# Of each mode and aggregation; secure sums are those of an algorithm of two steps.
+# Algorithms by mode and aggregation; that of secure sums has two steps.
 _ALGORITHMS = {
     ("vectorised", "plain"): "agnostic_fed_avg",
     ("vectorised", "secure"): "above_mean",
@@ -35,7 +35,7 @@ _ALGORITHMS = {
 }
 # Excess losses, above and below the losses.
 _SETTINGS: Mapping[str, Any] = {"agnostic_fed_avg": {"lambda_baselines": (0.9, 0.0, 2.0)}}
-CASES = tuple((*of, algorithm) for of, algorithm in _ALGORITHMS.items())
+CASES = tuple((*case, algorithm) for case, algorithm in _ALGORITHMS.items())
 # Messages of another form, and as clients' model an ensemble.
 ENSEMBLE_CASES = (
     ("vectorised", "plain", "fed_boost"),

@@ -1,4 +1,4 @@
-"""How the clients of a cohort run, and the choice where nobody says it."""
+"""Modes in which the clients of a cohort run, and the automatic choice."""
 
 import dataclasses
 import itertools
@@ -107,31 +107,31 @@ def test_vectorised_groups_are_as_large_as_allowed(small):
 
 @pytest.mark.nightly
 def test_groups_shrink_where_clients_or_models_are_large(small, large):
-    """Of 2 MB clients, or of models with a thousand times the weights, fewer fit."""
+    """Fewer clients fit if they have 2 MB, or a thousand times the weights."""
     sizes = [5] * 300
-    of_small = small.plan("vectorised", _cohort(*sizes))[1]
-    of_large = large.plan("vectorised", _cohort(*sizes, num_features=4000))[1]
-    of_many_rows = small.plan("vectorised", _cohort(*[100_000] * 20))[1]
-    assert max(map(len, of_small)) > 100
-    assert max(map(len, of_large)) < 100
-    assert max(map(len, of_many_rows)) < 20
+    small_shards = small.plan("vectorised", _cohort(*sizes))[1]
+    large_shards = large.plan("vectorised", _cohort(*sizes, num_features=4000))[1]
+    row_shards = small.plan("vectorised", _cohort(*[100_000] * 20))[1]
+    assert max(map(len, small_shards)) > 100
+    assert max(map(len, large_shards)) < 100
+    assert max(map(len, row_shards)) < 20
     # One client has to run, however large it is.
     assert small.plan("vectorised", _cohort(3_000_000))[1] == [(0,)]
 
 
 @pytest.mark.nightly
-def test_the_automatic_choice_is_by_the_size_of_the_model(small, large):
+def test_automatic_mode_depends_on_model_size(small, large):
     cohort, large_cohort = _cohort(9, 4, 1), _cohort(9, 4, 1, num_features=4000)
     assert small.plan("auto", cohort, 2)[1] == small.plan("vectorised", cohort, 2)[1]
     assert large.plan("auto", large_cohort)[1] == streamed_shards(3)
-    for found, expected in zip(
+    for result, expected in zip(
         large.sums("auto", large_cohort), large.sums("streamed", large_cohort)
     ):
-        assert_identical(found, expected)
+        assert_identical(result, expected)
 
 
 @pytest.mark.nightly
-def test_large_models_and_convolutions_are_in_step_on_accelerators(large):
+def test_accelerators_run_large_models_in_step(large):
     large_cohort = _cohort(9, 4, 1, num_features=4000)
     accelerated = _Work(logistic_regression(4000, 50), grouping=ON_ACCELERATOR)
     assert accelerated.plan("auto", large_cohort)[1] == [(0, 1, 2)]
@@ -144,25 +144,25 @@ def test_large_models_and_convolutions_are_in_step_on_accelerators(large):
     accelerated = _Work(images, grouping=ON_ACCELERATOR)
     assert accelerated.plan("auto", cohort)[1] == [(0, 2, 3, 1)]
     assert [len(shard) for shard in accelerated.plan("auto", cohort * 10)[1]] == [20, 20]
-    found, expected = (
+    result, expected = (
         tf.nest.flatten(_total(work.sums("auto", cohort))) for work in (accelerated, on_cpu)
     )
-    for of_products, of_convolutions in zip(found, expected):
-        np.testing.assert_allclose(of_products, of_convolutions, rtol=1e-4, atol=1e-5)
+    for products, convolutions in zip(result, expected):
+        np.testing.assert_allclose(products, convolutions, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.nightly
-def test_dropout_on_accelerators_has_the_bits_of_one_client_after_another():
+def test_accelerator_dropout_equals_sequential_bits():
     kind, rng = KINDS["dropout"], np.random.default_rng(0)
     cohort = [kind.client(rng, size) for size in (9, 0, 4, 1)]
     on_cpu, accelerated = (_Work(kind.model(), grouping=g) for g in (ON_CPU, ON_ACCELERATOR))
-    found, expected = (work.sums("vectorised", cohort) for work in (accelerated, on_cpu))
-    assert_identical(_total(found), _total(expected))
+    result, expected = (work.sums("vectorised", cohort) for work in (accelerated, on_cpu))
+    assert_identical(_total(result), _total(expected))
 
 
 @pytest.mark.nightly
-def test_clients_that_only_look_words_up_are_in_step_however_large_the_table():
-    """Half a megabyte of two predictors is sent, of which a client reads a row for each word."""
+def test_lookup_clients_run_in_step():
+    """A client gets half a megabyte of two predictors, and reads a row for each word."""
     outcomes = 60_000
     rng = np.random.default_rng(0)
     predictors = [ModelWeights([w], []) for w in rng.normal(size=[3, outcomes]).astype(np.float32)]
@@ -184,7 +184,7 @@ def test_a_cohort_without_clients_has_no_shards(small, mode):
 
 
 class _BrokenError(Exception):
-    """Of a type that no one else has."""
+    """An error with a distinct type."""
 
 
 def _breaks(values: tf.Tensor) -> tf.Tensor:
@@ -241,7 +241,7 @@ _MISTAKES = {
         itertools.product(["auto", "vectorised"], _MISTAKES),
     ),
 )
-def test_a_mistake_in_what_clients_do_is_raised_as_it_is(mode, where, kind):
+def test_client_errors_are_raised_unchanged(mode, where, kind):
     """It is no reason to run clients one by one: that would be slow, and hide it."""
     wrong, error, message = _MISTAKES[kind]
     work = _Work(logistic_regression(4, 3), where(wrong))
@@ -251,7 +251,7 @@ def test_a_mistake_in_what_clients_do_is_raised_as_it_is(mode, where, kind):
 
 
 @pytest.mark.nightly
-def test_a_function_that_is_only_right_for_one_client_at_a_time_is_not_hidden():
+def test_single_client_functions_raise_errors():
     """It has no place for an axis of clients, and works only where they are streamed."""
 
     def change(work: Any) -> Any:

@@ -87,7 +87,7 @@ def test_small_models_are_traced_once_a_process(num_classes, is_kept):
 
 
 @pytest.mark.nightly
-def test_all_that_comes_out_is_made_of_numpy_arrays(runtime, training):
+def test_results_are_numpy_arrays(runtime, training):
     state, metrics = training.next(training.initialize(), _cohort())
     model = logistic_regression(4, 3)
     output = runtime.evaluation(model, 3, PlainSum())(model.initial_weights, [_cohort()]).output
@@ -112,7 +112,7 @@ def test_an_empty_cohort_is_a_sum_of_zeros(runtime):
 
 
 @pytest.mark.nightly
-def test_the_order_of_a_clients_columns_does_not_matter(training):
+def test_column_order_does_not_matter(training):
     state, cohort = training.initialize(), _cohort()
     reordered = [{key: c[key] for key in ("domain_id", "y", "x")} for c in cohort]
     with_extra = [{**c, "comment": np.array(["of", "any", "type"])} for c in cohort]
@@ -152,7 +152,7 @@ def test_it_can_be_entered_again():
     assert_identical(results[0], results[1])
 
 
-def test_what_it_prepared_does_not_run_after_its_end():
+def test_prepared_rounds_do_not_run_after_close():
     with CohortRuntime() as runtime:
         training = runtime.training(_algorithm(), PlainSum())
         evaluation = runtime.evaluation(logistic_regression(4, 3), 3, PlainSum())
@@ -177,7 +177,7 @@ def test_it_leaves_the_context_of_tff_alone():
 
 
 @pytest.mark.slow
-def test_an_exception_in_a_round_leaves_the_runtime_usable(runtime, training):
+def test_runtime_survives_failing_round(runtime, training):
     state, cohort = training.initialize(), _cohort()
     expected = training.next(state, cohort)
     # A domain out of range, which datasets refuse.
@@ -233,7 +233,7 @@ def _normalized_images() -> tf.keras.Model:
 @pytest.mark.parametrize(
     ("build", "shape"), [(_normalized_dense, [5]), (_normalized_images, [4, 4, 2])]
 )
-def test_lanes_share_no_kernel_that_keeps_values_of_a_call(build, shape):
+def test_lanes_share_no_stateful_kernel(build, shape):
     """TensorFlow's fused normalisation does: run by two threads at once, it ended the process."""
     kind = keras_zoo.classification(build, shape)
     model = model_from_keras(
@@ -261,7 +261,7 @@ class _RuntimeOfFullLanes(CohortRuntime):
         return _FullLanes()
 
 
-def test_memory_that_runs_out_is_one_line_that_says_what_to_lower():
+def test_exhausted_memory_names_settings_to_lower():
     training = _RuntimeOfFullLanes().training(_algorithm(), PlainSum())
     with pytest.raises(ExecutionError) as error:
         training.next(training.initialize(), _cohort())

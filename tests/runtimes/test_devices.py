@@ -50,7 +50,7 @@ def test_auto_takes_all_of_the_best_kind(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["gpu", "tpu"])
-def test_an_absent_device_is_told_with_what_was_found_and_what_to_do(monkeypatch, kind):
+def test_absent_device_names_available_ones(monkeypatch, kind):
     _pretend(monkeypatch, "/device:CPU:0", "/device:CPU:1")
     message = golden.refusal(DEVICES[kind])
     assert message.startswith(
@@ -72,7 +72,7 @@ def test_a_shell_sees_one_line_and_status_2(tmp_path_factory):
     assert {path.name for path in output.iterdir()} == {"out", "err"}
 
 
-def test_threads_of_an_operation_may_be_asked_for_too_late():
+def test_late_thread_setting_is_refused():
     """TensorFlow has begun here: what can be said no more is no error."""
     tf.zeros([1])
     one_thread_per_operation()

@@ -44,39 +44,39 @@ def _in_parts(*sizes: int) -> list[Sequence[Any]]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (2, 3), (1, 4), (4, 0, 1), (0, 5)])
-def test_parts_give_the_bits_of_the_whole_in_secure_sums(secure, sizes):
+def test_secure_parts_equal_complete_sums(secure, sizes):
     """A part may be a single client, or none: fewer than a sum that is looked at must hold."""
-    found, expected = secure(_WEIGHTS, _in_parts(*sizes)), secure(_WEIGHTS, _in_parts(5))
-    assert_identical(found.output, expected.output)
-    assert found.clipped == expected.clipped
+    result, expected = secure(_WEIGHTS, _in_parts(*sizes)), secure(_WEIGHTS, _in_parts(5))
+    assert_identical(result.output, expected.output)
+    assert result.clipped == expected.clipped
     # The third client has 10 examples too many.
-    assert found.clipped["examples"] == 10
+    assert result.clipped["examples"] == 10
 
 
 @pytest.mark.nightly
 def test_parts_may_come_from_a_generator(secure):
-    found = secure(_WEIGHTS, ([client] for client in _CLIENTS))
-    assert_identical(found.output, secure(_WEIGHTS, [_CLIENTS]).output)
+    result = secure(_WEIGHTS, ([client] for client in _CLIENTS))
+    assert_identical(result.output, secure(_WEIGHTS, [_CLIENTS]).output)
 
 
 @pytest.mark.nightly
-def test_several_models_in_one_pass_have_the_bits_of_each_alone(runtime, secure):
+def test_joint_models_equal_single_models(runtime, secure):
     others = [ModelWeights([factor * w for w in _WEIGHTS.trainable], []) for factor in (0, -3, 40)]
     models = [_WEIGHTS, *others]
     for evaluate in (secure, runtime.evaluation(_MODEL, 3, PlainSum())):
         # A generator, which can be read once.
-        found = evaluate.for_each(models, (part for part in _in_parts(2, 3)))
+        result = evaluate.for_each(models, (part for part in _in_parts(2, 3)))
         alone = [evaluate(weights, _in_parts(2, 3)) for weights in models]
-        assert_identical([of.output for of in found], [of.output for of in alone])
-        assert [of.clipped for of in found] == [of.clipped for of in alone]
-        assert len({float(of.output.sums.losses[0]) for of in found}) == len(models)
-    for of in secure.for_each(models, []):
-        assert not any(of.output.clients.values())
+        assert_identical([group.output for group in result], [group.output for group in alone])
+        assert [group.clipped for group in result] == [group.clipped for group in alone]
+        assert len({float(group.output.sums.losses[0]) for group in result}) == len(models)
+    for group in secure.for_each(models, []):
+        assert not any(group.output.clients.values())
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("parts", [[1], [0, 1, 0]])
-def test_a_single_client_in_all_parts_together_is_refused(secure, parts):
+def test_single_client_over_all_parts_is_refused(secure, parts):
     with pytest.raises(UserError, match="expected at least 2 clients in a sum, found 1"):
         secure(_WEIGHTS, _in_parts(*parts))
 
@@ -87,7 +87,7 @@ def test_no_clients_at_all_are_zeros(secure, parts):
     assert not any(secure(_WEIGHTS, _in_parts(*parts)).output.clients.values())
 
 
-def test_plain_sums_of_parts_are_those_of_the_whole(runtime):
+def test_plain_parts_equal_complete_sums(runtime):
     plain = runtime.evaluation(_MODEL, 3, PlainSum())
     whole = plain(_WEIGHTS, [_CLIENTS]).output
     assert_all_close(plain(_WEIGHTS, _in_parts(2, 1, 2)).output, whole)

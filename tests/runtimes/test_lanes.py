@@ -48,7 +48,7 @@ def test_results_come_in_the_order_of_the_items(lanes):
     assert list(lanes.map_in_order(lambda k: k * k, range(50))) == [k * k for k in range(50)]
 
 
-def test_the_order_does_not_depend_on_which_item_is_ready_first():
+def test_result_order_ignores_completion_order():
     """The first item ends only after the last one, which the other lane runs."""
     lanes, last_is_done = DeviceThreads([_CPU], 2), threading.Event()
 
@@ -67,21 +67,21 @@ def test_nothing_to_do_is_no_result(lanes):
     assert list(lanes.map_in_order(lambda k: k, [])) == []
 
 
-def test_an_exception_comes_out_where_its_item_is_and_the_lanes_live_on(lanes):
+def test_exception_is_raised_at_its_item(lanes):
     def fn(k: int) -> int:
         if k == 3:
             raise KeyError("three")
         return k
 
-    found = []
+    result = []
     with pytest.raises(KeyError, match="three"):
         for value in lanes.map_in_order(fn, range(100)):
-            found.append(value)
-    assert found == [0, 1, 2]
+            result.append(value)
+    assert result == [0, 1, 2]
     assert list(lanes.map_in_order(lambda k: k, range(9))) == list(range(9))
 
 
-def test_an_exception_ends_the_work_that_has_not_begun(lanes):
+def test_exception_cancels_pending_items(lanes):
     seen = []
 
     def fn(k: int) -> None:
@@ -94,8 +94,8 @@ def test_an_exception_ends_the_work_that_has_not_begun(lanes):
     assert len(seen) <= 2 * lanes.num_lanes
 
 
-def test_items_are_taken_only_as_the_lanes_get_on(lanes):
-    """Of a hundred thousand clients only those of twice as many shards as lanes are in memory."""
+def test_items_are_taken_lazily(lanes):
+    """Memory holds the clients of at most twice as many shards as lanes."""
     taken = []
 
     def items():
@@ -108,7 +108,7 @@ def test_items_are_taken_only_as_the_lanes_get_on(lanes):
 
 
 @pytest.mark.slow
-def test_no_more_items_run_at_once_than_there_are_lanes(lanes):
+def test_running_items_do_not_exceed_lanes(lanes):
     lock, running, most = threading.Lock(), [0], [0]
 
     def fn(_: int) -> None:
@@ -130,7 +130,7 @@ def test_all_lanes_run_at_once():
     lanes.close()
 
 
-def test_every_lane_keeps_to_a_device_and_devices_are_shared_evenly(monkeypatch):
+def test_lanes_share_devices_evenly(monkeypatch):
     entered = threading.local()
 
     @contextlib.contextmanager
@@ -162,7 +162,7 @@ def test_closing_ends_the_threads():
         list(lanes.map_in_order(lambda k: k, [1]))
 
 
-def test_there_is_a_lane_per_processor_and_two_per_accelerator(monkeypatch):
+def test_default_lanes_follow_devices(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
     assert default_num_lanes(["/device:CPU:0"]) == 3
     assert default_num_lanes([f"/device:CPU:{k}" for k in range(5)]) == 5
@@ -179,7 +179,7 @@ def test_sums_run_from_left_to_right():
 # --- How cohorts are cut into shards
 
 
-# What a shard's padding may be whatever its rows, and otherwise a part of them.
+# Padding that a shard may have regardless of its rows; above it, a fraction of them.
 _FREE_ROWS, _PART = 2048, 0.25
 
 
@@ -224,14 +224,14 @@ def test_clients_of_like_size_share_a_group(sizes):
     assert in_order == sorted(sizes, reverse=True)
 
 
-def test_groups_are_as_few_as_the_bounds_allow_and_nearly_equal():
+def test_groups_are_few_and_nearly_equal():
     assert [len(shard) for shard in vectorised_shards([10] * 10, 4)] == [4, 4, 2]
     assert [len(shard) for shard in vectorised_shards([10] * 9, 8)] == [5, 4]
     assert [len(shard) for shard in vectorised_shards([10] * 8, 8)] == [8]
 
 
 def test_a_large_client_is_not_padded_to():
-    """Of 100,000 rows each small client would add 99,999 of padding."""
+    """Next to 100,000 rows, each small client would add 99,999 of padding."""
     assert vectorised_shards([1, 100_000, 1, 1], 4) == [(1,), (0, 2, 3)]
 
 
@@ -316,10 +316,10 @@ def test_rates_of_lambda_share_a_trace():
     assert np.any(lambdas[0] != lambdas[1])
 
 
-# What clients do, in four ways.
+# Work of clients, in four ways.
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "fed_avg_sub", "q_ffl", "stochastic_afl"])
-def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
+def test_trials_share_a_trace(name):
     model, traces = _counting_model()
     with CohortRuntime(CohortOptions(client_mode="streamed")) as runtime:
 
@@ -344,7 +344,7 @@ def test_trials_share_a_trace_and_algorithms_of_other_parameters_do_not(name):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["streamed", "vectorised"])
-def test_of_many_threads_that_want_it_at_once_one_traces(mode):
+def test_simultaneous_threads_trace_once(mode):
     """Lanes do, and Keras layers and TensorFlow's vectoriser can be traced by one at a time."""
     model, traces = _counting_model()
     compiled = []

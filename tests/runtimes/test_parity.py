@@ -140,7 +140,7 @@ class _Rounds:
 @pytest.mark.parametrize(
     ("algorithm", "aggregation", "kind", "modes"), usually(_USUAL_RUNS, _ALL_RUNS)
 )
-def test_rounds_are_those_of_tff_and_lanes_change_no_bit(
+def test_rounds_equal_tff_with_any_lanes(
     tff_runtime, cohort_runtimes, algorithm, aggregation, kind, modes
 ):
     rounds = _Rounds(algorithm, aggregation, kind)
@@ -151,8 +151,8 @@ def test_rounds_are_those_of_tff_and_lanes_change_no_bit(
         training = rounds.training(runtime)
         state, reports = run_rounds(training, rounds._cohorts)
         _assert_equal_numbers(state, expected_state, kind)
-        for found, expected in zip(reports, expected_reports):
-            _assert_equal_numbers(found, expected, kind)
+        for result, expected in zip(reports, expected_reports):
+            _assert_equal_numbers(result, expected, kind)
         for num_lanes in (1, 4):
             with runtime.with_lanes(num_lanes):
                 assert_identical(run_rounds(training, rounds._cohorts), (state, reports))
@@ -186,13 +186,13 @@ def test_evaluations_are_those_of_tff(tff_runtime, cohort_runtimes, aggregation,
     cohorts = _cohorts(KINDS[kind], spoiled=can_be_seen)
     arguments = (model, NUM_DOMAINS, _aggregation(aggregation))
     evaluate = tff_runtime.evaluation(*arguments)
-    # In one part each, all in several parts, and of nobody.
+    # Clients in one part each, all in several parts, and without clients.
     wanted = [[cohort] for cohort in cohorts] + [cohorts, []]
     expected = [evaluate(weights, parts) for parts in wanted]
     for runtime in cohort_runtimes.values():
         evaluate = runtime.evaluation(*arguments)
-        for parts, of_parts in zip(wanted, expected):
-            _assert_equal_numbers(evaluate(weights, parts), of_parts, kind)
+        for parts, evaluated in zip(wanted, expected):
+            _assert_equal_numbers(evaluate(weights, parts), evaluated, kind)
 
 
 def _assert_equal_numbers(actual: Any, expected: Any, kind: str) -> None:

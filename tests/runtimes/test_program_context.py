@@ -21,7 +21,7 @@ from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.tff import ProgramContext, TffWorker, create_context
 
 _NUM_CLIENTS = 12
-# Of the run's rounds. Fewer clients than a client has columns, and more: see `ProgramContext`.
+# Cohort sizes below and above the number of a client's columns: see `ProgramContext`.
 _CLIENTS_PER_ROUND = (2, 2, 5, 5)
 
 
@@ -102,7 +102,7 @@ def _train(worker: TffWorker, folder: Path, rounds: int, clients: int) -> None:
 
 
 def _without_program(worker: TffWorker, clients: Sequence[int]) -> tuple[Any, list[Any]]:
-    """The state and metrics of rounds of so many clients."""
+    """Returns the state and metrics of rounds with cohorts of this size."""
     process = _process()
     iterator = _Source().iterator()
     metrics = []
@@ -138,14 +138,14 @@ def expected(worker) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.nightly
-def test_a_resumed_program_is_the_run_without_a_program(run, expected):
+def test_resumed_program_equals_run(run, expected):
     saved = _saved_state(run, version=4, like=expected[0])
     assert saved.round_number == 4
     assert_identical(saved.state, expected[0])
 
 
 @pytest.mark.nightly
-def test_the_csv_has_a_row_for_each_round_with_the_metrics_of_each_domain(run, expected):
+def test_csv_has_domain_metrics_of_rounds(run, expected):
     with open(run / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]
@@ -181,7 +181,7 @@ def test_one_client(worker, tmp_path):
 
 
 @pytest.mark.nightly
-def test_references_of_one_call_are_arguments_of_the_next(worker):
+def test_references_are_valid_arguments(worker):
     """Programs may pass results on before they are there."""
     process = _process()
 
@@ -200,12 +200,12 @@ def test_references_of_one_call_are_arguments_of_the_next(worker):
 
 def _worker_processes() -> set[int]:
     """Children of this process that are TFF workers."""
-    found = set()
+    result = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, _, fields = stat.read_text().partition("(")[2].rpartition(")")
         except (FileNotFoundError, ProcessLookupError):
             continue
         if name.startswith("worker_binary") and int(fields.split()[1]) == os.getpid():
-            found.add(int(stat.parent.name))
-    return found
+            result.add(int(stat.parent.name))
+    return result

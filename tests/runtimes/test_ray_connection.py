@@ -80,7 +80,7 @@ def _start(script: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.nightly
-def test_ctrl_c_ends_no_worker_and_kill_ends_all():
+def test_interrupt_spares_workers_and_kill_ends_them():
     process = _start(_ENDLESS)
     try:
         lines: Iterator[str] = iter(process.stdout.readline, "")

@@ -56,7 +56,7 @@ def test_states_are_named_tuples_of_numpy_arrays(training):
 
 
 @pytest.mark.nightly
-def test_the_order_of_a_clients_columns_does_not_matter(training):
+def test_column_order_does_not_matter(training):
     state, cohort = training.initialize(), _cohort()
     reordered = [{key: c[key] for key in ("domain_id", "y", "x")} for c in cohort]
     with_extra = [{**c, "comment": np.zeros(3)} for c in cohort]
@@ -85,8 +85,8 @@ def test_it_can_be_entered_again():
 
 
 @pytest.mark.nightly
-def test_what_it_prepared_does_not_run_after_its_end():
-    """In TFF's default context, a worker that nobody ends would start."""
+def test_prepared_rounds_do_not_run_after_close():
+    """TFF's default context would start a worker that never exits."""
     with TffRuntime() as runtime:
         algorithm = _algorithm()
         training = runtime.training(algorithm, PlainSum())
@@ -102,8 +102,8 @@ def test_what_it_prepared_does_not_run_after_its_end():
 
 
 @pytest.mark.nightly
-def test_a_worker_that_dies_during_a_round_is_an_error_of_one_line():
-    """TFF would go on asking the dead worker for ever."""
+def test_dying_worker_raises_user_error():
+    """TFF would ask the dead worker for ever."""
     with TffWorker() as worker, _installed(worker):
         process = build_agnostic_fed_avg(logistic_regression(4, 3), 3)
         state, cohort = process.initialize(), _cohort(num=40, size=300)

@@ -34,7 +34,7 @@ def _rounds(path: Path) -> list[int]:
 def _is_between_evaluations(run: Path) -> bool:
     """Whether all evaluations of the rounds so far have ended, and the next one has not begun.
 
-    TFF cannot go on with one that was killed between two of its files.
+    TFF cannot resume a program that was killed between two of its files.
     """
     done = max(_versions(run / "state"), default=0)
     # Its manager saves that an evaluation begins, and that it has ended.
@@ -45,7 +45,7 @@ def _is_between_evaluations(run: Path) -> bool:
 def _versions(folder: Path) -> dict[int, Path]:
     """The states that TFF's manager has saved, by their numbers."""
     paths = folder.iterdir() if folder.exists() else ()
-    return {int(found[1]): p for p in paths if (found := re.search(r"_(\d+)$", p.name))}
+    return {int(result[1]): p for p in paths if (result := re.search(r"_(\d+)$", p.name))}
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +71,13 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.nightly
-def test_a_killed_program_ends_as_one_that_was_not_killed(folders):
+def test_killed_program_equals_uninterrupted_one(folders):
     for name, file in (("train.csv", range(1, _ROUNDS + 1)), ("evaluation.csv", (2, 4, 6))):
-        found, expected = (_rounds(folders[k] / "run" / name) for k in ("killed", "whole"))
+        result, expected = (_rounds(folders[k] / "run" / name) for k in ("killed", "whole"))
         assert sorted(expected) == list(file)
-        # TFF saves the state of a round beside its row: a kill between the two loses that row.
-        assert set(found) <= set(expected)
-        assert len(set(expected) - set(found)) <= 1
+        # TFF saves the state of a round after its row: a kill between the two loses that row.
+        assert set(result) <= set(expected)
+        assert len(set(expected) - set(result)) <= 1
     states = [_last_state(folders[name]) for name in ("killed", "whole")]
     assert len(states[0]) > 5
     assert_identical(*states)

@@ -46,7 +46,7 @@ def _cohorts(name: str) -> list[list[dict[str, Any]]]:
         USER_MODELS,
     ),
 )
-def test_two_rounds_are_the_same_in_every_client_mode(
+def test_client_modes_give_equal_rounds(
     tmp_path: Path,
     name: str,
     cohort_runtime: CohortRuntime,
@@ -55,7 +55,7 @@ def test_two_rounds_are_the_same_in_every_client_mode(
     model = _model(tmp_path, name)
     options = make_options(FedAvgOptions, client_learning_rate=0.3, client_batch_size=2)
     algorithm = fed_avg(Problem.numbered(model, _NUM_DOMAINS), options)
-    # What clients do is traced once for all modes.
+    # The work of clients is traced once for all modes.
     compiled = functools.lru_cache(CompiledClientWork)
 
     def train(mode: str) -> Any:
@@ -78,17 +78,17 @@ def test_two_rounds_are_the_same_in_every_client_mode(
         if mode == "vectorised" and not USER_MODELS[name].can_be_vectorised:
             assert golden.refusal(train, mode).startswith(_REFUSED)
             continue
-        for found, expected in zip(
+        for result, expected in zip(
             tf.nest.flatten(train(mode)), tf.nest.flatten((weights, reports))
         ):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    # What TensorFlow cannot convert is streamed without a word.
+            np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    # Unconvertible models are streamed without a message.
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["bidirectional GRU of texts", "Transformer of texts"])
-def test_padding_is_of_no_consequence_where_the_embedding_masks_it(tmp_path, name):
+def test_masked_padding_has_no_effect(tmp_path, name):
     model = _model(tmp_path, name)
     weights = [np.array(w) for w in model.initial_weights.trainable]
     x = tf.constant([[3, 5, 0], [2, 0, 0], [4, 1, 2]])
@@ -96,14 +96,14 @@ def test_padding_is_of_no_consequence_where_the_embedding_masks_it(tmp_path, nam
     for vector_of_padding in (0.0, 9.0):
         weights[0][0] = vector_of_padding
         tensors = ModelWeights([tf.constant(weight) for weight in weights], [])
-        found = model.predict(tensors, x, False, tf.zeros([2], tf.int32))
-        scores.append(found.numpy())
+        result = model.predict(tensors, x, False, tf.zeros([2], tf.int32))
+        scores.append(result.numpy())
     np.testing.assert_allclose(*scores, atol=1e-6)
     assert np.any(scores[0][0] != scores[0][1])
 
 
 @pytest.mark.slow
-def test_a_transformer_of_next_words_does_not_look_ahead(tmp_path):
+def test_transformer_does_not_look_ahead(tmp_path):
     model = _model(tmp_path, "Transformer of next words")
     first, second = (
         model.predict(model.initial_weights, tf.constant([ids]), False, tf.zeros([2], tf.int32))

@@ -112,9 +112,7 @@ def test_it_can_be_started_again():
         ("exit 3", "it printed nothing"),
     ],
 )
-def test_a_worker_that_does_not_start_is_an_error_with_its_last_words(
-    monkeypatch, tmp_path, script, message
-):
+def test_failed_worker_start_shows_last_output(monkeypatch, tmp_path, script, message):
     binary = tmp_path / "data" / "worker_binary"
     binary.parent.mkdir()
     binary.write_text(f"#!/bin/sh\n{script}\n")

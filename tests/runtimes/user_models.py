@@ -18,7 +18,7 @@ class UserModel(NamedTuple):
     """A user's file, and the data that it is for.
 
     Attributes:
-        data: What the file is told.
+        data: Arguments of the file.
         code: The lines of `build_model`.
         can_be_vectorised: Whether TensorFlow can vectorise it.
     """

@@ -41,7 +41,7 @@ def _binaries() -> dict[str, Path]:
 
 
 @pytest.mark.slow
-def test_the_runner_of_plans_imports_nothing_of_the_package():
+def test_plan_runner_imports_no_package_module():
     for name, path in _files("plan_runner").items():
         assert not any(module.split(".")[0] == _PACKAGE for module in _imports(path)), name
 

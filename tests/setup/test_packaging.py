@@ -60,8 +60,8 @@ def wheels(tmp_path_factory):
         f"plan_runner/tff_agnostic_plan_runner-{version()}-py3-none-any.whl",
         f"fleet/tff_agnostic_fleet-{version()}-py3-none-any.whl",
     )
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*.whl")}
-    assert found == set(names)
+    result = {path.relative_to(folder).as_posix() for path in folder.rglob("*.whl")}
+    assert result == set(names)
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(zipfile.ZipFile(folder / name)) for name in names]
 
@@ -81,7 +81,7 @@ def modules_of(folder):
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_every_module_and_nothing_at_a_common_name(wheel):
+def test_wheel_has_every_module(wheel):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     expected = modules_of("tff_agnostic")
     expected |= {f"tff_agnostic/{path}" for path in modules_of("binaries")}
@@ -117,12 +117,12 @@ def test_a_small_wheel_holds_one_package(wheels, wheel, number, folder, more, ne
 @pytest.mark.slow
 def test_the_wheel_holds_the_configurations(wheel):
     shipped = {name for name in wheel.namelist() if name.endswith(".flags")}
-    there = {f"tff_agnostic/configs/{path.name}" for path in (ROOT / "configs").glob("*.flags")}
-    assert shipped == there
+    present = {f"tff_agnostic/configs/{path.name}" for path in (ROOT / "configs").glob("*.flags")}
+    assert shipped == present
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_no_build_files_and_no_tests(wheel):
+def test_wheel_excludes_build_files_and_tests(wheel):
     for name in wheel.namelist():
         assert not name.endswith((".bazel", ".bzl", ".pyc")), name
         assert not pathlib.PurePosixPath(name).name.startswith("test_"), name
@@ -135,13 +135,13 @@ def test_the_wheel_holds_the_licence(wheel):
 
 @pytest.mark.slow
 def test_the_wheel_says_what_it_is(wheel, project):
-    said = email.message_from_string(metadata_file(wheel, "METADATA"))
-    assert said["Name"] == "tff-agnostic"
-    assert said["Version"] == version()
-    assert said["License"] == "Apache-2.0"
-    assert set(said["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
-    assert said.get_payload().strip() == (ROOT / "README.md").read_text().strip()
-    plain = {line for line in said.get_all("Requires-Dist") if "extra ==" not in line}
+    message = email.message_from_string(metadata_file(wheel, "METADATA"))
+    assert message["Name"] == "tff-agnostic"
+    assert message["Version"] == version()
+    assert message["License"] == "Apache-2.0"
+    assert set(message["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
+    assert message.get_payload().strip() == (ROOT / "README.md").read_text().strip()
+    plain = {line for line in message.get_all("Requires-Dist") if "extra ==" not in line}
     assert len(plain) == len(project["project"]["dependencies"])
 
 
@@ -194,7 +194,6 @@ DISTRIBUTIONS = {
     # It comes with TensorFlow, which asks for the versions that it can do with.
     "google": "tensorflow",
     "grpc": "grpcio",
-    # The same.
     "keras": "tensorflow",
     "pkg_resources": "setuptools",
     "sklearn": "scikit-learn",
@@ -210,10 +209,10 @@ def test_every_package_imported_is_asked_for(project):
     fleet = tomllib.loads((ROOT / "fleet" / "pyproject.toml").read_text())
     asked |= {Requirement(text).name for text in fleet["project"]["dependencies"]}
     asked = {canonicalize_name(name) for name in asked}
-    own = {"fleet", "plan_runner", "tff_agnostic"}
-    for folder in (*own, "binaries"):
+    actual = {"fleet", "plan_runner", "tff_agnostic"}
+    for folder in (*actual, "binaries"):
         for place, name in imported(folder):
-            if name not in own and name not in sys.stdlib_module_names:
+            if name not in actual and name not in sys.stdlib_module_names:
                 distribution = canonicalize_name(DISTRIBUTIONS.get(name, name))
                 assert distribution in asked, f"{place}: {name}"
 
@@ -249,7 +248,7 @@ def environment(python):
 
 
 @every_lock
-def test_every_locked_package_is_pinned_and_has_its_hashes(lock):
+def test_locked_packages_are_pinned_with_hashes(lock):
     requirements = list(locked(lock))
     assert len(requirements) > 30
     for requirement, hashes in requirements:

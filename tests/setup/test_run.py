@@ -61,9 +61,9 @@ class Checkout:
         (self.root / "binaries" / "__main__.py").write_text(_COMMANDS)
         (self.root / "binaries" / "_private.py").touch()
         for tool in _TOOLS:
-            found = shutil.which(tool)
-            assert found, tool
-            (self.bin / tool).symlink_to(found)
+            result = shutil.which(tool)
+            assert result, tool
+            (self.bin / tool).symlink_to(result)
 
     def add(self, name: str, text: str) -> None:
         """Puts a program on PATH."""
@@ -117,13 +117,13 @@ def test_help_lists_commands_without_an_environment(bare, arguments):
 
 
 @pytest.mark.parametrize("command", ["tran", "_private", "../run", "*", ""])
-def test_an_unknown_command_is_one_line(bare, command):
+def test_unknown_command_is_refused(bare, command):
     status, output, errors = bare.run(command)
     assert (status, output) == (2, "")
     assert errors == f"run: no command '{command}' ('./run help' lists them)\n"
 
 
-def test_no_uv_and_no_pip_is_one_line(bare):
+def test_missing_uv_and_pip_are_reported(bare):
     bare.add("python3", "#!/usr/bin/env bash\necho 'No module named pip' >&2\nexit 1\n")
     status, output, errors = bare.run("train")
     assert (status, output) == (2, "")

@@ -1,4 +1,4 @@
-"""What commands import before they have work to do."""
+"""Imports of commands before their work."""
 
 import os
 import signal
@@ -54,15 +54,15 @@ def test_help_loads_no_large_package(command):
 
 
 @pytest.mark.slow
-def test_who_reads_the_first_line_of_help_sees_no_traceback():
+def test_closed_help_pipe_shows_no_traceback():
     reading, writing = os.pipe()
     os.close(reading)
-    with open(writing, "w") as nobody:
+    with open(writing, "w") as closed:
         done = subprocess.run(
             [sys.executable, "-m", "binaries", "privacy", "--help"],
             cwd=ROOT,
             check=False,
-            stdout=nobody,
+            stdout=closed,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -80,7 +80,7 @@ def test_a_refused_flag_loads_no_large_package(flags):
 
 
 @pytest.mark.slow
-def test_flags_of_absl_that_would_do_nothing_are_refused():
+def test_ineffective_absl_flags_are_refused():
     done = subprocess.run(
         [sys.executable, "-m", "binaries.train", "--only_check_args"],
         cwd=ROOT,
@@ -118,8 +118,8 @@ def _train_without_tff(folder: Path, *flags: str) -> "subprocess.CompletedProces
 
 
 @pytest.mark.nightly
-def test_a_private_run_of_plain_sums_needs_no_tff(tmp_path):
-    """Its check, that the key of the noise is sent to nobody, included; of two steps, too."""
+def test_plain_private_run_needs_no_tff(tmp_path):
+    """This includes the check that the key of the noise is not sent, also with two steps."""
     private = ("--privacy=central", "--noise_multiplier=1", "--clients_per_round=4")
     algorithm = ("--algorithm=delta_fl", "--threshold=survey")
     done = _train_without_tff(tmp_path / "run", *private, *algorithm)
@@ -136,7 +136,7 @@ def test_one_line_says_how_to_get_tff(tmp_path):
     assert "./run without TFF_AGNOSTIC_PLATFORM, or" in line
 
 
-# Others' packages, which change what they like, are there before.
+# Foreign packages with side effects are loaded first.
 _GLOBAL_STATE = """
 import importlib, logging, os, pkgutil, random, signal, sys, threading, warnings
 import dp_accounting, h5py, jinja2, matplotlib.pyplot, numpy, optuna, ray, scipy.stats, sklearn
@@ -174,7 +174,7 @@ names = [
     module.name
     for package in (plan_runner, tff_agnostic)
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
-    # What is for Keras 3 or for Flower, neither of which is here, is imported where they are.
+    # Modules for Keras 3 and Flower need packages that are not installed here.
     if module.name not in (
         "tff_agnostic.models.keras3", "fleet.flower", "fleet.proxy",
     )

@@ -21,12 +21,12 @@ def test_arrays_are_what_models_are_given(tmp_path):
     assert read.names[-1] == "city=Lima"
     assert list(dict.fromkeys(read.clients)) == list(task.test.client_ids)
     for client in task.test.client_ids:
-        own, expected = read.clients == client, task.test.read(client)
-        np.testing.assert_array_equal(read.x[own], expected["x"])
+        actual, expected = read.clients == client, task.test.read(client)
+        np.testing.assert_array_equal(read.x[actual], expected["x"])
         assert read.y is not None
-        np.testing.assert_array_equal(read.y[own], expected["y"])
+        np.testing.assert_array_equal(read.y[actual], expected["y"])
         names = [task.domain_names[k] for k in expected["domain_id"]]
-        assert read.domains[own].tolist() == names
+        assert read.domains[actual].tolist() == names
     with pytest.raises(UserError, match="expected clients in split dev, found the splits heldout"):
         arrays_of(load_store(tmp_path / "shoppers.sqlite"), "dev")
 

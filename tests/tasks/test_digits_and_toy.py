@@ -51,14 +51,14 @@ def test_clients_fit_the_model(task):
             assert (examples["x"].min(), examples["x"].max() <= 1) == (0, True)
 
 
-def test_rare_classes_keep_their_share_of_the_training_examples():
+def test_rare_classes_keep_their_fraction():
     everything, thinned = _counts(_load(keep=""), "train"), _counts(_load(), "train")
     np.testing.assert_array_equal(thinned[:8], everything[:8])
     assert thinned[8] == round(0.15 * everything[8])
     assert thinned[9] == round(0.3 * everything[9])
 
 
-def test_the_test_examples_are_the_same_whatever_is_thinned():
+def test_thinning_keeps_test_examples():
     assert (
         _images(_load(keep="").test) == _images(_load(keep="0:0.01").test) == _images(_load().test)
     )
@@ -129,7 +129,7 @@ def test_an_option_out_of_range_is_refused(case):
 
 
 @pytest.mark.slow
-def test_held_out_images_are_training_images_that_are_not_trained_on(task):
+def test_held_out_images_are_not_trained_on(task):
     held_out = _load(heldout_share=0.25, keep="")
     assert (task.test_split, held_out.test_split) == ("test", "heldout")
     everything = _load(keep="")
@@ -142,7 +142,7 @@ def test_held_out_images_are_training_images_that_are_not_trained_on(task):
     )
 
 
-def test_rare_classes_are_whole_among_the_held_out_images():
+def test_held_out_images_have_all_rare_classes():
     thinned, whole = _load(heldout_share=0.25), _load(heldout_share=0.25, keep="")
     assert _images(thinned.test) == _images(whole.test)
     assert _counts(thinned, "train")[8] == round(0.15 * _counts(whole, "train")[8])
@@ -203,7 +203,7 @@ def test_losses_are_squared_distances():
     np.testing.assert_allclose(losses, (examples["y"] - w) ** 2, rtol=1e-6)
 
 
-def test_trials_have_one_model_so_that_it_is_traced_once():
+def test_trials_share_a_model():
     model = _load_of_toy(seed=1).model
     assert _load_of_toy(seed=2, num_clients=7).model is model
     with computing_in("mixed_bfloat16"):
@@ -223,5 +223,5 @@ def test_the_seed_decides_the_points():
 
 
 @golden.values
-def test_an_option_out_of_range_is_refused_of_toy(case):
+def test_toy_refuses_invalid_options(case):
     return golden.refusal(_load_of_toy, **case)

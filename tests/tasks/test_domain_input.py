@@ -69,7 +69,7 @@ def _words():
     [lambda: logistic_regression(4, 3), _convolutions, _words],
     ids=["linear", "cnn", "rnn"],
 )
-def test_a_domains_vector_is_added_to_the_scores_of_the_network(model):
+def test_domain_vector_is_added_to_scores(model):
     rng = np.random.default_rng(0)
     model = model()
     wider = with_domain(model, 4)
@@ -77,8 +77,8 @@ def test_a_domains_vector_is_added_to_the_scores_of_the_network(model):
     # It starts as the network does, with vectors of zeros.
     start = list(wider.initial_weights.trainable)
     assert not start.pop(k).any()
-    for own, expected in zip(start, model.initial_weights.trainable, strict=True):
-        np.testing.assert_array_equal(own, expected)
+    for actual, expected in zip(start, model.initial_weights.trainable, strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
     weights = _random(wider, rng)
     rest = ModelWeights([w for i, w in enumerate(weights.trainable) if i != k], [])
@@ -86,10 +86,10 @@ def test_a_domains_vector_is_added_to_the_scores_of_the_network(model):
     x = tf.cast(rng.integers(0, 9, [5, *spec.shape[1:]]), spec.dtype)
     domain = np.array([3, 0, 2, 2, 0], np.int32)
     scores = model.predict(rest, x, False, _SEED).numpy()
-    found = wider.predict(weights, {"x": x, "domain": tf.constant(domain)}, False, _SEED)
+    result = wider.predict(weights, {"x": x, "domain": tf.constant(domain)}, False, _SEED)
     vectors = weights.trainable[k].numpy()[domain]
     expected = scores + vectors.reshape(5, *[1] * (scores.ndim - 2), -1)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
     # The last layer is the network's; the vectors can be trained alone.
     layer = last_layer(model)
     assert last_layer(wider).name == layer.name
@@ -97,7 +97,7 @@ def test_a_domains_vector_is_added_to_the_scores_of_the_network(model):
     assert [np.shape(w) for w in alone.initial_weights.trainable] == [(4, scores.shape[-1])]
 
 
-def test_it_learns_as_a_linear_model_of_x_and_the_domain_one_hot():
+def test_training_equals_one_hot_linear_model():
     """Gradients against those in closed form: (softmax - one-hot label) times [x, one-hot d]."""
     rng = np.random.default_rng(1)
     wider = with_domain(logistic_regression(4, 3), 2)
@@ -122,23 +122,23 @@ def test_it_learns_as_a_linear_model_of_x_and_the_domain_one_hot():
     np.testing.assert_allclose(gradients[1 if k == 0 else 0], expected[:4], rtol=1e-4, atol=1e-6)
 
 
-def test_clients_tell_the_domain_beside_all_they_have():
+def test_clients_add_the_domain():
     examples = {
         "x": np.array([[1.0], [2.0], [3.0]], np.float32),
         "y": np.array([7, 8, 9], np.int32),
         "domain_id": np.array([1, 0, 1], np.int32),
     }
     telling = ClientsWithDomain(InMemoryClients({"a": examples}))
-    found = telling.read("a")
-    np.testing.assert_array_equal(found["x"]["domain"], [1, 0, 1])
-    np.testing.assert_array_equal(found["x"]["x"], examples["x"])
-    assert found["y"] is examples["y"] and telling.client_domain_counts() is None
+    result = telling.read("a")
+    np.testing.assert_array_equal(result["x"]["domain"], [1, 0, 1])
+    np.testing.assert_array_equal(result["x"]["x"], examples["x"])
+    assert result["y"] is examples["y"] and telling.client_domain_counts() is None
     np.testing.assert_array_equal(client_domain_counts(telling, 2), [[1, 2]])
-    of_arrays = ClientsWithDomain(InMemoryClients({"a": {**examples, "x": {"b": examples["x"]}}}))
-    assert sorted(of_arrays.read("a")["x"]) == ["b", "domain"]
+    arrays = ClientsWithDomain(InMemoryClients({"a": {**examples, "x": {"b": examples["x"]}}}))
+    assert sorted(arrays.read("a")["x"]) == ["b", "domain"]
 
 
-def _of_probabilities():
+def _from_probabilities():
     return model_from_keras(
         lambda: tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(3, "softmax")]),
         loss=tf.keras.losses.SparseCategoricalCrossentropy(reduction="none"),
@@ -150,7 +150,7 @@ def _of_probabilities():
     ("model", "message"),
     [
         (lambda: unigram_model(3), "a task with a Keras model, found another model"),
-        (_of_probabilities, "a model whose outputs are scores or numbers, to which"),
+        (_from_probabilities, "a model whose outputs are scores or numbers, to which"),
         (
             lambda: with_domain(logistic_regression(2, 2), 2),
             "model inputs without the name 'domain', found x, domain",
@@ -184,9 +184,7 @@ _RUN = (
 
 
 @pytest.mark.nightly
-def test_a_run_learns_the_words_of_each_domain_and_its_card_says_what_to_tell(
-    streaming_runtime, tmp_path, monkeypatch
-):
+def test_domain_run_learns_words_of_each_domain(streaming_runtime, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call = Caller({"cohort": streaming_runtime})
     rows = [

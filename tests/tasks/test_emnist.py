@@ -43,7 +43,7 @@ def _pixels(ink: float = 0.5) -> np.ndarray:
     return np.full([28 * 28], ink, np.float32)
 
 
-def _of_tff(path, writers=tuple(_WRITERS), labels=(3, 9)):
+def _from_tff(path, writers=tuple(_WRITERS), labels=(3, 9)):
     """A file with the splits and the ids of TFF's; letters in those of all characters only."""
     rows = []
     for part in ("train", "test"):
@@ -57,7 +57,7 @@ def _of_tff(path, writers=tuple(_WRITERS), labels=(3, 9)):
     )
 
 
-def _of_import(path, high_school=4, census=6):
+def _from_import(path, high_school=4, census=6):
     def records(split, prefix):
         for k in range(high_school):
             yield split, image(f"{prefix}h{k}", emnist.HIGH_SCHOOL, k)
@@ -79,7 +79,7 @@ def _error(path: Any, client: Optional[str] = None, **options: Any) -> str:
 
 
 def test_domains_are_those_of_the_writers_numbers(tmp_path):
-    task = _load(_of_tff(tmp_path / "s.sqlite"))
+    task = _load(_from_tff(tmp_path / "s.sqlite"))
     assert task.domain_names == (emnist.HIGH_SCHOOL, emnist.CENSUS)
     assert list(task.train.client_ids) == sorted(_WRITERS)
     for writer, domain in _WRITERS.items():
@@ -90,8 +90,8 @@ def test_domains_are_those_of_the_writers_numbers(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_classes", "labels"), [(62, [3, 9, 61]), (10, [3, 9])])
-def test_tffs_splits_are_those_of_the_number_of_classes(tmp_path, num_classes, labels):
-    task = _load(_of_tff(tmp_path / "s.sqlite"), num_classes=num_classes)
+def test_splits_depend_on_number_of_classes(tmp_path, num_classes, labels):
+    task = _load(_from_tff(tmp_path / "s.sqlite"), num_classes=num_classes)
     for clients in (task.train, task.test):
         examples = clients.read("f2103_04")
         assert examples["y"].tolist() == labels
@@ -101,7 +101,7 @@ def test_tffs_splits_are_those_of_the_number_of_classes(tmp_path, num_classes, l
 
 
 def test_a_store_of_an_import_names_the_domains(tmp_path):
-    task = _load(_of_import(tmp_path / "s.sqlite"))
+    task = _load(_from_import(tmp_path / "s.sqlite"))
     np.testing.assert_array_equal(domain_counts(task.train, 2), [4, 12])
     assert task.train.read("h2")["domain_id"].tolist() == [0]
     assert task.train.read("c3")["domain_id"].tolist() == [1, 1]
@@ -109,8 +109,8 @@ def test_a_store_of_an_import_names_the_domains(tmp_path):
     np.testing.assert_array_equal(task.train.read("c3")["x"], np.full([2, 28, 28, 1], 0.5))
 
 
-def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path):
-    path = _of_import(tmp_path / "s.sqlite")
+def test_evaluation_uses_the_given_split(tmp_path):
+    path = _from_import(tmp_path / "s.sqlite")
     assert _load(path).test.client_ids[0] == "tc0"
     assert _load(path, test_split="heldout").test.client_ids[0] == "xc0"
     message = f"{path}: expected clients in split validation, found the splits heldout, test, train"
@@ -119,7 +119,7 @@ def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path):
 
 def test_the_task_has_the_model_of_the_paper(tmp_path, monkeypatch):
     monkeypatch.undo()
-    task = _load(_of_tff(tmp_path / "s.sqlite"))
+    task = _load(_from_tff(tmp_path / "s.sqlite"))
     sizes = [w.size for w in task.model.initial_weights.trainable]
     # 1,206,590 with 62 classes.
     assert sum(sizes) == 1_206_590 - (128 + 1) * (62 - 10)
@@ -127,7 +127,7 @@ def test_the_task_has_the_model_of_the_paper(tmp_path, monkeypatch):
 
 @pytest.mark.nightly
 def test_the_rarer_writers_are_drawn_by_the_seed(tmp_path):
-    path = _of_import(tmp_path / "s.sqlite")
+    path = _from_import(tmp_path / "s.sqlite")
 
     def kept(seed):
         ids = list(_load(path, seed, high_school_writers=2).train.client_ids)
@@ -138,12 +138,12 @@ def test_the_rarer_writers_are_drawn_by_the_seed(tmp_path):
     assert len(kept(0)) == 2
     assert kept(0) == kept(0)
     assert len({kept(seed) for seed in range(8)}) > 1
-    # Those to evaluate on stay as they are.
+    # The evaluated clients do not change.
     assert len(_load(path, high_school_writers=2).test.client_ids) == 10
 
 
 def test_writers_of_tffs_file_are_thinned_too(tmp_path):
-    task = _load(_of_tff(tmp_path / "s.sqlite"), high_school_writers=1)
+    task = _load(_from_tff(tmp_path / "s.sqlite"), high_school_writers=1)
     domains = [_WRITERS[writer] for writer in task.train.client_ids]
     assert domains.count(emnist.HIGH_SCHOOL) == 1
     assert domains.count(emnist.CENSUS) == 4
@@ -151,20 +151,20 @@ def test_writers_of_tffs_file_are_thinned_too(tmp_path):
 
 @pytest.mark.parametrize("keep", [0, -1, 5])
 def test_more_writers_than_there_are_or_none(tmp_path, keep):
-    assert _error(_of_import(tmp_path / "s.sqlite"), high_school_writers=keep) == (
+    assert _error(_from_import(tmp_path / "s.sqlite"), high_school_writers=keep) == (
         f"high_school_writers: expected 1 to 4, the number of high-school writers, found {keep}"
     )
 
 
 def test_all_writers_may_be_named(tmp_path):
-    task = _load(_of_import(tmp_path / "s.sqlite"), high_school_writers=4)
+    task = _load(_from_import(tmp_path / "s.sqlite"), high_school_writers=4)
     assert len(task.train.client_ids) == 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", [10, -1])
 def test_a_label_out_of_range_names_the_client(tmp_path, label):
-    path = _of_tff(tmp_path / "s.sqlite", labels=(0, label))
+    path = _from_tff(tmp_path / "s.sqlite", labels=(0, label))
     message = _error(path, "f2100_69")
     assert (
         message == f"{path}: client f2100_69: expected labels from 0 to 9, found {label} in row 1"
@@ -173,7 +173,7 @@ def test_a_label_out_of_range_names_the_client(tmp_path, label):
 
 @pytest.mark.parametrize("client", ["alice", "", "f_01", "fünf_1"])
 def test_a_client_that_is_no_writer(tmp_path, client):
-    path = _of_tff(tmp_path / "s.sqlite", writers=[client])
+    path = _from_tff(tmp_path / "s.sqlite", writers=[client])
     assert _error(path, client) == (
         f"{path}: expected ids of TFF's EMNIST such as f2103_04 in a store that does not name the "
         f"domains, found the client {client!r}"
@@ -203,7 +203,7 @@ def test_images_of_another_size(tmp_path):
 
 def test_classes_that_are_none(tmp_path):
     message = "num_classes: expected at least 2, found 1"
-    assert _error(_of_tff(tmp_path / "s.sqlite"), num_classes=1) == message
+    assert _error(_from_tff(tmp_path / "s.sqlite"), num_classes=1) == message
 
 
 def test_tffs_file_is_not_downloaded_again(tmp_path, monkeypatch):
@@ -211,14 +211,14 @@ def test_tffs_file_is_not_downloaded_again(tmp_path, monkeypatch):
         raise AssertionError("downloaded")
 
     monkeypatch.setattr(tff.simulation.datasets.emnist, "load_data", load_data)
-    _of_tff(tmp_path / "emnist_all.sqlite")
+    _from_tff(tmp_path / "emnist_all.sqlite")
     task = load_task("emnist", {"num_classes": 10}, TaskContext(0, data_dir=tmp_path))
     assert list(task.train.client_ids) == sorted(_WRITERS)
 
 
 def test_tffs_file_is_downloaded_into_the_folder(tmp_path, monkeypatch):
     def load_data(cache_dir):
-        _of_tff(tmp_path / "emnist_all.sqlite")
+        _from_tff(tmp_path / "emnist_all.sqlite")
         assert cache_dir == str(tmp_path)
 
     monkeypatch.setattr(tff.simulation.datasets.emnist, "load_data", load_data)
@@ -227,23 +227,23 @@ def test_tffs_file_is_downloaded_into_the_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reason"),
     [(OSError("no\n  network"), "no network"), (ValueError(), "ValueError")],
 )
-def test_where_there_is_no_network(tmp_path, monkeypatch, error, told):
+def test_where_there_is_no_network(tmp_path, monkeypatch, error, reason):
     def load_data(**kwargs):
         raise error
 
     monkeypatch.setattr(tff.simulation.datasets.emnist, "load_data", load_data)
     assert golden.refusal(lambda: load_task("emnist", {}, TaskContext(0, data_dir=tmp_path))) == (
         "data: expected a client store, as TensorFlow Federated could not download "
-        f"emnist_all.sqlite ({told}), found none"
+        f"emnist_all.sqlite ({reason}), found none"
     )
 
 
 def test_the_linear_model_is_logistic_regression_on_pixels(tmp_path, monkeypatch):
     monkeypatch.undo()
-    model = _load(_of_tff(tmp_path / "s.sqlite"), network="linear").model
+    model = _load(_from_tff(tmp_path / "s.sqlite"), network="linear").model
     kernel, bias = model.initial_weights.trainable
     assert (kernel.shape, bias.shape) == ((784, 10), (10,))
     assert not kernel.any() and not bias.any()
@@ -255,11 +255,11 @@ def test_the_linear_model_is_logistic_regression_on_pixels(tmp_path, monkeypatch
 
 
 class TestTrainShare:
-    """Training clients divided anew."""
+    """Training clients with a different division."""
 
     @pytest.mark.nightly
     def test_each_training_client_trains_or_is_tested_on(self, tmp_path):
-        path = _of_import(tmp_path / "s.sqlite", high_school=20, census=20)
+        path = _from_import(tmp_path / "s.sqlite", high_school=20, census=20)
         everyone = set(_load(path).train.client_ids)
         splits = set()
         for seed in range(5):
@@ -267,15 +267,15 @@ class TestTrainShare:
             train, test = set(task.train.client_ids), set(task.test.client_ids)
             assert len(train) == 10 and not train & test and train | test == everyone
             np.testing.assert_array_equal(task.test.read(min(test))["domain_id"][:1], [1])
-            # The same of the same seed, whatever else is asked for.
+            # A seed determines the clients, whatever the other options.
             assert train == set(
                 _load(path, seed, train_share=0.25, network="linear").train.client_ids
             )
             splits.add(frozenset(train))
         assert len(splits) == 5
 
-    def test_what_cannot_be_is_one_line(self, tmp_path):
-        path = _of_import(tmp_path / "s.sqlite")
+    def test_invalid_options_are_refused(self, tmp_path):
+        path = _from_import(tmp_path / "s.sqlite")
         assert _error(path, train_share=0.01) == (
             "train_share: expected a fraction that keeps clients to train and others to evaluate, "
             "found 0.01, 0 of 10 training clients"

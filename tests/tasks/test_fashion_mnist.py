@@ -27,7 +27,7 @@ def _store(path, labels, domain=str):
     return write_store(path, rows, "features")
 
 
-def test_of_ten_classes_three_are_left_and_numbered_anew(tmp_path):
+def test_three_classes_are_renumbered(tmp_path):
     task = _load(_store(tmp_path / "s.sqlite", [6, 1, 0, 9, 2, 0]))
     assert task.domain_names == ("t-shirt/top", "pullover", "shirt")
     for clients in (task.train, task.test):
@@ -37,7 +37,7 @@ def test_of_ten_classes_three_are_left_and_numbered_anew(tmp_path):
         np.testing.assert_allclose(examples["x"][:, 0], [0.6, 0, 0.2, 0], rtol=1e-6)
 
 
-def test_a_store_of_these_three_has_them_numbered_already(tmp_path):
+def test_store_of_three_classes_keeps_numbers(tmp_path):
     # As of import_data --format=idx --classes=0,2,6.
     domain = ["0", "2", "6"].__getitem__
     task = _load(_store(tmp_path / "s.sqlite", [2, 0, 1, 1], domain))
@@ -59,7 +59,7 @@ def test_a_store_of_tff(tmp_path):
     np.testing.assert_allclose(examples["x"], pixels[np.newaxis], rtol=1e-6)
 
 
-def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path):
+def test_evaluation_uses_the_given_split(tmp_path):
     path = write_store(
         tmp_path / "s.sqlite",
         [("train", image("a", "0", 0)), ("heldout", image("h", "9", 9))],

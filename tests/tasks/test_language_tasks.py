@@ -97,7 +97,7 @@ def test_the_vocabulary_and_the_sentences_are_cut(tmp_path, sizes, task):
 
 
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
-def test_what_is_cut_is_said_or_goes_on_in_the_next_example(tmp_path, sizes, task):
+def test_truncated_texts_are_reported_or_continued(tmp_path, sizes, task):
     path = text_store(tmp_path / "s.sqlite")
     # The words of clients a and b: the cat | cat sat the | sat | the the dog.
     (remark,) = _load(task, path, sequence_length=2).remarks()
@@ -153,7 +153,7 @@ def test_the_fingerprint_is_the_vocabularys(tmp_path, sizes, task):
 
 
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
-def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path, sizes, task):
+def test_evaluation_uses_the_given_split(tmp_path, sizes, task):
     path = text_store(tmp_path / "s.sqlite")
     for split, client in (("test", "t"), ("heldout", "h")):
         loaded = _load(task, path, test_split=split)
@@ -165,7 +165,7 @@ def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path, sizes, task):
     [(task, option) for task in _LANGUAGE_TASKS for option in ("vocabulary", "sequence_length")],
 )
 @pytest.mark.parametrize("value", [0, -3])
-def test_a_size_out_of_range_is_named_as_its_flag(tmp_path, task, option, value):
+def test_invalid_size_names_its_flag(tmp_path, task, option, value):
     message = _error(task, text_store(tmp_path / "s.sqlite"), **{option: value})
     expected = "at least 1" + " or a path" * (option == "vocabulary")
     assert message == f"{option}: expected {expected}, found {value}"
@@ -208,7 +208,7 @@ def test_questions_and_answers_only(tmp_path, sizes):
 
 @pytest.fixture
 def word_counts(monkeypatch):
-    """What TFF would download."""
+    """The file that TFF would download."""
 
     def load_word_counts(cache_dir, vocab_size):
         words = OrderedDict([("how", 30), ("so", 20), ("?", 10)])
@@ -229,7 +229,7 @@ def test_tffs_file_names_the_domain_as_the_type(tmp_path, sizes, word_counts):
     assert [size for size, _ in sizes] == [2]
 
 
-def test_tffs_file_in_its_cache_is_not_downloaded_again(tmp_path, sizes, word_counts, monkeypatch):
+def test_cached_tff_file_is_not_downloaded(tmp_path, sizes, word_counts, monkeypatch):
     def load_data(**kwargs):
         raise AssertionError("downloaded")
 
@@ -270,11 +270,11 @@ def test_where_there_is_no_network(tmp_path, monkeypatch, missing, instead):
     monkeypatch.setattr(tff.simulation.datasets.stackoverflow, missing, fail)
     if missing == "load_word_counts":
         _questions(tmp_path / "stackoverflow.sqlite")
-    found = golden.refusal(
+    result = golden.refusal(
         lambda: load_task("stackoverflow", {}, TaskContext(0, data_dir=tmp_path))
     )
     file = {"load_data": "stackoverflow.sqlite", "load_word_counts": "stackoverflow.word_count"}
-    assert found == (
+    assert result == (
         f"{instead}, as TensorFlow Federated could not download {file[missing]} (no network), "
         "found none"
     )
@@ -284,22 +284,22 @@ def _loaded(path, **options):
     return load_task("next_word", options, TaskContext(seed=0, data=path))
 
 
-def test_words_may_be_those_of_another_store_or_a_list(tmp_path):
+def test_words_come_from_store_or_list(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     other = text_store(tmp_path / "o.sqlite", words={"dog": 3, "the": 2, "cat": 1})
     words = tmp_path / "words.txt"
     words.write_text("dog 3\nthe 2\n\ncat 1\n")
     small = {"sequence_length": 3, "network": LstmNetwork(2, 2)}
-    of_store = _loaded(path, vocabulary=str(other), **small)
-    of_list = _loaded(path, vocabulary=str(words), **small)
+    store_words = _loaded(path, vocabulary=str(other), **small)
+    list_words = _loaded(path, vocabulary=str(words), **small)
     # dog 1, the 2, cat 3, others 4, begin 5, end 6: "cat sat the".
-    np.testing.assert_array_equal(of_store.train.read("a")["x"], [[5, 3, 4]])
-    np.testing.assert_array_equal(of_list.train.read("a")["y"], [[3, 4, 2]])
-    assert of_store.fingerprint == of_list.fingerprint != _loaded(path, **small).fingerprint
+    np.testing.assert_array_equal(store_words.train.read("a")["x"], [[5, 3, 4]])
+    np.testing.assert_array_equal(list_words.train.read("a")["y"], [[3, 4, 2]])
+    assert store_words.fingerprint == list_words.fingerprint != _loaded(path, **small).fingerprint
 
 
 @golden.values
-def test_what_is_no_list_of_words_is_one_line(tmp_path, case):
+def test_invalid_word_lists_are_refused(tmp_path, case):
     words = tmp_path / "words.txt"
     if case is not None:
         words.write_bytes(case)
@@ -311,7 +311,7 @@ def test_a_cell_that_is_none(tmp_path):
     assert message == "network: expected LstmNetwork or CifgNetwork, found 'gru'"
 
 
-def test_a_word_list_of_windows_begins_with_its_first_word(tmp_path):
+def test_word_list_skips_byte_order_mark(tmp_path):
     path = tmp_path / "words.txt"
     path.write_bytes(b"\xef\xbb\xbfthe 5\r\ncat 2\r\n")
     options = TextOptions(vocabulary=path)

@@ -44,14 +44,14 @@ def test_options_have_a_help_text_and_a_default(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(DEFAULTS))
-def test_defaults_are_settings_of_a_run_and_in_range(name):
+def test_defaults_are_valid_run_settings(name):
     entry = DEFAULTS[name]
     assert entry.summary
     kinds = [RunConfig, *(kind for _, _, kind in settings_of_runs())]
-    known = {flag.name for kind in kinds for flag in flags_of(kind)}
-    assert set(entry.settings) <= known
+    expected = {flag.name for kind in kinds for flag in flags_of(kind)}
+    assert set(entry.settings) <= expected
     for algorithm, defaults in entry.settings_by_algorithm.items():
-        assert set(defaults) <= known
+        assert set(defaults) <= expected
         resolve(name, {"algorithm": algorithm}, {})
     resolve(name, {}, {})
 
@@ -64,14 +64,14 @@ _FLAGS = """
 """
 
 
-def test_flags_of_tasks_are_shared_and_distinct_from_others():
+def test_task_flags_are_shared_and_distinct():
     options = task_flags()
     assert sorted(options) == _FLAGS.split()
     assert not set(options) & {*run_flags(), *runtime_flags(), *own_flags()}
     assert options["heldout_share"].user_names == "digits, adult"
     check_task_options("adult", ["ridge", "heldout_share"])
-    found = golden.refusal(check_task_options, "adult", ["ridge", "train_share"])
-    assert found.startswith(
+    result = golden.refusal(check_task_options, "adult", ["ridge", "train_share"])
+    assert result.startswith(
         "--train_share has no effect with --task=adult: it needs --task=custom or next_word or "
     )
 
@@ -124,8 +124,8 @@ def test_errors_of_a_run_name_flags(tmp_path):
     assert golden.refusal(load_task_of_run, "emnist", options, context) == f"--{message}"
     message = "data: expected a client store, which this task reads, found none"
     assert golden.refusal(load_task, "next_word", {}, TaskContext(0)) == message
-    found = golden.refusal(load_task_of_run, "spanish_keyboard", {}, TaskContext(0))
-    assert found == f"--{message}"
+    result = golden.refusal(load_task_of_run, "spanish_keyboard", {}, TaskContext(0))
+    assert result == f"--{message}"
 
 
 @pytest.mark.parametrize("name", ["digits", "toy_regression"])
@@ -139,7 +139,7 @@ def test_tasks_without_files_load_with_their_defaults(name):
 
 
 @golden.values
-def test_what_does_not_fit_is_refused(tmp_path, case):
+def test_unfit_options_are_refused(tmp_path, case):
     name, options, data_dir = case
     (tmp_path / "here").mkdir()
     context = TaskContext(seed=0, data_dir=None if data_dir is None else tmp_path / data_dir)
@@ -165,7 +165,7 @@ def test_tasks_on_stores_have_a_held_out_split(name):
         ("emnist", {"test_split": "heldout"}, {"test_split": "heldout"}),
     ],
 )
-def test_what_is_given_stays(name, given, expected):
+def test_given_options_stay(name, given, expected):
     assert heldout_options(name, given) == expected
     assert set(expected) - {"keep", "ridge"} <= split_options(name)
 
@@ -270,17 +270,17 @@ def test_a_store_with_another_example_is_another_one(
         name: write(tmp_path / f"{name}.sqlite", content)
         for name, content in (("first", first), ("same", first), ("other", other))
     }
-    found = {name: _fingerprint(task, tmp_path, store) for name, store in stores.items()}
-    assert found["first"] == found["same"]
-    assert found["first"]["data"] != found["other"]["data"]
-    assert len(found["first"]["data"]) == 16
-    # A change that has a name of its own is told by that: the first that differs is told.
-    assert list(found["first"])[-1] == "data"
-    assert {**found["other"], "data": ""} == {**found["first"], "data": ""}
+    result = {name: _fingerprint(task, tmp_path, store) for name, store in stores.items()}
+    assert result["first"] == result["same"]
+    assert result["first"]["data"] != result["other"]["data"]
+    assert len(result["first"]["data"]) == 16
+    # A change with its own name is reported by that name: the first difference.
+    assert list(result["first"])[-1] == "data"
+    assert {**result["other"], "data": ""} == {**result["first"], "data": ""}
 
 
 @pytest.mark.slow
-def test_a_store_that_was_changed_in_its_place_is_another_one(tmp_path):
+def test_changed_store_has_new_fingerprint(tmp_path):
     path = _images(tmp_path / "s.sqlite", 0.25)
     first = _fingerprint("emnist", tmp_path, path)
     with sqlite3.connect(path) as store:
@@ -290,7 +290,7 @@ def test_a_store_that_was_changed_in_its_place_is_another_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_modules_beside_the_model_are_a_part_of_it(tmp_path):
+def test_fingerprint_covers_neighbouring_modules(tmp_path):
     path = _images(tmp_path / "s.sqlite", 0.25)
     first = _fingerprint("custom", tmp_path, path)
     (tmp_path / "parts.py").write_text(_PARTS.replace("classes", "classes + 1"))

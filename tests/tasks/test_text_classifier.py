@@ -63,7 +63,7 @@ def _losses(task: Task, weights: ModelWeights, client: str) -> np.ndarray:
 
 
 @pytest.mark.nightly
-def test_sent140_of_leaf_from_its_files_to_what_is_learnt(tmp_path):
+def test_sent140_of_leaf_is_imported_and_learned(tmp_path):
     domains = _tweets(tmp_path / "sent140")
     job(
         "leaf",
@@ -107,7 +107,7 @@ def _reviews(path: Path, label: Any = 1) -> Path:
     return write_store(path, rows, "text", vocabulary={"the": 9, "cat": 5, "sat": 3})
 
 
-def test_padding_is_in_no_mean_and_its_vector_is_not_trained(tmp_path):
+def test_padding_is_neither_averaged_nor_trained(tmp_path):
     task = _load(_reviews(tmp_path / "s.sqlite"), **_SMALL)
     weights = [np.asarray(w) for w in task.model.initial_weights.trainable]
     x = task.train.read("a")["x"]
@@ -115,8 +115,8 @@ def test_padding_is_in_no_mean_and_its_vector_is_not_trained(tmp_path):
     vectors, kernel, bias = weights
     expected = [vectors[row[row > 0]].mean(axis=0) @ kernel + bias for row in x]
     seed = tf.zeros([2], tf.int32)
-    found = task.model.predict(ModelWeights(weights, []), tf.constant(x), False, seed)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    result = task.model.predict(ModelWeights(weights, []), tf.constant(x), False, seed)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
     # A text without words has no vector, and no loss that is not finite.
     nothing = task.model.predict(ModelWeights(weights, []), tf.zeros([1, 4], tf.int32), True, seed)
     np.testing.assert_array_equal(nothing, [bias])
@@ -187,7 +187,7 @@ def _task(store: Path, task: str = "next_word", **options: Any) -> Task:
 
 
 @pytest.mark.parametrize(
-    ("feature", "names", "of_a", "of_t"),
+    ("feature", "names", "a_ids", "t_ids"),
     [
         ("domain", ("cooking", "travel"), [0, 0], [1]),
         ("type", ("answer", "question"), [1, 0], [1]),
@@ -195,13 +195,13 @@ def _task(store: Path, task: str = "next_word", **options: Any) -> Task:
         ("year", ("2009", "2010", "2011"), [0, 1], [2]),
     ],
 )
-def test_the_domains_are_the_values_of_the_feature(store, feature, names, of_a, of_t):
+def test_the_domains_are_the_values_of_the_feature(store, feature, names, a_ids, t_ids):
     task = _task(store, domain_feature=feature, network=LstmNetwork(2, 2))
     assert task.domain_names == names
-    np.testing.assert_array_equal(task.train.read("a")["domain_id"], of_a)
-    np.testing.assert_array_equal(task.test.read("t")["domain_id"], of_t)
+    np.testing.assert_array_equal(task.train.read("a")["domain_id"], a_ids)
+    np.testing.assert_array_equal(task.test.read("t")["domain_id"], t_ids)
     counts = task.train.client_domain_counts()
-    # What the store counted is of its own domains.
+    # The store's counts are of its own domains.
     assert (counts is None) == (feature != "domain")
 
 
@@ -212,14 +212,14 @@ def test_the_split_that_is_evaluated_has_its_domains(store):
 
 
 @pytest.mark.parametrize("feature", ["country", "score", ""])
-def test_a_feature_that_the_store_lacks_or_that_is_no_domain(store, feature):
+def test_missing_and_unfit_features_are_refused(store, feature):
     assert golden.refusal(_task, store, domain_feature=feature) == (
         "domain_feature: expected a text or a whole number of every example of "
         f"{store}, which has domain, tokens, type, year, found {feature!r}"
     )
 
 
-def test_a_feature_of_more_values_than_domains_can_have(tmp_path):
+def test_feature_with_many_values_is_refused(tmp_path):
     records = [
         ("train", Record("a", "all_of_it", {"tokens": "the cat", "number": number}))
         for number in range(1001)
@@ -232,20 +232,20 @@ def test_a_feature_of_more_values_than_domains_can_have(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("feature", "of_a", "of_t", "classes"),
+    ("feature", "a_ids", "t_ids", "classes"),
     [
         ("type", [1, 0], [1], "answer, question"),
         ("year", [0, 1], [2], "2009, 2010, 2011"),
-        # What names the domains may be learned, too.
+        # The feature that names the domains may also be learned.
         ("domain", [0, 0], [1], "cooking, travel"),
     ],
 )
-def test_the_classes_are_the_values_of_the_feature(store, feature, of_a, of_t, classes):
+def test_the_classes_are_the_values_of_the_feature(store, feature, a_ids, t_ids, classes):
     task = _task(store, "text_classifier", label_feature=feature)
     assert task.domain_names == ("cooking", "travel")
     assert task.fingerprint["classes"] == classes
-    np.testing.assert_array_equal(task.train.read("a")["y"], of_a)
-    np.testing.assert_array_equal(task.test.read("t")["y"], of_t)
+    np.testing.assert_array_equal(task.train.read("a")["y"], a_ids)
+    np.testing.assert_array_equal(task.test.read("t")["y"], t_ids)
     # A score for each class.
     assert task.model.initial_weights.trainable[-1].shape == (len(classes.split(", ")),)
 

@@ -1,4 +1,4 @@
-"""Epsilon of noised sums against dp-accounting, and nodes whose plans claim less than it."""
+"""Epsilon of noised sums, compared with dp-accounting, and plans with false claims."""
 
 import itertools
 import json
@@ -15,15 +15,15 @@ from fleet.node_noise.divergences import (
     ORDERS,
     SkellamSum,
     composed_epsilon,
+    epsilon_lower_bound,
     gaussian,
     gaussian_epsilon,
-    least_epsilon,
     poisson_sampled_gaussian,
     sampled_without_replacement,
     skellam_divergences,
     tree_sensitivity,
 )
-from fleet.node_noise.noise import NodeNoise, NoisedGroup, PrivacyRequirements, noise_of_manifest
+from fleet.node_noise.noise import NodeNoise, NoisedGroup, PrivacyRequirements, parse_node_noise
 from plan_runner.errors import PlanError
 from tff_agnostic.privacy.distributed import Sensitivity, skellam
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity
@@ -43,7 +43,7 @@ def _gaussian_composition(multipliers, delta=_DELTA):
 
 
 def _noise(multiplier, sums, claimed=None, delta=_DELTA):
-    """A plan whose three clients have so much noise per unit that one of them changes."""
+    """Returns a plan's noise of three clients with a noise multiplier together."""
     variance = (multiplier * _CLIP) ** 2 / 3
     group = NoisedGroup("update", ("a",), 1 << 40, _CLIP**2, variance, 100)
     noise = NodeNoise((group,), {}, 3, Fraction(1), delta, ())
@@ -51,8 +51,8 @@ def _noise(multiplier, sums, claimed=None, delta=_DELTA):
     return NodeNoise((group,), {}, 3, Fraction(1), delta, tuple(claimed))
 
 
-def _sums_until_refused(path, noise, demands, most):
-    account = NodeAccount(path, noise, demands)
+def _sums_until_refused(path, noise, required, most):
+    account = NodeAccount(path, noise, required)
     for number in range(most):
         try:
             account.charge(b"%g %d" % (noise.noise_multiplier, number))
@@ -62,31 +62,30 @@ def _sums_until_refused(path, noise, demands, most):
 
 
 def test_node_composes_noise_of_two_plans(tmp_path):
-    """A plan with much noise does not make the sums of an earlier plan with little cheaper."""
     true = _gaussian_composition([1.0] * 2 + [4.0] * 42)
     assert true == pytest.approx(10.936, abs=1e-3)
-    demands = PrivacyRequirements(0.5, most_epsilon=8.0, most_delta=_DELTA)
+    required = PrivacyRequirements(0.5, max_epsilon=8.0, delta=_DELTA)
     path = tmp_path / "sums.jsonl"
-    assert _sums_until_refused(path, _noise(1.0, 2), demands, 2) == 2
-    later = _sums_until_refused(path, _noise(4.0, 42), demands, 42)
+    assert _sums_until_refused(path, _noise(1.0, 2), required, 2) == 2
+    later = _sums_until_refused(path, _noise(4.0, 42), required, 42)
     assert 0 < later < 42
     taken = _gaussian_composition([1.0] * 2 + [4.0] * later)
-    assert taken <= NodeAccount(path, _noise(4.0, 42), demands).epsilon(_DELTA) <= 8.0
+    assert taken <= NodeAccount(path, _noise(4.0, 42), required).epsilon(_DELTA) <= 8.0
     assert taken > 6.5
 
 
 def test_account_epsilon_bounds_gaussian_composition():
     groups = {z: _noise(z, 1).in_sum for z in (1.0, 4.0)}
-    found = composed_epsilon({groups[1.0]: 2, groups[4.0]: 42}, _DELTA)
-    assert 10.936 <= found <= 1.1 * 10.936
+    result = composed_epsilon({groups[1.0]: 2, groups[4.0]: 42}, _DELTA)
+    assert 10.936 <= result <= 1.1 * 10.936
 
 
 def test_node_ignores_false_table_of_author(tmp_path):
     claimed = [0.001 * n for n in range(1, 1001)]
     assert _gaussian_composition([0.5] * 1000) > 200
-    demands = PrivacyRequirements(0.5, most_epsilon=1.0, most_delta=_DELTA)
+    required = PrivacyRequirements(0.5, max_epsilon=1.0, delta=_DELTA)
     false = _noise(0.5, 1000, claimed)
-    assert _sums_until_refused(tmp_path / "sums.jsonl", false, demands, 1000) == 0
+    assert _sums_until_refused(tmp_path / "sums.jsonl", false, required, 1000) == 0
     group = vars(false.groups[0])
     entry = {
         "mechanism": "distributed",
@@ -99,15 +98,15 @@ def test_node_ignores_false_table_of_author(tmp_path):
     }
     manifest = {"privacy": {"differential_privacy": entry}}
     with pytest.raises(PlanError, match=r"epsilon_after: expected at least .* found 0[.]001"):
-        noise_of_manifest(json.dumps(manifest).encode())
+        parse_node_noise(json.dumps(manifest).encode())
 
 
 def test_node_bounds_delta_itself(tmp_path):
     """A plan with a delta of nearly 1 claims an epsilon of 0, truthfully."""
     void = _noise(1.0, 3, delta=0.999)
     assert void.claimed == (0.0, 0.0, 0.0)
-    demands = PrivacyRequirements(0.5, most_epsilon=1.0, most_delta=_DELTA)
-    assert _sums_until_refused(tmp_path / "sums.jsonl", void, demands, 3) == 0
+    required = PrivacyRequirements(0.5, max_epsilon=1.0, delta=_DELTA)
+    assert _sums_until_refused(tmp_path / "sums.jsonl", void, required, 3) == 0
 
 
 def test_gaussian_epsilon_equals_closed_form():
@@ -126,10 +125,10 @@ def test_sampled_divergences_equal_dp_accounting(z, rate):
     gaussian_event = dp_accounting.GaussianDpEvent
     accountant = dp_accounting.rdp.RdpAccountant(orders.tolist())
     accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian_event(z)))
-    found = poisson_sampled_gaussian(z, rate)
-    np.testing.assert_allclose(found[is_whole], accountant.rdp, rtol=1e-9)
+    result = poisson_sampled_gaussian(z, rate)
+    np.testing.assert_allclose(result[is_whole], accountant.rdp, rtol=1e-9)
     # Between whole orders it is the divergence itself, which grows with the order.
-    assert np.all(np.diff(found[ORDERS <= 64]) > 0)
+    assert np.all(np.diff(result[ORDERS <= 64]) > 0)
     replaced = dp_accounting.NeighboringRelation.REPLACE_ONE
     accountant = dp_accounting.rdp.RdpAccountant(orders.tolist(), replaced)
     drawn = int(6400 * rate)
@@ -137,10 +136,10 @@ def test_sampled_divergences_equal_dp_accounting(z, rate):
         dp_accounting.SampledWithoutReplacementDpEvent(6400, drawn, gaussian_event(z / 2))
     )
     expected = np.minimum(accountant.rdp, orders * 2 / z**2)
-    found = sampled_without_replacement(gaussian(2 / z), rate)[is_whole]
+    result = sampled_without_replacement(gaussian(2 / z), rate)[is_whole]
     # The library bounds some terms of the same theorem more tightly.
-    assert np.all(found >= expected * (1 - 1e-9))
-    np.testing.assert_allclose(found, expected, rtol=0.1)
+    assert np.all(result >= expected * (1 - 1e-9))
+    np.testing.assert_allclose(result, expected, rtol=0.1)
 
 
 def test_skellam_divergence_equals_exporters():
@@ -159,24 +158,24 @@ def test_skellam_divergence_equals_exporters():
 
 
 @pytest.mark.parametrize(("z", "rate", "rounds"), [(1.0, 0.15625, 2), (0.72, 0.01, 500)])
-def test_least_epsilon_is_below_exact_one(z, rate, rounds):
+def test_epsilon_lower_bound_is_below_exact_one(z, rate, rounds):
     event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z))
     # Coarse, and rounded up.
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-2)
     exact = accountant.compose(event, rounds).get_epsilon(_DELTA)
-    assert 0.2 * exact < least_epsilon(z, rate, rounds, _DELTA, 1.0) <= exact * (1 + 1e-3)
+    assert 0.2 * exact < epsilon_lower_bound(z, rate, rounds, _DELTA, 1.0) <= exact * (1 + 1e-3)
     for sensitivity in (1, 2):
-        found = least_epsilon(z, 1.0, rounds, _DELTA, sensitivity)
+        result = epsilon_lower_bound(z, 1.0, rounds, _DELTA, sensitivity)
         expected = gaussian_epsilon(sensitivity * math.sqrt(rounds) / z, _DELTA)
-        assert found == pytest.approx(expected, rel=2e-3) and found <= expected
+        assert result == pytest.approx(expected, rel=2e-3) and result <= expected
 
 
 @pytest.mark.parametrize("restart", [None, 4, 5])
 def test_tree_sensitivity_matches_worst_pattern(restart):
     last = 11
     limits = Participations(max_participations=last, restart_every=restart)
-    found = tree_sensitivity(range(1, last + 1), last, restart)
-    assert found**2 == pytest.approx(squared_sensitivity(limits, last))
+    result = tree_sensitivity(range(1, last + 1), last, restart)
+    assert result**2 == pytest.approx(squared_sensitivity(limits, last))
     spaced = Participations(min_separation=3, restart_every=restart)
     subsets = [[n + 1 for n in range(last) if mask >> n & 1] for mask in range(1 << last)]
     patterns = [s for s in subsets if all(b - a >= 3 for a, b in itertools.pairwise(s))]

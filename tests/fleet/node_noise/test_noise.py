@@ -1,4 +1,4 @@
-"""Noise of nodes: as its distribution says, to the last bit, and no more than a client may hide."""
+"""Noise of nodes: its exact distribution, the clients' bounds, and the accounts."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from fleet.node_noise.account import NodeAccount, OpenedSums
-from fleet.node_noise.noise import NodeNoise, NoisedGroup, PrivacyRequirements, noise_of_manifest
+from fleet.node_noise.noise import NodeNoise, NoisedGroup, PrivacyRequirements, parse_node_noise
 from fleet.node_noise.skellam import drawn, fresh_words, skellam, thresholds
 from fleet.secure_aggregation.errors import SumError
 from fleet.secure_aggregation.messages import Type
@@ -19,15 +19,14 @@ from plan_runner.errors import PlanError
 from tests.fleet.secure_aggregation.parties import Fleet
 
 _VARIANCES = [Fraction(1, 100), Fraction(1, 3), Fraction(6), Fraction(250)]
-# Of 2^63: the digits of a first word.
+# Values of the digits of a first word.
 _UNIT = 1 << 63
 
 
 def _probabilities(variance: Fraction, count: int) -> list[tuple[Fraction, Fraction]]:
     """Bounds of exp(-v) I_k(v), k = 0, 1, ..., by their series, in rational numbers.
 
-    All terms are positive. From the term on whose ratio is below 1/2 what is left is at most the
-    last one.
+    All terms are positive. After a term with a ratio below 1/2 the remainder is at most that term.
     """
 
     def series(terms) -> tuple[Fraction, Fraction]:
@@ -54,12 +53,12 @@ def _probabilities(variance: Fraction, count: int) -> list[tuple[Fraction, Fract
             term *= half * half / (m * (m + k))
 
     low, high = series(exponential())
-    found = [series(bessel(k)) for k in range(count)]
-    return [(least / high, most / low) for least, most in found]
+    result = [series(bessel(k)) for k in range(count)]
+    return [(least / high, most / low) for least, most in result]
 
 
 @pytest.mark.parametrize("variance", _VARIANCES[:3])
-def test_a_table_has_the_digits_of_exact_probabilities(variance):
+def test_table_equals_exact_probabilities(variance):
     table = thresholds(variance)
     low = high = Fraction(0)
     for m, (least, most) in enumerate(_probabilities(variance, len(table))):
@@ -70,7 +69,7 @@ def test_a_table_has_the_digits_of_exact_probabilities(variance):
 
 
 @pytest.mark.parametrize("size", [0, 2, 7])
-def test_further_words_decide_where_the_first_one_does_not(size):
+def test_further_words_decide_ties(size):
     """The words around the 127th digit of P(|X| <= m): one more, and the number is larger."""
     variance = Fraction(6)
     bounds = _probabilities(variance, size + 1)
@@ -80,12 +79,12 @@ def test_further_words_decide_where_the_first_one_does_not(size):
     assert first == int(thresholds(variance)[size])
     for further, expected in ((second - 1, size), (second + 1, size + 1)):
         words = iter([first << 1, further])
-        found = drawn(variance, 1, lambda count, words=words: _words([next(words)]))
-        assert list(found) == [expected]
+        result = drawn(variance, 1, lambda count, words=words: _words([next(words)]))
+        assert list(result) == [expected]
     # The last bit of the first word is the sign.
     words = iter([(first << 1) + 1, second - 1])
     assert list(drawn(variance, 1, lambda count: _words([next(words)]))) == [-size]
-    # Where the second one does not decide either, a third one does.
+    # A third word decides if the second does not.
     words = iter([first << 1, second, 0])
     assert list(drawn(variance, 1, lambda count: _words([next(words)]))) == [size]
 
@@ -93,30 +92,29 @@ def test_further_words_decide_where_the_first_one_does_not(size):
 @pytest.mark.parametrize("variance", _VARIANCES)
 def test_draws_fit_the_distribution(variance):
     size = 200_000
-    found = drawn(variance, size, _seeded(5))
+    result = drawn(variance, size, _seeded(5))
     expected = stats.skellam(float(variance) / 2, float(variance) / 2)
     most = int(expected.isf(1e-3))
     values = np.arange(-most, most + 1)
-    counts = [*(np.sum(found == value) for value in values), np.sum(np.abs(found) > most)]
+    counts = [*(np.sum(result == value) for value in values), np.sum(np.abs(result) > most)]
     shares = np.array([*expected.pmf(values), 2 * expected.sf(most)])
     assert stats.chisquare(counts, size * shares / shares.sum()).pvalue > 0.01
-    assert abs(found.mean()) < 4 * math.sqrt(variance / size)
-    # Of the sign, which a bit of its own decides.
-    assert stats.binomtest(int(np.sum(found > 0)), int(np.sum(found != 0))).pvalue > 0.01
+    assert abs(result.mean()) < 4 * math.sqrt(variance / size)
+    assert stats.binomtest(int(np.sum(result > 0)), int(np.sum(result != 0))).pvalue > 0.01
     kurtosis = 3 + 1 / float(variance)
     deviation = math.sqrt((kurtosis - 1) / size) * float(variance)
-    assert abs(found.var() - float(variance)) < 4 * deviation
-    # A fit that half the variance does not pass.
+    assert abs(result.var() - float(variance)) < 4 * deviation
+    # Half the variance does not fit.
     other = stats.skellam(float(variance) / 4, float(variance) / 4).pmf(values)
     shares = np.array([*other, 1 - other.sum()])
     assert stats.chisquare(counts, size * shares / shares.sum()).pvalue < 1e-6
 
 
 @pytest.mark.parametrize("variance", [Fraction(84_000_000), Fraction(1, 7) + 10**10])
-def test_wide_noise_is_a_sum(variance):
-    found = drawn(variance, 20_000, _seeded(6)) / math.sqrt(variance)
-    assert stats.kstest(found, "norm").pvalue > 0.01
-    assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 0.03
+def test_wide_noise_is_normal(variance):
+    result = drawn(variance, 20_000, _seeded(6)) / math.sqrt(variance)
+    assert stats.kstest(result, "norm").pvalue > 0.01
+    assert abs(np.corrcoef(result[1:], result[:-1])[0, 1]) < 0.03
     with pytest.raises(PlanError, match="expected a variance from 0 to"):
         skellam(Fraction(10) ** 12, 1)
 
@@ -162,7 +160,7 @@ def _opened(fleet, values, without=frozenset()):
     return server.result()
 
 
-def test_an_opened_sum_less_the_noise_is_the_plain_sum(fleet):
+def test_unmasked_sum_minus_noise_is_plain_sum(fleet):
     drawn_noise = []
 
     def remembered(variance, size):
@@ -191,18 +189,18 @@ def test_the_noise_of_an_opened_sum_fits(fleet):
 
     total = _opened(fleet, [_NOISE.add_noise(client, draw) for client in clients], without={2})
     noise = _centred(total["a"]) - sum(_centred(clients[n]["a"]) for n in (0, 1, 3, 4))
-    of = [stats.norm(0, math.sqrt(count * _VARIANCE)) for count in (4, 3, 5)]
-    fits = [stats.kstest(noise.ravel(), one.cdf).pvalue for one in of]
+    group = [stats.norm(0, math.sqrt(count * _VARIANCE)) for count in (4, 3, 5)]
+    fits = [stats.kstest(noise.ravel(), one.cdf).pvalue for one in group]
     assert fits[0] > 1e-3 and max(fits[1:]) < 1e-3 and total["n"] == 4
 
 
-def test_too_few_clients_open_nothing(fleet):
+def test_too_few_noised_clients_open_nothing(fleet):
     clients = [_NOISE.add_noise(_client(n)) for n in range(5)]
     with pytest.raises(SumError, match="expected MASKED of at least 4 clients, found 3"):
         _opened(fleet, clients, without={1, 2})
 
 
-def test_epsilon_is_of_the_fewest_clients():
+def test_noise_multiplier_is_of_minimum_clients():
     """2 rho of zero-concentrated privacy is the squared inverse of the multiplier."""
     assert _NOISE.noise_multiplier == pytest.approx(math.sqrt(3 * _VARIANCE / 10_000))
     two = dataclasses.replace(_NOISE, groups=(_GROUP, _GROUP))
@@ -210,7 +208,7 @@ def test_epsilon_is_of_the_fewest_clients():
 
 
 @pytest.mark.parametrize("large", [{"a": 101}, {"b": 101}, {"b": _MODULUS // 2}])
-def test_a_client_that_changes_more_than_the_noise_is_for_sends_nothing(large):
+def test_client_beyond_norm_sends_nothing(large):
     client = _client(0)
     client = {name: np.zeros_like(value) for name, value in client.items()} | {"n": np.array(1)}
     for name, value in large.items():
@@ -233,12 +231,12 @@ def test_long_vectors_count_together():
         _NOISE.add_noise(client)
 
 
-def test_what_has_no_noise_is_alike_of_every_client():
+def test_values_without_noise_must_be_constant():
     with pytest.raises(PlanError, match="n: expected 1 of every client"):
         _NOISE.add_noise({**_client(0), "n": np.array(2)})
 
 
-def test_a_coin_decides_who_takes_part():
+def test_coin_decides_participation():
     noise = dataclasses.replace(_NOISE, takes_part=Fraction(1, 3))
     sent = [noise.add_noise(_client(0), _nothing) for _ in range(300)]
     shares = [bool(values["a"].any()) for values in sent]
@@ -247,7 +245,7 @@ def test_a_coin_decides_who_takes_part():
     assert all(values["n"] == 1 for values in sent)
 
 
-def test_a_plan_has_to_be_the_one_that_the_noise_is_for():
+def test_noise_must_match_the_plan():
     _NOISE.check_plan(_TENSORS, 3)
     with pytest.raises(PlanError, match="min_clients: expected at least 3"):
         _NOISE.check_plan(_TENSORS, 2)
@@ -263,45 +261,52 @@ def test_a_plan_has_to_be_the_one_that_the_noise_is_for():
 
 
 @pytest.mark.parametrize(
-    ("demands", "expected"),
+    ("limits", "expected"),
     [
-        ({"least_noise_multiplier": 4.0}, "expected noise of at least 4 times"),
-        ({"least_noise_multiplier": 1.0, "most_sums": 2}, "most_sums: expected at most 2"),
-        (
-            {"least_noise_multiplier": 1.0, "most_epsilon": 2.0, "most_delta": 1e-5},
-            "most_epsilon: expected at most 2 at delta 1e-05, after 3 sums",
-        ),
-        ({"least_noise_multiplier": 1.0, "most_epsilon": 2.0}, "both of most_epsilon and most_d"),
-        (
-            {"least_noise_multiplier": 1.0, "most_epsilon": 2.0, "most_delta": 1.5},
-            "most_delta: expected a number between 0 and 1",
-        ),
-        ({"most_sums": 2}, "expected a least_noise_multiplier"),
+        ({"max_sums": 2}, "max_sums: expected at most 2"),
+        ({"max_epsilon": 2.0, "delta": 1e-5}, "max_epsilon: expected at most 2 at delta 1e-05"),
     ],
 )
-def test_a_node_refuses_less_than_its_operator_demands(demands, expected, tmp_path):
+def test_node_account_stops_at_limits(limits, expected, tmp_path):
+    path, required = tmp_path / "sums.jsonl", PrivacyRequirements(1.0, **limits)
+    required.check("privacy")
+    for session in (b"1", b"2", b"2"):
+        NodeAccount(path, _NOISE, required).charge(session)
     with pytest.raises(PlanError, match=expected):
-        demanded = PrivacyRequirements(**demands)
-        demanded.check("node.toml: privacy")
-        demanded.check_noise(_NOISE)
-        for session in (b"1", b"2", b"2", b"3"):
-            NodeAccount(tmp_path / "sums.jsonl", _NOISE, demanded).charge(session)
-    if (tmp_path / "sums.jsonl").exists():
-        assert NodeAccount(tmp_path / "sums.jsonl", _NOISE, PrivacyRequirements()).sums == 2
-    with pytest.raises(PlanError, match="found one without"):
-        PrivacyRequirements(least_noise_multiplier=1.0).check_noise(None)
+        NodeAccount(path, _NOISE, required).charge(b"3")
+    assert NodeAccount(path, _NOISE, PrivacyRequirements()).sums == 2
 
 
-def test_an_account_goes_on_after_a_restart_and_stops(tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"min_noise_multiplier": -1.0}, "min_noise_multiplier: a number"),
+        ({"min_noise_multiplier": 1.0, "max_epsilon": 2.0}, "max_epsilon and delta: both"),
+        ({"min_noise_multiplier": 1.0, "max_epsilon": 2.0, "delta": 1.5}, "delta: a number"),
+        ({"max_sums": 2}, "min_noise_multiplier: above 0"),
+    ],
+)
+def test_invalid_privacy_requirements_are_refused(settings, expected):
+    with pytest.raises(PlanError, match=f"^privacy: expected {expected}"):
+        PrivacyRequirements(**settings).check("privacy")
+
+
+def test_node_refuses_less_noise_than_required():
+    for noise, result in ((_NOISE, "found 3.4"), (None, "found a plan without")):
+        with pytest.raises(PlanError, match=f"min_noise_multiplier: expected .*{result}"):
+            PrivacyRequirements(4.0).check_noise(noise)
+
+
+def test_server_account_resumes_and_stops(tmp_path):
     path, ids = tmp_path / "account.jsonl", [bytes([n]) * 32 for n in range(5)]
     OpenedSums(path, _NOISE, 2.0).open(b"first", ids[:3])
     account = OpenedSums(path, _NOISE, 2.0)
     assert (account.opened, account.epsilon) == (1, _NOISE.epsilon(1))
-    # A round that is tried again with the same session has opened one sum.
+    # A repeated session counts once.
     account.open(b"first", ids[:3])
     account.open(b"second", ids[1:4])
     assert (account.opened, account.epsilon) == (2, _NOISE.epsilon(2))
-    # A process that ended while it wrote has opened nothing.
+    # A process that was killed while it wrote has unmasked nothing.
     with open(path, "ab") as file:
         file.write(b'{"session": "ab')
     account = OpenedSums(path, _NOISE, 2.0)
@@ -309,18 +314,18 @@ def test_an_account_goes_on_after_a_restart_and_stops(tmp_path):
     with pytest.raises(PlanError, match=r"3 sums with one client it would be 2[.]1657") as caught:
         account.open(b"third", ids[:3])
     assert "\n" not in str(caught.value)
-    # Others have been in fewer.
+    # Other clients were in fewer sums.
     account.open(b"third", [ids[0], ids[3], ids[4]])
     assert [*OpenedSums(path, _NOISE).spent(ids)] == [2, 2, 2, 2, 1]
     with pytest.raises(PlanError, match="noise of at least 3 clients"):
         account.open(b"fourth", ids[3:])
     for session in (b"fifth", b"sixth"):
-        with pytest.raises(PlanError, match="as far as the manifest's account goes"):
+        with pytest.raises(PlanError, match="as in the manifest's account"):
             OpenedSums(path, _NOISE).open(session, ids[:3])
             OpenedSums(path, _NOISE).open(session + b"!", ids[:3])
 
 
-def test_a_manifest_is_read_or_refused_in_one_line():
+def test_invalid_manifests_are_refused():
     group = {**dataclasses.asdict(_GROUP), "tensors": ["a", "b"]}
     entry = {
         "mechanism": "distributed",
@@ -334,11 +339,11 @@ def test_a_manifest_is_read_or_refused_in_one_line():
 
     def read(entry):
         manifest = {"privacy": {"differential_privacy": entry}}
-        return noise_of_manifest(json.dumps(manifest).encode())
+        return parse_node_noise(json.dumps(manifest).encode())
 
     assert read(entry) == _NOISE
     assert read({"mechanism": "central"}) is None
-    assert noise_of_manifest(b"{}") is None
+    assert parse_node_noise(b"{}") is None
     for wrong in (
         {"groups": []},
         {"groups": [{**group, "modulus": 12}]},

@@ -1,9 +1,9 @@
-"""A fleet in one process: a server and clients, each with a folder of its own."""
+"""A fleet in one process: a server and clients, each with its own folder."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 
 from fleet.secure_aggregation import messages, primitives
 from fleet.secure_aggregation.client import Client
+from fleet.secure_aggregation.errors import SumError
 from fleet.secure_aggregation.server import Server
 from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.sum_plan import Identities, SummedTensor, SumPlan
@@ -30,7 +31,6 @@ class Fleet:
     folder: Path
     size: int = 5
     tensors: tuple[SummedTensor, ...] = TENSORS
-    checks_survivors: bool = True
     min_clients: int = 3
     seed: int = 0
 
@@ -39,9 +39,7 @@ class Fleet:
         self.secrets = {primitives.identity_public(secret): secret for secret in secrets}
         self.ids = sorted(self.secrets)
         self.identities = Identities({key: f"node{n}" for n, key in enumerate(self.ids)})
-        self.plan = SumPlan(
-            bytes(32), self.tensors, self.size, self.min_clients, self.checks_survivors
-        )
+        self.plan = SumPlan(bytes(32), self.tensors, self.size, self.min_clients)
         generator = np.random.default_rng(self.seed)
         self.values = [
             {
@@ -52,7 +50,7 @@ class Fleet:
         ]
 
     def client(self, number: int, plan: SumPlan | None = None) -> Client:
-        """A client as after a restart: all that it knows is in its folder."""
+        """Returns a client without memory, as after a restart."""
         folder = SessionFolder(self.folder / f"client{number}")
         secret = self.secrets[self.ids[number]]
         return Client(plan or self.plan, secret, self.identities, folder)
@@ -69,7 +67,7 @@ class Fleet:
         return Server(self.plan, self.identities, folder, server.session)
 
     def stage(self, server: Server, without: Collection[int] = ()) -> dict[int, bytes]:
-        """Plays the stage that a server is at to its end; returns the answers."""
+        """Plays a server's stage to its end; returns the answers."""
         answers = {}
         for identity, request in server.requests().items():
             number = self.ids.index(identity)
@@ -80,7 +78,7 @@ class Fleet:
         return answers
 
     def play(self, server: Server, until: messages.Type | None = None) -> None:
-        """Plays all stages before one, or all."""
+        """Plays all stages, or those before one."""
         while server.stage != until:
             self.stage(server)
 
@@ -88,12 +86,12 @@ class Fleet:
         return server.requests()[self.ids[number]]
 
     def forged(self, number: int, kind: messages.Type, session: bytes, body: bytes) -> bytes:
-        """A message that a client signs, whatever is in it."""
+        """Returns a signed message of a client with any body."""
         identity = self.ids[number]
         return messages.signed(kind, session, self.secrets[identity], identity, body)
 
     def expected(self, numbers: Iterable[int]) -> dict[str, np.ndarray]:
-        """The sums in the clear, in Python's own integers."""
+        """Returns the sums in the clear, by Python's integers."""
         return {
             tensor.name: np.array(
                 [
@@ -106,7 +104,7 @@ class Fleet:
         }
 
     def check(self, server: Server, numbers: Iterable[int] | None = None) -> None:
-        """Compares what the server opened with the sum of the survivors, bit for bit."""
+        """Compares the unmasked sums with the survivors' sums, bit for bit."""
         survivors = [self.ids.index(identity) for identity in server.survivors]
         assert numbers is None or survivors == sorted(numbers)
         result = server.result()
@@ -118,6 +116,15 @@ class Fleet:
 
 
 def seeded(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Makes keys and shares the same each time, for statistics that are to come out alike."""
+    """Makes keys and shares deterministic, for statistical tests."""
     generator = np.random.default_rng(seed)
     monkeypatch.setattr(primitives, "random_bytes", generator.bytes)
+
+
+def refused(call: Callable[[], object], pattern: str, culprit: bytes | None = None) -> None:
+    """Checks that a call raises a one-line `SumError`, with the client at fault if given."""
+    with pytest.raises(SumError, match=pattern) as error:
+        call()
+    assert "\n" not in str(error.value)
+    if culprit is not None:
+        assert error.value.client == culprit

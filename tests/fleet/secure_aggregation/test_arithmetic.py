@@ -1,4 +1,4 @@
-"""Primitives against published vectors, and arithmetic against Python's integers and fractions."""
+"""Primitives compared with published vectors, arithmetic with Python's integers and fractions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MODULI += [(1 << 63) + 9, (1 << 64) - 59, (1 << 64) - 1, 1 << 64]
 # --- published vectors
 
 
-def test_keys_are_derived_as_in_rfc_5869():
+def test_derived_keys_equal_rfc_5869():
     info = bytes(range(0xF0, 0xFA))
     key = primitives.derive_key(b"\x0b" * 22, bytes(range(13)), info)
     assert key.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
 
 
-def test_parties_agree_as_in_rfc_7748():
+def test_key_agreement_equals_rfc_7748():
     bob = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
     alice = bytes.fromhex("8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a")
     public = "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
@@ -37,7 +37,7 @@ def test_parties_agree_as_in_rfc_7748():
     assert primitives.agree(bob, alice).hex() == shared
 
 
-def test_identities_are_those_of_rfc_8032():
+def test_identities_equal_rfc_8032():
     secret = bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
     public = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
     assert primitives.identity_public(secret).hex() == public
@@ -47,7 +47,7 @@ def test_identities_are_those_of_rfc_8032():
     assert not primitives.is_signed(bytes(32), b"text", signature)
 
 
-def test_the_key_stream_is_that_of_sp_800_38a():
+def test_key_stream_equals_sp_800_38a():
     key = "603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4"
     start = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
     blocks = (
@@ -57,11 +57,10 @@ def test_the_key_stream_is_that_of_sp_800_38a():
         "2956e1c8693536b1bee99c73a31576b6",
     )
     stream = primitives.KeyStream(bytes.fromhex(key), start)
-    # Whatever pieces it is taken in.
     assert stream.words(3).tobytes() + stream.words(5).tobytes() == bytes.fromhex("".join(blocks))
 
 
-def test_shares_are_sealed_with_gcm_as_in_its_specification():
+def test_unsealed_texts_equal_gcm_specification():
     sealed = bytes(12) + bytes.fromhex(
         "cea7403d4d606b6e074ec5d3baf39d18d0d1c8a799996bf0265b98b5d48ab919"
     )
@@ -73,7 +72,7 @@ def test_shares_are_sealed_with_gcm_as_in_its_specification():
     assert primitives.unseal(bytes(32), text, b"context") == b"text"
 
 
-def test_without_cryptography_there_is_one_line(monkeypatch):
+def test_missing_cryptography_raises_sum_error(monkeypatch):
     for name in [n for n in sys.modules if n.split(".")[0] == "cryptography"]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SumError, match=r"^[^\n]*expected the package cryptography.*fleet\]'$"):
@@ -97,13 +96,13 @@ def is_prime(number: int) -> bool:
     return True
 
 
-def test_the_field_is_the_smallest_that_holds_a_secret():
+def test_field_has_smallest_prime():
     assert is_prime(shamir.PRIME)
     assert not any(is_prime(n) for n in range((1 << 256) + 1, shamir.PRIME, 2))
 
 
 def by_fractions(shares: dict[int, bytes], at: int = 0) -> int:
-    """Lagrange's polynomial in rational numbers, at a point, taken into the field at the end."""
+    """Returns Lagrange's polynomial at a point, in rational numbers until the end."""
     value = Fraction(0)
     for x, share in shares.items():
         term = Fraction(int.from_bytes(share, "big"))
@@ -115,10 +114,10 @@ def by_fractions(shares: dict[int, bytes], at: int = 0) -> int:
 
 
 @pytest.mark.parametrize(
-    ("threshold", "holders"), [(1, 1), (1, 3), (2, 3), (3, 5), (5, 5), (11, 20)]
+    ("secret", "threshold", "holders"),
+    [(bytes(32), 1, 1), (b"\xff" * 32, 2, 3), (bytes(range(32)), 5, 5), (b"a" * 32, 11, 20)],
 )
-@pytest.mark.parametrize("secret", [bytes(32), b"\xff" * 32, bytes(range(32))])
-def test_shares_give_the_secret_as_fractions_do(secret, threshold, holders):
+def test_shares_reveal_the_secret(secret, threshold, holders):
     generator = random.Random(threshold)
     points = generator.sample(range(1, 1000), holders)
     shares = shamir.split(secret, threshold, points)
@@ -127,7 +126,7 @@ def test_shares_give_the_secret_as_fractions_do(secret, threshold, holders):
         some = {x: shares[x] for x in generator.sample(points, threshold)}
         assert shamir.combine(some) == secret
         assert by_fractions(some).to_bytes(32, "big") == secret
-        # One polynomial has them all.
+        # All shares are on one polynomial.
         assert all(by_fractions(some, x) == int.from_bytes(shares[x], "big") for x in points)
 
 
@@ -138,14 +137,14 @@ def test_fewer_shares_fit_every_secret():
     other = {0: b"\0" + b"b" * 32, **few}
     forged = {3: by_fractions(other, 3).to_bytes(33, "big"), **few}
     assert shamir.combine(forged) == b"b" * 32
-    # And the polynomials are drawn anew: equal shares would tell.
+    # Equal shares would reveal equal secrets.
     assert shamir.split(b"a" * 32, 3, [1, 2, 3, 4]) != shares
     assert all(shamir.is_share(share) for share in shares.values())
     assert not shamir.is_share((shamir.PRIME).to_bytes(33, "big"))
     assert not shamir.is_share(bytes(32))
 
 
-def test_what_is_no_secret_is_none():
+def test_number_beyond_secrets_is_none():
     over = ((1 << 256) + 5).to_bytes(33, "big")
     assert shamir.combine({1: over}) is None
 
@@ -164,7 +163,7 @@ def vectors(modulus: int, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndar
 
 
 @pytest.mark.parametrize("modulus", MODULI)
-def test_vectors_are_added_and_packed_as_python_does(modulus):
+def test_vectors_equal_python_integers(modulus):
     for size in (0, 1, 5, 63, 64, 65, 1000):
         a, b = vectors(modulus, size)
         total = a.copy()
@@ -182,7 +181,7 @@ def test_vectors_are_added_and_packed_as_python_does(modulus):
         assert masks.unpack(packed, size, modulus).tolist() == a.tolist()
 
 
-def test_long_vectors_are_packed_in_pieces():
+def test_long_vectors_are_packed_correctly():
     a, _ = vectors(997, 70_001)
     packed = masks.pack(a, 997)
     number = int.from_bytes(packed, "little")
@@ -192,7 +191,7 @@ def test_long_vectors_are_packed_in_pieces():
     np.testing.assert_array_equal(masks.unpack(packed, a.size, 997), a)
 
 
-def test_numbers_beyond_the_modulus_and_spare_bits_are_refused():
+def test_unpack_refuses_large_numbers_and_spare_bits():
     for size in (1, 63, 64, 65, 129):
         one_more = np.zeros(size, np.uint64)
         one_more[-1] = 997
@@ -204,20 +203,20 @@ def test_numbers_beyond_the_modulus_and_spare_bits_are_refused():
 
 
 def mask_by_blocks(key: bytes, number: int, size: int, modulus: int) -> list[int]:
-    """Block by block, from AES alone; words that do not divide evenly are left out."""
+    """Returns a mask, block by block from AES; words that do not divide evenly are skipped."""
     cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     fair = (1 << 64) // modulus * modulus
-    found: list[int] = []
+    mask: list[int] = []
     for counter in itertools.count():
-        if len(found) >= size:
-            return found[:size]
+        if len(mask) >= size:
+            return mask[:size]
         block = cipher.update(number.to_bytes(8, "big") + counter.to_bytes(8, "big"))
         words = [int.from_bytes(block[i : i + 8], "little") for i in (0, 8)]
-        found += [word % modulus for word in words if word < fair]
+        mask += [word % modulus for word in words if word < fair]
 
 
 @pytest.mark.parametrize("modulus", MODULI)
-def test_a_mask_is_the_key_stream_and_comes_off_again(modulus):
+def test_mask_is_key_stream_and_removable(modulus):
     key = primitives.digest("key", b"1")
     a, _ = vectors(modulus, 300)
     total = a.copy()
@@ -228,7 +227,7 @@ def test_a_mask_is_the_key_stream_and_comes_off_again(modulus):
     assert total.tolist() == a.tolist()
 
 
-def test_a_mask_of_many_pieces_is_one_stream():
+def test_long_mask_is_one_stream():
     key, size = primitives.digest("key", b"2"), (1 << 16) + 3
     for modulus in (1 << 20, (1 << 63) + 9):
         total = np.zeros(size, np.uint64)

@@ -292,10 +292,10 @@ class _AttackedStep:
             num_others: How many others take part.
         """
         noisy, deviations = self.release.noisy_sums(private, summed, self._bounds)
-        found = self._along(noisy, deviations)
+        result = self._along(noisy, deviations)
         # A sum of too few clients, which is not looked at, is of zeros.
-        shift = tf.where(tf.reduce_any(found != 0), self._shift, tf.zeros_like(self._shift))
-        along = tf.reduce_sum((found - num_others * self._other) * shift)
+        shift = tf.where(tf.reduce_any(result != 0), self._shift, tf.zeros_like(self._shift))
+        along = tf.reduce_sum((result - num_others * self._other) * shift)
         return tf.stack([along, tf.reduce_sum(shift**2)])
 
     def _answer(self, clip_norms: tf.Tensor, role: Any) -> Any:
@@ -332,16 +332,16 @@ class _AttackedStep:
     def _along(self, values: Any, deviations: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the part of each group in its direction, in deviations of its noise, [groups]."""
         flat = [tf.cast(value, tf.float64) for value in tf.nest.flatten(values)]
-        found = []
+        result = []
         for group, parts in zip(self._groups, self._directions):
             along = [tf.reduce_sum(flat[i] * part) for i, part in zip(group.positions, parts)]
-            found.append(tf.add_n(along) / deviations[group.positions[0]])
-        return tf.stack(found)
+            result.append(tf.add_n(along) / deviations[group.positions[0]])
+        return tf.stack(result)
 
 
 def _answer_specs(round_: Round) -> list[Any]:
     """Returns specs of a client's message in each step."""
-    found = []
+    actual = []
 
     def sum_of_step(k: int, message: Any, client_state: Any) -> ClientResult:
         step = round_.steps[k]
@@ -356,11 +356,11 @@ def _answer_specs(round_: Round) -> list[Any]:
             return result.output, ClientResult(encoded, result.state)
 
         output, result = traced_specs(sent, message, dict(round_.client_data_spec), client_state)
-        found.append(output)
+        actual.append(output)
         return result
 
     trace_steps(round_, sum_of_step)
-    return found
+    return actual
 
 
 def _direction(group: Group, shapes: Sequence[Any]) -> list[np.ndarray]:
@@ -384,9 +384,9 @@ def _facts(release: Any, place: Place) -> ClientFacts:
 
 def _columns(values: Sequence[Any], dtype: tf.DType, num_rows: tf.Tensor) -> tf.Tensor:
     """Returns values [R, ...] as columns of one matrix; what is not finite is zero."""
-    found = [tf.zeros([num_rows, 0], dtype)]
+    result = [tf.zeros([num_rows, 0], dtype)]
     for value in values:
         if value.dtype.is_floating:
             value = tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
-        found.append(tf.reshape(tf.cast(value, dtype), [num_rows, -1]))
-    return tf.concat(found, axis=1)
+        result.append(tf.reshape(tf.cast(value, dtype), [num_rows, -1]))
+    return tf.concat(result, axis=1)

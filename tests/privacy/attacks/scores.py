@@ -185,9 +185,9 @@ def attack(
             # Whether it is the client that was drawn, the attacker does not know.
             num_others = np.sum(entries[..., 0] != Role.NOBODY, axis=2)
         views = rounds.play(keys, entries, num_others)
-        known = num_others[..., np.newaxis] * rounds.clear[Role.OTHER]
-        known += num_silent[..., np.newaxis] * rounds.clear[Role.SILENT]
-        views = views._replace(in_the_clear=views.in_the_clear - known)
+        clear = num_others[..., np.newaxis] * rounds.clear[Role.OTHER]
+        clear += num_silent[..., np.newaxis] * rounds.clear[Role.SILENT]
+        views = views._replace(in_the_clear=views.in_the_clear - clear)
         scores.append(_log_likelihood_ratios(rounds, views, cohorts))
         features.append(np.append(views.published, num_others[..., np.newaxis], axis=-1))
         shift = float(np.max(np.mean(views.shift, axis=0)))
@@ -211,7 +211,7 @@ def _drawn(
         (entries [R, T, E, 2], how many others take part [R, T], how many others are silent [R, T]);
         see `AttackedRounds.play`.
     """
-    found: list[list[tuple[int, int]]] = []
+    result: list[list[tuple[int, int]]] = []
     others = []
     for key in keys:
         draw = cohorts.draws(cohort_seed(RunState((), (PrivateState(key, (), (), ()),), ())))
@@ -222,9 +222,9 @@ def _drawn(
             num_silent = sum(drawn.silent) - (cohorts.answers_silently and is_left_out)
             others.append((len(drawn.clients) - (cohorts.client in drawn.clients), num_silent))
             silent = [(int(Role.SILENT), count) for count in drawn.silent]
-            found.append([*((int(each), int(each is Role.SILENT)) for each in roles), *silent])
-    table = np.zeros([len(found), max(1, *map(len, found)), 2], np.int32)
-    for row, entries in zip(table, found):
+            result.append([*((int(each), int(each is Role.SILENT)) for each in roles), *silent])
+    table = np.zeros([len(result), max(1, *map(len, result)), 2], np.int32)
+    for row, entries in zip(table, result):
         row[: len(entries)] = np.reshape(entries, [-1, 2])
     shape = len(keys), cohorts.rounds
     counts = np.reshape(others, [*shape, 2])
@@ -294,8 +294,8 @@ def _log_likelihood(
         is_possible = np.all(in_the_clear == clear, axis=-1) & (chance > 0)
         log_chance = np.log(chance, out=np.zeros_like(chance), where=chance > 0)
         terms.append(np.where(is_possible, log_chance + noisy * shift - shift**2 / 2, -np.inf))
-    found: np.ndarray = scipy.special.logsumexp(terms, axis=0)
-    return found
+    result: np.ndarray = scipy.special.logsumexp(terms, axis=0)
+    return result
 
 
 def _discriminated(without: np.ndarray, with_client: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from tff_agnostic.data.store_format import Record
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.program.runs.spec import resolve
 
-_OF_TWO_INPUTS = """
+_TWO_INPUTS = """
     import tensorflow as tf
 
     def build_model(data):
@@ -53,7 +53,7 @@ def test_numbers_and_classes(tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluation_is_on_the_split_that_is_asked_for(tmp_path):
+def test_evaluation_uses_the_given_split(tmp_path):
     model, data = model_file(tmp_path, CLASSIFIER), points(tmp_path / "s.sqlite")
     assert list(load(model, data, test_split="heldout").test.client_ids) == ["h"]
 
@@ -65,7 +65,7 @@ def test_several_features(tmp_path):
 
     rows = [person(split, *p) for split in ("train", "test") for p in ((30, 0), (50, 1))]
     data = write_store(tmp_path / "s.sqlite", rows, "features")
-    task = load(model_file(tmp_path, _OF_TWO_INPUTS), data)
+    task = load(model_file(tmp_path, _TWO_INPUTS), data)
     x = task.train.read("a")["x"]
     assert x["age"].tolist() == [30, 50]
     assert x["age"].dtype == np.int32
@@ -119,7 +119,7 @@ def test_whole_numbers_that_need_more_bits(tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_fingerprint_is_that_of_the_file_and_of_the_words(tmp_path):
+def test_fingerprint_covers_file_and_words(tmp_path):
     data = text_store(tmp_path / "s.sqlite")
 
     def fingerprint(text, **options):
@@ -141,7 +141,7 @@ def test_the_fingerprint_holds_the_classes(tmp_path):
     assert fingerprint["classes"] == "cat, dog, fox"
 
 
-def test_the_file_is_the_same_however_it_is_named(tmp_path, monkeypatch):
+def test_fingerprint_ignores_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = [
         resolve("custom", {}, {"model": name}).flags()["model"]
@@ -159,7 +159,7 @@ def test_no_model_file(tmp_path):
     assert error_of(missing, data) == f"{missing}: expected a Python file, found none"
 
 
-def test_a_file_that_fails_is_told_with_its_own_lines(tmp_path):
+def test_failing_file_shows_its_lines(tmp_path):
     model = model_file(tmp_path, "def build_model(data):\n    return data.num_clases\n")
     message = error_of(model, points(tmp_path / "s.sqlite"))
     first, *lines = message.splitlines()
@@ -169,7 +169,7 @@ def test_a_file_that_fails_is_told_with_its_own_lines(tmp_path):
     assert "tff_agnostic" not in message
 
 
-def test_a_store_of_tff_does_not_say_what_it_holds(tmp_path):
+def test_tff_store_needs_kind_of_data(tmp_path):
     rows = [("train", "a", {"x": [1.0, 2.0], "label": 1, "domain": "web"})]
     data = tff_store(tmp_path / "s.sqlite", rows)
     assert error_of(model_file(tmp_path, CLASSIFIER), data) == (
@@ -223,15 +223,15 @@ def test_numbers_that_are_not_finite(tmp_path):
 )
 def test_options_that_cannot_be(tmp_path, store, options, message):
     data = store(tmp_path / "s.sqlite")
-    found = error_of(model_file(tmp_path, CLASSIFIER), data, **options)
-    assert found.startswith(message.format(data=data))
-    assert "\n" not in found
+    result = error_of(model_file(tmp_path, CLASSIFIER), data, **options)
+    assert result.startswith(message.format(data=data))
+    assert "\n" not in result
 
 
 # --- Categories of a client store, as entries of a vector or as ids
 
 
-_OF_CATEGORY_IDS = """
+_CATEGORY_IDS = """
     import tensorflow as tf
 
     def build_model(data):
@@ -259,7 +259,7 @@ def test_categories_are_entries_of_the_vector(tmp_path):
     np.testing.assert_array_equal(task.test.read("a")["x"], [[0, 5, 1, 0, 0]])
 
 
-def test_categories_beside_several_inputs_are_an_input(tmp_path):
+def test_categories_are_one_of_several_inputs(tmp_path):
     data = people(tmp_path / "s.sqlite", place=np.array([1, 2], np.float32))
     model = model_file(tmp_path, "def build_model(data):\n    raise TypeError(data.x_shape)")
     assert "TypeError: {'place': (2,), 'x': (2,), 'categories': (3,)}" in error_of(model, data)
@@ -267,7 +267,7 @@ def test_categories_beside_several_inputs_are_an_input(tmp_path):
 
 def test_categories_as_ids(tmp_path):
     data = people(tmp_path / "s.sqlite")
-    task = load(model_file(tmp_path, _OF_CATEGORY_IDS), data, categories="ids")
+    task = load(model_file(tmp_path, _CATEGORY_IDS), data, categories="ids")
     examples = task.train.read("a")
     assert examples["x"]["job"].tolist() == [2, 0, 1]
     assert examples["x"]["town"].tolist() == [1, 1, 0]
@@ -276,15 +276,15 @@ def test_categories_as_ids(tmp_path):
     assert task.test.read("a")["x"]["job"].tolist() == [0]
 
 
-def test_the_fingerprint_holds_the_categories_and_they_may_be_those_of_another_store(tmp_path):
+def test_fingerprint_covers_categories(tmp_path):
     model = model_file(tmp_path, CLASSIFIER)
     first = people(tmp_path / "s.sqlite")
     other = people(tmp_path / "o.sqlite", jobs=("baker", "clerk"))
-    of_first, of_other = load(model, first).fingerprint, load(model, other)
-    assert of_first["categories"] != of_other.fingerprint["categories"]
+    first_print, other_task = load(model, first).fingerprint, load(model, other)
+    assert first_print["categories"] != other_task.fingerprint["categories"]
     with_those_of_first = load(model, other, vocabulary=str(first))
-    assert with_those_of_first.fingerprint["categories"] == of_first["categories"]
-    np.testing.assert_array_equal(of_other.test.read("a")["x"][:, 3:], [[0, 1]])
+    assert with_those_of_first.fingerprint["categories"] == first_print["categories"]
+    np.testing.assert_array_equal(other_task.test.read("a")["x"][:, 3:], [[0, 1]])
     np.testing.assert_array_equal(with_those_of_first.test.read("a")["x"][:, 3:], [[0, 0]])
     numbers = points(tmp_path / "p.sqlite")
     assert error_of(model, other, vocabulary=str(numbers)) == (
@@ -367,7 +367,7 @@ def test_texts_with_labels_that_are_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["vocabulary", "sequence_length"])
-def test_a_size_out_of_range_is_named_as_its_flag(tmp_path, option):
+def test_invalid_size_names_its_flag(tmp_path, option):
     data = text_store(tmp_path / "s.sqlite")
     message = error_of(model_file(tmp_path, NEXT_WORD), data, **{option: 0})
     expected = "at least 1" + " or a path" * (option == "vocabulary")
