@@ -284,10 +284,9 @@ def test_first_trial_has_given_settings():
 
 @golden.values
 def test_invalid_ends_raise_user_error(case):
-    arms = _arms(f"{case};client_epochs=1..3" if "fair:" in case else case)
-    task = next(iter(arms.values())).spec({}, 9).load_task()
-
     def check():
+        arms = _arms(f"{case};client_epochs=1..3" if "fair:" in case else case)
+        task = next(iter(arms.values())).spec({}, 9).load_task()
         for arm in arms.values():
             arm.check(9, task)
 
