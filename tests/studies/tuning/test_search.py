@@ -89,17 +89,17 @@ def test_range_of_method_replaces_shared_range():
         _SETTINGS,
         ("fed_avg", "q_ffl"),
     )
-    assert list(search.of("fed_avg", ["client_learning_rate"])) == ["client_learning_rate"]
-    dims = search.of("q_ffl", ["client_learning_rate", "q", "window"])
+    assert list(search.dimensions("fed_avg", ["client_learning_rate"])) == ["client_learning_rate"]
+    dims = search.dimensions("q_ffl", ["client_learning_rate", "q", "window"])
     assert {name: dim.text for name, dim in dims.items()} == {
         "client_learning_rate": "log:0.01..1",
         "q": "0.1..5",
         "window": "1..2",
     }
     with pytest.raises(UserError, match="q_ffl:q has no effect"):
-        search.of("q_ffl", ["client_learning_rate", "window"])
+        search.dimensions("q_ffl", ["client_learning_rate", "window"])
     with pytest.raises(UserError, match="expected a setting of other, found none"):
-        search.of("other", ["mu"])
+        search.dimensions("other", ["mu"])
 
 
 @golden.values

@@ -12,7 +12,7 @@ _FIXED = {"algorithm": "stochastic_afl", "lambda_update": "fixed"}
 ADULT = Experiment(
     title="Adult: doctorate or not",
     task="adult",
-    # Learning rates are what `./run tune` found for 600 rounds, as the page says.
+    # Learning rates are the best of `./run tune` for 600 rounds.
     arms={
         "doctorate": Arm(
             f"L {_DOCTORATE}",
@@ -74,7 +74,7 @@ _SHIRT, _PULLOVER, _T_SHIRT = "shirt", "pullover", "t-shirt/top"
 FASHION_MNIST = Experiment(
     title="Fashion-MNIST: three garments",
     task="fashion_mnist",
-    # Learning rates are what `./run tune` found, as the page says.
+    # Learning rates are the best of `./run tune`.
     arms={
         "uniform": Arm(
             "L uniform",

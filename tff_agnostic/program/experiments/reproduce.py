@@ -40,7 +40,7 @@ from tff_agnostic.program.studies.rows import train_rows
 from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.trainer import RunTrainer
 
-# Flags that the experiment and its methods set, none of which starts from a file of others.
+# Flags that the experiment and its methods set.
 _NOT_FLAGS = ("algorithm", "target_domain", "trust")
 # Evaluations in the course of a run: enough for a curve.
 _EVALUATIONS = 12

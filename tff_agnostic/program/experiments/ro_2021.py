@@ -38,7 +38,7 @@ EMNIST = Experiment(
     curve="accuracy",
     harder_domain=HIGH_SCHOOL,
 )
-# What `./run tune` found for 120 rounds (--scale=0.08), as the page says.
+# Best settings of `./run tune` for 120 rounds (--scale=0.08).
 _STEPS = {"client_learning_rate": 0.086, "server_learning_rate": 0.019}
 _TUNED = {
     "fed_avg": _STEPS,
@@ -54,7 +54,7 @@ MNIST_BY_WRITER = dataclasses.replace(
     title="MNIST by writer: high-school and census writers",
     task_options={
         "num_classes": 10,
-        # As 500 beside 2900 census writers are in the paper: 50 beside 289.
+        # The paper has 500 high-school and 2900 census writers, the data have 289 of the latter.
         "high_school_writers": 50,
     },
     raw_data=ImportOptions(

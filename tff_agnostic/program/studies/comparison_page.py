@@ -146,7 +146,7 @@ def marked(
     higher_is_better: Optional[bool] = None,
     tied_rows: frozenset[str] = frozenset(),
 ) -> list[Number]:
-    """Returns the means of the trials of each method, of which the best one is marked.
+    """Returns the means of the trials of each method, the best one marked.
 
     Args:
         values: The trials of each method; None if it did not report the number.

@@ -61,16 +61,16 @@ class Dimension:
 
     def draw(self, trial: Trial) -> None:
         """Draws a value for a trial, unless it has one."""
-        name, of = self.flag, self.distribution
-        if isinstance(of, CategoricalDistribution):
-            trial.suggest_categorical(name, of.choices)
-        elif isinstance(of, IntDistribution):
-            trial.suggest_int(name, of.low, of.high, step=of.step, log=of.log)
+        name, drawn = self.flag, self.distribution
+        if isinstance(drawn, CategoricalDistribution):
+            trial.suggest_categorical(name, drawn.choices)
+        elif isinstance(drawn, IntDistribution):
+            trial.suggest_int(name, drawn.low, drawn.high, step=drawn.step, log=drawn.log)
         else:
-            trial.suggest_float(name, of.low, of.high, step=of.step, log=of.log)
+            trial.suggest_float(name, drawn.low, drawn.high, step=drawn.step, log=drawn.log)
 
     def value(self, sampled: Any) -> Any:
-        """Returns the value of the setting that Optuna's stands for."""
+        """Returns the value of the setting for Optuna's value."""
         return self.setting.parsed(sampled)
 
     def extremes(self) -> list[Any]:
@@ -147,30 +147,30 @@ class Space:
 
     Attributes:
         shared: Dimensions of whichever algorithms have the setting, by flag.
-        own: Dimensions of one algorithm, by its name and flag.
+        by_method: Dimensions of one algorithm, by its name and flag.
     """
 
     shared: Mapping[str, Dimension]
-    own: Mapping[str, Mapping[str, Dimension]]
+    by_method: Mapping[str, Mapping[str, Dimension]]
 
-    def of(self, name: str, has: Sequence[str]) -> dict[str, Dimension]:
+    def dimensions(self, name: str, has: Sequence[str]) -> dict[str, Dimension]:
         """Returns the dimensions of an algorithm by flag, in their order.
 
         Args:
             name: Name of the method.
             has: Flags of the settings that it has.
         """
-        own = self.own.get(name, {})
-        strange = next((flag for flag in own if flag not in has), None)
+        separate = self.by_method.get(name, {})
+        strange = next((flag for flag in separate if flag not in has), None)
         if strange is not None:
             raise UserError(f"--search: {name}:{strange} has no effect: {name} has no {strange}")
-        actual = {flag: of for flag, of in self.shared.items() if flag in has and flag not in own}
-        if not actual and not own:
+        shared = {f: d for f, d in self.shared.items() if f in has and f not in separate}
+        if not shared and not separate:
             raise UserError(
                 f"--search: expected a setting of {name}, found none: equal budgets are of use "
                 "only where there is something to search"
             )
-        return {**actual, **own}
+        return {**shared, **separate}
 
 
 def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> Space:
@@ -184,22 +184,22 @@ def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> S
         names: Names of the methods.
     """
     shared: dict[str, Dimension] = {}
-    own: dict[str, dict[str, Dimension]] = {name: {} for name in names}
+    by_method: dict[str, dict[str, Dimension]] = {name: {} for name in names}
     for name, flag, where in _entries(text):
-        if name and name not in own:
+        if name and name not in by_method:
             raise UserError(f"--search: expected one of {', '.join(names)}, found {name!r}")
-        actual = own[name] if name else shared
-        if flag in actual:
+        dimensions = by_method[name] if name else shared
+        if flag in dimensions:
             raise UserError(f"--search: expected {flag} once, found it twice")
         try:
-            actual[flag] = dimension(settings[flag], where)
+            dimensions[flag] = dimension(settings[flag], where)
         except UserError as e:
             # An error about a value names the flag too.
             message = str(e).removeprefix(f"--{flag}: ")
             raise UserError(f"--search: {flag}: {message}") from None
-    if not shared and not any(own.values()):
+    if not shared and not any(by_method.values()):
         raise UserError(f"--search: expected {_ENTRY}, with a range of {FORM}, found none")
-    return Space(shared, own)
+    return Space(shared, by_method)
 
 
 def searchable(task: str, options: Optional[Mapping[str, Flag]] = None) -> Registry[Flag]:
@@ -260,8 +260,8 @@ class Term:
     @property
     def name(self) -> str:
         """The number as a string: "worst:accuracy", or "domain(es-AR):accuracy"."""
-        of = f"({self.domain})" if self.domain is not None else ""
-        return f"{self.statistic}{of}:{self.measure.name}"
+        domain = f"({self.domain})" if self.domain is not None else ""
+        return f"{self.statistic}{domain}:{self.measure.name}"
 
     def value_in(self, result: Mapping[str, Any]) -> Optional[float]:
         """Returns the number in an evaluation as JSON; None if it is not a finite number."""

@@ -171,7 +171,9 @@ def searched_arms(given: RunArguments) -> dict[str, SearchedArm]:
     if useless is not None:
         raise UserError(f"--search: {useless} has no effect: none of {', '.join(arms)} has it")
     return {
-        name: dataclasses.replace(arm, dimensions=search.of(name, list(specs[name].flags())))
+        name: dataclasses.replace(
+            arm, dimensions=search.dimensions(name, list(specs[name].flags()))
+        )
         for name, arm in arms.items()
     }
 

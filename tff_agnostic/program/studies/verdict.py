@@ -206,7 +206,7 @@ def why_no_interval(gain: Gain, split: str, num_trials: int) -> str:
 
 
 def shortfall(gain: Gain, split: str, trials: int, more_seeds: str = TRIALS) -> str:
-    """Returns what an interval that excludes 0 would take; empty if nothing is known about it.
+    """Returns the data that an interval without 0 would take; empty if they are unknown.
 
     Args:
         split: Split of the clients.
@@ -275,7 +275,7 @@ def _context(
 
 
 def _scope(context: ClaimContext, all_gains: Sequence[Gain], count: int) -> list[str]:
-    """Returns what the intervals cover."""
+    """Returns the scope of the intervals."""
     defined = [gain for gain in all_gains if gain.interval() is not None]
     few = any(gain.has_too_few_clients for gain in all_gains)
     note = [enough_clients_note()] if few else []
