@@ -30,7 +30,7 @@ from benchmarks.recommend_promise import (
 )
 from tff_agnostic.base.later import scipy
 from tff_agnostic.metrics.intervals import Spread, combined
-from tff_agnostic.program.studies.methods import BASELINE
+from tff_agnostic.program.studies.comparison import BASELINE
 
 _ROWS = (BASELINE, "uniform", "frozen")
 _RATES = (1.0, 2.0)

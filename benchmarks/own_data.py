@@ -29,8 +29,7 @@ from tabulate import tabulate
 
 from tff_agnostic.base.later import scipy, tf
 from tff_agnostic.data.store import load_store
-from tff_agnostic.program.studies.comparison import OVERALL, WORST
-from tff_agnostic.program.studies.comparison_record import read_comparison
+from tff_agnostic.program.studies.comparison import OVERALL, WORST, read_trials, trial_name
 from tff_agnostic.program.studies.gains import gains
 from tff_agnostic.program.studies.verdict import verdicts
 
@@ -215,8 +214,8 @@ def gain_of(ours: Sums, theirs: Sums, domain: Any) -> tuple[float, float]:
 
 def compared(name: str, rows: Sequence[Row], folder: Path, trials: int) -> str:
     """Returns the verdict, and a table of both computations."""
-    record = read_comparison(folder / "compared")
-    comparison = record.comparison
+    names = {arm: [trial_name(arm, k) for k in range(trials)] for arm in _ARMS}
+    comparison = read_trials(folder / "compared", names, {}, {})
     measure = comparison.measures["accuracy"]
     told = gains(comparison, _ARMS[1], _ARMS[0], measure)
     rows = test_rows(rows, folder / "table.store")
@@ -243,7 +242,7 @@ def compared(name: str, rows: Sequence[Row], folder: Path, trials: int) -> str:
     off = max(abs(line[1] - line[2]) for line in lines)
     headers = ["", "gain", "gain, own", "half interval", "half, own", "ratio"]
     table = tabulate(lines, headers=headers, floatfmt=".4f", tablefmt="github")
-    sentences = "\n".join(verdicts(comparison, record.algorithms))
+    sentences = "\n".join(verdicts(comparison))
     title = f"{name}: {len(rows)} test rows"
     return f"{title}\n\n{sentences}\n\n{table}\n\nlargest difference of a gain {off:.1e}"
 

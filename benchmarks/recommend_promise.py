@@ -41,10 +41,10 @@ from tff_agnostic.program.commands.command_line import RunArguments
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.program.studies.choice import attained, chosen
+from tff_agnostic.program.studies.comparison import BASELINE
 from tff_agnostic.program.studies.gains import Gain
-from tff_agnostic.program.studies.methods import BASELINE
 from tff_agnostic.program.studies.recommend import RecommendRequest, parse_request
-from tff_agnostic.program.studies.recommendation import Found
+from tff_agnostic.program.studies.recommendation import SearchResults
 from tff_agnostic.program.studies.runset import RunSet
 
 KINDS = ("rare", "hard", "noisy", "both", "nothing")
@@ -211,7 +211,7 @@ def validated(gain: Gain) -> dict[str, Any]:
     return {name: finite_or_none(value) for name, value in {"mean": gain.mean, **spread}.items()}
 
 
-def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, Found]:
+def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, SearchResults]:
     """Returns what `recommend` chooses from: all but the last runs, which look at test clients.
 
     These have the seeds and the training clients of the search, and so its models.
@@ -221,7 +221,7 @@ def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, Foun
     with StopRequest() as stop, started(name, given.runtime_options(name)) as runtime:
         trainer = request.trainer(runtime, stop)
         with RunSet(folder, request.identity, trainer, True, stop) as runs:
-            search, _ = request.search(runs, trainer, runtime, stop)
+            search, _ = request.search(runs, trainer)
             return request, search.run(given.own.budget)
 
 

@@ -38,9 +38,8 @@ from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.program.studies.choice import chosen, near
-from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison
+from tff_agnostic.program.studies.comparison import BASELINE, OVERALL, WORST, Comparison
 from tff_agnostic.program.studies.gains import gain, worst_domain
-from tff_agnostic.program.studies.methods import BASELINE
 from tff_agnostic.program.studies.recommend import RECOMMEND, parse_request
 from tff_agnostic.program.studies.runset import RunSet
 
@@ -338,7 +337,7 @@ class Board:
         """Whether the choice is significantly worse than FedAvg in the worst domain."""
         if self.choice == BASELINE:
             return False
-        return gain(self.final, self.choice, BASELINE, WORST, self.measure).told() < 0
+        return gain(self.final, self.choice, BASELINE, WORST, self.measure).direction() < 0
 
     @property
     def is_near(self) -> bool:
@@ -347,7 +346,7 @@ class Board:
             return True
         behind = gain(self.final, self.best, self.choice, WORST, self.measure)
         is_close = abs(behind.mean) <= near(behind.after, self.measure.unit)
-        return is_close or behind.is_open or behind.told() < 0
+        return is_close or behind.is_open or behind.direction() < 0
 
     def worst(self, row: str) -> float:
         """Returns the mean of the worst domain's measure."""
@@ -358,7 +357,7 @@ class Board:
         names = self.final.domain_names
         gains = {name: gain(self.final, row, BASELINE, name, self.measure) for name in names}
         finite = {name: g for name, g in gains.items() if not math.isnan(g.mean)}
-        return [name for name, g in finite.items() if g.told(len(finite)) < 0]
+        return [name for name, g in finite.items() if g.direction(len(finite)) < 0]
 
 
 def run(data: DataSet, given: RunArguments, folder: Path) -> Board:
@@ -369,9 +368,9 @@ def run(data: DataSet, given: RunArguments, folder: Path) -> Board:
     with StopRequest() as stop, started(runtime_name, options) as runtime:
         trainer = request.trainer(runtime, stop)
         with RunSet(folder, request.identity, trainer, True, stop) as runs:
-            search, excluded = request.search(runs, trainer, runtime, stop)
+            search, excluded = request.search(runs, trainer)
             searched = search.run(given.own.budget, all_final=True)
-            final = search.train_final(searched.changes, searched)
+            final = search.train_final(searched.changes, searched).comparison
     rows = (row for row in searched.changes if row not in final.trials)
     missing = dict.fromkeys(rows, "its final runs diverged")
     return Board(data, final, chosen(searched.judged) or BASELINE, {**excluded, **missing})

@@ -1,4 +1,4 @@
-"""`compare` on planted data says first which domains were given up, and which losses are absurd."""
+"""Warnings of `compare` on made-up data: neglected domains and implausible losses."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ _ARMS = (
 
 
 @pytest.mark.nightly
-def test_compare_says_first_whom_a_row_gave_up(call: Caller, tmp_path):
+def test_compare_warns_of_neglected_domain(call: Caller, tmp_path):
     data, path = _write(tmp_path), tmp_path / "runs"
     outcome = call(compare, *_RUN, _ARMS, *data, f"--output_dir={path}")
     assert outcome.status == 0, outcome
@@ -62,7 +62,7 @@ def test_compare_says_first_whom_a_row_gave_up(call: Caller, tmp_path):
 
 
 @pytest.mark.slow
-def test_compare_says_first_that_losses_are_out_of_range(call: Caller, tmp_path):
+def test_compare_warns_of_implausible_losses(call: Caller, tmp_path):
     data, path = _write(tmp_path, scale=1e4), tmp_path / "runs"
     outcome = call(compare, *_RUN, "--algorithms=fed_avg", *data, f"--output_dir={path}")
     assert outcome.status == 0, outcome

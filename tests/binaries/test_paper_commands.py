@@ -34,14 +34,14 @@ def _assert_compared(call: Caller, folder: Path, command: list[str], *more: str)
     binary = importlib.import_module(f"binaries.{name}")
     outcome = call(binary, *arguments, *_SHORT, "--output_dir=compared", *more)
     assert outcome.status == 0, outcome
-    found = json.loads((folder / "compared" / "compare.json").read_text())
-    assert tuple(found) == _ARMS
+    actual = json.loads((folder / "compared" / "compare.json").read_text())
+    assert tuple(actual) == _ARMS
     for arm in _ARMS:
-        assert found[arm]["(over clients)"]["p10"]["accuracy"]["mean"] is not None
+        assert actual[arm]["(over clients)"]["p10"]["accuracy"]["mean"] is not None
 
 
 @pytest.mark.nightly
-def test_emnist_62(call: Caller, folder: Path):
+def test_emnist_command_compares(call: Caller, folder: Path):
     rng = np.random.default_rng(0)
     rows = [
         (f"all_{split}", f"f{number}_01", {"pixels": rng.random(784, np.float32), "label": label})
@@ -56,7 +56,7 @@ def test_emnist_62(call: Caller, folder: Path):
 
 
 @pytest.mark.nightly
-def test_sent140(call: Caller, folder: Path):
+def test_sent140_commands_compare(call: Caller, folder: Path):
     users = {
         f"user{k}": [(f"so {'happy' if j % 2 else 'sad'} {k}", j % 2) for j in range(4)]
         for k in range(8)
@@ -87,22 +87,14 @@ def test_sent140(call: Caller, folder: Path):
 _FILES = sorted((ROOT / "configs").glob("*.flags"))
 
 
-def test_there_are_flag_files():
-    assert len(_FILES) >= 3
-
-
 @pytest.mark.parametrize("path", _FILES, ids=lambda path: path.stem)
-def test_a_flag_file_is_accepted(path: Path):
+def test_flag_file_is_accepted(path: Path):
     is_comparison = "--algorithms=" in path.read_text()
     file = f"--flagfile={path}"
     if is_comparison:
         specs = [spec for trials in compared_specs(file).values() for spec in trials]
     else:
         specs = [given(train, file).spec()]
+    assert path.read_text().startswith("# ") and len(_FILES) >= 3
     for spec in specs:
         assert from_flags(spec.flags()) == spec
-
-
-@pytest.mark.parametrize("path", _FILES, ids=lambda path: path.stem)
-def test_a_flag_file_says_what_it_is_for(path: Path):
-    assert path.read_text().startswith("# ")

@@ -1,37 +1,37 @@
-"""The page of an experiment, from results made by hand."""
+"""The page of an experiment, from made-up results."""
 
 import dataclasses
-import datetime
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.reports.made_up import result, write_run
 from tests.run.harness import MEASURES
 from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments import page as pages
 from tff_agnostic.program.experiments.experiment import (
+    OVER_CLIENTS,
     ArmsAsPredictors,
     Experiment,
-    OverClients,
     PaperTable,
     UnigramPredictors,
 )
 from tff_agnostic.program.reports.document import Sentences, cell_text, to_terminal
+from tff_agnostic.program.reports.run_record import read_run
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.studies.comparison import DIFFERENCE, OVERALL, Comparison, Trials
 from tff_agnostic.program.studies.methods import Arm
 
 _EXPERIMENT = Experiment(
     title="Toys",
-    summary="for tests",
     task="toy_regression",
     arms={
         "fed_avg": Arm("FedAvg", {"algorithm": "fed_avg"}),
         "agnostic_fed_avg": Arm("Agnostic", {"algorithm": "agnostic_fed_avg"}),
     },
     paper=PaperTable(
-        source="Nobody 2020, table 7",
+        source="Author 2020, table 7",
         cells={"accuracy": {"fed_avg": {"phone": "61.5 (0.2)", DIFFERENCE: "8.5"}}},
     ),
     measures=("accuracy", "perplexity"),
@@ -46,9 +46,9 @@ def _trials(phone: list[float], tablet: list[float]) -> Trials:
         "phone": {"accuracy": np.array(phone), "perplexity": 100 * np.array(phone)},
         "tablet": {"accuracy": np.array(tablet), "perplexity": 100 * np.array(tablet)},
     }
-    for summary, of_both in ((OVERALL, np.mean), (DIFFERENCE, np.ptp), ("(worst)", np.min)):
+    for summary, summarize in ((OVERALL, np.mean), (DIFFERENCE, np.ptp), ("(worst)", np.min)):
         values[summary] = {
-            measure: of_both([values[d][measure] for d in ("phone", "tablet")], axis=0)
+            measure: summarize([values[d][measure] for d in ("phone", "tablet")], axis=0)
             for measure in ("accuracy", "perplexity")
         }
     history = {
@@ -60,44 +60,17 @@ def _trials(phone: list[float], tablet: list[float]) -> Trials:
 
 
 @pytest.fixture
-def comparison() -> Comparison:
+def comparison(tmp_path) -> Comparison:
     return Comparison(
         ("phone", "tablet"),
         MEASURES,
         {"fed_avg": _trials([0.5, 0.6], [0.9, 0.9]), "agnostic_fed_avg": _trials([0.7], [0.8])},
+        records={"fed_avg": [read_run(write_run(tmp_path / "run", result(("phone", "tablet"))))]},
     )
 
 
-def test_page_describes_base_predictors(comparison):
-    for recipe, expected in (
-        (UnigramPredictors("client", 0.01), "a unigram model of each client, smoothed by 0.01 of"),
-        (ArmsAsPredictors(("a", "b")), "the models of the rows a, b of the same trial."),
-    ):
-        experiment = dataclasses.replace(_EXPERIMENT, base_predictors=recipe)
-        page = pages.page(experiment, comparison, _record(), ())
-        assert any(f"Base predictors: {expected}" in line for line in _lines(page))
-
-
-def _lines(page):
-    blocks = [block for section in page.sections for block in section.blocks]
-    return [line for block in blocks if isinstance(block, Sentences) for line in block.lines]
-
-
-def _record(**changed: Any) -> pages.Record:
-    values: dict[str, Any] = {
-        "command": "./run reproduce --experiment=toys",
-        "data": ["train: 3 clients."],
-        "trials": 2,
-        "scale": 1.0,
-        "seconds": 754.0,
-        "date": datetime.date(2024, 5, 17),
-        "cores": 4,
-    }
-    return pages.Record(**{**values, **changed})
-
-
 def test_table_has_our_numbers_next_to_the_paper(comparison):
-    # All first, then the planned domains, then the data's others, then the difference.
+    # All examples first, then the planned domains, the data's others, and the difference.
     table = pages.table(_EXPERIMENT, comparison, "accuracy")
     names = [name for name in table.columns[1:] if name != "paper"]
     assert names == ["all", "phone", "watch", "tablet", "difference"]
@@ -108,80 +81,78 @@ def test_table_has_our_numbers_next_to_the_paper(comparison):
     assert cell_text(perplexity.rows[1][1]) == "75.00"
 
 
-def test_page_has_changes_and_text(comparison):
-    changed = ["--window is 3; the task's default is 1."]
-    page = pages.page(_EXPERIMENT, comparison, _record(scale=0.25, cores=1), changed)
-    lines = _lines(page)
-    assert {"Shortened: 0.25 times the task's rounds.", *changed, "train: 3 clients."} <= {*lines}
-    assert any("took 13 minutes on 1 processor core." in line for line in lines)
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        (UnigramPredictors("client", 0.01), "a unigram model of each client, smoothed by 0.01 of"),
+        (ArmsAsPredictors(("a", "b")), "the models of the rows a, b of the same trial."),
+    ],
+)
+def test_page_has_facts_and_predictors(comparison, recipe, expected):
+    experiment = dataclasses.replace(_EXPERIMENT, base_predictors=recipe)
+    page = pages.page(experiment, comparison, "./run reproduce", ["Shortened."])
+    blocks = [block for section in page.sections for block in section.blocks]
+    lines = [line for block in blocks if isinstance(block, Sentences) for line in block.lines]
+    assert {"Shortened.", "./run reproduce"} <= {*lines}
+    assert any(f"Base predictors: {expected}" in line for line in lines)
     terminal = to_terminal(page)
     assert "accuracy, % (higher is better)" in terminal and "61.5 (0.2)" in terminal
     assert "./run reproduce" not in terminal
 
 
-def test_statistics_of_the_clients_may_be_columns(comparison):
-    tail = OverClients("p10")
+def test_statistics_of_clients_may_be_columns(comparison):
+    tail = f"p10{OVER_CLIENTS}"
     experiment = dataclasses.replace(
         _EXPERIMENT,
         columns=(tail, "phone"),
-        paper=PaperTable("Nobody 2020", {"accuracy": {"fed_avg": {tail: "12.3 (0.1)"}}}),
+        paper=PaperTable("Author 2020", {"accuracy": {"fed_avg": {tail: "12.3 (0.1)"}}}),
     )
-    of_clients = {"p10": {"accuracy": np.array([0.25, 0.35])}}
-    trials = dataclasses.replace(comparison.trials["fed_avg"], over_clients=of_clients)
+    over_clients = {"p10": {"accuracy": np.array([0.25, 0.35])}}
+    trials = dataclasses.replace(comparison.trials["fed_avg"], over_clients=over_clients)
     comparison = dataclasses.replace(comparison, trials={**comparison.trials, "fed_avg": trials})
     table = pages.table(experiment, comparison, "accuracy")
-    header = table.columns
     first, second = ([cell_text(cell) for cell in row] for row in table.rows)
-    assert header[-2:] == ["p10 of clients", "paper"]
+    assert table.columns[-2:] == ["p10 of clients", "paper"]
     assert first[-2:] == ["30.0 (7.1)", "12.3 (0.1)"]
     # Trials that do not report the statistic.
     assert second[-2:] == ["-", "-"]
 
 
-def test_settings_that_differ_are_told_once():
+def test_different_settings_are_listed_once():
     def specs(**given: Any) -> dict[str, Any]:
         return {
             arm: resolve("toy_regression", {**row.settings, **given}, {})
             for arm, row in _EXPERIMENT.arms.items()
         }
 
-    labels = {arm: row.label for arm, row in _EXPERIMENT.arms.items()}
-    paper = specs()
-    assert pages.settings_that_differ(specs(), paper, labels) == []
-    # What changes no number of the last evaluation.
+    # Some settings change no number of the last evaluation.
     looks = {"seed": 7, "evaluate_every": 3, "evaluation_clients": 2, "checkpoint_every": 1}
-    assert pages.settings_that_differ(specs(**looks), paper, labels) == []
-    default = paper["fed_avg"].settings()
-    ours = {
-        "fed_avg": specs(rounds=3, client_learning_rate=0.123456)["fed_avg"],
-        "agnostic_fed_avg": specs(rounds=3)["agnostic_fed_avg"],
-    }
-    assert pages.settings_that_differ(ours, paper, labels) == [
+    assert pages.settings_that_differ(specs(**looks), _EXPERIMENT) == []
+    default = specs()["fed_avg"].settings()
+    ours = {**specs(rounds=3), "fed_avg": specs(rounds=3, client_learning_rate=0.123456)["fed_avg"]}
+    assert pages.settings_that_differ(ours, _EXPERIMENT) == [
         f"--rounds is 3; the task's default is {default['rounds']}.",
         "--client_learning_rate is 0.1235 for FedAvg; the task's default is "
         f"{default['client_learning_rate']:.4g}.",
     ]
 
 
-def test_the_figure_has_a_line_per_arm(comparison):
+def test_figure_has_a_curve_for_each_method(comparison):
     (axes,) = pages.curve(_EXPERIMENT, comparison).axes
     assert [line.get_label() for line in axes.lines] == ["FedAvg", "Agnostic"]
-    # Rounds without an evaluation are left out.
+    # Rounds without an evaluation are skipped.
     np.testing.assert_array_equal(axes.lines[0].get_xdata(), [1, 3])
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.1, 0.5])
     assert axes.get_ylabel() == "accuracy of phone"
 
 
-def test_the_harder_domain_is_the_worst_of_the_uniform_model(comparison):
-    def harder(**changed: Any) -> str:
-        experiment = Experiment(**{**vars(_EXPERIMENT), **changed})
-        return pages.harder_domain(experiment, comparison)
-
-    assert harder() == "phone"
-    assert harder(harder_domain=None) == "phone"
-    assert harder(harder_domain=None, measures=("perplexity",)) == "tablet"
+def test_harder_domain_is_the_worst_by_default(comparison):
+    for measure, expected in (("accuracy", "phone"), ("perplexity", "tablet")):
+        experiment = dataclasses.replace(_EXPERIMENT, harder_domain=None, measures=(measure,))
+        assert pages.harder_domain(experiment, comparison) == expected
+    assert pages.harder_domain(_EXPERIMENT, comparison) == "phone"
 
 
-def test_every_experiment_has_a_heading_for_its_page():
+def test_experiments_have_different_titles():
     titles = [experiment.title for experiment in EXPERIMENTS.values()]
     assert len(set(titles)) == len(titles)

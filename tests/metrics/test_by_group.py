@@ -5,11 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from tests.run.harness import measures
 from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.by_group import measures_by_group
 from tff_agnostic.models.model import Measure
-from tff_agnostic.program.studies.comparison import SUMMARIES, Comparison, Trials
 
 _RESULT = {
     "overall": {"loss": 0.4, "accuracy": 0.8},
@@ -63,14 +61,3 @@ def test_uncounted_domains_have_no_worst():
         for values in (measured.difference(), measured.ratio())
         for v in values.values()
     )
-
-
-def test_methods_have_means_over_trials():
-    values = {n: {"loss": np.array([1.0, 3.0])} for n in ("a", *SUMMARIES)}
-    values["b"] = {"loss": np.array([1.0, 2.0])}
-    comparison = Comparison(
-        ("a", "b"), measures("loss"), {"fed_avg": Trials(values, [{}] * 2)}, {"fed_avg": "FedAvg"}
-    )
-    measured = comparison.by_group()["FedAvg"]
-    assert measured.by_group == {"loss": {"a": 2.0, "b": 1.5}}
-    assert measured.overall == {"loss": 2.0} and measured.worst() == {"loss": "a"}

@@ -1,4 +1,4 @@
-"""What is chosen: estimates by hand, a row that is surest, and FedAvg where nothing is shown."""
+"""Choices: estimates by hand, the surest method, and FedAvg without a significant one."""
 
 import dataclasses
 import math
@@ -11,13 +11,13 @@ from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.intervals import Resampled, Spread
 from tff_agnostic.models.model import Measure
 from tff_agnostic.program.studies.choice import (
-    Judged,
+    Standing,
     attained,
     best_looking,
     chosen,
     clearly_worse,
     judged,
-    share_of,
+    parse_share,
     worse,
 )
 from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison, Trials
@@ -25,7 +25,7 @@ from tff_agnostic.program.studies.comparison_page import notes
 from tff_agnostic.program.studies.gains import Estimates, Gain, difference
 from tff_agnostic.program.studies.portfolio import Schedule
 from tff_agnostic.program.studies.portfolio_search import _equal_rows
-from tff_agnostic.program.studies.recommendation import Found, sentences
+from tff_agnostic.program.studies.recommendation import SearchResults, sentences
 from tff_agnostic.program.studies.search_space import parse_objective
 from tff_agnostic.program.studies.verdict import why_no_interval
 
@@ -39,13 +39,14 @@ _MEASURES = {
 def _trials(rng, seeds=4, replicates=50):
     values = {m: rng.uniform(0.2, 0.9, size=[seeds, len(_NAMES) + 1]) for m in _MEASURES}
     by_name = {
-        name: {m: of[:, i] for m, of in values.items()} for i, name in enumerate((*_NAMES, OVERALL))
+        name: {m: entry[:, i] for m, entry in values.items()}
+        for i, name in enumerate((*_NAMES, OVERALL))
     }
     by_name[WORST] = {"loss": values["loss"][:, :3].max(axis=1)}
     by_name[WORST]["accuracy"] = values["accuracy"][:, :3].min(axis=1)
     drawn = [
         Resampled(
-            {m: of[k] + 0.01 * rng.normal(size=[replicates, 4]) for m, of in values.items()},
+            {m: entry[k] + 0.01 * rng.normal(size=[replicates, 4]) for m, entry in values.items()},
             np.full([4], 30.0),
         )
         for k in range(seeds)
@@ -54,11 +55,11 @@ def _trials(rng, seeds=4, replicates=50):
     trials = Trials(
         by_name, [], over_clients=tail, resampled=drawn, seeds=list(range(seeds)), num_clients={}
     )
-    return trials, values, np.array([[of.values[m] for of in drawn] for m in _MEASURES])
+    return trials, values, np.array([[entry.values[m] for entry in drawn] for m in _MEASURES])
 
 
 @pytest.mark.parametrize("measure", list(_MEASURES))
-def test_objectives_by_hand(measure):
+def test_objectives_equal_values_by_hand(measure):
     rng = np.random.default_rng(1)
     ours, values, drawn = _trials(rng)
     theirs, other, _ = _trials(rng)
@@ -68,9 +69,9 @@ def test_objectives_by_hand(measure):
     pick, best_of = (np.max, np.minimum) if measure == "loss" else (np.min, np.maximum)
     best = best_of(values[measure][:, :3].mean(axis=0), other[measure][:, :3].mean(axis=0))
     regret = pick(values[measure][:, :3] - best, axis=1)
-    found = attained(comparison, "ours", _objective(f"regret:{measure}"))
-    np.testing.assert_allclose(found.values, regret)
-    np.testing.assert_allclose(found.replicates, pick(drawn[index][..., :3] - best, axis=-1))
+    actual = attained(comparison, "ours", _objective(f"regret:{measure}"))
+    np.testing.assert_allclose(actual.values, regret)
+    np.testing.assert_allclose(actual.replicates, pick(drawn[index][..., :3] - best, axis=-1))
 
     mixed = attained(comparison, "ours", _objective(f"3*regret:{measure}+overall:{measure}"))
     np.testing.assert_allclose(mixed.values, 0.75 * regret + 0.25 * values[measure][:, 3])
@@ -78,8 +79,8 @@ def test_objectives_by_hand(measure):
 
     tail = attained(comparison, "ours", _objective(f"superquantile:{measure}"))
     assert tail.replicates is None
-    of_domain = attained(comparison, "ours", _objective(f"domain(b):{measure}"))
-    np.testing.assert_allclose(of_domain.values, values[measure][:, 1])
+    domain_values = attained(comparison, "ours", _objective(f"domain(b):{measure}"))
+    np.testing.assert_allclose(domain_values.values, values[measure][:, 1])
 
 
 def test_regret_without_counted_domains_is_undefined():
@@ -92,7 +93,7 @@ def test_regret_without_counted_domains_is_undefined():
     assert math.isnan(standing.gain.mean) and chosen({"ours": standing}) is None
 
 
-def test_equal_rows_have_all_numbers_of_fed_avg():
+def test_equal_methods_have_all_numbers_of_fed_avg():
     rng = np.random.default_rng(4)
     (base, _, _), (other, _, _) = _trials(rng, seeds=1), _trials(rng, seeds=1)
     trials = {"fed_avg-1": base, "uniform-2": base, "frozen-1": other}
@@ -100,19 +101,19 @@ def test_equal_rows_have_all_numbers_of_fed_avg():
     assert _equal_rows(tried, {"fed_avg": 0, "uniform": 1, "frozen": 0}) == ["uniform"]
 
 
-def test_what_the_average_loses_is_in_points_or_a_part():
+def test_average_loss_is_in_points_or_fractions():
     rng = np.random.default_rng(2)
     ours, values, _ = _trials(rng)
     theirs, other, _ = _trials(rng)
     comparison = Comparison(_NAMES, _MEASURES, {"ours": ours, "fed_avg": theirs})
     means = {m: (values[m][:, 3].mean(), other[m][:, 3].mean()) for m in _MEASURES}
-    found = judged(comparison, _objective("worst:accuracy"), "fed_avg")
-    assert found["ours"].loss == pytest.approx(means["accuracy"][1] - means["accuracy"][0])
-    found = judged(comparison, _objective("worst:loss"), "fed_avg")
-    assert found["ours"].loss == pytest.approx(means["loss"][0] / means["loss"][1] - 1)
+    actual = judged(comparison, _objective("worst:accuracy"), "fed_avg")
+    assert actual["ours"].loss == pytest.approx(means["accuracy"][1] - means["accuracy"][0])
+    actual = judged(comparison, _objective("worst:loss"), "fed_avg")
+    assert actual["ours"].loss == pytest.approx(means["loss"][0] / means["loss"][1] - 1)
 
 
-def test_the_surest_gain_is_chosen_and_nothing_where_none_is_shown():
+def test_surest_significant_gain_is_chosen():
     rows = {
         "large": _judged(0.2, 0.08, loss=0.02),
         "sure": _judged(0.1, 0.01, loss=0.0),
@@ -123,7 +124,7 @@ def test_the_surest_gain_is_chosen_and_nothing_where_none_is_shown():
     assert chosen(rows) == "costly"
     assert chosen(rows, 0.05) == "sure"
     assert chosen({n: rows[n] for n in ("doubtful", "worse")}) is None
-    assert chosen({"unknown": Judged(Gain("", 0.5, 0.9, 0.4, None, math.nan), 0.0)}) is None
+    assert chosen({"unknown": Standing(Gain("", 0.5, 0.9, 0.4, None, math.nan), 0.0)}) is None
     # A row whose model diverged for some clients is judged on the others alone.
     rows["costly"] = dataclasses.replace(rows["costly"], is_whole=False)
     assert chosen(rows) == "sure"
@@ -131,28 +132,28 @@ def test_the_surest_gain_is_chosen_and_nothing_where_none_is_shown():
     assert worse(rows) == {"worse"}
 
 
-def test_a_row_that_lost_more_clients_than_fed_avg_is_not_whole():
+def test_method_with_more_diverged_clients_is_excluded():
     ours, *_ = _trials(np.random.default_rng(1))
     theirs, *_ = _trials(np.random.default_rng(2))
-    for of_ours, of_theirs, is_whole in ((0, 0, True), (2, 0, False), (2, 3, True)):
+    for ours_lost, theirs_lost, is_whole in ((0, 0, True), (2, 0, False), (2, 3, True)):
         rows = {
-            "ours": dataclasses.replace(ours, non_finite=of_ours),
-            "fed_avg": dataclasses.replace(theirs, non_finite=of_theirs),
+            "ours": dataclasses.replace(ours, non_finite=ours_lost),
+            "fed_avg": dataclasses.replace(theirs, non_finite=theirs_lost),
         }
         comparison = Comparison(_NAMES, _MEASURES, rows)
-        found = judged(comparison, _objective("worst:accuracy"), "fed_avg")
-        assert found["ours"].is_whole == is_whole
-        said = [line for line in notes(comparison) if "are not finite and count nowhere" in line]
-        assert len(said) == (of_ours > 0) + (of_theirs > 0)
+        actual = judged(comparison, _objective("worst:accuracy"), "fed_avg")
+        assert actual["ours"].is_whole == is_whole
+        warned = [line for line in notes(comparison) if "are not finite and count nowhere" in line]
+        assert len(warned) == (ours_lost > 0) + (theirs_lost > 0)
 
 
 @pytest.mark.parametrize(
     ("unit", "before", "most"),
     [(Unit.SHARE, 0.7, 0.02), (Unit.NONE, 0.7, 0.05), (Unit.FACTOR, 96.7, 96.7 * 0.0512711)],
 )
-def test_rows_are_hopeless_where_they_are_shown_not_to_be_near(unit, before, most):
+def test_only_significantly_far_methods_are_given_up(unit, before, most):
     def row(gain, error):
-        return Judged(dataclasses.replace(_judged(gain, error).gain, before=before), 0.0)
+        return Standing(dataclasses.replace(_judged(gain, error).gain, before=before), 0.0)
 
     rows = {
         # Shown to be worse, by next to nothing: another setting may be the best of all.
@@ -161,13 +162,13 @@ def test_rows_are_hopeless_where_they_are_shown_not_to_be_near(unit, before, mos
         "far": row(-2.0 * most, 0.4 * most),
         "beyond": row(-1.01 * most, 0.001 * most),
         "better": row(2.0 * most, 0.001 * most),
-        "unknown": Judged(Gain("", before, 0.0, before, None, math.nan), 0.0),
+        "unknown": Standing(Gain("", before, 0.0, before, None, math.nan), 0.0),
     }
     assert worse(rows) == {"hardly", "perhaps", "far", "beyond"}
     assert clearly_worse(rows, unit) == {"far", "beyond"}
 
 
-def test_rows_that_may_not_be_chosen_take_no_place_of_others():
+def test_allowed_methods_precede_others():
     rows = {
         "costly": _judged(0.3, 0.2, loss=0.1),
         "unknown": _judged(0.2, 0.2, loss=math.nan),
@@ -186,32 +187,39 @@ def _found(rows):
     labels = {row: row.upper() for row in rows}
     changes = {row: {"client_learning_rate": 0.5} for row in trials}
     comparison = Comparison(_NAMES, _MEASURES, trials, labels=labels, split="heldout")
-    return Found(comparison, rows, comparison, changes, {}, Schedule(1, 4))
+    return SearchResults(comparison, rows, comparison, changes, {}, Schedule(1, 4))
 
 
-def test_a_limit_that_no_row_meets_is_told_with_what_the_nearest_costs():
+def test_recommendation_names_limit_and_nearest_method():
     rows = {"sure": _judged(0.2, 0.01, loss=0.031), "other": _judged(0.3, 0.01, loss=0.1)}
+    objective = _objective("worst:accuracy")
     assert chosen(rows, 0.03) is None
-    assert sentences(_found(rows), _objective("worst:accuracy"), None, 0.03) == [
+    assert sentences(_found(rows), objective, None, 0.03) == [
         "Recommended: FedAvg with --client_learning_rate=0.5: no other method meets "
         "--average_may_lose=3%.",
-        "The nearest is SURE: all examples together lose 3.10 points, for a gain of +20.0 "
-        "points (95% interval +18.0 to +22.0) in worst:accuracy.",
+        "The nearest is SURE, with worst:accuracy +20.0 points (95% interval +18.0 to +22.0) and "
+        "all examples together lose 3.10 points.",
     ]
-    # A little more is allowed: that row is the choice, and the better one is told.
+    # With a larger limit the method is chosen, and the better one named.
     assert chosen(rows, 0.04) == "sure"
-    first, _, _, excluded = sentences(_found(rows), _objective("worst:accuracy"), "sure", 0.04)
+    first, values, _, excluded = sentences(_found(rows), objective, "sure", 0.04)
     assert first.startswith("Recommended: SURE with ")
-    assert excluded.startswith("--average_may_lose excludes OTHER (a gain of +30.0 points")
+    assert values == (
+        "On the validation clients that chose, SURE has worst:accuracy 70.0% against 50.0% of "
+        "FedAvg: +20.0 points (95% interval +18.0 to +22.0)."
+    )
+    assert excluded.startswith(
+        "--average_may_lose excludes OTHER, with worst:accuracy +30.0 points"
+    )
     # Without a limit no sentence is about one.
-    text = " ".join(sentences(_found(rows), _objective("worst:accuracy"), None, None))
+    text = " ".join(sentences(_found(rows), objective, None, None))
     assert "average_may_lose" not in text
     assert "no other method is significantly better" in text
 
 
 def _judged(mean, error, loss=0.0):
     spread = Spread(mean, error**2, 0.0, error**2, 30.0)
-    return Judged(Gain("worst", 0.5, 0.5 + mean, mean, spread, 40.0), loss)
+    return Standing(Gain("worst", 0.5, 0.5 + mean, mean, spread, 40.0), loss)
 
 
 def _objective(text):
@@ -229,7 +237,7 @@ def _objective(text):
         ((-0.2, 0.2, 1.0), Unit.SHARE, (-1.0, 1.0)),
     ],
 )
-def test_no_interval_goes_beyond_the_gains_that_there_can_be(changes, unit, interval):
+def test_intervals_stay_within_possible_gains(changes, unit, interval):
     before = np.zeros(len(changes))
     seeds = tuple(range(len(changes)))
     ours, theirs = (
@@ -238,29 +246,36 @@ def test_no_interval_goes_beyond_the_gains_that_there_can_be(changes, unit, inte
     gain = difference("worst", ours, theirs, True, unit)
     assert gain.interval() == (None if interval is None else pytest.approx(interval, abs=1e-4))
     assert gain.has_too_few_trials == (interval is None)
-    assert gain.is_open == (gain.told() == 0)
+    assert gain.is_open == (gain.direction() == 0)
     # What it decides is the same as without limits.
-    assert gain.told() == difference("worst", ours, theirs, True, Unit.NONE).told()
+    assert gain.direction() == difference("worst", ours, theirs, True, Unit.NONE).direction()
 
 
-def test_too_few_trials_for_an_interval_are_told():
+def test_few_trials_have_a_reason_for_no_interval():
     gain = Gain("worst", 0.5, 0.9, 0.4, Spread(0.4, math.nan, 0.1, 0.1, 1.0), math.nan, 1.0, 2)
     (*_, nearest) = sentences(
-        _found({"wide": Judged(gain, 0.0)}), _objective("worst:accuracy"), None, None
+        _found({"wide": Standing(gain, 0.0)}), _objective("worst:accuracy"), None, None
     )
     assert nearest.startswith(
-        "The nearest is WIDE, with a gain of +40.0 points, without an interval: too few trials "
-        "for one: 2 trials are too few to estimate how many would show a difference: --trials=10"
+        "The nearest is WIDE, with worst:accuracy +40.0 points (2 trials are too few for an "
+        "interval)"
     )
-    assert why_no_interval(gain, "heldout", 2) == "2 trials are too few for an interval"
+    assert (
+        "2 trials are too few to estimate how many would show a difference: --trials=10" in nearest
+    )
+    for trials, where in ((1, "for all clients"), (2, "in both trials"), (5, "in all trials")):
+        same = Gain("worst", 0.5, 0.9, 0.4, Spread(0.4, 0.0, 0.0, 0.0, 1.0), 30.0, 1.0, trials)
+        reason = f"no interval: the difference is the same {where}"
+        assert why_no_interval(same, "heldout", trials) == reason
 
 
-@pytest.mark.parametrize(("text", "share"), [("0.5%", 0.005), ("0", 0.0), (" 3 %", 0.03)])
-def test_shares(text, share):
-    assert share_of("--x", text) == pytest.approx(share)
-
-
-@pytest.mark.parametrize("text", ["", "-1%", "101%", "nan", "much"])
-def test_what_is_no_share_is_told(text):
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("0.5%", 0.005), ("0", 0.0), (" 3 %", 0.03), *((t, None) for t in ("", "-1%", "nan", "much"))],
+)
+def test_shares_are_parsed_or_refused(text, share):
+    if share is not None:
+        assert parse_share("--x", text) == pytest.approx(share)
+        return
     with pytest.raises(UserError, match=r"^--x: expected a share from 0 to 1, such as"):
-        share_of("--x", text)
+        parse_share("--x", text)

@@ -1,4 +1,4 @@
-"""How much is tried: equal numbers of settings, and what fits into a time."""
+"""The portfolio: equal numbers of settings, and schedules within a time."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from tff_agnostic.program.studies.portfolio import (
     FACTORS,
     PORTFOLIO,
     Schedule,
+    learning_rates,
     schedule_within,
-    settings_of,
 )
 from tff_agnostic.program.studies.portfolio_search import Budget, PortfolioSearch
 from tff_agnostic.program.studies.runset import RunSet
@@ -21,22 +21,22 @@ from tff_agnostic.program.studies.runset import RunSet
 _MOST = Schedule(8, 5)
 
 
-def test_every_row_has_as_many_settings_and_the_first_is_what_was_given():
+def test_methods_have_equal_numbers_of_settings():
     for row in PORTFOLIO:
         arm = dict(WORDS[row].settings) if row in WORDS else {"algorithm": row}
         arm.pop("lambda_baselines", None)
         first = resolve("digits", {**arm, "client_learning_rate": 0.5}, {})
-        found = settings_of(row, first, len(FACTORS))
-        assert len(found) == len(FACTORS)
-        assert found[0] == {}
-        assert {flag for of in found for flag in of} == set(PORTFOLIO[row])
-        # No two are one, or a row would be searched less than others.
-        assert len({tuple(sorted(of.items())) for of in found}) == len(FACTORS)
-        assert [of.get("client_learning_rate", 0.5) for of in found[:3]] == [0.5, 1.0, 0.25]
+        tried = learning_rates(row, first, len(FACTORS))
+        assert len(tried) == len(FACTORS)
+        assert tried[0] == {}
+        assert {flag for values in tried for flag in values} == set(PORTFOLIO[row])
+        # Equal settings would be tried once.
+        assert len({tuple(sorted(entry.items())) for entry in tried}) == len(FACTORS)
+        assert [entry.get("client_learning_rate", 0.5) for entry in tried[:3]] == [0.5, 1.0, 0.25]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "found"),
+    ("seconds", "expected"),
     [
         # Four runs take 70 s at each setting; another trial of FedAvg and of two rows takes 50 s,
         # and FedAvg and the costlier row take 30 s a trial at the end.
@@ -47,12 +47,12 @@ def test_every_row_has_as_many_settings_and_the_first_is_what_was_given():
         (70 + 30, (1, 1)),
     ],
 )
-def test_as_much_as_fits(seconds, found):
+def test_schedule_is_the_largest_that_fits(seconds, expected):
     by_row = {"fed_avg": 10.0, "uniform": 20.0, "frozen": 20.0, "excess_own": 20.0}
-    assert schedule_within(seconds, 70.0, by_row, _MOST) == found
+    assert schedule_within(seconds, 70.0, by_row, _MOST) == expected
 
 
-def test_final_runs_of_all_methods_are_in_the_time():
+def test_schedule_includes_final_runs():
     by_row = {"fed_avg": 10.0, "uniform": 20.0, "frozen": 20.0, "excess_own": 20.0}
     # At the end one run of each, 70 s a trial.
     assert schedule_within(70 + 70, 70.0, by_row, _MOST, final=3) == (1, 1)
@@ -61,7 +61,7 @@ def test_final_runs_of_all_methods_are_in_the_time():
         schedule_within(70 + 70 - 1, 70.0, by_row, _MOST, final=3)
 
 
-def test_references_of_excluded_methods_are_in_the_time(tmp_path):
+def test_schedule_includes_references_of_excluded_methods(tmp_path):
     """As on digits, where ten references are trained before their losses are found to be 0."""
     nothing: Any = None
     runs: Any = RunSet(tmp_path, {}, nothing, False, nothing)
@@ -73,7 +73,7 @@ def test_references_of_excluded_methods_are_in_the_time(tmp_path):
     }.items():
         runs.path(name).mkdir(parents=True)
         write_json(runs.path(name) / "seconds.json", {"seconds": seconds})
-    search = PortfolioSearch(nothing, {}, nothing, runs, nothing, nothing)
+    search = PortfolioSearch(nothing, {}, nothing, runs, nothing)
     # 30 s a setting and a further trial, and as many a trial at the end.
     for seconds, expected in ((180 + 5 * 60 - 30, (1, 5)), (180 + 30, (1, 1))):
         budget = Budget(None, 5, seconds / 3600)
@@ -82,7 +82,7 @@ def test_references_of_excluded_methods_are_in_the_time(tmp_path):
         search._schedule(Budget(None, 5, 179 / 3600), ["fed_avg", "uniform"], all_final=False)
 
 
-def test_no_time_is_told_with_what_is_needed():
+def test_short_time_raises_user_error():
     by_row = {"fed_avg": 1000.0, "uniform": 2000.0}
     with pytest.raises(UserError, match=r"^--hours: expected 1\.67 or more, .*, found 0\.5$"):
         schedule_within(1800.0, 3000.0, by_row, _MOST)

@@ -1,4 +1,4 @@
-"""Who judges: disjoint parts, a share of each domain, and what is said where there are few."""
+"""Validation clients: disjoint parts with a fraction of each domain, and minimum numbers."""
 
 import types
 
@@ -13,21 +13,21 @@ from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.studies.validation_clients import ValidationClients, check_judges, one_in
 
 
-def test_a_part_has_its_share_of_each_domain():
+def test_part_has_its_fraction_of_each_domain():
     counts = np.zeros([100, 3], int)
     counts[:80, 0] = counts[80:95, 1] = counts[95:, 2] = 4
     for seed in range(5):
         taken = one_in(counts, 5, np.random.default_rng(seed))
-        of_domain = [taken[:80].sum(), taken[80:95].sum(), taken[95:].sum()]
-        assert of_domain == [16, 3, 1]
+        domain_values = [taken[:80].sum(), taken[80:95].sum(), taken[95:].sum()]
+        assert domain_values == [16, 3, 1]
     assert not np.array_equal(taken, one_in(counts, 5, np.random.default_rng(0)))
 
 
 def _clients(tmp_path, counts, is_halved=True, sizes=types.MappingProxyType({})):
     rows = [
         (split, Record(f"{split}_{domain}_{k}", domain, {"x": np.ones(2, np.float32), "label": 0}))
-        for split, of in counts.items()
-        for domain, count in of.items()
+        for split, entry in counts.items()
+        for domain, count in entry.items()
         for k in range(count)
         for _ in range(sizes.get(f"{split}_{domain}_{k}", 1))
     ]
@@ -40,13 +40,13 @@ def _clients(tmp_path, counts, is_halved=True, sizes=types.MappingProxyType({}))
 
 
 @pytest.mark.slow
-def test_those_who_stop_references_do_not_judge(tmp_path):
+def test_clients_that_stop_references_do_not_validate(tmp_path):
     clients, spec = _clients(
         tmp_path,
         {"train": {"a": 9, "b": 4}, "heldout": {"a": 8, "b": 6}, "test": {"a": 1, "b": 1}},
     )
     judging, stopping = clients.judging(spec), clients.stopping(spec)
-    judges, stoppers = (set(of.test.client_ids) for of in (judging, stopping))
+    judges, stoppers = (set(entry.test.client_ids) for entry in (judging, stopping))
     assert not judges & stoppers
     assert len(judges) == len(stoppers) == 7
     assert all(name.startswith("heldout") for name in judges | stoppers)
@@ -56,12 +56,12 @@ def test_those_who_stop_references_do_not_judge(tmp_path):
     assert "the other half stops" in clients.described(judging)
 
 
-def test_without_held_out_clients_training_clients_take_their_place(tmp_path):
+def test_training_clients_replace_missing_heldout_clients(tmp_path):
     clients, spec = _clients(
         tmp_path, {"train": {"a": 40, "b": 20}, "test": {"a": 1, "b": 1}}, is_halved=False
     )
     judging = clients.judging(spec)
-    train, judges = (set(of.client_ids) for of in (judging.train, judging.test))
+    train, judges = (set(entry.client_ids) for entry in (judging.train, judging.test))
     assert not train & judges
     assert (len(train), len(judges)) == (48, 12)
     assert all(name.startswith("train") for name in judges)
@@ -69,26 +69,26 @@ def test_without_held_out_clients_training_clients_take_their_place(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("counts", "told"),
+    ("counts", "message"),
     [
         ({"a": 30}, "expected clients of two or more domains, .*, found one, a: name the column"),
         ({"a": 4, "b": 4}, "expected 3 or more validation clients of a domain .*, found 2 at most"),
     ],
 )
-def test_too_little_to_claim_anything(tmp_path, counts, told):
+def test_few_validation_clients_raise_user_error(tmp_path, counts, message):
     clients, spec = _clients(tmp_path, {s: counts for s in ("train", "heldout", "test")})
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         check_judges(clients.judging(spec))
 
 
-def test_a_domain_with_few_is_named(tmp_path):
+def test_domain_with_few_clients_is_named(tmp_path):
     counts = {"a": 20, "b": 2}
     clients, spec = _clients(tmp_path, {s: counts for s in ("train", "heldout", "test")})
     assert check_judges(clients.judging(spec)) == ["b"]
 
 
 @pytest.mark.slow
-def test_clients_of_different_sizes_count_as_fewer(tmp_path):
+def test_clients_of_different_sizes_count_less(tmp_path):
     """Three planes of a carrier, one of which has most flights: 100 / 66 of one size."""
     clients, spec = _clients(
         tmp_path,

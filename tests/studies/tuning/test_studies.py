@@ -1,42 +1,63 @@
-"""Trials that are taken once, whoever asks and however processes end."""
+"""Trials of searches: taken once by any process, watched, ended early, and tabulated."""
 
-import dataclasses
-from typing import Any, Callable, Optional
+import json
+import math
+from typing import Any
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
+from binaries import tune
+from tests.binaries.harness import given
+from tests.run.harness import make_evaluation, measures
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import write_json
 from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.progress import LongWork
+from tff_agnostic.program.reports.document import table_text
 from tff_agnostic.program.studies.optuna_studies import (
+    ENDED,
     FILE,
+    FINISHED,
     NOTHING_NEW,
     SECONDS,
     Budget,
     Claim,
-    Method,
     Studies,
     finds_nothing_new,
     sampler_seed,
 )
-from tff_agnostic.program.studies.runset import RunSet
-from tff_agnostic.program.studies.search_space import dimension, searchable
+from tff_agnostic.program.studies.runset import Pruned, RunSet
+from tff_agnostic.program.studies.search_space import dimension, parse_objective, searchable
+from tff_agnostic.program.studies.trainer import RunTrainer
+from tff_agnostic.program.studies.tune import Search, Watch, searched_arms
+from tff_agnostic.program.studies.tuning_page import best_trial, described, trial_table
+from tff_agnostic.runtimes.cohort import CohortRuntime
+from tff_agnostic.runtimes.options import CohortOptions
 
 _SETTINGS = searchable("digits")
-_NO_TRAINER: Any = None
 _DIMENSIONS = tuple(
     dimension(_SETTINGS[flag], text)
     for flag, text in (("client_learning_rate", "log:0.01..1"), ("window", "5..20"))
 )
 _SPACES = {"one": _DIMENSIONS, "two": _DIMENSIONS}
-_METHOD = Method(higher_is_better=True, seed=3, sampler="tpe", pruner="median", warm_up=2)
+_ONE = {"one": _DIMENSIONS}
 _FIRST = {"client_learning_rate": 0.5, "window": 7}
+_ALL = (*TrialState,)
 
 
-def _opened(folder, method=_METHOD, kind=Studies) -> Studies:
-    runs: RunSet = RunSet(folder, {"study": "tune"}, _NO_TRAINER, True, StopRequest())
-    return kind(folder, method, runs)
+def _opened(folder, kind=Studies, higher_is_better=True) -> Studies:
+    nothing: Any = None
+    runs: RunSet = RunSet(folder, {"study": "tune"}, nothing, True, StopRequest())
+    return kind(runs, higher_is_better, seed=3, warm_up=4)
+
+
+def _studies(folder, first=_FIRST) -> Studies:
+    studies = _opened(folder)
+    for name in _SPACES:
+        studies.add(name, first)
+    return studies
 
 
 def _train(studies: Studies, claim: Claim, seconds: float) -> None:
@@ -47,221 +68,305 @@ def _train(studies: Studies, claim: Claim, seconds: float) -> None:
     claim.trial.set_user_attr(SECONDS, seconds)
 
 
-def _studies(folder, first=_FIRST) -> Studies:
-    studies = _opened(folder)
-    for name in _SPACES:
-        studies.add(name, first)
-    return studies
-
-
-def _value(claim: Claim) -> float:
-    rate, window = (claim.trial.params[of.setting.name] for of in _DIMENSIONS)
-    return -abs(rate - 0.2) - 0.01 * window
-
-
-def _finish(studies: Studies, claim: Claim) -> tuple:
-    studies.tell(claim, TrialState.COMPLETE, _value(claim))
+def _finish(studies: Studies, claim: Claim, state=TrialState.COMPLETE) -> tuple:
+    rate, window = claim.trial.params["client_learning_rate"], claim.trial.params["window"]
+    value = -abs(rate - 0.2) - 0.01 * window if state is TrialState.COMPLETE else None
+    studies.end(claim, state, value)
     claim.held.close()
     return claim.name, claim.trial.number, claim.trial.params
 
 
 def _search(folder, trials: int, restart_after: int = 1_000, spaces=_SPACES) -> list[tuple]:
-    """All trials of a search, by processes that each see so many of them."""
-    found: list[tuple] = []
+    """Returns all trials of a search by processes that each see some of them."""
+    ended: list[tuple] = []
     studies = _studies(folder)
-    while (claim := studies.taken(spaces, Budget(trials, None))) is not None:
-        found.append(_finish(studies, claim))
-        if len(found) % restart_after == 0:
+    while (claim := studies.take(spaces, Budget(trials, None))) is not None:
+        ended.append(_finish(studies, claim))
+        if len(ended) % restart_after == 0:
             studies = _studies(folder)
-    return found
+    return ended
 
 
 @pytest.mark.nightly
-def test_every_algorithm_has_the_same_budget_and_the_given_settings_first(tmp_path):
-    found = _search(tmp_path, trials=3)
-    assert [(name, number) for name, number, _ in found] == [
+def test_methods_take_turns_from_given_settings(tmp_path):
+    ended = _search(tmp_path, trials=3)
+    assert [(name, number) for name, number, _ in ended] == [
         *(("one", 0), ("two", 0), ("one", 1), ("two", 1), ("one", 2), ("two", 2))
     ]
-    assert [params for _, number, params in found if number == 0] == [_FIRST, _FIRST]
-    for _, _, params in found:
+    assert [params for _, number, params in ended if number == 0] == [_FIRST, _FIRST]
+    for _, _, params in ended:
         assert 0.01 <= params["client_learning_rate"] <= 1 and 5 <= params["window"] <= 20
 
 
 @pytest.mark.nightly
-def test_what_is_drawn_does_not_depend_on_interruptions(tmp_path):
+def test_draws_do_not_depend_on_interruptions(tmp_path):
     """Also once the sampler has more trials than it draws at random."""
-    folders = [tmp_path / name for name in ("whole", "parts")]
-    for folder in folders:
-        folder.mkdir()
-    one = {"one": _DIMENSIONS}
-    whole = _search(folders[0], trials=7, spaces=one)
-    assert whole == _search(folders[1], 7, restart_after=3, spaces=one)
+    whole = _search(tmp_path / "whole", trials=7, spaces=_ONE)
+    assert whole == _search(tmp_path / "parts", 7, restart_after=3, spaces=_ONE)
     assert len({tuple(params.items()) for _, _, params in whole}) == 7
+    # A process died between two draws.
+    drawn = []
+    for name, parts in (("two", [2]), ("one", [1, 2])):
+        for count in parts:
+            studies = _opened(tmp_path / name)
+            studies.add("one", {})
+            claim = studies.take({"one": _DIMENSIONS[:count]}, Budget(1, None))
+            claim.held.close()
+        drawn.append(claim.trial.params)
+    assert drawn[0] == drawn[1] and len(drawn[0]) == 2
 
 
 @pytest.mark.nightly
-def test_a_process_that_dies_leaves_its_trial_to_the_next(tmp_path):
+def test_trial_of_dead_process_is_taken_again(tmp_path):
     first, second = _studies(tmp_path), _studies(tmp_path)
     budget = Budget(2, None)
-    claims = [first.taken(_SPACES, budget), second.taken(_SPACES, budget)]
-    claims += [first.taken(_SPACES, budget), second.taken(_SPACES, budget)]
+    claims = [studies.take(_SPACES, budget) for studies in (first, second) * 2]
     assert [(c.name, c.trial.number) for c in claims] == [
         *(("one", 0), ("two", 0), ("one", 1), ("two", 1))
     ]
-    # Four are taken, none has ended: nothing is left for anybody.
-    assert first.taken(_SPACES, budget) is second.taken(_SPACES, budget) is None
+    # Four are taken, none has ended.
+    assert first.take(_SPACES, budget) is second.take(_SPACES, budget) is None
     claims[2].trial.report(0.25, 1)
-    # What the kernel does when a process is killed.
+    # The kernel closes the lock of a killed process.
     claims[2].held.close()
-    again = second.taken(_SPACES, budget)
+    again = second.take(_SPACES, budget)
     assert (again.name, again.trial.number) == ("one", 1)
     assert again.trial.params == claims[2].trial.params
     assert again.reported() == {1: 0.25}
-    assert second.taken(_SPACES, budget) is None
     for claim in (claims[0], claims[1], claims[3], again):
         _finish(second, claim)
-    assert second.taken(_SPACES, budget) is None
+    assert second.take(_SPACES, budget) is None
     for name in _SPACES:
-        states = [t.state for t in second.trials(name)]
-        assert states == [TrialState.COMPLETE] * 2
+        assert [t.state for t in second.trials(name, _ALL)] == [TrialState.COMPLETE] * 2
 
 
-class _SlowToLook(Studies):
-    """While this process looks which trials are left, another one ends its own."""
+class _SlowStudies(Studies):
+    """While this process lists running trials, another one ends its own."""
 
-    meanwhile: Optional[Callable[[], None]] = None
+    meanwhile: Any = None
 
-    def trials(self, name, states=None):
-        found = super().trials(name, states)
+    def trials(self, name, states):
+        trials = super().trials(name, states)
         if states == (TrialState.RUNNING,) and self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
-        return found
+        return trials
 
 
 @pytest.mark.nightly
-def test_a_trial_that_ends_while_another_process_looks_is_not_taken_again(tmp_path):
-    first, second = _studies(tmp_path), _opened(tmp_path, kind=_SlowToLook)
-    spaces, budget = {"one": _DIMENSIONS}, Budget(2, None)
-    claim = first.taken(spaces, budget)
-    second.meanwhile = lambda: (_finish(first, claim), None)[1]
-    other = second.taken(spaces, budget)
-    assert second.meanwhile is None
+def test_trial_that_ends_meanwhile_is_not_taken(tmp_path):
+    first, second = _studies(tmp_path), _opened(tmp_path, _SlowStudies)
+    claim = first.take(_ONE, Budget(2, None))
+    second.meanwhile = lambda: _finish(first, claim)
+    other = second.take(_ONE, Budget(2, None))
     assert (claim.trial.number, other.trial.number) == (0, 1)
 
 
 @pytest.mark.nightly
-def test_what_is_given_is_tried_whatever_happened_before(tmp_path):
+def test_failed_trials_are_replaced(tmp_path):
     """A process died between the study and its first trial; then that trial failed."""
     _opened(tmp_path).add("one", {})
-    spaces, budget = {"one": _DIMENSIONS}, Budget(3, None)
     tried = []
     for _ in range(2):
         studies = _studies(tmp_path)
-        claim = studies.taken(spaces, budget)
+        claim = studies.take(_ONE, Budget(1, None))
         tried.append(claim.trial.params)
-        studies.tell(claim, TrialState.FAIL)
-        claim.held.close()
+        _finish(studies, claim, TrialState.FAIL)
     assert tried == [_FIRST, _FIRST]
     studies = _studies(tmp_path)
-    _finish(studies, studies.taken(spaces, budget))
-    # Once it is there, it is not added again.
-    other = _studies(tmp_path).taken(spaces, budget)
-    assert other.trial.params != _FIRST
+    _finish(studies, studies.take(_ONE, Budget(1, None)))
+    assert studies.take(_ONE, Budget(1, None)) is None
+    # The given settings are not added again.
+    assert _studies(tmp_path).take(_ONE, Budget(2, None)).trial.params != _FIRST
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_a_death_between_two_draws_changes_no_value(tmp_path, sampler):
-    found = []
-    for name, parts in (("whole", [2]), ("parts", [1, 2])):
-        folder = tmp_path / name
-        folder.mkdir()
-        for count in parts:
-            studies = _opened(folder, dataclasses.replace(_METHOD, sampler=sampler))
-            studies.add("one", {})
-            claim = studies.taken({"one": _DIMENSIONS[:count]}, Budget(1, None))
-            claim.held.close()
-        found.append(claim.trial.params)
-    assert found[0] == found[1] and len(found[0]) == 2
-
-
-@pytest.mark.nightly
-def test_a_budget_of_time_ends_where_nothing_is_new(tmp_path):
-    """Of two choices there are two trainings, and time for a million."""
-    spaces = {"one": (dimension(_SETTINGS["server_optimizer"], "choice:sgd,adam"),)}
-    studies = _opened(tmp_path)
-    studies.add("one", {})
-    seen: list = []
-    while (claim := studies.taken(spaces, Budget(None, 1e6))) is not None:
-        if claim.trial.params not in seen:
-            _train(studies, claim, 1.0)
-            seen.append(claim.trial.params)
-        studies.tell(claim, TrialState.COMPLETE, 1.0)
-        claim.held.close()
-    trials = studies.trials("one")
-    assert len(seen) == 2 and finds_nothing_new(trials)
-    assert not finds_nothing_new(trials[: NOTHING_NEW - 1])
-    assert all(SECONDS not in trial.user_attrs for trial in trials[-NOTHING_NEW:])
-    # A count is met all the same.
-    assert studies.with_budget(["one"], Budget(len(trials) + 1, None)) == ["one"]
-
-
-@pytest.mark.nightly
-def test_a_trial_that_failed_is_replaced(tmp_path):
-    studies = _studies(tmp_path, first={})
-    spaces = {"one": _DIMENSIONS}
-    claim = studies.taken(spaces, Budget(1, None))
-    studies.tell(claim, TrialState.FAIL)
-    claim.held.close()
-    other = studies.taken(spaces, Budget(1, None))
-    assert (other.trial.number, other.trial.params != claim.trial.params) == (1, True)
-    _finish(studies, other)
-    assert studies.taken(spaces, Budget(1, None)) is None
-
-
-@pytest.mark.nightly
-def test_a_budget_of_time_is_shared_evenly(tmp_path):
+def test_hours_are_shared_evenly(tmp_path):
     studies = _studies(tmp_path)
     seconds = {"one": [30.0, 5.0], "two": [10.0, 10.0, 10.0, 10.0]}
     order = []
-    budget = Budget(None, 60.0)
-    while (claim := studies.taken(_SPACES, budget)) is not None:
+    while (claim := studies.take(_SPACES, Budget(None, 60.0))) is not None:
         order.append(claim.name)
         _train(studies, claim, seconds[claim.name][claim.trial.number])
         _finish(studies, claim)
-    # Whoever has had less time is next; nobody begins a trial after half of it.
+    # The method with less time is next; none begins a trial after half of it.
     assert order == ["one", "two", "two", "two"]
     assert studies.with_budget(_SPACES, Budget(1, 1000.0)) == []
     assert studies.with_budget(_SPACES, Budget(4, 100.0)) == ["one", "two"]
 
 
-def test_every_trial_has_a_seed_of_its_own():
+@pytest.mark.nightly
+def test_equal_trials_share_runs_and_end_hours(tmp_path):
+    """Two choices have two trainings, and time for a million."""
+    spaces = {"one": (dimension(_SETTINGS["server_optimizer"], "choice:sgd,adam"),)}
+    studies = _opened(tmp_path)
+    studies.add("one", {})
+    run_names = {}
+    while (claim := studies.take(spaces, Budget(None, 1e6))) is not None:
+        value = claim.trial.params["server_optimizer"]
+        assert claim.is_new == (value not in run_names)
+        if claim.is_new:
+            _train(studies, claim, 1.0)
+        assert run_names.setdefault(value, claim.run_name) == claim.run_name
+        studies.end(claim, TrialState.COMPLETE, 1.0)
+        claim.held.close()
+    trials = studies.trials("one", FINISHED)
+    assert len(run_names) == 2 and finds_nothing_new(trials)
+    assert not finds_nothing_new(trials[: NOTHING_NEW - 1])
+    # A number of trials is reached nevertheless.
+    assert studies.with_budget(["one"], Budget(len(trials) + 1, None)) == ["one"]
+
+
+def test_trials_have_different_sampler_seeds():
     seeds = {sampler_seed(seed, trial) for seed in range(20) for trial in range(100)}
     assert len(seeds) == 2000 and all(0 <= seed < 2**32 for seed in seeds)
 
 
-def test_file_that_is_no_journal_is_refused(tmp_path):
-    studies = _opened(tmp_path)
+def test_invalid_journal_raises_user_error(tmp_path):
+    _opened(tmp_path)
     (tmp_path / FILE).write_text("something else\n" * 9)
     with pytest.raises(UserError, match=f"{FILE}: expected the journal of this search"):
-        Studies(studies._runs.folder, _METHOD)
+        _opened(tmp_path)
 
 
-def test_line_of_dead_process_is_removed_from_journal(tmp_path):
+def test_incomplete_line_is_removed_from_journal(tmp_path):
     _search(tmp_path, trials=1)
     with open(tmp_path / FILE, "a") as journal:
         journal.write('{"op_code": 4, "worker_id": "dead')
-    found = _search(tmp_path, trials=2)
-    assert [(name, number) for name, number, _ in found] == [("one", 1), ("two", 1)]
+    ended = _search(tmp_path, trials=2)
+    assert [(name, number) for name, number, _ in ended] == [("one", 1), ("two", 1)]
 
 
-def test_of_a_first_trial_the_rest_is_drawn(tmp_path):
+def test_missing_values_of_first_trial_are_drawn(tmp_path):
     studies = _opened(tmp_path)
     studies.add("one", {"window": 7})
-    claims = [studies.taken({"one": _DIMENSIONS}, Budget(2, None)) for _ in range(2)]
-    rates, windows = (
-        [claim.trial.params[of.setting.name] for claim in claims] for of in _DIMENSIONS
+    claims = [studies.take(_ONE, Budget(2, None)) for _ in range(2)]
+    first, second = (claim.trial.params for claim in claims)
+    assert first["window"] == 7
+    assert first["client_learning_rate"] != second["client_learning_rate"]
+    assert 0.01 <= first["client_learning_rate"] <= 1
+
+
+# --- Reports between rounds, and early ends
+
+
+_LOSS = parse_objective("overall:loss", measures("loss", "accuracy"))
+
+
+@pytest.fixture
+def losses(tmp_path) -> Studies:
+    """Studies of a search for small losses."""
+    studies = _opened(tmp_path, higher_is_better=False)
+    studies.add("one", {})
+    return studies
+
+
+def _watch(claim: Claim, runs: int = 1, values=()) -> Watch:
+    return Watch(claim, _LOSS, rounds=8, num_runs=runs, values=values)
+
+
+def _evaluation(loss: float):
+    return make_evaluation({"a": loss, "b": loss})
+
+
+@pytest.mark.slow
+def test_later_runs_report_mean_with_earlier(losses):
+    claim = losses.take(_ONE, Budget(20, None))
+    watch = _watch(claim, runs=2)
+    watch.report(4, _evaluation(3.0))
+    watch.report(8, _evaluation(1.0))
+    watch = _watch(claim, runs=2, values=[1.0])
+    watch.report(4, _evaluation(2.0))
+    # Undefined evaluations are not reported.
+    watch.report(6, _evaluation(math.inf))
+    watch.report(8, _evaluation(0.5))
+    assert claim.reported() == {4: 3.0, 8: 1.0, 12: 1.5, 16: 0.75}
+    # A resumed run evaluates some rounds again.
+    _watch(claim, runs=2).report(8, _evaluation(1.0))
+    assert len(claim.reported()) == 4
+
+
+@pytest.mark.nightly
+def test_trials_worse_than_median_end_after_warm_up(losses):
+    for k in range(5):
+        claim = losses.take(_ONE, Budget(20, None))
+        watch = _watch(claim)
+        for round_num in (2, 4, 8):
+            watch.report(round_num, _evaluation(1.0 + k))
+        losses.end(claim, TrialState.COMPLETE, 1.0 + k)
+        claim.held.close()
+    worse, better, last = (losses.take(_ONE, Budget(20, None)) for _ in range(3))
+    _watch(worse).report(2, _evaluation(9.0))
+    with pytest.raises(Pruned, match="after round 4 of 8"):
+        _watch(worse).report(4, _evaluation(3.5))
+    _watch(better).report(4, _evaluation(2.5))
+    # After the last round nothing can be saved.
+    _watch(last).report(8, _evaluation(9.0))
+    losses.end(worse, TrialState.PRUNED)
+    assert losses.trials("one", (TrialState.PRUNED,))[0].value == 3.5
+
+
+# --- Trials that are refused, and tables
+
+
+def _outcome(tmp_path, first, *flags):
+    """Returns the end of a trial with given values, up to its first round."""
+    arguments = ("--task=digits", "--num_clients=4", "--clients_per_round=3", "--rounds=1", *flags)
+    arms = searched_arms(given(tune, *arguments))
+    stop = StopRequest()
+    trainer = RunTrainer(CohortRuntime(CohortOptions()), stop)
+    runs: RunSet = RunSet(tmp_path / "search", {"study": "tune"}, trainer, True, stop)
+    studies = Studies(runs, False, 0, 1)
+    search = Search(arms, studies, runs, trainer, _LOSS, (0,), Budget(20, None))
+    ((name, arm),) = arms.items()
+    studies.add(name, first)
+    claim = studies.take({name: tuple(arm.dimensions.values())}, search.budget)
+    with claim.held, LongWork("tune", 1, "runs", visible=False) as work:
+        return search.outcome(claim, work)
+
+
+def test_incompatible_values_end_their_trial(tmp_path):
+    value, reason = _outcome(
+        tmp_path,
+        {"clients_per_round": 2, "secure_min_clients": 3},
+        *("--algorithms=fed_avg", "--aggregation=secure"),
+        "--search=clients_per_round=2..4;secure_min_clients=2..3",
     )
-    assert windows[0] == 7 and rates[0] != rates[1]
-    assert all(0.01 <= rate <= 1 for rate in rates)
+    assert value is None
+    assert reason.startswith("refused: --clients_per_round: expected at least --secure_min_")
+
+
+@pytest.mark.nightly
+def test_missing_file_ends_search(tmp_path):
+    """The values are valid: every later trial would be refused as well."""
+    file = tmp_path / "mixtures.json"
+    even = {str(k): 0.1 for k in range(10)}
+    file.write_text(json.dumps({"even": even, "odd": {**even, "0": 0.0, "1": 0.2}}))
+    flags = ("--algorithms=agnostic_fed_avg", f"--lambda_set=hull:file={file}")
+    search = "--search=client_learning_rate=0.1..1"
+    file.unlink()
+    with pytest.raises(UserError, match=r"mixtures\.json: expected a JSON file, found none"):
+        _outcome(tmp_path, {"client_learning_rate": 0.5}, *flags, search)
+
+
+def test_table_marks_first_best_trial():
+    study = optuna.create_study(direction="maximize")
+    objective = parse_objective("worst", measures("loss", "accuracy"))
+    assert best_trial([], objective) is None
+    for value in (0.5, 0.7, 0.7, None):
+        trial = study.ask()
+        trial.suggest_int("window", 5, 20)
+        trial.report(0.5, 10)
+        if value is None:
+            trial.set_user_attr(ENDED, "diverged: round 11")
+        study.tell(trial, value, state=TrialState.PRUNED if value is None else None)
+    assert best_trial(study.trials, objective).number == 1
+    assert best_trial(study.trials[:3], _LOSS).number == 0
+    table = trial_table("mine", study.trials, objective)
+    values = [row[table.columns.index("worst:accuracy, %")] for row in table.rows]
+    assert [value.value for value in values] == [0.5, 0.7, 0.7, 0.5]
+    assert [value.mark for value in values] == ["", "best", "", ""]
+    assert "pruned: diverged: round 11" in table_text(table)
+    assert described(0.5, "", objective) == "worst:accuracy 50.00%"
+    assert described(None, "diverged: round 11", objective) == "diverged: round 11"
+    assert described(None, "after round 3", objective) == "ended early: after round 3"

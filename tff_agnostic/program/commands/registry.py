@@ -26,7 +26,7 @@ COMMANDS: Registry[str] = Registry(
         "import_state": "commands.import_state:IMPORT_STATE",
         "privacy": "commands.privacy:PRIVACY",
         "recommend": "studies.recommend:RECOMMEND",
-        "report": "studies.report:REPORT",
+        "report": "studies.report:REPORT_COMMAND",
         "reproduce": "experiments.reproduce:REPRODUCE",
         "save_model": "commands.save_model:SAVE_MODEL",
         "train": "commands.train:TRAIN",

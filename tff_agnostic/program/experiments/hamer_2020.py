@@ -48,8 +48,6 @@ def _arm(label: str, sampling: str) -> Arm:
 
 SHAKESPEARE = Experiment(
     title="FedBoost: words of Shakespeare's speakers",
-    summary="unigram models of the speakers of tiny Shakespeare, mixed; figure 5 of Hamer et al. "
-    "2020, which has curves and no numbers",
     task="unigram",
     task_options={"vocabulary": 20_000, "test_split": "train"},
     arms={
@@ -84,7 +82,7 @@ _TRAINED: dict[str, Any] = {
 }
 
 
-def _of_site(site: str) -> Arm:
+def _site_model(site: str) -> Arm:
     settings = {"algorithm": "fed_avg_target_only", "target_domain": site}
     return Arm(f"model of {site}", {**_TRAINED, **settings})
 
@@ -109,8 +107,6 @@ def _mixture(label: str, algorithm: str, sampling: str) -> Arm:
 
 STACKEXCHANGE = Experiment(
     title="FedBoost: next words of Stack Exchange sites",
-    summary="a next-word model of each Stack Exchange site, mixed by FedBoost and AFLBoost, beside "
-    "one model of AgnosticFedAvg; no paper's table",
     task="next_word",
     task_options={
         "vocabulary": 1000,
@@ -118,7 +114,7 @@ STACKEXCHANGE = Experiment(
         "network": "lstm:embedding=24,units=48",
     },
     arms={
-        **{site: _of_site(site) for site in _SITES},
+        **{site: _site_model(site) for site in _SITES},
         "agnostic_fed_avg": Arm(
             "AgnosticFedAvg",
             {

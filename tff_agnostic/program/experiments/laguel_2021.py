@@ -10,19 +10,18 @@ from typing import Any
 
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.program.experiments.experiment import (
-    AnyColumn,
+    OVER_CLIENTS,
     Experiment,
-    OverClients,
     PaperTable,
 )
 from tff_agnostic.program.studies.comparison import OVERALL
 from tff_agnostic.program.studies.methods import Arm
 from tff_agnostic.tasks.emnist import CENSUS, HIGH_SCHOOL
 
-_TENTH = OverClients("p10")
+_TENTH = f"p10{OVER_CLIENTS}"
 
 
-def _printed(mean: str, p90: str) -> dict[AnyColumn, str]:
+def _printed(mean: str, p90: str) -> dict[str, str]:
     """Returns the accuracies of two errors, in percent: that of the tail is the 10th percentile."""
 
     def accuracy(error: str) -> str:
@@ -54,8 +53,6 @@ def _delta_fl(theta: float, **settings: Any) -> Arm:
 
 DELTA_FL = Experiment(
     title="Delta-FL: digits by writer",
-    summary="MNIST from mnist_by_writer.npz, half of the writers tested; beside table I of Laguel "
-    "et al. 2021, which is of EMNIST-62",
     task="emnist",
     task_options={"num_classes": 10, "network": "linear", "train_share": 0.5},
     arms={
@@ -107,9 +104,9 @@ DELTA_FL = Experiment(
         OVERALL,
         HIGH_SCHOOL,
         CENSUS,
-        OverClients("mean"),
+        f"mean{OVER_CLIENTS}",
         _TENTH,
-        OverClients("superquantile"),
+        f"superquantile{OVER_CLIENTS}",
     ),
     curve="accuracy",
     harder_domain=HIGH_SCHOOL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.program.experiments.experiment import AnyColumn, Experiment, PaperTable
+from tff_agnostic.program.experiments.experiment import Experiment, PaperTable, printed
 from tff_agnostic.program.studies.comparison import OVERALL, WORST
 from tff_agnostic.program.studies.methods import Arm
 
@@ -11,9 +11,8 @@ _DOCTORATE, _OTHERS = "doctorate", "non-doctorate"
 _FIXED = {"algorithm": "stochastic_afl", "lambda_update": "fixed"}
 ADULT = Experiment(
     title="Adult: doctorate or not",
-    summary="UCI Adult (files in --data_dir); table 1 of Mohri et al. 2019",
     task="adult",
-    # Learning rates are what `./run tune` found for 600 rounds, as the page says.
+    # Learning rates are the best of `./run tune` for 600 rounds.
     arms={
         "doctorate": Arm(
             f"L {_DOCTORATE}",
@@ -53,32 +52,15 @@ ADULT = Experiment(
     paper=PaperTable(
         source="Mohri et al. 2019, table 1",
         cells={
-            "accuracy": {
-                "doctorate": {
-                    OVERALL: "53.35 (0.91)",
-                    _DOCTORATE: "73.58 (0.48)",
-                    _OTHERS: "53.12 (0.89)",
-                    WORST: "53.12 (0.89)",
+            "accuracy": printed(
+                (OVERALL, _DOCTORATE, _OTHERS, WORST),
+                {
+                    "doctorate": "53.35 (0.91) | 73.58 (0.48) | 53.12 (0.89) | 53.12 (0.89)",
+                    "non_doctorate": "82.15 (0.09) | 69.46 (0.29) | 82.29 (0.09) | 69.46 (0.29)",
+                    "uniform": "82.10 (0.09) | 69.61 (0.35) | 82.24 (0.09) | 69.61 (0.35)",
+                    "stochastic_afl": "80.10 (0.39) | 71.53 (0.88) | 80.20 (0.40) | 71.53 (0.88)",
                 },
-                "non_doctorate": {
-                    OVERALL: "82.15 (0.09)",
-                    _DOCTORATE: "69.46 (0.29)",
-                    _OTHERS: "82.29 (0.09)",
-                    WORST: "69.46 (0.29)",
-                },
-                "uniform": {
-                    OVERALL: "82.10 (0.09)",
-                    _DOCTORATE: "69.61 (0.35)",
-                    _OTHERS: "82.24 (0.09)",
-                    WORST: "69.61 (0.35)",
-                },
-                "stochastic_afl": {
-                    OVERALL: "80.10 (0.39)",
-                    _DOCTORATE: "71.53 (0.88)",
-                    _OTHERS: "80.20 (0.40)",
-                    WORST: "71.53 (0.88)",
-                },
-            }
+            )
         },
     ),
     measures=("accuracy",),
@@ -91,9 +73,8 @@ _STOCHASTIC_AFL = {"algorithm": "stochastic_afl"}
 _SHIRT, _PULLOVER, _T_SHIRT = "shirt", "pullover", "t-shirt/top"
 FASHION_MNIST = Experiment(
     title="Fashion-MNIST: three garments",
-    summary="IDX files of Fashion-MNIST in --data_dir; table 2 of Mohri et al. 2019",
     task="fashion_mnist",
-    # Learning rates are what `./run tune` found, as the page says.
+    # Learning rates are the best of `./run tune`.
     arms={
         "uniform": Arm(
             "L uniform",
@@ -125,22 +106,15 @@ FASHION_MNIST = Experiment(
     paper=PaperTable(
         source="Mohri et al. 2019, table 2",
         cells={
-            "accuracy": {
-                "uniform": {
-                    OVERALL: "81.8 (1.3)",
-                    _SHIRT: "71.2 (7.8)",
-                    _PULLOVER: "87.8 (6.0)",
-                    _T_SHIRT: "86.2 (4.9)",
-                    WORST: "71.2 (7.8)",
+            "accuracy": printed(
+                (OVERALL, _SHIRT, _PULLOVER, _T_SHIRT, WORST),
+                {
+                    "uniform": "81.8 (1.3) | 71.2 (7.8) | 87.8 (6.0) | 86.2 (4.9) | 71.2 (7.8)",
+                    "stochastic_afl": (
+                        "82.3 (0.9) | 74.5 (6.0) | 87.6 (4.5) | 84.9 (4.4) | 74.5 (6.0)"
+                    ),
                 },
-                "stochastic_afl": {
-                    OVERALL: "82.3 (0.9)",
-                    _SHIRT: "74.5 (6.0)",
-                    _PULLOVER: "87.6 (4.5)",
-                    _T_SHIRT: "84.9 (4.4)",
-                    WORST: "74.5 (6.0)",
-                },
-            }
+            )
         },
     ),
     trials=10,
@@ -158,18 +132,8 @@ def _target(domain: str) -> Arm:
     return Arm(f"L {domain}", settings)
 
 
-def _row(overall: str, documents: str, conversations: str, worst: str) -> dict[AnyColumn, str]:
-    return {
-        OVERALL: overall,
-        _DOCUMENTS: documents,
-        _CONVERSATIONS: conversations,
-        WORST: worst,
-    }
-
-
 TWO_DOMAIN_LM = Experiment(
     title="Documents and conversations: a language model",
-    summary="folders documents/ and conversations/ with texts; table 3 of Mohri et al. 2019",
     task="two_domain_lm",
     arms={
         "fed_avg_documents": _target(_DOCUMENTS),
@@ -182,12 +146,15 @@ TWO_DOMAIN_LM = Experiment(
     paper=PaperTable(
         source="Mohri et al. 2019, table 3 (Penn Treebank and Cornell movie dialogues)",
         cells={
-            "perplexity": {
-                "fed_avg_documents": _row("414.96", "83.97", "615.75", "615.75"),
-                "fed_avg_conversations": _row("108.97", "1138.76", "61.01", "1138.76"),
-                "fed_avg": _row("68.18", "96.98", "62.50", "96.98"),
-                "agnostic_fed_avg": _row("79.98", "86.33", "78.48", "86.33"),
-            }
+            "perplexity": printed(
+                (OVERALL, _DOCUMENTS, _CONVERSATIONS, WORST),
+                {
+                    "fed_avg_documents": "414.96 | 83.97 | 615.75 | 615.75",
+                    "fed_avg_conversations": "108.97 | 1138.76 | 61.01 | 1138.76",
+                    "fed_avg": "68.18 | 96.98 | 62.50 | 96.98",
+                    "agnostic_fed_avg": "79.98 | 86.33 | 78.48 | 86.33",
+                },
+            )
         },
     ),
     measures=("perplexity",),

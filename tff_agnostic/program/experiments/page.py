@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,10 +16,9 @@ from tff_agnostic.metrics.formatting import UNDEFINED, sentence, with_percent
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 from tff_agnostic.models.model import Measure
 from tff_agnostic.program.experiments.experiment import (
+    OVER_CLIENTS,
     SUMMARY_HEADINGS,
-    AnyColumn,
     Experiment,
-    OverClients,
 )
 from tff_agnostic.program.reports.claims import split_name
 from tff_agnostic.program.reports.document import (
@@ -45,9 +43,9 @@ from tff_agnostic.program.reports.figures import (
     plot_spread,
     scale_axis,
 )
-from tff_agnostic.program.runs.spec import RunSettings
+from tff_agnostic.program.runs.spec import RunSettings, resolve
 from tff_agnostic.program.studies.comparison import OVERALL, Comparison, Trials
-from tff_agnostic.program.studies.comparison_page import mean_and_spread, notes
+from tff_agnostic.program.studies.comparison_page import last_sections, mean_and_spread, notes
 
 # Settings that do not change the numbers after the last round.
 _NOT_NUMBERS = (
@@ -60,51 +58,22 @@ _NOT_NUMBERS = (
 _DECIMALS = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """The execution of an experiment.
-
-    Attributes:
-        command: The command, without paths of this machine.
-        data: A line about the data of each split.
-        trials: Trials of each method.
-        scale: Factor of the task's number of rounds.
-        seconds: Seconds of training and evaluation, all trials together.
-        date: Day of the execution.
-        cores: Processor cores that the command could use.
-    """
-
-    command: str
-    data: Sequence[str]
-    trials: int
-    scale: float
-    seconds: float
-    date: datetime.date
-    cores: int
-
-
 def page(
-    experiment: Experiment, comparison: Comparison, record: Record, differences: Sequence[str]
+    experiment: Experiment, comparison: Comparison, command: str, facts: Sequence[str]
 ) -> Page:
     """Returns the page, which a terminal shows in part.
 
     Args:
-        differences: See `settings_that_differ`.
+        command: The command.
+        facts: Lines about the execution.
     """
-    cores, trials = counted(record.cores, "processor core"), counted(record.trials, "trial")
-    facts = [
-        f"{trials}, each with its own seed; {record.date.isoformat()}; training and evaluation "
-        f"took {record.seconds / 60:.0f} minutes on {cores}.",
-        *record.data,
-    ]
+    lines = [*facts]
     if experiment.task_options:
         options = ", ".join(f"{name} {value}" for name, value in experiment.task_options.items())
-        facts.append(f"Options of the task {experiment.task}: {options}.")
+        lines.append(f"Options of the task {experiment.task}: {options}.")
     if experiment.base_predictors is not None:
-        facts.append(f"Base predictors: {experiment.base_predictors.about}.")
-    if record.scale != 1:
-        facts.append(f"Shortened: {record.scale:g} times the task's rounds.")
-    facts += [*differences, *map(sentence, notes(comparison))]
+        lines.append(f"Base predictors: {experiment.base_predictors.about}.")
+    lines += map(sentence, notes(comparison))
     tables: list[Block] = [table(experiment, comparison, m) for m in experiment.measures]
     domain = harder_domain(experiment, comparison)
     about = (
@@ -112,17 +81,17 @@ def page(
         "evaluations between rounds, and all of them after the last round. Mean and standard "
         "deviation over the trials"
     )
+    trials = counted(comparison.num_trials, "trial")
     source = f"Ours: mean (standard deviation) of {trials}. Paper: {experiment.paper.source}."
+    draw = functools.partial(curve, experiment, comparison)
     return Page(
         experiment.title,
         f"Our numbers next to the paper's ({experiment.paper.source}).",
         [
             Section("Results", [*tables, Sentences([source])], in_terminal=True),
-            Section(
-                "The course of training",
-                [Figure(about, functools.partial(curve, experiment, comparison))],
-            ),
-            Section("How it was run", [Sentences([record.command], "command"), *text(facts)]),
+            Section("The course of training", [Figure(about, draw)]),
+            Section("How it was run", text(lines)),
+            *last_sections(comparison, [Sentences([command], "command")]),
         ],
     )
 
@@ -140,7 +109,7 @@ def table(experiment: Experiment, comparison: Comparison, name: str) -> Table:
         rows.append(row)
     headings = [""]
     for column in columns:
-        headings += [_heading(column), "paper"]
+        headings += [SUMMARY_HEADINGS.get(column, column), "paper"]
     caption = f"{with_percent(name, measure.unit)} ({measure.better} is better)"
     return Table(caption, headings, rows)
 
@@ -175,51 +144,39 @@ def harder_domain(experiment: Experiment, comparison: Comparison) -> str:
     return pick(comparison.domain_names, key=lambda domain: fed_avg.mean(domain, measure))
 
 
-def settings_that_differ(
-    specs: Mapping[str, RunSettings], paper: Mapping[str, RunSettings], labels: Mapping[str, str]
-) -> list[str]:
-    """Returns a line for each setting in which the runs differ from the paper's.
+def settings_that_differ(specs: Mapping[str, RunSettings], experiment: Experiment) -> list[str]:
+    """Returns a line for each setting in which the runs differ from the experiment's.
 
     Args:
         specs: A run of each method.
-        paper: The run of each method without the user's flags.
-        labels: Labels of the methods.
     """
     changes: dict[tuple[str, str, str], list[str]] = {}
-    for arm, spec in specs.items():
-        ours, theirs = spec.flags(), paper[arm].flags()
-        for name, value in ours.items():
+    for row, arm in experiment.arms.items():
+        usual = resolve(experiment.task, dict(arm.settings), experiment.task_options).flags()
+        for name, value in specs[row].flags().items():
             skipped = name in _NOT_NUMBERS or name.startswith("data")
-            if not skipped and value != theirs.get(name):
-                changes.setdefault((name, _text(value), _text(theirs.get(name))), []).append(arm)
+            if not skipped and value != usual.get(name):
+                texts = _text(value), _text(usual.get(name))
+                changes.setdefault((name, *texts), []).append(arm.label)
     lines = []
-    for (name, value, before), arms in changes.items():
-        whose = "" if len(arms) == len(specs) else f" for {', '.join(labels[a] for a in arms)}"
-        lines.append(f"--{name} is {value}{whose}; the task's default is {before}.")
+    for (name, value, before), labels in changes.items():
+        scope = "" if len(labels) == len(specs) else f" for {', '.join(labels)}"
+        lines.append(f"--{name} is {value}{scope}; the task's default is {before}.")
     return lines
 
 
-def _columns(experiment: Experiment, comparison: Comparison) -> list[AnyColumn]:
-    others = [c for c in experiment.columns if not _is_domain(c)]
-    planned = [c for c in experiment.columns if _is_domain(c)]
-    domains = planned + [d for d in comparison.domain_names if d not in planned]
+def _columns(experiment: Experiment, comparison: Comparison) -> list[str]:
+    """Returns the columns: all examples, then domains, then other summaries and statistics."""
+    others = [c for c in experiment.columns if c in SUMMARY_HEADINGS or c.endswith(OVER_CLIENTS)]
+    domains = [c for c in experiment.columns if c not in others]
+    domains += [d for d in comparison.domain_names if d not in domains]
     first = [c for c in others if c == OVERALL]
     return [*first, *domains, *(c for c in others if c != OVERALL)]
 
 
-def _is_domain(column: AnyColumn) -> bool:
-    return not isinstance(column, OverClients) and column not in SUMMARY_HEADINGS
-
-
-def _heading(column: AnyColumn) -> str:
-    if isinstance(column, OverClients):
-        return column.heading
-    return SUMMARY_HEADINGS.get(column, column)
-
-
-def _ours(trials: Trials, column: AnyColumn, measure: Measure) -> Number:
-    if isinstance(column, OverClients):
-        values = trials.over_clients.get(column.statistic)
+def _ours(trials: Trials, column: str, measure: Measure) -> Number:
+    if column.endswith(OVER_CLIENTS):
+        values = trials.over_clients.get(column.removesuffix(OVER_CLIENTS))
     else:
         values = trials.values.get(column)
     number = mean_and_spread(None if values is None else values[measure.name], measure)

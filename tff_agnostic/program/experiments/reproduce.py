@@ -1,4 +1,4 @@
-"""Reproducing as a command: the trials of a paper's table, ours beside the paper's numbers."""
+"""Reproducing as a command: the trials of a paper's table, next to the paper's numbers."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from tff_agnostic.program.commands.command_line import (
     session,
 )
 from tff_agnostic.program.experiments import EXPERIMENTS
-from tff_agnostic.program.experiments import page as pages
 from tff_agnostic.program.experiments.experiment import (
     ArmsAsPredictors,
     Experiment,
-    data_lines,
     prepare,
     prepare_predictors,
     store_path,
 )
+from tff_agnostic.program.experiments.page import page as experiment_page
+from tff_agnostic.program.experiments.page import settings_that_differ
 from tff_agnostic.program.options.flags import REPEATED
 from tff_agnostic.program.reports.document import to_terminal
 from tff_agnostic.program.reports.html import chosen_title, write_page
 from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any, resolve
-from tff_agnostic.program.studies.comparison import MAX_TRIALS, Comparison, trial_folder
+from tff_agnostic.program.studies.compare import COMPARE_FILE
+from tff_agnostic.program.studies.comparison import MAX_TRIALS
 from tff_agnostic.program.studies.methods import overrides
 from tff_agnostic.program.studies.rows import train_rows
 from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.trainer import RunTrainer
 
-# Set by the experiment and its arms, none of which begins with a file of others.
+# Flags that the experiment and its methods set.
 _NOT_FLAGS = ("algorithm", "target_domain", "trust")
 # Evaluations in the course of a run: enough for a curve.
 _EVALUATIONS = 12
@@ -51,23 +52,22 @@ class ReproduceOptions(DataOptions):
 
     Attributes:
         experiment: Experiment to reproduce. emnist: EMNIST-62 with TFF's data; table 6 of Ro et al.
-            2021; mnist_by_writer: EMNIST's digits alone, from mnist_by_writer.npz; beside table 6
-            of Ro et al. 2021; delta_fl: MNIST from mnist_by_writer.npz, half of the writers tested;
-            beside table I of Laguel et al. 2021, which is of EMNIST-62; stackoverflow: Stack
-            Overflow (TFF's data) or Stack Exchange dumps; table 2 of Ro et al. 2021;
-            spanish_keyboard: folders of Spanish texts by country; beside table 3 of Ro et al. 2021;
-            adult: UCI Adult (files in --data_dir); table 1 of Mohri et al. 2019; fashion_mnist: IDX
-            files of Fashion-MNIST in --data_dir; table 2 of Mohri et al. 2019; two_domain_lm:
-            folders documents/ and conversations/ with texts; table 3 of Mohri et al. 2019;
-            fedboost_shakespeare: unigram models of the speakers of tiny Shakespeare, mixed; figure
-            5 of Hamer et al. 2020, which has curves and no numbers; fedboost_stackexchange: a
-            next-word model of each Stack Exchange site, mixed by FedBoost and AFLBoost, next to one
-            model of AgnosticFedAvg; no paper's table.
+            2021; mnist_by_writer: EMNIST's digits alone, from mnist_by_writer.npz; the same table;
+            delta_fl: MNIST from mnist_by_writer.npz, half of the writers tested; table I of Laguel
+            et al. 2021, which is of EMNIST-62; stackoverflow: Stack Overflow (TFF's data) or Stack
+            Exchange dumps; table 2 of Ro et al. 2021; spanish_keyboard: folders of Spanish texts by
+            country; table 3 of Ro et al. 2021; adult: UCI Adult (files in --data_dir); table 1 of
+            Mohri et al. 2019; fashion_mnist: IDX files of Fashion-MNIST in --data_dir; table 2 of
+            Mohri et al. 2019; two_domain_lm: folders documents/ and conversations/ with texts;
+            table 3 of Mohri et al. 2019; fedboost_shakespeare: unigram models of the speakers of
+            tiny Shakespeare, mixed; figure 5 of Hamer et al. 2020, which has no numbers;
+            fedboost_stackexchange: a next-word model of each Stack Exchange site, mixed by FedBoost
+            and AFLBoost; no paper's table.
         override: A flag for one row only, as ROW:FLAG=VALUE; may be given several times.
         trials: Trials of each arm; their seeds are --seed, --seed + 1, and so on. [as in the paper]
         scale: Multiplies the task's number of rounds, the paper's where it has one; 0.1 is a tenth.
         output_dir: Folder of all runs. [runs/reproduce-EXPERIMENT-NUMBER, a new one]
-        resume: Keep complete trials and go on with the others.
+        resume: Keep complete trials and make the others.
     """
 
     experiment: Annotated[str, OneOf(EXPERIMENTS)] = dataclasses.field(kw_only=True)
@@ -86,29 +86,41 @@ def reproduce(given: RunArguments) -> None:
 
 
 def _reproduce(given: RunArguments, experiment: Experiment, at: Session) -> None:
-    own, folder = given.own, at.path
-    trials = own.trials or experiment.trials
-    store = store_path(experiment, own.data_dir, own.data, folder)
+    args, folder = given.own, at.path
+    trials = args.trials or experiment.trials
+    store = store_path(experiment, args.data_dir, args.data, folder)
     specs = trial_specs(given, experiment, trials, store, folder)
     runtime_name = next(iter(specs.values()))[0].config.runtime
-    identity = {"study": "reproduce", "experiment": own.experiment}
+    identity = {"study": "reproduce", "experiment": args.experiment}
     labels = {arm: row.label for arm, row in experiment.arms.items()}
     with (
         at.running(runtime_name) as (runtime, stop),
-        RunSet(folder, identity, trainer := RunTrainer(runtime, stop), own.resume, stop) as runs,
+        RunSet(folder, identity, trainer := RunTrainer(runtime, stop), args.resume, stop) as runs,
     ):
         arms = ", ".join(experiment.arms)
-        print(f"{own.experiment}, {counted(trials, 'trial')} of {arms}: {folder}")
-        prepare(experiment, own.data_dir, store)
+        print(f"{args.experiment}, {counted(trials, 'trial')} of {arms}: {folder}")
+        prepare(experiment, args.data_dir, store)
         prepare_predictors(experiment, next(iter(specs.values())), runtime, folder)
-        # Another process may share the runs: predictors are complete before an arm mixes them.
+        # Another process may share the runs: predictors are complete before a method mixes them.
         for part in [*_predictors(experiment, specs), specs]:
             comparison = train_rows(
-                runs, trainer.load_task, part, {}, labels, "reproduce", given.show_progress
+                runs, trainer, part, {}, labels, "reproduce", given.show_progress
             )
     if missing := [arm for arm in specs if arm not in comparison.trials]:
         raise UserError(f"{', '.join(missing)}: expected a result of every trial, found none")
-    _report(experiment, comparison, specs, folder, store, runs.seconds(), given)
+    write_json(folder / COMPARE_FILE, comparison.to_json())
+    facts = [
+        f"{counted(trials, 'trial')}, each with its own seed; {datetime.date.today().isoformat()}; "
+        f"training and evaluation took {runs.seconds() / 60:.0f} minutes on "
+        f"{counted(len(os.sched_getaffinity(0)), 'processor core')}.",
+        *([f"Shortened: {args.scale:g} times the task's rounds."] if args.scale != 1 else []),
+        *settings_that_differ({arm: runs[0] for arm, runs in specs.items()}, experiment),
+    ]
+    page = experiment_page(experiment, comparison, given.typed, facts)
+    title = chosen_title(folder, None, page.title)
+    print(f"\n{to_terminal(page)}")
+    report = write_page(folder, dataclasses.replace(page, title=title))
+    print(f"\nreport: {report}")
 
 
 def _predictors(
@@ -121,12 +133,12 @@ def _predictors(
 def trial_specs(
     given: RunArguments, experiment: Experiment, trials: int, store: Optional[Path], folder: Path
 ) -> dict[str, list[RunSettings]]:
-    """Returns the runs of each arm.
+    """Returns the runs of each method.
 
     Args:
-        trials: Runs of each arm.
+        trials: Runs of each method.
         store: The data, if the task reads a store.
-        folder: Where the trials go, and with them what arms mix.
+        folder: Folder of the trials and of the predictors that methods mix.
     """
     settings, further = given.settings, overrides(given, tuple(experiment.arms))
     read = None if experiment.raw_data is not None else given.own.data_dir
@@ -155,41 +167,6 @@ def _mixed(experiment: Experiment, folder: Path, trial: int) -> dict[str, Any]:
     if experiment.base_predictors is None:
         return {}
     return {"base_predictors": experiment.base_predictors.paths(folder, trial)}
-
-
-def _report(
-    experiment: Experiment,
-    comparison: Comparison,
-    specs: Mapping[str, Sequence[RunSettings]],
-    folder: Path,
-    store: Optional[Path],
-    seconds: float,
-    given: RunArguments,
-) -> None:
-    """Prints the tables, and writes compare.json and the page."""
-    write_json(folder / "compare.json", comparison.to_json())
-    record = pages.Record(
-        command=given.typed,
-        data=data_lines(store, trial_folder(folder, next(iter(specs)), 0)),
-        trials=len(next(iter(specs.values()))),
-        scale=given.own.scale,
-        seconds=seconds,
-        date=datetime.date.today(),
-        cores=len(os.sched_getaffinity(0)),
-    )
-    paper = {
-        arm: resolve(experiment.task, dict(row.settings), experiment.task_options)
-        for arm, row in experiment.arms.items()
-    }
-    labels = {arm: row.label for arm, row in experiment.arms.items()}
-    differences = pages.settings_that_differ(
-        {arm: runs[0] for arm, runs in specs.items()}, paper, labels
-    )
-    page = pages.page(experiment, comparison, record, differences)
-    title = chosen_title(folder, None, page.title)
-    print(f"\n{to_terminal(page)}")
-    report = write_page(folder, dataclasses.replace(page, title=title))
-    print(f"\nreport: {report}")
 
 
 def _shortened(experiment: Experiment, settings: Mapping[str, Any], scale: float) -> dict[str, int]:

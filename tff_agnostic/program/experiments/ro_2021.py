@@ -5,32 +5,31 @@ from __future__ import annotations
 import dataclasses
 
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.program.experiments.experiment import Experiment, PaperTable, fed_avg_arms
+from tff_agnostic.program.experiments.experiment import (
+    Experiment,
+    PaperTable,
+    fed_avg_arms,
+    printed,
+)
 from tff_agnostic.program.studies.comparison import DIFFERENCE
 from tff_agnostic.tasks.emnist import CENSUS, HIGH_SCHOOL
 
+_COLUMNS = (HIGH_SCHOOL, CENSUS, DIFFERENCE)
 _PAPER = PaperTable(
     source="Ro et al. 2021, table 6 (EMNIST-62)",
     cells={
-        "accuracy": {
-            "fed_avg": {HIGH_SCHOOL: "82.6 (1.0)", CENSUS: "86.3 (0.5)", DIFFERENCE: "3.7"},
-            "fed_avg_target_only": {
-                HIGH_SCHOOL: "88.2 (0.3)",
-                CENSUS: "75.1 (0.2)",
-                DIFFERENCE: "13.1",
+        "accuracy": printed(
+            _COLUMNS,
+            {
+                "fed_avg": "82.6 (1.0) | 86.3 (0.5) | 3.7",
+                "fed_avg_target_only": "88.2 (0.3) | 75.1 (0.2) | 13.1",
+                "agnostic_fed_avg": "85.7 (0.9) | 84.9 (1.1) | 0.8",
             },
-            "agnostic_fed_avg": {
-                HIGH_SCHOOL: "85.7 (0.9)",
-                CENSUS: "84.9 (1.1)",
-                DIFFERENCE: "0.8",
-            },
-        }
+        )
     },
 )
-_COLUMNS = (HIGH_SCHOOL, CENSUS, DIFFERENCE)
 EMNIST = Experiment(
     title="EMNIST-62: high-school and census writers",
-    summary="EMNIST-62 with TFF's data; table 6 of Ro et al. 2021",
     task="emnist",
     arms=fed_avg_arms(HIGH_SCHOOL),
     paper=_PAPER,
@@ -39,7 +38,7 @@ EMNIST = Experiment(
     curve="accuracy",
     harder_domain=HIGH_SCHOOL,
 )
-# What `./run tune` found for 120 rounds (--scale=0.08), as the page says.
+# Best settings of `./run tune` for 120 rounds (--scale=0.08).
 _STEPS = {"client_learning_rate": 0.086, "server_learning_rate": 0.019}
 _TUNED = {
     "fed_avg": _STEPS,
@@ -53,10 +52,9 @@ MNIST_BY_WRITER = dataclasses.replace(
         for name, arm in EMNIST.arms.items()
     },
     title="MNIST by writer: high-school and census writers",
-    summary="EMNIST's digits alone, from mnist_by_writer.npz; beside table 6 of Ro et al. 2021",
     task_options={
         "num_classes": 10,
-        # As 500 beside 2900 census writers are in the paper: 50 beside 289.
+        # The paper has 500 high-school and 2900 census writers, the data have 289 of the latter.
         "high_school_writers": 50,
     },
     raw_data=ImportOptions(
@@ -66,44 +64,34 @@ MNIST_BY_WRITER = dataclasses.replace(
         domain_names=(f"4:{HIGH_SCHOOL}", f"0:{CENSUS}"),
     ),
 )
+_POSTS = ("answer", "question", DIFFERENCE)
 STACKOVERFLOW = Experiment(
     title="Questions and answers: a language model",
-    summary="Stack Overflow (TFF's data) or Stack Exchange dumps; table 2 of Ro et al. 2021",
     task="stackoverflow",
     arms=fed_avg_arms("answer"),
     paper=PaperTable(
         source="Ro et al. 2021, table 2 (Stack Overflow)",
         cells={
-            "perplexity": {
-                "fed_avg": {"answer": "53.1 (.06)", "question": "43.4 (.23)", DIFFERENCE: "9.7"},
-                "fed_avg_target_only": {
-                    "answer": "52.9 (.15)",
-                    "question": "64.2 (.39)",
-                    DIFFERENCE: "11.3",
+            "perplexity": printed(
+                _POSTS,
+                {
+                    "fed_avg": "53.1 (.06) | 43.4 (.23) | 9.7",
+                    "fed_avg_target_only": "52.9 (.15) | 64.2 (.39) | 11.3",
+                    "agnostic_fed_avg": "51.9 (.22) | 52.7 (.36) | 0.8",
                 },
-                "agnostic_fed_avg": {
-                    "answer": "51.9 (.22)",
-                    "question": "52.7 (.36)",
-                    DIFFERENCE: "0.8",
+            ),
+            "in_vocab_accuracy": printed(
+                _POSTS,
+                {
+                    "fed_avg": "24.5 (.02) | 27.5 (.06) | 3.0",
+                    "fed_avg_target_only": "24.9 (.02) | 21.2 (.14) | 3.7",
+                    "agnostic_fed_avg": "25.1 (.004) | 23.5 (.05) | 1.6",
                 },
-            },
-            "in_vocab_accuracy": {
-                "fed_avg": {"answer": "24.5 (.02)", "question": "27.5 (.06)", DIFFERENCE: "3.0"},
-                "fed_avg_target_only": {
-                    "answer": "24.9 (.02)",
-                    "question": "21.2 (.14)",
-                    DIFFERENCE: "3.7",
-                },
-                "agnostic_fed_avg": {
-                    "answer": "25.1 (.004)",
-                    "question": "23.5 (.05)",
-                    DIFFERENCE: "1.6",
-                },
-            },
+            ),
         },
     ),
     measures=("perplexity", "in_vocab_accuracy"),
-    columns=("answer", "question", DIFFERENCE),
+    columns=_POSTS,
     curve="in_vocab_accuracy",
     # As the tables were made: by client alone, and with formulas as they are.
     raw_data=ImportOptions(format="stackexchange", stratify=False, markup=("math:keep",)),
@@ -111,28 +99,30 @@ STACKOVERFLOW = Experiment(
 # The paper's locales are es-AR, es-419* (some countries of Latin America) and es-US; es-AR is the
 # hardest. In the public texts there are es-AR, es-ES and es-MX, and es-ES is.
 _HARDEST, _PAPERS_HARDEST = "es-ES", "es-AR"
+_LOCALES = (_PAPERS_HARDEST, "es-419*", "es-US")
 SPANISH_KEYBOARD = Experiment(
     title="Spanish of several countries: a language model",
-    summary="folders of Spanish texts by country; beside table 3 of Ro et al. 2021",
     task="spanish_keyboard",
     arms=fed_avg_arms(_HARDEST, f"{_HARDEST}; {_PAPERS_HARDEST} in the paper"),
     paper=PaperTable(
         source="Ro et al. 2021, table 3 (keyboards, live)",
         cells={
-            "perplexity": {
-                "fed_avg": {_PAPERS_HARDEST: "56.0", "es-419*": "50.5", "es-US": "44.2"},
-                "fed_avg_target_only": {
-                    _PAPERS_HARDEST: "55.0",
-                    "es-419*": "62.2",
-                    "es-US": "52.8",
+            "perplexity": printed(
+                _LOCALES,
+                {
+                    "fed_avg": "56.0 | 50.5 | 44.2",
+                    "fed_avg_target_only": "55.0 | 62.2 | 52.8",
+                    "agnostic_fed_avg": "53.4 | 60.6 | 52.2",
                 },
-                "agnostic_fed_avg": {_PAPERS_HARDEST: "53.4", "es-419*": "60.6", "es-US": "52.2"},
-            },
-            "in_vocab_accuracy": {
-                "fed_avg": {_PAPERS_HARDEST: "11.9", "es-419*": "11.3", "es-US": "10.5"},
-                "fed_avg_target_only": {_PAPERS_HARDEST: "12.1", "es-419*": "10.2", "es-US": "9.5"},
-                "agnostic_fed_avg": {_PAPERS_HARDEST: "12.3", "es-419*": "10.2", "es-US": "9.6"},
-            },
+            ),
+            "in_vocab_accuracy": printed(
+                _LOCALES,
+                {
+                    "fed_avg": "11.9 | 11.3 | 10.5",
+                    "fed_avg_target_only": "12.1 | 10.2 | 9.5",
+                    "agnostic_fed_avg": "12.3 | 10.2 | 9.6",
+                },
+            ),
         },
     ),
     measures=("perplexity", "in_vocab_accuracy"),

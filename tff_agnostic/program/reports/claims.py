@@ -158,6 +158,22 @@ def worst_sentences(claims: Sequence[Claim]) -> list[str]:
     return lines
 
 
+def gain_text(claim: Claim) -> str:
+    """Returns a difference with its interval, such as "+3.0 points (95% interval +1.0 to +5.0)"."""
+    return f"{claim.difference} ({claim.certainty or 'no interval'})"
+
+
+def objective_sentence(claim: Claim, clients: str) -> str:
+    """Returns the sentence of a claim about an objective, which names its own group.
+
+    Args:
+        clients: Names the evaluated clients.
+    """
+    return (
+        f"On the {clients}, {claim.ours} has {claim.values} of {claim.theirs}: {gain_text(claim)}."
+    )
+
+
 def domain_sentences(claims: Sequence[Claim], worse: str = "") -> list[str]:
     """Returns the sentences of claims about domains, by direction and the worst first.
 

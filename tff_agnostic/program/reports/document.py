@@ -257,7 +257,11 @@ def to_json(page: Page, drawing: Callable[[Figure], str]) -> dict[str, Any]:
         "title": page.title,
         "subtitle": page.subtitle,
         "sections": [
-            {"title": section.title, "blocks": [block_json(block) for block in section.blocks]}
+            {
+                "title": section.title,
+                "is_folded": section.is_folded,
+                "blocks": [block_json(block) for block in section.blocks],
+            }
             for section in page.shown
         ],
     }

@@ -164,6 +164,7 @@ def read_run(folder: Path, where: str = "") -> RunRecord:
         keys = {*measures, "num_examples", "over_clients"}
         sets = (result["overall"], *result["domains"].values())
         is_valid = all(keys <= {*one} for one in sets) and {*result} >= _KEYS
+        is_valid = is_valid and bool(result["domains"])
     except (AttributeError, LookupError, TypeError):
         is_valid = False
     if not is_valid:

@@ -28,7 +28,7 @@ _GROUPS = {"worst": WORST, "overall": OVERALL}
 
 
 @dataclasses.dataclass(frozen=True)
-class Judged:
+class Standing:
     """The standing of a method next to FedAvg.
 
     Attributes:
@@ -52,11 +52,11 @@ class Judged:
 def best_attained(comparison: Comparison, measure_name: str) -> dict[str, float]:
     """Returns the best mean that any row attains in each domain; NaN where none has a value."""
     pick = max if comparison.measures[measure_name].higher_is_better else min
-    found = {}
+    actual = {}
     for name in comparison.domain_names:
-        means = [of.mean(name, measure_name) for of in comparison.trials.values()]
-        found[name] = pick((mean for mean in means if not math.isnan(mean)), default=math.nan)
-    return found
+        means = [entry.mean(name, measure_name) for entry in comparison.trials.values()]
+        actual[name] = pick((mean for mean in means if not math.isnan(mean)), default=math.nan)
+    return actual
 
 
 def attained(comparison: Comparison, row: str, objective: Objective) -> Estimates:
@@ -66,13 +66,13 @@ def attained(comparison: Comparison, row: str, objective: Objective) -> Estimate
     """
     terms = [_of_term(comparison, row, term) for term in objective.terms]
     weights = np.array([term.weight for term in objective.terms])
-    drawn = [of.replicates for of in terms if of.replicates is not None]
+    drawn = [entry.replicates for entry in terms if entry.replicates is not None]
     return Estimates(
-        np.tensordot(weights, np.array([of.values for of in terms]), 1),
+        np.tensordot(weights, np.array([entry.values for entry in terms]), 1),
         np.tensordot(weights, np.array(drawn), 1) if len(drawn) == len(terms) else None,
-        min(of.clients for of in terms),
+        min(entry.clients for entry in terms),
         terms[0].seeds,
-        all(of.is_smooth for of in terms),
+        all(entry.is_smooth for entry in terms),
     )
 
 
@@ -98,9 +98,11 @@ def _regret(trials: Trials, best: Mapping[str, float], measure: Measure) -> Esti
         nothing = np.full(len(trials.seeds), math.nan)
         return Estimates(nothing, None, math.nan, tuple(trials.seeds), is_smooth=False)
     pick = np.min if measure.higher_is_better else np.max
-    values = np.array([of.values - best[name] for name, of in zip(counted, each)])
+    values = np.array([entry.values - best[name] for name, entry in zip(counted, each)])
     drawn = [
-        of.replicates - best[name] for name, of in zip(counted, each) if of.replicates is not None
+        entry.replicates - best[name]
+        for name, entry in zip(counted, each)
+        if entry.replicates is not None
     ]
     replicates = pick(np.array(drawn), axis=0) if len(drawn) == len(each) else None
     worst = int((np.argmin if measure.higher_is_better else np.argmax)(values.mean(axis=1)))
@@ -108,7 +110,7 @@ def _regret(trials: Trials, best: Mapping[str, float], measure: Measure) -> Esti
     return Estimates(pick(values, axis=0), replicates, clients, seeds, is_smooth=False)
 
 
-def judged(comparison: Comparison, objective: Objective, baseline: str) -> dict[str, Judged]:
+def judged(comparison: Comparison, objective: Objective, baseline: str) -> dict[str, Standing]:
     """Returns the standing of each row but the baseline.
 
     Args:
@@ -117,7 +119,7 @@ def judged(comparison: Comparison, objective: Objective, baseline: str) -> dict[
     theirs, measure = attained(comparison, baseline, objective), objective.terms[0].measure
     average = comparison.trials[baseline].mean(OVERALL, measure.name)
     scale = 1.0 if measure.unit is Unit.SHARE else abs(average)
-    found = {}
+    actual = {}
     for row in comparison.trials:
         if row == baseline:
             continue
@@ -127,27 +129,27 @@ def judged(comparison: Comparison, objective: Objective, baseline: str) -> dict[
         better, unit = objective.higher_is_better, objective.unit
         gain = difference(objective.name, ours, theirs, better, unit)
         is_whole = comparison.trials[row].non_finite <= comparison.trials[baseline].non_finite
-        found[row] = Judged(gain, loss, is_whole)
-    return found
+        actual[row] = Standing(gain, loss, is_whole)
+    return actual
 
 
-def chosen(rows: Mapping[str, Judged], may_lose: Optional[float] = None) -> Optional[str]:
+def chosen(rows: Mapping[str, Standing], may_lose: Optional[float] = None) -> Optional[str]:
     """Returns the row with the surest significant gain; None if there is none.
 
     Args:
         rows: The candidates.
-        may_lose: Largest loss of the average; see `Judged`. None for any loss.
+        may_lose: Largest loss of the average; see `Standing`. None for any loss.
     """
     sure = {}
-    for row, of in rows.items():
-        interval = of.gain.interval()
-        if interval is not None and interval[0] > 0 and of.may_be_chosen(may_lose):
+    for row, entry in rows.items():
+        interval = entry.gain.interval()
+        if interval is not None and interval[0] > 0 and entry.may_be_chosen(may_lose):
             sure[row] = interval[0]
     return max(sure, key=lambda row: sure[row]) if sure else None
 
 
 def best_looking(
-    rows: Mapping[str, Judged], number: int, may_lose: Optional[float] = None
+    rows: Mapping[str, Standing], number: int, may_lose: Optional[float] = None
 ) -> list[str]:
     """Returns the rows that look best: first those that may be chosen, then by their gains.
 
@@ -175,18 +177,18 @@ def near(better: float, unit: Unit) -> float:
     return _POINTS if unit is Unit.SHARE else _NATS
 
 
-def worse(rows: Mapping[str, Judged]) -> frozenset[str]:
+def worse(rows: Mapping[str, Standing]) -> frozenset[str]:
     """Returns the rows that are significantly worse than FedAvg, by any amount."""
-    return frozenset(row for row, of in rows.items() if of.gain.told() < 0)
+    return frozenset(row for row, entry in rows.items() if entry.gain.direction() < 0)
 
 
-def clearly_worse(rows: Mapping[str, Judged], unit: Unit) -> frozenset[str]:
+def clearly_worse(rows: Mapping[str, Standing], unit: Unit) -> frozenset[str]:
     """Returns the rows that are significantly far from FedAvg: their other settings are skipped.
 
     A row that is hardly worse may be the best one at another setting. Many clients show even a
     difference of nothing: on 284 clients, a perplexity of 96.9 is worse than 96.7.
     """
-    intervals = {row: of.gain.interval() for row, of in rows.items()}
+    intervals = {row: entry.gain.interval() for row, entry in rows.items()}
     return frozenset(
         row
         for row, interval in intervals.items()
@@ -194,7 +196,7 @@ def clearly_worse(rows: Mapping[str, Judged], unit: Unit) -> frozenset[str]:
     )
 
 
-def share_of(flag: str, text: str) -> float:
+def parse_share(flag: str, text: str) -> float:
     """Returns the fraction of a string such as "0.5%" or "0.005"."""
     number, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:

@@ -7,32 +7,44 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
-from tff_agnostic.base.errors import counted
+from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.files import write_json
 from tff_agnostic.base.later import matplotlib
 from tff_agnostic.base.options import OptionError, Options
 from tff_agnostic.base.registry import Registry
-from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, session
+from tff_agnostic.program.commands.command_line import (
+    RunArguments,
+    RunCommand,
+    compare_command,
+    session,
+    train_command,
+)
 from tff_agnostic.program.options.process import Interrupted, StopRequest
-from tff_agnostic.program.reports.document import table_text, to_terminal
-from tff_agnostic.program.reports.run_page import with_results_kept
+from tff_agnostic.program.progress import LongWork
+from tff_agnostic.program.reports.document import Page, table_text, to_terminal
+from tff_agnostic.program.reports.html import chosen_title, write_page
+from tff_agnostic.program.reports.run_page import write_run_report
 from tff_agnostic.program.runs.baselines import with_baselines
+from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.runs.train_run import PathName, runtime_options, started
 from tff_agnostic.program.studies.comparison import Comparison
-from tff_agnostic.program.studies.comparison_page import (
-    figure,
-    measure_table,
-    terminal_page,
+from tff_agnostic.program.studies.comparison_page import comparison_page, figure, measure_table
+from tff_agnostic.program.studies.methods import (
+    LAST_LAYER,
+    WORDS,
+    TrialOptions,
+    check_names,
+    given_arms,
+    trial_specs,
 )
-from tff_agnostic.program.studies.methods import TrialOptions, check_names, given_arms, trial_specs
-from tff_agnostic.program.studies.report import write_comparison_report
 from tff_agnostic.program.studies.rows import train_rows
 from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.stages import Stages, staged
 from tff_agnostic.program.studies.trainer import RunTrainer
-from tff_agnostic.program.studies.verdict import POOLED, neglected, verdicts
-from tff_agnostic.runtimes.runtime import Runtime
+from tff_agnostic.program.studies.verdict import neglected, verdicts
+
+COMPARE_FILE = "compare.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +54,19 @@ class ComparedRuns:
     Attributes:
         path: Its folder, with those of the trials.
         comparison: The results of the trials.
+        page: Its report.
         harm: A line for each domain that a method neglects; see `neglected`.
-        verdict: For whom each row is better or worse than FedAvg's; see `verdicts`.
     """
 
     path: Path
     comparison: Comparison
+    page: Page
     harm: tuple[str, ...] = ()
-    verdict: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """For whom each method is better or worse than FedAvg; see `verdicts`."""
+        return tuple(verdicts(self.comparison))
 
     def table(self, measure: Optional[str] = None) -> str:
         """Returns a measure as a table: a row per domain, a column per method.
@@ -58,7 +75,7 @@ class ComparedRuns:
             measure: Its name, such as "accuracy"; the last one that the task has if not given.
         """
         measured = self.comparison.measures[self._measure(measure)]
-        return table_text(measure_table(self.comparison, measured))
+        return table_text(measure_table(self.comparison, measured, self.comparison.domain_names))
 
     def figure(self, measure: Optional[str] = None) -> matplotlib.figure.Figure:
         """Returns the worst domain's measure over rounds, and every domain's at the end."""
@@ -67,6 +84,15 @@ class ComparedRuns:
     def _measure(self, name: Optional[str]) -> str:
         names = list(self.comparison.measures)
         return Registry("measure", {n: n for n in names})[names[-1] if name is None else name]
+
+    def write_report(self) -> Path:
+        """Writes the report, and one for each of the runs; returns the path of the former."""
+        records = self.comparison.records.values()
+        with LongWork("report", sum(map(len, records)), "pages of runs") as work:
+            for run in (run for runs in records for run in runs):
+                write_run_report(self.path / run.where, command_of_run(self.path / run.where))
+                work.update()
+        return write_page(self.path, self.page)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,17 +110,18 @@ class CompareOptions(TrialOptions):
 
 def compare(given: RunArguments) -> ComparedRuns:
     """Makes all trials, and writes compare.json."""
-    own = given.own
+    args = given.own
     arms = given_arms(given)
     specs = trial_specs(given, arms)
     stages = staged(given, arms, specs)
     labels = {name: arm.label for name, arm in arms.items()}
     # All methods share the runtime.
     runtime_name = _first(specs).config.runtime
-    with session(given, f"compare-{own.task}") as at, at.running(runtime_name) as (runtime, stop):
-        return _compare(
-            specs, stages, labels, at.path, runtime, stop, own.resume, given.show_progress
-        )
+    with session(given, f"compare-{args.task}") as at, at.running(runtime_name) as (runtime, stop):
+        trainer = RunTrainer(runtime, stop)
+        identity = {"study": "compare", "task": args.task}
+        with RunSet(at.path, identity, trainer, args.resume, stop) as runs:
+            return train_comparison(runs, trainer, specs, stages, labels, given.show_progress)
 
 
 def compare_runs(
@@ -133,40 +160,59 @@ def compare_runs(
     path, labels = Path(folder), {row: row for row in rows}
     try:
         with StopRequest() as stop, started(name, options) as entered:
-            compared = _compare(specs, {}, labels, path, entered, stop, resume, show_progress)
+            trainer = RunTrainer(entered, stop)
+            identity = {"study": "compare", "task": _first(specs).task}
+            with RunSet(path, identity, trainer, resume, stop) as runs:
+                compared = train_comparison(runs, trainer, specs, {}, labels, show_progress)
     except Interrupted as e:
         again = f"compare_runs(..., {str(path)!r}, resume=True)"
         raise e.with_command(again) from None
-    _report(compared)
+    compared.write_report()
     return compared
 
 
-def _compare(
-    specs: dict[str, list[RunSettings]],
+def train_comparison(
+    runs: RunSet[RunSettings],
+    trainer: RunTrainer,
+    specs: Mapping[str, Sequence[RunSettings]],
     stages: Mapping[str, Stages],
     labels: Mapping[str, str],
-    path: Path,
-    runtime: Runtime,
-    stop: StopRequest,
-    resume: bool,
     show_progress: bool,
 ) -> ComparedRuns:
-    task, trainer = _first(specs).task, RunTrainer(runtime, stop)
-    identity = {"study": "compare", "task": task}
-    with RunSet(path, identity, trainer, resume, stop) as runs:
-        specs = _with_baselines(specs, path, runtime, stop, show_progress)
-        trials = max(map(len, specs.values()))
-        print(f"{', '.join(specs)} on {task}, {counted(trials, 'trial')}: {path}")
-        comparison = train_rows(
-            runs, trainer.load_task, specs, stages, labels, "compare", show_progress
-        )
-    write_json(path / "compare.json", comparison.to_json())
-    first = {row: specs[row][0] for row in comparison.trials}
-    harm = neglected(comparison, first)
-    algorithms = {
-        row: POOLED if spec.config.pooled else spec.config.algorithm for row, spec in first.items()
-    }
-    return ComparedRuns(path, comparison, tuple(harm), tuple(verdicts(comparison, algorithms)))
+    """Makes the missing trials of a comparison, and writes compare.json.
+
+    Args:
+        runs: The runs of the comparison.
+        trainer: Trains the runs.
+        specs: The trials of each method, by its name.
+        stages: The stages of methods with two.
+        labels: See `Comparison`.
+    """
+    path, task = runs.folder, _first(specs).task
+    every = [spec for row in specs.values() for spec in row]
+    # The references of a method are those of its first trial.
+    complete = iter(
+        with_baselines(every, path, trainer.runtime, trainer.stop, show_progress=show_progress)
+    )
+    specs = {row: [next(complete) for _ in trials] for row, trials in specs.items()}
+    trials = max(map(len, specs.values()))
+    print(f"{', '.join(specs)} on {task}, {counted(trials, 'trial')}: {path}")
+    comparison = train_rows(runs, trainer, specs, stages, labels, "compare", show_progress)
+    write_json(path / COMPARE_FILE, comparison.to_json())
+    specs = {row: specs[row] for row in comparison.trials}
+    harm = neglected(comparison, {row: row_settings[0] for row, row_settings in specs.items()})
+    words = {row: (LAST_LAYER, WORDS[LAST_LAYER].settings) for row in stages if row in specs}
+    heading = chosen_title(path, None, f"Comparison on {task}")
+    page = comparison_page(comparison, compare_command(specs, words), harm, heading)
+    return ComparedRuns(path, comparison, page, tuple(harm))
+
+
+def command_of_run(folder: Path) -> Optional[list[str]]:
+    """Returns the command that trains the run in a folder; None if its algorithm has moved."""
+    try:
+        return train_command(RunFolder(folder).spec())
+    except UserError:
+        return None
 
 
 def _first(specs: Mapping[str, Sequence[RunSettings]]) -> RunSettings:
@@ -177,28 +223,11 @@ def _with_seed(spec: RunSettings, seed: int) -> RunSettings:
     return dataclasses.replace(spec, config=dataclasses.replace(spec.config, seed=seed))
 
 
-def _with_baselines(
-    specs: dict[str, list[RunSettings]],
-    folder: Path,
-    runtime: Runtime,
-    stop: StopRequest,
-    show_progress: bool,
-) -> dict[str, list[RunSettings]]:
-    """Returns the trials of each row, whose references are those of the first trial."""
-    runs = [spec for row in specs.values() for spec in row]
-    complete = iter(with_baselines(runs, folder, runtime, stop, show_progress=show_progress))
-    return {row: [next(complete) for _ in trials] for row, trials in specs.items()}
-
-
 def _show(compared: ComparedRuns) -> None:
-    page = terminal_page(compared.comparison, compared.verdict, compared.harm)
-    print(f"\n{to_terminal(page)}")
-    print(f"\nnumbers: {compared.path / 'compare.json'}")
+    print(f"\n{to_terminal(compared.page)}")
+    print(f"\nnumbers: {compared.path / COMPARE_FILE}")
 
 
-def _report(compared: ComparedRuns) -> Path:
-    with with_results_kept(compared.path):
-        return write_comparison_report(compared.path)
-
-
-COMPARE = RunCommand("compare", CompareOptions, compare, _show, _report, without=("algorithm",))
+COMPARE = RunCommand(
+    "compare", CompareOptions, compare, _show, ComparedRuns.write_report, without=("algorithm",)
+)

@@ -1,38 +1,36 @@
-"""A comparison: methods with several seeds each, their folder and results."""
+"""A comparison: methods with several seeds each, and the results of their runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
-from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import finite_or_none, read_json
-from tff_agnostic.metrics.by_group import ByGroup
+from tff_agnostic.base.files import finite_or_none
 from tff_agnostic.metrics.evaluation_report import (
     ClientValues,
     client_values_from_json,
     domains_below,
 )
-from tff_agnostic.metrics.intervals import Resampled, read_resampled
-from tff_agnostic.metrics.metrics_file import read_history
+from tff_agnostic.metrics.intervals import Resampled
 from tff_agnostic.models.model import Measure, main_measure
+from tff_agnostic.program.reports.run_record import RunRecord, read_run
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.studies.runset import run_folder
 from tff_agnostic.tasks.task import TEST_SPLIT
 
 # Key of the distribution over clients in JSON.
 OVER_CLIENTS = "(over clients)"
-# File with the labels and remarks of the rows.
-COMPARISON_FILE = "comparison.json"
-LABELS = "labels"
-REMARKS = "remarks"
 # First part of the names of first stages.
 FIRST_STAGES = "first_stages"
+# Algorithm of the method that others are compared with.
+BASELINE = "fed_avg"
+# Name for the algorithm of a method that is not federated.
+POOLED = "pooled"
 # All settings exist before the first trial runs.
 MAX_TRIALS = 10_000
 # Summaries of domains; parentheses distinguish them from domains' names.
@@ -40,11 +38,12 @@ OVERALL = "(overall)"
 WORST = "(worst)"
 DIFFERENCE = "(difference)"
 SUMMARIES = (WORST, OVERALL, DIFFERENCE)
+_NUM_CLIENTS = "num_clients"
 
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """The results of one row.
+    """The results of one method.
 
     Attributes:
         values: values[DOMAIN][MEASURE] is one number per trial. Further keys are "(overall)",
@@ -53,7 +52,7 @@ class Trials:
         histories: The columns of metrics.csv of each trial.
         not_counted: Domains that had too few test examples in a trial to be its worst or best.
         over_clients: over_clients[STATISTIC][MEASURE] is one number per trial, of all domains
-            together; NaN of a trial whose evaluation did not report it. See `statistic_names`.
+            together; NaN of a trial whose evaluation did not report it.
         client_values: The clients' values of each measure in each trial that reported them.
         privacy: (epsilon, delta) of each private trial.
         resampled: The values of each trial with other samples of clients; empty if one has none.
@@ -79,57 +78,26 @@ class Trials:
 
     def mean(self, domain: str, measure: str) -> float:
         """Returns the mean over the trials."""
-        return mean_of(self.values[domain][measure])
+        return float(np.mean(self.values[domain][measure]))
 
     def std(self, domain: str, measure: str) -> float:
         """Returns the sample standard deviation over the trials; NaN for a single trial."""
         return std_of(self.values[domain][measure])
 
 
-class _Rows(Mapping[str, Trials]):
-    """The trials of rows, by their names and, where they are looked up, by their labels.
-
-    Args:
-        trials: Trials by name.
-        labels: Labels of the rows.
-    """
-
-    def __init__(self, trials: Mapping[str, Trials], labels: Mapping[str, str]) -> None:
-        self.labels = labels
-        self._trials = trials.unlabelled if isinstance(trials, _Rows) else trials
-
-    @property
-    def unlabelled(self) -> Mapping[str, Trials]:
-        """The trials by name alone."""
-        return self._trials
-
-    def __getitem__(self, name: str) -> Trials:
-        found = [name] if name in self._trials else []
-        found += [row for row in self._trials if self.labels.get(row) == name and not found]
-        if len(found) == 1:
-            return self._trials[found[0]]
-        known = [self.labels.get(row, row) for row in self._trials]
-        raise KeyError(f"expected one of {', '.join(known)}, found {name!r}")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._trials)
-
-    def __len__(self) -> int:
-        return len(self._trials)
-
-
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Trials of several rows on one task.
+    """Trials of several methods on one task.
 
     Attributes:
         domain_names: Names of the domains.
         measures: The measures by name.
-        trials: The trials of each row, by its name; `trials[...]` also takes its label.
-        labels: Labels of rows in tables and figures; by default their names.
+        trials: The trials of each method, by its name.
+        labels: Labels of methods in tables and figures; by default their names.
         split: Split of the evaluated clients: "test", or "heldout".
         worst_min_examples: Minimum number of examples of a domain that counts as the worst or best.
-        remarks: Explanations of rows, by their names.
+        remarks: Explanations of methods, by their names.
+        records: The complete runs of each method.
     """
 
     domain_names: tuple[str, ...]
@@ -139,60 +107,59 @@ class Comparison:
     split: str = TEST_SPLIT
     worst_min_examples: int = 1
     remarks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    records: Mapping[str, Sequence[RunRecord]] = dataclasses.field(default_factory=dict)
 
     @property
     def not_counted(self) -> tuple[str, ...]:
         """The domains that are not counted in at least one trial."""
-        found = {name for trials in self.trials.values() for name in trials.not_counted}
-        return tuple(name for name in self.domain_names if name in found)
+        names = {name for trials in self.trials.values() for name in trials.not_counted}
+        return tuple(name for name in self.domain_names if name in names)
 
     @property
     def num_trials(self) -> int:
-        """Number of trials of each row."""
-        return len(next(iter(self.trials.values())).histories)
+        """Maximum number of trials of a method."""
+        return max(len(trials.histories) for trials in self.trials.values())
 
     @property
     def main_measure(self) -> Measure:
         """The measure of verdicts: the first metric, or the loss without one."""
         return self.measures[main_measure(self.measures)]
 
-    def __post_init__(self) -> None:
-        """Lets rows be found by their labels."""
-        if not isinstance(self.trials, _Rows) or self.trials.labels != self.labels:
-            object.__setattr__(self, "trials", _Rows(self.trials, self.labels))
+    @property
+    def first(self) -> RunRecord:
+        """The first trial of the first method."""
+        return next(iter(self.records.values()))[0]
+
+    @property
+    def is_private(self) -> bool:
+        """Whether any of the trials was trained with differential privacy."""
+        return any(trials.privacy for trials in self.trials.values())
+
+    @property
+    def baseline(self) -> str:
+        """The method that others are compared with: FedAvg, or the first one."""
+        return next(filter(self.is_plain, self.trials), next(iter(self.trials)))
+
+    def is_plain(self, row: str) -> bool:
+        """Whether a method is federated averaging."""
+        if row not in self.records:
+            return row == BASELINE
+        result = self.records[row][0].result
+        return bool(result["algorithm"] == BASELINE and not result.get(POOLED))
 
     def label(self, row: str) -> str:
-        """Returns the label of a row."""
+        """Returns the label of a method."""
         return self.labels.get(row, row)
 
-    def by_group(self) -> dict[str, ByGroup]:
-        """Returns the means over the trials of each row, by its label."""
-        return {
-            self.label(row): ByGroup(
-                overall={name: of.mean(OVERALL, name) for name in self.measures},
-                by_group={
-                    name: {domain: of.mean(domain, name) for domain in self.domain_names}
-                    for name in self.measures
-                },
-                higher_is_better={n: m.higher_is_better for n, m in self.measures.items()},
-                not_counted=tuple(of.not_counted),
-            )
-            for row, of in self.trials.items()
-        }
-
     def to_json(self) -> dict[str, Any]:
-        """Returns {ROW: {DOMAIN: {MEASURE: {"mean", "std", "trials"}}}}.
+        """Returns {METHOD: {DOMAIN: {MEASURE: {"mean", "std", "trials"}}}}.
 
-        In addition to the domains a row has "(over clients)": {STATISTIC: {MEASURE: the same}}.
+        In addition to the domains a method has "(over clients)": {STATISTIC: {MEASURE: the same}}.
         """
         return {
             row: {
                 **_each_to_json(trials.values),
-                **(
-                    {OVER_CLIENTS: _each_to_json(trials.over_clients)}
-                    if trials.over_clients
-                    else {}
-                ),
+                OVER_CLIENTS: _each_to_json(trials.over_clients),
             }
             for row, trials in self.trials.items()
         }
@@ -202,7 +169,7 @@ def _each_to_json(by_name: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, 
     return {
         name: {
             measure: {
-                "mean": finite_or_none(mean_of(values)),
+                "mean": finite_or_none(float(np.mean(values))),
                 "std": finite_or_none(std_of(values)),
                 "trials": [finite_or_none(float(v)) for v in values],
             }
@@ -222,130 +189,118 @@ def trial_folder(folder: Path, row: str, trial: int) -> RunFolder:
     return RunFolder(run_folder(folder, trial_name(row, trial)))
 
 
-def first_stage_folder(folder: Path, row: str, trial: int) -> RunFolder:
-    """Returns the run folder of a trial's first stage."""
-    return trial_folder(folder, f"{FIRST_STAGES}/{row}", trial)
-
-
-def collect(
-    folders: Sequence[RunFolder],
-    domain_names: Sequence[str],
-    measures: Mapping[str, Measure],
-    worst_min_examples: Sequence[int],
-    statistics: Sequence[str] = (),
-) -> Trials:
-    """Returns the trials of one row from the files of its runs.
+def read_trials(
+    folder: Path,
+    names: Mapping[str, Sequence[str]],
+    labels: Mapping[str, str],
+    remarks: Mapping[str, str],
+) -> Comparison:
+    """Returns the results of complete runs in the folder of a study.
 
     Args:
-        folders: The folder of each trial.
-        measures: The measures by name.
-        worst_min_examples: Minimum of each trial; see `Comparison`.
-        statistics: Statistics of distributions over clients; see `statistic_names`.
+        names: Names of each method's runs, by the name of the method.
+        labels: See `Comparison`.
+        remarks: See `Comparison`.
     """
-    results = [
-        _read_result(folder.result, domain_names, measures, statistics) for folder in folders
+    records = {
+        row: [read_run(path, f"{path.relative_to(folder)}/") for path in paths]
+        for row, runs in names.items()
+        for paths in [[run_folder(folder, name) for name in runs]]
+    }
+    first = next(iter(records.values()))[0]
+    least = (int(run.result["worst_min_examples"]) for runs in records.values() for run in runs)
+    return Comparison(
+        first.domains,
+        first.measures,
+        {row: collect(runs, first) for row, runs in records.items()},
+        labels,
+        first.split,
+        max(least),
+        remarks,
+        records,
+    )
+
+
+def collect(runs: Sequence[RunRecord], like: RunRecord) -> Trials:
+    """Returns the trials of one method.
+
+    Args:
+        runs: The run of each trial.
+        like: A run with the domains, measures and statistics of the trials.
+    """
+    results, names, measures = [run.result for run in runs], like.domains, like.measures
+    excluded = [
+        domains_below(
+            {d: r["domains"][d]["num_examples"] for d in names}, int(r["worst_min_examples"])
+        )
+        for r in results
     ]
-    left_out = [
-        domains_below({d: r["domains"][d]["num_examples"] for d in domain_names}, fewest)
-        for r, fewest in zip(results, worst_min_examples)
-    ]
-    is_counted = np.array([[d not in names for d in domain_names] for names in left_out])
+    is_counted = np.array([[d not in few for d in names] for few in excluded])
     by_domain = {
-        name: np.array([[_number(r["domains"][d][name]) for d in domain_names] for r in results])
+        name: np.array([[_number(r["domains"][d][name]) for d in names] for r in results])
         for name in measures
     }
     values: dict[str, dict[str, np.ndarray]] = {
-        domain: {name: by_domain[name][:, i] for name in measures}
-        for i, domain in enumerate(domain_names)
+        domain: {name: by_domain[name][:, i] for name in measures} for i, domain in enumerate(names)
     }
     for summary in SUMMARIES:
         values[summary] = {}
     for name, measure in measures.items():
-        known = is_counted & ~np.isnan(by_domain[name])
-        low = np.min(by_domain[name], axis=1, where=known, initial=np.inf)
-        high = np.max(by_domain[name], axis=1, where=known, initial=-np.inf)
-        low[~known.any(axis=1)] = high[~known.any(axis=1)] = np.nan
+        defined = is_counted & ~np.isnan(by_domain[name])
+        low = np.min(by_domain[name], axis=1, where=defined, initial=np.inf)
+        high = np.max(by_domain[name], axis=1, where=defined, initial=-np.inf)
+        low[~defined.any(axis=1)] = high[~defined.any(axis=1)] = np.nan
         values[WORST][name] = low if measure.higher_is_better else high
         values[DIFFERENCE][name] = high - low
         values[OVERALL][name] = np.array([_number(r["overall"][name]) for r in results])
-    histories = [read_history(folder.metrics) for folder in folders]
-    drawn = {name: [_client_values(r, name) for r in results] for name in measures}
     return Trials(
         values,
-        histories,
-        {name for names in left_out for name in names},
+        [run.columns for run in runs],
+        {name for few in excluded for name in few},
         over_clients={
             statistic: {
-                name: np.array([_statistic(r, name, statistic) for r in results])
+                name: np.array(
+                    [_number(run.get("overall", "over_clients", name, statistic)) for run in runs]
+                )
                 for name in measures
             }
-            for statistic in statistics
+            for statistic in _statistics(like)
         },
         client_values={
-            name: [of for of in by_trial if of is not None] for name, by_trial in drawn.items()
+            name: [
+                client_values_from_json(values)
+                for run in runs
+                if (values := run.get("client_values", name)) is not None
+            ]
+            for name in measures
         },
         privacy=[
-            (_epsilon(r["privacy"]["epsilon"]), r["privacy"]["delta"])
-            for r in results
-            if "privacy" in r
+            # JSON has no infinity, which is the epsilon of no noise.
+            (math.inf if private["epsilon"] is None else private["epsilon"], private["delta"])
+            for run in runs
+            if (private := run.get("privacy"))
         ],
-        resampled=read_resampled([folder.resampled for folder in folders]),
-        seeds=[int(r.get("seed", k)) for k, r in enumerate(results)],
+        resampled=_resampled(runs),
+        seeds=[int(r["seed"]) for r in results],
         class_counts=results[0].get("class_counts", {}),
-        non_finite=sum(map(_non_finite, results)),
+        non_finite=sum(int(run.get("clients", "non_finite") or 0) for run in runs),
         num_clients={
             name: int(count)
-            for name, of in results[0]["domains"].items()
-            if not math.isnan(count := _statistic({"overall": of}, "loss", "num_clients"))
+            for name, domain in results[0]["domains"].items()
+            if (count := domain["over_clients"].get("loss", {}).get(_NUM_CLIENTS)) is not None
         },
     )
 
 
-def _read_result(
-    path: Path, domain_names: Sequence[str], measures: Iterable[str], statistics: Sequence[str]
-) -> Mapping[str, Any]:
-    found = read_json(path)
-    try:
-        domains = [found["domains"][name] for name in domain_names]
-        values = [part[name] for part in (found["overall"], *domains) for name in measures]
-        values += [
-            _statistic(found, name, statistic) for name in measures for statistic in statistics
-        ]
-        for name in measures:
-            _client_values(found, name)
-        counts = [domain["num_examples"] for domain in domains]
-        _non_finite(found)
-        is_result = all(isinstance(_number(value), (int, float)) for value in (*values, *counts))
-    except (AttributeError, LookupError, TypeError, ValueError):
-        is_result = False
-    if not is_result or None in counts:
-        raise UserError(
-            f"{path}: expected the result of a run with {', '.join(measures)} of "
-            f"{', '.join(domain_names)}, found a result without them"
-        )
-    return found
+def _statistics(run: RunRecord) -> Iterator[str]:
+    """Yields the statistics of distributions over clients that a run reported."""
+    reported = run.result["overall"]["over_clients"].values()
+    return iter(dict.fromkeys(s for values in reported for s in values if s != _NUM_CLIENTS))
 
 
-def _statistic(result: Mapping[str, Any], measure: str, statistic: str) -> float:
-    """Returns a statistic of a distribution over clients; NaN if it was not reported."""
-    over_clients = result["overall"].get("over_clients", {})
-    return _number(over_clients.get(measure, {}).get(statistic))
-
-
-def _non_finite(result: Mapping[str, Any]) -> int:
-    """Returns the number of clients with numbers that are not finite; 0 if not counted."""
-    return int(result.get("clients", {}).get("non_finite", 0))
-
-
-def _client_values(result: Mapping[str, Any], measure: str) -> Optional[ClientValues]:
-    """Returns the clients' values of a measure; None if they were not reported."""
-    found = result.get("client_values", {}).get(measure)
-    return None if found is None else client_values_from_json(found)
-
-
-def mean_of(values: np.ndarray) -> float:
-    """Returns the mean over trials."""
-    return float(np.mean(values))
+def _resampled(runs: Sequence[RunRecord]) -> list[Resampled]:
+    drawn = [run.resampled for run in runs if run.resampled is not None]
+    return drawn if len(drawn) == len(runs) else []
 
 
 def std_of(values: np.ndarray) -> float:
@@ -355,8 +310,3 @@ def std_of(values: np.ndarray) -> float:
 
 def _number(value: Any) -> float:
     return math.nan if value is None else value
-
-
-def _epsilon(value: Optional[float]) -> float:
-    # JSON has no infinity, which is the epsilon of no noise.
-    return math.inf if value is None else value

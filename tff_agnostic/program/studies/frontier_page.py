@@ -1,17 +1,15 @@
-"""The figure and the page of a frontier, and the frontier read back from its folder."""
+"""The figure and the page of a frontier."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Optional
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from tff_agnostic.base.errors import UserError, counted
-from tff_agnostic.base.files import finite_or_none, read_json
+from tff_agnostic.base.errors import counted
 from tff_agnostic.base.later import matplotlib
 from tff_agnostic.metrics.formatting import sentence, short_names, shown, with_percent
 from tff_agnostic.program.reports.claims import split_name
@@ -38,21 +36,19 @@ from tff_agnostic.program.reports.figures import (
     plot_known,
     scale_axis,
 )
-from tff_agnostic.program.reports.html import write_page
-from tff_agnostic.program.reports.run_page import (
-    data_blocks,
-    measure_facts,
-    typed_blocks,
-    versions_blocks,
-)
-from tff_agnostic.program.reports.run_record import RunRecord, read_run
+from tff_agnostic.program.reports.run_page import typed_blocks
 from tff_agnostic.program.reports.run_warnings import data_caveats
-from tff_agnostic.program.studies.comparison import DIFFERENCE, OVERALL, WORST, trial_folder
-from tff_agnostic.program.studies.comparison_page import caption, marked, mean_and_spread, notes
-from tff_agnostic.program.studies.comparison_record import read_rows
-from tff_agnostic.program.studies.frontier import TRAINING_MIXTURE, Frontier, Mixture, TrialMean
+from tff_agnostic.program.studies.comparison import DIFFERENCE, OVERALL, WORST
+from tff_agnostic.program.studies.comparison_page import (
+    caption,
+    last_sections,
+    marked,
+    mean_and_spread,
+    notes,
+)
+from tff_agnostic.program.studies.frontier import Frontier, Mixture
+from tff_agnostic.program.studies.gains import worst_domain
 
-FRONTIER = "frontier.json"
 # Maximum number of panels; of more domains, the worst ones have one.
 _MAX_PANELS = 12
 _PANEL_COLUMNS = 2
@@ -60,7 +56,7 @@ _PANEL_COLUMNS = 2
 _MAX_OTHERS = 20
 _TRAINING = Look("black", "-", "s")
 _BEST = Look("gold", "-", "*")
-_OWN = look(3).color
+_PANEL_COLOR = look(3).color
 _TITLE_WIDTH = 24
 _RULE = (
     "A mixture helps if its worst domain is significantly better off than with the training "
@@ -78,47 +74,51 @@ _SUMMARIES = {OVERALL: "all examples", DIFFERENCE: "best - worst"}
 def figure(frontier: Frontier) -> matplotlib.figure.Figure:
     """Returns the measure of all mixtures and methods.
 
-    With two domains each is an axis, and the mixtures are a curve. With more there is a panel for
-    each domain: the worst domain's measure and that domain's own on the way to it, with methods as
+    With two mixed domains each is an axis, and the mixtures are a curve. With more each domain has
+    a panel: the worst domain's measure and that domain's own on the way to it, with methods as
     horizontal lines.
     """
-    if len(frontier.comparison.domain_names) == 2:
-        return _plane(frontier)
-    return _panels(frontier)
+    mixed = _mixed_domains(frontier)
+    return _plane(frontier, *mixed) if len(mixed) == 2 else _panels(frontier)
 
 
-def _plane(frontier: Frontier) -> matplotlib.figure.Figure:
-    first, second = names = frontier.comparison.domain_names
+def _mixed_domains(frontier: Frontier) -> list[int]:
+    """Returns the domains with training examples."""
+    return [i for i, share in enumerate(frontier.training_mixture.weights) if share > 0]
+
+
+def _plane(frontier: Frontier, across: int, upwards: int) -> matplotlib.figure.Figure:
+    first, second = names = [frontier.comparison.domain_names[i] for i in (across, upwards)]
     result = new_figure(WIDTH, 5.2 + LEGEND_ROW * (2 + len(frontier.algorithms)))
     axes = result.subplots()
-    ordered = sorted(frontier.mixtures, key=lambda mixture: mixture.weights[0])
+    ordered = sorted(frontier.mixtures, key=lambda mixture: mixture.weights[across])
     x, y = (_means(frontier, ordered, name) for name in names)
-    known = np.isfinite(x) & np.isfinite(y)
-    axes.plot(x[known], y[known], color=REFERENCE, linewidth=1, zorder=1)
-    weights = np.array([mixture.weights[0] for mixture in ordered])
+    defined = np.isfinite(x) & np.isfinite(y)
+    axes.plot(x[defined], y[defined], color=REFERENCE, linewidth=1, zorder=1)
+    weights = np.array([mixture.weights[across] for mixture in ordered])
     dots = axes.scatter(
-        x[known], y[known], 25, c=weights[known], vmin=0, vmax=1, label="fixed mixtures", zorder=2
+        x[defined],
+        y[defined],
+        25,
+        c=weights[defined],
+        vmin=0,
+        vmax=1,
+        label="fixed mixtures",
+        zorder=2,
     )
     result.colorbar(dots, label=f"weight of {plain_text(first)} in fixed mixtures")
 
-    def mark(row: str, label: str, own: Look, size: int) -> None:
-        trials = frontier.comparison.trials[row]
+    def mark(row: str, label: str, method: Look, size: int) -> None:
+        trials, measure = frontier.comparison.trials[row], frontier.measure
         at_x, at_y = (_mean(frontier, row, name) for name in names)
         if not (math.isfinite(at_x) and math.isfinite(at_y)):
             return
-        stds = [_shown(frontier, trials.std(name, frontier.measure.name)) for name in names]
+        stds = [shown(trials.std(name, measure.name), measure.unit) for name in names]
         x_spread, y_spread = np.nan_to_num(stds)
-        style: dict[str, Any] = {"color": own.color, "alpha": 0.5, "capsize": 2, "zorder": 2}
+        style: dict[str, Any] = {"color": method.color, "alpha": 0.5, "capsize": 2, "zorder": 2}
         axes.errorbar(at_x, at_y, y_spread, x_spread, **style)
-        text = plain_text(label)
-        axes.scatter(
-            *(at_x, at_y, size),
-            color=own.color,
-            edgecolor="black",
-            marker=own.marker,
-            label=text,
-            zorder=3,
-        )
+        style = {"color": method.color, "marker": method.marker, "edgecolor": "black", "zorder": 3}
+        axes.scatter(at_x, at_y, size, label=plain_text(label), **style)
 
     mark(frontier.best.name, _best_label(frontier), _BEST, 220)
     mark(frontier.training_mixture.name, "training mixture", _TRAINING, 45)
@@ -146,14 +146,12 @@ def _panels(frontier: Frontier) -> matplotlib.figure.Figure:
         _panel(axes, frontier, domain)
     for axes in grid.flat[len(domains) :]:
         axes.set_axis_off()
-    is_on_lines = any(mixture.line is not None for mixture in frontier.mixtures)
-    what = "way from the training mixture to the domain" if is_on_lines else "weight of the domain"
+    what = "way from the training mixture to the domain"
     num_hidden = len(frontier.comparison.domain_names) - len(domains)
     if num_hidden:
         what += f"\n(the worst {len(domains)} domains; {num_hidden} more are not drawn)"
     result.supxlabel(what)
-    label = f"{_measure_name(frontier)} on the {_split(frontier)} clients"
-    result.supylabel(with_percent(label, frontier.measure.unit))
+    result.supylabel(_axis_label(frontier))
     handles, labels = grid.flat[0].get_legend_handles_labels()
     result.legend(handles, labels, loc="outside upper center", fontsize="small")
     return result
@@ -161,31 +159,24 @@ def _panels(frontier: Frontier) -> matplotlib.figure.Figure:
 
 def _panel(axes: matplotlib.axes.Axes, frontier: Frontier, domain: int) -> None:
     name = frontier.comparison.domain_names[domain]
-    line = [m for m in frontier.mixtures if m.line == domain]
-    if line:
-        line = sorted([frontier.training_mixture, *line], key=lambda mixture: mixture.way)
-        x = np.array([mixture.way for mixture in line])
-        style = {"marker": "."}
-    else:
-        line = sorted(frontier.mixtures, key=lambda mixture: mixture.weights[domain])
-        x = np.array([mixture.weights[domain] for mixture in line])
-        style = {"marker": ".", "linestyle": ""}
+    line = [frontier.training_mixture, *(m for m in frontier.mixtures if m.line == domain)]
+    x, style = np.array([mixture.way for mixture in line]), {"marker": "."}
     others = [n for n in frontier.comparison.domain_names if n != name][:_MAX_OTHERS]
     for i, other in enumerate(others):
         label = "" if i else "other domains"
         plot_known(axes, x, _means(frontier, line, other), color=MUTED, label=label, **style)
-    own, worst = (_means(frontier, line, of) for of in (name, WORST))
-    plot_known(axes, x, own, color=_OWN, label="the panel's own domain", **style)
+    this, worst = (_means(frontier, line, group) for group in (name, WORST))
+    plot_known(axes, x, this, color=_PANEL_COLOR, label="the panel's own domain", **style)
     plot_known(axes, x, worst, color=REFERENCE, label="worst domain", **style)
-    for mixture, label, own_look, size in (
+    for mixture, label, marked_look, size in (
         (frontier.best, _best_label(frontier), _BEST, 14),
         (frontier.training_mixture, "training mixture", _TRAINING, 5),
     ):
         at = [i for i, other in enumerate(line) if other == mixture]
         # Without a point if the mixture is on another line: the legend is of all panels.
         axes.plot(
-            *(x[at], worst[at], own_look.marker),
-            color=own_look.color,
+            *(x[at], worst[at], marked_look.marker),
+            color=marked_look.color,
             markeredgecolor="black",
             markersize=size,
             label=plain_text(label),
@@ -201,33 +192,23 @@ def _panel(axes: matplotlib.axes.Axes, frontier: Frontier, domain: int) -> None:
 
 def _drawn_domains(frontier: Frontier) -> list[int]:
     """Returns the domains with a panel, in their order."""
-    trained = [i for i, share in enumerate(frontier.training_mixture.weights) if share > 0]
     names, sign = frontier.comparison.domain_names, 1 if frontier.measure.higher_is_better else -1
 
     def goodness(domain: int) -> float:
         mean = frontier.mean(frontier.training_mixture.name, names[domain])
         return math.inf if math.isnan(mean) else sign * mean
 
-    return sorted(sorted(trained, key=goodness)[:_MAX_PANELS])
+    return sorted(sorted(_mixed_domains(frontier), key=goodness)[:_MAX_PANELS])
 
 
 def _best_label(frontier: Frontier) -> str:
     return f"best worst domain: {frontier.best.label}"
 
 
-def _axis_label(frontier: Frontier, domain: str) -> str:
-    return with_percent(
-        f"{_measure_name(frontier)} of {plain_text(domain)} on the {_split(frontier)} clients",
-        frontier.measure.unit,
-    )
-
-
-def _split(frontier: Frontier) -> str:
-    return split_name(frontier.comparison.split)
-
-
-def _measure_name(frontier: Frontier) -> str:
-    return frontier.measure.name.replace("_", " ")
+def _axis_label(frontier: Frontier, domain: str = "") -> str:
+    name = frontier.measure.name.replace("_", " ") + (f" of {plain_text(domain)}" if domain else "")
+    clients = f"{split_name(frontier.comparison.split)} clients"
+    return with_percent(f"{name} on the {clients}", frontier.measure.unit)
 
 
 def _means(frontier: Frontier, mixtures: Sequence[Mixture], domain: str) -> np.ndarray:
@@ -235,11 +216,7 @@ def _means(frontier: Frontier, mixtures: Sequence[Mixture], domain: str) -> np.n
 
 
 def _mean(frontier: Frontier, row: str, domain: str) -> float:
-    return _shown(frontier, frontier.mean(row, domain))
-
-
-def _shown(frontier: Frontier, value: float) -> float:
-    return shown(value, frontier.measure.unit)
+    return shown(frontier.mean(row, domain), frontier.measure.unit)
 
 
 def frontier_table(frontier: Frontier) -> Table:
@@ -252,7 +229,7 @@ def frontier_table(frontier: Frontier) -> Table:
     rows: list[Sequence[Cell]] = []
     for (row, trials), number in zip(comparison.trials.items(), marked(worst, measure)):
         label = comparison.label(row) + (" (best)" if row == frontier.best.name else "")
-        name = [] if has_all else [worst_domain(frontier, row) or "-"]
+        name = [] if has_all else [worst_domain(trials, domains, measure)]
         numbers = [mean_and_spread(trials.values[group][measure.name], measure) for group in groups]
         rows.append([label, number, *name, *numbers])
     headings = ["trained with", "worst", *([] if has_all else ["worst domain"])]
@@ -260,36 +237,20 @@ def frontier_table(frontier: Frontier) -> Table:
     return Table(caption(measure, comparison.split), headings, rows)
 
 
-def to_json(frontier: Frontier, command: str) -> dict[str, Any]:
+def to_json(frontier: Frontier) -> dict[str, Any]:
     """Returns the verdict, the mixtures, and every trial's measures as JSON values."""
     verdict, comparison = frontier.verdict, frontier.comparison
     return {
-        "command": command,
-        "sentence": frontier.sentence,
+        "sentences": frontier.sentences,
         "outcome": verdict.outcome.value,
         "measure": frontier.measure.name,
-        "higher_is_better": frontier.measure.higher_is_better,
-        "split": comparison.split,
-        "worst_min_examples": comparison.worst_min_examples,
-        "not_counted": list(comparison.not_counted),
-        "worst_domain": {
-            "training_mixture": _end_json(verdict.training_end),
-            "best": {"mixture": frontier.best.name, **_end_json(verdict.best_end)},
-            "gain": finite_or_none(verdict.gain),
-            "algorithms": {
-                row: {
-                    **_end_json(end),
-                    "missed_by": finite_or_none(verdict.gaps[row]),
-                    "found": row in verdict.found_by,
-                }
-                for row, end in verdict.ends.items()
-            },
-        },
+        "best": verdict.best,
+        "found_by": list(verdict.found_by),
+        "missed_by": list(verdict.missed_by),
         "mixtures": {
             mixture.name: {
                 "label": mixture.label,
                 "lambda": dict(zip(comparison.domain_names, mixture.weights)),
-                **_line_json(mixture, comparison.domain_names),
             }
             for mixture in frontier.mixtures
         },
@@ -297,42 +258,15 @@ def to_json(frontier: Frontier, command: str) -> dict[str, Any]:
     }
 
 
-def _line_json(mixture: Mixture, names: Sequence[str]) -> dict[str, Any]:
-    if mixture.line is None:
-        return {}
-    return {"line": names[mixture.line], "way": mixture.way}
-
-
-def worst_domain(frontier: Frontier, row: str) -> Optional[str]:
-    """Returns the domain with the worst mean of the domains that are counted in every trial."""
-    comparison = frontier.comparison
-    candidates = [name for name in comparison.domain_names if name not in comparison.not_counted]
-    known = [name for name in candidates if not math.isnan(frontier.mean(row, name))]
-    choose = min if frontier.measure.higher_is_better else max
-    return choose(known, key=lambda name: frontier.mean(row, name)) if known else None
-
-
-def _end_json(end: TrialMean) -> dict[str, Any]:
-    return {"mean": finite_or_none(end.mean), "std": finite_or_none(end.spread)}
-
-
-def default_title(task: str) -> str:
-    """Returns the title of a frontier's page without a given one."""
-    return f"What is attainable on {task}"
-
-
-def frontier_page(
-    frontier: Frontier, first: RunRecord, title: str, command: str, warned: Sequence[str] = ()
-) -> Page:
+def frontier_page(frontier: Frontier, title: str, command: str, warned: Sequence[str] = ()) -> Page:
     """Returns the page, which a terminal shows in part.
 
     Args:
-        first: A run of the frontier, for the facts that all runs share.
         warned: A line for each neglected domain; see `neglected`.
     """
     comparison = frontier.comparison
     labels = ", ".join(comparison.label(row) for row in frontier.algorithms)
-    caveats = [*map(sentence, notes(comparison)), *data_caveats(first)]
+    caveats = [*map(sentence, notes(comparison)), *data_caveats(comparison.first)]
     verdict: list[Block] = [*text(frontier.sentences), *warnings([f"{line}." for line in warned])]
     return Page(
         title,
@@ -344,20 +278,14 @@ def frontier_page(
             Section("Every mixture and method", [frontier_table(frontier)], in_terminal=True),
             Section("What to know first", warnings(caveats), in_terminal=True),
             Section("What the verdict means", text([_RULE]), is_folded=True),
-            Section("The data", data_blocks(first, is_private=False), is_folded=True),
-            Section("What was measured", [measure_facts(first)], is_folded=True),
-            Section(
-                "How to make it again",
-                [*typed_blocks(command), *versions_blocks(first)],
-                is_folded=True,
-            ),
+            *last_sections(comparison, typed_blocks(command)),
         ],
     )
 
 
 def _figure(frontier: Frontier) -> Figure:
     measure = frontier.measure.name
-    if len(frontier.comparison.domain_names) == 2:
+    if len(_mixed_domains(frontier)) == 2:
         about = f"{measure} of one domain against that of the other, for every mixture"
     else:
         about = (
@@ -365,46 +293,3 @@ def _figure(frontier: Frontier) -> Figure:
             "training mixture; of many domains those that are worst with that mixture"
         )
     return Figure(about, functools.partial(figure, frontier))
-
-
-def write_frontier_page(
-    frontier: Frontier, folder: Path, title: str, command: str, warned: Sequence[str]
-) -> tuple[Path, Page]:
-    """Writes the page of a frontier into its folder, and returns its path and itself."""
-    first = read_run(trial_folder(folder, frontier.training_mixture.name, 0).path)
-    page = frontier_page(frontier, first, title, command, warned)
-    return write_page(folder, page), page
-
-
-def read_frontier(folder: Path) -> tuple[Mapping[str, Any], Frontier]:
-    """Returns the content of frontier.json with the task, and the frontier."""
-    path = folder / FRONTIER
-    content = read_json(path)
-    try:
-        rows, measure, command = content["results"], content["measure"], str(content["command"])
-        found = {name: (of["label"], of["lambda"], of) for name, of in content["mixtures"].items()}
-    except (AttributeError, LookupError, TypeError) as e:
-        raise UserError(
-            f"{path}: expected a frontier, found something else: frontier --resume writes the file "
-            "again"
-        ) from e
-    record = read_rows(path, rows, "frontier")
-    comparison, names = record.comparison, record.comparison.domain_names
-    try:
-        mixtures = [
-            Mixture(
-                name,
-                str(label),
-                tuple(float(lambda_[domain]) for domain in names),
-                names.index(of["line"]) if of.get("line") is not None else None,
-                float(of.get("way", 0.0)),
-            )
-            for name, (label, lambda_, of) in found.items()
-        ]
-        frontier = Frontier(comparison, mixtures, comparison.measures[measure])
-        known = TRAINING_MIXTURE in found and {*found} <= {*comparison.trials}
-    except (LookupError, TypeError, ValueError):
-        known = False
-    if not known:
-        raise UserError(f"{path}: expected mixtures of {', '.join(names)}, found something else")
-    return {**content, "command": command, "task": record.first.result["task"]}, frontier

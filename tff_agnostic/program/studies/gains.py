@@ -71,7 +71,7 @@ class Gain:
     def is_open(self) -> bool:
         """Whether the data do not show which method is better."""
         too_few = self.has_too_few_trials or self.has_too_few_clients
-        return not self.told() and (self.interval() is not None or too_few)
+        return not self.direction() and (self.interval() is not None or too_few)
 
     def _holds_all(self, interval: Interval) -> bool:
         if interval is None or self.trials >= LEAST_TRIALS:
@@ -91,7 +91,7 @@ class Gain:
             return None
         return max(interval[0], -self.largest), min(interval[1], self.largest)
 
-    def told(self, tests: int = 1) -> int:
+    def direction(self, tests: int = 1) -> int:
         """Returns 1 if the group is significantly better off, -1 if it is worse off, else 0."""
         interval = self.interval(tests)
         if interval is None:
@@ -114,7 +114,7 @@ def gain(comparison: Comparison, row: str, baseline: str, name: str, measure: Me
         name: A domain, `OVERALL` or `WORST`.
     """
     names, sides = comparison.domain_names, (comparison.trials[row], comparison.trials[baseline])
-    ours, theirs = (estimates(of, names, name, measure) for of in sides)
+    ours, theirs = (estimates(entry, names, name, measure) for entry in sides)
     return difference(name, ours, theirs, measure.higher_is_better, measure.unit)
 
 
@@ -170,13 +170,13 @@ def tied(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]:
     Args:
         name: A domain, `OVERALL` or `WORST`.
     """
-    means = {row: of.mean(name, measure.name) for row, of in comparison.trials.items()}
-    known = {row: mean for row, mean in means.items() if not math.isnan(mean)}
-    if not known:
+    means = {row: entry.mean(name, measure.name) for row, entry in comparison.trials.items()}
+    defined = {row: mean for row, mean in means.items() if not math.isnan(mean)}
+    if not defined:
         return frozenset()
-    best = (max if measure.higher_is_better else min)(known, key=lambda row: known[row])
-    others = {r: gain(comparison, best, r, name, measure) for r in known if r != best}
-    return frozenset(r for r, of in others.items() if of.is_open)
+    best = (max if measure.higher_is_better else min)(defined, key=lambda row: defined[row])
+    others = {r: gain(comparison, best, r, name, measure) for r in defined if r != best}
+    return frozenset(r for r, entry in others.items() if entry.is_open)
 
 
 def attained(
@@ -199,8 +199,10 @@ def _replicates(
     trials: Trials, names: Sequence[str], name: str, measure: Measure
 ) -> Optional[np.ndarray]:
     """Returns the values of replicates, [K, B]; None unless all trials have equally many."""
-    each = [of.values[measure.name] for of in trials.resampled if measure.name in of.values]
-    if not each or len({of.shape for of in each}) > 1 or len(each) < len(trials.resampled):
+    each = [
+        entry.values[measure.name] for entry in trials.resampled if measure.name in entry.values
+    ]
+    if not each or len({entry.shape for entry in each}) > 1 or len(each) < len(trials.resampled):
         return None
     values = np.array(each)
     if name == OVERALL:
@@ -210,13 +212,13 @@ def _replicates(
     counted = [i for i, domain in enumerate(names) if domain not in trials.not_counted]
     if not counted:
         return None
-    of_domains = values[..., counted]
-    return of_domains.min(axis=-1) if measure.higher_is_better else of_domains.max(axis=-1)
+    domain_values = values[..., counted]
+    return domain_values.min(axis=-1) if measure.higher_is_better else domain_values.max(axis=-1)
 
 
 def _clients(trials: Trials, names: Sequence[str], name: str, measure: Measure) -> float:
     """Returns the effective number of clients of a group; of `WORST` the worst domain's."""
-    clients = np.mean([of.clients for of in trials.resampled], axis=0)
+    clients = np.mean([entry.clients for entry in trials.resampled], axis=0)
     if name == OVERALL:
         return float(clients[-1])
     return float(

@@ -21,32 +21,33 @@ from tff_agnostic.program.options.user_algorithm import (
 )
 from tff_agnostic.program.runs.options import find_algorithm
 from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any
-from tff_agnostic.program.studies.comparison import MAX_TRIALS
+from tff_agnostic.program.studies.comparison import BASELINE, MAX_TRIALS
 from tff_agnostic.tasks.domain_input import EMBEDDING
 
 _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
-# Options that all rows of a comparison share.
-OF_ALL_ROWS = ("runtime", "seed", "worst_min_examples", "client_percentiles")
+# Settings that all methods of a comparison share.
+SHARED_SETTINGS = ("runtime", "seed", "worst_min_examples", "client_percentiles")
 # Names of folders: of runs, and of the best flags of a search next to other folders.
 _NAME = re.compile(r"[\w][\w .+-]*")
 _TAKEN = ("runs", "trials", "baselines", "first_stages")
-# Algorithm of the baseline.
-BASELINE = "fed_avg"
 # Shorthand of rows of two stages; see `studies.stages`.
 LAST_LAYER = "last_layer"
 
 
 @dataclasses.dataclass(frozen=True)
-class Word:
-    """A row that a single word describes.
+class Arm:
+    """A method of a comparison.
 
     Attributes:
         label: Label in tables.
-        settings: Settings by flag, with the algorithm; those of the second stage of two stages.
+        settings: Settings of its runs by flag, with the algorithm; those of the second stage of two
+            stages.
+        word: Its shorthand in --arms; empty without one.
     """
 
     label: str
     settings: Mapping[str, Any]
+    word: str = ""
 
 
 _UNIFORM = {
@@ -67,54 +68,31 @@ _POOLED = {
     "server_optimizer": "sgd",
     "server_learning_rate": 1.0,
 }
-WORDS: Mapping[str, Word] = {
-    "uniform": Word("FedAvg, equal domain weights", _UNIFORM),
-    "frozen": Word(
+WORDS: Mapping[str, Arm] = {
+    "uniform": Arm("FedAvg, equal domain weights", _UNIFORM),
+    "frozen": Arm(
         "absent domains frozen",
         {"algorithm": "agnostic_fed_avg", "lambda_absent": "freeze"},
     ),
-    "excess_own": Word(
+    "excess_own": Arm(
         "excess losses over own references",
         {"algorithm": "agnostic_fed_avg", "lambda_baselines": OWN},
     ),
-    "excess_trivial": Word(
+    "excess_trivial": Arm(
         "excess losses over trivial predictors",
         {"algorithm": "agnostic_fed_avg", "lambda_baselines": TRIVIAL},
     ),
-    LAST_LAYER: Word("last layer balanced", _UNIFORM),
-    "domain_input": Word("domain as an input", {"algorithm": BASELINE, "domain_input": EMBEDDING}),
-    "pooled": Word("pooled, not federated", {"algorithm": BASELINE, **_POOLED}),
-    "pooled_balanced": Word("pooled, equal domain weights, not federated", {**_UNIFORM, **_POOLED}),
+    LAST_LAYER: Arm("last layer balanced", _UNIFORM),
+    "domain_input": Arm("domain as an input", {"algorithm": BASELINE, "domain_input": EMBEDDING}),
+    "pooled": Arm("pooled, not federated", {"algorithm": BASELINE, **_POOLED}),
+    "pooled_balanced": Arm("pooled, equal domain weights, not federated", {**_UNIFORM, **_POOLED}),
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Arm:
-    """One row of a table.
-
-    Attributes:
-        label: Label of the row.
-        settings: Options of its runs by flag, with the algorithm.
-        word: The word that describes it, if one does.
-    """
-
-    label: str
-    settings: Mapping[str, Any]
-    word: str = ""
-
-    @property
-    def made_by_word(self) -> Mapping[str, Any]:
-        """The settings of its shorthand; none of a row without one."""
-        return WORDS[self.word].settings if self.word else {}
-
-
 def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
-    """Returns an arm for each algorithm with the settings that a task gives it, by its name.
-
-    A name may be one of `WORDS`.
-    """
+    """Returns a method for each algorithm or member of `WORDS`, by the name of its folder."""
     arms = {
-        algorithm_label(name): Arm(WORDS[name].label, WORDS[name].settings, name)
+        algorithm_label(name): dataclasses.replace(WORDS[name], word=name)
         if name in WORDS
         else Arm(find_algorithm(name, "--algorithms").label, {"algorithm": name})
         for name in names
@@ -126,11 +104,11 @@ def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
 
 
 def parsed_arms(text: str, parse: Callable[[str, str], Any]) -> dict[str, Arm]:
-    """Returns the arms that --arms describes, by the names of their folders.
+    """Returns the methods that --arms describes, by the names of their folders.
 
-    "mild=q_ffl:q=0.1;strong=q_ffl:q=5;fed_avg" are three: "mild", "strong" and "fed_avg". An arm
-    without a label is called as its algorithm is. A value may have commas. One of `WORDS` may be in
-    the place of an algorithm.
+    "mild=q_ffl:q=0.1;strong=q_ffl:q=5;fed_avg" are three: "mild", "strong" and "fed_avg". Without
+    a label a method has its algorithm's name. A value may have commas. A member of `WORDS` may
+    replace an algorithm.
 
     Args:
         text: The flag's text.
@@ -157,22 +135,22 @@ def _arm(
 ) -> Arm:
     word = WORDS.get(algorithm)
     try:
-        own = word.label if word else algorithm_named(algorithm).label
+        default = word.label if word else algorithm_named(algorithm).label
         values = {flag: parse(flag, value) for flag, value in settings.items()}
     except UserError as e:
         raise e if is_user_file(algorithm) else UserError(f"--arms: {name}: {e}") from None
-    fixed = sorted({"algorithm", *OF_ALL_ROWS} & values.keys())
+    fixed = sorted({"algorithm", *SHARED_SETTINGS} & values.keys())
     if fixed:
         raise UserError(f"--arms: {name}: expected settings of its training, found {fixed[0]}")
     if word is None:
-        return Arm(label or own, {**values, "algorithm": algorithm})
+        return Arm(label or default, {**values, "algorithm": algorithm})
     twice = next((flag for flag in values if flag in word.settings), None)
     if twice is not None:
         raise UserError(
             f"--arms: {name}: expected settings other than those that make {algorithm}, "
             f"found {twice}"
         )
-    return Arm(label or own, {**values, **word.settings}, algorithm)
+    return Arm(label or default, {**values, **word.settings}, algorithm)
 
 
 def check_names(flag: str, names: Iterable[str]) -> None:
@@ -210,7 +188,7 @@ def _split(text: str) -> Iterator[tuple[str, str, dict[str, str]]]:
 
 @dataclasses.dataclass(frozen=True)
 class ArmOptions(TaskOptions):
-    """The methods of a comparison; in Python `arms` are the settings of each row by its name.
+    """The methods of a comparison.
 
     Attributes:
         algorithms: The methods: names (afl_boost, agnostic_fed_avg, delta_fl, fed_avg,
@@ -246,59 +224,57 @@ class TrialOptions(ArmOptions):
 
 def given_arms(given: RunArguments) -> dict[str, Arm]:
     """Returns the rows of a comparison, by the names of their folders."""
-    own, options = given.own, given.options
-    if own.arms is None:
-        return arms_of_algorithms(own.algorithms)
+    args, options = given.own, given.options
+    if args.arms is None:
+        return arms_of_algorithms(args.algorithms)
     if "algorithms" in given.names:
         raise UserError("--arms and --algorithms: expected one of them, found both")
-    return parsed_arms(own.arms, lambda flag, text: options[flag].parsed(text))
+    return parsed_arms(args.arms, lambda flag, text: options[flag].parsed(text))
 
 
 def overrides(given: RunArguments, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns the settings of --override for each of `names`."""
-    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    settings: dict[str, dict[str, Any]] = {name: {} for name in names}
     for text in given.own.override:
         owner, _, assignment = text.partition(":")
         name, equals, value = assignment.partition("=")
-        if not equals or owner not in found or name in ("algorithm", *OF_ALL_ROWS):
+        if not equals or owner not in settings or name in ("algorithm", *SHARED_SETTINGS):
             raise UserError(
                 f"--override: expected ROW:FLAG=VALUE with one of {', '.join(names)} "
                 f"and a flag of its training, found {text!r}"
             )
-        found[owner][name] = given.options[name].parsed(value)
-    return found
+        settings[owner][name] = given.options[name].parsed(value)
+    return settings
 
 
 def trial_specs(
     given: RunArguments, arms: Mapping[str, Arm], called: Optional[Mapping[str, str]] = None
 ) -> dict[str, list[RunSettings]]:
-    """Returns the runs of each row; their seeds are the given one, or 0, and those after it.
+    """Returns the runs of each method; their seeds are the given one, or 0, and those after it.
 
     Args:
-        arms: The rows, by the names of their folders.
-        called: Names of rows in --override that differ from their folders, by folder; several
-            rows may share a name. --override cannot change the settings of such rows.
+        arms: The methods, by the names of their folders.
+        called: Names of methods in --override that differ from their folders, by folder; several
+            methods may share a name. --override cannot change the settings of such methods.
     """
-    own, shared = given.own, given.settings
     owners = {name: (called or {}).get(name, name) for name in arms}
     further = overrides(given, list(dict.fromkeys(owners.values())))
-    first_seed = shared.get("seed", 0)
+    first_seed = given.settings.get("seed", 0)
     specs = {}
     for name, arm in arms.items():
-        more = further[owners[name]]
-        making = arm.settings if owners[name] != name else arm.made_by_word
-        fixed = sorted(making.keys() & more.keys())
+        owner, making = owners[name], WORDS[arm.word].settings if arm.word else {}
+        fixed = sorted(further[owner].keys() & (making if owner == name else arm.settings).keys())
         if fixed:
             raise UserError(
-                f"--override: {owners[name]}: expected a flag that {owners[name]} does not set "
-                f"itself, found {fixed[0]}"
+                f"--override: {owner}: expected a flag that {owner} does not set itself, found "
+                f"{fixed[0]}"
             )
         specs[name] = [
-            given.spec_of({**arm.settings, **more, "seed": first_seed + k})
-            for k in range(own.trials)
+            given.spec_of({**arm.settings, **further[owner], "seed": first_seed + k})
+            for k in range(given.own.trials)
         ]
-    for flag in shared:
-        # A setting of a row has precedence over that of all rows.
+    for flag in given.settings:
+        # A method's setting has precedence over that of all methods.
         takers = [runs[0] for name, runs in specs.items() if flag not in arms[name].settings]
         if not takers:
             raise UserError(f"--{flag} has no effect: every row has its own: {', '.join(arms)}")

@@ -13,82 +13,98 @@ import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
-from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.pruners import MedianPruner
+from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import BaseTrial, FrozenTrial, Trial, TrialState
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import folder_lock, make_folder
-from tff_agnostic.base.registry import Registry
-from tff_agnostic.program.studies.runset import RunSet, run_folder
+from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.search_space import Dimension
 
 # The journal of the trials, in the folder of the search.
 FILE = "trials/journal.log"
-# Attributes of trials.
-SECONDS, ENDED, SAME_AS = "seconds", "ended", "same as"
+# Attributes of trials: seconds of training, and the reason of an early end.
+SECONDS, ENDED = "seconds", "ended"
 # States of trials in the budget; a failed trial is replaced.
 COUNTED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 # A search by hours ends after this many trials in a row without training.
 NOTHING_NEW = 20
-# Number of trials that are drawn at random and not pruned by the median.
+# Number of trials that are drawn at random and not pruned.
 NUM_AT_FIRST = 5
 _BITS = 32
 _ASK = ".ask"
-NO_PRUNER = "none"
-# (first round in which trials may end) -> a pruner.
-PRUNERS: Registry[Callable[[int], BasePruner]] = Registry(
-    "pruner",
-    {
-        "median": lambda warm_up: MedianPruner(
-            n_startup_trials=NUM_AT_FIRST, n_warmup_steps=warm_up
-        ),
-        "halving": lambda warm_up: SuccessiveHalvingPruner(min_resource=max(1, warm_up)),
-        NO_PRUNER: lambda warm_up: NopPruner(),
-    },
-)
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
-    """Sampler and pruner of a search.
+class Budget:
+    """The budget of a search.
+
+    A method that finds nothing new to train, in `NOTHING_NEW` trials in a row, has no more trials
+    by time.
 
     Attributes:
-        higher_is_better: Whether larger objectives are better.
-        seed: Seed of the search.
-        sampler: A member of `SAMPLERS`.
-        pruner: A member of `PRUNERS`.
-        warm_up: First step of a trial in which it may end early.
+        trials: Number of trials of each method; None for any number.
+        seconds: Seconds of training of all methods together; None for any time.
     """
 
-    higher_is_better: bool
-    seed: int
-    sampler: str
-    pruner: str
-    warm_up: int
+    trials: Optional[int]
+    seconds: Optional[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A trial that this process runs; closed after `Studies.end`.
+
+    Attributes:
+        name: Name of the method.
+        study: Study of the method, with the trial's sampler.
+        trial: The trial.
+        run_name: First part of the names of the trial's runs; see `run_name`.
+        held: Holds the lock of the trial.
+    """
+
+    name: str
+    study: optuna.Study
+    trial: Trial
+    run_name: str
+    held: contextlib.ExitStack
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no earlier trial had the same values."""
+        return self.run_name == trial_name(self.name, self.trial.number)
+
+    def reported(self) -> dict[int, float]:
+        """Returns the reported values of the trial, by step, over all processes."""
+        trials = self.study.get_trials(deepcopy=False)
+        return dict(trials[self.trial.number].intermediate_values)
 
 
 class Studies:
     """The studies of a search.
 
     Args:
-        folder: Folder of the search.
-        method: Sampler and pruner.
-        runs: The runs of the search; None to read finished trials.
+        runs: The runs of the search.
+        higher_is_better: Whether larger objectives are better.
+        seed: Seed of the search.
+        warm_up: First step of a trial in which it may end early.
     """
 
-    def __init__(self, folder: Path, method: Method, runs: Optional[RunSet[Any]] = None) -> None:
+    def __init__(self, runs: RunSet[Any], higher_is_better: bool, seed: int, warm_up: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._method = method
         self._runs = runs
-        path = folder / FILE
+        self._direction = "maximize" if higher_is_better else "minimize"
+        self._seed = seed
+        self._pruner = MedianPruner(n_startup_trials=NUM_AT_FIRST, n_warmup_steps=warm_up)
+        path = runs.folder / FILE
         make_folder(path.parent)
         try:
             self._storage = JournalStorage(JournalFileBackend(str(path), _JournalLock(path)))
@@ -104,29 +120,23 @@ class Studies:
             name: Name of the method.
             first: Values of its first trial, by flag; the others are drawn.
         """
-        with self._hold(_ASK, wait=True):
+        with self._runs.hold(_ASK, wait=True):
             study = optuna.create_study(
                 storage=self._storage,
                 study_name=name,
-                direction="maximize" if self._method.higher_is_better else "minimize",
+                direction=self._direction,
                 load_if_exists=True,
             )
             trials = study.get_trials(deepcopy=False, states=(*COUNTED, TrialState.WAITING))
             if first and not any(given_values(trial) for trial in trials):
                 study.enqueue_trial(dict(first))
 
-    def trials(self, name: str, states: Optional[Sequence[TrialState]] = None) -> list[FrozenTrial]:
-        """Returns the trials of a method, all or those in some states, by their numbers."""
-        trials = self.study(name).get_trials(
-            deepcopy=False, states=None if states is None else (*states,)
-        )
-        return [t for t in trials if t.state is not TrialState.WAITING]
+    def trials(self, name: str, states: Sequence[TrialState]) -> list[FrozenTrial]:
+        """Returns the trials of a method in some states, by their numbers."""
+        study = optuna.load_study(study_name=name, storage=self._storage)
+        return study.get_trials(deepcopy=False, states=tuple(states))
 
-    def study(self, name: str) -> optuna.Study:
-        """Returns the study of a method."""
-        return optuna.load_study(study_name=name, storage=self._storage)
-
-    def taken(self, spaces: Mapping[str, Sequence[Dimension]], budget: Budget) -> Optional[Claim]:
+    def take(self, spaces: Mapping[str, Sequence[Dimension]], budget: Budget) -> Optional[Claim]:
         """Takes the next trial: one of a dead process, or a new one.
 
         Methods take turns, so that at any time each has had the same budget, up to one trial.
@@ -137,7 +147,7 @@ class Studies:
         Returns:
             The trial, locked until its claim is closed; None if the budget is used or taken.
         """
-        with self._hold(_ASK, wait=True):
+        with self._runs.hold(_ASK, wait=True):
             for name in spaces:
                 for trial in self.trials(name, (TrialState.RUNNING,)):
                     claim = self._claimed(name, spaces[name], trial.number)
@@ -147,35 +157,30 @@ class Studies:
             if not open_:
                 return None
             name = min(open_, key=lambda name: self._used(name, budget))
-            return self._claimed(name, spaces[name], self.study(name).ask().number)
+            study = optuna.load_study(study_name=name, storage=self._storage)
+            return self._claimed(name, spaces[name], study.ask().number)
 
     def with_budget(self, names: Collection[str], budget: Budget) -> list[str]:
         """Returns the methods that may have another trial."""
-        return [name for name in names if self._is_left(name, budget, len(names))]
+        return [name for name in names if self._has_budget(name, budget, len(names))]
 
-    def tell(self, claim: Claim, state: TrialState, value: Optional[float] = None) -> None:
+    def end(self, claim: Claim, state: TrialState, value: Optional[float] = None) -> None:
         """Ends a trial; the last reported value of a pruned one stays."""
         claim.study.tell(claim.trial.number, value, state=state)
 
-    def seconds(self, name: str) -> float:
-        """Returns the training time of a method's trials."""
-        return 0.0 if self._runs is None else self._runs.seconds(name)
-
     def _used(self, name: str, budget: Budget) -> float:
-        return len(self.trials(name, COUNTED)) if budget.seconds is None else self.seconds(name)
+        if budget.seconds is None:
+            return len(self.trials(name, COUNTED))
+        return self._runs.seconds(name)
 
-    def _is_left(self, name: str, budget: Budget, num_methods: int) -> bool:
-        counted = self.trials(name, COUNTED)
-        if budget.trials is not None and len(counted) >= budget.trials:
+    def _has_budget(self, name: str, budget: Budget, num_methods: int) -> bool:
+        trials = self.trials(name, COUNTED)
+        if budget.trials is not None and len(trials) >= budget.trials:
             return False
         if budget.seconds is None:
             return True
-        is_in_time = self.seconds(name) < budget.seconds / num_methods
-        return is_in_time and not finds_nothing_new(counted)
-
-    def _hold(self, name: str, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
-        assert self._runs is not None
-        return self._runs.hold(name, wait)
+        is_in_time = self._runs.seconds(name) < budget.seconds / num_methods
+        return is_in_time and not finds_nothing_new(trials)
 
     def _claimed(self, name: str, dimensions: Sequence[Dimension], number: int) -> Optional[Claim]:
         """Returns a running trial with its values and its lock.
@@ -183,41 +188,38 @@ class Studies:
         None if another process has it, or has ended it.
         """
         held, lock = contextlib.ExitStack(), trial_name(name, number)
-        assert self._runs is not None
-        if self._runs.is_held(lock) or not held.enter_context(self._hold(lock)):
+        if self._runs.is_held(lock) or not held.enter_context(self._runs.hold(lock)):
             held.close()
             return None
-        method = self._method
         study = optuna.load_study(
             study_name=name,
             storage=self._storage,
-            sampler=SAMPLERS[method.sampler](sampler_seed(method.seed, number)),
-            pruner=PRUNERS[method.pruner](method.warm_up),
+            sampler=_sampler(sampler_seed(self._seed, number)),
+            pruner=self._pruner,
         )
-        found = study.get_trials(deepcopy=False)[number]
-        if found.state is not TrialState.RUNNING:
+        frozen = study.get_trials(deepcopy=False)[number]
+        if frozen.state is not TrialState.RUNNING:
             # Another process has ended it since it was looked up.
             held.close()
             return None
-        study_id = self._storage.get_study_id_from_name(name)
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
-        trial = Trial(study, trial_id)
+        trial = Trial(study, frozen._trial_id)
         # The process may have died between two draws.
         for dimension in dimensions:
-            if dimension.flag in found.params and dimension.flag not in given_values(found):
+            if dimension.flag in frozen.params and dimension.flag not in given_values(frozen):
                 # Repeat the draw, so that the next one equals that of a trial without a break.
                 study.sampler.sample_independent(
-                    study, found, dimension.flag, dimension.distribution
+                    study, frozen, dimension.flag, dimension.distribution
                 )
             dimension.draw(trial)
-        return Claim(name, study, trial, held)
+        runs = run_name(name, trial, study.get_trials(deepcopy=False))
+        return Claim(name, study, trial, runs, held)
 
 
 class _JournalLock:
     """The lock of a journal, which the kernel takes from a dead process; see `JournalFileBackend`.
 
     Args:
-        path: The journal, in a folder of its own.
+        path: The journal, in a separate folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -246,68 +248,33 @@ def given_values(trial: FrozenTrial) -> Mapping[str, Any]:
     return values
 
 
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """The budget of a search.
-
-    A method that finds nothing new to train, in `NOTHING_NEW` trials in a row, has no more trials
-    by time.
-
-    Attributes:
-        trials: Number of trials of each method; None for any number.
-        seconds: Seconds of training of all methods together; None for any time.
-    """
-
-    trials: Optional[int]
-    seconds: Optional[float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """A trial that this process runs; closed after `Studies.tell`.
-
-    Attributes:
-        name: Name of the method.
-        study: Study of the method, with the trial's sampler.
-        trial: The trial.
-        held: Holds the lock of the trial.
-    """
-
-    name: str
-    study: optuna.Study
-    trial: Trial
-    held: contextlib.ExitStack
-
-    @property
-    def run_name(self) -> str:
-        """First part of the names of the trial's runs."""
-        return trial_name(self.name, self.trial.number)
-
-    def reported(self) -> dict[int, float]:
-        """Returns the reported values of the trial, by step, over all processes."""
-        trials = self.study.get_trials(deepcopy=False)
-        return dict(trials[self.trial.number].intermediate_values)
-
-
-def finds_nothing_new(counted: Sequence[FrozenTrial]) -> bool:
+def finds_nothing_new(trials: Sequence[FrozenTrial]) -> bool:
     """Whether the last trials did not train: they had values of earlier ones, or were refused."""
-    last = counted[-NOTHING_NEW:]
+    last = trials[-NOTHING_NEW:]
     return len(last) == NOTHING_NEW and all(
         trial.state in FINISHED and SECONDS not in trial.user_attrs for trial in last
     )
 
 
 def trial_name(name: str, number: int) -> str:
-    """Returns the first part of the names of a trial's runs."""
+    """Returns the name of a method's trial."""
     return f"{name}/trial_{number:03d}"
 
 
-def seed_folder(folder: Path, name: str, number: int, seed: int) -> Path:
-    """Returns the run folder of a trial's seed, in the folder of a search."""
-    return run_folder(folder, f"{trial_name(name, number)}/seed_{seed}")
+def run_name(name: str, trial: BaseTrial, trials: Sequence[FrozenTrial]) -> str:
+    """Returns the first part of the names of a trial's runs.
+
+    A run is a function of its settings: it is that of the first finished trial with equal values.
+
+    Args:
+        name: Name of the method.
+        trials: All trials of the method.
+    """
+    equal = (t.number for t in trials if t.state in FINISHED and t.params == trial.params)
+    return trial_name(name, min([*equal, trial.number]))
 
 
-def _tpe(seed: int) -> BaseSampler:
+def _sampler(seed: int) -> TPESampler:
     with warnings.catch_warnings():
         # Two arguments are experimental.
         warnings.simplefilter("ignore", ExperimentalWarning)
@@ -318,12 +285,6 @@ def _tpe(seed: int) -> BaseSampler:
             # Avoid the values that other processes try now.
             constant_liar=True,
         )
-
-
-# seed -> a sampler.
-SAMPLERS: Registry[Callable[[int], BaseSampler]] = Registry(
-    "sampler", {"tpe": _tpe, "random": lambda seed: RandomSampler(seed)}
-)
 
 
 def sampler_seed(seed: int, trial: int) -> int:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.program.runs.spec import RunSettings
-from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER
+from tff_agnostic.program.studies.comparison import BASELINE
+from tff_agnostic.program.studies.methods import LAST_LAYER
 
 _CLIENT, _DOMAIN = "client_learning_rate", "lambda_learning_rate"
 # Searched learning rates of each method, by its word in --portfolio.
@@ -28,7 +29,7 @@ PORTFOLIO: Mapping[str, tuple[str, ...]] = {
 # Only tried if named: the model needs the domain wherever it is used.
 IF_NAMED = ("domain_input",)
 # Factors of each setting, for methods with one learning rate and with two.
-_OF_ONE = (1.0, 2.0, 0.5, 4.0, 0.25, 1.4, 0.7, 8.0)
+_ONE_RATE = (1.0, 2.0, 0.5, 4.0, 0.25, 1.4, 0.7, 8.0)
 FACTORS = (
     (1.0, 1.0),
     (2.0, 0.3),
@@ -43,7 +44,7 @@ FACTORS = (
 FINALISTS = 2
 
 
-def settings_of(row: str, first: RunSettings, number: int) -> list[dict[str, float]]:
+def learning_rates(row: str, first: RunSettings, number: int) -> list[dict[str, float]]:
     """Returns the changed learning rates of each setting of a method, by flag.
 
     Args:
@@ -53,7 +54,7 @@ def settings_of(row: str, first: RunSettings, number: int) -> list[dict[str, flo
     """
     values, flags = first.settings(), PORTFOLIO[row]
     # Neighbours come first.
-    tried = FACTORS if len(flags) > 1 else [(factor,) for factor in _OF_ONE]
+    tried = FACTORS if len(flags) > 1 else [(factor,) for factor in _ONE_RATE]
     return [
         {flag: values[flag] * factor for flag, factor in zip(flags, factors) if factor != 1.0}
         for factors in tried[:number]
@@ -91,16 +92,16 @@ def schedule_within(
     """
     every = sum(by_row.values())
     others = sorted(s for row, s in by_row.items() if row != BASELINE)
-    of_best = by_row[BASELINE] + sum(others[-FINALISTS:])
+    finalist_seconds = by_row[BASELINE] + sum(others[-FINALISTS:])
     # The choice may be FedAvg itself.
-    of_end = by_row[BASELINE] + sum(sorted(by_row.values())[-final:])
+    final_seconds = by_row[BASELINE] + sum(sorted(by_row.values())[-final:])
     for trials in range(most.trials, 0, -1):
-        at_end = trials * of_end
-        rest = seconds - used - (trials - 1) * of_best - at_end
+        at_end = trials * final_seconds
+        rest = seconds - used - (trials - 1) * finalist_seconds - at_end
         if rest >= 0:
             more = int(min(rest / every, most.tries)) if every > 0 else most.tries
             return Schedule(min(most.tries, 1 + more), trials)
-    least = used + of_end
+    least = used + final_seconds
     raise UserError(
         f"--hours: expected {math.ceil(least / 36) / 100:g} or more, for one run of each of "
         f"{', '.join(by_row)} and {1 + final} at the end, found {seconds / 3600:g}"

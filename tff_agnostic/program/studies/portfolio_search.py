@@ -14,42 +14,44 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import write_json
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.domain_weights.excess import OWN
 from tff_agnostic.models.keras import last_layer
 from tff_agnostic.program.commands.command_line import RunArguments
-from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.progress import LongWork
 from tff_agnostic.program.runs.baseline_files import BASELINES, FILE_NAME
 from tff_agnostic.program.runs.baselines import with_baselines
 from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.choice import (
-    Judged,
+    Standing,
     attained,
     best_looking,
     clearly_worse,
     judged,
     worse,
 )
-from tff_agnostic.program.studies.comparison import FIRST_STAGES, Comparison, trial_name
-from tff_agnostic.program.studies.comparison_record import COMPARE
-from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER, Arm
+from tff_agnostic.program.studies.compare import ComparedRuns, train_comparison
+from tff_agnostic.program.studies.comparison import (
+    BASELINE,
+    FIRST_STAGES,
+    Comparison,
+    read_trials,
+    trial_name,
+)
+from tff_agnostic.program.studies.methods import LAST_LAYER, Arm
 from tff_agnostic.program.studies.portfolio import (
     FACTORS,
     FINALISTS,
     Schedule,
+    learning_rates,
     schedule_within,
-    settings_of,
 )
-from tff_agnostic.program.studies.recommendation import FINAL, WORSE, Found
-from tff_agnostic.program.studies.rows import results, train_rows
+from tff_agnostic.program.studies.recommendation import FINAL, WORSE, SearchResults
 from tff_agnostic.program.studies.runset import Job, RunSet
 from tff_agnostic.program.studies.search_space import Objective
 from tff_agnostic.program.studies.stages import Stages, split_into_stages, stage_job
 from tff_agnostic.program.studies.trainer import RunTrainer
 from tff_agnostic.program.studies.validation_clients import ValidationClients
-from tff_agnostic.runtimes.runtime import Runtime
 
 # Settings of each method without --tries and --hours.
 TRIES = 3
@@ -122,13 +124,13 @@ class Rows:
 
 
 def prepared(
-    rows: Rows, runs: RunSet[RunSettings], runtime: Runtime, stop: StopRequest
+    rows: Rows, runs: RunSet[RunSettings], trainer: RunTrainer
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Makes references; returns each method's fixed settings by flag, and reasons of exclusions."""
     fixed: dict[str, dict[str, Any]] = {}
     excluded = {}
     for row in rows.arms:
-        settings = _fixed(rows, row, runs, runtime, stop)
+        settings = _fixed(rows, row, runs, trainer)
         if isinstance(settings, str):
             excluded[row] = settings
             print(f"note: {row} is excluded: {settings}")
@@ -138,7 +140,7 @@ def prepared(
 
 
 def _fixed(
-    rows: Rows, row: str, runs: RunSet[RunSettings], runtime: Runtime, stop: StopRequest
+    rows: Rows, row: str, runs: RunSet[RunSettings], trainer: RunTrainer
 ) -> Union[dict[str, Any], str]:
     spec = rows.spec(row, {}, 0)
     if row == LAST_LAYER and not last_layer(rows.clients.judging(spec).model).others:
@@ -154,6 +156,7 @@ def _fixed(
             is_made = (folder / BASELINES / FILE_NAME).exists()
             with contextlib.nullcontext() if is_made else runs.timed(name):
                 stopping = rows.clients.stopping
+                runtime, stop = trainer.runtime, trainer.stop
                 (made,) = with_baselines([spec], folder, runtime, stop, stopping, show)
     except UserError as e:
         # The task may have no trivial predictors.
@@ -175,8 +178,7 @@ class PortfolioSearch:
         fixed: Settings of each method at all its settings, by flag.
         objective: The objective.
         runs: The runs on validation clients.
-        runtime: Executes the rounds; entered by the caller.
-        stop: Requests to stop.
+        trainer: Trains the runs.
         may_lose: Largest loss of the average; see `choice.chosen`.
     """
 
@@ -184,11 +186,10 @@ class PortfolioSearch:
     fixed: Mapping[str, Mapping[str, Any]]
     objective: Objective
     runs: RunSet[RunSettings]
-    runtime: Runtime
-    stop: StopRequest
+    trainer: RunTrainer
     may_lose: Optional[float] = None
 
-    def run(self, budget: Budget, all_final: bool = False) -> Found:
+    def run(self, budget: Budget, all_final: bool = False) -> SearchResults:
         """Makes the missing runs, and returns the results.
 
         Args:
@@ -198,7 +199,7 @@ class PortfolioSearch:
         tries = {
             row: [
                 {**fixed, **changes}
-                for changes in settings_of(row, self.rows.spec(row, fixed, 0), len(FACTORS))
+                for changes in learning_rates(row, self.rows.spec(row, fixed, 0), len(FACTORS))
             ]
             for row, fixed in self.fixed.items()
         }
@@ -214,7 +215,7 @@ class PortfolioSearch:
         standings = self._compare_best_settings(best, tried)
         given_up |= dict.fromkeys(_equal_rows(tried, best), _EQUAL)
         given_up |= dict.fromkeys(worse(standings), WORSE)
-        others = {row: of for row, of in standings.items() if row not in given_up}
+        others = {row: entry for row, entry in standings.items() if row not in given_up}
         finalists = best_looking(others, FINALISTS, self.may_lose)
         for row in (row for row in others if row not in finalists):
             for rival in finalists:
@@ -236,7 +237,7 @@ class PortfolioSearch:
         for row, why in given_up.items():
             print(f"note: {row} is given up: {why}")
         comparison = self._comparison(confirmed)
-        return Found(
+        return SearchResults(
             comparison,
             judged(comparison, self.objective, BASELINE),
             tried,
@@ -245,30 +246,26 @@ class PortfolioSearch:
             schedule,
         )
 
-    def train_final(self, rows: Iterable[str], found: Found) -> Comparison:
+    def train_final(self, rows: Iterable[str], searched: SearchResults) -> ComparedRuns:
         """Trains methods on all training clients at their best settings; uses the test clients."""
-        stages = {
-            row: [
-                self.rows.stages(row, found.changes[row], k, is_final=True)
-                for k in range(found.schedule.trials)
-            ]
+        trials = range(searched.schedule.trials)
+        specs = {
+            row: [self.rows.spec(row, searched.changes[row], k, is_final=True) for k in trials]
             for row in rows
         }
-        specs = {row: [second for _, second in pairs] for row, pairs in stages.items()}
-        of_two = {
-            row: Stages([first for first, _ in pairs if first is not None], specs[row])
-            for row, pairs in stages.items()
-            if row == LAST_LAYER
-        }
-        labels = {row: self.rows.arms[row].label for row in stages}
-        path, trainer = self.runs.folder / FINAL, RunTrainer(self.runtime, self.stop)
-        with RunSet(path, {"study": FINAL}, trainer, True, self.stop) as runs:
+        stages = {}
+        if LAST_LAYER in specs:
+            changes = searched.changes[LAST_LAYER]
+            pairs = [self.rows.stages(LAST_LAYER, changes, k, is_final=True) for k in trials]
+            stages[LAST_LAYER] = Stages(*zip(*pairs))
+        labels = {row: self.rows.arms[row].label for row in specs}
+        path, trainer = (
+            self.runs.folder / FINAL,
+            RunTrainer(self.trainer.runtime, self.trainer.stop),
+        )
+        with RunSet(path, {"study": FINAL}, trainer, True, trainer.stop) as runs:
             show = self.rows.given.show_progress
-            comparison = train_rows(
-                runs, trainer.load_task, specs, of_two, labels, "final runs", show
-            )
-            write_json(path / COMPARE, comparison.to_json())
-        return comparison
+            return train_comparison(runs, trainer, specs, stages, labels, show)
 
     def _make(
         self,
@@ -282,9 +279,7 @@ class PortfolioSearch:
         show = self.rows.given.show_progress
         with LongWork(what, len(jobs), "runs", visible=show) as work:
             self.runs.make(jobs, work)
-        if self.runs.open(jobs):
-            raise AssertionError(f"{what}: runs are not done")
-        self.stop.check(what)
+        self.trainer.stop.check(what)
 
     def _job(
         self,
@@ -305,7 +300,8 @@ class PortfolioSearch:
 
     def _comparison(self, jobs: Mapping[str, Sequence[Job[RunSettings]]]) -> Comparison:
         labels = {row: arm.label for row, arm in self.rows.arms.items()}
-        return results(self.runs, jobs, self.rows.clients.judging, labels, {})
+        names = {row: [job.name for job in row_settings] for row, row_settings in jobs.items()}
+        return read_trials(self.runs.folder, names, labels, {})
 
     def _schedule(self, budget: Budget, rows: Sequence[str], all_final: bool) -> Schedule:
         """Returns the schedule after the first setting of each method."""
@@ -351,7 +347,7 @@ class PortfolioSearch:
 
     def _compare_best_settings(
         self, best: Mapping[str, int], tried: Comparison
-    ) -> dict[str, Judged]:
+    ) -> dict[str, Standing]:
         """Returns the standing of each other method by one trial, each at its best setting."""
         standings = judged(tried, self.objective, _folder(BASELINE, best[BASELINE]))
         return {row: standings[_folder(row, k)] for row, k in best.items() if row != BASELINE}

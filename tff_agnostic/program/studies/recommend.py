@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -17,6 +18,7 @@ from typing import Annotated, Any, Optional
 import numpy as np
 
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import write_json
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.data.clients import client_domain_counts
 from tff_agnostic.models.model import measures_of
@@ -24,17 +26,22 @@ from tff_agnostic.program.commands.command_line import (
     RunArguments,
     RunCommand,
     TaskOptions,
+    compare_command,
     session,
+    train_command,
 )
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.reports.document import Page, to_terminal
+from tff_agnostic.program.reports.html import chosen_title, write_page
 from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any
-from tff_agnostic.program.studies.choice import REGRET, chosen, share_of
-from tff_agnostic.program.studies.methods import BASELINE, Arm, arms_of_algorithms
+from tff_agnostic.program.studies.choice import REGRET, chosen, parse_share
+from tff_agnostic.program.studies.compare import ComparedRuns
+from tff_agnostic.program.studies.comparison import BASELINE, trial_folder
+from tff_agnostic.program.studies.methods import LAST_LAYER, WORDS, Arm, arms_of_algorithms
 from tff_agnostic.program.studies.portfolio import FACTORS, IF_NAMED, PORTFOLIO
 from tff_agnostic.program.studies.portfolio_search import Budget, PortfolioSearch, Rows, prepared
-from tff_agnostic.program.studies.recommendation import Recommended, shown, write_recommendation
-from tff_agnostic.program.studies.report import write_recommendation_report
+from tff_agnostic.program.studies.recommendation import Recommendation, recommendation_page
 from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.search_space import Objective, parse_objective
 from tff_agnostic.program.studies.trainer import RunTrainer
@@ -42,8 +49,8 @@ from tff_agnostic.program.studies.validation_clients import ValidationClients, c
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import Task
 
+FILE = "recommendation.json"
 _TRIALS, _MAX_TRIALS = 5, 100
-_DECIMALS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,41 +91,89 @@ class RecommendOptions(TaskOptions):
         return Budget(self.tries, self.trials, self.hours)
 
 
+@dataclasses.dataclass(frozen=True)
+class Recommended:
+    """A written recommendation.
+
+    Attributes:
+        path: Folder of all runs.
+        made: The recommendation.
+        page: Its report.
+        final: The choice and FedAvg on the test clients.
+        command: Command that trains the recommended model again.
+    """
+
+    path: Path
+    made: Recommendation
+    page: Page
+    final: ComparedRuns
+    command: Sequence[str]
+
+    @property
+    def model(self) -> Path:
+        """Folder of the run with the recommended model."""
+        return trial_folder(self.final.path, self.made.row, 0).path
+
+    def write_report(self) -> Path:
+        """Writes the report, and those of the last runs; returns the path of the former."""
+        self.final.write_report()
+        return write_page(self.path, self.page)
+
+
 def recommend(given: RunArguments) -> Recommended:
     """Trains the portfolio, chooses, trains the choice on all clients, and writes the results."""
-    own, request = given.own, parse_request(given)
+    args, request = given.own, parse_request(given)
     objective, first = request.objective, request.first
-    with session(given, f"recommend-{own.task}") as at:
-        with (
-            at.running(first.config.runtime) as (runtime, stop),
-            RunSet(
-                at.path,
-                request.identity,
-                trainer := request.trainer(runtime, stop),
-                own.resume,
-                stop,
-            ) as runs,
-        ):
-            print(f"{', '.join(request.rows.arms)} on {own.task}, by {objective.name}: {at.path}")
-            search, excluded = request.search(runs, trainer, runtime, stop)
-            found = search.run(own.budget)
-            choice = chosen(found.judged, request.may_lose)
-            final = search.train_final(dict.fromkeys([BASELINE, choice or BASELINE]), found)
-        task = search.rows.clients.judging(first)
-        facts = {
-            "task": own.task,
+    with (
+        session(given, f"recommend-{args.task}") as at,
+        at.running(first.config.runtime) as (runtime, stop),
+        RunSet(
+            at.path,
+            request.identity,
+            trainer := request.trainer(runtime, stop),
+            args.resume,
+            stop,
+        ) as runs,
+    ):
+        print(f"{', '.join(request.rows.arms)} on {args.task}, by {objective.name}: {at.path}")
+        search, excluded = request.search(runs, trainer)
+        searched = search.run(args.budget)
+        choice = chosen(searched.judged, request.may_lose)
+        final = search.train_final(dict.fromkeys([BASELINE, choice or BASELINE]), searched)
+        clients = search.rows.clients.described(search.rows.clients.judging(first))
+    compared = final.comparison
+    made = Recommendation(
+        searched, objective, choice, request.may_lose, compared, excluded, clients
+    )
+    command = _command(search.rows, made)
+    title = chosen_title(at.path, None, f"Recommendation for {args.task}")
+    page = recommendation_page(made, command, given.typed, title)
+    recommended = Recommended(at.path, made, page, final, command)
+    write_json(
+        at.path / FILE,
+        {
+            "task": args.task,
             "objective": objective.name,
-            "unit": objective.unit.name,
-            "average_may_lose": own.average_may_lose,
-            "judges": search.rows.clients.described(task),
-            "split": task.test_split,
-            "left_out": excluded,
-            "schedule": found.schedule._asdict(),
-            "called": given.typed,
-        }
-        return write_recommendation(
-            at.path, found, objective, choice, request.may_lose, final, facts
-        )
+            "choice": made.row,
+            "settings": searched.changes[made.row],
+            "sentences": made.sentences,
+            "verdict": made.verdict,
+            "model": str((recommended.model / "model").relative_to(at.path)),
+            "command": list(command),
+            "schedule": searched.schedule._asdict(),
+        },
+    )
+    return recommended
+
+
+def _command(rows: Rows, made: Recommendation) -> list[str]:
+    """Returns the command that trains the choice again; for two stages it is `compare`."""
+    row, changes = made.row, made.searched.changes[made.row]
+    trials = range(made.searched.schedule.trials)
+    specs = [rows.spec(row, changes, k, is_final=True) for k in trials]
+    if row != LAST_LAYER:
+        return train_command(specs[0], keeps_folders=True)
+    return compare_command({row: specs}, {row: (row, WORDS[row].settings)}, keeps_folders=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,28 +208,26 @@ class RecommendRequest:
         return RunTrainer(runtime, stop, self.rows.clients.judging)
 
     def search(
-        self, runs: RunSet[RunSettings], trainer: RunTrainer, runtime: Runtime, stop: StopRequest
+        self, runs: RunSet[RunSettings], trainer: RunTrainer
     ) -> tuple[PortfolioSearch, dict[str, str]]:
         """Makes the references; returns the search, and the reasons of excluded methods."""
-        fixed, excluded = prepared(self.rows, runs, runtime, stop)
+        fixed, excluded = prepared(self.rows, runs, trainer)
         rows = self.rows.without(excluded)
         task = rows.clients.judging(self.first)
         print(rows.clients.described(task))
         for name in check_judges(task):
-            print(f"note: {name} has too few validation clients for a claim of its own")
+            print(f"note: {name} has too few validation clients for a separate claim")
         # Without references all validation clients validate.
         trainer.load_task = rows.clients.judging
-        return PortfolioSearch(
-            rows, fixed, self.objective, runs, runtime, stop, self.may_lose
-        ), excluded
+        return PortfolioSearch(rows, fixed, self.objective, runs, trainer, self.may_lose), excluded
 
 
 def parse_request(given: RunArguments) -> RecommendRequest:
     """Returns a request, after every check that needs no training."""
-    own, text = given.own, given.own.average_may_lose
-    may_lose = None if text is None else share_of("--average_may_lose", text)
-    arms, seed = _portfolio(own.portfolio), given.settings.get("seed", 0)
-    rows = Rows(given, arms, ValidationClients(own.task, own.data, seed, True))
+    args, text = given.own, given.own.average_may_lose
+    may_lose = None if text is None else parse_share("--average_may_lose", text)
+    arms, seed = _portfolio(args.portfolio), given.settings.get("seed", 0)
+    rows = Rows(given, arms, ValidationClients(args.task, args.data, seed, True))
     first = rows.spec(BASELINE, {}, 0)
     _check_private(first)
     rows = rows.without(())
@@ -185,7 +238,7 @@ def parse_request(given: RunArguments) -> RecommendRequest:
         # Otherwise only the final runs would refuse data without test clients.
         rows.spec(BASELINE, {}, 0, is_final=True).load_task()
     objective = parse_objective(
-        own.objective, measures_of(task.model), task.domain_names, (REGRET,)
+        args.objective, measures_of(task.model), task.domain_names, (REGRET,)
     )
     _check_defined(objective, task, first.config.worst_min_examples)
     return RecommendRequest(rows, first, objective, may_lose)
@@ -222,8 +275,9 @@ def _check_defined(objective: Objective, task: Task, least: int) -> None:
 
 
 def _show(recommended: Recommended) -> None:
-    for line in shown(recommended):
-        print(f"\n{line}")
+    print(f"\n{to_terminal(recommended.page)}")
+    print(f"\nmodel: {recommended.model}")
+    print(f"to train it again: {shlex.join(recommended.command)}")
 
 
 RECOMMEND = RunCommand(
@@ -231,6 +285,6 @@ RECOMMEND = RunCommand(
     RecommendOptions,
     recommend,
     _show,
-    lambda recommended: write_recommendation_report(recommended.path),
+    Recommended.write_report,
     without=("algorithm",),
 )

@@ -6,16 +6,21 @@ import dataclasses
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Optional
 
-from tff_agnostic.base.files import finite_or_none, write_json
 from tff_agnostic.base.report_fields import Unit
-from tff_agnostic.metrics.formatting import points, signed, with_percent
-from tff_agnostic.program.commands.command_line import compare_command, train_command
-from tff_agnostic.program.reports.claims import split_name, value_text
+from tff_agnostic.metrics.formatting import points, with_percent
+from tff_agnostic.models.model import Measure
+from tff_agnostic.program.reports.claims import (
+    Claim,
+    gain_text,
+    objective_sentence,
+    split_name,
+    value_text,
+)
 from tff_agnostic.program.reports.document import (
     Cell,
+    Number,
     Page,
     Section,
     Sentences,
@@ -24,32 +29,21 @@ from tff_agnostic.program.reports.document import (
 )
 from tff_agnostic.program.reports.html import REPORT
 from tff_agnostic.program.reports.run_page import typed_blocks
-from tff_agnostic.program.reports.run_record import number
-from tff_agnostic.program.studies.choice import Judged, attained, judged
-from tff_agnostic.program.studies.comparison import (
-    OVERALL,
-    WORST,
-    Comparison,
-    first_stage_folder,
-    trial_folder,
-)
+from tff_agnostic.program.studies.choice import Standing, attained, judged
+from tff_agnostic.program.studies.comparison import BASELINE, OVERALL, WORST, Comparison
 from tff_agnostic.program.studies.gains import Gain
-from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER, WORDS
 from tff_agnostic.program.studies.portfolio import Schedule
 from tff_agnostic.program.studies.search_space import Objective
-from tff_agnostic.program.studies.stages import joined
-from tff_agnostic.program.studies.verdict import shortfall, verdicts
+from tff_agnostic.program.studies.verdict import shortfall, verdicts, why_no_interval
 
-FILE = "recommendation.json"
 # Folder of the final runs.
 FINAL = "final"
 # Why a method had no more runs.
 WORSE = "worse than FedAvg"
-_DECIMALS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class SearchResults:
     """Results of a search on the validation clients.
 
     Attributes:
@@ -62,7 +56,7 @@ class Found:
     """
 
     confirmed: Comparison
-    judged: Mapping[str, Judged]
+    judged: Mapping[str, Standing]
     tried: Comparison
     changes: Mapping[str, Mapping[str, Any]]
     given_up: Mapping[str, str]
@@ -70,86 +64,100 @@ class Found:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recommended:
+class Recommendation:
     """A recommendation.
 
     Attributes:
-        path: Folder of all runs.
-        choice: Recommended method: FedAvg if no other is significantly better.
-        sentences: The recommendation and its reasons.
-        verdict: Results on the test clients; see `on_test`.
-        model: Folder of the run with the recommended model.
-        command: Command that trains the model again.
-        comparison: The choice and FedAvg on the test clients.
-        title: Title of the page, if one was given.
+        searched: Results on the validation clients.
+        objective: The objective.
+        choice: The method that is significantly better than FedAvg; None without one.
+        may_lose: Largest loss of the average; None for any loss.
+        final: The choice and FedAvg on the test clients.
+        excluded: Reasons of methods that were not tried, by their names.
+        clients: Sentence on the validation clients.
     """
 
-    path: Path
-    choice: str
-    sentences: tuple[str, ...]
-    verdict: tuple[str, ...]
-    model: Path
-    command: tuple[str, ...]
-    comparison: Comparison
-    title: Optional[str] = None
+    searched: SearchResults
+    objective: Objective
+    choice: Optional[str]
+    may_lose: Optional[float]
+    final: Comparison
+    excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    clients: str = ""
+
+    @property
+    def row(self) -> str:
+        """The recommended method: FedAvg if no other is significantly better."""
+        return self.choice or BASELINE
+
+    @property
+    def sentences(self) -> list[str]:
+        """The recommendation, its reasons, and what it would take to know more."""
+        return sentences(self.searched, self.objective, self.choice, self.may_lose)
+
+    @property
+    def verdict(self) -> list[str]:
+        """The results on the test clients; see `on_test`."""
+        return on_test(self.final, self.objective, self.choice)
 
 
 def sentences(
-    found: Found, objective: Objective, choice: Optional[str], may_lose: Optional[float]
+    searched: SearchResults, objective: Objective, choice: Optional[str], may_lose: Optional[float]
 ) -> list[str]:
     """Returns the recommendation, its reasons, and what it would take to know more."""
-    comparison = found.confirmed
+    comparison = searched.confirmed
     clients = f"{split_name(comparison.split)} clients that chose"
-    allowed = {row: of for row, of in found.judged.items() if of.may_be_chosen(may_lose)}
-    lost = [row for row in found.judged if row not in allowed]
+    allowed = {
+        row: entry for row, entry in searched.judged.items() if entry.may_be_chosen(may_lose)
+    }
+    lost = [row for row in searched.judged if row not in allowed]
+    excluded = [f"{_named(searched, objective, row)}" for row in lost]
+    lines = [f"--average_may_lose excludes {'; '.join(excluded)}."] if excluded else []
     if choice is not None:
-        of = found.judged[choice]
+        standing = searched.judged[choice]
+        claim = _claim(searched.confirmed, choice, standing.gain, objective)
         return [
-            f"Recommended: {comparison.label(choice)}{_with(found.changes[choice])}.",
-            f"On the {clients}, {objective.name} is {objective.text(of.gain.after)}, with FedAvg "
-            f"{objective.text(of.gain.before)}: {_gain(of.gain, objective)}.",
-            f"All examples together {_average(of.loss, objective)}.",
-            *_excluded(found, objective, lost),
+            f"Recommended: {comparison.label(choice)}{_with(searched.changes[choice])}.",
+            objective_sentence(claim, clients),
+            f"All examples together {_average(standing.loss, objective)}.",
+            *lines,
         ]
-    fed_avg = f"Recommended: FedAvg{_with(found.changes[BASELINE])}:"
+    fed_avg = f"Recommended: FedAvg{_with(searched.changes[BASELINE])}:"
     if lost and not allowed and may_lose is not None:
-        nearest = min(lost, key=lambda row: (math.isnan(loss := found.judged[row].loss), loss))
-        of = found.judged[nearest]
+        nearest = min(lost, key=lambda row: (math.isnan(loss := searched.judged[row].loss), loss))
         return [
             f"{fed_avg} no other method meets --average_may_lose={100 * may_lose:g}%.",
-            f"The nearest is {comparison.label(nearest)}: all examples together "
-            f"{_average(of.loss, objective)}, for {_gain(of.gain, objective)} in {objective.name}.",
+            f"The nearest is {_named(searched, objective, nearest)}.",
         ]
     others = "no method that may be chosen" if lost else "no other method"
-    lines = [
-        f"{fed_avg} {others} is significantly better for {objective.name} on the {clients}.",
-        *_excluded(found, objective, lost),
-    ]
-    known = {row: of.gain for row, of in allowed.items() if not math.isnan(of.gain.mean)}
-    if known:
-        nearest = max(known, key=lambda row: known[row].mean)
-        advice = _shortfall(known[nearest], comparison)
-        lines.append(
-            f"The nearest is {comparison.label(nearest)}, with "
-            f"{_gain(known[nearest], objective)}{f': {advice}' if advice else ''}."
-        )
+    lines.insert(0, f"{fed_avg} {others} is significantly better on the {clients}.")
+    defined = {row: entry.gain for row, entry in allowed.items() if not math.isnan(entry.gain.mean)}
+    if defined:
+        nearest = max(defined, key=lambda row: defined[row].mean)
+        gain = defined[nearest]
+        advice = shortfall(gain, comparison.split, gain.trials) if gain.mean > 0 else ""
+        ending = f": {advice}." if advice else "."
+        lines.append(f"The nearest is {_named(searched, objective, nearest)}{ending}")
     return lines
 
 
-def _shortfall(gain: Gain, comparison: Comparison) -> str:
-    """Returns what would show a gain; empty if there is none to show."""
-    return shortfall(gain, comparison.split, gain.trials) if gain.mean > 0 else ""
+def _named(searched: SearchResults, objective: Objective, row: str) -> str:
+    """Returns a method with its gain in the objective and its loss of the average."""
+    standing = searched.judged[row]
+    gain = gain_text(_claim(searched.confirmed, row, standing.gain, objective))
+    return (
+        f"{searched.confirmed.label(row)}, with {objective.name} {gain} and all examples together "
+        f"{_average(standing.loss, objective)}"
+    )
 
 
-def _excluded(found: Found, objective: Objective, rows: Sequence[str]) -> list[str]:
-    """Returns the sentence about methods that lose too much of the average, if there are any."""
-    texts = [
-        f"{found.confirmed.label(row)} ({_gain(of.gain, objective)}; all examples together "
-        f"{_average(of.loss, objective)})"
-        for row in rows
-        for of in [found.judged[row]]
-    ]
-    return [f"--average_may_lose excludes {', '.join(texts)}."] if texts else []
+def _claim(comparison: Comparison, row: str, gain: Gain, objective: Objective) -> Claim:
+    """Returns the claim of a method's gain over FedAvg in the objective."""
+    interval = gain.interval()
+    reason = "" if interval else why_no_interval(gain, comparison.split, gain.trials)
+    measure = Measure(objective.name, objective.unit, objective.higher_is_better)
+    values = (gain.before, gain.after)
+    return Claim(comparison.label(row), "FedAvg", "", measure, *values, interval, reason)
 
 
 def on_test(final: Comparison, objective: Objective, choice: Optional[str]) -> list[str]:
@@ -163,197 +171,113 @@ def on_test(final: Comparison, objective: Objective, choice: Optional[str]) -> l
     lines = [_model_line(final, choice or BASELINE)]
     if choice is not None and objective.name != f"worst:{final.main_measure.name}":
         gain = judged(final, objective, BASELINE)[choice].gain
-        lines.append(
-            f"On the {split_name(final.split)} clients {objective.name} is "
-            f"{objective.text(gain.after)}, with FedAvg {objective.text(gain.before)}: "
-            f"{_gain(gain, objective)}."
-        )
-    return [*lines, *verdicts(final, dict.fromkeys(final.trials, "") | {BASELINE: BASELINE})]
+        clients = f"{split_name(final.split)} clients"
+        lines.append(objective_sentence(_claim(final, choice, gain, objective), clients))
+    return [*lines, *verdicts(final)]
 
 
 def _model_line(final: Comparison, row: str) -> str:
     """Returns the sentence with the values of the recommended model, and of FedAvg's."""
     measure = final.main_measure
 
-    def values(of_row: str) -> str:
-        trials = final.trials[of_row]
+    def values(method: str) -> str:
         worst, overall = (
-            value_text(float(trials.values[group][measure.name][0]), measure)
+            value_text(float(final.trials[method].values[group][measure.name][0]), measure)
             for group in (WORST, OVERALL)
         )
         return f"{worst} in its worst domain and {overall} on all examples"
 
-    beside = f"; FedAvg of the same seed has {values(BASELINE)}" if row != BASELINE else ""
+    baseline = f"; FedAvg of the same seed has {values(BASELINE)}" if row != BASELINE else ""
     return (
         f"The recommended model, of the first seed, has {measure.name} {values(row)} of the "
-        f"{split_name(final.split)} clients{beside}."
+        f"{split_name(final.split)} clients{baseline}."
     )
 
 
 def _with(changes: Mapping[str, Any]) -> str:
-    changed = {n: v for n, v in changes.items() if isinstance(v, float)}
-    flags = " and ".join(f"--{name}={value:.4g}" for name, value in changed.items())
+    flags = setting_text(changes)
     return f" with {flags}" if flags else ""
 
 
-def _gain(gain: Gain, objective: Objective) -> str:
-    amount = f"a gain of {signed(gain.mean, objective.unit, _DECIMALS)}{points(objective.unit)}"
-    interval = gain.interval()
-    if interval is None:
-        why = ": too few trials for one" if gain.has_too_few_trials else ""
-        return f"{amount}, without an interval{why}"
-    low, high = (signed(end, objective.unit, _DECIMALS) for end in interval)
-    alone = "" if gain.has_clients else ", which does not cover other clients"
-    return f"{amount} (95% interval {low} to {high}{alone})"
+def setting_text(changes: Mapping[str, Any]) -> str:
+    """Returns changed learning rates as flags; empty without any."""
+    changed = {n: v for n, v in changes.items() if isinstance(v, float)}
+    return " and ".join(f"--{name}={value:.4g}" for name, value in changed.items())
 
 
 def _average(loss: float, objective: Objective) -> str:
     return f"{'lose' if loss > 0 else 'gain'} {100 * abs(loss):.2f}{points(objective.unit) or '%'}"
 
 
-def write_recommendation(
-    path: Path,
-    found: Found,
-    objective: Objective,
-    choice: Optional[str],
-    may_lose: Optional[float],
-    final: Comparison,
-    facts: Mapping[str, Any],
-) -> Recommended:
-    """Writes recommendation.json, and returns what is recommended.
-
-    Args:
-        found: Results on the validation clients.
-        choice: The method that is significantly better than FedAvg; None without one.
-        may_lose: Limit of the average's loss.
-        final: FedAvg and the choice on the test clients.
-        facts: Description of the search, for the file.
-    """
-    row = choice or BASELINE
-    run = trial_folder(path / FINAL, row, 0)
-    command = _command(path / FINAL, row, list(final.trials[row].seeds))
-    lines, verdict = (
-        sentences(found, objective, choice, may_lose),
-        on_test(final, objective, choice),
-    )
-    write_json(
-        path / FILE,
-        {
-            "format": 1,
-            **facts,
-            "choice": row,
-            "sentences": lines,
-            "verdict": verdict,
-            "model": str(run.model.relative_to(path)),
-            "command": command,
-            "rows": {name: _row_json(found, name, objective) for name in found.changes},
-            "tried": _tried_json(found, objective),
-        },
-    )
-    return Recommended(path, row, tuple(lines), tuple(verdict), run.path, tuple(command), final)
-
-
-def _command(final: Path, row: str, seeds: Sequence[int]) -> list[str]:
-    """Returns the command that trains the choice again; for two stages it is `compare`."""
-    runs = [trial_folder(final, row, k).spec() for k in range(len(seeds))]
-    if row != LAST_LAYER:
-        return train_command(runs[0], keeps_folders=True)
-    firsts = [first_stage_folder(final, row, k).spec() for k in range(len(seeds))]
-    whole = [joined(first, second) for first, second in zip(firsts, runs)]
-    return compare_command({row: whole}, {row: (row, WORDS[row].settings)}, keeps_folders=True)
-
-
-def _row_json(found: Found, row: str, objective: Objective) -> dict[str, Any]:
-    content: dict[str, Any] = {
-        "objective": None,
-        "label": found.confirmed.labels.get(row, row),
-        "setting": dict(found.changes[row]),
-        "setting_text": _with(found.changes[row]).removeprefix(" with ") or "as given",
-        "given_up": found.given_up.get(row),
-    }
-    if row in found.confirmed.trials:
-        values = attained(found.confirmed, row, objective).values
-        content["objective"] = finite_or_none(float(values.mean()))
-    if row in found.judged:
-        of = found.judged[row]
-        interval = of.gain.interval()
-        content |= {
-            "gain": finite_or_none(of.gain.mean),
-            "interval": None if interval is None else list(interval),
-            "average_loses": finite_or_none(of.loss),
-        }
-    return content
-
-
-def _tried_json(found: Found, objective: Objective) -> dict[str, Any]:
-    return {
-        name: finite_or_none(float(attained(found.tried, name, objective).values[0]))
-        for name in found.tried.trials
-    }
-
-
-def shown(recommended: Recommended) -> list[str]:
-    """Returns the lines for the terminal."""
-    return [
-        *recommended.sentences,
-        *recommended.verdict,
-        f"model: {recommended.model}",
-        f"to train it again: {shlex.join(recommended.command)}",
-    ]
-
-
-def recommendation_page(content: Mapping[str, Any], title: str) -> Page:
+def recommendation_page(
+    made: Recommendation, command: Sequence[str], typed: str, title: str
+) -> Page:
     """Returns the page.
 
     Args:
-        content: Content of recommendation.json.
+        command: Command that trains the recommended model again.
+        typed: Command of the recommendation.
     """
-    unit, rows = Unit[content["unit"]], []
-    for of in content["rows"].values():
-        status = "" if of["objective"] is not None else "one trial: not among the best"
-        if of["given_up"]:
-            status = f"no more runs: {of['given_up']}"
-        ends = of.get("interval")
-        gain = dataclasses.replace(
-            number(of.get("gain"), unit), interval=tuple(ends) if ends else None, is_difference=True
-        )
-        average = number(of.get("average_loses"), Unit.SHARE)
-        row: list[Cell] = [of["label"], of["setting_text"], number(of["objective"], unit)]
-        rows.append([*row, gain, average, status])
-    objective = with_percent(content["objective"], unit)
-    in_points = ", points" if unit is Unit.SHARE else ""
-    headings = [
-        *("", "best setting", objective, f"gain over FedAvg{in_points} [95% interval]"),
-        *(f"average loses, {in_points[2:] or '%'}", ""),
+    searched, objective = made.searched, made.objective
+    clients = f"{split_name(searched.confirmed.split)} clients"
+    more = f"The test clients were evaluated once, after the choice. More: {FINAL}/{REPORT}."
+    name = with_percent(objective.name, objective.unit)
+    tried: list[Sequence[Cell]] = [
+        [row, _number(_first(searched.tried, row, objective), objective.unit)]
+        for row in searched.tried.trials
     ]
-    tried = [[name, number(value, unit)] for name, value in content["tried"].items()]
-    excluded = [f"{row} is excluded: {why}" for row, why in content["left_out"].items()]
-    clients = f"{split_name(content['split'])} clients"
     return Page(
         title,
-        content["judges"],
+        made.clients,
         [
-            Section("The recommendation", text(content["sentences"])),
-            Section(
-                "Results on the test clients",
-                [
-                    Sentences(content["verdict"]),
-                    Sentences(
-                        [
-                            "The test clients were evaluated once, after the choice. More about "
-                            f"these runs: {FINAL}/{REPORT}."
-                        ]
-                    ),
-                ],
-            ),
-            Section("What was compared", [Table(f"On the {clients}", headings, rows, excluded)]),
+            Section("The recommendation", text(made.sentences), in_terminal=True),
+            Section("Results on the test clients", text([*made.verdict, more]), in_terminal=True),
+            Section("What was compared", [_standings(made, f"On the {clients}")]),
             Section(
                 "What was tried",
-                [Table("One trial of each setting", ["method-setting", objective], tried)],
+                [Table("One trial of each setting", ["method-setting", name], tried)],
             ),
-            Section(
-                "How to train it again", [Sentences([shlex.join(content["command"])], "command")]
-            ),
-            Section("How to choose again", typed_blocks(content["called"]), is_folded=True),
+            Section("How to train it again", [Sentences([shlex.join(command)], "command")]),
+            Section("How to choose again", typed_blocks(typed), is_folded=True),
         ],
     )
+
+
+def _standings(made: Recommendation, caption: str) -> Table:
+    """Returns the best setting, the objective and the loss of the average of each method."""
+    searched, objective = made.searched, made.objective
+    unit, in_points = objective.unit, ", points" if objective.unit is Unit.SHARE else ""
+    rows: list[Sequence[Cell]] = []
+    for row, changes in searched.changes.items():
+        value, status = Number(None, unit), "one trial: not among the best"
+        if row in searched.confirmed.trials:
+            mean = float(attained(searched.confirmed, row, objective).values.mean())
+            value, status = _number(mean, unit), ""
+        if row in searched.given_up:
+            status = f"no more runs: {searched.given_up[row]}"
+        gain, loss = Number(None, unit), Number(None, Unit.SHARE)
+        if row in searched.judged:
+            standing = searched.judged[row]
+            gain = dataclasses.replace(
+                _number(standing.gain.mean, unit),
+                interval=standing.gain.interval(),
+                is_difference=True,
+            )
+            loss = _number(standing.loss, Unit.SHARE)
+        label = searched.confirmed.label(row)
+        rows.append([label, setting_text(changes) or "as given", value, gain, loss, status])
+    headings = [
+        *("", "best setting", with_percent(objective.name, unit)),
+        f"gain over FedAvg{in_points} [95% interval]",
+        *(f"average loses, {in_points[2:] or '%'}", ""),
+    ]
+    notes = [f"{row} is excluded: {why}" for row, why in made.excluded.items()]
+    return Table(caption, headings, rows, notes)
+
+
+def _first(comparison: Comparison, row: str, objective: Objective) -> float:
+    return float(attained(comparison, row, objective).values[0])
+
+
+def _number(value: float, unit: Unit) -> Number:
+    return Number(None if math.isnan(value) else value, unit)

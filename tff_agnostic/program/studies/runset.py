@@ -17,7 +17,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Generic, Optional, Protocol, TypeVar
+from typing import Any, Callable, Generic, NamedTuple, Optional, Protocol, TypeVar
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import (
@@ -84,7 +84,7 @@ class Trainer(Protocol[_Settings]):
         ...
 
 
-class Outcome:
+class Outcome(NamedTuple):
     """The end of a run.
 
     Attributes:
@@ -92,9 +92,8 @@ class Outcome:
         reason: Reason of an end without a result; None of a run with a result.
     """
 
-    def __init__(self, path: Path, reason: Optional[str]) -> None:
-        self.path = path
-        self.reason = reason
+    path: Path
+    reason: Optional[str]
 
 
 class RunSet(Generic[Settings]):

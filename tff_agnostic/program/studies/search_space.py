@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional, Union
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import Trial
@@ -14,7 +14,7 @@ from optuna.trial import Trial
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.base.report_fields import Unit
-from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, EvaluationReport
+from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE
 from tff_agnostic.metrics.formatting import cell
 from tff_agnostic.models.model import Measure, main_measure
 from tff_agnostic.program.options.flags import Flag
@@ -30,12 +30,12 @@ _NUMBERS = (int, float)
 # Tolerance of the width of a range in steps: decimal numbers are not exact.
 _TOLERANCE = 1e-9
 # Searchable settings of every run: those of training, not of its length or its evaluation.
-_OF_RUNS = ("clients_per_round", "cohort_sampling", "max_examples")
+_RUN_SETTINGS = ("clients_per_round", "cohort_sampling", "max_examples")
 _ENTRY = "[ROW:]SETTING=RANGE, separated by semicolons"
 # Decimals of plain numbers in tables.
 DECIMALS = 4
 OBJECTIVE_FORM = "[WEIGHT*]NAME[:MEASURE], joined by +"
-OF_A_DOMAIN = "domain"
+DOMAIN_TERM = "domain"
 
 Distribution = Union[CategoricalDistribution, FloatDistribution, IntDistribution]
 
@@ -61,16 +61,16 @@ class Dimension:
 
     def draw(self, trial: Trial) -> None:
         """Draws a value for a trial, unless it has one."""
-        name, of = self.flag, self.distribution
-        if isinstance(of, CategoricalDistribution):
-            trial.suggest_categorical(name, of.choices)
-        elif isinstance(of, IntDistribution):
-            trial.suggest_int(name, of.low, of.high, step=of.step, log=of.log)
+        name, drawn = self.flag, self.distribution
+        if isinstance(drawn, CategoricalDistribution):
+            trial.suggest_categorical(name, drawn.choices)
+        elif isinstance(drawn, IntDistribution):
+            trial.suggest_int(name, drawn.low, drawn.high, step=drawn.step, log=drawn.log)
         else:
-            trial.suggest_float(name, of.low, of.high, step=of.step, log=of.log)
+            trial.suggest_float(name, drawn.low, drawn.high, step=drawn.step, log=drawn.log)
 
     def value(self, sampled: Any) -> Any:
-        """Returns the value of the setting that Optuna's stands for."""
+        """Returns the value of the setting for Optuna's value."""
         return self.setting.parsed(sampled)
 
     def extremes(self) -> list[Any]:
@@ -90,11 +90,6 @@ class Dimension:
             (value - distribution.low) / distribution.step
         )
         return value if is_on_grid else None
-
-    @property
-    def is_log(self) -> bool:
-        """Whether it is searched by its logarithm."""
-        return bool(getattr(self.distribution, "log", False))
 
 
 def dimension(setting: Flag, text: str) -> Dimension:
@@ -152,30 +147,30 @@ class Space:
 
     Attributes:
         shared: Dimensions of whichever algorithms have the setting, by flag.
-        own: Dimensions of one algorithm, by its name and flag.
+        by_method: Dimensions of one algorithm, by its name and flag.
     """
 
     shared: Mapping[str, Dimension]
-    own: Mapping[str, Mapping[str, Dimension]]
+    by_method: Mapping[str, Mapping[str, Dimension]]
 
-    def of(self, name: str, has: Sequence[str]) -> dict[str, Dimension]:
+    def dimensions(self, name: str, has: Sequence[str]) -> dict[str, Dimension]:
         """Returns the dimensions of an algorithm by flag, in their order.
 
         Args:
             name: Name of the method.
             has: Flags of the settings that it has.
         """
-        own = self.own.get(name, {})
-        strange = next((flag for flag in own if flag not in has), None)
+        separate = self.by_method.get(name, {})
+        strange = next((flag for flag in separate if flag not in has), None)
         if strange is not None:
             raise UserError(f"--search: {name}:{strange} has no effect: {name} has no {strange}")
-        found = {flag: of for flag, of in self.shared.items() if flag in has and flag not in own}
-        if not found and not own:
+        shared = {f: d for f, d in self.shared.items() if f in has and f not in separate}
+        if not shared and not separate:
             raise UserError(
                 f"--search: expected a setting of {name}, found none: equal budgets are of use "
                 "only where there is something to search"
             )
-        return {**found, **own}
+        return {**shared, **separate}
 
 
 def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> Space:
@@ -189,22 +184,22 @@ def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> S
         names: Names of the methods.
     """
     shared: dict[str, Dimension] = {}
-    own: dict[str, dict[str, Dimension]] = {name: {} for name in names}
+    by_method: dict[str, dict[str, Dimension]] = {name: {} for name in names}
     for name, flag, where in _entries(text):
-        if name and name not in own:
+        if name and name not in by_method:
             raise UserError(f"--search: expected one of {', '.join(names)}, found {name!r}")
-        found = own[name] if name else shared
-        if flag in found:
+        dimensions = by_method[name] if name else shared
+        if flag in dimensions:
             raise UserError(f"--search: expected {flag} once, found it twice")
         try:
-            found[flag] = dimension(settings[flag], where)
+            dimensions[flag] = dimension(settings[flag], where)
         except UserError as e:
             # An error about a value names the flag too.
             message = str(e).removeprefix(f"--{flag}: ")
             raise UserError(f"--search: {flag}: {message}") from None
-    if not shared and not any(own.values()):
+    if not shared and not any(by_method.values()):
         raise UserError(f"--search: expected {_ENTRY}, with a range of {FORM}, found none")
-    return Space(shared, own)
+    return Space(shared, by_method)
 
 
 def searchable(task: str, options: Optional[Mapping[str, Flag]] = None) -> Registry[Flag]:
@@ -215,12 +210,12 @@ def searchable(task: str, options: Optional[Mapping[str, Flag]] = None) -> Regis
     Args:
         options: Every option of runs by its flag, if users' algorithms have some.
     """
-    found = {
+    actual = {
         name: setting
         for name, setting in (run_flags() if options is None else options).items()
-        if (setting.users or name in _OF_RUNS) and not setting.is_path
+        if (setting.users or name in _RUN_SETTINGS) and not setting.is_path
     }
-    return Registry("setting to search", {**found, **task_settings(task)})
+    return Registry("setting to search", {**actual, **task_settings(task)})
 
 
 def task_settings(task: str) -> dict[str, Flag]:
@@ -242,20 +237,8 @@ def _entries(text: str) -> Iterator[tuple[str, str, str]]:
         yield name.strip(), flag.strip(), where.strip()
 
 
-def _over_clients(statistic: str) -> Callable[[EvaluationReport, str], float]:
-    return lambda report, measure: report.overall.measures[measure].over_clients()[statistic]
-
-
-# (evaluation, measure) -> the number.
-STATISTICS: Registry[Callable[[EvaluationReport, str], float]] = Registry(
-    "objective",
-    {
-        "worst": lambda report, measure: report.worst(measure),
-        "superquantile": _over_clients(SUPERQUANTILE),
-        "overall": lambda report, measure: report.overall.measures[measure].value,
-        "client_mean": _over_clients("mean"),
-    },
-)
+# Numbers of an evaluation, of all domains.
+STATISTICS = ("worst", SUPERQUANTILE, "overall", "client_mean")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,7 +247,7 @@ class Term:
 
     Attributes:
         weight: Weight in the objective; all weights sum to 1.
-        statistic: A member of `STATISTICS`, or `OF_A_DOMAIN`.
+        statistic: A member of `STATISTICS`, or `DOMAIN_TERM`.
         measure: The measure.
         domain: Name of the domain; None for numbers of all domains.
     """
@@ -277,17 +260,11 @@ class Term:
     @property
     def name(self) -> str:
         """The number as a string: "worst:accuracy", or "domain(es-AR):accuracy"."""
-        of = f"({self.domain})" if self.domain is not None else ""
-        return f"{self.statistic}{of}:{self.measure.name}"
+        domain = f"({self.domain})" if self.domain is not None else ""
+        return f"{self.statistic}{domain}:{self.measure.name}"
 
-    def __call__(self, report: EvaluationReport) -> float:
-        """Returns the number; NaN if it is undefined."""
-        if self.domain is not None:
-            return report.domains[self.domain].measures[self.measure.name].value
-        return STATISTICS[self.statistic](report, self.measure.name)
-
-    def of_result(self, result: Mapping[str, Any]) -> Optional[float]:
-        """Returns the number in result.json; None if it is not a finite number."""
+    def value_in(self, result: Mapping[str, Any]) -> Optional[float]:
+        """Returns the number in an evaluation as JSON; None if it is not a finite number."""
         name, overall = self.measure.name, result["overall"]
         if self.domain is not None:
             return result["domains"][self.domain][name]
@@ -332,19 +309,13 @@ class Objective:
         """Returns a human-readable value, such as "84.21%"."""
         return f"{cell(value, self.unit, DECIMALS)}{'%' if self.unit is Unit.SHARE else ''}"
 
-    def __call__(self, report: EvaluationReport) -> float:
-        """Returns the objective; NaN if one of its numbers is undefined."""
-        return sum(term.weight * term(report) for term in self.terms)
-
-    def of_result(self, result: Mapping[str, Any]) -> Optional[float]:
-        """Returns the objective from result.json; None if a number of it is not finite."""
-        total = 0.0
-        for term in self.terms:
-            value = term.of_result(result)
-            if value is None:
-                return None
-            total += term.weight * value
-        return total
+    def value_in(self, result: Mapping[str, Any]) -> Optional[float]:
+        """Returns the objective of an evaluation as JSON; None if a number of it is not finite."""
+        values = [term.value_in(result) for term in self.terms]
+        defined = [value for value in values if value is not None]
+        if len(defined) < len(values):
+            return None
+        return sum(term.weight * value for term, value in zip(self.terms, defined))
 
 
 def parse_objective(
@@ -364,9 +335,9 @@ def parse_objective(
         more: Names of further numbers, in addition to `STATISTICS`.
     """
     terms = []
-    for found in _terms(text, domains):
-        name, domain = found["name"], found["domain"]
-        measure = (found["measure"] or main_measure(measures)).strip()
+    for match in _terms(text, domains):
+        name, domain = match["name"], match["domain"]
+        measure = (match["measure"] or main_measure(measures)).strip()
         if domain is None and name.strip() not in more:
             _check_statistic(name.strip(), domains, more)
         if measure not in measures:
@@ -374,8 +345,8 @@ def parse_objective(
                 f"--objective: expected a measure that runs report, one of {', '.join(measures)}, "
                 f"found {measure!r}"
             )
-        statistic = OF_A_DOMAIN if domain is not None else name.strip()
-        weight = _weight(found["weight"], text)
+        statistic = DOMAIN_TERM if domain is not None else name.strip()
+        weight = _weight(match["weight"], text)
         terms.append(Term(weight, statistic, measures[measure], domain))
     total = sum(term.weight for term in terms)
     if len({term.measure.higher_is_better for term in terms}) > 1:
@@ -389,27 +360,27 @@ def parse_objective(
 def _terms(text: str, domains: Sequence[str]) -> list[re.Match[str]]:
     """Returns the terms of an objective."""
     # A domain's name may have any characters.
-    known = "|".join(map(re.escape, domains)) or "(?!)"
+    defined = "|".join(map(re.escape, domains)) or "(?!)"
     term = re.compile(
         r"\s*(?:(?P<weight>[^*+(]+)\*\s*)?"
-        rf"(?:{OF_A_DOMAIN}\((?P<domain>{known})\)|(?P<name>[^*:+]+))"
+        rf"(?:{DOMAIN_TERM}\((?P<domain>{defined})\)|(?P<name>[^*:+]+))"
         r"\s*(?::(?P<measure>[^*+]+))?(?P<more>\+|$)"
     )
-    found, start = [], 0
+    actual, start = [], 0
     while True:
         match = term.match(text, start)
         if match is None:
             raise UserError(f"--objective: expected {OBJECTIVE_FORM}, found {text!r}")
-        found.append(match)
+        actual.append(match)
         start = match.end()
         if not match["more"]:
-            return found
+            return actual
 
 
 def _check_statistic(name: str, domains: Sequence[str], more: Collection[str]) -> None:
-    if name.split("(")[0].strip() == OF_A_DOMAIN:
+    if name.split("(")[0].strip() == DOMAIN_TERM:
         raise UserError(
-            f"--objective: expected {OF_A_DOMAIN}(NAME) of one of {', '.join(domains)}, "
+            f"--objective: expected {DOMAIN_TERM}(NAME) of one of {', '.join(domains)}, "
             f"found {name!r}"
         )
     Registry("objective", dict.fromkeys([*STATISTICS, *more])).given("--objective", name)

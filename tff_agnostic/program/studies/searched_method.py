@@ -1,23 +1,22 @@
-"""One method of a search, and the folder of the search."""
+"""One method of a search: its runs, its range checks, and the flags of its best settings."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import (
-    atomic_file,
-    is_keyed_digest,
-    keyed_digest,
-    make_folder,
-    read_text,
-)
 from tff_agnostic.data.sampling import check_cohort_size
+from tff_agnostic.program.commands.command_line import (
+    RunArguments,
+    arm_text,
+    with_algorithm_options,
+)
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import flags_in_errors
+from tff_agnostic.program.options.flags import flag_text
 from tff_agnostic.program.options.user_algorithm import is_user_file
 from tff_agnostic.program.runs.build import build_algorithm
 from tff_agnostic.program.runs.heldout import split_options
@@ -26,16 +25,10 @@ from tff_agnostic.program.runs.spec import (
     check_clients_per_round,
     check_random_sizes,
     is_used,
-    resolve,
 )
-from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER, WORDS
-from tff_agnostic.program.studies.optuna_studies import Method
+from tff_agnostic.program.studies.methods import SHARED_SETTINGS
 from tff_agnostic.program.studies.search_space import Dimension, task_settings
-from tff_agnostic.program.studies.stages import split_into_stages
-from tff_agnostic.tasks.task import DATA, Task
-
-# Keyed digest of the examples of a private search.
-DATA_FILE = "data.secret"
+from tff_agnostic.tasks.task import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,33 +38,28 @@ class SearchedArm:
     Attributes:
         name: Name of its folder.
         label: Label in tables and figures.
-        task: Name of the task.
-        given: CommandArguments settings of this method, with the algorithm, by flag.
-        shared: CommandArguments settings of all methods, by flag.
-        task_options: Options of the task, by field: given ones, and those of the held-out split.
-        data_dir: Folder with the task's files.
-        data: The client store.
-        dimensions: The search space by flag, of the second of two stages.
-        has_two_stages: Whether a trial is the second stage after FedAvg; see `studies.stages`.
+        given: The user's request; its settings are those of all methods.
+        settings: Settings of this method, with the algorithm, by flag.
+        options: Options of the task, by field: given ones, and those of the held-out split.
+        dimensions: The search space by flag.
     """
 
     name: str
     label: str
-    task: str
-    given: Mapping[str, Any]
-    shared: Mapping[str, Any]
-    task_options: Mapping[str, Any]
-    data_dir: Optional[Path] = None
-    data: Optional[Path] = None
+    given: RunArguments
+    settings: Mapping[str, Any]
+    options: Mapping[str, Any]
     dimensions: Mapping[str, Dimension] = dataclasses.field(default_factory=dict)
-    has_two_stages: bool = False
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        return str(self.given.own.task)
 
     @property
     def file_or_name(self) -> str:
         """Name of the algorithm, or absolute path of its Python file."""
-        if self.has_two_stages:
-            return LAST_LAYER
-        algorithm = str(self.given["algorithm"])
+        algorithm = str(self.settings["algorithm"])
         return str(Path(algorithm).resolve()) if is_user_file(algorithm) else algorithm
 
     def spec(self, sampled: Mapping[str, Any], seed: int) -> RunSettings:
@@ -83,26 +71,6 @@ class SearchedArm:
         """
         return self._resolved({f: self.dimensions[f].value(v) for f, v in sampled.items()}, seed)
 
-    def stages(self, spec: RunSettings) -> tuple[Optional[RunSettings], RunSettings]:
-        """Returns the first stage of a trial, if it has two, and the searched stage.
-
-        The first stage is FedAvg with the given settings of all methods.
-
-        Args:
-            spec: A run of the method, with all its rounds.
-        """
-        if not self.has_two_stages:
-            return None, spec
-        first = resolve(
-            self.task,
-            {"algorithm": BASELINE, "seed": spec.config.seed},
-            self.task_options,
-            self.data_dir,
-            self.data,
-            shared=self.shared,
-        )
-        return split_into_stages(first, spec)
-
     def start(self, seed: int) -> tuple[dict[str, Any], list[str]]:
         """Returns Optuna's values of the given settings, as a first trial.
 
@@ -111,10 +79,10 @@ class SearchedArm:
             space and is missing.
         """
         flags = self.spec({}, seed).flags()
-        there = {name: tuple(v) if isinstance(v, list) else v for name, v in flags.items()}
-        values = {name: of.sampled(there[name]) for name, of in self.dimensions.items()}
+        given = {name: tuple(v) if isinstance(v, list) else v for name, v in flags.items()}
+        values = {name: dim.sampled(given[name]) for name, dim in self.dimensions.items()}
         outside = [
-            f"{name}={there[name]} is outside of {self.dimensions[name].text}"
+            f"{name}={given[name]} is outside of {self.dimensions[name].text}"
             for name, value in values.items()
             if value is None
         ]
@@ -131,18 +99,18 @@ class SearchedArm:
         given, _ = self.start(seed)
         options = self.spec({}, seed).task_options
         usual = {
-            flag: of.value(given[flag]) if flag in given else of.extremes()[0]
-            for flag, of in self.dimensions.items()
+            flag: dim.value(given[flag]) if flag in given else dim.extremes()[0]
+            for flag, dim in self.dimensions.items()
         }
-        for flag, of in self.dimensions.items():
-            for value in of.extremes():
+        for flag, dim in self.dimensions.items():
+            for value in dim.extremes():
                 try:
                     spec = self._resolved({**usual, flag: value}, seed)
                     check_run(spec, task if spec.task_options == options else spec.load_task())
                 except UserError as e:
-                    raise UserError(f"--search: {flag}={of.text}: {self.name}: {e}") from None
+                    raise UserError(f"--search: {flag}={dim.text}: {self.name}: {e}") from None
 
-    def settings(self, sampled: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    def best_settings(self, sampled: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Returns the flags of `train` for the sampled values, without seed and split.
 
         Args:
@@ -150,31 +118,25 @@ class SearchedArm:
         """
         spec = self.spec(sampled, seed)
         flags, fixed = spec.flags(), split_options(self.task)
-        options = {name for name in self.task_options if name not in fixed}
-        wanted = [*self.shared, *self.given, *sorted(options), *self.dimensions]
-        of_word = WORDS[LAST_LAYER].settings if self.has_two_stages else {}
-        left_out = {"algorithm", "seed", *of_word}
-        kept = [name for name in dict.fromkeys(wanted) if name not in left_out]
-        of_task = DEFAULTS[self.task].spec.option_names
+        options = sorted(name for name in self.options if name not in fixed)
+        names = [*self.given.settings, *self.settings, *options, *self.dimensions]
+        task_flags = DEFAULTS[self.task].spec.option_names
         return {
             name: flags[name]
-            for name in kept
-            if name in flags and (name in of_task or is_used(spec, name))
+            for name in dict.fromkeys(names)
+            if name not in ("algorithm", "seed")
+            and name in flags
+            and (name in task_flags or is_used(spec, name))
         }
 
     def _resolved(self, values: Mapping[str, Any], seed: int) -> RunSettings:
-        of_task = task_settings(self.task)
-        options = {f: v for f, v in values.items() if f in of_task}
-        of_run = {f: v for f, v in values.items() if f not in of_task}
-        return resolve(
-            self.task,
-            {**{f: v for f, v in self.given.items() if f not in of_run}, "seed": seed},
-            {**self.task_options, **options},
-            self.data_dir,
-            self.data,
-            # A setting may have an effect only with some values of another one.
-            shared={**self.shared, **of_run},
-        )
+        searchable = task_settings(self.task)
+        options = {f: v for f, v in values.items() if f in searchable}
+        drawn = {f: v for f, v in values.items() if f not in searchable}
+        # A setting may have an effect only with some values of another one.
+        given = dataclasses.replace(self.given, settings={**self.given.settings, **drawn})
+        fixed = {f: v for f, v in self.settings.items() if f not in drawn}
+        return given.spec_of({**fixed, "seed": seed}, {**self.options, **options})
 
 
 def check_run(spec: RunSettings, task: Task) -> None:
@@ -187,57 +149,63 @@ def check_run(spec: RunSettings, task: Task) -> None:
     build_algorithm(spec, task)
 
 
-def identity(
-    arms: Mapping[str, SearchedArm],
-    method: Method,
-    objective: str,
-    seeds: tuple[int, ...],
-    task: Task,
-) -> dict[str, Any]:
-    """Returns the identity of a search (see `RunSet`), without its budget and private digests.
+# --- Flag files of the best settings
+
+
+def train_flags(arm: SearchedArm, settings: Mapping[str, Any], remark: str) -> str:
+    """Returns a file with the best settings of one method, for `train` and `compare`.
 
     Args:
-        arms: The methods, by their names.
-        seeds: Seeds of the runs of each trial.
-        task: The task, loaded; the algorithms were built for it.
+        settings: The settings; see `SearchedArm.best_settings`.
+        remark: Comment in the file.
+    """
+    # Each of the two commands has one of these flags, and overlooks the other.
+    which = {"undefok": "algorithm,algorithms", "algorithm": arm.file_or_name}
+    which["algorithms"] = arm.file_or_name
+    return _file(remark, {**_data_flags(arm), **which, **settings})
+
+
+def compare_flags(
+    arms: Mapping[str, SearchedArm], settings: Mapping[str, Mapping[str, Any]], remark: str
+) -> Optional[str]:
+    """Returns a file with the flags of a comparison, each method with its best settings.
+
+    None if they have different options of the task, which the methods of a comparison share.
+
+    Args:
+        arms: The methods by name.
+        settings: The settings of each method; see `SearchedArm.best_settings`.
+        remark: Comment in the file.
     """
     first = next(iter(arms.values()))
-    specs = {name: arm.spec({}, seeds[0]) for name, arm in arms.items()}
-    # Files of the user may change under the same name.
-    files = {
-        name: {k: v for k, v in spec.fingerprint(task).items() if k not in task.fingerprint}
-        for name, spec in specs.items()
+    separate = {f for arm in arms.values() for f in (*arm.settings, *arm.dimensions)}
+    shared = {
+        *DEFAULTS[first.task].spec.option_names,
+        *SHARED_SETTINGS,
+        *({*first.given.settings} - separate),
     }
-    hidden = DATA if is_private(arms, seeds[0]) else None
-    return {
-        "study": "tune",
-        "task": first.task,
-        "objective": objective,
-        "seeds": list(seeds),
-        "sampler": method.sampler,
-        "pruner": method.pruner,
-        "prune_after": method.warm_up,
-        "fingerprint": {k: v for k, v in task.fingerprint.items() if k != hidden},
-        "files": files,
-        "search": {
-            name: {flag: of.text for flag, of in arm.dimensions.items()}
-            for name, arm in arms.items()
-        },
-        "settings": {name: spec.flags() for name, spec in specs.items()},
-    }
+    common: dict[str, Any] = {}
+    for values in settings.values():
+        for flag, value in values.items():
+            if flag in shared and common.setdefault(flag, value) != value:
+                return None
+    rows = [_row(arm, settings[name], shared) for name, arm in arms.items()]
+    return _file(remark, {**_data_flags(first), **common, "arms": ";".join(rows)})
 
 
-def is_private(arms: Mapping[str, SearchedArm], seed: int) -> bool:
-    """Whether a method of a search trains with differential privacy."""
-    return any(arm.spec({}, seed).config.privacy != "none" for arm in arms.values())
+def _row(arm: SearchedArm, settings: Mapping[str, Any], shared: Collection[str]) -> str:
+    separate = {flag: value for flag, value in settings.items() if flag not in shared}
+    return arm_text(arm.name, arm.file_or_name, separate)
 
 
-def check_private_data(folder: Path, task: Task) -> None:
-    """Checks by a keyed digest, which it writes once, that a private search has its examples."""
-    file, data = folder / DATA_FILE, str(task.fingerprint.get(DATA))
-    if not file.exists():
-        make_folder(folder)
-        with atomic_file(file, owner_only=True) as written:
-            written.write(keyed_digest(data).encode())
-    elif not is_keyed_digest(read_text(file, "a keyed digest"), data):
-        raise UserError(f"--output_dir: {folder} holds another study: of other examples")
+def _data_flags(arm: SearchedArm) -> dict[str, Any]:
+    paths = {"data_dir": arm.given.own.data_dir, "data": arm.given.own.data}
+    # The file may be used in another folder.
+    given = {name: str(path.resolve()) for name, path in paths.items() if path is not None}
+    return {"task": arm.task, **given}
+
+
+def _file(remark: str, flags: Mapping[str, Any]) -> str:
+    given = {flag: flag_text(value) for flag, value in flags.items() if value is not None}
+    lines = [f"--{flag}={text}" for flag, text in with_algorithm_options(given).items()]
+    return "\n".join([f"# {remark}", *lines, ""])

@@ -17,13 +17,8 @@ from tff_agnostic.models.keras import LastLayer, last_layer
 from tff_agnostic.program.commands.command_line import RunArguments
 from tff_agnostic.program.runs.options import resolve_initial_model
 from tff_agnostic.program.runs.spec import RunSettings
-from tff_agnostic.program.studies.comparison import (
-    FIRST_STAGES,
-    first_stage_folder,
-    trial_folder,
-    trial_name,
-)
-from tff_agnostic.program.studies.methods import BASELINE, LAST_LAYER, Arm
+from tff_agnostic.program.studies.comparison import BASELINE, FIRST_STAGES, trial_name
+from tff_agnostic.program.studies.methods import LAST_LAYER, Arm
 from tff_agnostic.program.studies.runset import Job
 from tff_agnostic.tasks.task import Task
 
@@ -97,30 +92,14 @@ def split_into_stages(first: RunSettings, whole: RunSettings) -> tuple[RunSettin
     return _with(first, rounds=rounds - second), _with(whole, rounds=second)
 
 
-def joined(first: RunSettings, second: RunSettings) -> RunSettings:
-    """Returns the run of two stages: the inverse of the other functions."""
-    return _with(
-        second,
-        rounds=first.config.rounds + second.config.rounds,
-        initial_model=first.config.initial_model,
-        frozen_layers=first.config.frozen_layers,
-    )
-
-
 def _with(spec: RunSettings, **changes: Any) -> RunSettings:
     return dataclasses.replace(spec, config=dataclasses.replace(spec.config, **changes))
 
 
 def stage_jobs(
-    folder: Path, row: str, stages: Stages, load_task: Callable[[RunSettings], Task]
+    row: str, stages: Stages, load_task: Callable[[RunSettings], Task]
 ) -> list[Job[RunSettings]]:
-    """Returns the trials of a row with two stages.
-
-    Args:
-        folder: Folder of the study.
-    """
-    for k, (first, second) in enumerate(zip(stages.first, stages.second)):
-        _check_same_rounds(folder, row, k, first, second)
+    """Returns the trials of a method with two stages."""
     return [
         stage_job(trial_name(row, k), f"{FIRST_STAGES}/{trial_name(row, k)}", *pair, load_task)
         for k, pair in enumerate(zip(stages.first, stages.second))
@@ -171,20 +150,6 @@ def second_stage_settings(second: RunSettings, first: Path, layer: LastLayer) ->
         initial_model=resolve_initial_model(first),
         frozen_layers=(*second.config.frozen_layers, *layer.others),
     )
-
-
-def _check_same_rounds(
-    folder: Path, row: str, trial: int, first: RunSettings, second: RunSettings
-) -> None:
-    folders = (first_stage_folder(folder, row, trial), trial_folder(folder, row, trial))
-    for spec, run_folder in zip((first, second), folders):
-        saved = run_folder.read()
-        if saved is not None and saved.flags["rounds"] != spec.config.rounds:
-            raise UserError(
-                f"--rounds: expected the same as before for {row}, whose second stage starts from "
-                f"the first, found {first.config.rounds} and {second.config.rounds} for its "
-                f"stages, and {saved.flags['rounds']} in {run_folder.path}"
-            )
 
 
 def _remark(first: RunSettings, second: RunSettings, layer: LastLayer) -> str:

@@ -63,8 +63,8 @@ class RunTrainer:
         load_task: Optional[Callable[[RunSettings], Task]] = None,
     ) -> None:
         self.load_task = load_task or LoadedTasks()
-        self._runtime = runtime
-        self._stop = stop
+        self.runtime = runtime
+        self.stop = stop
         self._complete: dict[Path, RunSettings] = {}
         self._remarks: set[str] = set()
 
@@ -91,10 +91,10 @@ class RunTrainer:
             if text not in self._remarks:
                 self._remarks.add(text)
                 tqdm.tqdm.write(f"note: {text}")
-        run.run(self._stop, show_progress=False, observers=observers)
+        run.run(self.stop, show_progress=False, observers=observers)
         self._complete[folder] = settings
         return [*run.left_out, *(remark.text for remark in run.harm)]
 
     def _run(self, settings: RunSettings, folder: Path) -> TrainingRun:
         run_folder = RunFolder(folder)
-        return TrainingRun(settings, run_folder, self._runtime, True, self.load_task)
+        return TrainingRun(settings, run_folder, self.runtime, True, self.load_task)

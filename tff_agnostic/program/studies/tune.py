@@ -3,68 +3,72 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
-from optuna.trial import FrozenTrial
+from optuna.trial import Trial, TrialState
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import (
     folder_lock,
     make_folder,
+    read_json,
     write_errors,
     write_json,
     write_text,
 )
-from tff_agnostic.base.options import OneOf, Within
+from tff_agnostic.base.options import Within
+from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.models.model import measures_of
 from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, session
-from tff_agnostic.program.reports.document import Page, Section, text, to_terminal
+from tff_agnostic.program.options.process import StopRequest
+from tff_agnostic.program.progress import LongWork
+from tff_agnostic.program.reports.document import to_terminal
 from tff_agnostic.program.reports.html import chosen_title, write_page
+from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.heldout import check_heldout, check_store, heldout_options
-from tff_agnostic.program.runs.spec import check_used_by_any
+from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any
 from tff_agnostic.program.studies.comparison import MAX_TRIALS
 from tff_agnostic.program.studies.methods import LAST_LAYER, ArmOptions, given_arms, overrides
 from tff_agnostic.program.studies.optuna_studies import (
+    COUNTED,
+    ENDED,
     FINISHED,
-    NO_PRUNER,
-    PRUNERS,
-    SAMPLERS,
+    NOTHING_NEW,
+    SECONDS,
     Budget,
-    Method,
+    Claim,
     Studies,
+    finds_nothing_new,
 )
-from tff_agnostic.program.studies.runset import RunSet
-from tff_agnostic.program.studies.search import Search, TrialRunner
+from tff_agnostic.program.studies.runset import Job, Pruned, RunSet
 from tff_agnostic.program.studies.search_space import (
+    Objective,
     parse_objective,
     parse_search,
     searchable,
-    task_settings,
 )
 from tff_agnostic.program.studies.searched_method import (
-    DATA_FILE,
     SearchedArm,
-    check_private_data,
-    identity,
-    is_private,
+    check_run,
+    compare_flags,
+    train_flags,
 )
-from tff_agnostic.program.studies.trainer import LoadedTasks, RunTrainer
+from tff_agnostic.program.studies.trainer import RunTrainer
 from tff_agnostic.program.studies.tuning_page import (
-    RESULT,
-    Trials,
-    default_title,
-    importances,
-    search_result,
-    trial_tables,
+    SearchResult,
+    described,
+    shown_values,
     tuning_page,
 )
-from tff_agnostic.program.studies.tuning_report import compare_flags, train_flags
+from tff_agnostic.tasks.task import DATA, Task
+from tff_agnostic.training.loop import FinishedRound, Observer
 
+BEST_FLAGS, COMPARE_FLAGS, RESULT = "best.flags", "compare.flags", "tuned.json"
 _MAX_REPEATS = 1000
 _SECONDS_PER_HOUR = 3600.0
-# Trials of each algorithm where neither they nor hours were given.
+# Trials of each method without a given number or hours.
 _TRIALS = 20
 # Fraction of the rounds of a trial before it may end early.
 _WARM_UP = 0.25
@@ -87,10 +91,8 @@ class TuneOptions(ArmOptions):
             They are shared evenly, and counted over all processes and sessions.
         repeats: Runs of each trial, whose mean counts; their seeds are --seed, --seed + 1, and so
             on.
-        sampler: How settings are drawn.
-        pruner: Which trials end early: those worse than the median of the others after the same
-            round, from the 6th on; by successive halving; or none.
-        prune_after: Rounds of a trial, those of all its repeats, after which it may end early. [a
+        prune_after: Rounds of a trial, those of all its repeats, after which it may end early: from
+            the 6th trial on, if it is worse than the median of the others after the same round. [a
             quarter]
         output_dir: Folder of the search. [runs/tune-TASK-NUMBER, a new one]
         resume: Resume the search in --output_dir, or share its trials with other processes.
@@ -101,101 +103,79 @@ class TuneOptions(ArmOptions):
     trials: Optional[Annotated[int, Within(least=1, most=MAX_TRIALS)]] = None
     hours: Optional[Annotated[float, Within(above=0)]] = None
     repeats: Annotated[int, Within(least=1, most=_MAX_REPEATS)] = 1
-    sampler: Annotated[str, OneOf(SAMPLERS)] = "tpe"
-    pruner: Annotated[str, OneOf(PRUNERS)] = "median"
     prune_after: Optional[Annotated[int, Within(least=1)]] = None
     output_dir: Optional[Path] = None
     resume: bool = False
 
 
 def tune(given: RunArguments) -> None:
-    """Runs trials until the budget is used; prints and writes what was found."""
-    own = given.own
+    """Runs trials until the budget is used; prints and writes the results."""
+    args = given.own
     arms, seeds = searched_arms(given), _seeds(given)
     first = next(iter(arms.values()))
-    check_store(own.data)
-    load_task = LoadedTasks()
-    task = load_task(first.spec({}, seeds[0]))
-    check_heldout(task, first.task)
-    objective = parse_objective(own.objective, measures_of(task.model), task.domain_names)
-    method = _method(given, arms, objective.higher_is_better)
+    spec = first.spec({}, seeds[0])
+    check_store(args.data)
+    task = spec.load_task()
+    check_heldout(task, args.task)
+    objective = parse_objective(args.objective, measures_of(task.model), task.domain_names)
     for arm in arms.values():
         arm.check(seeds[0], task)
-    config = first.spec({}, seeds[0]).config
-    wanted = identity(arms, method, objective.name, seeds, task)
-    with session(given, f"tune-{first.task}") as at:
-        with at.running(config.runtime) as (runtime, stop):
-            trainer = RunTrainer(runtime, stop, load_task)
-            if is_private(arms, seeds[0]) and (at.path / DATA_FILE).exists():
-                check_private_data(at.path, task)
-            with RunSet(at.path, wanted, trainer, own.resume, stop) as runs:
-                if is_private(arms, seeds[0]):
-                    check_private_data(at.path, task)
+    warm_up = _warm_up(given, arms)
+    wanted = {**identity(arms, objective.name, seeds, task), "prune_after": warm_up}
+    with session(given, f"tune-{args.task}") as at:
+        with at.running(spec.config.runtime) as (runtime, stop):
+            trainer = RunTrainer(runtime, stop)
+            with RunSet(at.path, wanted, trainer, args.resume, stop) as runs:
                 print(
-                    f"{', '.join(arms)} on {first.task}, by {objective.name} on the "
+                    f"{', '.join(arms)} on {args.task}, by {objective.name} on the "
                     f"{task.test_split} clients: {at.path}"
                 )
-                runner = TrialRunner(objective, seeds, load_task, runs)
-                studies = Studies(at.path, method, runs)
-                search = Search(arms, studies, runner, _budget(own), at.path)
-                search.begin(seeds[0])
-                if config.privacy != "none":
+                studies = Studies(runs, objective.higher_is_better, seeds[0], warm_up)
+                search = Search(arms, studies, runs, trainer, objective, seeds, _budget(args))
+                search.begin()
+                if spec.config.privacy != "none":
                     print(
                         "note: epsilon is that of one run; the choice among several is not covered"
                     )
                 search.run(stop, given.show_progress)
         # All results of one process are of the same trials, and none replaces newer ones.
         with folder_lock(at.path, wait=True):
-            report(search, task.test_split, given.typed)
+            report(search, given.typed)
 
 
 def searched_arms(given: RunArguments) -> dict[str, SearchedArm]:
-    """Returns the algorithms that were named, with what is searched of each."""
-    own, shared = given.own, given.settings
-    options = heldout_options(own.task, given.task_options(own.task))
+    """Returns the named methods with their search spaces."""
+    args, seed = given.own, _seeds(given)[0]
+    options = heldout_options(args.task, given.task_options(args.task))
     rows = given_arms(given)
+    if staged := [name for name, row in rows.items() if row.word == LAST_LAYER]:
+        raise UserError(
+            f"--arms: expected methods of one stage to search, found {staged[0]}: `recommend` "
+            "tries it at several learning rates"
+        )
     further = overrides(given, list(rows))
     arms = {
-        name: SearchedArm(
-            name,
-            row.label,
-            own.task,
-            {**row.settings, **further[name]},
-            shared,
-            options,
-            own.data_dir,
-            own.data,
-            has_two_stages=row.word == LAST_LAYER,
-        )
+        name: SearchedArm(name, row.label, given, {**row.settings, **further[name]}, options)
         for name, row in rows.items()
     }
-    seed = _seeds(given)[0]
     specs = {name: arm.spec({}, seed) for name, arm in arms.items()}
-    check_used_by_any(list(specs.values()), shared)
-    if own.search is None:
+    check_used_by_any(list(specs.values()), given.settings)
+    if args.search is None:
         raise UserError(
             "--search: expected what to vary, such as client_learning_rate=log:0.01..1, found "
             "nothing"
         )
-    search = parse_search(own.search, searchable(own.task, given.options), list(arms))
-    of_any = {flag for spec in specs.values() for flag in spec.flags()}
-    useless = next((flag for flag in search.shared if flag not in of_any), None)
+    search = parse_search(args.search, searchable(args.task, given.options), list(arms))
+    flags = {flag for spec in specs.values() for flag in spec.flags()}
+    useless = next((flag for flag in search.shared if flag not in flags), None)
     if useless is not None:
         raise UserError(f"--search: {useless} has no effect: none of {', '.join(arms)} has it")
-    arms = {
-        name: dataclasses.replace(arm, dimensions=search.of(name, list(specs[name].flags())))
+    return {
+        name: dataclasses.replace(
+            arm, dimensions=search.dimensions(name, list(specs[name].flags()))
+        )
         for name, arm in arms.items()
     }
-    for name, arm in arms.items():
-        # Incompatible stages are refused before any run.
-        first, _ = arm.stages(specs[name])
-        of_both = arm.dimensions.keys() & task_settings(own.task).keys()
-        if first is not None and of_both:
-            raise UserError(
-                f"--search: {name}: expected settings of its second stage, found "
-                f"{sorted(of_both)[0]}, which the first one has, too"
-            )
-    return arms
 
 
 def _seeds(given: RunArguments) -> tuple[int, ...]:
@@ -204,123 +184,288 @@ def _seeds(given: RunArguments) -> tuple[int, ...]:
     return tuple(first + k for k in range(given.own.repeats))
 
 
-def _budget(own: TuneOptions) -> Budget:
-    trials = _TRIALS if own.trials is None and own.hours is None else own.trials
-    return Budget(trials, None if own.hours is None else own.hours * _SECONDS_PER_HOUR)
+def _budget(args: TuneOptions) -> Budget:
+    trials = _TRIALS if args.trials is None and args.hours is None else args.trials
+    return Budget(trials, None if args.hours is None else args.hours * _SECONDS_PER_HOUR)
 
 
-def _method(given: RunArguments, arms: Mapping[str, SearchedArm], higher_is_better: bool) -> Method:
-    """Returns the sampler and the pruner.
+def _warm_up(given: RunArguments, arms: Mapping[str, SearchedArm]) -> int:
+    if given.own.prune_after is not None:
+        return int(given.own.prune_after)
+    rounds = min(arm.spec({}, _seeds(given)[0]).config.rounds for arm in arms.values())
+    return round(_WARM_UP * rounds * given.own.repeats)
+
+
+def identity(
+    arms: Mapping[str, SearchedArm], objective: str, seeds: tuple[int, ...], task: Task
+) -> dict[str, Any]:
+    """Returns the identity of a search (see `RunSet`), without its budget and private digests.
 
     Args:
-        higher_is_better: Which direction of the objective is good.
+        arms: The methods, by their names.
+        seeds: Seeds of the runs of each trial.
+        task: The task, loaded.
     """
-    own, seed = given.own, _seeds(given)[0]
-    rounds = min(arm.stages(arm.spec({}, seed))[1].config.rounds for arm in arms.values())
-    if own.prune_after is not None and own.pruner == NO_PRUNER:
-        raise UserError(f"--prune_after has no effect with --pruner={NO_PRUNER}")
-    warm_up = round(_WARM_UP * rounds * own.repeats)
-    return Method(
-        higher_is_better=higher_is_better,
-        seed=seed,
-        sampler=own.sampler,
-        pruner=own.pruner,
-        warm_up=warm_up if own.prune_after is None else own.prune_after,
-    )
+    specs = {name: arm.spec({}, seeds[0]) for name, arm in arms.items()}
+    # Files of the user may change under the same name.
+    files = {
+        name: {k: v for k, v in spec.fingerprint(task).items() if k not in task.fingerprint}
+        for name, spec in specs.items()
+    }
+    is_private = any(spec.config.privacy != "none" for spec in specs.values())
+    hidden = DATA if is_private else None
+    return {
+        "study": "tune",
+        "task": next(iter(arms.values())).task,
+        "objective": objective,
+        "seeds": list(seeds),
+        "fingerprint": {k: v for k, v in task.fingerprint.items() if k != hidden},
+        "files": files,
+        "search": {
+            name: {flag: dimension.text for flag, dimension in arm.dimensions.items()}
+            for name, arm in arms.items()
+        },
+        "settings": {name: spec.flags() for name, spec in specs.items()},
+    }
 
 
-TUNE = RunCommand("tune", TuneOptions, tune, lambda nothing: None, without=("algorithm",))
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """A search for settings of several methods.
+
+    Attributes:
+        arms: The methods, by their names.
+        studies: The studies of the methods.
+        runs: The runs of the search.
+        trainer: Trains the runs.
+        objective: The objective.
+        seeds: Seeds of the runs of each trial, whose mean counts.
+        budget: The budget.
+    """
+
+    arms: Mapping[str, SearchedArm]
+    studies: Studies
+    runs: RunSet[RunSettings]
+    trainer: RunTrainer
+    objective: Objective
+    seeds: tuple[int, ...]
+    budget: Budget
+
+    def begin(self) -> None:
+        """Adds missing studies, with the given settings as the first trial of each."""
+        for name, arm in self.arms.items():
+            values, outside = arm.start(self.seeds[0])
+            if outside:
+                print(
+                    f"note: {name}: no trial has exactly the given settings: {', '.join(outside)}"
+                )
+            self.studies.add(name, values)
+
+    def run(self, stop: StopRequest, show_progress: bool) -> None:
+        """Runs trials until the budget is used, or taken by other processes; after `begin`.
+
+        Raises:
+            Interrupted: If a signal asked to stop; finished rounds are saved.
+        """
+        spaces = {name: tuple(arm.dimensions.values()) for name, arm in self.arms.items()}
+        total, unit = self.budget.seconds or 0.0, "s of training"
+        if self.budget.trials is not None:
+            total, unit = self.budget.trials * len(self.arms) * len(self.seeds), "runs"
+        with LongWork("tune", total, unit, self._done(), show_progress) as work:
+            while (claim := self.studies.take(spaces, self.budget)) is not None:
+                with claim.held:
+                    work.say(f"{claim.name}, trial {claim.trial.number}")
+                    self._end(claim, work)
+                work.reach(min(total, self._done()))
+                if self.studies.with_budget(spaces, self.budget):
+                    stop.check(f"trial {claim.trial.number} of {claim.name}")
+        for name in self.arms:
+            if self.budget.seconds and finds_nothing_new(self.studies.trials(name, COUNTED)):
+                print(
+                    f"note: {name}: the last {NOTHING_NEW} trials had values of earlier ones, or "
+                    "were refused: there is nothing new to train, whatever --hours says"
+                )
+
+    def _done(self) -> float:
+        """Returns the used part of the budget, over all processes."""
+        if self.budget.trials is None:
+            return sum(map(self.runs.seconds, self.arms))
+        return sum(len(self.studies.trials(n, FINISHED)) for n in self.arms) * len(self.seeds)
+
+    def _end(self, claim: Claim, work: LongWork) -> None:
+        """Runs a trial to its end."""
+        where = f"{claim.name}, trial {claim.trial.number} ({shown_values(claim.trial.params)})"
+        try:
+            value, reason = self.outcome(claim, work)
+        except UserError as e:
+            self.studies.end(claim, TrialState.FAIL)
+            raise UserError(f"{where}: {e}") from e
+        if claim.is_new and (seconds := self.runs.seconds(claim.run_name)):
+            claim.trial.set_user_attr(SECONDS, seconds)
+        if reason:
+            claim.trial.set_user_attr(ENDED, reason)
+        state = TrialState.PRUNED if value is None else TrialState.COMPLETE
+        self.studies.end(claim, state, value)
+        work.note(f"{where}: {described(value, reason, self.objective)}")
+
+    def outcome(self, claim: Claim, work: LongWork) -> tuple[Optional[float], str]:
+        """Makes the missing runs of a trial; returns its objective, or the reason of an early end.
+
+        Raises:
+            Interrupted: If a signal asked to stop; finished rounds are saved.
+        """
+        arm, load_task = self.arms[claim.name], self.trainer.load_task
+        try:
+            specs = [arm.spec(claim.trial.params, seed) for seed in self.seeds]
+            task = load_task(specs[0])
+            check_run(specs[0], task)
+        except UserError as e:
+            # Each value is allowed by itself: these values are incompatible. If the given settings
+            # are refused by now, as for a missing file, the search ends.
+            arm.check(self.seeds[0], load_task(arm.spec({}, self.seeds[0])))
+            return None, f"refused: {e}"
+        check_heldout(task, arm.task)
+        values: list[float] = []
+        for spec in specs:
+            watch = Watch(claim, self.objective, spec.config.rounds, len(specs), values)
+            job = Job(f"{claim.run_name}/seed_{spec.config.seed}", spec, observers=(watch,))
+            (end,) = self.runs.make([job], work)
+            if end.reason is not None:
+                return None, end.reason
+            result = read_json(RunFolder(end.path).result)
+            value = self.objective.value_in(result)
+            if value is None:
+                self._check_diverged(result, task)
+                return None, "diverged: the objective is not finite"
+            values.append(value)
+        return sum(values) / len(values), ""
+
+    def _check_diverged(self, result: Mapping[str, Any], task: Task) -> None:
+        """Checks that a run without a finite objective has diverged, and could have had one."""
+        if result["overall"]["loss"] is not None:
+            raise UserError(
+                f"--objective={self.objective.name}: expected a number that the runs report, found "
+                f"none: too few examples of the {task.test_split} clients' domains "
+                f"{', '.join(task.domain_names)} (--worst_min_examples="
+                f"{result['worst_min_examples']})"
+            )
 
 
-BEST_FLAGS, COMPARE_FLAGS = "best.flags", "compare.flags"
+class Watch(Observer):
+    """Reports the evaluations of a trial to Optuna, and ends trials that are not promising.
+
+    In the run of the k-th seed, counted from 0, a reported value is the mean of that evaluation and
+    of the results of earlier seeds. Its step is k times the rounds of a run, plus the round.
+
+    Args:
+        claim: The trial.
+        objective: The objective.
+        rounds: Rounds of a run.
+        num_runs: Number of runs of the trial.
+        values: Results of the earlier seeds.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        objective: Objective,
+        rounds: int,
+        num_runs: int,
+        values: Sequence[float],
+    ) -> None:
+        self._trial: Trial = claim.trial
+        self._objective = objective
+        self._before = rounds * len(values)
+        self._rounds = rounds * num_runs
+        self._reported = claim.reported()
+        self._values = [*values]
+
+    def after_round(self, finished: FinishedRound) -> None:
+        """Reports the evaluation of a round, if it has one."""
+        if finished.evaluation is not None:
+            self.report(finished.num, next(iter(finished.evaluation.values())))
+
+    def report(self, round_num: int, report: EvaluationReport) -> None:
+        """Reports an evaluation.
+
+        Raises:
+            Pruned: If the trial is to end.
+        """
+        value, step = self._objective.value_in(report.to_json()), self._before + round_num
+        if value is None:
+            # An evaluation of some clients may have no examples of a domain.
+            return
+        if step not in self._reported:
+            self._trial.report((sum(self._values) + value) / (len(self._values) + 1), step)
+        if step != self._rounds and self._trial.should_prune():
+            raise Pruned(f"after round {step} of {self._rounds}")
 
 
-def report(search: Search, split: str, command: str) -> None:
+# --- Results
+
+
+def report(search: Search, command: str) -> None:
     """Prints the trials and the best of them, and writes the results of a search.
 
     Args:
         search: The search, which has ended; other processes may still run trials of it.
-        split: Split of the evaluated clients.
+        command: Command of the search.
     """
-    objective, path = search.runner.objective, search.folder
+    objective, path = search.objective, search.runs.folder
     trials = {name: search.studies.trials(name, FINISHED) for name in search.arms}
-    shares = {name: importances(search.studies.study(name)) for name in search.arms}
-    record, seed = search.record(split), search.runner.seeds[0]
-    found = search_result(
-        record, trials, lambda name, trial: search.arms[name].spec(trial.params, seed)
-    )
-    counts = {name: len(of_it) for name, of_it in trials.items()}
-    sentences = found.sentences(counts, len(search.runner.seeds), split)
+    labels = {name: arm.label for name, arm in search.arms.items()}
+    result = SearchResult(path, labels, objective, search.seeds, trials)
+    specs = {n: search.arms[n].spec(t.params, search.seeds[0]) for n, t in result.best.items()}
+    task = next(iter(search.arms.values())).task
+    title = chosen_title(path, None, f"Search on {task}")
+    page = tuning_page(result, specs, command, title)
     write_json(
         path / RESULT,
         {
-            "command": command,
-            "objective": objective.name,
-            "higher_is_better": objective.higher_is_better,
-            "split": split,
-            "seeds": list(search.runner.seeds),
-            "verdict": sentences,
-            "algorithms": {
-                name: {
-                    "label": record.labels[name],
-                    "trials": len(trials[name]),
-                    "best": _to_json(found.best.get(name)),
-                    "importance": shares[name],
-                }
-                for name in search.arms
-            },
+            name: {"trial": trial.number, "value": trial.value, "settings": dict(trial.params)}
+            for name, trial in result.best.items()
         },
     )
-    tables = [Section("All trials", trial_tables(record, trials, shares), in_terminal=True)]
-    page = Page("", "", [Section("The verdict", text(sentences), in_terminal=True), *tables])
-    if found.best_runs is not None:
-        title = chosen_title(path, None, default_title(record))
-        page = tuning_page(record, found, trials, sentences, shares, command, title)
     print(f"\n{to_terminal(page)}")
-    elsewhere = search.num_elsewhere()
-    if elsewhere:
+    running = sum(len(search.studies.trials(n, (TrialState.RUNNING,))) for n in search.arms)
+    if running:
         print(
-            f"note: trials that have not ended: {elsewhere}; another process runs them, or ended "
-            "while it did (--resume goes on with these)"
+            f"note: trials that have not ended: {running}; another process runs them, or was "
+            "killed (--resume resumes them)"
         )
-    _write_flags(search, trials, found.best, split)
-    if found.best_runs is not None:
-        print(f"report: {write_page(path, page)}")
-    none = [name for name in trials if name not in found.best]
+    _write_flags(search, result)
+    print(f"report: {write_page(path, page)}")
+    none = [name for name in trials if name not in result.best]
     if none:
         raise UserError(
-            f"{', '.join(none)}: expected a complete trial, found none: the table above says how "
-            "they ended; search in other ranges, or go on with more --trials and --resume"
+            f"{', '.join(none)}: expected a complete trial, found none: the table above has the "
+            "reasons; search in other ranges, or resume with more --trials"
         )
 
 
-def _write_flags(
-    search: Search, trials: Trials, found: Mapping[str, FrozenTrial], split: str
-) -> None:
-    objective, path = search.runner.objective, search.folder
-    settings = {}
-    for name, trial in found.items():
+def _write_flags(search: Search, result: SearchResult) -> None:
+    objective, path, settings = search.objective, search.runs.folder, {}
+    for name, trial in result.best.items():
         arm = search.arms[name]
-        settings[name] = arm.settings(trial.params, search.runner.seeds[0])
+        settings[name] = arm.best_settings(trial.params, search.seeds[0])
         which = (
-            f"trial {trial.number}, the best of {len(trials[name])}: {objective.name} "
-            f"{objective.text(float(trial.value or 0.0))} on the {split} clients"
+            f"trial {trial.number}, the best of {len(result.trials[name])}: {objective.name} "
+            f"{objective.text(float(trial.value or 0.0))} on the held-out clients"
         )
         file = path / name / BEST_FLAGS
         make_folder(file.parent)
         write_text(file, train_flags(arm, settings[name], f"{arm.label} on {arm.task}: {which}."))
-        command = "compare" if arm.has_two_stages else "train"
-        print(f"{name}: {which}: ./run {command} --flagfile={file}")
+        print(f"{name}: {which}: ./run train --flagfile={file}")
     # Flags of earlier trials would be wrong.
     with write_errors(path):
         (path / COMPARE_FLAGS).unlink(missing_ok=True)
-    if len(search.arms) == 1 or len(found) < len(search.arms):
+    if len(search.arms) == 1 or len(settings) < len(search.arms):
         return
-    remark = f"The best of each by {objective.name} on the {split} clients."
+    remark = f"The best of each by {objective.name} on the held-out clients."
     text = compare_flags(search.arms, settings, remark)
     if text is None:
         print(
-            f"note: no {COMPARE_FLAGS}: rows of a comparison share the options of the task, in "
+            f"note: no {COMPARE_FLAGS}: methods of a comparison share the options of the task, in "
             "which the best trials differ"
         )
     else:
@@ -328,7 +473,4 @@ def _write_flags(
         print(f"all of them: ./run compare --flagfile={path / COMPARE_FLAGS}")
 
 
-def _to_json(trial: Optional[FrozenTrial]) -> Optional[dict[str, Any]]:
-    if trial is None:
-        return None
-    return {"trial": trial.number, "value": trial.value, "settings": dict(trial.params)}
+TUNE = RunCommand("tune", TuneOptions, tune, lambda nothing: None, without=("algorithm",))

@@ -107,9 +107,9 @@ class ValidationClients:
         fingerprint = {**whole.fingerprint, _FINGERPRINT: f"{self.seed}, {self.is_halved}"}
         judging, stopping = (
             dataclasses.replace(
-                whole, train=train, test=of, test_split=HELDOUT_SPLIT, fingerprint=fingerprint
+                whole, train=train, test=entry, test_split=HELDOUT_SPLIT, fingerprint=fingerprint
             )
-            for of in (judges, stoppers)
+            for entry in (judges, stoppers)
         )
         return judging, stopping
 
@@ -128,7 +128,7 @@ def _split(
     """Returns one part of the clients, and the others."""
     taken = one_in(client_domain_counts(clients, num_domains), parts, rng)
     ids = clients.client_ids
-    part, rest = ([ids[i] for i in np.flatnonzero(of)] for of in (taken, ~taken))
+    part, rest = ([ids[i] for i in np.flatnonzero(entry)] for entry in (taken, ~taken))
     return SelectedClients(clients, part), SelectedClients(clients, rest)
 
 
@@ -146,15 +146,15 @@ def check_judges(task: Task) -> list[str]:
     """
     names = task.domain_names
     if len(names) < 2:
-        found = f"one, {names[0]}" if names else "none"
+        actual = f"one, {names[0]}" if names else "none"
         raise UserError(
             "expected clients of two or more domains, to choose what is good for each of them, "
-            f"found {found}: name the column of the domain with import_data --domain_column"
+            f"found {actual}: name the column of the domain with import_data --domain_column"
         )
     counts = client_domain_counts(task.test, len(names)).astype(np.float64)
     squares = (counts**2).sum(axis=0)
     clients = counts.sum(axis=0) ** 2 / np.where(squares > 0, squares, 1.0)
-    few = [name for name, of in zip(names, clients) if not has_enough(float(of))]
+    few = [name for name, entry in zip(names, clients) if not has_enough(float(entry))]
     if len(few) == len(names):
         raise UserError(
             f"expected {LEAST_CLIENTS} or more validation clients of a domain that judge, to claim "

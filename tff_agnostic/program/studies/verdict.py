@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -56,14 +56,10 @@ from tff_agnostic.program.runs.harm import (
     moves_lambda,
     weightless_domains,
 )
-from tff_agnostic.program.runs.options import RunConfig
 from tff_agnostic.program.runs.spec import RunSettings
-from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison, Trials
+from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison
 from tff_agnostic.program.studies.gains import Gain, attained, gain, gains, worst_domain
-from tff_agnostic.program.studies.methods import BASELINE
 
-# Name for the algorithm of a method that is not federated.
-POOLED = "pooled"
 _NAME_WIDTH = 24
 # A difference counts as 0 if showing it takes more than this many times the data; the second number
 # is for differences below `_LITTLE` of the measure.
@@ -148,18 +144,15 @@ def verdict(
     ]
 
 
-def verdicts(
-    comparison: Comparison, algorithms: Mapping[str, str], more_seeds: str = TRIALS
-) -> list[str]:
+def verdicts(comparison: Comparison, more_seeds: str = TRIALS) -> list[str]:
     """Returns the sentences of each method and FedAvg, or the first one; none of a single method.
 
     Sentences that all methods share are stated once, at the end.
 
     Args:
-        algorithms: Algorithm of each method.
         more_seeds: The flag for more seeds.
     """
-    baseline, measure = baseline_row(algorithms), comparison.main_measure
+    baseline, measure = comparison.baseline, comparison.main_measure
     rows = [row for row in comparison.trials if row != baseline]
     if not rows:
         return []
@@ -171,24 +164,26 @@ def verdicts(
         for row in rows
     ]
     shared = [line for line in by_row[0] if all(line in lines for lines in by_row)]
-    lines = [line for of_row in by_row for line in of_row if line not in shared]
+    lines = [line for row_lines in by_row for line in row_lines if line not in shared]
     # A constant predictor is compared with every method, the baseline among them.
     constants = [line for row in (baseline, *rows) for line in _majority(comparison, row)]
     return [*dict.fromkeys([*lines, *constants, *shared])]
 
 
 def row_sentences(
-    comparison: Comparison, row: str, baseline: str, measure: Measure, more_seeds: str = TRIALS
+    comparison: Comparison, row: str, baseline: str, more_seeds: str = TRIALS
 ) -> list[str]:
     """Returns the sentences of one method and another, without advice."""
+    measure = comparison.main_measure
     context = _context(comparison, row, baseline, measure, more_seeds)
     return verdict(context, gains(comparison, row, baseline, measure), has_next=False)
 
 
-def baseline_row(algorithms: Mapping[str, str]) -> str:
-    """Returns the method that others are compared with: FedAvg, or the first one."""
-    plain = (row for row, algorithm in algorithms.items() if algorithm == BASELINE)
-    return next(plain, next(iter(algorithms)))
+def worst_sentence(comparison: Comparison, row: str, baseline: str) -> str:
+    """Returns the sentence about the worst domains of one method and another."""
+    measure = comparison.main_measure
+    context = _context(comparison, row, baseline, measure, TRIALS)
+    return sentence(context.worst_claim(gain(comparison, row, baseline, WORST, measure)))
 
 
 def why_no_interval(gain: Gain, split: str, num_trials: int) -> str:
@@ -206,11 +201,12 @@ def why_no_interval(gain: Gain, split: str, num_trials: int) -> str:
         return "no interval: the trials have different seeds"
     if gain.has_too_few_trials:
         return f"{num_trials} trials are too few for an interval"
-    return "no interval: the difference is the same in all trials"
+    places = {1: "for all clients", 2: "in both trials"}
+    return f"no interval: the difference is the same {places.get(num_trials, 'in all trials')}"
 
 
 def shortfall(gain: Gain, split: str, trials: int, more_seeds: str = TRIALS) -> str:
-    """Returns what an interval that excludes 0 would take; empty if nothing is known about it.
+    """Returns the data that an interval without 0 would take; empty if they are unknown.
 
     Args:
         split: Split of the clients.
@@ -279,22 +275,22 @@ def _context(
 
 
 def _scope(context: ClaimContext, all_gains: Sequence[Gain], count: int) -> list[str]:
-    """Returns what the intervals cover."""
-    known = [gain for gain in all_gains if gain.interval() is not None]
+    """Returns the scope of the intervals."""
+    defined = [gain for gain in all_gains if gain.interval() is not None]
     few = any(gain.has_too_few_clients for gain in all_gains)
     note = [enough_clients_note()] if few else []
-    if not known:
+    if not defined:
         return note
     clients = f"{split_name(context.split)} clients"
-    over = [clients] if known[0].has_clients else []
-    if known[0].has_seeds:
+    over = [clients] if defined[0].has_clients else []
+    if defined[0].has_seeds:
         over.append(f"seeds ({context.trials} {context.more_seeds.lstrip('-')})")
     text = f"Intervals are of 95%, over other {' and other '.join(over)}"
     if count > 1:
         text += f"; those of single domains hold for all {count} together"
-    if not known[0].has_clients:
+    if not defined[0].has_clients:
         text += f". They do not cover other {clients}"
-    if not known[0].has_seeds:
+    if not defined[0].has_seeds:
         text += f". They do not cover other seeds: there is one ({context.more_seeds}=3)"
     return [f"{text}.", *note]
 
@@ -302,10 +298,10 @@ def _scope(context: ClaimContext, all_gains: Sequence[Gain], count: int) -> list
 def _next(context: ClaimContext, worst: Gain) -> list[str]:
     """Returns the advice on what to do next."""
     steps = []
-    if worst.told() == 0:
+    if worst.direction() == 0:
         text = shortfall(worst, context.split, context.trials, context.more_seeds)
         steps += [text] if text else []
-    if worst.told() < 1:
+    if worst.direction() < 1:
         steps.append(
             "`./run frontier` shows whether any weights of the domains could help; if the worst "
             "domain is hard with any weight, --lambda_baselines follows excess losses"
@@ -331,50 +327,44 @@ def neglected(comparison: Comparison, runs: Mapping[str, RunSettings]) -> list[s
     Args:
         runs: A run of each method.
     """
-    rows = comparison.trials
-    plain = next((row for row in rows if _is_plain(runs[row].config)), None)
-    if plain is None:
+    plain = comparison.baseline
+    if not comparison.is_plain(plain):
         return []
     return [
         line
-        for row in rows
+        for row in comparison.trials
         if moves_lambda(runs[row].algorithm)
         for line in _neglected_by(comparison, row, plain, runs[row].algorithm)
     ]
 
 
-def _is_plain(config: RunConfig) -> bool:
-    return config.algorithm == BASELINE and not config.pooled
-
-
 def _neglected_by(
     comparison: Comparison, row: str, plain: str, options: LambdaOptions
 ) -> list[str]:
-    trials, measure = comparison.trials[row], comparison.main_measure
-    lambda_ = _mean_lambda(trials, comparison.domain_names)
-    if lambda_ is None:
+    trials, measure, names = (
+        comparison.trials[row],
+        comparison.main_measure,
+        comparison.domain_names,
+    )
+    each = [last_lambda(history, names) for history in trials.histories]
+    defined = [lambda_ for lambda_ in each if lambda_ is not None]
+    if not defined:
         return []
     lines = []
-    for name, weight in weightless_domains(lambda_, comparison.domain_names, options).items():
-        of_domain = gain(comparison, row, plain, name, measure)
-        after, before = (value_text(v, measure) for v in (of_domain.after, of_domain.before))
+    for name, weight in weightless_domains(np.mean(defined, axis=0), names, options).items():
+        difference = gain(comparison, row, plain, name, measure)
+        after, before = (value_text(v, measure) for v in (difference.after, difference.before))
         label = comparison.label(row)
         values = (
             f"{measure.name} {after}, {comparison.label(plain)} {before}, and lambda {weight:.2g} "
             f"in the mean of the last rounds: {lambda_advice(options)}"
         )
-        if of_domain.told() < 0:
+        if difference.direction() < 0:
             lines.append(f"{label} neglects {name}: {values}")
-        elif of_domain.mean < 0 and of_domain.interval() is None:
-            reason = why_no_interval(of_domain, comparison.split, len(trials.histories))
+        elif difference.mean < 0 and difference.interval() is None:
+            reason = why_no_interval(difference, comparison.split, len(trials.histories))
             lines.append(f"{label} may neglect {name} ({reason}): {values}")
     return lines
-
-
-def _mean_lambda(trials: Trials, domain_names: tuple[str, ...]) -> Optional[np.ndarray]:
-    each = [last_lambda(history, domain_names) for history in trials.histories]
-    known = [lambda_ for lambda_ in each if lambda_ is not None]
-    return np.mean(known, axis=0) if known else None
 
 
 def verdict_figure(
@@ -409,7 +399,7 @@ def _draw_gains(
     axes: matplotlib.axes.Axes, gains: list[Gain], count: int, measure: Measure
 ) -> None:
     for direction, text in _DIRECTIONS.items():
-        places = [k for k, gain in enumerate(gains) if gain.told(count) == direction]
+        places = [k for k, gain in enumerate(gains) if gain.direction(count) == direction]
         if not places:
             continue
         means = np.array([shown(gains[k].mean, measure.unit) for k in places])
