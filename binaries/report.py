@@ -3,7 +3,7 @@
 Example: ./run report --run=runs/digits-agnostic_fed_avg-001
 """
 
-from tff_agnostic.program.studies.report import REPORT
+from tff_agnostic.program.studies.report import REPORT_COMMAND
 
 if __name__ == "__main__":
-    REPORT.main(__doc__)
+    REPORT_COMMAND.main(__doc__)

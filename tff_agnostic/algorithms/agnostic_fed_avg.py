@@ -170,7 +170,9 @@ def agnostic_fed_avg(
         domain_columns.append(mean)
     # With the losses of the first epoch, CLIENT is that of FedAvg with alpha as scale of domains.
     is_one_pass = options.is_measured_while_training
-    work: Callable[..., Any] = fed_avg.client_work if is_one_pass else client_work
+    work: Callable[..., Any] = client_work
+    if is_one_pass:
+        work = fed_avg.client_work
     return core.averaging(
         "agnostic_fed_avg",
         problem,

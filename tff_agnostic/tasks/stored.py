@@ -15,7 +15,7 @@ from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 from tff_agnostic.data.clients import SelectedClients, check_labels
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.data.inputs import ONLY, ModelInputs, Whole
-from tff_agnostic.data.store import Store, load_store
+from tff_agnostic.data.store import ArrowStore, Store, load_store
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.tasks.task import DATA, TEST_SPLIT, Task
 
@@ -112,7 +112,7 @@ def open_store(path: Path, features: Mapping[str, Feature]) -> Store:
 
 def import_remarks(store: Store) -> list[Remark]:
     """Returns the warnings of a store's import about its splits, which numbers of a run need."""
-    notes = getattr(store, "notes", dict)()
+    notes = store.notes() if isinstance(store, ArrowStore) else {}
     return [
         Remark(
             kind=remark["kind"],
