@@ -279,7 +279,7 @@ def argument_specs(inputs: ModelInputs) -> dict[str, tf.TensorSpec]:
     """Returns the spec of each column by name."""
     specs = {column: tf.TensorSpec([None], tf.string) for column in inputs.categories()}
     for column, items in inputs.numbers().items():
-        shape = [None] if items is None else [None, items]
+        shape: list[Optional[int]] = [None] if items is None else [None, items]
         specs[column] = tf.TensorSpec(shape, tf.float32)
     return specs
 

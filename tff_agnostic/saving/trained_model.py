@@ -163,6 +163,7 @@ def made_up(trained: TrainedModel) -> Examples:
     by_name = {}
     for name, spec in inputs_by_name(trained.model.example_spec["x"]).items():
         shape = (_NUM_MADE_UP, *(n or 1 for n in spec.shape[1:]))
+        values: np.ndarray
         if spec.dtype.is_floating:
             values = rng.normal(size=shape)
         else:
