@@ -99,13 +99,13 @@ class _Playing:
 
     def _about(self, request: dict[str, Any], files: Files) -> Files:
         del request, files
-        manifest, minimum = self._manifest, self._profile.client.minimum
+        manifest = self._manifest
         about = {
             "kind": manifest.kind,
             "profile": manifest.profile,
             "secure": list(self._secure_tensors()),
             "max_clients": manifest.max_clients,
-            "min_clients": max(minimum, manifest.min_clients, 0 if manifest.has_noise else 1),
+            "min_clients": max(manifest.min_clients, 0 if manifest.has_noise else 1),
         }
         return {REPORT: json.dumps(about).encode()}
 
@@ -113,17 +113,14 @@ class _Playing:
         """Yields the arguments of each `SummedTensor`."""
         if not isinstance(self._profile, SecureProfile):
             return
-        clients = self._manifest.max_clients
-        if clients is None:
+        if self._manifest.max_clients is None:
             raise PlanError(
                 "manifest.json: privacy: expected maximum_clients_per_round, found none: clients "
                 "have to know the modulus of their sums before they know of each other"
             )
-        # Checks that the moduli fit sums over this many clients.
-        self._profile.new_sums(clients)
         for name, tensor in sorted(self._profile.tensors.items()):
             shape = [size or 0 for size in tensor.kind.shape]
-            yield name, shape, tensor.modulus.bound, tensor.modulus.of(clients)
+            yield name, shape, tensor.modulus, tensor.modulus
 
     def _evaluated(self, request: dict[str, Any], files: Files) -> Files:
         """Puts a training's weights next to the state after the evaluation's own rounds."""
@@ -186,14 +183,14 @@ class _Playing:
             yield record
 
     def _check(self, request: dict[str, Any], files: Files) -> Files:
-        sums = self._profile.new_sums(1)
+        sums = self._profile.new_sums()
         path = _in_memory(files) / UPDATE
         sums.add(request["name"], read_update(path, request["name"]))
         return {}
 
     def _sum(self, request: dict[str, Any], files: Files) -> Files:
         names: Sequence[str] = request["names"]
-        sums, folder = self._profile.new_sums(len(names)), _in_memory(files)
+        sums, folder = self._profile.new_sums(), _in_memory(files)
         for number, name in enumerate(names):
             sums.add(name, read_update(folder / f"{number}", name))
         write_checkpoint(folder / SUMS, sums.results())

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import signal
@@ -14,7 +15,15 @@ from typing import Callable, NoReturn, Optional
 from absl import app, flags, logging
 
 from plan_runner.errors import PlanError
-from plan_runner.export import METRICS, ROUNDING, STATE, Limits, publish, results_folder
+from plan_runner.export import (
+    DEFAULT_LIMITS,
+    METRICS,
+    ROUNDING,
+    STATE,
+    Limits,
+    publish,
+    results_folder,
+)
 from plan_runner.isolation import Listener
 from plan_runner.play import Request, play_isolated
 from plan_runner.terminal import escape_output, printable
@@ -25,90 +34,87 @@ Player = Callable[[Request, Listener], int]
 _USAGE_STATUS = 2
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
-_LIMIT_HELPS = {
-    "max_memory_gb": "Memory of the process that reads the export and runs its graphs, in 10^9 "
-    "bytes: when it needs more it is ended. TensorFlow alone takes about 0.5.",
-    "max_round_seconds": "Seconds for each step: reading the export, loading the plan, a round; "
-    "one that goes on is ended.",
-    "max_records": "Largest number of examples of a client.",
-    "max_unpacked_mb": "What an archive of the export may hold once it is unpacked, in 10^6 bytes.",
-    "max_manifest_mb": "Largest manifest, in 10^6 bytes.",
-}
-# Flags by the flag that they need, or that replaces them.
-_VERIFY_FLAGS = ("tolerance",)
-_RUN_FLAGS = (
-    "clients",
-    "rounds",
-    "clients_per_round",
-    "seed",
-    "cohorts",
-    "state",
-    "output",
-)
-
-
-def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags."""
-    flags.DEFINE_string("plan", None, "Folder of the export.", flag_values=values)
-    flags.DEFINE_bool(
+_WHOLE = functools.partial(flags.DEFINE_integer, lower_bound=1)
+_FLAGS: tuple[tuple[Callable[..., object], str, object, str], ...] = (
+    (flags.DEFINE_string, "plan", None, "Folder of the export."),
+    (
+        flags.DEFINE_bool,
         "verify",
         False,
-        "Replay the export's conformance rounds and compare every tensor with the one expected.",
-        flag_values=values,
-    )
-    flags.DEFINE_float(
+        "Replay the export's conformance rounds and compare every tensor with the expected one.",
+    ),
+    (
+        functools.partial(flags.DEFINE_float, lower_bound=0.0),
         "tolerance",
         ROUNDING,
-        "With --verify: the largest difference of floats that passes, as a share of a tensor's "
+        "With --verify: the largest difference of floats that passes, relative to a tensor's "
         "largest number; 0 is bit for bit. Builds of TensorFlow differ in last bits.",
-        lower_bound=0.0,
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "clients", None, "Folder with a file NAME.tfrecord per client.", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "rounds",
-        None,
-        "Number of rounds; by default 1, or all lines of --cohorts.",
-        lower_bound=1,
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
+    ),
+    (flags.DEFINE_string, "clients", None, "Folder with a file NAME.tfrecord per client."),
+    (_WHOLE, "rounds", None, "Number of rounds; by default 1, or all lines of --cohorts."),
+    (
+        _WHOLE,
         "clients_per_round",
         None,
         "Clients drawn for every round, without replacement; all by default.",
-        lower_bound=1,
-        flag_values=values,
-    )
-    flags.DEFINE_integer("seed", 0, "Seed of --clients_per_round.", flag_values=values)
-    flags.DEFINE_string(
+    ),
+    (flags.DEFINE_integer, "seed", 0, "Seed of --clients_per_round."),
+    (
+        flags.DEFINE_string,
         "cohorts",
         None,
         "Text file with the clients of every round instead: a line per round, names with commas "
-        "between them, in the order in which they are summed.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
+        "between them, in the order of their sum.",
+    ),
+    (
+        flags.DEFINE_string,
         "state",
         None,
         "Checkpoint of the server's state to begin with instead of the export's.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "output", None, f"Folder to write {STATE} and {METRICS} to.", flag_values=values
-    )
-    flags.DEFINE_bool(
+    ),
+    (flags.DEFINE_string, "output", None, f"Folder to write {STATE} and {METRICS} to."),
+    (
+        flags.DEFINE_bool,
         "trust",
         False,
         "Run the graphs without a sandbox: only for a plan that you trust, where the kernel has no "
         "Landlock or no seccomp.",
-        flag_values=values,
-    )
-    for field in dataclasses.fields(Limits):
-        is_whole = field.type in (int, "int")
-        define = flags.DEFINE_integer if is_whole else flags.DEFINE_float
-        define(field.name, field.default, _LIMIT_HELPS[field.name], flag_values=values)
+    ),
+    (
+        flags.DEFINE_float,
+        "max_memory_gb",
+        DEFAULT_LIMITS.max_memory_gb,
+        "Maximum memory of the process that reads the export and runs its graphs, in 10^9 bytes. "
+        "TensorFlow alone takes about 0.5.",
+    ),
+    (
+        flags.DEFINE_float,
+        "max_round_seconds",
+        DEFAULT_LIMITS.max_round_seconds,
+        "Maximum seconds for each step: reading the export, loading the plan, a round.",
+    ),
+    (
+        flags.DEFINE_integer,
+        "max_records",
+        DEFAULT_LIMITS.max_records,
+        "Maximum number of examples of a client.",
+    ),
+    (
+        flags.DEFINE_float,
+        "max_unpacked_mb",
+        DEFAULT_LIMITS.max_unpacked_mb,
+        "Maximum size of an unpacked archive of the export, in 10^6 bytes.",
+    ),
+)
+# Flags without effect without --verify, and with it.
+_VERIFY_FLAGS = ("tolerance",)
+_RUN_FLAGS = ("clients", "rounds", "clients_per_round", "seed", "cohorts", "state", "output")
+
+
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines the flags."""
+    for define, name, default, text in _FLAGS:
+        define(name, default, text, flag_values=values)
 
 
 def main(
@@ -116,11 +122,7 @@ def main(
     values: flags.FlagValues = flags.FLAGS,
     player: Player = play_isolated,
 ) -> int:
-    """Verifies or runs; returns the exit status.
-
-    Args:
-        argv: The command line, without its flags.
-    """
+    """Verifies or runs an export; returns the exit status."""
     if len(argv) > 1:
         raise PlanError(f"expected flags only, found {argv[1]!r}")
     _check_flags(values)
@@ -137,10 +139,10 @@ def exit_status(
     values: flags.FlagValues = flags.FLAGS,
     player: Player = play_isolated,
 ) -> int:
-    """Calls `main`; an error becomes one line, and status 2."""
+    """Calls `main`; an error prints one line, with status 2."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
-        # From here on an interrupt cleans up.
+        # An interrupt cleans up from now on.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with _ending_by_exception():
@@ -148,11 +150,11 @@ def exit_status(
     except PlanError as e:
         return _failed(e)
     except BrokenPipeError:
-        # Whoever read the output has seen enough. Python flushes again at its end.
+        # The reader closed the output, which Python flushes again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as e:
-        # A file that may not be read, say; without a name it is no file of the user's.
+        # Without a name it is not a file of the user's.
         if e.filename is None:
             raise
         return _failed(PlanError(f"{e.filename}: {e.strerror}"))
@@ -166,27 +168,24 @@ def exit_status(
 
 
 def run_app() -> NoReturn:
-    """Runs as an absl app, and ends the process with its exit status."""
+    """Runs as an absl app; exits with its status."""
     escape_output()
     before = set(flags.FLAGS)
     define_flags()
     for name in set(flags.FLAGS) - before:
-        # Otherwise --help shows only what the main module itself defines.
+        # Otherwise --help shows the main module's flags only.
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
     app.run(lambda argv: sys.exit(exit_status(argv)), flags_parser=parse_flags)
     raise AssertionError("app.run does not return")
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses the flags, and returns what is left; ends the process if one is wrong.
-
-    Or if one asks for help, which absl calls a failure.
-    """
+    """Parses the flags, and returns other arguments; exits after an error or a request for help."""
     logging.use_absl_handler()
     try:
         rest: list[str] = flags.FLAGS(list(argv))
     except flags.Error as e:
-        # In the words of absl for a missing flag file.
+        # absl begins some messages with a prefix.
         sys.exit(_failed(PlanError(str(e).removeprefix("ERROR:: "))))
     except SystemExit:
         sys.exit()
@@ -203,7 +202,7 @@ class _Printer:
         self._output = output
 
     def step(self, name: str) -> None:
-        """Prints nothing: only the time limit depends on it."""
+        """See `Listener`."""
 
     def line(self, text: str) -> None:
         print(printable(text), flush=True)
@@ -215,7 +214,7 @@ class _Printer:
 
 
 class _Ended(BaseException):
-    """A signal that asks this process to end; running code cleans up on the way."""
+    """A signal that ends this process after running code has cleaned up."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -228,14 +227,14 @@ def _ending_by_exception() -> Iterator[None]:
         del frame
         raise _Ended(number)
 
-    # A shell lets what it starts by nohup ignore a hang-up.
-    heeded = [n for n in _ENDING if signal.getsignal(n) is signal.SIG_DFL]
-    for number in heeded:
+    # Do not replace handlers: programs started by nohup ignore a hang-up.
+    default = [n for n in _ENDING if signal.getsignal(n) is signal.SIG_DFL]
+    for number in default:
         signal.signal(number, end)
     try:
         yield
     finally:
-        for number in heeded:
+        for number in default:
             signal.signal(number, signal.SIG_DFL)
 
 
@@ -247,8 +246,7 @@ def _failed(error: Exception) -> int:
 def _check_flags(values: flags.FlagValues) -> None:
     if not values.plan:
         raise PlanError("--plan: expected the folder of an export, found none")
-    unheeded = _RUN_FLAGS if values.verify else _VERIFY_FLAGS
-    for name in unheeded:
+    for name in _RUN_FLAGS if values.verify else _VERIFY_FLAGS:
         if values[name].present:
             mode = "with" if values.verify else "without"
             raise PlanError(f"--{name} has no effect {mode} --verify")
@@ -266,11 +264,8 @@ def _check_flags(values: flags.FlagValues) -> None:
 
 
 def _request(values: flags.FlagValues) -> Request:
-    given = {
-        name: getattr(values, name)
-        for name in (field.name for field in dataclasses.fields(Request))
-        if name in values
-    }
+    names = {field.name for field in dataclasses.fields(Request)} & set(values)
+    given = {name: getattr(values, name) for name in names}
     return Request(**{**given, "clients": values.clients or "", "limits": _limits(values)})
 
 

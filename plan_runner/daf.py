@@ -1,6 +1,5 @@
 """Plans whose server computes the sums, between two graphs (`server_phase_v2`)."""
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ from plan_runner.graph_check import (
     NamedTensor,
     Permissions,
     check_graph,
-    constants,
     graph_of,
     tensor_name,
     tensor_spec,
@@ -36,11 +34,12 @@ from plan_runner.ram_files import File
 _WHERE = "plan.pb: server_phase_v2"
 _URI = "federated_sum"
 _KEPT = "intermediate.ckpt"
-_SUMMABLE = "iufV"  # NumPy's kinds; TensorFlow's bfloat16 is of the last.
+# NumPy's kinds of numbers; V is bfloat16's.
+_SUMMABLE = "iufV"
 
 
 class DafProfile(Profile):
-    """Plays rounds of plain sums."""
+    """A plan with plain sums."""
 
     def __init__(self, plan: plan_pb2.Plan) -> None:
         check_parts(
@@ -53,7 +52,7 @@ class DafProfile(Profile):
                 "server_graph_result_bytes",
                 "version",
             ),
-            ("tensorflow_config_proto", "client_tflite_graph_bytes"),
+            ("client_tflite_graph_bytes",),
         )
         check_parts(plan.phase[0], "plan.pb: phase", ("client_phase", "server_phase_v2"))
         phase = plan.phase[0].server_phase_v2
@@ -75,11 +74,9 @@ class DafProfile(Profile):
         ]
         for names in ([s.source.name for s in self._sums], [s.result.name for s in self._sums]):
             if len(set(names)) != len(names):
-                raise PlanError(
-                    f"{_WHERE}: aggregations: expected every tensor once, found {names}"
-                )
-        before, after = phase.prepare_router, phase.result_router
-        paths = _paths(before, f"{_WHERE}: prepare_router")
+                where = f"{_WHERE}: aggregations"
+                raise PlanError(f"{where}: expected every tensor once, found {names}")
+        paths = _paths(phase.prepare_router, f"{_WHERE}: prepare_router")
         self._state_in, self._client_out, self._kept_out = paths
         self._prepare = _ServerGraph(
             plan.server_graph_prepare_bytes,
@@ -88,26 +85,21 @@ class DafProfile(Profile):
             paths[1:],
             f"{_WHERE}: prepare",
         )
-        paths = _paths(after, f"{_WHERE}: result_router")
+        paths = _paths(phase.result_router, f"{_WHERE}: result_router")
         self._kept_in, self._sums_in, self._state_out = paths
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._prepare.close)
-            self._result = _ServerGraph(
-                plan.server_graph_result_bytes,
-                phase.tensorflow_spec_result,
-                paths[:2],
-                paths[2:],
-                f"{_WHERE}: result",
-                ("output_tensor_specs",),
-            )
-            stack.callback(self._result.close)
-            self.client = ClientGraph(plan, writes_update=True)
-            stack.callback(self.client.close)
-            # All is well: the sessions stay open.
-            self._sessions = stack.pop_all()
+        self._result = _ServerGraph(
+            plan.server_graph_result_bytes,
+            phase.tensorflow_spec_result,
+            paths[:2],
+            paths[2:],
+            f"{_WHERE}: result",
+            ("output_tensor_specs",),
+        )
+        self.client = ClientGraph(plan, writes_update=True)
+        self._sessions = (self._prepare.session, self._result.session, self.client)
 
     def begin_round(self, state: File, scratch: File) -> File:
-        """Plays the server's first half; see `Profile`."""
+        """See `Profile`."""
         down, kept = scratch / "client.ckpt", scratch / _KEPT
         self._prepare.run({self._state_in: state}, {self._client_out: down, self._kept_out: kept})
         return down
@@ -115,22 +107,21 @@ class DafProfile(Profile):
     def play_client(
         self, name: str, examples: Sequence[bytes], checkpoint: File, scratch: File
     ) -> Sent:
-        """Plays a client; see `Profile`."""
+        """See `Profile`."""
         update = scratch / "update.ckpt"
-        # Of the client before.
+        # The previous client's file.
         update.unlink(missing_ok=True)
         self.client.run(name, examples, checkpoint, update)
         return read_update(update, name)
 
-    def new_sums(self, clients: int) -> Sums:
-        """Returns plain sums; see `Profile`."""
-        del clients
+    def new_sums(self) -> Sums:
+        """See `Profile`."""
         return PlainSums(self._sums)
 
     def end_round(
         self, sums: Mapping[str, np.ndarray], scratch: File
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Plays the server's second half; see `Profile`."""
+        """See `Profile`."""
         aggregate, new_state = scratch / "aggregate.ckpt", scratch / "state.ckpt"
         write_checkpoint(aggregate, sums)
         outputs = self._result.run(
@@ -141,7 +132,7 @@ class DafProfile(Profile):
 
 
 def read_update(checkpoint: File, client: str) -> Sent:
-    """Reads what a client sends, from the file that its graph has written."""
+    """Reads a client's update from the file that its graph wrote."""
     return Sent(read_checkpoint(checkpoint, f"update of client {client}"), checkpoint)
 
 
@@ -150,7 +141,7 @@ def _paths(router: Any, where: str) -> list[str]:
     check_parts(router, where, names)
     values = [getattr(router, name) for name in names]
     if len(set(values)) != len(values):
-        raise PlanError(f"{where}: expected a tensor of its own for every path, found {values}")
+        raise PlanError(f"{where}: expected a different tensor for every path, found {values}")
     return values
 
 
@@ -171,7 +162,7 @@ class _ServerGraph:
             spec,
             where,
             ("input_tensor_specs", "target_node_names"),
-            ("constant_inputs", *optional),
+            optional,
         )
         inputs = tensor_specs(spec.input_tensor_specs, f"{where}: input_tensor_specs")
         if set(inputs) != {*reads, *writes}:
@@ -185,27 +176,19 @@ class _ServerGraph:
         permissions = Permissions(
             frozenset(tensor_name(name) for name in reads),
             frozenset(tensor_name(name) for name in writes),
-            fed=frozenset(map(tensor_name, spec.constant_inputs)),
         )
         check_graph(graph_def, permissions, f"{where}: graph")
-        self._session = GraphSession(
-            load_graph(graph_def, f"{where}: graph"),
-            where,
-            always=constants(spec.constant_inputs, f"{where}: constant_inputs"),
-        )
-        self._session.require([*inputs, *self._targets, *self._outputs])
+        self.session = GraphSession(load_graph(graph_def, f"{where}: graph"), where)
+        self.session.require([*inputs, *self._targets, *self._outputs])
 
     def run(self, reads: Mapping[str, File], writes: Mapping[str, File]) -> dict[str, np.ndarray]:
-        """Returns the outputs by name, without their position at the node."""
+        """Returns the outputs by name, without the output index."""
         feeds = {name: str(path) for name, path in {**reads, **writes}.items()}
-        values = self._session.run([*self._outputs, *self._targets], feeds)
+        values = self.session.run([*self._outputs, *self._targets], feeds)
         for name, path in writes.items():
             if not path.is_file():
                 raise PlanError(f"{self._where}: expected a file at {name}, the graph wrote none")
         return {name.partition(":")[0]: value for name, value in zip(self._outputs, values)}
-
-    def close(self) -> None:
-        self._session.close()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,18 +226,18 @@ class PlainSums(Sums):
         self._clients, self._bytes = 0, 0
 
     def add(self, client: str, sent: Sent) -> None:
-        """Adds one client's tensors."""
+        """See `Sums`."""
         where = f"update of client {client}"
         check_tensors(sent.tensors, self._expected, where)
         for name, value in sent.tensors.items():
             if value.dtype.kind not in _SUMMABLE:
                 raise PlanError(f"{where}: {name}: expected numbers, found {value.dtype.name}")
-            # From zero, as a server does: the sum of one -0.0 is 0.0.
+            # Start from zero, as a server does: the sum of one -0.0 is 0.0.
             total = self._totals.setdefault(name, np.zeros(value.shape, value.dtype))
             if total.shape != value.shape:
-                found = f"expected the shape {total.shape} of the clients before"
-                raise PlanError(f"{where}: {name}: {found}, found {value.shape}")
-            # Numbers that are not finite are for the graphs to handle.
+                expected = f"expected the shape {total.shape} of the clients before"
+                raise PlanError(f"{where}: {name}: {expected}, found {value.shape}")
+            # The graphs handle numbers that are not finite.
             with np.errstate(all="ignore"):
                 np.add(total, value, out=total)
         self._clients += 1
@@ -262,11 +245,11 @@ class PlainSums(Sums):
 
     @property
     def bytes_up(self) -> float:
-        """The mean size of the clients' checkpoints."""
+        """See `Sums`."""
         return self._bytes / max(1, self._clients)
 
     def results(self) -> dict[str, np.ndarray]:
-        """Returns the sums under the names that the server's graph reads; zeros of no clients."""
+        """Returns the sums by the names in the server's graph; zeros without clients."""
         return {
             s.result.name: self._totals.get(s.source.name, _zeros(s.result.kind))
             for s in self._sums

@@ -1,7 +1,7 @@
 """The folder of an export, read as untrusted: files, archives, TFRecord frames, limits, manifest.
 
-TensorFlow takes the length that a TFRecord frame claims, and ends the process if there is not so
-much memory. So frames are checked here first.
+TensorFlow allocates the length that a TFRecord frame claims, and ends the process if memory does
+not suffice. So frames are checked here first.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import math
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ import tempfile
 import zipfile
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Callable, Optional, TypeVar, Union
+from typing import Any, Optional, TypeVar, Union
 
 import numpy as np
 
@@ -31,28 +30,23 @@ PLAN = "plan.pb"
 CLIENT_ONLY_PLAN = "client_only_plan.pb"
 SERVER_STATE = "server_state.ckpt"
 CLIENTS = "conformance/clients"
-# Of a client's file of examples.
+# Suffix of a client's file of examples.
 SUFFIX = ".tfrecord"
 _REQUIRED = (PLAN, CLIENT_ONLY_PLAN, SERVER_STATE)
 _BLOCK_BYTES = 1 << 20
 _ARRAY = ".npy"
-# By the version of an array's header: all that `np.savez` writes for numbers and strings.
-_HEADERS: dict[tuple[int, int], Callable] = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-# A record's length, the length's checksum, the record, and its checksum.
+# A record's frame has its length, the length's checksum, the record, and the record's checksum.
 _LENGTH = struct.Struct("<Q")
 _HEADER_BYTES = _LENGTH.size + 4
 _CHECKSUM_BYTES = 4
-# Largest limit of memory that a kernel accepts; no machine has so much.
-_MOST_MEMORY_GB = 1e6
+# Largest limit of memory that a kernel accepts.
+_MAX_MEMORY_GB = 1e6
+_MAX_MANIFEST_BYTES = 16_000_000
 NAME = "manifest.json"
 # Kinds of rounds.
 TRAINING, EVALUATION = "training", "evaluation"
 FORMAT = "tff_agnostic federated export"
-# The first one had no outputs of metrics, and gave devices both graphs.
-FORMAT_VERSIONS = (1, 2)
+FORMAT_VERSION = 2
 _FEATURE_DTYPES = ("float32", "int64", "string")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CLIENT_NAME = re.compile(r"[^/\\\x00]+")
@@ -79,11 +73,11 @@ class TensorType:
     shape: tuple[Optional[int], ...]
 
     def admits(self, dtype: str, shape: tuple[int, ...]) -> bool:
-        """Returns whether a value of that dtype and shape is one of this type."""
+        """Whether a value of that dtype and shape has this type."""
         return (
             dtype == self.dtype
             and len(shape) == len(self.shape)
-            and all(size in (None, found) for size, found in zip(self.shape, shape))
+            and all(size in (None, actual) for size, actual in zip(self.shape, shape))
         )
 
     def __str__(self) -> str:
@@ -93,12 +87,12 @@ class TensorType:
 
 @dataclasses.dataclass(frozen=True)
 class Conformance:
-    """Rounds with known results: the clients in order, and a file of tensors per round.
+    """Rounds with known results.
 
     Attributes:
-        clients: Names of the clients.
-        expected: Names of the files.
-        state: Name of the state that they begin with, where it is not the export's.
+        clients: Names of the clients, in order.
+        expected: Names of the files of tensors, one per round.
+        state: Name of the initial state; None for the export's.
     """
 
     clients: tuple[str, ...]
@@ -125,46 +119,27 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of one run of the runner; see the flags of the same names.
-
-    Attributes:
-        max_memory_gb: Memory of the process that reads the export and runs its graphs, in 10^9
-            bytes.
-        max_round_seconds: Wall clock of each step: reading the export, loading the plan, a round.
-        max_records: Examples of a client.
-        max_unpacked_mb: Size of an archive in the export when unpacked, in 10^6 bytes.
-        max_manifest_mb: The manifest's size, in 10^6 bytes.
-    """
+    """Limits of one run of the runner; flags of the same names describe them."""
 
     max_memory_gb: float = 2.0
     max_round_seconds: float = 600.0
     max_records: int = 1_000_000
     max_unpacked_mb: float = 500.0
-    max_manifest_mb: float = 16.0
 
     @property
     def bounds(self) -> Bounds:
-        """Those of the process."""
+        """Limits of the process."""
         return Bounds(self.max_memory_gb, self.max_round_seconds)
 
     def check(self) -> None:
-        """Checks that each limit is one."""
-        for field in dataclasses.fields(self):
-            found = getattr(self, field.name)
-            # NaN is not, either.
-            if not found > 0:
-                raise PlanError(f"--{field.name}: expected a number above 0, found {found}")
-        if self.max_memory_gb > _MOST_MEMORY_GB:
+        """Checks that each limit is above 0."""
+        for name, value in dataclasses.asdict(self).items():
+            # Also false for NaN.
+            if not value > 0:
+                raise PlanError(f"--{name}: expected a number above 0, found {value}")
+        if self.max_memory_gb > _MAX_MEMORY_GB:
             raise PlanError(
-                f"--max_memory_gb: expected at most {_MOST_MEMORY_GB:g}, found {self.max_memory_gb}"
-            )
-
-    def check_manifest(self, size: int, where: str) -> None:
-        """Checks the size of a manifest, before it is read."""
-        if size > self.max_manifest_mb * 1e6:
-            raise PlanError(
-                f"{where}: expected at most {self.max_manifest_mb:g} MB (--max_manifest_mb), found "
-                f"{size / 1e6:.1f} MB"
+                f"--max_memory_gb: expected at most {_MAX_MEMORY_GB:g}, found {self.max_memory_gb}"
             )
 
 
@@ -172,11 +147,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class Export:
-    """An export; all its files had the right content when it was opened.
-
-    Args:
-        limits: What reading and playing it may take.
-    """
+    """An export; all its files had the right content when it was opened."""
 
     def __init__(self, folder: Path, manifest: Manifest, limits: Limits = DEFAULT_LIMITS) -> None:
         self.folder = folder
@@ -190,7 +161,7 @@ class Export:
         return self.folder / name
 
     def read(self, name: str) -> bytes:
-        """Returns a file's content, which is the very content that was checked."""
+        """Returns a file's content, after a check that it has not changed."""
         content = self.path(name).read_bytes()
         if hashlib.sha256(content).hexdigest() != self.manifest.files[name].sha256:
             raise PlanError(f"{self.folder / name}: expected the manifest's sha256, it has changed")
@@ -206,9 +177,9 @@ def open_export(
     """Opens an export, and checks every file's hash before anything in it is parsed.
 
     Args:
-        limits: What reading and playing it may take.
-        pinned: SHA-256 of the only manifest that is taken, as hexadecimal digits.
-        may_lack: Names of files of the manifest that need not be there.
+        limits: Limits of reading the export and running its graphs.
+        pinned: Expected SHA-256 of the manifest, as hexadecimal digits.
+        may_lack: Names of the manifest's files that may be absent.
     """
     if not folder.is_dir():
         raise PlanError(f"{folder}: expected the folder of an export, found none")
@@ -217,11 +188,12 @@ def open_export(
     # A pipe would block until something is written to it.
     if not path.is_file():
         raise PlanError(f"{folder}: expected the file {NAME}, found none")
-    limits.check_manifest(path.stat().st_size, NAME)
+    if path.stat().st_size > _MAX_MANIFEST_BYTES:
+        raise PlanError(f"{NAME}: expected at most {_MAX_MANIFEST_BYTES} bytes, found more")
     content = path.read_bytes()
-    found = hashlib.sha256(content).hexdigest()
-    if pinned is not None and found != pinned:
-        raise PlanError(f"{path}: expected the sha256 {pinned}, which is pinned, found {found}")
+    digest = hashlib.sha256(content).hexdigest()
+    if pinned is not None and digest != pinned:
+        raise PlanError(f"{path}: expected the sha256 {pinned}, which is pinned, found {digest}")
     manifest = parse_manifest(content)
     for name, entry in manifest.files.items():
         _check_inside(folder, name)
@@ -247,9 +219,9 @@ def conformance_client(name: str) -> str:
 
 def _check_inside(folder: Path, name: str) -> None:
     parts = PurePosixPath(name).parts
-    plain = bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
-    # The same file must not have two names, either.
-    if not plain or str(PurePosixPath(name)) != name:
+    is_plain = bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
+    # The second condition refuses two names of one file.
+    if not is_plain or str(PurePosixPath(name)) != name:
         raise PlanError(f"{folder}: expected paths within the export, found {name!r}")
     root = folder.resolve()
     try:
@@ -293,15 +265,14 @@ def read_arrays(
 
     Args:
         path: The file, or its content.
-        max_unpacked_mb: How much it may hold, in 10^6 bytes.
-        where: Name of the file, for messages; its path if None.
+        max_unpacked_mb: Maximum size when unpacked, in 10^6 bytes.
+        where: Name of the file, for messages; None for its path.
     """
     where = f"{path}" if where is None else where
-    expected = f"{where}: expected an .npz file"
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            # zipfile never unpacks more than this.
+            # zipfile unpacks no more than the archive claims.
             size = sum(member.file_size for member in members)
             if size > max_unpacked_mb * 1e6:
                 raise PlanError(
@@ -309,35 +280,20 @@ def read_arrays(
                     f"(--max_unpacked_mb), found {size / 1e6:.1f} MB"
                 )
             return {
-                member.filename.removesuffix(_ARRAY): _array(archive.read(member))
+                member.filename.removesuffix(_ARRAY): np.lib.format.read_array(
+                    io.BytesIO(archive.read(member)), allow_pickle=False
+                )
                 for member in members
             }
     except PlanError:
         raise
-    # A damaged archive makes NumPy and zipfile raise many kinds.
+    # NumPy and zipfile raise many kinds of errors for a damaged archive.
     except Exception as e:
-        raise PlanError(f"{expected}, cannot read it ({reason(e)})") from e
-
-
-def _array(content: bytes) -> np.ndarray:
-    file = io.BytesIO(content)
-    read_header = _HEADERS[np.lib.format.read_magic(file)]
-    shape, _, dtype = read_header(file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python's objects")
-    # NumPy would first allocate whatever the header claims.
-    size, found = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
-    if min(shape, default=0) < 0 or size != found:
-        raise ValueError(f"an array of {size} bytes in {found} bytes")
-    file.seek(0)
-    return np.lib.format.read_array(file, allow_pickle=False)
+        raise PlanError(f"{where}: expected an .npz file, cannot read it ({reason(e)})") from e
 
 
 def check_frames(path: Path, max_records: int) -> None:
-    """Checks that the records of a file fill it, and that there are not too many.
-
-    Nothing of them is read; their checksums are TensorFlow's to compare.
-    """
+    """Checks that the frames of records fill a file; TensorFlow compares their checksums."""
     expected = f"{path}: expected a TFRecord file"
     if not path.is_file():
         raise PlanError(f"{expected}, cannot read it (no such file)")
@@ -375,29 +331,23 @@ def parse_manifest(content: bytes) -> Manifest:
     except (ValueError, RecursionError) as e:
         raise PlanError(f"{NAME}: expected JSON, cannot read it ({reason(e)})") from e
     top = _checked(value, dict, NAME)
-    found = _part(top, "format", str, NAME)
-    if found != FORMAT:
-        raise PlanError(f"{NAME}: format: expected {FORMAT!r}, found {found!r}")
-    version = _part(top, "format_version", int, NAME)
-    if version not in FORMAT_VERSIONS:
-        newest = max(FORMAT_VERSIONS)
-        newer = "; a newer export needs a newer runner" if version > newest else ""
-        raise PlanError(f"{NAME}: format_version: expected 1 to {newest}, found {version}{newer}")
+    for name, expected in (("format", FORMAT), ("format_version", FORMAT_VERSION)):
+        value = _part(top, name, type(expected), NAME)
+        if value != expected:
+            raise PlanError(f"{NAME}: {name}: expected {expected!r}, found {value!r}")
     examples = _part(top, "examples", dict, NAME)
     features = _tensors(examples, "features", f"{NAME}: examples")
     for name, kind in features.items():
         if kind.dtype not in _FEATURE_DTYPES:
-            known = ", ".join(_FEATURE_DTYPES)
-            raise PlanError(
-                f"{NAME}: examples: features: {name}: expected one of {known}, found {kind.dtype!r}"
-            )
+            where = f"{NAME}: examples: features: {name}"
+            dtypes = ", ".join(_FEATURE_DTYPES)
+            raise PlanError(f"{where}: expected one of {dtypes}, found {kind.dtype!r}")
     tensors = _part(top, "tensors", dict, NAME)
     server_state = _tensors(tensors, "server_state", f"{NAME}: tensors")
     if not server_state:
         raise PlanError(f"{NAME}: tensors: server_state: expected tensors, found none")
     return Manifest(
-        # The first exports were of trainings only.
-        kind=_part(top, "kind", str, NAME) if "kind" in top else TRAINING,
+        kind=_part(top, "kind", str, NAME),
         profile=_part(top, "profile", str, NAME),
         files=_files(_part(top, "files", dict, NAME)),
         features=features,
@@ -407,7 +357,7 @@ def parse_manifest(content: bytes) -> Manifest:
         max_clients=_clients_per_round(top, "maximum_clients_per_round"),
         min_clients=_clients_per_round(top, "minimum_clients_per_round") or 0,
         has_noise="differential_privacy" in top.get("privacy", {}),
-        domains=tuple(_names(top, "domains", NAME)) if "domains" in top else (),
+        domains=tuple(_names(top, "domains", NAME)),
     )
 
 
@@ -471,7 +421,7 @@ def _part(parent: Mapping[str, Any], key: str, kind: type[_T], where: str) -> _T
 
 
 def _checked(value: Any, kind: type[_T], where: str) -> _T:
-    # By the exact type: True is an int as well.
+    # Compare the exact type: True is an int, too.
     if type(value) is not kind:
         raise PlanError(f"{where}: expected {kind.__name__}, found {type(value).__name__}")
     return value
@@ -479,19 +429,19 @@ def _checked(value: Any, kind: type[_T], where: str) -> _T:
 
 @contextlib.contextmanager
 def results_folder(folder: Path) -> Iterator[None]:
-    """Makes the folder for a run's results, and removes it again if the first round fails."""
+    """Makes the folder for a run's results, and removes it if the first round fails."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found = next(folder.iterdir(), None)
+        entry = next(folder.iterdir(), None)
     except OSError as e:
         raise PlanError(f"{folder}: expected a folder, cannot make it ({e.strerror})") from e
-    if found is not None:
-        raise PlanError(f"{folder}: expected a new or empty folder, found {found.name} in it")
+    if entry is not None:
+        raise PlanError(f"{folder}: expected a new or empty folder, found {entry.name} in it")
     try:
         yield
     except BaseException:
-        # Only empty folders can be removed so; the innermost is first.
+        # The innermost folder is first, and only empty folders can be removed.
         with contextlib.suppress(OSError):
             for path in made:
                 path.rmdir()
@@ -499,19 +449,14 @@ def results_folder(folder: Path) -> Iterator[None]:
 
 
 def publish(results: Path, folder: Path) -> None:
-    """Copies a round's results so that a reader finds whole files or none.
-
-    Args:
-        results: The files of `rounds.write_results`.
-        folder: Where to; files of an earlier round are replaced.
-    """
+    """Copies the files of `rounds.write_results` so that a reader finds whole files or none."""
     names = (METRICS, STATE)
     try:
         with tempfile.TemporaryDirectory(prefix=".plan_runner_", dir=folder) as partial:
             for name in names:
                 shutil.copyfile(results / name, Path(partial) / name)
                 _sync(Path(partial) / name)
-            # Before it is where others see it: only the owner sees the folder of the copies.
+            # Only the owner sees the folder of the copies.
             (Path(partial) / STATE).chmod(_OWNER_ONLY)
             for name in names:
                 os.replace(Path(partial) / name, folder / name)

@@ -1,8 +1,7 @@
-"""A plan's graphs as messages of a stranger: what they may hold, and refusals of all else.
+"""Checks of a plan's graphs, which are code of a stranger.
 
-A plan is code that could do more than compute. The lists of operations name what may run rather
-than what may not: an operation that TensorFlow adds later is refused until somebody has looked at
-it. TensorFlow's own messages in a plan are read here, too, and those that are too large refused.
+The lists name the operations that may run, so operations of later TensorFlow versions are refused.
+TensorFlow's messages in a plan are read here, too.
 """
 
 import dataclasses
@@ -10,27 +9,26 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
-import numpy as np
 import tensorflow as tf
 from google.protobuf import any_pb2
-from tensorflow.core.framework import tensor_pb2, types_pb2
+from tensorflow.core.framework import types_pb2
 from tensorflow.core.protobuf import saver_pb2, struct_pb2
 from tensorflow.python.framework import op_def_registry
 
 from plan_runner import plan_pb2
-from plan_runner.errors import PlanError, reason
+from plan_runner.errors import PlanError
 from plan_runner.export import TensorType
 from plan_runner.plan_messages import parse_foreign
 
-# Bytes of all constants of a graph, unpacked: larger ones belong into a checkpoint.
-_MOST_BYTES = 1 << 30
+# Maximum unpacked bytes of all constants of a graph; larger ones belong into a checkpoint.
+_MAX_BYTES = 1 << 30
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Stateful ones, by the reason why they are harmless: state that they have lives in the session.
+# Stateful operations, keyed by the reason why they are harmless: their state is the session's.
 STATEFUL = {
     reason: _names(names)
     for reason, names in {
@@ -83,8 +81,8 @@ STATEFUL = {
 }
 # Families that apply gradients to variables, or scatter into them.
 STATEFUL_PREFIXES = ("ResourceApply", "ResourceScatter", "ResourceSparseApply")
-# Without state. A file or a host can only be named by a string: an operation that has neither an
-# input nor an attribute that is always a string may run; of the others, these.
+# Stateless operations with strings as inputs or attributes that may run. Only a string can name a
+# file or a host, so all operations without strings may run.
 STRING_INPUTS = _names(
     """
     DecodeAndCropJpeg DecodeBase64 DecodeBmp DecodeCSV DecodeGif DecodeImage DecodeJpeg
@@ -108,21 +106,19 @@ STRING_ATTRIBUTES = _names(
     sparse_keys src_format stack_name template tensor_array_name unit var_name
     """
 )
-# Attributes that choose among a few values, of which an operation may have no other: those that
-# TensorFlow got after 2.14. Of all that 2.21 has and 2.14 has not, no other is on an operation that
-# may run, and names anything.
+# Attributes after TensorFlow 2.14 that choose among a few values, and these values.
 STRING_VALUES = {"bad_indices_policy": frozenset((b"", b"DEFAULT", b"ERROR", b"IGNORE"))}
-# Their first input is a path: a placeholder that the plan names as one.
+# Operations with a path as the first input, which must be a placeholder that the plan names.
 READS_FILE = frozenset(("Restore", "RestoreSlice", "RestoreV2"))
 WRITES_FILE = frozenset(("Save", "SaveSlices"))
 PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
-# The one operation of the platform's own: a client's examples.
+# The platform's own operation, a client's examples.
 EXTERNAL_DATASET = "ExternalDataset"
 _NEVER_CONSTANT = (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT)
 
 
 def is_stateful_allowed(op: str) -> bool:
-    """Returns whether a stateful operation may run."""
+    """Whether a stateful operation may run."""
     return op.startswith(STATEFUL_PREFIXES) or any(op in ops for ops in STATEFUL.values())
 
 
@@ -131,11 +127,10 @@ class Permissions:
     """The operations that a graph may have in addition to computing.
 
     Attributes:
-        reads: Names of the tensors that hold the paths of files it may read.
-        writes: The same of files it may write.
-        fed: Names of the other tensors whose values a run replaces: constants of the plan, sums,
-            the token of examples.
-        examples: Whether it asks for a client's examples, by one ExternalDataset.
+        reads: Names of the tensors with paths of files to read.
+        writes: Names of the tensors with paths of files to write.
+        fed: Names of the other fed tensors: sums, the token of examples.
+        examples: Whether the graph reads a client's examples, by one ExternalDataset.
     """
 
     reads: frozenset[str] = frozenset()
@@ -144,16 +139,14 @@ class Permissions:
     examples: bool = False
 
     @classmethod
-    def of_client(cls, phase: plan_pb2.ClientPhase) -> "Permissions":
-        """Returns what the graphs of a client may do, TensorFlow's and TFLite's."""
+    def for_client(cls, phase: plan_pb2.ClientPhase) -> "Permissions":
+        """Returns the permissions of a client's graphs, TensorFlow's and TFLite's."""
         spec, router = phase.tensorflow_spec, phase.federated_compute
         written = router.output_filepath_tensor_name
         return cls(
             reads=frozenset([tensor_name(router.input_filepath_tensor_name)]),
             writes=frozenset([tensor_name(written)] if written else []),
-            fed=frozenset(
-                map(tensor_name, [spec.dataset_token_tensor_name, *spec.constant_inputs])
-            ),
+            fed=frozenset([tensor_name(spec.dataset_token_tensor_name)]),
             examples=True,
         )
 
@@ -164,7 +157,7 @@ def check_graph(graph: tf.compat.v1.GraphDef, permissions: Permissions, where: s
     functions = {function.signature.name for function in graph.library.function}
     for name in sorted(functions):
         if op_def_registry.get(name) is not None:
-            raise PlanError(f"{where}: function {name}: expected a name of its own, it is an op's")
+            raise PlanError(f"{where}: function {name}: expected a name that no op has")
     nodes = {node.name: node for node in graph.node}
     if len(nodes) != len(graph.node):
         raise PlanError(f"{where}: expected nodes of different names, found one twice")
@@ -190,15 +183,12 @@ def check_graph(graph: tf.compat.v1.GraphDef, permissions: Permissions, where: s
 
 
 def _check_fed(nodes: Mapping[str, Any], permissions: Permissions, where: str) -> None:
-    """Checks that fed tensors are placeholders, and that each path is fed as a path only.
-
-    A value that is fed takes the place of whatever computes the tensor, a path as well.
-    """
+    """Checks that fed tensors are placeholders, and that each path is fed as a path only."""
     paths = permissions.reads | permissions.writes
     for name in sorted(paths | permissions.fed):
-        # By this exact name: TensorFlow reads "x:00" as "x:0", and one of both would win.
+        # Compare exact names: TensorFlow reads "x:00" as "x:0".
         node, _, output = name.rpartition(":")
-        # One that the graph has not cannot be fed, which its session finds.
+        # The session refuses to feed a tensor that the graph lacks.
         if node in nodes and (output != "0" or nodes[node].op not in PLACEHOLDERS):
             raise PlanError(f"{where}: expected a placeholder for {name!r}, which is fed")
         if name in paths and name in permissions.fed:
@@ -208,10 +198,7 @@ def _check_fed(nodes: Mapping[str, Any], permissions: Permissions, where: str) -
 
 
 def _check_path(node: Any, allowed: frozenset[str], where: str) -> None:
-    """Checks that a file operation's path is a fed one, with nothing in between.
-
-    `_check_fed` has found a placeholder behind each of the names that are allowed.
-    """
+    """Checks that a file operation's path is a fed placeholder, without ops in between."""
     path = next((name for name in node.input if not name.startswith("^")), "")
     if tensor_name(path) not in allowed:
         raise PlanError(
@@ -221,7 +208,7 @@ def _check_path(node: Any, allowed: frozenset[str], where: str) -> None:
 
 def _check_node(node: Any, functions: Iterable[str], where: str) -> None:
     place = f"{where}: {node.name}"
-    # Whatever the operation's definition says of them: no attribute names other functions.
+    # Check all attributes, whatever the operation's definition contains.
     for value in node.attr.values():
         called = [value.func, *value.list.func]
         _check_functions([function.name for function in called], functions, place)
@@ -248,46 +235,41 @@ def _problems(node: Any, definition: Any) -> Iterator[str]:
         if attribute.type not in ("string", "list(string)"):
             continue
         if attribute.name in STRING_VALUES:
-            found = node.attr[attribute.name].s if attribute.name in node.attr else b""
-            if found not in STRING_VALUES[attribute.name]:
-                yield f"its attribute {attribute.name} is none of those known"
+            value = node.attr[attribute.name].s if attribute.name in node.attr else b""
+            if value not in STRING_VALUES[attribute.name]:
+                yield f"its attribute {attribute.name} has an unknown value"
         elif attribute.name not in STRING_ATTRIBUTES:
             yield f"its attribute {attribute.name} may name a file or code"
-    # Such constants are objects that TensorFlow would decode from the graph.
+    # TensorFlow would decode objects from such constants.
     if node.op == "Const" and _dtype(node) in _NEVER_CONSTANT:
-        yield "it is no constant of numbers or strings"
+        yield "it is not a constant of numbers or strings"
 
 
 def _dtype(node: Any) -> int:
-    # Asking a map of messages for what it lacks would add it.
+    # Access to a missing key of a map would add it.
     return int(node.attr["dtype"].type) if "dtype" in node.attr else types_pb2.DT_INVALID
 
 
-def _check_functions(found: Iterable[str], functions: Iterable[str], where: str) -> None:
-    for name in found:
-        # Some operations have branches that may be absent.
+def _check_functions(called: Iterable[str], functions: Iterable[str], where: str) -> None:
+    for name in called:
+        # Branches of some operations may be absent.
         if name and name not in functions:
             raise PlanError(f"{where}: expected a function of the graph's own, found {name!r}")
 
 
 @dataclasses.dataclass(frozen=True)
 class NamedTensor:
-    """A tensor's name and type; the name is that in a graph or in a checkpoint."""
+    """The name of a tensor, in a graph or in a checkpoint, and its type."""
 
     name: str
     kind: TensorType
 
 
 def graph_of(packed: any_pb2.Any, where: str) -> tf.compat.v1.GraphDef:
-    """Returns the graph in a message that may hold anything."""
-    return parse_foreign(tf.compat.v1.GraphDef, unpacked(packed, "GraphDef", where), where)
-
-
-def unpacked(packed: any_pb2.Any, kind: str, where: str) -> bytes:
-    """Returns the bytes in a message that may hold anything but has to hold that of TensorFlow."""
-    if packed.type_url.rpartition("/")[2] != f"tensorflow.{kind}":
-        raise PlanError(f"{where}: expected tensorflow.{kind}, found {packed.type_url!r}")
-    return packed.value
+    """Returns the graph in an `Any` message."""
+    if packed.type_url.rpartition("/")[2] != "tensorflow.GraphDef":
+        raise PlanError(f"{where}: expected tensorflow.GraphDef, found {packed.type_url!r}")
+    return parse_foreign(tf.compat.v1.GraphDef, packed.value, where)
 
 
 def tensor_spec(content: bytes, where: str) -> NamedTensor:
@@ -310,24 +292,13 @@ def tensor_specs(contents: Sequence[bytes], where: str) -> dict[str, NamedTensor
     return specs
 
 
-def constants(contents: Mapping[str, bytes], where: str) -> dict[str, np.ndarray]:
-    """Reads TensorProtos."""
-    values = {}
-    for name, content in contents.items():
-        proto = parse_foreign(tensor_pb2.TensorProto, content, f"{where}: {name}")
-        check_tensor(proto, f"{where}: {name}")
-        try:
-            values[tensor_name(name)] = tf.make_ndarray(proto)
-        except (TypeError, ValueError) as e:
-            raise PlanError(f"{where}: {name}: expected a tensor, found {reason(e)}") from e
-    return values
-
-
 def saver_def(content: bytes, where: str) -> saver_pb2.SaverDef:
     """Reads the SaverDef of a checkpoint that is one file."""
     saver = parse_foreign(saver_pb2.SaverDef, content, where)
     if saver.version not in (saver_pb2.SaverDef.LEGACY, saver_pb2.SaverDef.V1) or saver.sharded:
-        raise PlanError(f"{where}: expected a saver of one file (version 1), found another")
+        raise PlanError(
+            f"{where}: expected a saver of one file (version 1), found version {saver.version}"
+        )
     if not saver.filename_tensor_name:
         raise PlanError(f"{where}: expected the part filename_tensor_name, found none")
     return saver
@@ -342,7 +313,7 @@ def dtype_name(number: int, where: str) -> str:
 
 
 def tensor_name(name: str) -> str:
-    """Returns the full name of a tensor; that of an operation alone means its first output."""
+    """Returns the full name of a tensor; an operation's name means its first output."""
     return name if not name or ":" in name else f"{name}:0"
 
 
@@ -352,7 +323,7 @@ def check_bounds(graph: tf.compat.v1.GraphDef, where: str) -> None:
     for place, node in _nodes(graph):
         for tensor in _tensors(node):
             total += tensor_bytes(tensor)
-            if total > _MOST_BYTES:
+            if total > _MAX_BYTES:
                 raise PlanError(
                     f"{where}: {place}{node.name}: expected constants of at most 1 GiB in a graph, "
                     "found more"
@@ -362,17 +333,11 @@ def check_bounds(graph: tf.compat.v1.GraphDef, where: str) -> None:
     }
     circle = _circle(called)
     if circle:
-        raise PlanError(f"{where}: function {circle}: expected one that ends, it calls itself")
-
-
-def check_tensor(tensor: Any, where: str) -> None:
-    """Checks the size of one TensorProto."""
-    if tensor_bytes(tensor) > _MOST_BYTES:
-        raise PlanError(f"{where}: expected a constant of at most 1 GiB, found a larger one")
+        raise PlanError(f"{where}: function {circle}: recursion is not allowed")
 
 
 def tensor_bytes(tensor: Any) -> int:
-    """Returns the size of a TensorProto's value, however few bytes say what it is."""
+    """Returns the bytes of a TensorProto's value when unpacked."""
     sizes = [max(0, dimension.size) for dimension in tensor.tensor_shape.dim]
     try:
         width = tf.as_dtype(tensor.dtype).size or 1
@@ -398,7 +363,7 @@ def _tensors(node: Any) -> Iterator[Any]:
 
 
 def _called(nodes: Iterable[Any]) -> set[str]:
-    """Returns the names of the functions that nodes call, or of ops, which are none."""
+    """Returns the names of the functions that nodes call, and of their ops."""
     names = {node.op for node in nodes}
     for node in nodes:
         for value in node.attr.values():
@@ -407,10 +372,10 @@ def _called(nodes: Iterable[Any]) -> set[str]:
 
 
 def _circle(called: Mapping[str, set[str]]) -> str:
-    """Returns a function that leads back to itself, or "" if there is none."""
+    """Returns a function that calls itself, directly or not; "" without one."""
     done: set[str] = set()
     for start in called:
-        # Without recursion: a chain of functions may be longer than Python's stack.
+        # A chain of functions may be longer than Python's stack.
         path: list[tuple[str, Iterator[str]]] = [("", iter([start]))]
         open_names: set[str] = set()
         while path:
@@ -422,7 +387,7 @@ def _circle(called: Mapping[str, set[str]]) -> str:
                     path.append((name, iter(sorted(called[name]))))
                     break
             else:
-                left, _ = path.pop()
-                open_names.discard(left)
-                done.add(left)
+                finished, _ = path.pop()
+                open_names.discard(finished)
+                done.add(finished)
     return ""

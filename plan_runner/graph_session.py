@@ -5,22 +5,20 @@ from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
-from google.protobuf import any_pb2
-from tensorflow.core.protobuf import config_pb2
 
 from plan_runner.errors import PlanError, reason
 from plan_runner.export import TensorType
-from plan_runner.graph_check import saver_def, tensor_name, unpacked
-from plan_runner.plan_messages import check_parts, parse_foreign
+from plan_runner.graph_check import saver_def, tensor_name
+from plan_runner.plan_messages import check_parts
 from plan_runner.ram_files import File
 
-# Lines that TensorFlow puts before the line with the error.
+# Lines before the line with TensorFlow's error.
 _HEADINGS = ("Graph execution error:", "root error(s) found.")
 OPS_AROUND = ("before_restore_op", "after_restore_op", "before_save_op", "after_save_op")
 
 
 def load_graph(graph_def: tf.compat.v1.GraphDef, where: str) -> tf.Graph:
-    """Makes a graph of its definition, which was checked before."""
+    """Returns the graph of a checked definition."""
     graph = tf.Graph()
     try:
         with graph.as_default():
@@ -30,24 +28,11 @@ def load_graph(graph_def: tf.compat.v1.GraphDef, where: str) -> tf.Graph:
     return graph
 
 
-def session_config(packed: any_pb2.Any, where: str) -> tf.compat.v1.ConfigProto:
-    """Returns a session's configuration: of the one that a plan may bring, what concerns graphs.
-
-    Nothing else of it: it may name devices, hosts and files.
-    """
-    config = tf.compat.v1.ConfigProto()
-    if packed.type_url or packed.value:
-        given = parse_foreign(config_pb2.ConfigProto, unpacked(packed, "ConfigProto", where), where)
-        config.graph_options.CopyFrom(given.graph_options)
-    return config
-
-
 class GraphSession:
-    """Runs a graph; to be closed, or used as a context manager.
+    """A session of a graph.
 
     Args:
-        where: What it is, for messages.
-        config: The session's configuration.
+        where: Name of the graph, for messages.
         always: Default values of tensors that every run feeds.
     """
 
@@ -55,12 +40,11 @@ class GraphSession:
         self,
         graph: tf.Graph,
         where: str,
-        config: Optional[tf.compat.v1.ConfigProto] = None,
         always: Optional[Mapping[str, Any]] = None,
     ) -> None:
         self._where = where
         self._always = dict(always or {})
-        self._session = tf.compat.v1.Session(graph=graph, config=config)
+        self._session = tf.compat.v1.Session(graph=graph)
         self.require(self._always)
 
     def require(self, names: Iterable[str]) -> None:
@@ -92,39 +76,30 @@ class GraphSession:
         return [np.asarray(value) for value in values if value is not None]
 
     def close(self) -> None:
-        """Ends the session."""
+        """Closes the session."""
         self._session.close()
-
-    def __enter__(self) -> "GraphSession":
-        """Returns itself."""
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Ends the session."""
-        self.close()
 
 
 def _error_line(message: str) -> str:
-    """Returns an operation's error line, without the place in the exporter's code."""
+    """Returns an operation's error without the place in the exporter's code."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     for i, line in enumerate(lines):
         if line.startswith("Node: "):
             lines = lines[i + 1 :]
             break
-    said = [line for line in lines if not line.endswith(_HEADINGS)]
-    return said[0] if said else ""
+    return next((line for line in lines if not line.endswith(_HEADINGS)), "")
 
 
 class CheckpointOp:
     """Saves or restores variables of a session.
 
     Attributes:
-        path: The name of the tensor that holds the file's path.
-        names: The names in the graph that it uses.
+        path: Name of the tensor with the file's path.
+        names: Names of the tensors and operations.
 
     Args:
-        message: The plan's own.
-        where: Which one it is, for messages.
+        message: The plan's `CheckpointOp`.
+        where: Name of the message, for errors.
     """
 
     def __init__(self, message: Any, where: str) -> None:
@@ -162,8 +137,8 @@ def read_checkpoint(path: File, where: str) -> dict[str, np.ndarray]:
     """Returns the tensors of a checkpoint by name.
 
     Args:
-        path: The file; one in a folder of the runner's own, as the name is taken for a pattern.
-        where: What it is, for the message.
+        path: The file, in a folder of the runner, since TensorFlow treats the name as a pattern.
+        where: Name of the checkpoint, for messages.
     """
     if not path.is_file():
         raise PlanError(f"{where}: expected a checkpoint, found none")
@@ -172,10 +147,8 @@ def read_checkpoint(path: File, where: str) -> dict[str, np.ndarray]:
         names = sorted(reader.get_variable_to_shape_map())
         return {name: np.asarray(reader.get_tensor(name)) for name in names}
     except (tf.errors.OpError, RuntimeError, ValueError) as e:
-        # TensorFlow's message names the runner's own file.
-        raise PlanError(
-            f"{where}: expected a checkpoint, cannot read it (it is another file, or damaged)"
-        ) from e
+        # TensorFlow's message names the runner's copy.
+        raise PlanError(f"{where}: expected a checkpoint, found a damaged or different file") from e
 
 
 def write_checkpoint(path: File, tensors: Mapping[str, np.ndarray]) -> None:
@@ -190,21 +163,21 @@ def write_checkpoint(path: File, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def type_of(value: np.ndarray) -> TensorType:
-    """Returns a value's type in TensorFlow's words."""
+    """Returns a value's type with TensorFlow's dtype name."""
     dtype = "string" if value.dtype.kind in "OSU" else tf.as_dtype(value.dtype).name
     return TensorType(dtype, value.shape)
 
 
 def check_tensors(
-    found: Mapping[str, np.ndarray], expected: Mapping[str, TensorType], where: str
+    tensors: Mapping[str, np.ndarray], expected: Mapping[str, TensorType], where: str
 ) -> None:
-    """Checks that tensors are exactly those expected."""
+    """Checks that tensors are exactly the expected ones."""
     for name, kind in expected.items():
-        if name not in found:
+        if name not in tensors:
             raise PlanError(f"{where}: expected the tensor {name}, found none")
-        actual = type_of(found[name])
-        if not kind.admits(actual.dtype, found[name].shape):
+        actual = type_of(tensors[name])
+        if not kind.admits(actual.dtype, tensors[name].shape):
             raise PlanError(f"{where}: {name}: expected {kind}, found {actual}")
-    for name in found:
+    for name in tensors:
         if name not in expected:
             raise PlanError(f"{where}: expected {len(expected)} tensors, found {name} as well")

@@ -1,4 +1,4 @@
-"""Runs a function in a process of its own, which is ended when it reaches its limits."""
+"""Runs a function in a separate process within limits of memory and time."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ import json
 import os
 import resource
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, NoReturn, Optional, Protocol
 
 from plan_runner import sandbox
 from plan_runner.sandbox import Refused
 
-# Longest line of the protocol, which has names and numbers of an export: none of ours is longer.
+# Maximum bytes of a line of the protocol.
 _LONGEST_LINE = 1 << 20
 STEP, LINE, RESULTS, STATUS, ERROR = "step", "line", "results", "status", "error"
-# A request that cannot be done; the process stays.
+# A refused request, after which the process continues.
 REFUSED = "refused"
 _VALUES = {STEP: str, LINE: str, RESULTS: str, STATUS: int, ERROR: str, REFUSED: str}
 _PR_SET_PDEATHSIG = 1
-# Memory of libraries, mostly TensorFlow's, which the kernel's limit does not count.
+# Bytes of libraries, mostly TensorFlow's, which the kernel's limit does not count.
 _LIBRARIES_BYTES = 300_000_000
-# The other process imports from the same folders.
+# Code of the process, which imports from the same folders.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from plan_runner.isolation import main; main(*sys.argv[2:])"
@@ -41,10 +40,10 @@ _START = (
 TASK = "task.json"
 ERRORS = "errors.txt"
 _POLL_SECONDS = 0.1
-# Of what a process that has ended said, its last line being there.
-_MOST_ERRORS = 4096
+# Bytes at the end of the process's errors in which to look for the last line.
+_MAX_ERRORS = 4096
 _PIECE = 1 << 16
-# Variables of Python, the C library and TensorFlow; others may hold secrets of the user.
+# Prefixes of variables for Python, the C library and TensorFlow; others may hold secrets.
 _VARIABLES = (
     *("ABSL_", "GLIBC_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_"),
     *("PATH", "PLAN_RUNNER_", "PYTHON", "TF_", "TZ", "XLA_"),
@@ -52,18 +51,15 @@ _VARIABLES = (
 
 
 class IsolationError(Exception):
-    """The isolated function has refused its payload, reached a bound, or crashed.
-
-    The message is one line, for the user.
-    """
+    """The isolated function refused its payload, reached a limit, or crashed; one line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Bounds of a process; called as the flags are that messages name.
+    """Limits of a process, with the names of the flags in messages.
 
     Attributes:
-        max_memory_gb: Its memory, in 10^9 bytes.
+        max_memory_gb: Memory in 10^9 bytes.
         max_round_seconds: Wall-clock limit of each reported step.
     """
 
@@ -72,12 +68,12 @@ class Bounds:
 
     @property
     def memory_bytes(self) -> int:
-        """Its memory, in bytes."""
+        """Memory in bytes."""
         return int(self.max_memory_gb * 1e9)
 
     @property
     def on_memory(self) -> str:
-        """What is expected of its memory, for messages."""
+        """The expectation of memory, for messages."""
         return f"expected to need at most {self.max_memory_gb:g} GB (--max_memory_gb)"
 
 
@@ -85,45 +81,17 @@ class Listener(Protocol):
     """Receives the events of an isolated function."""
 
     def step(self, name: str) -> None:
-        """Something begins that has the time of one step: "round 3", say."""
+        """Reports that a step with its own time limit begins, such as "round 3"."""
 
     def line(self, text: str) -> None:
-        """Something is to be printed."""
+        """Reports a line to print."""
 
     def results(self, folder: Path) -> None:
-        """There are results in a folder, which the listener removes."""
-
-
-class ResultsTaker:
-    """A `Listener` that reads results, and heeds nothing else.
-
-    Args:
-        take: Reads them in their folder, which is removed then.
-
-    Attributes:
-        taken: What it returned last; None before.
-    """
-
-    def __init__(self, take: Callable[[Path], Any]) -> None:
-        self._take = take
-        self.taken: Any = None
-
-    def step(self, name: str) -> None:
-        """Has nothing to do."""
-
-    def line(self, text: str) -> None:
-        """Has nothing to do."""
-
-    def results(self, folder: Path) -> None:
-        """Reads them."""
-        try:
-            self.taken = self._take(folder)
-        finally:
-            shutil.rmtree(folder)
+        """Reports results in a folder, which the listener removes."""
 
 
 class NoEventError(ValueError):
-    """The received message is no event."""
+    """The received message is not an event."""
 
 
 def encoded(kind: str, value: Any) -> bytes:
@@ -132,16 +100,16 @@ def encoded(kind: str, value: Any) -> bytes:
 
 
 class Decoder:
-    """Finds the events in what arrives in pieces."""
+    """Decodes events from pieces of a stream."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, piece: bytes) -> Iterator[tuple[str, Any]]:
-        """Yields the events (kind, value) that are whole after another piece.
+        """Yields the events (kind, value) that another piece completes.
 
         Raises:
-            NoEventError: If it is no event, or too long for one.
+            NoEventError: If a line is not an event, or too long.
         """
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
@@ -155,14 +123,14 @@ def _event(line: bytes) -> tuple[str, Any]:
         kind, value = json.loads(line)
         if type(value) is _VALUES[kind]:
             return kind, value
-    # Its process may have been taken over by what it runs.
+    # The export's graphs may have taken over the process.
     except (KeyError, RecursionError, TypeError, ValueError):
         pass
-    raise NoEventError("something that is no event")
+    raise NoEventError("an invalid event")
 
 
 class Sender:
-    """A `Listener` at the other end of a pipe."""
+    """A `Listener` that writes to a pipe."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -177,34 +145,32 @@ class Sender:
 
     def results(self, folder: Path) -> None:
         """See `Listener`."""
-        # Its name: the reader knows where this process may write.
+        # The name suffices: the reader knows the process's folder.
         self.send(RESULTS, folder.name)
 
     def send(self, kind: str, value: object) -> None:
-        """Tells of an event; see `encoded`."""
+        """Writes an event; see `encoded`."""
         content = encoded(kind, value)
         while content:
             content = content[os.write(self._pipe, content) :]
 
 
 def main(task_file: str, pipe: str, parent: str) -> NoReturn:
-    """Calls what a file names, within bounds; ends the process.
+    """Calls a function within limits, and ends the process.
 
     Args:
-        task_file: JSON with "function" (as MODULE:NAME), "payload", "bounds", and "reads", what its
-            sandbox lets it read, or null for no sandbox; its folder is for files that nobody needs
-            afterwards.
-        pipe: Number of the file descriptor to write events to.
-        parent: Id of the process without which this one is to end.
+        task_file: Path of the JSON of `described`. Its folder is the process's own.
+        pipe: File descriptor of the pipe for events.
+        parent: Id of the parent process; this process ends with it.
     """
     _end_with_parent(int(parent))
     path, sender = Path(task_file), Sender(int(pipe))
     task = json.loads(path.read_text("utf-8"))
     bounds = Bounds(**task["bounds"])
-    _take(bounds)
+    _set_limits(bounds)
     module, _, name = task["function"].partition(":")
     try:
-        # Before anything else is imported: TensorFlow starts threads.
+        # Enter before other imports: TensorFlow starts threads.
         if task["reads"] is not None:
             sandbox.enter(task["reads"], path.parent)
         function = getattr(importlib.import_module(module), name)
@@ -213,28 +179,28 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
         sender.send(ERROR, str(e))
     except MemoryError:
         sender.send(ERROR, f"{bounds.on_memory}, it needs more")
-    # An unforeseen effect of a stranger's file: one line for the user.
+    # A stranger's file may have any effect; the user reads one line.
     except Exception as e:
         traceback.print_exc()
         text = " ".join(str(e).split())[:300]
         sender.send(ERROR, f"expected an export that can be played, {type(e).__name__}: {text}")
     finally:
-        # At once: threads of what failed need not end by themselves.
+        # Do not wait for the threads of a failed function.
         os._exit(0)
 
 
 def _end_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent ends, for whatever reason."""
+    """Makes the kernel kill this process when its parent ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have ended before.
+    # The parent may have ended before.
     if os.getppid() != parent:
         sys.exit("the process that started this one has ended")
 
 
-def _take(bounds: Bounds) -> None:
+def _set_limits(bounds: Bounds) -> None:
     limits = {
         resource.RLIMIT_DATA: max(_LIBRARIES_BYTES, bounds.memory_bytes - _LIBRARIES_BYTES),
-        # Whatever is written has been in memory.
+        # Written files were in memory before.
         resource.RLIMIT_FSIZE: bounds.memory_bytes,
         resource.RLIMIT_CORE: 0,
     }
@@ -243,7 +209,7 @@ def _take(bounds: Bounds) -> None:
         if most != resource.RLIM_INFINITY:
             limit = min(limit, most)
         resource.setrlimit(kind, (limit, limit))
-    # Otherwise a file that is too large would end the process without a word.
+    # Otherwise a file that is too large ends the process without a message.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
@@ -254,42 +220,41 @@ def run_isolated(
     listener: Listener,
     reads: Optional[Iterable[str]] = None,
 ) -> int:
-    """Calls a function in a process that has bounds; returns its status.
+    """Calls a function in a limited process; returns its status.
 
-    When this returns or raises, the process has ended and its files are gone. If this process is
-    killed, the kernel ends the other one. What it reports is taken for what it says only: files
-    that it names are looked for in its own folder.
+    Afterwards the process has ended and its files are removed. If this process is killed, the
+    kernel ends the other one. Its reports are not trusted: results are in its own folder.
 
     Args:
         function: (payload, listener, folder for its files) -> status, as MODULE:NAME. It may raise
             `sandbox.Refused`.
-        payload: Its argument, of what JSON has.
-        reads: Files and folders that it may read in its sandbox; without a sandbox None.
+        payload: Argument of the function, as JSON.
+        reads: Files and folders that its sandbox can read; None for no sandbox.
 
     Raises:
-        IsolationError: If it raises an exception, reaches a bound, or ends without a status.
+        IsolationError: If it raises an exception, reaches a limit, or ends without a status.
     """
     with tempfile.TemporaryDirectory(prefix="plan_runner_") as name:
         folder = Path(name)
         task = described(function, payload, bounds, reads)
         (folder / TASK).write_text(json.dumps(task), "utf-8")
-        # Read again by what was opened here: the name may be another file's then.
+        # Keep the file open: the process may replace it by another one.
         with open(folder / ERRORS, "w+b") as errors, Process(folder, bounds, errors) as process:
             return process.follow(listener)
 
 
 class RequestRefused(IsolationError):
-    """A process cannot do one of its requests; it goes on."""
+    """A process refused a request, and continues."""
 
 
 class ProcessEnded(IsolationError):
-    """A process has ended by itself, or something outside has ended it."""
+    """A process has ended by itself, or was ended from outside."""
 
 
 def described(
     function: str, payload: Any, bounds: Bounds, reads: Optional[Iterable[str]]
 ) -> dict[str, Any]:
-    """Returns what `main` reads of its file; see `run_isolated`."""
+    """Returns the JSON of `main`'s file; see `run_isolated`."""
     return {
         "function": function,
         "payload": payload,
@@ -299,11 +264,11 @@ def described(
 
 
 class Process:
-    """The process, as a context manager that leaves none behind.
+    """A limited process, as a context manager that ends it.
 
     Args:
-        shared: File descriptor that the process inherits under the same number, if it gets
-            requests at its standard input; None if it gets none.
+        shared: File descriptor that the process inherits, if it gets requests at its standard
+            input; None without requests.
     """
 
     def __init__(
@@ -328,7 +293,7 @@ class Process:
                 stdout=self._errors,
                 stderr=self._errors,
                 pass_fds=(other_end, *self._shared),
-                # The Ctrl-C of a terminal is for this process, which ends the other one.
+                # A terminal's Ctrl-C reaches this process only, which ends the other one.
                 start_new_session=True,
                 env=self._environment(),
             )
@@ -340,33 +305,37 @@ class Process:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        # With all its children, in a session of its own. It may have ended already.
+        # End the session with all children.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self._pipe)
         if self._process.stdin is not None:
-            # What it did not read is of no use to anybody.
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
 
     @property
     def id(self) -> int:
-        """Its number."""
+        """Process id."""
         return self._process.pid
 
     def has_ended(self) -> bool:
-        """Returns whether it has."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def _environment(self) -> dict[str, str]:
         kept = {key: text for key, text in os.environ.items() if key.startswith(_VARIABLES)}
-        # Libraries such as Keras write to the home folder: it is here.
+        # Libraries such as Keras write to the home folder.
         return {**kept, "TMPDIR": str(self.folder), "HOME": str(self.folder)}
 
     def follow(self, listener: Listener) -> int:
-        """Passes on the events of the process until it ends; returns its status."""
-        actions = {STEP: self._begin, **self._actions(listener)}
+        """Forwards the events of the process until it ends; returns its status."""
+        actions: dict[str, Callable[[Any], None]] = {
+            STEP: self._begin,
+            LINE: listener.line,
+            RESULTS: lambda name: listener.results(self._named(name)),
+            **_FAILURES,
+        }
         status = None
         self._begin(self._step)
         for kind, value in self._events():
@@ -379,10 +348,10 @@ class Process:
         return status
 
     def ask(self, step: str, request: str) -> str:
-        """Sends a request, and returns the text of its results.
+        """Sends a request, and returns its results.
 
         Args:
-            step: Name of the request, for messages. All of it has the time of one step.
+            step: Name of the request, for messages. The request has the time of one step.
             request: One line.
         """
         self._begin(step)
@@ -392,10 +361,10 @@ class Process:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise self._ended() from None
-        failures, results = {ERROR: _fail, REFUSED: _refuse}, None
+        results = None
         for kind, value in self._events():
-            if kind in failures:
-                failures[kind](value)
+            if kind in _FAILURES:
+                _FAILURES[kind](value)
             elif kind == RESULTS:
                 results = value
             elif kind == STATUS and results is not None:
@@ -404,16 +373,8 @@ class Process:
                 raise self._reports(f"{kind} where results were expected")
         raise self._ended()
 
-    def _actions(self, listener: Listener) -> dict[str, Callable[[Any], None]]:
-        return {
-            LINE: listener.line,
-            RESULTS: lambda name: listener.results(self._named(name)),
-            ERROR: _fail,
-            REFUSED: _refuse,
-        }
-
     def _events(self) -> Iterator[tuple[str, Any]]:
-        """Yields what it reports, until it ends."""
+        """Yields the events of the process until it ends."""
         try:
             while piece := self._next_piece():
                 yield from self._decoder.feed(piece)
@@ -421,14 +382,14 @@ class Process:
             raise self._reports(e) from e
 
     def _named(self, name: str) -> Path:
-        """Returns the folder of that name among the process's own; there are files in it only."""
+        """Returns a folder of the process by name, after a check that it has files only."""
         path = self.folder / name
         if not name.isidentifier() or path.is_symlink() or not path.is_dir():
-            raise self._reports("a folder that is none of its own")
-        # Whoever takes them neither follows a link nor waits for a pipe.
+            raise self._reports("a folder outside of its own")
+        # The reader must neither follow a link nor wait for a pipe.
         with os.scandir(path) as entries:
             if not all(entry.is_file(follow_symlinks=False) for entry in entries):
-                raise self._reports("a folder with more than files in it")
+                raise self._reports("a folder with links or pipes")
         return path
 
     def _reports(self, what: object) -> IsolationError:
@@ -442,7 +403,7 @@ class Process:
         """Waits for the next line of the process; empty if it has ended."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipe, selectors.EVENT_READ)
-            # Also of one that always has something to report.
+            # Check first: the process may report without a pause.
             self._check_bounds()
             while not selector.select(_POLL_SECONDS):
                 self._check_bounds()
@@ -453,9 +414,9 @@ class Process:
         if time.monotonic() > self._deadline:
             raise IsolationError(
                 f"{self._step}: expected to end within {bounds.max_round_seconds:g} s "
-                "(--max_round_seconds), it went on and was ended"
+                "(--max_round_seconds), it took longer and was ended"
             )
-        # Beside the kernel's limit, which does not count files that are mapped into memory.
+        # The kernel's limit does not count files that are mapped into memory.
         if _resident_bytes(self._process.pid) > bounds.memory_bytes:
             raise IsolationError(f"{self._step}: {bounds.on_memory}, it needs more and was ended")
 
@@ -468,26 +429,29 @@ class Process:
                 f"{self._step}: its process was ended by {name}; if it ran out of memory, raise "
                 f"--max_memory_gb={self._bounds.max_memory_gb:g}"
             )
-        last = self._last_error() or "it said nothing"
+        last = self._last_error() or "without a message"
         return ProcessEnded(f"{self._step}: its process ended with status {code} ({last})")
 
     def _last_error(self) -> str:
         size = os.fstat(self._errors.fileno()).st_size
-        self._errors.seek(max(0, size - _MOST_ERRORS))
-        text = self._errors.read(_MOST_ERRORS).decode(errors="replace").strip()
+        self._errors.seek(max(0, size - _MAX_ERRORS))
+        text = self._errors.read(_MAX_ERRORS).decode(errors="replace").strip()
         return text.rpartition("\n")[2]
 
 
-def _fail(text: str) -> None:
+def _fail(text: str) -> NoReturn:
     raise IsolationError(text)
 
 
-def _refuse(text: str) -> None:
+def _refuse(text: str) -> NoReturn:
     raise RequestRefused(text)
 
 
+_FAILURES: Mapping[str, Callable[[Any], NoReturn]] = {ERROR: _fail, REFUSED: _refuse}
+
+
 def _resident_bytes(pid: int) -> int:
-    """Returns how much memory a process has; 0 where that is unknown."""
+    """Returns the memory of a process in bytes; 0 if it is unknown."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except (OSError, IndexError):

@@ -1,7 +1,4 @@
-"""The kernel of ExternalDataset: external_dataset.cc, built with this machine's C++ compiler.
-
-With it, a client's graph runs as it was exported, in a session and in TFLite's interpreter.
-"""
+"""The kernel of ExternalDataset for TFLite's interpreter, built with this machine's compiler."""
 
 import contextlib
 import fcntl
@@ -21,7 +18,7 @@ from typing import NamedTuple, Optional
 
 from plan_runner.errors import PlanError, reason
 
-# Folder of what was built; by default one of the user's caches.
+# Variable of the folder for the library; by default one of the user's caches.
 CACHE_VARIABLE = "PLAN_RUNNER_CACHE"
 
 _SOURCE = Path(__file__).with_name("external_dataset.cc")
@@ -46,22 +43,22 @@ class Kernel(NamedTuple):
     """The library of the kernel.
 
     Attributes:
-        library: Its path, or "" if it cannot be had.
-        problem: Why not.
+        library: Path of the library; "" if it cannot be built.
+        problem: Reason why it cannot be built.
     """
 
     library: str
     problem: str = ""
 
 
-# The kernel that the parent process built; this one may not be allowed to build.
+# The kernel that the parent process built, as a sandboxed process cannot build it.
 _given: Optional[Kernel] = None
 
 
 def find_kernel() -> Kernel:
-    """Returns the library, which is built if need be; without TensorFlow in this process.
+    """Returns the library, without TensorFlow in this process.
 
-    To build it takes half a minute, once for each TensorFlow.
+    The first call for a version of TensorFlow builds the library, in half a minute.
     """
     try:
         return Kernel(str(_built()))
@@ -69,33 +66,29 @@ def find_kernel() -> Kernel:
         return Kernel("", str(e))
 
 
-def give_kernel(found: Kernel) -> None:
-    """Has `kernel_problem` take what another process has found; called before it."""
+def give_kernel(kernel: Kernel) -> None:
+    """Sets the library that `kernel_problem` loads."""
     global _given
-    _given = found
+    _given = kernel
 
 
 @functools.cache
 def kernel_problem() -> str:
-    """Loads the kernel, which is built if need be; returns why it cannot be had, or nothing.
-
-    A process has it from then on.
-    """
+    """Loads the library into this process; returns why it cannot, or ""."""
     import tensorflow as tf
 
-    found = _given or find_kernel()
-    if found.problem:
-        return found.problem
+    kernel = _given or find_kernel()
+    if kernel.problem:
+        return kernel.problem
     try:
-        tf.load_op_library(found.library)
+        tf.load_op_library(kernel.library)
     except tf.errors.OpError as e:
         return f"the kernel of ExternalDataset cannot be loaded ({reason(e)})"
     return ""
 
 
 def _built() -> Path:
-    """Returns the path of the library."""
-    digest = hashlib.sha256(b"\0".join(_made_of())).hexdigest()[:16]
+    digest = hashlib.sha256(b"\0".join(_sources())).hexdigest()[:16]
     path = _cache() / f"external_dataset_{digest}.so"
     if path.is_file():
         return path
@@ -105,7 +98,7 @@ def _built() -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _alone(path.with_suffix(".lock")):
-            # Another process may have built it meanwhile.
+            # Another process may have built the library meanwhile.
             if not path.is_file():
                 _build(compiler, path)
     except OSError as e:
@@ -113,13 +106,13 @@ def _built() -> Path:
     return path
 
 
-def _made_of() -> Iterator[bytes]:
-    """Yields what the library depends on: its source, and TensorFlow, which is not imported."""
+def _sources() -> Iterator[bytes]:
+    """Yields the library's source, and marks of TensorFlow's version, which is not imported."""
     yield _SOURCE.read_bytes()
-    found = importlib.util.find_spec("tensorflow")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("tensorflow")
+    if package is None or not package.submodule_search_locations:
         raise PlanError("no TensorFlow was found")
-    folder = Path(found.submodule_search_locations[0])
+    folder = Path(package.submodule_search_locations[0])
     for header in _VERSIONS:
         path = folder / "include" / header
         yield path.read_bytes() if path.is_file() else b""
@@ -129,13 +122,7 @@ def _made_of() -> Iterator[bytes]:
 
 
 def _flags() -> list[str]:
-    """Returns the compiler's flags that TensorFlow requires.
-
-    A process without TensorFlow has another one import it.
-    """
-    tf = sys.modules.get("tensorflow")
-    if tf is not None:
-        return [*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags()]
+    """Returns the compiler's flags, from TensorFlow in another process."""
     done = subprocess.run(
         [sys.executable, "-c", _ASK_FOR_FLAGS, json.dumps(sys.path)],
         stdin=subprocess.DEVNULL,
@@ -159,8 +146,8 @@ def _build(compiler: str, path: Path) -> None:
             [*command, *_flags()], stdin=subprocess.DEVNULL, capture_output=True, check=False
         )
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip() or f"status {done.returncode}"
-            raise PlanError(f"{compiler} cannot build {_SOURCE.name} ({reason(ValueError(said))})")
+            error = done.stderr.decode(errors="replace").strip() or f"status {done.returncode}"
+            raise PlanError(f"{compiler} cannot build {_SOURCE.name} ({reason(ValueError(error))})")
         os.replace(library, path)
 
 

@@ -1,8 +1,4 @@
-"""Reads a plan's messages, and refuses unknown parts.
-
-It does not need TensorFlow: a file that is no plan is refused before TensorFlow's import, which
-takes seconds.
-"""
+"""Reads a plan's messages, and refuses unknown parts, without TensorFlow."""
 
 from collections.abc import Collection
 from typing import Any, TypeVar
@@ -26,12 +22,12 @@ def parse(kind: type[_M], content: bytes, where: str) -> _M:
 
 
 def parse_foreign(kind: type[_M], content: bytes, where: str) -> _M:
-    """Parses a message of TensorFlow, which knows its own newer parts best."""
+    """Parses a message of TensorFlow, which may have unknown parts."""
     try:
         return kind.FromString(content)  # type: ignore[no-any-return, unused-ignore]
     except message.DecodeError as e:
-        found = f"cannot parse it ({reason(e)})"
-        raise PlanError(f"{where}: expected {kind.DESCRIPTOR.name}, {found}") from e
+        expected = f"{where}: expected {kind.DESCRIPTOR.name}"
+        raise PlanError(f"{expected}, cannot parse it ({reason(e)})") from e
 
 
 def parse_plan(content: bytes, where: str) -> plan_pb2.Plan:
@@ -45,7 +41,7 @@ def parse_plan(content: bytes, where: str) -> plan_pb2.Plan:
 
 
 def read_plans(export: Export) -> tuple[plan_pb2.Plan, plan_pb2.ClientOnlyPlan]:
-    """Reads the plan of an export, and the one that devices get."""
+    """Reads the plan of an export, and the plan for devices."""
     plan = parse_plan(export.read(PLAN), PLAN)
     return plan, parse(plan_pb2.ClientOnlyPlan, export.read(CLIENT_ONLY_PLAN), CLIENT_ONLY_PLAN)
 
@@ -54,20 +50,20 @@ def check_parts(
     value: Any, where: str, required: Collection[str], optional: Collection[str] = ()
 ) -> None:
     """Checks which fields of a message are set."""
-    found = [field.name for field, _ in value.ListFields()]
+    names = [field.name for field, _ in value.ListFields()]
     for name in required:
-        if name not in found:
+        if name not in names:
             raise PlanError(f"{where}: expected the part {name}, found none")
-    for name in found:
+    for name in names:
         if name not in required and name not in optional:
             raise PlanError(f"{where}: expected no part {name} in this profile, found one")
 
 
 def _check_known(value: Any, where: str) -> None:
-    known = type(value)()
-    known.CopyFrom(value)
-    known.DiscardUnknownFields()
-    if known.ByteSize() == value.ByteSize():
+    copy = type(value)()
+    copy.CopyFrom(value)
+    copy.DiscardUnknownFields()
+    if copy.ByteSize() == value.ByteSize():
         return
     for field, content in value.ListFields():
         if field.message_type is None:

@@ -1,7 +1,4 @@
-"""The runner's tasks: verifies an export, runs its rounds, reads its state.
-
-Checks that do not need TensorFlow come before its import.
-"""
+"""Tasks of the runner: verify an export, run its rounds, read its state."""
 
 import contextlib
 import dataclasses
@@ -23,7 +20,7 @@ from plan_runner.export import (
     open_export,
     read_arrays,
 )
-from plan_runner.isolation import Bounds, IsolationError, Listener, ResultsTaker, run_isolated
+from plan_runner.isolation import Bounds, IsolationError, Listener, run_isolated
 from plan_runner.kernel import Kernel, find_kernel, give_kernel
 from plan_runner.plan_messages import read_plans
 from plan_runner.sandbox import Refused, missing
@@ -35,21 +32,7 @@ _RESULTS, _TENSORS = "results", "tensors.npz"
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One run of the runner; paths are text, as all of it may go to another process.
-
-    Attributes:
-        plan: Folder of the export.
-        verify: Replay its conformance rounds; otherwise play rounds of `clients`.
-        tolerance: For `verify`: the largest difference of floats that passes.
-        clients: Folder of clients.
-        rounds: Number of rounds; None is 1, or all that `cohorts` has.
-        clients_per_round: Clients drawn for every round; None is all.
-        seed: Seed of the draw.
-        cohorts: File with the clients of every round instead.
-        state: Checkpoint to begin with instead of the export's.
-        limits: Limits of memory, time and sizes.
-        trust: Play without a sandbox.
-    """
+    """One run of the runner, of values that JSON holds; flags of the same names describe it."""
 
     plan: str
     verify: bool
@@ -64,36 +47,24 @@ class Request:
     trust: bool = False
 
     def paths(self) -> Iterator[str]:
-        """Yields what has to be read for it: files, and folders with what links in them lead to."""
-        for given in (self.plan, self.clients, self.cohorts, self.state):
-            if given:
-                yield given
-        # Clients may lie elsewhere; files of an export may not.
+        """Yields the files and folders to read, with the targets of clients' links."""
+        yield from filter(None, (self.plan, self.clients, self.cohorts, self.state))
+        # Links of clients may lead elsewhere; those of an export may not.
         if self.clients and os.path.isdir(self.clients):
             for entry in os.scandir(self.clients):
                 if entry.is_symlink():
                     yield os.path.realpath(entry.path)
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns it as what JSON has; see `from_json`."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Request":
-        """Returns the request of which this is `to_json`."""
-        return cls(**{**value, "limits": Limits(**value["limits"])})
-
 
 def play(request: Request, listener: Listener, scratch: Path) -> int:
-    """Plays; returns the exit status: 1 if a verification has found a difference.
+    """Runs a request; returns the exit status: 1 if a verification found a difference.
 
     Args:
-        scratch: A folder for temporary files, and for results until the listener
-            has taken them.
+        scratch: Folder for temporary files, and for results until the listener copies them.
     """
     listener.step("reading the export")
     export = open_export(Path(request.plan), request.limits)
-    # All that is not TensorFlow's is parsed before its import.
+    # Parse everything else before the import of TensorFlow.
     read_plans(export)
     if request.verify:
         _check_conformance(export)
@@ -107,22 +78,22 @@ def play(request: Request, listener: Listener, scratch: Path) -> int:
 
 
 def play_isolated(request: Request, listener: Listener) -> int:
-    """Does what `play` does in a process of its own; see `call_isolated`."""
+    """Runs a request as `play` does, in a separate process; see `call_isolated`."""
     check_sandbox("--plan", request.trust)
-    # Beforehand: no process can be started from the sandbox. Not for a path that is mistyped.
-    found = find_kernel() if os.path.isdir(request.plan) else Kernel("", "there is no export")
-    payload = {"request": request.to_json(), "kernel": found}
+    # Build the kernel here, as no process can be started from the sandbox.
+    kernel = find_kernel() if os.path.isdir(request.plan) else Kernel("", "no export")
+    payload = {"request": dataclasses.asdict(request), "kernel": kernel}
     target = f"{__name__}:{_play_payload.__name__}"
-    reads = [*request.paths(), found.library]
+    reads = [*request.paths(), kernel.library]
     return call_isolated(target, payload, request.limits.bounds, listener, reads, request.trust)
 
 
 def check_sandbox(flag: str, trust: bool) -> None:
-    """Checks that this machine supports a sandbox, unless none is wanted.
+    """Checks that this machine supports a sandbox.
 
     Args:
-        flag: The flag of the file to be read in it, for the message.
-        trust: Whether the user trusts that.
+        flag: Flag of the file to read in the sandbox, for the message.
+        trust: Whether the user trusts the file, which needs no sandbox then.
     """
     lacks = [] if trust else missing()
     if lacks:
@@ -140,10 +111,10 @@ def call_isolated(
     reads: Iterable[str],
     trust: bool,
 ) -> int:
-    """Calls a function in a process of its own, which is ended at its bounds; returns its status.
+    """Calls a function in a limited process; see `run_isolated`.
 
-    It has a sandbox, in which it can read what is given, and write nothing but files that go with
-    it, unless the user trusts what it reads.
+    Args:
+        trust: Whether the process has no sandbox.
     """
     try:
         return run_isolated(function, payload, bounds, listener, None if trust else reads)
@@ -153,28 +124,30 @@ def call_isolated(
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """Has an isolated function end with the line of whatever is wrong with what it reads."""
+    """Turns errors of an isolated function's files into `Refused`."""
     try:
         yield
     except PlanError as e:
         raise Refused(str(e)) from e
     except OSError as e:
-        # A file that may not be read, say; without a name it is no file of the user's.
+        # Without a name it is not a file of the user's.
         if e.filename is None:
             raise
         raise Refused(f"{e.filename}: {e.strerror}") from e
 
 
 def _play_payload(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
-    # The limits are not those of a GPU's memory, and its kernels are not the same everywhere.
+    # Limits do not cover a GPU's memory, and its kernels differ between machines.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     give_kernel(Kernel(*payload["kernel"]))
     with refusing():
-        return play(Request.from_json(payload["request"]), listener, scratch)
+        request = payload["request"]
+        request = Request(**{**request, "limits": Limits(**request["limits"])})
+        return play(request, listener, scratch)
 
 
 def _check_conformance(export: Export) -> None:
-    """Checks the sizes that the files of the conformance rounds claim to have."""
+    """Checks the claimed sizes of the conformance rounds' files."""
     limits, conformance = export.limits, export.manifest.conformance
     for client in conformance.clients:
         check_frames(export.path(conformance_client(client)), limits.max_records)
@@ -184,16 +157,18 @@ def _check_conformance(export: Export) -> None:
 
 def _verify(request: Request, export: Export, listener: Listener) -> int:
     listener.step(_LOADING)
-    # These bring TensorFlow, which takes seconds.
-    from plan_runner.rounds import OnDevices, print_checks, verify
-    from plan_runner.tflite import tflite_comparison
+    # These import TensorFlow, which takes seconds.
+    from plan_runner.rounds import print_checks, verify
+    from plan_runner.tflite import TfLiteComparison, tflite_comparison
 
+    comparison: Optional[TfLiteComparison] = None
+    problem = ""
     try:
-        devices = OnDevices(tflite_comparison(export))
+        comparison = tflite_comparison(export)
     except PlanError as e:
-        devices = OnDevices(None, str(e))
-    checks = verify(export, listener.step, devices.beside)
-    verified = print_checks(export, checks, request.tolerance, listener.line, devices)
+        problem = str(e)
+    checks = verify(export, listener.step, comparison)
+    verified = print_checks(export, checks, request.tolerance, listener.line, comparison or problem)
     return VERIFIED if verified else DIFFERENT
 
 
@@ -226,7 +201,7 @@ def _run(request: Request, export: Export, listener: Listener, scratch: Path) ->
     for result in run_rounds(export, cohorts, state, listener.step):
         listener.line(round_line(result))
         rows.append(metrics_row(result))
-        # Every round: whatever stops the next one, this one is not lost.
+        # Write after every round, since the next one may fail.
         folder = scratch / f"results_{result.number}"
         write_results(folder, rows, result.state)
         listener.results(folder)
@@ -240,11 +215,11 @@ def read_server_state(
 
     Args:
         plan: Folder of the export.
-        path: The checkpoint; it may also contain the metrics of its last round.
+        path: The checkpoint, which may contain the metrics of its last round, too.
         max_memory_gb: See `Limits`.
-        trust: Do without a sandbox.
+        trust: Whether to read without a sandbox.
     """
-    # It loads TensorFlow.
+    # This import loads TensorFlow.
     from plan_runner.graph_session import check_tensors
 
     try:
@@ -260,19 +235,30 @@ def read_server_state(
 
 
 def read_state(path: Path, limits: Limits, trust: bool) -> dict[str, np.ndarray]:
-    """Returns the tensors of a checkpoint by name: numbers and strings.
-
-    Args:
-        path: The checkpoint; it is TensorFlow's code that reads it, away from this process.
-        trust: Do without a sandbox.
-    """
+    """Returns the tensors of a checkpoint by name, which TensorFlow reads in another process."""
     check_sandbox("--server_state", trust)
-    # They were in that process's memory, too.
-    taker = ResultsTaker(lambda folder: read_arrays(folder / _TENSORS, limits.max_memory_gb * 1e3))
-    payload = {"path": str(path)}
+    reader = _TensorsReader(limits.max_memory_gb * 1e3)
     target = f"{__name__}:{_read_payload.__name__}"
-    call_isolated(target, payload, limits.bounds, taker, [str(path)], trust)
-    return dict(taker.taken or {})
+    call_isolated(target, {"path": str(path)}, limits.bounds, reader, [str(path)], trust)
+    return reader.tensors
+
+
+class _TensorsReader:
+    """A `Listener` that reads arrays, which were in the other process's memory, too."""
+
+    def __init__(self, max_mb: float) -> None:
+        self._max_mb = max_mb
+        self.tensors: dict[str, np.ndarray] = {}
+
+    def step(self, name: str) -> None:
+        """See `Listener`."""
+
+    def line(self, text: str) -> None:
+        """See `Listener`."""
+
+    def results(self, folder: Path) -> None:
+        """See `Listener`."""
+        self.tensors = read_arrays(folder / _TENSORS, self._max_mb)
 
 
 def _read_payload(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
@@ -280,7 +266,7 @@ def _read_payload(payload: dict[str, Any], listener: Listener, scratch: Path) ->
 
     with refusing():
         path = Path(payload["path"])
-        # A copy: TensorFlow takes the name of a checkpoint for a pattern.
+        # A copy: TensorFlow treats the name of a checkpoint as a pattern.
         copy = scratch / "server_state.ckpt"
         try:
             copy.write_bytes(path.read_bytes())
@@ -288,7 +274,7 @@ def _read_payload(payload: dict[str, Any], listener: Listener, scratch: Path) ->
             raise PlanError(f"{path}: expected a checkpoint, cannot read it ({e.strerror})") from e
         tensors = read_checkpoint(copy, str(path))
         (scratch / _RESULTS).mkdir()
-        # Strings come out of TensorFlow as objects, which no archive here may hold.
+        # TensorFlow returns strings as objects, which `read_arrays` refuses.
         np.savez(
             scratch / _RESULTS / _TENSORS,
             **{n: v.astype(np.bytes_) if v.dtype.kind == "O" else v for n, v in tensors.items()},

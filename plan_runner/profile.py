@@ -1,25 +1,25 @@
-"""The interface of the kinds of plans, each of which plays the parts of a round in its own way."""
+"""Interface of the kinds of plans, which run the parts of a round."""
 
 import abc
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Union
 
 import numpy as np
 
 from plan_runner.client import Client, ClientGraph
+from plan_runner.graph_session import GraphSession
 from plan_runner.ram_files import File
 
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """What a client sends in a round.
+    """A client's output in a round.
 
     Attributes:
-        tensors: What is summed, by name.
-        checkpoint: The file that they are in, if the client's graph writes one.
+        tensors: Tensors to sum, by name.
+        checkpoint: The file with the tensors, if the client's graph writes one.
     """
 
     tensors: Mapping[str, np.ndarray]
@@ -31,20 +31,20 @@ class Sums(abc.ABC):
 
     @abc.abstractmethod
     def add(self, client: str, sent: Sent) -> None:
-        """Adds what a client sends; floats are summed in the order of the calls.
+        """Adds a client's output; floats are summed in the order of the calls.
 
         Args:
-            client: Its name, for messages.
+            client: The client's name, for messages.
         """
 
     @abc.abstractmethod
     def results(self) -> dict[str, np.ndarray]:
-        """Returns the sums, by the names that `Profile.end_round` takes."""
+        """Returns the sums, keyed by the names that `Profile.end_round` takes."""
 
     @property
     @abc.abstractmethod
     def bytes_up(self) -> float:
-        """The mean size of what a client sends."""
+        """Mean size of a client's output."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +53,8 @@ class RoundOutcome:
 
     Attributes:
         tensors: The server's new state and the metrics, by name.
-        bytes_down: The size of the checkpoint that every client gets.
-        bytes_up: The mean size of what a client sends.
+        bytes_down: Size of the checkpoint for clients.
+        bytes_up: Mean size of a client's output.
         outputs: The server's outputs in addition to its checkpoint, by name.
     """
 
@@ -65,23 +65,21 @@ class RoundOutcome:
 
 
 class Profile(abc.ABC):
-    """Plays the server and the clients of one kind of plan; its graphs are loaded once.
-
-    A round has a half of the server's before its clients, and one after them.
+    """A loaded plan of one kind, which runs the server's two halves of a round and its clients.
 
     Attributes:
-        client: Plays the clients.
+        client: The client's graph.
     """
 
     client: ClientGraph
-    _sessions: contextlib.ExitStack
+    _sessions: Sequence[Union[GraphSession, ClientGraph]]
 
     @abc.abstractmethod
     def begin_round(self, state: File, scratch: File) -> File:
-        """Plays the server's first half; returns the checkpoint that every client gets.
+        """Runs the server's first half; returns the checkpoint for clients.
 
         Args:
-            state: The checkpoint of the server's state.
+            state: Checkpoint of the server's state.
             scratch: An empty folder for this round's files.
         """
 
@@ -89,44 +87,39 @@ class Profile(abc.ABC):
     def play_client(
         self, name: str, examples: Sequence[bytes], checkpoint: File, scratch: File
     ) -> Sent:
-        """Plays a client.
+        """Runs a client.
 
         Args:
-            name: Its name, for messages.
-            examples: Its serialised examples.
-            checkpoint: What `begin_round` returned.
-            scratch: A folder for the file that it sends, in the place of the client's before.
+            name: The client's name, for messages.
+            examples: Serialised examples.
+            checkpoint: Result of `begin_round`.
+            scratch: Folder for the client's file, which replaces the previous client's.
         """
 
     @abc.abstractmethod
-    def new_sums(self, clients: int) -> Sums:
-        """Returns sums to which nothing is added yet.
-
-        Args:
-            clients: How many take part at most.
-        """
+    def new_sums(self) -> Sums:
+        """Returns empty sums."""
 
     @abc.abstractmethod
     def end_round(
         self, sums: Mapping[str, np.ndarray], scratch: File
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Plays the server's second half; returns its checkpoint's tensors, and its outputs.
+        """Runs the server's second half; returns its checkpoint's tensors, and its outputs.
 
         Args:
             sums: Results of `new_sums`.
-            scratch: The folder of the first half, which has been played last.
+            scratch: Folder of the first half, which ran last.
         """
 
     def run_round(self, state: Path, clients: Sequence[Client], scratch: Path) -> RoundOutcome:
-        """Plays a round.
+        """Runs a round.
 
         Args:
-            state: The checkpoint of the server's state.
-            clients: The clients, in the order in which they are summed; at least one.
+            state: Checkpoint of the server's state.
+            clients: The clients, in the order of their sum.
             scratch: An empty folder for this round's files.
         """
-        self.client.check_cohort(clients)
-        sums = self.new_sums(len(clients))
+        sums = self.new_sums()
         down = self.begin_round(state, scratch)
         for client in clients:
             sent = self.play_client(client.name, client.examples(), down, scratch)
@@ -135,5 +128,6 @@ class Profile(abc.ABC):
         return RoundOutcome(tensors, down.stat().st_size, sums.bytes_up, outputs)
 
     def close(self) -> None:
-        """Ends its sessions."""
-        self._sessions.close()
+        """Closes the sessions."""
+        for session in self._sessions:
+            session.close()

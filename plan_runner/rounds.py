@@ -1,17 +1,13 @@
-"""A sequence of rounds: their cohorts, the kinds of plans, and the files of each round.
-
-An export's conformance rounds are replayed here, too, with a report of which results match.
-"""
+"""Rounds of a plan, with their cohorts and files, and the replay of conformance rounds."""
 
 import dataclasses
-import itertools
 import json
 import math
 import random
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
@@ -26,15 +22,14 @@ from plan_runner.export import (
     STATE,
     Export,
     Manifest,
-    TensorType,
     conformance_client,
     read_arrays,
 )
-from plan_runner.graph_session import check_tensors, read_checkpoint, type_of, write_checkpoint
+from plan_runner.graph_session import check_tensors, read_checkpoint, write_checkpoint
 from plan_runner.plan_messages import parse_plan, read_plans
 from plan_runner.profile import Profile, RoundOutcome
 from plan_runner.secure import SecureProfile
-from plan_runner.tflite import TfLiteComparison
+from plan_runner.tflite import TfLiteComparison, relative_difference
 
 _NOBODY = "-"
 PROFILES: dict[str, Callable[[plan_pb2.Plan], Profile]] = {
@@ -42,9 +37,8 @@ PROFILES: dict[str, Callable[[plan_pb2.Plan], Profile]] = {
     "secure": SecureProfile,
 }
 _PREFIX = "metrics/"
-_SMALLEST_SCALE = 0.01
-_MOST_NAMES = 10
-# Said of every plan that is verified: this runner has neither.
+_MAX_NAMES = 10
+# Parts of a deployment that this runner lacks, named with each verdict.
 _NEVER_RUN = "the platform's own client and server"
 _TFLITE = "the TFLite graph that devices get"
 _PROTOCOL = "a secure aggregation protocol"
@@ -53,7 +47,7 @@ _PROTOCOL = "a secure aggregation protocol"
 def drawn_cohorts(
     clients: Mapping[str, Client], rounds: int, clients_per_round: Optional[int], seed: int
 ) -> list[list[Client]]:
-    """Returns the clients of every round, sorted by name: all of them, or so many by chance."""
+    """Returns the clients of every round, sorted by name: all clients, or a random draw."""
     names = sorted(clients)
     if clients_per_round is None:
         return [[clients[name] for name in names]] * rounds
@@ -70,10 +64,7 @@ def drawn_cohorts(
 
 
 def written_cohorts(path: Path, clients: Mapping[str, Client]) -> list[list[Client]]:
-    """Reads cohorts from a file: a line per round, of names with commas between them, or "-".
-
-    A round of "-" is one without clients.
-    """
+    """Reads cohorts from a file with a line of names and commas per round; "-" is no client."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as e:
@@ -98,10 +89,10 @@ def _cohort(line: str, clients: Mapping[str, Client], where: str) -> list[Client
 
 
 def load_profile(name: str, plan: plan_pb2.Plan) -> Profile:
-    """Returns what plays a plan of the profile of that name."""
+    """Loads a plan of the profile of that name."""
     if name not in PROFILES:
-        known = ", ".join(sorted(PROFILES))
-        raise PlanError(f"manifest.json: profile: expected one of {known}, found {name!r}")
+        names = ", ".join(sorted(PROFILES))
+        raise PlanError(f"manifest.json: profile: expected one of {names}, found {name!r}")
     return PROFILES[name](plan)
 
 
@@ -110,12 +101,12 @@ class RoundResult:
     """The report of a round.
 
     Attributes:
-        number: Number of the round in this run, from 1.
-        clients: How many took part.
+        number: Index of the round in this run, from 1.
+        clients: Number of clients that took part.
         state: The server's tensors, named `server/...`.
-        metrics: The round's, named `metrics/...`.
-        bytes_down: The size of the checkpoint that every client got.
-        bytes_up: The mean size of what a client sent.
+        metrics: The round's metrics, named `metrics/...`.
+        bytes_down: Size of the checkpoint for clients.
+        bytes_up: Mean size of a client's output.
         outputs: The server's further outputs, by name.
     """
 
@@ -127,39 +118,34 @@ class RoundResult:
     bytes_up: float
     outputs: Mapping[str, np.ndarray]
 
-    @property
-    def tensors(self) -> dict[str, np.ndarray]:
-        """State and metrics."""
-        return {**self.state, **self.metrics}
-
 
 def run_rounds(
     export: Export,
     cohorts: Iterable[Sequence[Client]],
     state: Optional[Path] = None,
     begins: Callable[[str], None] = lambda step: None,
-    beside: Optional[TfLiteComparison] = None,
+    comparison: Optional[TfLiteComparison] = None,
 ) -> Iterator[RoundResult]:
-    """Plays a round per cohort; yields what each has led to.
+    """Runs a round per cohort; yields their reports.
 
     Args:
         export: The export, whose graphs are code.
-        cohorts: The clients of every round, in the order in which they are summed.
-        state: A checkpoint of the server's state to begin with, instead of the export's own.
+        cohorts: The clients of every round, in the order of their sum.
+        state: Checkpoint of the server's state to begin with; None for the export's.
         begins: Called with the name of each round when it begins.
-        beside: A second runner of every client, whose results are compared.
+        comparison: A second runner of every client, whose results are compared.
     """
     manifest = export.manifest
     initial = export.read(exports.SERVER_STATE) if state is None else _content(state)
     with tempfile.TemporaryDirectory(prefix="plan_runner_") as scratch:
-        # A copy: TensorFlow takes the name of a checkpoint for a pattern.
+        # A copy: TensorFlow treats the name of a checkpoint as a pattern.
         current = Path(scratch) / "server_state.ckpt"
         current.write_bytes(initial)
         where = str(state or export.folder / exports.SERVER_STATE)
         check_tensors(read_checkpoint(current, where), manifest.server_state, where)
         plan = parse_plan(export.read(exports.PLAN), exports.PLAN)
         profile = load_profile(manifest.profile, plan)
-        profile.client.beside = beside
+        profile.client.comparison = comparison
         try:
             for number, clients in enumerate(cohorts, 1):
                 _check_size(len(clients), manifest, number)
@@ -176,25 +162,22 @@ def run_rounds(
 def round_result(
     number: int, clients: int, outcome: RoundOutcome, manifest: Manifest
 ) -> RoundResult:
-    """Returns what a round has led to, after a check of its tensors.
-
-    Metrics are no part of the state that the next round begins with.
+    """Returns the report of a round, after a check of its tensors.
 
     Args:
-        number: Number of the round.
-        clients: How many took part.
+        number: Index of the round, from 1.
+        clients: Number of clients that took part.
     """
-    place, metrics = f"round {number}: the new state", manifest.metrics
-    tensors = with_metrics(outcome.tensors, outcome.outputs, metrics, place)
-    check_tensors(tensors, {**manifest.server_state, **metrics}, place)
+    where, tensors = f"round {number}: the new state", outcome.tensors
+    check_tensors(tensors, {**manifest.server_state, **manifest.metrics}, where)
     return RoundResult(
         number,
         clients,
         {name: tensors[name] for name in manifest.server_state},
-        {name: tensors[name] for name in metrics},
+        {name: tensors[name] for name in manifest.metrics},
         outcome.bytes_down,
         outcome.bytes_up,
-        other_outputs(outcome.outputs, metrics),
+        check_metrics(tensors, outcome.outputs, manifest.metrics, where),
     )
 
 
@@ -218,7 +201,7 @@ def _content(path: Path) -> bytes:
 
 
 def write_results(folder: Path, rows: Sequence[str], state: Mapping[str, np.ndarray]) -> None:
-    """Writes the rows of the rounds so far and the state after the last one to a new folder."""
+    """Writes the rows of the rounds, and the state after the last one, to a new folder."""
     folder.mkdir(parents=True)
     (folder / METRICS).write_text("".join(f"{row}\n" for row in rows))
     write_checkpoint(folder / STATE, state)
@@ -252,72 +235,46 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def with_metrics(
+def check_metrics(
     tensors: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
-    expected: Mapping[str, TensorType],
+    metrics: Iterable[str],
     where: str,
 ) -> dict[str, np.ndarray]:
-    """Returns the tensors of a checkpoint and the metrics among the outputs of a round.
+    """Checks that outputs equal the metrics in the server's checkpoint.
 
     Args:
-        tensors: The server's checkpoint; earlier plans have their metrics only there.
-        outputs: The server's outputs, by name: a metric, or each of its elements as NAME/INDEX.
-        where: The round, for messages.
+        tensors: The server's checkpoint.
+        outputs: The server's outputs: an element of a metric as NAME/INDEX, or another value.
+        metrics: Names of the metrics.
+        where: Name of the round, for messages.
+
+    Returns:
+        The other outputs, such as values of all domains.
     """
-    together = dict(tensors)
-    for name, kind in expected.items():
-        found = _metric(name, kind, outputs, where)
-        if found is None:
-            continue
-        written = together.setdefault(name, found)
-        if type_of(written) != type_of(found) or written.tobytes() != found.tobytes():
-            raise PlanError(
-                f"{where}: {name}: expected the same value in the checkpoint and the output, found "
-                "two"
-            )
-    return together
-
-
-def other_outputs(
-    outputs: Mapping[str, np.ndarray], metrics: Mapping[str, TensorType]
-) -> dict[str, np.ndarray]:
-    """Returns the outputs that are no part of one of the metrics, such as values of all domains."""
-    parts = {part for name, kind in metrics.items() for part in (name, *_elements(name, kind))}
-    return {name: value for name, value in outputs.items() if name not in parts}
-
-
-def _metric(
-    name: str, kind: TensorType, outputs: Mapping[str, np.ndarray], where: str
-) -> Optional[np.ndarray]:
-    if name in outputs:
-        return outputs[name]
-    parts = _elements(name, kind)
-    found = [outputs[part] for part in parts if part in outputs]
-    if not found:
-        return None
-    if len(found) != len(parts) or any(value.shape for value in found):
-        raise PlanError(
-            f"{where}: {name}: expected {len(parts)} scalars, one for each element, found "
-            f"{len(found)} outputs"
-        )
-    return np.array(found, found[0].dtype).reshape([size or 0 for size in kind.shape])
-
-
-def _elements(name: str, kind: TensorType) -> list[str]:
-    sizes = [size or 0 for size in kind.shape]
-    return ["/".join(map(str, (name, *at))) for at in itertools.product(*map(range, sizes))]
+    others = dict(outputs)
+    for name in metrics:
+        values = tensors[name]
+        for index in np.ndindex(values.shape):
+            element = "/".join(map(str, (name, *index)))
+            value = others.pop(element, None)
+            if value is not None and not _same_bits(values[index], value):
+                raise PlanError(
+                    f"{where}: {element}: expected the same value in the checkpoint and the "
+                    "output, found two"
+                )
+    return others
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundCheck:
-    """How a round's tensors compare with those expected.
+    """The comparison of a round's tensors with the expected ones.
 
     Attributes:
-        number: The round's.
-        tensors: How many are expected or were found.
-        differing: The difference of every tensor that differs by a bit; see `relative_difference`.
-            Infinite if it is missing or not expected.
+        number: Index of the round.
+        tensors: Number of tensors, expected or computed.
+        differing: Difference of every tensor that differs by a bit; see `relative_difference`.
+            Infinite if the tensor is missing or not expected.
     """
 
     number: int
@@ -325,14 +282,11 @@ class RoundCheck:
     differing: Mapping[str, float]
 
     def failing(self, tolerance: float) -> list[str]:
-        """Returns the tensors that differ by more than `tolerance`, or by a bit if that is 0.
-
-        What cannot be compared differs by more than any.
-        """
+        """Returns the tensors that differ by more than `tolerance`, or by a bit if that is 0."""
         return [
             name
             for name, difference in self.differing.items()
-            if tolerance == 0 or math.isinf(difference) or not difference <= tolerance
+            if tolerance == 0 or math.isinf(difference) or difference > tolerance
         ]
 
 
@@ -348,74 +302,40 @@ def conformance_clients(export: Export) -> list[Client]:
 def verify(
     export: Export,
     begins: Callable[[str], None] = lambda step: None,
-    beside: Optional[TfLiteComparison] = None,
+    comparison: Optional[TfLiteComparison] = None,
 ) -> Iterator[RoundCheck]:
-    """Plays the conformance rounds; yields how each compares.
-
-    Args:
-        export: The export, whose graphs are code.
-        begins: Called with the name of each round when it begins.
-        beside: A second runner of every client, whose results are compared.
-    """
+    """Runs the conformance rounds; yields their comparisons. See `run_rounds`."""
     clients = conformance_clients(export)
     expected = export.manifest.conformance.expected
     own_state = export.manifest.conformance.state
     state = None if own_state is None else export.path(own_state)
     cohorts = [clients] * len(expected)
-    for result, name in zip(run_rounds(export, cohorts, state, begins, beside), expected):
+    for result, name in zip(run_rounds(export, cohorts, state, begins, comparison), expected):
         wanted = read_arrays(export.path(name), export.limits.max_unpacked_mb)
-        found = result.tensors
+        tensors = {**result.state, **result.metrics}
+        names = sorted({*wanted, *tensors})
         differing = {}
-        for key in sorted({*wanted, *found}):
-            if key not in wanted or key not in found:
+        for key in names:
+            if key not in wanted or key not in tensors:
                 differing[key] = math.inf
-            elif not _same_bits(wanted[key], found[key]):
-                differing[key] = relative_difference(wanted[key], found[key])
-        yield RoundCheck(result.number, len({*wanted, *found}), differing)
+            elif not _same_bits(wanted[key], tensors[key]):
+                # Integers and strings are exact.
+                is_rounded = wanted[key].dtype.kind in "fV"
+                differing[key] = (
+                    relative_difference(wanted[key], tensors[key]) if is_rounded else math.inf
+                )
+        yield RoundCheck(result.number, len(names), differing)
 
 
-def relative_difference(expected: np.ndarray, found: np.ndarray) -> float:
-    """Returns the largest difference of two arrays of floats, as a share of the largest number.
-
-    The share is of 0.01 where no number expected is larger: what should be 0 is so up to rounding.
-    Equal infinities differ by 0, as two NaNs do, and a NaN and a number by infinity. Arrays of
-    another kind that differ, or that have other dtypes or shapes, differ by infinity.
-    """
-    if expected.dtype != found.dtype or expected.shape != found.shape:
-        return math.inf
-    if expected.dtype.kind not in "fV":
-        return math.inf
-    a, b = expected.astype(np.float64), found.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    with np.errstate(invalid="ignore", over="ignore"):
-        differences = np.where(same, 0.0, np.abs(a - b))
-    difference = np.max(np.where(np.isnan(differences), math.inf, differences), initial=0.0)
-    largest = np.max(np.abs(a), initial=_SMALLEST_SCALE, where=np.isfinite(a))
-    return float(difference / largest)
-
-
-def _same_bits(expected: np.ndarray, found: np.ndarray) -> bool:
-    if found.dtype.kind == "O":  # How strings come out of TensorFlow.
-        found = found.astype("S")
-        expected = expected.astype("S")
-        return expected.shape == found.shape and bool(np.all(expected == found))
+def _same_bits(expected: np.ndarray, actual: np.ndarray) -> bool:
+    if actual.dtype.kind == "O":
+        # TensorFlow returns strings as objects.
+        return expected.shape == actual.shape and bool(np.all(expected.astype("S") == actual))
     return (
-        expected.dtype == found.dtype
-        and expected.shape == found.shape
-        and expected.tobytes() == found.tobytes()
+        expected.dtype == actual.dtype
+        and expected.shape == actual.shape
+        and expected.tobytes() == actual.tobytes()
     )
-
-
-class OnDevices(NamedTuple):
-    """How a verification goes with the TFLite graph that devices get.
-
-    Attributes:
-        beside: Its runner; None if it is not run.
-        problem: Why it is not.
-    """
-
-    beside: Optional[TfLiteComparison]
-    problem: str = ""
 
 
 def round_line(result: RoundResult) -> str:
@@ -435,77 +355,71 @@ def print_checks(
     export: Export,
     checks: Iterable[RoundCheck],
     tolerance: float,
-    tell: Callable[[str], None],
-    devices: OnDevices,
+    print_line: Callable[[str], None],
+    comparison: Union[TfLiteComparison, str],
 ) -> bool:
-    """Prints how the conformance rounds compare; returns whether all of them match.
+    """Prints the comparisons of the conformance rounds; returns whether all tensors match.
 
     Args:
         checks: The result of `verify`.
         tolerance: The largest difference of floats that passes.
-        tell: Called with one line after the other, the verdict last.
-        devices: Has compared the clients when all rounds are checked.
+        print_line: Called with one line after the other, the verdict last.
+        comparison: The runner of the TFLite graph, or the reason why there is none.
     """
     rounds, tensors, rounded, failing, furthest = 0, 0, 0, 0, 0.0
-    tell(f"{'round':>5}  {'tensors':>7}  {'bit for bit':>11}  largest difference")
+    print_line(f"{'round':>5}  {'tensors':>7}  {'bit for bit':>11}  largest difference")
     for check in checks:
         largest = max(check.differing.values(), default=0.0)
-        tell(
-            f"{check.number:>5}  {check.tensors:>7}  {check.tensors - len(check.differing):>11}  "
-            f"{largest:g}"
-        )
+        equal = check.tensors - len(check.differing)
+        print_line(f"{check.number:>5}  {check.tensors:>7}  {equal:>11}  {largest:g}")
         names = check.failing(tolerance)
-        for name in names[:_MOST_NAMES]:
-            tell(f"       {name}: {check.differing[name]:g}")
-        if len(names) > _MOST_NAMES:
-            tell(f"       and {len(names) - _MOST_NAMES} more")
+        for name in names[:_MAX_NAMES]:
+            print_line(f"       {name}: {check.differing[name]:g}")
+        if len(names) > _MAX_NAMES:
+            print_line(f"       and {len(names) - _MAX_NAMES} more")
         rounds, tensors, failing = rounds + 1, tensors + check.tensors, failing + len(names)
         rounded, furthest = rounded + len(check.differing), max(furthest, largest)
     plan, device = read_plans(export)
-    another = _another_client(plan, device)
-    of_rounds = counted(rounds, "round")
-    not_run = f"not run: {', '.join(_not_run(plan, device, devices))}"
-    lite, as_lite = devices.beside, ""
-    if lite is not None:
-        as_lite = f"; {_TFLITE}: {counted(lite.clients, 'client')} up to rounding, {lite.largest:g}"
-    if failing:
-        tell(f"NOT verified: {failing} of {tensors} tensors of {of_rounds} differ")
-    elif another:
-        tell(f"NOT verified: {exports.CLIENT_ONLY_PLAN}: {another}")
-    elif lite is not None and lite.largest > max(tolerance, ROUNDING):
-        another = f"{_TFLITE} sends other numbers, by {lite.largest:g} of the largest"
-        tell(f"NOT verified: {exports.CLIENT_ONLY_PLAN}: {another}")
-    elif rounded:
-        tell(
-            f"verified: {of_rounds}, {tensors} tensors, {tensors - rounded} bit for bit "
-            f"and {rounded} up to rounding: {furthest:g} of their largest number at most"
-            f"{as_lite}; {not_run}"
-        )
-    else:
-        tell(f"verified bit for bit: {of_rounds}, {tensors} tensors{as_lite}; {not_run}")
-    return not another and not failing
-
-
-def _not_run(plan: plan_pb2.Plan, device: plan_pb2.ClientOnlyPlan, devices: OnDevices) -> list[str]:
-    names = []
-    if devices.beside is None and (device.tflite_graph or plan.client_tflite_graph_bytes):
-        names.append(f"{_TFLITE} ({devices.problem})")
+    num_rounds, as_lite, not_run = counted(rounds, "round"), "", [_NEVER_RUN]
     if plan.phase[0].HasField("server_phase"):
-        names.append(_PROTOCOL)
-    return [*names, _NEVER_RUN]
+        not_run.insert(0, _PROTOCOL)
+    problem = _device_problem(plan, device)
+    if isinstance(comparison, str):
+        not_run.insert(0, f"{_TFLITE} ({comparison})")
+    else:
+        difference = comparison.largest
+        as_lite = (
+            f"; {_TFLITE}: {counted(comparison.clients, 'client')} up to rounding, {difference:g}"
+        )
+        if not problem and difference > max(tolerance, ROUNDING):
+            problem = f"{_TFLITE} sends other numbers, by {difference:g} of the largest"
+    if failing:
+        print_line(f"NOT verified: {failing} of {tensors} tensors of {num_rounds} differ")
+    elif problem:
+        print_line(f"NOT verified: {exports.CLIENT_ONLY_PLAN}: {problem}")
+    else:
+        exact = "" if rounded else " bit for bit"
+        rounding = (
+            f", {tensors - rounded} bit for bit and {rounded} up to rounding: {furthest:g} of "
+            "their largest number at most"
+        )
+        print_line(
+            f"verified{exact}: {num_rounds}, {tensors} tensors{rounding if rounded else ''}"
+            f"{as_lite}; not run: {', '.join(not_run)}"
+        )
+    return not problem and not failing
 
 
-def _another_client(plan: plan_pb2.Plan, device: plan_pb2.ClientOnlyPlan) -> str:
-    """Returns in what the client for devices is another one than the plan's, "" if in nothing."""
-    graphs = device.graph or device.tflite_graph
-    if not graphs:
-        return "expected a graph, found none"
-    # Either graph may be left out for devices that run the other one.
-    if device.graph and device.graph != plan.client_graph_bytes.value:
-        return "expected the graph that was run, found another one"
+def _device_problem(plan: plan_pb2.Plan, device: plan_pb2.ClientOnlyPlan) -> str:
+    """Returns the difference between the client for devices and the plan's, or ""."""
     lite = plan.client_tflite_graph_bytes
+    if not (device.graph or device.tflite_graph):
+        return "expected a graph, found none"
+    # Either graph may be absent for devices that run the other one.
+    if device.graph and device.graph != plan.client_graph_bytes.value:
+        return "expected the plan's graph, found another one"
     if device.tflite_graph and lite and device.tflite_graph != lite:
         return "expected the plan's TFLite graph, found another one"
     if device.HasField("phase") and device.phase != plan.phase[0].client_phase:
-        return "expected the phase that was run, found another one"
+        return "expected the plan's phase, found another one"
     return ""

@@ -1,8 +1,7 @@
 """A sandbox that keeps a process from the machine's files, processes and networks.
 
-Landlock restricts the files that it reaches, a seccomp filter its system calls. The kernel enforces
-both, on every thread that is started later too, and neither can be undone. They are set by system
-calls through `ctypes`, so that nothing has to be installed.
+Landlock restricts files, and a seccomp filter system calls. The kernel enforces both for all later
+threads, and neither can be undone.
 """
 
 import contextlib
@@ -133,7 +132,7 @@ _FCNTLS = [0, 1, 2, 3, 4, 1030]
 # PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ, PR_SET_VMA. To end with its parent stays.
 _PRCTLS = [15, 16, 23, 0x53564D41]
 _AUDIT_ARCH_X86_64 = 0xC000003E
-# Beside the calls of x86-64 the kernel may have those of x32, with this bit.
+# Bit of the calls of x32, which a kernel of x86-64 may have, too.
 _X32 = 0x40000000
 _KILL_PROCESS, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _EPERM, _ENOSYS = 1, 38
@@ -151,7 +150,7 @@ class Refused(Exception):
 
 
 def missing() -> list[str]:
-    """Returns what this machine lacks for a sandbox; nothing if it can have one."""
+    """Returns the missing features of this machine for a sandbox."""
     system = f"{platform.system()} {platform.machine()}"
     if system != "Linux x86_64":
         return [f"sandbox for {system} (there is one for Linux x86_64)"]
@@ -166,16 +165,15 @@ def missing() -> list[str]:
 def enter(reads: Iterable[str], scratch: Path) -> None:
     """Puts this process into a sandbox, for good.
 
-    It may start threads, and read Python's own folders, shared libraries, what they ask of the
-    machine's processors and memory, and `reads`; it may write below `scratch`. It can neither start
-    a process, nor signal another one, nor open a socket.
+    It can start threads, read Python's folders, shared libraries and `reads`, and write below
+    `scratch`. It can neither start a process, nor signal another one, nor open a socket.
 
     Args:
-        reads: Files, and folders with all in them.
+        reads: Files, and folders with their contents.
         scratch: An existing folder.
 
     Raises:
-        Refused: If the kernel does not take it, or there are threads that would stay outside.
+        Refused: If the kernel refuses it, or there are other threads.
     """
     if len(os.listdir("/proc/self/task")) > 1:
         raise Refused("expected one thread when the sandbox is entered, found more")
@@ -202,8 +200,8 @@ class _Beneath(ctypes.Structure):
 
 def _landlock_version() -> Optional[int]:
     """Returns the version of this kernel's Landlock, or None if it has none."""
-    found = _LIBC.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
-    return found if found > 0 else None
+    version = _LIBC.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
+    return version if version > 0 else None
 
 
 def _bits(rights: Iterable[str]) -> int:
@@ -214,10 +212,10 @@ def _restrict_files(reads: Iterable[str], scratch: Path) -> None:
     version = _landlock_version()
     if version is None:
         raise OSError(ctypes.get_errno(), "it has no Landlock")
-    # What the first versions do not know of is kept from by the system calls that it takes.
-    known = (1 << _KNOWN_RIGHTS[min(version, max(_KNOWN_RIGHTS))]) - 1
+    # The filter of system calls covers rights that the first versions do not know.
+    rights = (1 << _KNOWN_RIGHTS[min(version, max(_KNOWN_RIGHTS))]) - 1
     ruleset = _Ruleset(
-        known,
+        rights,
         _NETWORK if version >= _NETWORK_VERSION else 0,
         _SCOPED if version >= _SCOPED_VERSION else 0,
     )
@@ -227,12 +225,12 @@ def _restrict_files(reads: Iterable[str], scratch: Path) -> None:
     for path in reads:
         _allow(rules, path, _bits(_READ_FOLDER), _bits(_READ_FILE))
     _allow(rules, _NULL, 0, _bits(("read_file", "write_file")))
-    _allow(rules, str(scratch), _bits(_WRITE_FOLDER) & known, 0)
+    _allow(rules, str(scratch), _bits(_WRITE_FOLDER) & rights, 0)
     _checked(_LIBC.syscall(_LANDLOCK_RESTRICT_SELF, rules, 0))
     os.close(rules)
 
 
-def _allow(rules: int, path: str, in_folder: int, of_file: int) -> None:
+def _allow(rules: int, path: str, folder_rights: int, file_rights: int) -> None:
     """Adds a rule for a path, if it exists."""
     try:
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -241,7 +239,7 @@ def _allow(rules: int, path: str, in_folder: int, of_file: int) -> None:
         return
     try:
         is_folder = stat.S_ISDIR(os.fstat(opened).st_mode)
-        rule = _Beneath(in_folder if is_folder else of_file, opened)
+        rule = _Beneath(folder_rights if is_folder else file_rights, opened)
         if rule.allowed:
             _checked(
                 _LIBC.syscall(_LANDLOCK_ADD_RULE, rules, _RULE_PATH_BENEATH, ctypes.byref(rule), 0)
@@ -256,9 +254,9 @@ def _system_files() -> Iterator[str]:
 
 
 def _python_folders() -> Iterator[str]:
-    """Yields where Python's own modules are, those that are installed, and this package.
+    """Yields the folders of Python's modules, of installed ones, and of this package.
 
-    The folders on the path that scripts and commands bring are the user's own.
+    The path's folders of scripts and commands are the user's.
     """
     yield from (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
     yield from sysconfig.get_paths().values()
@@ -339,7 +337,7 @@ def _refused() -> tuple[int, int, int, int]:
 
 
 def _if(comparison: int, value: int, code: _Code, otherwise: Optional[int] = None) -> _Code:
-    """Runs code where the loaded word compares so; else goes on after it, or returns."""
+    """Runs code if the loaded word compares so; else skips it, or returns."""
     if otherwise is not None:
         return [(comparison, 1, 0, value), (_RETURN, 0, 0, otherwise), *code]
     return [(comparison, 0, len(code), value), *code]

@@ -1,9 +1,8 @@
-"""Plans whose server's graph is fed with secure sums, in its variables (`server_phase`)."""
+"""Plans whose server's graph is fed with secure sums (`server_phase`)."""
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +23,8 @@ from plan_runner.profile import Profile, Sent, Sums
 from plan_runner.ram_files import File
 
 _WHERE = "plan.pb: server_phase"
-# Every path is always fed, as a default in the graph would be a path of the plan's choice; nothing
-# can be read or written here.
+# Value of every path that a run does not use, since a default in the graph would be the plan's
+# choice. Nothing can be read or written here.
 _NOWHERE = "/dev/null/unused"
 _SAVERS = (
     "write_client_init",
@@ -38,10 +37,10 @@ _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "ui
 
 
 class SecureProfile(Profile):
-    """Plays rounds in which clients send nothing outside secure sums.
+    """A plan whose clients send nothing outside of secure sums.
 
     Attributes:
-        tensors: What is summed, by name.
+        tensors: The securely summed tensors, by name.
     """
 
     def __init__(self, plan: plan_pb2.Plan) -> None:
@@ -49,7 +48,7 @@ class SecureProfile(Profile):
             plan,
             "plan.pb",
             ("phase", "client_graph_bytes", "server_graph_bytes", "server_savepoint", "version"),
-            ("tensorflow_config_proto", "client_tflite_graph_bytes"),
+            ("client_tflite_graph_bytes",),
         )
         check_parts(plan.phase[0], "plan.pb: phase", ("client_phase", "server_phase"))
         phase = plan.phase[0].server_phase
@@ -87,34 +86,31 @@ class SecureProfile(Profile):
         fed = frozenset(tensor_name(tensor.restore_name) for tensor in self.tensors.values())
         check_graph(graph_def, Permissions(paths, paths, fed), f"{_WHERE}: graph")
         self._graph = load_graph(graph_def, f"{_WHERE}: graph")
-        # As on servers of their own: what is in a session's variables never leaves it but by
-        # checkpoints, and the one that aggregates has no state of the server.
-        with contextlib.ExitStack() as stack:
-            self._coordinator = stack.enter_context(self._session("coordinator"))
-            self._aggregator = stack.enter_context(self._session("aggregator"))
-            self._coordinator.require(
-                [
-                    *(name for saver in savers for name in saver.names),
-                    *(getattr(read, name) for name in OPS_AROUND if getattr(read, name)),
-                    *(tensor_name(tensor.restore_name) for tensor in self.tensors.values()),
-                    *(tensor_name(metric.variable_name) for metric in phase.metrics),
-                    phase.phase_init_op,
-                    phase.intermediate_aggregate_into_accumulators_op,
-                    phase.apply_aggregrated_updates_op,
-                ]
+        # Two sessions, as on separate servers: variables leave a session by checkpoints only, and
+        # the aggregator has no state of the server.
+        self._coordinator = self._session("coordinator")
+        self._aggregator = self._session("aggregator")
+        self._coordinator.require(
+            [
+                *(name for saver in savers for name in saver.names),
+                *(getattr(read, name) for name in OPS_AROUND if getattr(read, name)),
+                *fed,
+                *(tensor_name(metric.variable_name) for metric in phase.metrics),
+                phase.phase_init_op,
+                phase.intermediate_aggregate_into_accumulators_op,
+                phase.apply_aggregrated_updates_op,
+            ]
+        )
+        self.client = ClientGraph(plan, writes_update=False)
+        if set(self.client.outputs) != set(self.tensors):
+            raise PlanError(
+                f"{where}: side_channel_tensors: expected the client's tensors "
+                f"{sorted(self.client.outputs)}, found {sorted(self.tensors)}"
             )
-            self.client = ClientGraph(plan, writes_update=False)
-            stack.callback(self.client.close)
-            if set(self.client.outputs) != set(self.tensors):
-                raise PlanError(
-                    f"{where}: side_channel_tensors: expected the client's tensors "
-                    f"{sorted(self.client.outputs)}, found {sorted(self.tensors)}"
-                )
-            # All is well: the sessions stay open.
-            self._sessions = stack.pop_all()
+        self._sessions = (self._coordinator, self._aggregator, self.client)
 
     def begin_round(self, state: File, scratch: File) -> File:
-        """Plays the server's first half; see `Profile`."""
+        """See `Profile`."""
         down, coordinator = scratch / "client.ckpt", self._coordinator
         self._savepoint.restore(coordinator, state)
         self._run_op(coordinator, "phase_init_op")
@@ -124,18 +120,18 @@ class SecureProfile(Profile):
     def play_client(
         self, name: str, examples: Sequence[bytes], checkpoint: File, scratch: File
     ) -> Sent:
-        """Plays a client; see `Profile`."""
+        """See `Profile`."""
         del scratch
         return Sent(self.client.run(name, examples, checkpoint))
 
-    def new_sums(self, clients: int) -> Sums:
-        """Returns sums in the clear; see `Profile`."""
-        return SecureSums(self.tensors, clients)
+    def new_sums(self) -> Sums:
+        """See `Profile`."""
+        return SecureSums(self.tensors)
 
     def end_round(
         self, sums: Mapping[str, np.ndarray], scratch: File
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Plays the server's second half; see `Profile`."""
+        """See `Profile`."""
         partial, new_state = scratch / "intermediate.ckpt", scratch / "state.ckpt"
         coordinator = self._coordinator
         self._aggregate(sums, partial)
@@ -172,42 +168,17 @@ class SecureProfile(Profile):
 
 
 @dataclasses.dataclass(frozen=True)
-class Modulus:
-    """How the modulus of a sum follows from the plan and the number of clients.
+class SecureTensor:
+    """A tensor that clients send into a secure sum only.
 
     Attributes:
-        bound: Every value of a client is below it.
-        grows: Whether no sum reaches the modulus, which is then the smallest power of two above the
-            largest sum. Otherwise it is `bound`, and sums may wrap around.
+        modulus: Modulus of the sum; every value of a client is below it.
+        restore_name: Name of the placeholder for the sum in the server's graph.
     """
-
-    bound: int
-    grows: bool
-
-    def of(self, clients: int) -> int:
-        """Returns the modulus of a sum over so many clients."""
-        return 1 << (clients * (self.bound - 1)).bit_length() if self.grows else self.bound
-
-
-def _bit_width(value: int) -> Modulus:
-    # Beyond the largest modulus anyway; a shift by a wild number would take all memory.
-    return Modulus(1 << value if 0 <= value <= 64 else 0, grows=True)
-
-
-_MODULI: dict[str, Callable[[Any], Modulus]] = {
-    "quantized_input_bitwidth": _bit_width,
-    "fixed_modulus": lambda part: Modulus(part.modulus, grows=False),
-    "modulus_times_shard_size": lambda part: Modulus(part.base_modulus, grows=True),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class SecureTensor:
-    """A tensor that clients send into a secure sum only."""
 
     name: str
     kind: TensorType
-    modulus: Modulus
+    modulus: int
     restore_name: str
 
 
@@ -222,53 +193,40 @@ def read_side_channel(name: str, channel: Any, where: str) -> SecureTensor:
     shape = tuple(dimension.size for dimension in aggregand.dimension)
     if any(size < 0 for size in shape):
         raise PlanError(f"{where}: dimension: expected sizes, found {shape}")
-    which = aggregand.WhichOneof("modulus_scheme")
-    if which is None:
-        raise PlanError(f"{where}: expected one of {', '.join(_MODULI)}, found none")
-    modulus = _MODULI[which](getattr(aggregand, which))
-    if not 1 <= modulus.bound <= LARGEST_MODULUS:
-        raise PlanError(f"{where}: {which}: expected a modulus from 1 to 2^62, found another")
+    modulus = aggregand.fixed_modulus.modulus
+    if not 1 <= modulus <= LARGEST_MODULUS:
+        raise PlanError(f"{where}: fixed_modulus: expected 1 to 2^62, found {modulus}")
     return SecureTensor(name, TensorType(dtype, shape), modulus, channel.restore_name)
 
 
 class SecureSum:
-    """The sum of one tensor over the clients of a round.
+    """The sum of one tensor over the clients of a round."""
 
-    Args:
-        clients: Their number, which all parties know before.
-    """
-
-    def __init__(self, tensor: SecureTensor, clients: int) -> None:
+    def __init__(self, tensor: SecureTensor) -> None:
         self._tensor = tensor
-        self._modulus = tensor.modulus.of(clients)
-        if self._modulus > LARGEST_MODULUS:
-            raise PlanError(
-                f"{tensor.name}: expected a modulus of at most 2^62, {clients} clients with values "
-                f"below {tensor.modulus.bound} need {self._modulus}"
-            )
         shape = [size or 0 for size in tensor.kind.shape]
         # Twice a modulus fits.
         self._total = np.zeros(shape, np.uint64)
 
     @property
     def bytes_up(self) -> int:
-        """Bytes that a client sends: every number in the bits of the modulus, packed."""
-        bits = self._total.size * (self._modulus - 1).bit_length()
+        """Bytes of a client's output: every number in the bits of the modulus, packed."""
+        bits = self._total.size * (self._tensor.modulus - 1).bit_length()
         return -(-bits // 8)
 
     def add(self, value: np.ndarray, where: str) -> None:
         """Adds one client's values."""
-        kind, bound = self._tensor.kind, self._tensor.modulus.bound
+        kind, modulus = self._tensor.kind, self._tensor.modulus
         place = f"{where}: {self._tensor.name}"
         if not kind.admits(value.dtype.name, value.shape):
-            found = TensorType(value.dtype.name, value.shape)
-            raise PlanError(f"{place}: expected {kind}, found {found}")
+            actual = TensorType(value.dtype.name, value.shape)
+            raise PlanError(f"{place}: expected {kind}, found {actual}")
         if value.size:
             smallest, largest = int(value.min()), int(value.max())
-            if smallest < 0 or largest >= bound:
+            if smallest < 0 or largest >= modulus:
                 wrong = smallest if smallest < 0 else largest
-                raise PlanError(f"{place}: expected values from 0 to {bound - 1}, found {wrong}")
-        self._total = (self._total + value.astype(np.uint64)) % np.uint64(self._modulus)
+                raise PlanError(f"{place}: expected values from 0 to {modulus - 1}, found {wrong}")
+        self._total = (self._total + value.astype(np.uint64)) % np.uint64(modulus)
 
     def result(self) -> np.ndarray:
         """Returns the sum, in the dtype that the server's graph expects."""
@@ -285,25 +243,21 @@ def in_graph(tensor: SecureTensor, total: np.ndarray) -> np.ndarray:
 
 
 class SecureSums(Sums):
-    """The sums of all tensors over the clients of a round.
+    """The sums of all tensors over the clients of a round."""
 
-    Args:
-        clients: Their number, which all parties know before.
-    """
-
-    def __init__(self, tensors: Mapping[str, SecureTensor], clients: int) -> None:
-        self._sums = {name: SecureSum(tensor, clients) for name, tensor in tensors.items()}
+    def __init__(self, tensors: Mapping[str, SecureTensor]) -> None:
+        self._sums = {name: SecureSum(tensor) for name, tensor in tensors.items()}
 
     def add(self, client: str, sent: Sent) -> None:
-        """Adds one client's values."""
+        """See `Sums`."""
         for name, value in sent.tensors.items():
             self._sums[name].add(value, f"client {client}")
 
     def results(self) -> dict[str, np.ndarray]:
-        """Returns the sums."""
+        """See `Sums`."""
         return {name: total.result() for name, total in self._sums.items()}
 
     @property
     def bytes_up(self) -> float:
-        """Bytes that each client sends."""
+        """See `Sums`."""
         return float(sum(total.bytes_up for total in self._sums.values()))

@@ -1,5 +1,6 @@
-"""The TFLite graph of devices: checked, and run next to TensorFlow's on the same clients."""
+"""The TFLite graph of devices: its check, and its comparison with TensorFlow's graph."""
 
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
@@ -14,7 +15,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 from plan_runner import plan_pb2
 from plan_runner.errors import PlanError, reason
 from plan_runner.export import CLIENT_ONLY_PLAN, Export
-from plan_runner.graph_check import Permissions, check_graph, constants, tensor_specs
+from plan_runner.graph_check import Permissions, check_graph, tensor_specs
 from plan_runner.graph_session import read_checkpoint
 from plan_runner.kernel import kernel_problem, token_of
 from plan_runner.plan_messages import read_plans
@@ -36,7 +37,7 @@ _NO_FLEX = "link the Flex delegate"
 
 
 class TfLiteClient:
-    """Plays one client after the other; TensorFlow's kernel of ExternalDataset has to be loaded.
+    """A TFLite graph, which runs one client after the other with the kernel of ExternalDataset.
 
     Args:
         content: The flatbuffer, which was checked before.
@@ -44,19 +45,12 @@ class TfLiteClient:
 
     def __init__(self, content: bytes, phase: plan_pb2.ClientPhase) -> None:
         self._spec, self._router = phase.tensorflow_spec, phase.federated_compute
-        where = f"{_WHERE}: constant_inputs"
-        self._constants = {}
-        for tensor, value in constants(self._spec.constant_inputs, where).items():
-            # A client of the platform feeds text.
-            if value.shape:
-                raise PlanError(f"{where}: {tensor}: expected one value, found {value.shape}")
-            self._constants[tensor] = value.item()
         self._outputs = tensor_specs(self._spec.output_tensor_specs, f"{_WHERE}: outputs")
         try:
             self._interpreter = tf.lite.Interpreter(model_content=content)
             self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as e:
-            # As in TensorFlow 2.21's package: the graph is not to blame.
+            # Some packages, such as TensorFlow 2.21's, have no Flex delegate.
             if _NO_FLEX in str(e):
                 raise PlanError("TFLite has no Flex delegate in this TensorFlow") from e
             raise PlanError(f"{_WHERE}: expected a graph for TFLite, found {reason(e)}") from e
@@ -65,14 +59,13 @@ class TfLiteClient:
     def run(
         self, name: str, examples: Sequence[bytes], checkpoint: File, update: Optional[File] = None
     ) -> dict[str, np.ndarray]:
-        """Plays one client; see `ClientGraph.run`."""
+        """See `ClientGraph.run`."""
         feeds: dict[str, Any] = {
             self._spec.dataset_token_tensor_name: token_of(examples),
             self._router.input_filepath_tensor_name: str(checkpoint).encode(),
         }
         if update is not None:
             feeds[self._router.output_filepath_tensor_name] = str(update).encode()
-        feeds.update(self._constants)
         if set(feeds) != set(self._inputs):
             raise PlanError(
                 f"{_WHERE}: expected inputs {sorted(feeds)}, found {sorted(self._inputs)}"
@@ -85,17 +78,17 @@ class TfLiteClient:
             raise PlanError(f"{_WHERE}: client {name}: the graph failed ({reason(e)})") from e
         if update is not None and not update.is_file():
             raise PlanError(f"{_WHERE}: client {name}: expected an update, the graph wrote none")
-        found = _indices(self._interpreter.get_output_details())
-        return {output: self._interpreter.get_tensor(found[output]) for output in self._outputs}
+        indices = _indices(self._interpreter.get_output_details())
+        return {name: self._interpreter.get_tensor(indices[name]) for name in self._outputs}
 
 
 class TfLiteComparison:
-    """Compares what clients send.
+    """Compares the outputs of clients with those of TensorFlow's graph.
 
     Attributes:
-        clients: How many were compared.
-        largest: The largest difference, as a share of a tensor's largest number, or of 1 if that is
-            larger: integers of secure sums are floats on their way there.
+        clients: Number of compared clients.
+        largest: Largest difference, relative to a tensor's largest number or to 1. Integers of
+            secure sums differ, too, as they are rounded floats.
     """
 
     def __init__(self, client: TfLiteClient) -> None:
@@ -111,55 +104,59 @@ class TfLiteComparison:
         update: Optional[File],
         sent: Mapping[str, np.ndarray],
     ) -> None:
-        """Runs a client once more, and compares.
+        """Runs a client again, and compares.
 
         Args:
             name: The client's name, for messages.
-            update: The checkpoint that it has written, if it writes one.
+            update: The client's checkpoint, if it writes one.
+            sent: The tensors that the client sent directly.
         """
         other = update and update.with_name(f"{update.name}.tflite")
-        found = self._client.run(name, examples, checkpoint, other)
+        outputs = self._client.run(name, examples, checkpoint, other)
         if update is not None and other is not None:
-            sent, found = read_checkpoint(update, name), read_checkpoint(other, name)
+            sent, outputs = read_checkpoint(update, name), read_checkpoint(other, name)
             other.unlink()
-        if set(found) != set(sent):
-            raise PlanError(f"{_WHERE}: expected {sorted(sent)}, found {sorted(found)}")
+        if set(outputs) != set(sent):
+            raise PlanError(f"{_WHERE}: expected {sorted(sent)}, found {sorted(outputs)}")
         for tensor, value in sent.items():
-            self.largest = max(self.largest, _difference(value, found[tensor], tensor))
+            difference = relative_difference(value, outputs[tensor], smallest=1.0)
+            self.largest = max(self.largest, difference)
         self.clients += 1
 
 
 def tflite_comparison(export: Export) -> TfLiteComparison:
-    """Returns what runs an export's TFLite graph."""
+    """Returns the comparison with an export's TFLite graph."""
     plan, device = read_plans(export)
     if not device.tflite_graph:
         raise PlanError(f"{_WHERE}: expected one, found none")
     if kernel_problem():
         raise PlanError(kernel_problem())
     phase = plan.phase[0].client_phase
-    check_tflite(device.tflite_graph, Permissions.of_client(phase), _WHERE)
+    check_tflite(device.tflite_graph, Permissions.for_client(phase), _WHERE)
     return TfLiteComparison(TfLiteClient(device.tflite_graph, phase))
 
 
-def _difference(expected: np.ndarray, found: np.ndarray, name: str) -> float:
-    if (expected.dtype, expected.shape) != (found.dtype, found.shape):
-        raise PlanError(
-            f"{_WHERE}: {name}: expected {expected.dtype}{list(expected.shape)}, found "
-            f"{found.dtype}{list(found.shape)}"
-        )
-    a, b = expected.astype(np.float64), found.astype(np.float64)
-    scale = max(1.0, float(np.max(np.abs(a), initial=0.0)))
-    differences = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b) / scale)
-    # A NaN and a number differ by infinity.
-    return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0.0))
+def relative_difference(expected: np.ndarray, actual: np.ndarray, smallest: float = 0.01) -> float:
+    """Returns the largest difference of two arrays of numbers, relative to the largest number.
+
+    Equal infinities or NaNs differ by 0, and a NaN and a number by infinity, as do arrays of
+    different shapes or dtypes.
+
+    Args:
+        smallest: Lower bound of the largest number: zeros are exact up to rounding only.
+    """
+    if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
+        return math.inf
+    a, b = expected.astype(np.float64), actual.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore", over="ignore"):
+        differences = np.where(same, 0.0, np.abs(a - b))
+    difference = np.max(np.where(np.isnan(differences), math.inf, differences), initial=0.0)
+    return float(difference / np.max(np.abs(a), initial=smallest, where=np.isfinite(a)))
 
 
 def check_tflite(content: bytes, permissions: Permissions, where: str) -> None:
-    """Checks the operations of a flatbuffer.
-
-    TFLite's own compute; of the others each is one of TensorFlow, and has to be one that may be in
-    a plan's graph.
-    """
+    """Checks the operations of a flatbuffer: TFLite's own, and those a plan's graph may have."""
     try:
         graph = _as_graph(content, where)
     except _DAMAGE as e:
@@ -170,7 +167,7 @@ def check_tflite(content: bytes, permissions: Permissions, where: str) -> None:
 
 
 def _as_graph(content: bytes, where: str) -> graph_pb2.GraphDef:
-    """Returns TensorFlow's operations of a flatbuffer; a placeholder is what the caller feeds."""
+    """Returns TensorFlow's operations of a flatbuffer, and placeholders for the fed tensors."""
     model = schema.Model.GetRootAs(content, 0)
     graph = graph_pb2.GraphDef()
     main = model.Subgraphs(0)
@@ -196,10 +193,10 @@ def _as_graph(content: bytes, where: str) -> graph_pb2.GraphDef:
 
 
 def _fed(model: Any, main: Any, where: str) -> dict[int, str]:
-    """Returns the names of the tensors that the caller feeds, by their number.
+    """Returns the names of the fed tensors by index.
 
-    What they hold is what is fed: an operation that writes into one of them, or a value that the
-    file has for it, could be another path than the one that is checked.
+    An operation that writes into a fed tensor, or a value that the file has for it, could replace
+    the checked path, and is refused.
     """
     names: dict[int, str] = {}
     for index in (int(main.Inputs(i)) for i in range(main.InputsLength())):
@@ -208,7 +205,7 @@ def _fed(model: Any, main: Any, where: str) -> dict[int, str]:
             raise PlanError(f"{where}: expected every input once, found {names[index]} again")
         names[index] = tensor.Name().decode()
         buffer = model.Buffers(tensor.Buffer())
-        # Newer files may keep values behind the flatbuffer.
+        # Newer files may have values behind the flatbuffer.
         elsewhere = [getattr(buffer, part, int)() for part in ("Offset", "Size")]
         if buffer.DataLength() or any(elsewhere) or tensor.IsVariable():
             raise PlanError(f"{where}: {names[index]}: expected an input, found a value for it")
@@ -235,11 +232,13 @@ def _flex_nodes(
         name = (code.CustomCode() or b"").decode()
         if not name.startswith(_FLEX):
             raise PlanError(f"{where}: {name} is neither an op of TFLite nor one of TensorFlow")
-        # TFLite would take these, and the others are what is checked.
+        # TFLite would prefer these options to the checked ones.
         if any(
             getattr(operator, f"LargeCustomOptions{part}", int)() for part in ("Offset", "Size")
         ):
-            raise PlanError(f"{where}: {name}: expected its options in it, found some elsewhere")
+            raise PlanError(
+                f"{where}: {name}: expected options within the operator, found some elsewhere"
+            )
         options = flexbuffers.GetRoot(operator.CustomOptionsAsNumpy().tobytes()).AsVector
         node = node_def_pb2.NodeDef.FromString(options[1].AsStringBytes)
         if {options[0].AsString, node.op} != {name[len(_FLEX) :]}:

@@ -62,7 +62,6 @@ def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 # Modules of plan_runner that a folder may import; folders without an entry import none.
 _RUNNER_MODULES = {
     "binaries": ("cli",),
-    "data": ("client_store",),
     "deployment": ("plan_pb2",),
     "program/commands": ("errors", "export.DEFAULT_LIMITS", "play.read_server_state"),
 }

@@ -1,4 +1,4 @@
-"""`export`: what is trained is exported, verified and goes on; mistakes are one line."""
+"""`export`: exports of runs, and refusals."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 @pytest.fixture(scope="module")
 def trained(call: Caller, tmp_path_factory) -> Path:
-    """Two rounds of the toy task, with baselines of excess losses."""
+    """Returns a run of two rounds of the toy task, with baselines of excess losses."""
     path = tmp_path_factory.mktemp("trained") / "run"
     baselines = "--lambda_baselines=0.5,0.1,0,0.1,0.5"
     outcome = call(train, *TOY, "--rounds=2", baselines, f"--output_dir={path}")
@@ -29,7 +29,7 @@ def trained(call: Caller, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", params=["daf", "secure"])
 def exported(request, call: Caller, trained, tmp_path_factory) -> tuple[Path, str]:
-    """An export of that run, and what was printed."""
+    """Returns an export of the run, and the output."""
     path = tmp_path_factory.mktemp(request.param) / "export"
     arguments = [f"--checkpoint={trained}", f"--profile={request.param}", f"--output_dir={path}"]
     outcome = call(export, *arguments)
@@ -42,16 +42,11 @@ def _state(path: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.nightly
-def test_an_export_of_a_run_is_verified(exported):
-    path, _ = exported
+def test_export_begins_with_the_runs_state(exported, trained):
+    path, printed = exported
     outcome = run_plan(f"--plan={path}", "--verify")
     assert outcome.status == 0, outcome
     assert "\nverified" in outcome.out
-
-
-@pytest.mark.nightly
-def test_it_begins_where_the_run_ended(exported, trained):
-    path, printed = exported
     checkpoint = newest_checkpoint(trained / "checkpoints")
     state = _state(path)
     assert state["server/round_num"] == checkpoint.round_num == 2
@@ -66,25 +61,6 @@ def test_it_begins_where_the_run_ended(exported, trained):
     assert printed.endswith(
         f"plan: {path}; to replay its conformance rounds: ./run run_plan --plan={path} --verify\n"
     )
-
-
-@pytest.mark.nightly
-def test_what_is_printed_is_what_travels(exported, tmp_path):
-    """With as many clients as the run had in a round."""
-    path, printed = exported
-    names = ("client_0", "client_1", "client_3")
-    (tmp_path / "cohorts.txt").write_text(",".join(names))
-    outcome = run_plan(
-        f"--plan={path}",
-        f"--clients={path / 'conformance' / 'clients'}",
-        f"--cohorts={tmp_path / 'cohorts.txt'}",
-        f"--output={tmp_path / 'after'}",
-    )
-    assert outcome.status == 0, outcome
-    down, up = (
-        int(line.split()[-1]) for line in printed.splitlines() if line.startswith(("down ", "up "))
-    )
-    assert f"3 clients, {down:,} bytes down, {up:,} up" in outcome.out
 
 
 @pytest.mark.slow
@@ -104,8 +80,7 @@ def test_export_rejects_noise_generator_where_nodes_add_noise(call, tmp_path):
 
 
 @pytest.mark.nightly
-def test_fleet_export_has_the_plan_and_a_readme(call, trained, exported, tmp_path):
-    """Of secure sums; without what a server of the platform has of its own."""
+def test_fleet_export_has_plan_and_readme(call, trained, exported, tmp_path):
     secure, _ = exported
     if json.loads((secure / "manifest.json").read_text())["profile"] != "secure":
         pytest.skip("a fleet's plans have secure sums")
@@ -119,31 +94,28 @@ def test_fleet_export_has_the_plan_and_a_readme(call, trained, exported, tmp_pat
     )
     assert "On-Device Personalization" not in outcome.out
     assert {each.name for each in path.iterdir()} == {"plan", "README.md"}
-    found, expected = (
+    files, expected = (
         {each.relative_to(folder).as_posix(): each.read_bytes() for each in folder.rglob("*.*")}
         for folder in (path / "plan", secure)
     )
-    manifest, of_platform = (
-        json.loads(files.pop("manifest.json").decode()) for files in (dict(found), dict(expected))
-    )
-    assert set(expected) - set(found) == {"task.json"}
-    assert {name for name in found if found[name] != expected[name]} == {"manifest.json"}
+    manifest, platforms = (json.loads(f["manifest.json"].decode()) for f in (files, expected))
+    assert set(expected) - set(files) == {"task.json"}
+    assert {name for name in files if files[name] != expected[name]} == {"manifest.json"}
     assert manifest["backend"] == "flower"
-    assert "backend" not in of_platform
+    assert "backend" not in platforms
     assert not any("platform" in text for text in manifest["not_verified"])
-    sha256 = hashlib.sha256(found["manifest.json"]).hexdigest()
+    sha256 = hashlib.sha256(files["manifest.json"]).hexdigest()
     readme = (path / "README.md").read_text().splitlines()
     assert len(readme) <= 10 and f"{sha256}." in readme
 
 
 @pytest.mark.slow
-def test_an_evaluation_reports_what_evaluate_does(call, folder):
-    """Of a family's model that is not the main one."""
+def test_evaluation_plan_reports_like_evaluate(call, folder):
     family = ("--algorithm=delta_fl", "--theta=1,0.5", "--threshold=lagged")
     outcome = call(train, *TOY, *family, "--rounds=2", "--output_dir=family")
     assert outcome.status == 0, outcome
     chosen = ("--checkpoint=family", "--models=conformity_0.5")
-    kind = ("--kind=evaluation", "--population=fleet", "--every_iterations=5")
+    kind = ("--kind=evaluation", "--population=fleet")
     outcome = call(export, *chosen, *kind, "--output_dir=export", "--clients_dir=clients")
     assert outcome.status == 0, outcome
     head = "evaluation of conformity_0.5 of delta_fl on toy_regression, profile daf, after 2 rounds"
@@ -162,21 +134,21 @@ def test_an_evaluation_reports_what_evaluate_does(call, folder):
     outcome = run_plan("--plan=export", *cohorts, "--output=after")
     assert outcome.status == 0, outcome
     (row,) = Path("after/metrics.jsonl").read_text().splitlines()
-    found = json.loads(row)["metrics"]
+    metrics = json.loads(row)["metrics"]
     outcome = call(evaluate, *chosen, "--output=evaluation.json")
     assert outcome.status == 0, outcome
     expected = json.loads(Path("evaluation.json").read_text())
     domains = list(expected["domains"].values())
-    assert found["domains/loss"] == pytest.approx([d["loss"] for d in domains], rel=1e-5)
-    assert found["domains/num_examples"] == [d["num_examples"] for d in domains]
-    assert found["overall/loss"] == pytest.approx(expected["overall"]["loss"], rel=1e-5)
-    assert found["worst/loss"] == pytest.approx(expected["worst"]["loss"]["value"], rel=1e-5)
+    assert metrics["domains/loss"] == pytest.approx([d["loss"] for d in domains], rel=1e-5)
+    assert metrics["domains/num_examples"] == [d["num_examples"] for d in domains]
+    assert metrics["overall/loss"] == pytest.approx(expected["overall"]["loss"], rel=1e-5)
+    assert metrics["worst/loss"] == pytest.approx(expected["worst"]["loss"]["value"], rel=1e-5)
     sets = [*domains, expected["overall"]]
     for name in ("mean", "p10", "p50", "p90", "p95"):
         values = [s["over_clients"]["loss"][name] for s in sets]
-        assert found[f"over_clients/loss/{name}"] == pytest.approx(values, rel=1e-5), name
-    assert found["clients/evaluated"] == expected["clients"]["evaluated"]
-    # What was evaluated is still there.
+        assert metrics[f"over_clients/loss/{name}"] == pytest.approx(values, rel=1e-5), name
+    assert metrics["clients/evaluated"] == expected["clients"]["evaluated"]
+    # The evaluated state stays the same.
     before, after = _state(Path("export")), _state(Path("after"))
     assert set(before) == set(after)
     for name, value in before.items():
@@ -195,34 +167,33 @@ def test_flags(folder, arguments):
 @pytest.mark.nightly
 @golden.arguments
 def test_checkpoints(folder, trained, arguments):
-    for name in ("run", "damaged", "nobodys"):
+    for name in ("run", "damaged", "foreign"):
         shutil.copytree(trained, folder / name)
     (folder / "empty").mkdir()
     (folder / "damaged" / "checkpoints" / "round_00000002.npz").write_bytes(b"PK\x03\x04")
-    (folder / "nobodys" / "config.json").unlink()
+    (folder / "foreign" / "config.json").unlink()
     nothing_starts = Caller(None)
     return nothing_starts.refused(folder, export, *arguments, "--output_dir=new/export")
 
 
 @pytest.mark.nightly
-def test_a_checkpoint_of_other_settings(call, folder, trained):
+def test_checkpoint_of_other_settings_is_refused(call, folder, trained):
     arguments = [f"--checkpoint={trained}", "--output_dir=new/export", "--server_optimizer=adam"]
     message = call.refused(folder, export, *arguments)
     assert message.startswith(f"{trained}: expected the state of this model and algorithm (")
 
 
-def test_a_folder_that_cannot_be_made(call, folder):
+def test_unwritable_folder_prints_one_line(call, folder):
     (folder / "file").write_text("")
     message = call.refused(folder, export, *TOY, "--output_dir=file/export")
     assert message.startswith("--output_dir: file/export: cannot write: ")
 
 
 @pytest.mark.nightly
-def test_clients_that_cannot_be_written(call, folder):
+def test_unwritable_clients_keep_the_export(call, folder):
     (folder / "file").write_text("")
     message = call(export, *TOY, "--output_dir=export", "--clients_dir=file/clients").error
     assert message.startswith("file/clients: cannot write: ")
-    # The export is whole.
     assert run_plan("--plan=export", "--verify").status == 0
     assert sorted(path.name for path in folder.iterdir()) == ["export", "file"]
 
@@ -239,7 +210,7 @@ def build_model(data):
 
 
 @pytest.mark.nightly
-def test_a_users_own_model(call, folder):
+def test_users_model_is_exported(call, folder):
     def write(words):
         rows = [
             (split, sentence(client, domain, "a b c"))
@@ -256,7 +227,6 @@ def test_a_users_own_model(call, folder):
     flags = (*task, "--clients_per_round=2", "--rounds=1", "--output_dir=run")
     outcome = call(train, *flags)
     assert outcome.status == 0, outcome
-    # The store and the model are those of the run.
     arguments = ["--checkpoint=run", "--output_dir=export", "--clients_dir=clients"]
     outcome = call(export, *arguments)
     assert outcome.status == 0, outcome

@@ -1,4 +1,4 @@
-"""`import_state`: what a fleet trained goes on, is evaluated and saved as any run."""
+"""`import_state`: a fleet's state becomes a run that resumes, is evaluated and saved."""
 
 import json
 import shutil
@@ -31,14 +31,14 @@ _DIGITS = (
     "--max_examples=40",
     "--client_learning_rate=0.3",
 )
-# In simulation, then of a fleet, then in simulation again.
+# Rounds in simulation, then of a fleet, then in simulation again.
 _ROUNDS = 6
 _PARTS = {"daf": "plain", "secure": "secure"}
 
 
 @pytest.fixture(scope="module", params=usually(["daf"], _PARTS))
 def loop(request, call: Caller, tmp_path_factory) -> Path:
-    """A folder with a `whole` run, and one whose middle rounds were a fleet's: `back`."""
+    """Returns a folder with the run `whole`, and the run `back` with middle rounds of a fleet."""
     folder = tmp_path_factory.mktemp(f"loop_{request.param}")
     saved = [f"--checkpoint_every={_ROUNDS}", "--keep_checkpoints=3"]
     sums = f"--aggregation={_PARTS[request.param]}"
@@ -55,7 +55,7 @@ def loop(request, call: Caller, tmp_path_factory) -> Path:
     printed = _ok(run_plan(plan, clients, *cohorts, f"--output={folder / 'after'}"))
     assert printed.count("\nround ") == _ROUNDS
     state = f"--server_state={folder / 'after/server_state.ckpt'}"
-    # The real thing: in a process of its own.
+    # This call reads the state in another process.
     places = [f"--output_dir={folder / 'back'}", *TRUST_WITHOUT_SANDBOX]
     printed = _ok(call(import_state, plan, state, *places))
     assert printed.startswith(f"agnostic_fed_avg on digits after 12 rounds: {folder / 'back'}\n")
@@ -71,8 +71,8 @@ def _name(round_num: int) -> str:
     return f"round_{round_num:08d}.npz"
 
 
-def _assert_close(found, expected, names) -> None:
-    for name, one, other in zip(names, found, expected):
+def _assert_close(actual, expected, names) -> None:
+    for name, one, other in zip(names, actual, expected):
         if other.dtype.kind == "i":
             np.testing.assert_array_equal(one, other, err_msg=name)
         else:
@@ -80,17 +80,13 @@ def _assert_close(found, expected, names) -> None:
 
 
 @pytest.mark.slow
-def test_the_state_is_readable_by_its_owner_only(loop):
-    """That of a plan with noise holds its key."""
+def test_imported_state_equals_the_servers(loop):
+    # Plans with noise have a secret key in the state.
     assert stat.S_IMODE((loop / "after" / "server_state.ckpt").stat().st_mode) == 0o600
-
-
-@pytest.mark.slow
-def test_what_was_imported_is_what_the_server_had(loop):
     imported = newest_checkpoint(loop / "back" / "checkpoints")
     assert imported.round_num == 2 * _ROUNDS
     tensors = read_checkpoint(loop / "after" / "server_state.ckpt", "the state")
-    # Both hold the state's tensors in its own order, which the export's manifest tells.
+    # The export's manifest has the order of the leaves.
     order = open_export(loop / "export").manifest.server_state
     assert set(tensors) == set(order)
     for name, leaf in zip(order, imported.leaves):
@@ -99,54 +95,53 @@ def test_what_was_imported_is_what_the_server_had(loop):
 
 
 @pytest.mark.slow
-def test_a_fleets_rounds_are_those_of_the_simulation(loop):
-    """Up to rounding: the runner's TensorFlow sums as the runtime does, in its own kernels."""
+def test_fleet_rounds_equal_the_simulation(loop):
     order = open_export(loop / "export").manifest.server_state
     before, expected = (
         read_state(loop / "whole" / "checkpoints" / _name(n * _ROUNDS)).leaves for n in (1, 2)
     )
-    found = newest_checkpoint(loop / "back" / "checkpoints").leaves
-    _assert_close(found, expected, order)
+    actual = newest_checkpoint(loop / "back" / "checkpoints").leaves
+    _assert_close(actual, expected, order)
     weights = next(n for n, name in enumerate(order) if name.endswith("weights/trainable/0"))
-    assert np.abs(found[weights] - before[weights]).max() > 0.01
+    assert np.abs(actual[weights] - before[weights]).max() > 0.01
 
 
 @pytest.mark.nightly
-def test_it_goes_on_as_if_it_had_never_been_away(loop, call, tmp_path):
+def test_imported_run_resumes_like_the_whole_run(loop, call, tmp_path):
     shutil.copytree(loop / "back", tmp_path / "back")
     resumed = ["--resume", f"--rounds={3 * _ROUNDS}", f"--output_dir={tmp_path / 'back'}"]
     printed = _ok(call(train, *resumed))
     assert "resuming after round 12\n" in printed
     order = open_export(loop / "export").manifest.server_state
-    found, expected = (
+    actual, expected = (
         newest_checkpoint(folder / "checkpoints").leaves
         for folder in (tmp_path / "back", loop / "whole")
     )
-    _assert_close(found, expected, order)
+    _assert_close(actual, expected, order)
     results = [read_json(folder / "result.json") for folder in (tmp_path / "back", loop / "whole")]
     assert results[0]["rounds"] == results[1]["rounds"] == 3 * _ROUNDS
     losses = [result["overall"]["loss"] for result in results]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    # The fleet's rounds have a row each, of which only the number is known.
+    # Rows of the fleet's rounds have the round only.
     columns = read_history(tmp_path / "back" / "metrics.csv")
     assert columns["round"].tolist() == list(range(1, 3 * _ROUNDS + 1))
-    known = ~np.isnan(columns["clients/contributed"])
-    assert known.tolist() == [False] * 2 * _ROUNDS + [True] * _ROUNDS
+    has_metrics = ~np.isnan(columns["clients/contributed"])
+    assert has_metrics.tolist() == [False] * 2 * _ROUNDS + [True] * _ROUNDS
 
 
 @pytest.mark.nightly
-def test_it_is_evaluated_and_saved(loop, call, tmp_path):
-    of_fleet = f"--checkpoint={loop / 'back'}"
-    of_run = f"--checkpoint={loop / 'whole/checkpoints' / _name(2 * _ROUNDS)}"
+def test_imported_run_is_evaluated_and_saved(loop, call, tmp_path):
+    fleet = f"--checkpoint={loop / 'back'}"
+    whole = f"--checkpoint={loop / 'whole/checkpoints' / _name(2 * _ROUNDS)}"
     reports = []
-    for number, checkpoint in enumerate((of_fleet, of_run)):
+    for number, checkpoint in enumerate((fleet, whole)):
         output = tmp_path / f"{number}.json"
         _ok(call(evaluate, checkpoint, f"--output={output}"))
         reports.append(json.loads(output.read_text()))
     assert reports[0]["round"] == reports[1]["round"] == 2 * _ROUNDS
     losses = [report["overall"]["loss"] for report in reports]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    _ok(call(save_model, of_fleet, f"--output_dir={tmp_path / 'model'}"))
+    _ok(call(save_model, fleet, f"--output_dir={tmp_path / 'model'}"))
     assert read_json(tmp_path / "model" / "model_card.json")["round"] == 2 * _ROUNDS
 
 
@@ -157,15 +152,15 @@ def test_it_is_evaluated_and_saved(loop, call, tmp_path):
 @golden.arguments
 def test_flags(loop, folder, arguments):
     (folder / "full").touch()
-    others = ("of_other_data", "of_other_model", "of_evaluation", "of_private_run")
+    others = ("other_data", "other_model", "evaluation", "private_run")
     for name in ("export", *others):
         shutil.copytree(loop / "export", folder / name)
     manifest = json.loads((folder / "export" / "manifest.json").read_text())
-    rehash(folder / "of_other_data", fingerprint={"vocabulary": "abc"})
+    rehash(folder / "other_data", fingerprint={"vocabulary": "abc"})
     settings = {**manifest["settings"], "algorithm": "fed_avg"}
-    rehash(folder / "of_other_model", settings=settings)
-    rehash(folder / "of_evaluation", kind=EVALUATION)
-    rehash(folder / "of_private_run", privacy={"differential_privacy": {}})
+    rehash(folder / "other_model", settings=settings)
+    rehash(folder / "evaluation", kind=EVALUATION)
+    rehash(folder / "private_run", privacy={"differential_privacy": {}})
     shutil.copy(loop / "after" / "server_state.ckpt", folder / "state")
     tensors = read_checkpoint(folder / "state", "the state")
     write_checkpoint(folder / "less", {n: v for n, v in tensors.items() if "round" in n})

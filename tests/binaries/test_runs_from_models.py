@@ -31,7 +31,7 @@ _SAME_ROUNDS = (
 
 
 @pytest.mark.nightly
-def test_a_run_from_the_model_of_round_n_is_the_run_that_goes_on_there(call, folder):
+def test_run_from_a_model_equals_resumed_run(call, folder):
     def run(*arguments: str) -> None:
         outcome = call(train, *_SAME_ROUNDS, *arguments)
         assert outcome.status == 0, outcome
@@ -46,7 +46,7 @@ def test_a_run_from_the_model_of_round_n_is_the_run_that_goes_on_there(call, fol
         run("--rounds=2", f"--output_dir={name}", f"--initial_model={source}")
         for found, wanted in zip(_weights(folder / name), expected):
             np.testing.assert_allclose(found, wanted, atol=1e-6)
-    # It goes on, and is evaluated and saved, when what it started from has moved or is gone.
+    # The run does not need the file that it started from.
     (folder / "saved" / "model.keras").rename(folder / "moved.keras")
     more = ["--output_dir=from_keras", "--rounds=3", "--resume"]
     run(*more, "--initial_model=moved.keras")
@@ -56,8 +56,7 @@ def test_a_run_from_the_model_of_round_n_is_the_run_that_goes_on_there(call, fol
 
 
 @pytest.mark.nightly
-def test_a_run_goes_on_when_the_run_it_started_from_has_gone_on(call, folder):
-    """Which has deleted the checkpoint that was the newest then."""
+def test_run_keeps_a_copy_of_its_start(call, folder):
 
     def run(name: str, rounds: int, *arguments: str) -> Path:
         often = ("--checkpoint_every=1", "--keep_checkpoints=1", f"--rounds={rounds}")
@@ -82,7 +81,7 @@ def test_a_run_goes_on_when_the_run_it_started_from_has_gone_on(call, folder):
     assert (second / "initial_model.npz").read_bytes() == start
     outcome = call(export, "--checkpoint=s", "--output_dir=exported")
     assert outcome.status == 0, outcome
-    # Without a checkpoint of its own, too.
+    # It also restarts without a checkpoint.
     shutil.rmtree(second / "checkpoints")
     (second / "metrics.csv").unlink()
     run("s", 2, "--resume", "--initial_model=s/initial_model.npz")
@@ -91,7 +90,7 @@ def test_a_run_goes_on_when_the_run_it_started_from_has_gone_on(call, folder):
 
 
 @pytest.mark.nightly
-def test_a_damaged_newest_checkpoint_of_the_run_is_passed_over(call, folder):
+def test_damaged_initial_checkpoint_is_skipped(call, folder):
     often = ("--checkpoint_every=1", "--rounds=2", "--output_dir=first")
     assert call(train, *TOY, *often).status == 0
     checkpoints = folder / "first" / "checkpoints"
@@ -121,7 +120,7 @@ def _save_with_code(path: Path, mark: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", usually(["code.h5"], ["code.h5", "code.keras"]))
-def test_predictors_with_code_are_trusted_in_each_command_anew(call, folder, name):
+def test_every_command_needs_trust_for_predictors(call, folder, name):
     mark = folder / "mark"
     _save_with_code(folder / name, mark)
     mixes = ("--task=digits", "--algorithm=fed_boost", f"--base_predictors={name}", "--rounds=1")
@@ -141,8 +140,7 @@ def test_predictors_with_code_are_trusted_in_each_command_anew(call, folder, nam
 
 
 @pytest.mark.nightly
-def test_a_file_with_code_is_trusted_in_each_command_anew(call, folder):
-    """A run keeps a copy of the file, and nothing that says that it is trusted."""
+def test_resumed_run_needs_trust_again(call, folder):
     mark = folder / "mark"
     _save_with_code(folder / "code.h5", mark)
 
@@ -167,7 +165,7 @@ def test_a_file_with_code_is_trusted_in_each_command_anew(call, folder):
 
 
 @pytest.mark.slow
-def test_initial_models_that_do_not_fit(call, folder, three_rounds):
+def test_rejects_unfit_initial_models(call, folder, three_rounds):
     def refused(path: str) -> str:
         arguments = [*TOY, "--rounds=1", "--output_dir=run", f"--initial_model={path}"]
         return call.refused(folder, train, *arguments)

@@ -34,24 +34,12 @@ def build_model(data):
     states = LSTM(3, return_sequences=True)(tf.keras.layers.Embedding(data.num_ids, 2)(x))
     return tf.keras.Model(x, tf.keras.layers.Dense(data.num_ids)(states)), SentenceLoss()
 """
-
-
 _WORDS = (b"the", b"cat", b"sat")
-
-
 _TEXTS = ("the cat", "unheard")
-
-
 # Ids of the texts for models of the next word, and for classifiers.
 _BEGINS = np.array([[5, 1, 2, 0], [5, 4, 0, 0]], np.int32)
-
-
 _IDS = np.array([[1, 2, 0, 0], [4, 0, 0, 0]], np.int32)
-
-
 _CLASSIFIER = (*("--task=text_classifier", "--data=labelled.sqlite", "--sequence_length=4"),)
-
-
 # Flags of each task.
 _TASKS = {
     "next_word": (
@@ -71,11 +59,7 @@ _TASKS = {
     ),
     "emnist": ("--task=emnist", "--data=images.sqlite", "--num_classes=10"),
 }
-
-
 _USUAL = ("text_classifier", "adult")
-
-
 _INPUTS = {
     "next_word": _BEGINS,
     "custom": _BEGINS,
@@ -83,8 +67,6 @@ _INPUTS = {
     "adult": None,
     "emnist": None,
 }
-
-
 # Rows of UCI's files, of either domain.
 _PEOPLE = [
     "39, Private, 77516, Bachelors, 13, Never-married, Sales, Husband, White, Male, 0, 0, 40, ?, "

@@ -119,7 +119,7 @@ def test_changed_or_removed_store_is_reported(tmp_path):
 
 
 def test_locked_store_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("plan_runner.client_store._PATIENCE", 0.05)
+    monkeypatch.setattr("tff_agnostic.data.client_store._PATIENCE", 0.05)
     path = text_store(tmp_path / "s.sqlite")
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("PRAGMA locking_mode=EXCLUSIVE")

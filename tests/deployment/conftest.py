@@ -1,4 +1,4 @@
-"""What tests of exports share."""
+"""Exports that tests share."""
 
 import inspect
 from pathlib import Path
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 def exported(
     tff_runtime: "TffRuntime", tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Path]:
-    """Returns the folder of an export; see `make_request`. Each is made once."""
+    """Returns a function of `make_request`'s arguments; it exports once, and returns the folder."""
     made: dict[Any, Path] = {}
 
     def make(profile: str, **how: Any) -> Path:
-        asked = inspect.signature(make_request).bind(profile, **how)
-        asked.apply_defaults()
-        key = (*asked.args, *sorted(asked.kwargs.items()))
+        arguments = inspect.signature(make_request).bind(profile, **how)
+        arguments.apply_defaults()
+        key = (*arguments.args, *sorted(arguments.kwargs.items()))
         if key not in made:
             made[key] = tmp_path_factory.mktemp("exports") / profile
             export(made[key], make_request(profile, **how), tff_runtime)

@@ -1,7 +1,6 @@
 """Runs a plan's graphs in TFF's worker, whose TensorFlow is another build than Python's.
 
-The builds use other instructions, so that the last bits of some kernels differ. Where plan and
-runtime run in the same build, no bit may.
+In the same build as the runtime no bit may differ.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from plan_runner import kernel
 from plan_runner.graph_check import tensor_name
 from plan_runner.graph_session import GraphSession
 
@@ -20,20 +18,18 @@ _COMPUTATIONS = "computations in the worker"
 
 
 def use(monkeypatch: Any) -> None:
-    """Lets plans run there; the worker can load no kernel, so that examples get in without one."""
+    """Lets plans run in the worker."""
     monkeypatch.setattr(GraphSession, "run", run)
-    monkeypatch.setattr(kernel, "kernel_problem", lambda: "it is the worker's TensorFlow")
 
 
 def run(
     self: GraphSession, names: Sequence[str], feeds: Mapping[str, Any], doing: str = ""
 ) -> list[np.ndarray]:
-    """Stands in for `GraphSession.run`; graphs with variables stay in Python's TensorFlow."""
+    """Replaces `GraphSession.run`; graphs with variables stay in Python's TensorFlow."""
     graph = self._session.graph
     if any(node.type == "VarHandleOp" for node in graph.get_operations()):
         return _in_python(self, names, feeds, doing)
     fed = {**self._always, **{tensor_name(name): value for name, value in feeds.items()}}
-    # Of one session, for as long as it is there.
     computations = vars(self).setdefault(_COMPUTATIONS, {})
     key = (tuple(names), tuple(fed))
     if key not in computations:
@@ -54,15 +50,15 @@ def _computation(graph: tf.Graph, names: Sequence[str], fed: Sequence[str]) -> t
 
     @tff.tensorflow.computation(types)
     def in_worker(values: Any) -> list[tf.Tensor]:
-        found = tf.graph_util.import_graph_def(
+        elements = tf.graph_util.import_graph_def(
             graph.as_graph_def(),
             input_map={name: values[i] for i, name in enumerate(fed)},
             return_elements=list(names),
             name="",
         )
-        nodes = [element for element in found if isinstance(element, tf.Operation)]
+        nodes = [element for element in elements if isinstance(element, tf.Operation)]
         with tf.control_dependencies(nodes):
             done = tf.constant(True)
-        return [done, *(element for element in found if not isinstance(element, tf.Operation))]
+        return [done, *(element for element in elements if not isinstance(element, tf.Operation))]
 
     return in_worker

@@ -1,4 +1,4 @@
-"""Kinds of models to export, small."""
+"""Small models to export, and requests."""
 
 import itertools
 from typing import Any, Callable, NamedTuple
@@ -27,7 +27,7 @@ _VOCABULARY = 8
 
 
 class Kind(NamedTuple):
-    """A kind of model, and the ranges of its examples' values."""
+    """A model, and the ranges of its examples' values."""
 
     model: Callable[[], Model]
     ranges: Any
@@ -67,7 +67,7 @@ KINDS = {
     "two_inputs": _from_zoo(keras_zoo.KINDS["two_inputs"]),
 }
 
-# An example of several columns is the same in both profiles.
+# The format of examples does not depend on the profile.
 COMBINATIONS = [
     (kind, profile)
     for kind in KINDS
@@ -83,7 +83,7 @@ USUAL_COMBINATIONS = [
     ("lstm", "daf"),
 ]
 ALL_ALGORITHMS = list(itertools.product(ALGORITHMS, PROFILES))
-# The paper's own in both profiles, and states of other shapes: of tails, and of an ensemble.
+# AgnosticFedAvg in both profiles, and states of other shapes: tails, and an ensemble.
 USUAL_ALGORITHMS = [
     ("agnostic_fed_avg", "daf"),
     ("agnostic_fed_avg", "secure"),
@@ -103,9 +103,12 @@ def make_request(
     schedule: str = "constant",
     **changes: Any,
 ) -> ExportRequest:
-    """Returns a request whose clients take several steps in batches that do not divide them.
+    """Returns a request; clients take several steps, with an incomplete last batch.
 
-    `threshold` and `theta` are flags of Delta-FL. Both learning rates have the schedule.
+    Args:
+        threshold: Option of Delta-FL.
+        theta: Option of Delta-FL.
+        schedule: Schedule of both learning rates.
     """
     model, ranges = KINDS[kind].model(), KINDS[kind].ranges
     built = build(
@@ -127,7 +130,7 @@ def make_request(
         "profile": profile,
         "num_domains": NUM_DOMAINS,
         "num_parameters": model.num_parameters,
-        # Twice as many as take part in the conformance rounds.
+        # Twice the clients of the conformance rounds.
         "max_clients_per_round": 8,
         "column_ranges": ranges,
         "aggregation": spec.build(options.get(PROFILES[profile].aggregation, spec.options())),

@@ -1,4 +1,4 @@
-"""Evaluations as plans: what a run reports of a checkpoint, of any that a training has left."""
+"""Evaluation plans report the same values as runs."""
 
 import numpy as np
 import pytest
@@ -17,14 +17,14 @@ from tff_agnostic.models.model import ModelWeights
 
 _PERCENTILES = (12.5, 50.0, 99.0)
 _WORST_MIN_EXAMPLES = 3
-# Of the server's float32 beside the report's float64.
+# The server computes in float32, the report in float64.
 _ROUNDING = 1e-6
 _DOMAINS = ("a", "b", "c")
 
 
 @pytest.fixture(scope="module")
 def evaluated(exported):
-    """Returns the export of an evaluation; the measure is one, as `make_request` compares it."""
+    """Returns a function that exports an evaluation; metrics are shared, as exports are cached."""
     metrics = {
         name: EvaluationMetrics(KINDS[name].model(), _WORST_MIN_EXAMPLES, _PERCENTILES)
         for name in ("logistic", "lstm")
@@ -50,25 +50,23 @@ def _weights(state, prefix="server/algorithm/weights/trainable"):
 @pytest.mark.parametrize(
     ("profile", "kind"),
     usually(
-        # A secure one with noise is in test_private_evaluation_plans.
+        # test_private_evaluation_plans has a secure one with noise.
         [("daf", "logistic")],
         [(profile, kind) for profile in ("daf", "secure") for kind in ("logistic", "lstm")],
     ),
 )
-def test_evaluations_are_verified(evaluated, profile, kind):
+def test_evaluation_plans_are_verified(evaluated, profile, kind):
     (check,) = verify(open_export(evaluated(profile, kind)))
     assert check.tensors > 30
     assert check.failing(1e-5) == []
 
 
-# test_export compares what the commands print, of plain sums, in the usual tests.
+# tests/binaries/test_export.py compares the commands' outputs of plain sums.
 @pytest.mark.nightly
 @pytest.mark.parametrize("profile", ["daf", "secure"])
-def test_it_reports_what_a_run_reports_of_a_checkpoint(
-    evaluated, exported, cohort_runtime, tmp_path, profile
-):
-    """Of a state that a training's plan has led to, as a server would take it."""
-    trained = _played(exported(profile)).tensors
+def test_evaluation_plan_reports_like_a_run(evaluated, exported, cohort_runtime, tmp_path, profile):
+    played = _played(exported(profile))
+    trained = {**played.state, **played.metrics}
     folder = evaluated(profile)
     result = _played_after(folder, trained, tmp_path)
 
@@ -86,26 +84,26 @@ def test_it_reports_what_a_run_reports_of_a_checkpoint(
         worst_min_examples=_WORST_MIN_EXAMPLES,
         percentiles=_PERCENTILES,
     )
-    found = {name.removeprefix("metrics/"): v for name, v in result.metrics.items()}
+    values = {name.removeprefix("metrics/"): v for name, v in result.metrics.items()}
     for measure in ("loss", "accuracy"):
         sets = [*report.domains.values(), report.overall]
         expected = [s.measures[measure] for s in sets]
-        _close(found[f"domains/{measure}"], [m.value for m in expected[:-1]])
-        _close(found[f"overall/{measure}"], expected[-1].value)
-        _close(found[f"worst/{measure}"], report.worst(measure))
-        _close(found[f"over_clients/{measure}/mean"], [m.mean for m in expected])
+        _close(values[f"domains/{measure}"], [m.value for m in expected[:-1]])
+        _close(values[f"overall/{measure}"], expected[-1].value)
+        _close(values[f"worst/{measure}"], report.worst(measure))
+        _close(values[f"over_clients/{measure}/mean"], [m.mean for m in expected])
         for percentile in _PERCENTILES:
-            values = [m.percentiles[percentile] for m in expected]
-            _close(found[f"over_clients/{measure}/p{percentile:g}"], values)
-    assert found["domains/num_examples"].tolist() == [
+            name = f"over_clients/{measure}/p{percentile:g}"
+            _close(values[name], [m.percentiles[percentile] for m in expected])
+    assert values["domains/num_examples"].tolist() == [
         domain.num_examples for domain in report.domains.values()
     ]
-    assert found["overall/num_examples"] == report.overall.num_examples
+    assert values["overall/num_examples"] == report.overall.num_examples
     for name, count in report.clients.items():
-        assert found[f"clients/{name}"] == count
-    assert found["clients/empty"] == 1
-    np.testing.assert_array_equal(found["sums/sums/counts"], output.sums.counts)
-    # What was evaluated is as it was.
+        assert values[f"clients/{name}"] == count
+    assert values["clients/empty"] == 1
+    np.testing.assert_array_equal(values["sums/sums/counts"], output.sums.counts)
+    # The evaluated state stays the same.
     for name, value in result.state.items():
         np.testing.assert_array_equal(value, trained[name], err_msg=name)
 
@@ -116,18 +114,18 @@ def _played_after(folder, trained, tmp_path):
     return _played(folder, tmp_path / "server_state.ckpt")
 
 
-def _close(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=_ROUNDING, atol=1e-7)
+def _close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=_ROUNDING, atol=1e-7)
 
 
 @pytest.mark.parametrize("grid", [LinearGrid(2.0, 11), LogGrid(1e-2, 1e2, 9)])
-def test_quantiles_are_those_of_the_report(grid):
+def test_quantiles_equal_the_reports(grid):
     rng = np.random.default_rng(0)
     histograms = rng.integers(0, 3, size=[20, grid.num_bins])
     histograms[0] = 0
     histograms[1] = np.eye(grid.num_bins, dtype=np.int64)[3]
     for q in (0.0, 0.05, 0.1, 0.5, 0.7, 0.95, 1.0):
-        found = quantiles(grid, tf.constant(histograms), q)
+        values = quantiles(grid, tf.constant(histograms), q)
         np.testing.assert_allclose(
-            found, [quantile(grid, counts, q) for counts in histograms], rtol=1e-12
+            values, [quantile(grid, counts, q) for counts in histograms], rtol=1e-12
         )

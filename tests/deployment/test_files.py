@@ -1,5 +1,6 @@
-"""What leaves a client, read from the files of exports and from nothing else."""
+"""Clients' outputs and sizes according to the files of exports, and the writing of folders."""
 
+import contextlib
 import itertools
 import json
 import re
@@ -23,7 +24,7 @@ from tff_agnostic.base.files import new_folder, tensorflow_writes
 from tff_agnostic.deployment.compiled_plan import Variables, checkpoint_op, checkpoint_op_names
 from tff_agnostic.deployment.graphs import write_checkpoint
 
-# By which values could leave a graph, other than as a tensor that is fetched.
+# Ops by which values could leave a graph, in addition to fetched tensors.
 _WAYS_OUT = re.compile(r"Save|Write|Print|PyFunc|Send|Queue|Summary|Rpc|Table|Debug")
 
 
@@ -52,14 +53,14 @@ def _spec_name(serialized):
     return TensorSpecProto.FromString(serialized).name
 
 
-def _of_algorithms(profile):
-    usual = [algorithm for algorithm, of_profile in USUAL_ALGORITHMS if of_profile == profile]
+def _algorithms(profile):
+    usual = [algorithm for algorithm, other in USUAL_ALGORITHMS if other == profile]
     return pytest.mark.parametrize("algorithm", usually(usual, ALGORITHMS))
 
 
 @pytest.mark.slow_cases("delta_fl", "stochastic_afl")
-@_of_algorithms("daf")
-def test_a_daf_plan_holds_only_federated_sums(exported, algorithm):
+@_algorithms("daf")
+def test_daf_plan_has_only_federated_sums(exported, algorithm):
     plan = _plan(exported("daf", algorithm=algorithm))
     [phase] = plan.phase
     assert not phase.HasField("server_phase")
@@ -67,7 +68,7 @@ def test_a_daf_plan_holds_only_federated_sums(exported, algorithm):
     assert {aggregation.intrinsic_uri for aggregation in sums} == {"federated_sum"}
     assert not any(aggregation.inner_aggregations for aggregation in sums)
 
-    # What a client writes is what is summed: all of it, once.
+    # The server sums every written tensor once.
     spec = phase.client_phase.tensorflow_spec
     assert not spec.output_tensor_specs
     assert spec.example_selector.collection_uri == "app:/examples"
@@ -79,18 +80,18 @@ def test_a_daf_plan_holds_only_federated_sums(exported, algorithm):
 
 
 @pytest.mark.slow
-@_of_algorithms("secure")
-def test_a_secure_plan_sends_nothing_outside_secure_sums(exported, algorithm):
+@_algorithms("secure")
+def test_secure_plan_has_only_secure_sums(exported, algorithm):
     plan = _plan(exported("secure", algorithm=algorithm))
     [phase] = plan.phase
     assert not phase.HasField("server_phase_v2")
     client = phase.client_phase
-    # A client has no file to write to, and no op that could write to one.
+    # A client has neither a file to write nor an op that writes.
     assert client.federated_compute.output_filepath_tensor_name == ""
     assert not client.tensorflow_spec.target_node_names
     nodes = _nodes(_graph(plan.client_graph_bytes))
     assert [node.name for node in nodes if _WAYS_OUT.search(node.op)] == []
-    # What it returns is summed securely, and the server reads nothing else.
+    # All returned tensors are summed securely, and the server reads no others.
     returned = {_spec_name(spec) for spec in client.tensorflow_spec.output_tensor_specs}
     configs = client.federated_compute.aggregations
     assert {name for name in configs if configs[name].HasField("secure_aggregation")} == returned
@@ -105,7 +106,7 @@ def test_a_secure_plan_sends_nothing_outside_secure_sums(exported, algorithm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", usually(["logistic"], ["logistic", "lstm"]))
-def test_bounds_in_the_manifest_are_those_of_the_plan(exported, kind):
+def test_manifest_bounds_equal_the_plans(exported, kind):
     folder = exported("secure", kind=kind)
     channels = _plan(folder).phase[0].server_phase.read_aggregated_update.side_channel_tensors
     privacy = json.loads((folder / "manifest.json").read_text())["privacy"]
@@ -114,7 +115,7 @@ def test_bounds_in_the_manifest_are_those_of_the_plan(exported, kind):
         name: channel.secure_aggregand.fixed_modulus.modulus for name, channel in channels.items()
     }
     for entry in privacy["secure_sums"]:
-        # What a full round adds up to at most, and no power of 2 more than that needs.
+        # The modulus is the next power of 2 above the largest sum.
         most = privacy["maximum_clients_per_round"] * (2 ** entry["bits"] - 1)
         assert most < entry["modulus"] <= 2 * most
         levels = (entry["to"] - entry["from"]) / entry["step"]
@@ -127,7 +128,7 @@ def test_bounds_in_the_manifest_are_those_of_the_plan(exported, kind):
 @pytest.mark.parametrize(
     ("profile", "how"), [("daf", {}), ("daf", {"client_graph": "both"}), ("secure", {})]
 )
-def test_both_plans_have_the_same_client(exported, profile, how):
+def test_both_plans_have_equal_clients(exported, profile, how):
     folder = exported(profile, **how)
     plan = _plan(folder)
     content = (folder / "client_only_plan.pb").read_bytes()
@@ -145,12 +146,17 @@ def test_both_plans_have_the_same_client(exported, profile, how):
     assert counts["plan"]["bytes"] == len(content)
 
 
-# --- Folders that are there whole, or not at all
+# --- Atomic folders
 
 
-@pytest.mark.parametrize("name", ["new", "new/in/new", "empty"])
-def test_what_is_written_is_there_at_the_end(tmp_path, name):
+@pytest.mark.parametrize("name", ["new/in/new", "empty"])
+def test_new_folder_is_atomic(tmp_path, name):
     (tmp_path / "empty").mkdir()
+    for error in (UserError, KeyboardInterrupt):
+        with pytest.raises(error), new_folder(tmp_path / name, "--flag") as path:
+            (path / "file").write_text("half")
+            raise error("stop")
+        assert tree(tmp_path) == {"empty": None}
     with new_folder(tmp_path / name, "--flag") as path:
         (path / "file").write_text("whole")
         assert not (tmp_path / name / "file").exists()
@@ -158,18 +164,8 @@ def test_what_is_written_is_there_at_the_end(tmp_path, name):
     assert not [name for name in tree(tmp_path) if ".tmp" in name]
 
 
-@pytest.mark.parametrize("name", ["new", "new/in/new", "empty"])
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, UserError])
-def test_nothing_is_left_of_what_failed(tmp_path, name, error):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(error), new_folder(tmp_path / name, "--flag") as path:
-        (path / "file").write_text("half")
-        raise error("stop")
-    assert tree(tmp_path) == {"empty": None}
-
-
 @pytest.mark.parametrize("name", ["full", "full/file"])
-def test_other_content_stays(tmp_path, name):
+def test_new_folder_keeps_other_content(tmp_path, name):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     message = r"^--flag: expected a new or empty folder, found "
@@ -178,7 +174,7 @@ def test_other_content_stays(tmp_path, name):
     assert tree(tmp_path) == {"full": None, "full/file": b"mine"}
 
 
-def test_an_error_of_tensorflow_is_one_of_writing(tmp_path):
+def test_tensorflows_errors_are_write_errors(tmp_path):
     for write in (
         lambda path: write_checkpoint(path, {"a": tf.zeros([])}),
         lambda path: tf.io.TFRecordWriter(str(path)).close(),
@@ -192,7 +188,7 @@ def test_an_error_of_tensorflow_is_one_of_writing(tmp_path):
     assert tree(tmp_path) == {}
 
 
-# --- Variables of a server's graph go to checkpoints and come back
+# --- Variables of a server's graph
 
 
 _SPECS = [tf.TensorSpec([2], tf.float32, "server/a"), tf.TensorSpec([], tf.int64, "server/b")]
@@ -201,7 +197,7 @@ _METRICS = [tf.TensorSpec([], tf.float32, "metrics/m")]
 
 @pytest.fixture
 def session():
-    """A session whose state is [1, 2] and 3, and its metric 0.5."""
+    """A session with the state [1, 2] and 3, and the metric 0.5."""
     with tf.Graph().as_default() as graph:
         state, metrics = Variables(_SPECS), Variables(_METRICS)
         message = checkpoint_op("savepoint", state, also_saved=metrics)
@@ -211,7 +207,7 @@ def session():
         values = [tf.constant([1.0, 2.0]), tf.constant(3, tf.int64)]
         tf.group(*state.assign(values), *metrics.assign([tf.constant(0.5)]), name="set")
         a, b = state.read()
-        # Each from the other, as they were before.
+        # Each new value depends on the other old one.
         tf.group(
             *state.assign([a[::-1] + tf.cast(b, tf.float32), b + tf.cast(a[0], b.dtype)]),
             name="swap",
@@ -221,7 +217,7 @@ def session():
             tf.identity(value, name)
     for name in checkpoint_op_names(message):
         graph.as_graph_element(name)
-    with GraphSession(graph, "here") as session:
+    with contextlib.closing(GraphSession(graph, "here")) as session:
         session.run(["init"], {})
         session.run(["set"], {})
         yield session, CheckpointOp(message, "here: savepoint")
@@ -231,11 +227,11 @@ def _values(session):
     return [np.asarray(value).tolist() for value in session.run(["a:0", "b:0", "m:0"], {})]
 
 
-def test_what_is_saved_is_restored_and_what_is_only_saved_is_not(session, tmp_path):
+def test_savepoint_restores_state_without_metrics(session, tmp_path):
     session, savepoint = session
     savepoint.save(session, tmp_path / "checkpoint")
-    found = read_checkpoint(tmp_path / "checkpoint", "here")
-    assert {name: value.tolist() for name, value in found.items()} == {
+    saved = read_checkpoint(tmp_path / "checkpoint", "here")
+    assert {name: value.tolist() for name, value in saved.items()} == {
         "server/a": [1.0, 2.0],
         "server/b": 3,
         "metrics/m": 0.5,
@@ -246,7 +242,7 @@ def test_what_is_saved_is_restored_and_what_is_only_saved_is_not(session, tmp_pa
     assert _values(session) == [[1.0, 2.0], 3, 0.0]
 
 
-def test_a_checkpoint_without_the_variables(session, tmp_path):
+def test_checkpoint_without_variables_raises(session, tmp_path):
     session, savepoint = session
     with tf.device("CPU:0"):
         tf.raw_ops.SaveSlices(
@@ -261,7 +257,7 @@ def test_a_checkpoint_without_the_variables(session, tmp_path):
         savepoint.restore(session, tmp_path / "other")
 
 
-def test_no_variable_is_set_before_all_values_are_computed(session):
+def test_variables_are_assigned_together(session):
     session, _ = session
     for _ in range(20):
         session.run(["set"], {})
@@ -269,41 +265,27 @@ def test_no_variable_is_set_before_all_values_are_computed(session):
         assert _values(session)[:2] == [[5.0, 4.0], 4]
 
 
-# --- The bytes that a manifest foretells are those of the checkpoints that travel
+# --- Bytes in the manifest
 
 
 def _counts(folder):
     return json.loads((folder / "manifest.json").read_text())["bytes_per_client_and_round"]
 
 
-def _measured(folder):
-    export = open_export(folder)
-    [result] = run_rounds(export, [conformance_clients(export)])
-    return result
-
-
-@pytest.mark.nightly_cases("convolutional")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", usually(["logistic", "convolutional"], ["logistic", "convolutional", "lstm"])
+    ("profile", "size"), [("daf", "checkpoint_bytes"), ("secure", "payload_bytes")]
 )
-def test_checkpoints_have_the_size_foretold(exported, kind):
-    folder = exported("daf", kind=kind)
-    counts, measured = _counts(folder), _measured(folder)
+def test_manifest_bytes_equal_measured_bytes(exported, profile, size):
+    folder = exported(profile)
+    counts, export = _counts(folder), open_export(folder)
+    (measured,) = run_rounds(export, [conformance_clients(export)])
     assert measured.bytes_down == pytest.approx(counts["down"]["checkpoint_bytes"], rel=0.02)
-    assert measured.bytes_up == pytest.approx(counts["up"]["checkpoint_bytes"], rel=0.02)
+    assert measured.bytes_up == pytest.approx(counts["up"][size], rel=0.02)
 
 
-@pytest.mark.slow
-def test_secure_values_have_the_size_foretold(exported):
-    folder = exported("secure")
-    counts, measured = _counts(folder), _measured(folder)
-    assert measured.bytes_down == pytest.approx(counts["down"]["checkpoint_bytes"], rel=0.02)
-    assert measured.bytes_up == pytest.approx(counts["up"]["payload_bytes"], rel=0.02)
-
-
-def test_values_beside_the_papers(exported):
-    """Down: w, alpha and a seed of 2. Up: the delta, beta, L, N, accuracy and what became of it."""
+def test_manifest_counts_values_as_the_paper(exported):
+    """Down: w, alpha and a seed of 2. Up: the delta, beta, L, N, accuracy and 4 counts."""
     counts = _counts(exported("daf"))
     num_weights = 4 * 3 + 3
     assert counts["down"]["values"] == num_weights + NUM_DOMAINS + 2

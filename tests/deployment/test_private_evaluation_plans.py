@@ -1,4 +1,4 @@
-"""Evaluation plans with noise: what private evaluations of a run give, with a key of their own."""
+"""Evaluation plans with noise equal private evaluations of a run."""
 
 import json
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from plan_runner.export import open_export
-from plan_runner.rounds import conformance_clients, relative_difference, run_rounds, verify
-from plan_runner.tflite import tflite_comparison
+from plan_runner.rounds import conformance_clients, run_rounds, verify
+from plan_runner.tflite import relative_difference, tflite_comparison
 from tests.deployment.kinds import KINDS, make_request
 from tests.marks import usually
 from tests.options import make_options
@@ -43,7 +43,7 @@ def profile(request):
 
 @pytest.fixture(scope="module")
 def noise(profile):
-    """Little noise: of four clients something has to be left."""
+    """Returns a private evaluation with little noise, as there are four clients."""
     task = make_task(("a", "b", "c"), num_features=4)
     options = make_options(
         ServerNoiseOptions,
@@ -72,20 +72,18 @@ def folder(noise, profile, tff_runtime, tmp_path_factory):
     return path
 
 
-def test_it_is_verified_with_the_public_key_and_what_devices_get(folder):
+def test_evaluation_is_verified_with_public_key(folder):
     deployment = open_export(folder)
-    beside = tflite_comparison(deployment)
-    (check,) = verify(deployment, beside=beside)
+    comparison = tflite_comparison(deployment)
+    (check,) = verify(deployment, comparison=comparison)
     assert check.failing(_ROUNDING) == []
-    assert beside.clients == 4
-    assert beside.largest <= _ROUNDING
+    assert comparison.clients == 4
+    assert comparison.largest <= _ROUNDING
     with np.load(folder / "conformance/round_1.npz") as tensors:
         assert tuple(tensors["server/aggregations/0/noise_key"]) == CONFORMANCE_KEY
 
 
-def test_rounds_have_the_noise_of_the_fleets_key_and_of_their_number(
-    folder, noise, profile, streaming_runtime
-):
+def test_noise_follows_key_and_round(folder, noise, profile, streaming_runtime):
     deployment, request = open_export(folder), make_request(profile)
     columns = request.algorithm.client_data_spec
     clients = synthetic_clients(columns, request.column_ranges, request.num_domains)
@@ -96,23 +94,23 @@ def test_rounds_have_the_noise_of_the_fleets_key_and_of_their_number(
     for number, result in enumerate(run_rounds(deployment, cohorts)):
         state = noise.state(_KEY, number)
         expected = noise.consistent(evaluate(weights, [list(clients.values())], state).output)
-        found = {name.removeprefix("metrics/"): v for name, v in result.metrics.items()}
-        np.testing.assert_array_equal(found["sums/sums/counts"], expected.sums.counts)
-        assert relative_difference(found["sums/sums/losses"], expected.sums.losses) <= _ROUNDING
-        of_loss = expected.over_clients["loss"]
-        np.testing.assert_array_equal(found["sums/over_clients/loss/histogram"], of_loss.histogram)
-        median = quantiles(LogGrid(), of_loss.histogram, 0.5)
-        np.testing.assert_allclose(found["over_clients/loss/p50"], median, rtol=1e-6)
-        assert not np.any(found["sums/by_size/loss/num_clients"])
+        values = {name.removeprefix("metrics/"): v for name, v in result.metrics.items()}
+        np.testing.assert_array_equal(values["sums/sums/counts"], expected.sums.counts)
+        assert relative_difference(values["sums/sums/losses"], expected.sums.losses) <= _ROUNDING
+        losses = expected.over_clients["loss"]
+        np.testing.assert_array_equal(values["sums/over_clients/loss/histogram"], losses.histogram)
+        median = quantiles(LogGrid(), losses.histogram, 0.5)
+        np.testing.assert_allclose(values["over_clients/loss/p50"], median, rtol=1e-6)
+        assert not np.any(values["sums/by_size/loss/num_clients"])
         assert result.state["server/aggregations/0/releases"] == number + 1
 
 
-def test_the_manifest_says_what_is_spent_and_what_a_server_must_do(folder):
+def test_manifest_has_guarantee_and_duties(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
-    found = manifest["privacy"]["differential_privacy"]
-    assert found["guarantee_as_simulated"]["evaluations"] == 1
-    multipliers = [group["noise_multiplier"] for group in found["groups"]]
+    facts = manifest["privacy"]["differential_privacy"]
+    assert facts["guarantee_as_simulated"]["evaluations"] == 1
+    multipliers = [group["noise_multiplier"] for group in facts["groups"]]
     assert sum(z**-2 for z in multipliers) ** -0.5 == pytest.approx(0.05)
-    assert "expected_devices_per_round" not in found
-    assert found["server_must"][-1] == "last"
+    assert "expected_devices_per_round" not in facts
+    assert facts["server_must"][-1] == "last"
     assert (folder / "server_state.ckpt").stat().st_mode & 0o077 == 0

@@ -1,4 +1,4 @@
-"""Plans of private runs: the same noise in the plan as in the runtime, and each key where it is."""
+"""Plans of private runs: the runtime's noise, and the places of the keys."""
 
 import json
 from pathlib import Path
@@ -11,10 +11,10 @@ from plan_runner.export import open_export, read_arrays
 from plan_runner.graph_session import read_checkpoint
 from plan_runner.rounds import (
     conformance_clients,
-    relative_difference,
     run_rounds,
     verify,
 )
+from plan_runner.tflite import relative_difference
 from tests.aggregations.sums import private_sum
 from tests.deployment.kinds import make_request
 from tests.marks import usually
@@ -40,12 +40,7 @@ _SETTINGS: dict[str, Any] = {"clip_norm": 0.5, "noise_multiplier": 0.8}
 
 
 class _Kind(NamedTuple):
-    """A private plan.
-
-    Attributes:
-        profile: Its profile.
-        aggregation: Its sums.
-    """
+    """The profile and the aggregation of a private plan."""
 
     profile: str
     aggregation: Any
@@ -98,9 +93,8 @@ class _Exported(NamedTuple):
     """An export.
 
     Attributes:
-        folder: Where it is.
-        readable: Of each tensor file, by its first tensors, whether others could read it when it
-            was there.
+        folder: Folder of the export.
+        readable: Whether other users could read a state's file, keyed by the state's key.
     """
 
     folder: Path
@@ -109,17 +103,17 @@ class _Exported(NamedTuple):
 
 @pytest.fixture(scope="module")
 def exported(kind, tff_runtime, tmp_path_factory) -> _Exported:
-    found = _Exported(tmp_path_factory.mktemp("private") / "export", {})
+    result = _Exported(tmp_path_factory.mktemp("private") / "export", {})
 
     def watched(path: Path, tensors: Any) -> None:
         write_checkpoint(path, tensors)
-        modes = [of.stat().st_mode & 0o077 for of in (path, path.parent)]
-        found.readable[tuple(tensors[_KEY_TENSOR])] = all(modes)
+        modes = [place.stat().st_mode & 0o077 for place in (path, path.parent)]
+        result.readable[tuple(tensors[_KEY_TENSOR])] = all(modes)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deployment_export, "write_checkpoint", watched)
-        export(found.folder, _request(kind), tff_runtime)
-    return found
+        export(result.folder, _request(kind), tff_runtime)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +121,11 @@ def folder(exported) -> Path:
     return exported.folder
 
 
-def test_the_fleets_key_is_at_no_time_in_a_file_of_others(exported):
+def test_secret_key_is_never_readable(exported):
     assert exported.readable == {_FLEETS_KEY: False, CONFORMANCE_KEY: True}
 
 
-def test_conformance_rounds_have_the_noise_of_the_public_key(folder):
+def test_conformance_rounds_use_the_public_key(folder):
     checks = list(verify(open_export(folder)))
     assert len(checks) == 3
     for check in checks:
@@ -142,8 +136,8 @@ def test_conformance_rounds_have_the_noise_of_the_public_key(folder):
         assert tensors["server/aggregations/0/releases"] == n
 
 
-def test_the_fleet_has_noise_of_its_own_key(folder, kind, streaming_runtime):
-    """Rounds from the exported state are the runtime's with the fleet's key, empty ones too."""
+def test_rounds_use_the_secret_key(folder, kind, streaming_runtime):
+    """Rounds equal the runtime's with the same key, also a round without clients."""
     deployment, request = open_export(folder), _request(kind)
     training = streaming_runtime.training(request.algorithm, request.aggregation)
     state = with_key(training.initialize(), _FLEETS_KEY)
@@ -154,7 +148,7 @@ def test_the_fleet_has_noise_of_its_own_key(folder, kind, streaming_runtime):
     for result in run_rounds(deployment, [clients, clients, []]):
         state, _ = training.next(state, cohort if result.clients else [])
         moved.append(result.state[weights])
-        # The state's leaves in TFF's order, which the manifest tells.
+        # The manifest has the state's leaves in TFF's order.
         flat = tff.structure.flatten(tff.structure.from_container(state, recursive=True))
         for name, value in zip(deployment.manifest.server_state, map(np.asarray, flat)):
             if value.dtype.kind == "f":
@@ -163,17 +157,17 @@ def test_the_fleet_has_noise_of_its_own_key(folder, kind, streaming_runtime):
                 np.testing.assert_array_equal(result.state[name], value, err_msg=name)
     public = read_arrays(folder / "conformance/round_2.npz")[weights]
     assert relative_difference(public, moved[1]) > 0.01
-    # Of noise alone.
+    # The round without clients has noise only.
     assert relative_difference(moved[1], moved[2]) > 1e-4
 
 
-def test_a_secret_key_is_in_the_state_alone(folder):
+def test_secret_key_is_in_state_only(folder):
     state = read_checkpoint(folder / "server_state.ckpt", "the state")
     assert tuple(state[_KEY_TENSOR]) == _FLEETS_KEY
     assert (folder / "server_state.ckpt").stat().st_mode & 0o077 == 0
     public = read_checkpoint(folder / "conformance/server_state.ckpt", "the state")
     assert tuple(public[_KEY_TENSOR]) == CONFORMANCE_KEY
-    # Checkpoints are compressed: what is in them was read.
+    # Checkpoints are compressed, so they were read above.
     for path in (p for p in folder.rglob("*") if p.is_file()):
         content = path.read_bytes()
         for number in (*_RUNS_KEY, *_FLEETS_KEY):
@@ -182,28 +176,28 @@ def test_a_secret_key_is_in_the_state_alone(folder):
                 assert number.to_bytes(8, byte_order) not in content, path
 
 
-def test_devices_are_sent_clip_norms_and_no_key(folder):
+def test_devices_get_clip_norms_without_key(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
     sent = [name for name in manifest["tensors"]["client_input"] if "aggregation" in name]
     assert sent == ["client/aggregation"]
 
 
-def test_the_manifest_says_what_a_server_must_do(folder, kind):
+def test_manifest_lists_the_servers_duties(folder, kind):
     manifest = json.loads((folder / "manifest.json").read_text())
-    found = manifest["privacy"]["differential_privacy"]
-    assert found["mechanism"] == kind.aggregation.name
-    assert found["secret_files"] == ["server_state.ckpt"]
-    assert found["noise_multiplier"] == pytest.approx(0.8)
-    multipliers = [group["noise_multiplier"] for group in found["groups"]]
+    facts = manifest["privacy"]["differential_privacy"]
+    assert facts["mechanism"] == kind.aggregation.name
+    assert facts["secret_files"] == ["server_state.ckpt"]
+    assert facts["noise_multiplier"] == pytest.approx(0.8)
+    multipliers = [group["noise_multiplier"] for group in facts["groups"]]
     assert sum(z**-2 for z in multipliers) ** -0.5 == pytest.approx(0.8)
-    for group in found["groups"]:
+    for group in facts["groups"]:
         deviation = group["noise_multiplier"] * group["clip_norm"]
         assert group["deviation"] == pytest.approx(deviation)
-    assert any("server/aggregations/0/noise_key" in text for text in found["server_must"])
-    assert found["clipped"] == (
+    assert any("server/aggregations/0/noise_key" in text for text in facts["server_must"])
+    assert facts["clipped"] == (
         "as one vector" if kind.profile == "daf" else "each group by itself"
     )
-    assert found["noise_generator"].startswith("ChaCha20")
-    assert "steps of a grid" in found["noise"]
+    assert facts["noise_generator"].startswith("ChaCha20")
+    assert "steps of a grid" in facts["noise"]
     if kind.profile == "secure":
         assert {s["tensor"].split("/")[1] for s in manifest["privacy"]["secure_sums"]} >= {"values"}

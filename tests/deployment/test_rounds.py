@@ -1,4 +1,4 @@
-"""Simulations, plain and secure, and exported plans use the same examples of a client with many."""
+"""Rounds of exported plans equal the runtime's, with equal limits of examples."""
 
 import itertools
 from typing import Any
@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from plan_runner.errors import PlanError
 from plan_runner.export import open_export, read_arrays
+from plan_runner.kernel import kernel_problem
 from plan_runner.rounds import conformance_clients, verify
 from plan_runner.rounds import run_rounds as run_plan_rounds
+from plan_runner.tflite import tflite_comparison
 from tests.computations.harness import run_rounds
 from tests.deployment import in_worker
 from tests.deployment.kinds import (
@@ -26,7 +29,7 @@ from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.server import ServerUpdate
 from tff_agnostic.data.clients import first_rows
 from tff_agnostic.deployment.profiles import PROFILES
-from tff_agnostic.deployment.rounds import NUM_ROUNDS, synthetic_clients
+from tff_agnostic.deployment.rounds import NUM_CLIENTS, NUM_ROUNDS, synthetic_clients
 from tff_agnostic.program.options.flags import members_of
 from tff_agnostic.program.runs.export import DeviceSettings, export_request
 from tff_agnostic.program.runs.spec import resolve
@@ -34,13 +37,13 @@ from tff_agnostic.program.runs.spec import resolve
 _LIMIT = 5
 _ROUNDS = 3
 _SECURE = SecureSum(make_options(SecureSumOptions, limit_examples=_LIMIT))
-# Of the clients' 7, 3, 0 and 12 examples.
+# Used examples of the clients' 7, 3, 0 and 12, and skipped ones.
 _USED = [5, 3, 0, 5]
-_LEFT_OUT = 2 + 0 + 0 + 7
+_SKIPPED = 2 + 0 + 0 + 7
 
 
 def _clients() -> list[Any]:
-    """Those that exports have, whole."""
+    """Returns the clients of exports, without a limit of examples."""
     request = make_request("daf")
     columns = request.algorithm.client_data_spec
     return list(synthetic_clients(columns, request.column_ranges, NUM_DOMAINS).values())
@@ -50,14 +53,14 @@ def _values(weights: Any, lambda_: Any, num_examples: Any) -> list[np.ndarray]:
     return [*map(np.asarray, weights), np.asarray(lambda_), np.asarray(num_examples)]
 
 
-def _of_simulation(runtime: Any, aggregation: Any, clients: list[Any]) -> list[np.ndarray]:
+def _simulated(runtime: Any, aggregation: Any, clients: list[Any]) -> list[np.ndarray]:
     training = runtime.training(make_request("daf").algorithm, aggregation)
     state, reports = run_rounds(training, [clients] * _ROUNDS)
     counts = reports[-1]["client_work"]["train"]["num_examples"]
     return _values(state.algorithm.weights.trainable, state.algorithm.memory.lambda_, counts)
 
 
-def _of_plan(folder: Any) -> list[np.ndarray]:
+def _played(folder: Any) -> list[np.ndarray]:
     export = open_export(folder)
     *_, result = run_plan_rounds(export, [conformance_clients(export)] * _ROUNDS)
     server = "server/algorithm"
@@ -68,46 +71,39 @@ def _of_plan(folder: Any) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def expected(cohort_runtime) -> list[np.ndarray]:
-    return _of_simulation(cohort_runtime, PlainSum(), [first_rows(c, _LIMIT) for c in _clients()])
+    return _simulated(cohort_runtime, PlainSum(), [first_rows(c, _LIMIT) for c in _clients()])
 
 
-def _assert_the_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    assert found[-1].sum() == sum(_USED)
-    for value, wanted in zip(found, expected):
+def _assert_equal(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    assert actual[-1].sum() == sum(_USED)
+    for value, wanted in zip(actual, expected):
         np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_a_plain_plan_is_the_plain_simulation(exported, expected):
-    _assert_the_same(_of_plan(exported("daf", max_examples=_LIMIT)), expected)
+def test_plain_plan_equals_simulation(exported, expected):
+    _assert_equal(_played(exported("daf", max_examples=_LIMIT)), expected)
 
 
 @pytest.mark.slow
-def test_a_secure_simulation_is_the_plain_one_on_first_examples(cohort_runtime, expected):
-    _assert_the_same(_of_simulation(cohort_runtime, _SECURE, _clients()), expected)
+def test_secure_simulation_equals_plain_one(cohort_runtime, expected):
+    _assert_equal(_simulated(cohort_runtime, _SECURE, _clients()), expected)
 
 
-# What a device reads may be limited, or all of it; the client's graph has the limit of the sums.
+# Besides max_examples, the client's graph has the limit of the sums.
 @pytest.mark.slow
 @pytest.mark.parametrize("read", usually([8], [None, 8]))
-def test_a_secure_plan_is_the_secure_simulation(exported, expected, read):
+def test_secure_plan_equals_simulation(exported, expected, read):
     folder = exported("secure", aggregation=_SECURE, max_examples=read)
-    _assert_the_same(_of_plan(folder), expected)
+    _assert_equal(_played(folder), expected)
 
 
 @pytest.mark.nightly
-def test_a_secure_plan_says_how_many_examples_it_left_out(exported):
+def test_secure_plan_counts_skipped_examples(exported):
     folder = exported("secure", aggregation=_SECURE, max_examples=None)
     export = open_export(folder)
     (result,) = run_plan_rounds(export, [conformance_clients(export)])
-    assert result.metrics["metrics/aggregator/clipped/examples"] == _LEFT_OUT
-
-
-@pytest.mark.slow
-def test_without_a_limit_the_state_is_another(cohort_runtime, expected):
-    """Otherwise all of the above would prove nothing."""
-    found = _of_simulation(cohort_runtime, PlainSum(), _clients())
-    assert not np.allclose(found[0], expected[0], rtol=1e-3)
+    assert result.metrics["metrics/aggregator/clipped/examples"] == _SKIPPED
 
 
 @pytest.mark.parametrize(
@@ -120,14 +116,14 @@ def test_without_a_limit_the_state_is_another(cohort_runtime, expected):
         ("secure", {"limit_examples": 9, "max_examples": 8}, 8),
     ],
 )
-def test_a_device_reads_no_more_than_a_run_would_use(profile, settings, max_examples):
+def test_plan_limits_examples_like_a_run(profile, settings, max_examples):
     aggregation = {"daf": "plain", "secure": "secure"}[profile]
     spec = resolve("toy_regression", {"aggregation": aggregation, **settings}, {"num_clients": 6})
     request = export_request(spec, spec.load_task(), profile, DeviceSettings())
     assert request.max_examples == max_examples
 
 
-# --- Rounds of an export in plain TensorFlow are those of TFF's runtime
+# --- Rounds in plain TensorFlow and in TFLite
 
 
 _FALLING = [
@@ -138,33 +134,33 @@ _FALLING = [
 _ROUNDING = 1e-5
 
 
-def _checks(folder):
-    checks = list(verify(open_export(folder)))
-    assert len(checks) == NUM_ROUNDS
-    assert all(check.tensors > 10 for check in checks)
-    return checks
-
-
-def _assert_bit_for_bit(folder):
-    for check in _checks(folder):
-        assert check.differing == {}
-
-
 def _assert_up_to_rounding(folder):
-    for check in _checks(folder):
+    """Also runs the TFLite graph of devices, where this TensorFlow has a Flex delegate."""
+    export, comparison = open_export(folder), None
+    try:
+        comparison = tflite_comparison(export)
+    except PlanError as e:
+        assert kernel_problem() or "no Flex delegate" in str(e)
+    checks = list(verify(export, comparison=comparison))
+    assert len(checks) == NUM_ROUNDS
+    for check in checks:
+        assert check.tensors > 10
         assert all(difference <= _ROUNDING for difference in check.differing.values())
+    if comparison is not None:
+        assert comparison.clients == NUM_CLIENTS * NUM_ROUNDS
+        assert comparison.largest <= _ROUNDING
 
 
 @pytest.mark.nightly_cases("agnostic_fed_avg-secure", "delta_fl-daf")
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "profile"), usually(USUAL_ALGORITHMS, ALL_ALGORITHMS))
-def test_every_algorithm(exported, algorithm, profile):
+def test_every_algorithm_equals_the_runtime(exported, algorithm, profile):
     _assert_up_to_rounding(exported(profile, algorithm=algorithm))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", usually(["daf"], PROFILES))
-def test_a_family_of_models(exported, profile):
+def test_model_family_equals_the_runtime(exported, profile):
     how = {"algorithm": "delta_fl", "threshold": "tracked", "theta": (0.5, 1.0)}
     _assert_up_to_rounding(exported(profile, **how))
 
@@ -172,7 +168,7 @@ def test_a_family_of_models(exported, profile):
 @pytest.mark.nightly_cases("adam")
 @pytest.mark.slow
 @pytest.mark.parametrize("server_optimizer", usually(["adam"], ["nesterov", "adam"]))
-def test_server_optimizers_with_state(exported, server_optimizer):
+def test_server_optimizers_keep_their_state(exported, server_optimizer):
     _assert_up_to_rounding(exported("daf", server_optimizer=server_optimizer))
 
 
@@ -184,37 +180,35 @@ def test_server_optimizers_with_state(exported, server_optimizer):
         itertools.product(("agnostic_fed_avg", "q_ffl"), _FALLING),
     ),
 )
-def test_learning_rates_that_fall(exported, algorithm, schedule):
-    """Devices know the round that they are in: the second one has a rate of its own."""
+def test_learning_rates_follow_the_round(exported, algorithm, schedule):
     folder = exported("daf", algorithm=algorithm, schedule=schedule)
     _assert_up_to_rounding(folder)
     constant = exported("daf", algorithm=algorithm)
     for name, is_same in (("round_1", True), ("round_2", False)):
-        weights, of_constant = (
+        weights, expected = (
             read_arrays(f / f"conformance/{name}.npz")["server/algorithm/weights/trainable/0"]
             for f in (folder, constant)
         )
-        assert np.allclose(weights, of_constant, rtol=1e-6) == is_same
+        assert np.allclose(weights, expected, rtol=1e-6) == is_same
 
 
 @pytest.mark.nightly_cases("convolutional-daf")
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))
-def test_every_kind_of_model_in_the_runtimes_tensorflow(exported, kind, profile, monkeypatch):
+def test_models_match_bits_in_the_worker(exported, kind, profile, monkeypatch):
     folder = exported(profile, kind=kind)
     in_worker.use(monkeypatch)
-    _assert_bit_for_bit(folder)
+    assert [check.differing for check in verify(open_export(folder))] == [{}] * NUM_ROUNDS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))
-def test_every_kind_of_model_in_plain_tensorflow(exported, kind, profile):
+def test_every_model_equals_the_runtime(exported, kind, profile):
     _assert_up_to_rounding(exported(profile, kind=kind))
 
 
 @pytest.mark.slow
-def test_the_state_moves(exported):
-    """Otherwise all of the above would prove nothing."""
+def test_conformance_rounds_change_the_state(exported):
     folder = exported("daf")
     rounds = [read_arrays(folder / f"conformance/round_{n}.npz") for n in (1, 2, 3)]
     for before, after in itertools.pairwise(rounds):
@@ -226,8 +220,7 @@ def test_the_state_moves(exported):
 
 
 @pytest.mark.slow
-def test_max_examples_is_a_constant_of_the_plan(exported):
-    """Of a client with more examples the first ones are used, by plan and runtime alike."""
+def test_plan_uses_first_max_examples(exported):
     limited, unlimited = exported("daf", max_examples=5), exported("daf")
     _assert_up_to_rounding(limited)
     for name in ("conformance/clients/client_3.tfrecord", "server_state.ckpt"):
@@ -236,5 +229,5 @@ def test_max_examples_is_a_constant_of_the_plan(exported):
         read_arrays(folder / "conformance/round_1.npz")["metrics/client_work/train/num_examples"]
         for folder in (limited, unlimited)
     ]
-    # Of 7, 3, 0 and 12 examples.
+    # The clients have 7, 3, 0 and 12 examples.
     assert [count.sum() for count in counts] == [5 + 3 + 0 + 5, 7 + 3 + 0 + 12]

@@ -1,4 +1,4 @@
-"""Messages that create tasks, against the platform's own definition of them."""
+"""Messages that create tasks, compared with the platform's definition."""
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
@@ -10,7 +10,7 @@ from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 _TYPES = descriptor_pb2.FieldDescriptorProto
 _KINDS = {"text": _TYPES.TYPE_STRING, "long": _TYPES.TYPE_INT64, "int": _TYPES.TYPE_INT32}
 # Names, numbers and types of shuffler/proto/task.proto and common.proto of the On-Device
-# Personalization server at 015930f; fields in "oneof" exclude each other there.
+# Personalization server at 015930f.
 _MESSAGES = {
     "CreateTaskRequest": {"task": (1, "Task")},
     "Task": {
@@ -71,37 +71,33 @@ def request_type():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_a_message_of_the_server(request_type, kind):
+def test_every_kind_is_a_valid_message(request_type, kind):
     written = task_message(kind, ServerTaskSettings(), 10)
     message = json_format.ParseDict(written, request_type())
-    # Nothing is there that the message does not know, or that is its default.
+    # All fields are known, and none has its default.
     assert json_format.MessageToDict(message) == written
 
 
-def test_a_training(request_type):
-    settings = ServerTaskSettings("fleet", iterations=200, over_selection=0.5, rounds_between=3)
+def test_training_message_has_settings(request_type):
+    settings = ServerTaskSettings("fleet", iterations=200, over_selection=0.5)
     task = json_format.ParseDict(task_message(TRAINING, settings, 10), request_type()).task
     assert (task.population_name, task.total_iteration) == ("fleet", 200)
     assert (task.min_aggregation_size, task.max_aggregation_size) == (10, 15)
     policies = task.info.training_info.eligibility_task_info.eligibility_policies
-    assert [p.min_sep_policy.minimum_separation for p in policies] == [3, 0]
+    assert [p.min_sep_policy.minimum_separation for p in policies] == [1, 0]
     assert [p.data_availability_policy.min_example_count for p in policies] == [0, 1]
     assert len({policy.id for policy in policies}) == 2
     assert not task.info.HasField("evaluation_info")
 
 
-@pytest.mark.parametrize(("of", "expected"), [("", "fleet"), ("other", "other")])
-def test_an_evaluation_says_of_which_checkpoint(request_type, of, expected):
-    settings = ServerTaskSettings(
-        "fleet", training_population=of, training_task_id=7, every_iterations=20
-    )
-    task = json_format.ParseDict(task_message(EVALUATION, settings, 10), request_type()).task
-    info = task.info.evaluation_info
-    assert info.check_point_selector.iteration_selector.size == 20
-    assert (info.training_population_name, info.training_task_id) == (expected, 7)
-    assert not task.info.HasField("training_info")
+def test_evaluation_message_names_the_training(request_type):
+    message = task_message(EVALUATION, ServerTaskSettings("fleet"), 10)
+    info = json_format.ParseDict(message, request_type()).task.info
+    assert info.evaluation_info.check_point_selector.iteration_selector.size == 1
+    assert info.evaluation_info.training_population_name == "fleet"
+    assert not info.HasField("training_info")
 
 
 @golden.values
-def test_settings_out_of_range(case):
+def test_wrong_settings(case):
     return golden.refusal(ServerTaskSettings, **case)

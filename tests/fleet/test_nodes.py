@@ -138,12 +138,7 @@ def test_store_and_file_give_equal_updates(fleet, checkpoint, store, tmp_path):
     ("sql", "given", "message"),
     [
         ("", {"store": Path("none.sqlite")}, "none.sqlite: expected a client store, found no such"),
-        ("DROP TABLE examples", {}, "expected a client store with the table examples"),
-        (
-            """UPDATE tff_agnostic SET description = '{"version": 2}'""",
-            {},
-            "expected a store of version 1, found 2; a newer store needs a newer program",
-        ),
+        ("DROP TABLE examples", {}, "cannot read it: no such table: examples"),
         (
             "",
             {"client": "anne"},

@@ -1,4 +1,4 @@
-"""What tests of the runner share."""
+"""Exports that the runner's tests share."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """An export of each profile; not to be changed."""
+    """An export of each profile, which tests do not change."""
     from tests.plan_runner import plans
     from tests.plan_runner.exports import write_export
 

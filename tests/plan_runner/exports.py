@@ -1,4 +1,4 @@
-"""Exports of the plans in `plans`, with clients and with results that were worked out by hand."""
+"""Exports of the plans in `plans`, with clients, and with results computed by hand."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ STATE: Mapping[str, np.ndarray] = {
     "server/0": np.array(10.0, np.float32),
     "server/1": np.array(0, np.int64),
 }
-# By hand: round 1 adds (1-10)+(2-10)+(3-10) = -24 over 3 examples; from 2 on, the mean stays.
+# Round 1 adds (1-10)+(2-10)+(3-10) = -24 over 3 examples; the mean stays afterwards.
 CLIENTS = {"ann": [(1.0, 4), (2.0, 5)], "bob": [(3.0, 6)], "cyd": []}
 MEANS = [2.0, 2.0, 2.0]
 # The secure plan: 10 + (4 + 5 + 6) / 3, then + 5 each time.
@@ -50,7 +50,7 @@ def write_clients(folder: Path, clients: Mapping[str, Sequence[tuple[float, int]
 
 
 def write_export(folder: Path, plan: plan_pb2.Plan, profile: str) -> Path:
-    """Writes an export of one of the plans here, with results worked out by hand."""
+    """Writes an export of a plan, with results computed by hand."""
     write_clients(folder / "conformance" / "clients", CLIENTS)
     write_checkpoint(folder / "server_state.ckpt", STATE)
     plan.client_tflite_graph_bytes = b"TFL3"
@@ -68,7 +68,9 @@ def write_export(folder: Path, plan: plan_pb2.Plan, profile: str) -> Path:
 
     manifest = {
         "format": "tff_agnostic federated export",
-        "format_version": 1,
+        "format_version": 2,
+        "kind": "training",
+        "domains": ["one"],
         "profile": profile,
         "files": {},
         "max_examples": 100,
@@ -97,7 +99,7 @@ def expected_rounds(profile: str) -> list[dict[str, np.ndarray]]:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Writes a manifest that names the files which are there."""
+    """Writes a manifest with the folder's files."""
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != "manifest.json":
@@ -108,6 +110,6 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def rehash(folder: Path, **changes: Any) -> None:
-    """Writes the manifest again after files have changed."""
+    """Writes the manifest of changed files."""
     manifest = json.loads((folder / "manifest.json").read_text())
     write_manifest(folder, {**manifest, **changes})

@@ -16,7 +16,7 @@ from plan_runner.isolation import IsolationError, Listener
 from plan_runner.play import play
 from plan_runner.sandbox import Refused, missing
 
-# What commands in processes of their own are given, so that they also run on kernels without one.
+# Flags of commands in separate processes, on kernels without a sandbox.
 TRUST_WITHOUT_SANDBOX = ("--trust",) if missing() else ()
 
 
@@ -45,7 +45,7 @@ def call(*arguments: str) -> Outcome:
 
 @contextlib.contextmanager
 def isolated_here() -> Iterator[None]:
-    """Has what `run_isolated` calls run in this process, for tests of other things."""
+    """Replaces `run_isolated` by a call in this process."""
 
     def run(function: str, payload: Any, bounds: Any, listener: Listener, reads: Any = None) -> int:
         module, _, name = function.partition(":")
@@ -64,6 +64,6 @@ def isolated_here() -> Iterator[None]:
 
 
 def _play_here(request: Any, listener: Listener) -> int:
-    """Plays in this process, which has TensorFlow already; test_isolation has another one."""
+    """Runs in this process, which has TensorFlow already."""
     with tempfile.TemporaryDirectory() as scratch:
         return play(request, listener, Path(scratch))

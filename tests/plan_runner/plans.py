@@ -16,7 +16,7 @@ v1 = tf.compat.v1
 raw = tf.raw_ops
 
 FEATURES = {"x": {"dtype": "float32", "shape": []}, "n": {"dtype": "int64", "shape": []}}
-BITS = 8
+MODULUS = 1024
 Change = Callable[[tf.Tensor], tf.Tensor]
 SIDE = "sidechannel_secagg_federated_secure_sum_bitwidth_update"
 
@@ -51,8 +51,8 @@ def _save(path: tf.Tensor, tensors: Mapping[str, tf.Tensor], name: str) -> tf.Op
     )
 
 
-def _summed(max_examples: tf.Tensor, term: Callable[[Any], tf.Tensor]) -> list[tf.Tensor]:
-    """Sums over the examples, whose dataset `_external` turns into the real one."""
+def _summed(term: Callable[[Any], tf.Tensor]) -> list[tf.Tensor]:
+    """Sums over the examples of a dataset that `_external` replaces."""
     stand_in = raw.TensorSliceDataset(
         components=[tf.constant([""])], output_shapes=[[]], name="examples"
     )
@@ -66,7 +66,7 @@ def _summed(max_examples: tf.Tensor, term: Callable[[Any], tf.Tensor]) -> list[t
     def add(total: Any, record: Any) -> Any:
         return total[0] + term(tf.io.parse_single_example(record, features)), total[1] + 1
 
-    return dataset.take(max_examples).reduce((zero, tf.constant(0, tf.int64)), add)
+    return dataset.reduce((zero, tf.constant(0, tf.int64)), add)
 
 
 def _external(graph: tf.Graph, uri: str = "app:///examples") -> bytes:
@@ -82,22 +82,20 @@ def _external(graph: tf.Graph, uri: str = "app:///examples") -> bytes:
     return definition.SerializeToString()
 
 
-def _pack(message: Any, content: bytes, kind: str = "GraphDef") -> None:
-    message.type_url, message.value = f"type.googleapis.com/tensorflow.{kind}", content
+def _pack(message: Any, content: bytes) -> None:
+    message.type_url, message.value = "type.googleapis.com/tensorflow.GraphDef", content
 
 
 def _client_phase(plan: plan_pb2.Plan) -> Any:
     phase = plan.phase.add().client_phase
     phase.tensorflow_spec.dataset_token_tensor_name = "data_token:0"
     phase.tensorflow_spec.input_tensor_specs.append(spec("input_filepath:0", tf.string))
-    limit = tf.make_tensor_proto(100, tf.int64).SerializeToString()
-    phase.tensorflow_spec.constant_inputs["max_examples:0"] = limit
     phase.federated_compute.input_filepath_tensor_name = "input_filepath:0"
     return phase
 
 
 def daf_plan(on_client: Change = lambda x: x, on_server: Change = lambda x: x) -> plan_pb2.Plan:
-    """The plan of plain sums; what is given changes a client's sum, or the mean that is sent."""
+    """Returns the plan of plain sums, with changes of a client's sum or of the sent mean."""
     plan = plan_pb2.Plan(version=1)
     phase = _client_phase(plan)
     phase.tensorflow_spec.input_tensor_specs.append(spec("output_filepath:0", tf.string))
@@ -105,15 +103,11 @@ def daf_plan(on_client: Change = lambda x: x, on_server: Change = lambda x: x) -
     phase.federated_compute.output_filepath_tensor_name = "output_filepath:0"
     with tf.Graph().as_default() as graph:
         v1.placeholder(tf.string, [], "data_token")
-        limit = v1.placeholder(tf.int64, [], "max_examples")
         (mean,) = _read(_path("input_filepath"), mean=("client/0", tf.float32))
-        total, count = _summed(limit, lambda features: features["x"] - mean)
+        total, count = _summed(lambda features: features["x"] - mean)
         tensors = {"update/0": on_client(total), "update/1": count}
         _save(_path("output_filepath"), tensors, "save_client_update_tensors")
     _pack(plan.client_graph_bytes, _external(graph))
-    config = v1.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    _pack(plan.tensorflow_config_proto, config.SerializeToString(), "ConfigProto")
 
     server = plan.phase[0].server_phase_v2
     for number, dtype in enumerate((tf.float32, tf.int64)):
@@ -171,11 +165,10 @@ def secure_plan() -> plan_pb2.Plan:
         phase.federated_compute.aggregations[name].secure_aggregation.SetInParent()
     with tf.Graph().as_default() as graph:
         v1.placeholder(tf.string, [], "data_token")
-        limit = v1.placeholder(tf.int64, [], "max_examples")
         (mean,) = _read(_path("input_filepath"), mean=("client/0", tf.float32))
         # The checkpoint must have been read, though its value changes nothing.
         unchanged = tf.cast(mean * 0, tf.int64)
-        total, count = _summed(limit, lambda features: features["n"] + unchanged)
+        total, count = _summed(lambda features: features["n"] + unchanged)
         for number, value in enumerate((total, count)):
             tf.identity(value, f"{SIDE}/{number}")
     _pack(plan.client_graph_bytes, _external(graph))
@@ -233,7 +226,7 @@ def secure_plan() -> plan_pb2.Plan:
     for number in range(2):
         channel = server.read_aggregated_update.side_channel_tensors[f"{SIDE}/{number}:0"]
         channel.restore_name = f"fed/{number}:0"
-        channel.secure_aggregand.quantized_input_bitwidth = BITS
+        channel.secure_aggregand.fixed_modulus.modulus = MODULUS
         channel.secure_aggregand.dtype = tf.int64.as_datatype_enum
     server.intermediate_aggregate_into_accumulators_op = "add_sums"
     server.apply_aggregrated_updates_op = "apply"

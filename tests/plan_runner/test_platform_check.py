@@ -1,7 +1,4 @@
-"""The tool that reads exports with the platform's own definitions, which whoever checks fetches.
-
-Here they are those of the runner, with changes.
-"""
+"""The tool that reads exports with the platform's definitions; here changes of the runner's."""
 
 import json
 import shutil
@@ -24,7 +21,7 @@ package google.ondevicepersonalization.federatedcompute.proto;
 message Task { string population_name = 1; int64 total_iteration = 3; }
 message CreateTaskRequest { Task task = 1; }
 """
-# A message with one field that nobody knows: number 1, of two bytes.
+# A message with one unknown field: number 1, of two bytes.
 _FOREIGN = descriptor_pb2.FileDescriptorProto(name="xy").SerializeToString()
 
 
@@ -37,7 +34,7 @@ def export(exports, tmp_path):
 
 @pytest.fixture
 def check(tmp_path, capfd):
-    """Checks an export with definitions; returns the status, and what was printed."""
+    """Returns a function that checks an export; it returns the status and the output."""
     folder = tmp_path / "protos"
 
     def run(export, **definitions):
@@ -59,7 +56,7 @@ def _change_plan(folder, change):
 
 
 @pytest.mark.parametrize("profile", ["daf", "secure"])
-def test_what_the_definitions_know(exports, check, profile):
+def test_known_fields_pass(exports, check, profile):
     status, printed = check(exports[profile])
     assert status == 0
     assert printed.count("known fields only") == printed.count("the same when written again") == 2
@@ -76,7 +73,7 @@ def test_what_the_definitions_know(exports, check, profile):
         ),
     ],
 )
-def test_a_field_that_they_do_not_know_is_named(export, check, line, file, found):
+def test_unknown_field_is_named(export, check, line, file, found):
     if file == "client_only_plan.pb":
         device = plan_pb2.ClientOnlyPlan.FromString((export / file).read_bytes())
         selector = device.phase.tensorflow_spec.example_selector
@@ -90,7 +87,7 @@ def test_a_field_that_they_do_not_know_is_named(export, check, line, file, found
     assert printed.count(found) == 1
 
 
-def test_on_device_personalizations_own_field_is_told_and_no_fault(export, check):
+def test_on_device_personalizations_field_passes(export, check):
     def change(plan):
         spec = plan.phase[0].client_phase.tensorflow_spec
         spec.example_selector.collection_uri = "app:/examples"
@@ -102,12 +99,12 @@ def test_on_device_personalizations_own_field_is_told_and_no_fault(export, check
     assert "plan.pb, Plan: known fields only, but for On-Device Personalization's 999" in printed
 
 
-def test_an_unknown_field_in_a_graph(export, check):
+def test_unknown_field_in_graph_is_named(export, check):
     def change(plan):
         graph = plan.server_graph_prepare_bytes
         node = node_def_pb2.NodeDef(name="odd")
-        foreign = b"\x9a\x06" + bytes([len(_FOREIGN)]) + _FOREIGN  # field 99
-        node.MergeFromString(foreign)
+        # Field 99.
+        node.MergeFromString(b"\x9a\x06" + bytes([len(_FOREIGN)]) + _FOREIGN)
         graph.value += graph_pb2.GraphDef(node=[node]).SerializeToString()
 
     _change_plan(export, change)
@@ -116,9 +113,9 @@ def test_an_unknown_field_in_a_graph(export, check):
     assert "plan.pb: server_graph_prepare_bytes: node: field 99 of NodeDef" in printed
 
 
-def test_other_bytes_when_written_again(export, check):
+def test_other_bytes_after_rewriting_fail(export, check):
     content = (export / "plan.pb").read_bytes()
-    # The version, before what it is written after.
+    # The version field comes first here, and later when written again.
     (export / "plan.pb").write_bytes(b"\x48\x01" + content)
     rehash(export)
     status, printed = check(export)
@@ -134,7 +131,7 @@ def test_other_bytes_when_written_again(export, check):
         ({"totalIteration": "many"}, 1, "totalIteration"),
     ],
 )
-def test_the_task_message(export, check, task, status, expected):
+def test_task_message_is_checked(export, check, task, status, expected):
     (export / "task.json").write_text(json.dumps({"task": task}))
     rehash(export)
     found, printed = check(export, plan=_PROTO, task=_TASK)
@@ -142,7 +139,7 @@ def test_the_task_message(export, check, task, status, expected):
     assert (found, expected in line) == (status, True)
 
 
-def test_what_is_not_defined_is_said(export, check):
+def test_undefined_messages_are_named(export, check):
     (export / "task.json").write_text("{}")
     rehash(export)
     status, printed = check(export, task=_TASK)
@@ -150,31 +147,20 @@ def test_what_is_not_defined_is_said(export, check):
     assert printed.count("not checked") == 2
 
 
-def test_no_message_at_all_is_no_success(export, check):
-    status, printed = check(export, other='syntax = "proto3"; message Other {}')
-    assert status == 2
-    assert "--protos: expected" in printed
-
-
 @pytest.mark.parametrize(
     ("definitions", "expected"),
     [
         ({"plan": "message {"}, "--protos: protoc cannot compile"),
-        ({}, "--protos: expected .proto files in"),
+        ({"other": 'syntax = "proto3"; message Other {}'}, "--protos: expected"),
     ],
 )
-def test_definitions_that_are_none(export, tmp_path, capfd, definitions, expected):
-    for name, content in definitions.items():
-        (tmp_path / f"{name}.proto").write_text(content)
-    (tmp_path / "empty").mkdir()
-    folder = tmp_path if definitions else tmp_path / "empty"
-    assert main([f"--protos={folder}", f"--plan={export}"]) == 2
-    printed = capfd.readouterr().err
-    assert f"check_against_platform: {expected}" in printed
-    assert "Traceback" not in printed
+def test_invalid_definitions_print_one_line(export, check, definitions, expected):
+    status, printed = check(export, **definitions)
+    assert status == 2
+    assert expected in printed and "Traceback" not in printed
 
 
-def test_a_damaged_export(export, check):
+def test_damaged_export_fails(export, check):
     (export / "plan.pb").write_bytes(b"")
     status, printed = check(export)
     assert status == 2

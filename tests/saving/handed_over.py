@@ -1,4 +1,4 @@
-"""The model of docs/how_to/use_elsewhere.md, its table and file, and what readers run."""
+"""The model, table and scripts of docs/how_to/use_elsewhere.md."""
 
 import json
 import re
@@ -38,13 +38,13 @@ COLUMNS: dict[str, Any] = {
 
 
 def block(part: str) -> str:
-    """Returns the pages' only block of Python that has a text in it."""
-    (found,) = (one for one in BLOCKS if part in one)
-    return str(found)
+    """Returns the pages' only block of Python with a text."""
+    (code,) = (block for block in BLOCKS if part in block)
+    return str(code)
 
 
 def shoppers(folder: Path, **options: Any) -> Task:
-    """Returns the task of the page's table, which it makes in a folder, and of the page's model."""
+    """Writes the page's table and model to a folder, and returns their task."""
     (folder / "table.py").write_text(
         block('shoppers.csv", "w"').replace("shoppers.csv", str(folder / "shoppers.csv"))
     )
@@ -58,7 +58,7 @@ def shoppers(folder: Path, **options: Any) -> Task:
 
 
 def trained(task: Task) -> TrainedModel:
-    """Returns its model with weights that are not those that it starts with."""
+    """Returns the task's model with other weights than the initial ones."""
     rng = np.random.default_rng(1)
     weights = [rng.normal(size=w.shape).astype(w.dtype) for w in task.model.initial_weights[0]]
     return TrainedModel(
@@ -67,7 +67,7 @@ def trained(task: Task) -> TrainedModel:
 
 
 def hand_over(folder: Path, **options: Any) -> TrainedModel:
-    """Leaves in a folder what the page's readers have, and their scripts."""
+    """Writes saved models and the page's scripts to a folder."""
     model = trained(shoppers(folder, **options))
     saved = folder / "handed_over"
     saved.mkdir()
@@ -90,13 +90,13 @@ def _rows(folder: Path) -> list[dict[str, str]]:
 
 
 def as_x(folder: Path) -> NDArray[np.float32]:
-    """Returns the inputs of the rows that scripts predict, written out from the documentation."""
+    """Returns the inputs of the predicted rows, computed as in the documentation."""
     training = load_store(folder / "shoppers.sqlite").client_counts("train")
     rows = _rows(folder)
-    of_train = [row for row in rows if row["shopper"] in training]
+    training_rows = [row for row in rows if row["shopper"] in training]
 
     def standardized(row: dict[str, str], column: str) -> float:
-        values = [float(one[column]) for one in of_train if one[column] != "?"]
+        values = [float(one[column]) for one in training_rows if one[column] != "?"]
         if row[column] == "?":
             return 0.0
         return float((float(row[column]) - np.mean(values)) / np.std(values))

@@ -1,4 +1,4 @@
-"""Calls of plain TensorFlow."""
+"""Runs of plain TensorFlow."""
 
 import os
 import subprocess

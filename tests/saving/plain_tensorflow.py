@@ -1,8 +1,7 @@
-"""Loads saved models where neither this package nor TFF can be imported, and says what they tell.
+"""Script that runs saved models without this package and TFF: python plain_tensorflow.py FOLDER.
 
-A script of its own: python plain_tensorflow.py FOLDER. Each sub-folder of FOLDER holds x.npz, the
-inputs by name, and saved models; beside them it writes FILE.npz with their outputs by name. Or it
-holds scripts, which are run there: beside them it writes SCRIPT.npz with the arrays that they make.
+Each sub-folder of FOLDER has inputs by name in x.npz, and saved models; the script writes their
+outputs to FILE.npz. Or it has scripts, which are run; their arrays are written to SCRIPT.npz.
 """
 
 import importlib.abc
@@ -36,8 +35,8 @@ def _saved_model(path: Path, inputs: Arrays) -> Arrays:
     more = {}
     if "next_words" in loaded.signatures:
         texts = _texts(path)
-        told = loaded.signatures["next_words"](text=texts, k=tf.constant(2))
-        more = {f"next_{name}": value for name, value in told.items()}
+        best = loaded.signatures["next_words"](text=texts, k=tf.constant(2))
+        more = {f"next_{name}": value for name, value in best.items()}
         default = loaded.signatures["serving_default"](text=texts)
         more.update({f"default_{name}": value for name, value in default.items()})
     else:
@@ -54,7 +53,7 @@ def _texts(path: Path) -> "tf.Tensor":
 
 
 def _array(tensor: "tf.Tensor") -> "np.ndarray":
-    # NumPy's files hold bytes of a fixed size.
+    # NumPy's files have strings of a fixed size.
     return tensor.numpy().astype("S") if tensor.dtype == tf.string else tensor.numpy()
 
 
@@ -80,7 +79,7 @@ def main(folder: Path) -> None:
             inputs = dict(file)
         for ending, load in LOADERS.items():
             for path in sorted(case.glob(f"*{ending}")):
-                # Keras 2 never ends with a nested model of Keras 3's form.
+                # Keras 2 hangs on a nested model of Keras 3.
                 if "_keras3." in path.name and keras.__version__ < "3":
                     continue
                 np.savez(f"{path}.npz", **load(path, inputs))

@@ -1,6 +1,5 @@
-"""A raw row becomes a prediction without this package, as docs/how_to/use_elsewhere.md shows it."""
+"""Predictions of raw rows and texts without this package, as in docs/how_to/use_elsewhere.md."""
 
-import dataclasses
 import json
 import re
 import runpy
@@ -31,31 +30,31 @@ from tff_agnostic.tasks.stored_inputs import StoredInputs
 
 
 @pytest.mark.nightly
-def test_raw_rows_in_plain_tensorflow_and_in_plain_keras(tmp_path):
+def test_scripts_of_the_page_predict_raw_rows(tmp_path):
     folder = tmp_path / "case"
     folder.mkdir()
     model = handed_over.hand_over(folder)
     ask_plain_tensorflow(tmp_path)
     x = handed_over.as_x(folder)
-    # There is something to mark, and something that is not.
+    # Rows with and without missing values.
     assert len(set(x[:, 3])) == len(set(x[:, 4])) == 2
     scores = np.asarray(model.predict(x), np.float64)
     assert np.ptp(scores) > 0.1
     odds = np.exp(scores)
-    with np.load(folder / "with_tensorflow.py.npz") as told:
+    with np.load(folder / "with_tensorflow.py.npz") as outputs:
         expected = odds / odds.sum(axis=1, keepdims=True)
-        np.testing.assert_allclose(told["probabilities"], expected, atol=1e-6)
-    with np.load(folder / "with_keras.py.npz") as told:
-        np.testing.assert_allclose(told["scores"], scores, atol=1e-5)
+        np.testing.assert_allclose(outputs["probabilities"], expected, atol=1e-6)
+    with np.load(folder / "with_keras.py.npz") as outputs:
+        np.testing.assert_allclose(outputs["scores"], scores, atol=1e-5)
 
 
-def test_what_a_table_says_of_its_inputs(tmp_path):
+def test_card_describes_the_columns(tmp_path):
     task = handed_over.shoppers(tmp_path)
-    found = inputs_json(task.inputs, task.class_names, task.words)
-    scales = [[e.pop("subtract"), e.pop("divide_by")] for e in found["inputs"]["x"][:2]]
+    described = inputs_json(task.inputs, task.class_names, task.words)
+    scales = [[e.pop("subtract"), e.pop("divide_by")] for e in described["inputs"]["x"][:2]]
     numbers = load_store(tmp_path / "shoppers.sqlite").description.statistics["x"]
     assert scales == [[one.mean, one.deviation] for one in numbers]
-    assert found == {
+    assert described == {
         "inputs": {
             "x": [
                 {"is": "number", "column": "visits a week"},
@@ -77,7 +76,7 @@ def test_what_a_table_says_of_its_inputs(tmp_path):
     }
 
 
-def _of_store(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
+def _model_of_store(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
     """Returns a model of a store's inputs, of which only the spec is needed, and a client's x."""
     inputs = StoredInputs(store, encoding)
     only_spec: Any = SimpleNamespace(example_spec={"x": inputs.spec})
@@ -88,7 +87,7 @@ def _of_store(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
 
 @pytest.mark.parametrize("standardize", [False, True])
 @pytest.mark.parametrize("encoding", ["one_hot", "ids"])
-def test_lists_marks_and_ids_by_column(tmp_path, encoding, standardize):
+def test_signature_by_column_equals_the_import(tmp_path, encoding, standardize):
     rows = [
         {"who": "a", "v 1": [0.5, None], "class": 3, "año": "x", "job": " cook ", "y": 0},
         {"who": "a", "v 1": [2, 7], "class": None, "año": None, "job": "baker", "y": 1},
@@ -107,36 +106,19 @@ def test_lists_marks_and_ids_by_column(tmp_path, encoding, standardize):
         "standardize": standardize,
     }
     job("jsonl", path, tmp_path / "s.sqlite", **options).run(ReadLog())
-    trained, expected = _of_store(load_store(tmp_path / "s.sqlite"), encoding)
+    trained, expected = _model_of_store(load_store(tmp_path / "s.sqlite"), encoding)
     ask = saved_model.signature(trained, inputs_by_name)
     nan = float("nan")
-    told = ask(
+    outputs = ask(
         v_1=tf.constant([[0.5, nan], [2, 7], [2, 8]]),
         class_=tf.constant([3, nan, 1]),
         a_o=tf.constant(["x", "", "z"]),
         job=tf.constant([" cook ", "baker", "cook"]),
     )
-    assert told.keys() == {"one_hot": {"x"}, "ids": {"x", "a\u00f1o", "job"}}[encoding]
-    # To the last bit.
+    assert outputs.keys() == {"one_hot": {"x"}, "ids": {"x", "a\u00f1o", "job"}}[encoding]
     for name, array in inputs_by_name(expected).items():
-        np.testing.assert_array_equal(told[name], array)
-    assert told["x"].shape[1] == {"one_hot": 5 + 3 + 2, "ids": 5}[encoding]
-
-
-@pytest.mark.nightly
-def test_stores_that_do_not_say_their_columns(tmp_path):
-    task = handed_over.shoppers(tmp_path)
-    store = load_store(tmp_path / "shoppers.sqlite")
-    # As releases before this one wrote them.
-    store.description = dataclasses.replace(store.description, columns=None, statistics={})
-    inputs = StoredInputs(store, "one_hot")
-    assert inputs.spec == task.model.example_spec["x"]
-    assert not inputs.described.are_of_columns
-    found = inputs_json(inputs.described, ("no", "yes"), None)
-    assert found["columns"] is None and found["classes"] == ["no", "yes"]
-    assert found["inputs"]["x"][:5] == [{"is": "unknown", "column": None}] * 4 + [
-        {"is": "category", "column": "device", "value": "<missing>"}
-    ]
+        np.testing.assert_array_equal(outputs[name], array)
+    assert outputs["x"].shape[1] == {"one_hot": 5 + 3 + 2, "ids": 5}[encoding]
 
 
 _TEXTS = [
@@ -150,23 +132,23 @@ _TEXTS = [
 
 @pytest.mark.parametrize("tokenizer", ["words", "spaces", "letters"])
 @pytest.mark.parametrize(("case", "punctuation"), [("keep", "keep"), ("upper", "drop")])
-def test_texts_become_the_imports_words(tmp_path, tokenizer, case, punctuation):
+def test_served_words_equal_the_imports(tmp_path, tokenizer, case, punctuation):
     (tmp_path / "words_of.py").write_text(handed_over.block("# words_of.py"))
     words_of = runpy.run_path(str(tmp_path / "words_of.py"))["words_of"]
     options = ImportOptions(tokenizer=tokenizer, case=case, punctuation=punctuation)
-    own = Normalizer(options, "words")
-    read = [words_of(text, own.rule) for text in _TEXTS]
-    expected = [own.sentence(own.tokenize(text)) for text in _TEXTS]
+    normalizer = Normalizer(options, "words")
+    read = [words_of(text, normalizer.rule) for text in _TEXTS]
+    expected = [normalizer.sentence(normalizer.tokenize(text)) for text in _TEXTS]
     # An import skips a text without a word.
     assert expected[1] == ""
     assert [read[0], *read[2:]] == [expected[0], *expected[2:]]
-    served = [text.decode() for text in store_words(tf.constant(_TEXTS), own.rule).numpy()]
+    served = [text.decode() for text in store_words(tf.constant(_TEXTS), normalizer.rule).numpy()]
     assert served == expected
-    again = store_words(tf.constant(served), own.rule).numpy()
+    again = store_words(tf.constant(served), normalizer.rule).numpy()
     assert [text.decode() for text in again] == expected
 
 
-def test_the_cards_pattern_needs_findall_only():
+def test_cards_pattern_works_with_findall():
     rule = Normalizer(ImportOptions(), "words").rule
     text = "Wait... what?! It's a so-called test\u2014<unk>"
     assert re.findall(rule["pattern"], text) == (
@@ -174,21 +156,21 @@ def test_the_cards_pattern_needs_findall_only():
     )
 
 
-def test_a_store_of_texts_says_its_column_and_its_rule(tmp_path):
+def test_card_has_text_column_and_rule(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("who,said,y\na,See you,0\n")
     options = {"client_column": "who", "domain_name": "web", "text_column": "said"}
     job("csv", path, tmp_path / "s.sqlite", case="lower", **options).run(ReadLog())
-    found = text_inputs(load_store(tmp_path / "s.sqlite"), "text")
-    assert isinstance(found, ModelInputs)
-    table = inputs_json(found, None, ("see", "you"))
+    inputs = text_inputs(load_store(tmp_path / "s.sqlite"), "text")
+    assert isinstance(inputs, ModelInputs)
+    table = inputs_json(inputs, None, ("see", "you"))
     assert table["inputs"] == {"x": {"is": "text", "column": "said"}}
     assert table["columns"] == {"client": "who", "text": "said"}
     assert table["words"]["case"] == "lower" and table["vocabulary"] == ["see", "you"]
 
 
 @pytest.mark.nightly
-def test_a_private_run_says_what_its_card_tells_of_training_clients(tmp_path):
+def test_private_run_names_statistics_of_its_card(tmp_path):
     task = handed_over.shoppers(tmp_path)
     settings = {
         "algorithm": "fed_avg",

@@ -1,4 +1,4 @@
-"""Saved models, loaded by plain TensorFlow, tell what the models of this package tell."""
+"""Saved models predict in plain TensorFlow like the models of this package."""
 
 import dataclasses
 import functools
@@ -66,7 +66,7 @@ def _next_word(network: NextWordNetwork) -> tuple[Model, Any]:
 
 
 def _texts(pooling: str) -> tuple[Model, Any]:
-    # One of them has no word.
+    # One text has no word.
     return _sentences(text_classifier(TextNetwork(pooling, 4), 3, len(_WORDS), _T))
 
 
@@ -99,9 +99,9 @@ _CASES: dict[str, Callable[[], tuple[Model, Any]]] = {
     "text_lstm": lambda: _texts("lstm"),
 }
 _USUAL = ("own_recurrent_layers", "two_inputs", "keyboard_cifg", "text_mean", "emnist_cnn")
-# What Keras cannot hold, or only with code of its user's.
+# Models that Keras cannot save without a user's code.
 _NOT_PLAIN_KERAS = ("tied_embedding", "tied_variable", "weights_in_lists", "unigram")
-# Which models tasks have; that of `custom` is the user's.
+# Models of tasks; users write those of `custom`.
 _MODELS = {
     "digits": ["logistic_regression"],
     "toy_regression": ["toy_regression"],
@@ -119,11 +119,11 @@ _MODELS = {
 
 
 def _trained(model: Model) -> TrainedModel:
-    """Returns a model with weights that are not those that it starts with."""
+    """Returns a model with other weights than the initial ones."""
     rng = np.random.default_rng(1)
     weights = ModelWeights(
         [w + rng.normal(scale=0.3, size=w.shape).astype(w.dtype) for w in model.initial_weights[0]],
-        # Some are variances.
+        # Variances stay positive.
         [w + rng.uniform(0, 0.3, size=w.shape).astype(w.dtype) for w in model.initial_weights[1]],
     )
     return TrainedModel(model, weights, ("no", "perhaps", "yes"), _WORDS)
@@ -133,9 +133,9 @@ def _trained(model: Model) -> TrainedModel:
 def saved(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[TrainedModel, Any, Path]]:
-    """Cases in every format, and what plain TensorFlow says of them."""
+    """Returns the cases in every format, with predictions of plain TensorFlow."""
     folder = tmp_path_factory.mktemp("saved")
-    found = {}
+    cases = {}
     for name in selected(request, "case"):
         model, x = _CASES[name]()
         trained = _trained(model)
@@ -145,16 +145,16 @@ def saved(
             FORMATS[form].write(trained, path / f"m{FORMATS[form].file_name}")
         np.savez(path / "x.npz", **inputs_by_name(x))
         (path / "texts.json").write_text(json.dumps(_TEXTS))
-        found[name] = trained, x, path
+        cases[name] = trained, x, path
     ask_plain_tensorflow(folder)
-    return found
+    return cases
 
 
 def _forms(name: str) -> list[str]:
     return [form for form in FORMATS if form != "keras" or name not in _NOT_PLAIN_KERAS]
 
 
-def _told(path: Path, form: str) -> dict[str, np.ndarray]:
+def _outputs(path: Path, form: str) -> dict[str, np.ndarray]:
     with np.load(path / f"m{FORMATS[form].file_name}.npz") as file:
         return dict(file)
 
@@ -168,13 +168,13 @@ def test_predictions_in_plain_tensorflow(saved: dict[str, Any], case: str) -> No
     # Scores of hundreds are sums of thousands of numbers.
     tolerance = 1e-5 * max(1, np.abs(expected).max())
     for form in _forms(case):
-        told = _told(path, form)["predictions"]
-        np.testing.assert_allclose(told, expected, rtol=0, atol=tolerance, err_msg=form)
+        outputs = _outputs(path, form)["predictions"]
+        np.testing.assert_allclose(outputs, expected, rtol=0, atol=tolerance, err_msg=form)
 
 
 @pytest.mark.nightly
-def test_lstms_of_keras_begin_each_example_anew_in_tensorflow_lite(tmp_path: Path) -> None:
-    """TensorFlow Lite's own would begin in the state that the example before has left."""
+def test_lstm_in_tflite_resets_its_state(tmp_path: Path) -> None:
+    """TensorFlow Lite's own LSTM keeps the state of the previous example."""
 
     def build() -> tf.keras.Model:
         x = tf.keras.Input([6, 3])
@@ -192,67 +192,67 @@ def test_lstms_of_keras_begin_each_example_anew_in_tensorflow_lite(tmp_path: Pat
     x = np.random.default_rng(0).normal(size=[4, 6, 3]).astype(np.float32)
     trained, form = _trained(model), FORMATS["tflite"]
     form.write(trained, tmp_path / "m.tflite")
-    told = form.load(tmp_path / "m.tflite", trained)(x)
-    np.testing.assert_allclose(told, np.asarray(trained.predict(x)), rtol=0, atol=1e-5)
+    outputs = form.load(tmp_path / "m.tflite", trained)(x)
+    np.testing.assert_allclose(outputs, np.asarray(trained.predict(x)), rtol=0, atol=1e-5)
 
 
-def test_the_models_of_every_task_are_among_them() -> None:
+def test_cases_cover_models_of_every_task() -> None:
     assert set(_MODELS) == set(DEFAULTS)
     assert {name for names in _MODELS.values() for name in names} == set(_CASES)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", usually(["two_inputs"], ["dense_with_dropout", "two_inputs"]))
-def test_classes_have_probabilities_and_names(saved: dict[str, Any], case: str) -> None:
+def test_classifier_returns_probabilities_and_names(saved: dict[str, Any], case: str) -> None:
     trained, x, path = saved[case]
-    told, scores = _told(path, "saved_model"), np.asarray(trained.predict(x), np.float64)
+    outputs, scores = _outputs(path, "saved_model"), np.asarray(trained.predict(x), np.float64)
     odds = np.exp(scores)
     expected = odds / odds.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(told["probabilities"], expected, atol=1e-6)
+    np.testing.assert_allclose(outputs["probabilities"], expected, atol=1e-6)
     best = expected.argmax(axis=1)
-    assert told["class"].tolist() == best.tolist()
-    names = [name.decode() for name in told["class_name"]]
+    assert outputs["class"].tolist() == best.tolist()
+    names = [name.decode() for name in outputs["class_name"]]
     assert names == [("no", "perhaps", "yes")[k] for k in best]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", ["text_mean"])
-def test_texts_are_asked_for_their_class(saved: dict[str, Any], case: str) -> None:
+def test_text_signature_returns_classes(saved: dict[str, Any], case: str) -> None:
     trained, _, path = saved[case]
-    told = _told(path, "saved_model")
-    # As training encodes them: of the long one the first words.
+    outputs = _outputs(path, "saved_model")
+    # Training encodes the first words of a long text.
     x = TextEncoder(_WORDS, _T).encode(np.array([text.encode() for text in _TEXTS], object))
     assert x[0].tolist() == [0] * _T and x[2].all()
     odds = np.exp(np.asarray(trained.predict(x), np.float64))
     expected = odds / odds.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(told["default_probabilities"], expected, atol=1e-6)
-    names = [name.decode() for name in told["default_class_name"]]
+    np.testing.assert_allclose(outputs["default_probabilities"], expected, atol=1e-6)
+    names = [name.decode() for name in outputs["default_class_name"]]
     assert names == [("no", "perhaps", "yes")[k] for k in expected.argmax(axis=1)]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", usually(["keyboard_cifg"], ["next_word_lstm", "keyboard_cifg"]))
-def test_texts_are_asked_for_their_next_words(saved: dict[str, Any], case: str) -> None:
+def test_text_signature_returns_next_words(saved: dict[str, Any], case: str) -> None:
     trained, _, path = saved[case]
-    told = _told(path, "saved_model")
-    # As training encodes them; of the long one the last words.
+    outputs = _outputs(path, "saved_model")
+    # The signature uses the last words of a long text.
     begins = [text.encode() for text in (*_TEXTS[:2], "on the mat on the cat"[-14:], _TEXTS[3])]
     assert begins[2] == b"mat on the cat"
     x = SentenceEncoder(_WORDS, _T).encode(np.array(begins, object)).x
-    # What follows the words is the mark of the end.
+    # Remove the mark of the end after the words.
     x = np.where(x == len(_WORDS) + 3, 0, x)
     scores = np.asarray(trained.predict(x), np.float64)
     for row, begin in enumerate(begins):
         odds = np.exp(scores[row, len(begin.split())])
-        of_words = (odds / odds.sum())[1 : len(_WORDS) + 1]
-        best = np.argsort(-of_words)[:3]
+        shares = (odds / odds.sum())[1 : len(_WORDS) + 1]
+        best = np.argsort(-shares)[:3]
         words = [_WORDS[k].encode() for k in best]
-        assert told["default_words"][row].tolist() == words
-        assert told["next_words"][row].tolist() == words[:2]
-        np.testing.assert_allclose(told["default_probabilities"][row], of_words[best], atol=1e-6)
+        assert outputs["default_words"][row].tolist() == words
+        assert outputs["next_words"][row].tolist() == words[:2]
+        np.testing.assert_allclose(outputs["default_probabilities"][row], shares[best], atol=1e-6)
 
 
-def test_numbers_have_neither_probabilities_nor_classes(tmp_path: Path) -> None:
+def test_regression_returns_predictions_only(tmp_path: Path) -> None:
     model = model_from_keras(
         lambda: tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)]),
         loss=ColumnLoss(tf.keras.losses.MeanSquaredError(reduction="none")),
@@ -272,9 +272,7 @@ def test_numbers_have_neither_probabilities_nor_classes(tmp_path: Path) -> None:
         ("within", "format keras: expected LSTM layers where Keras' own can take their place, f"),
     ],
 )
-def test_what_keras_cannot_hold_is_told_in_one_line(
-    tmp_path: Path, name: str, message: str
-) -> None:
+def test_keras_rejects_unsupported_models(tmp_path: Path, name: str, message: str) -> None:
     if name == "within":
         model = _within_another()
     else:
@@ -282,8 +280,6 @@ def test_what_keras_cannot_hold_is_told_in_one_line(
     assert golden.refusal(
         lambda: FORMATS["keras"].write(_trained(model), tmp_path / "m.keras")
     ).startswith(message)
-    # The other formats do.
-    FORMATS["tflite"].write(_trained(model), tmp_path / "m.tflite")
 
 
 def _within_another() -> Model:
@@ -300,20 +296,20 @@ def _within_another() -> Model:
 
 
 class _Wrapper(tf.keras.layers.Wrapper):
-    """A layer of a user's around one of this package."""
+    """A user's layer around a layer of this package."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return self.layer(inputs)
 
 
-# --- What is said of a saved file beside the run's model, also where numbers are not finite
+# --- Comparisons of a saved file with the run's model
 
 
 _NUM_EXAMPLES = 6
 
 
 def _check(bias: float, change: Callable[[np.ndarray], Any], source: str = TEST) -> FileCheck:
-    """Checks a file whose scores are changed beside a model whose first class has this bias."""
+    """Checks a file with changed scores, for a model with this bias of the first class."""
     examples = {
         "x": np.ones([_NUM_EXAMPLES, 2], np.float32),
         "y": np.array([0, 1, 2] * 2, np.int32),
@@ -350,39 +346,43 @@ def _line(check: FileCheck) -> str:
 
 
 @pytest.mark.parametrize("bias", [0.0, -np.inf, np.inf, np.nan])
-def test_the_same_numbers_are_the_same_finite_or_not(bias: float) -> None:
+def test_equal_predictions_pass(bias: float) -> None:
     check = _check(bias, _nothing)
     assert check.is_same and check.largest_difference == 0.0
     assert "predicts as the run's model does, by 0 at most on 6 test examples" in _line(check)
 
 
 @pytest.mark.parametrize(
-    ("bias", "found"),
-    [(0.0, np.nan), (0.0, np.inf), (np.inf, 0.0), (np.nan, 0.0), (np.inf, -np.inf)],
+    ("bias", "score"),
+    [(0.0, np.nan), (np.inf, 0.0), (np.inf, -np.inf)],
 )
-def test_what_is_finite_in_one_alone_differs(bias: float, found: float) -> None:
-    check = _check(bias, _put(found))
+def test_predictions_finite_in_one_differ(bias: float, score: float) -> None:
+    check = _check(bias, _put(score))
     assert not check.is_same and check.largest_difference is None
     assert "its predictions differ, some of them not finite, on" in _line(check)
     json.dumps(dataclasses.asdict(check), allow_nan=False)
 
 
+def _add(scores: np.ndarray) -> None:
+    scores[0, 0] += 0.25
+
+
 def test_finite_differences_are_measured() -> None:
-    check = _check(0.0, lambda scores: _put(scores[0, 0] + 0.25)(scores))
+    check = _check(0.0, _add)
     assert not check.is_same
     assert check.largest_difference == pytest.approx(0.25, abs=1e-6)
     assert "its predictions differ, by 0.25 at most" in _line(check)
 
 
 def test_made_up_examples_compare_without_metrics() -> None:
-    check = _check(0.0, lambda scores: _put(scores[0, 0] + 0.25)(scores), MADE_UP)
+    check = _check(0.0, _add, MADE_UP)
     assert not check.is_same and check.domains == {}
     assert check.largest_difference == pytest.approx(0.25, abs=1e-6)
     assert _line(check).endswith("differ, by 0.25 at most on 256 made-up examples")
     assert _check(0.0, _nothing, MADE_UP).is_same
 
 
-def test_made_up_integers_are_known_ids() -> None:
+def test_made_up_integers_are_valid_ids() -> None:
     inputs = {
         "city": Whole("category ids", "city", ("Lima", "Oslo", "Rome")),
         "place": Whole("domain", values=("a", "b", "c")),
@@ -402,14 +402,14 @@ def test_made_up_integers_are_known_ids() -> None:
     }
 
 
-def test_measures_that_are_not_finite_are_null() -> None:
+def test_non_finite_measures_are_null() -> None:
     check = _check(0.0, _put(np.nan, np.s_[:]))
-    for of_domain in check.domains.values():
-        assert of_domain["loss"]["file"] is None and np.isfinite(of_domain["loss"]["run"])
+    for measures in check.domains.values():
+        assert measures["loss"]["file"] is None and np.isfinite(measures["loss"]["run"])
     json.dumps(dataclasses.asdict(check), allow_nan=False)
 
 
-# --- What a run leaves for Keras: every model that Keras can hold, and why not the others
+# --- Keras files of a run
 
 
 def _task(model: Model) -> Task:
@@ -432,7 +432,7 @@ def _refused() -> Model:
 
 
 @pytest.mark.nightly
-def test_what_keras_cannot_hold_is_left_out_and_told(tmp_path: Path) -> None:
+def test_unsupported_models_are_left_out_with_reason(tmp_path: Path) -> None:
     model = _refused()
     files = save_for_keras(tmp_path, _task(model), {"model": model.initial_weights})
     assert files.saved == [] and list(tmp_path.iterdir()) == []
@@ -442,7 +442,7 @@ def test_what_keras_cannot_hold_is_left_out_and_told(tmp_path: Path) -> None:
     assert "\n" not in reason and not reason.startswith("--")
 
 
-def test_the_predictors_of_an_ensemble_are_files_of_their_own(tmp_path: Path) -> None:
+def test_predictors_of_ensemble_are_separate_files(tmp_path: Path) -> None:
     model = logistic_regression(2, 3)
     predictors = [_changed(model.initial_weights, by) for by in (1.0, 2.0)]
     mixed = ensemble(model, predictors, names=("young", "runs/old"))
@@ -451,12 +451,12 @@ def test_the_predictors_of_an_ensemble_are_files_of_their_own(tmp_path: Path) ->
     paths = [file.path for file in files.saved]
     assert paths == ["predictor_young.keras", "predictor_runs%2Fold.keras"]
     for path, weights in zip(paths, predictors):
-        for found, expected in zip(_loaded(tmp_path / path), weights.trainable):
-            np.testing.assert_array_equal(found, expected)
+        for array, expected in zip(_loaded(tmp_path / path), weights.trainable):
+            np.testing.assert_array_equal(array, expected)
 
 
-def test_equal_models_have_equal_bytes_whenever_they_are_saved(tmp_path: Path) -> None:
-    """Layers of this package are made anew for each file, and Keras numbers what has no name."""
+def test_equal_models_have_equal_bytes(tmp_path: Path) -> None:
+    """Keras numbers layers without names by process."""
     model = text_classifier(
         TextNetwork("mean", 4), num_classes=3, vocabulary_size=6, sequence_length=5
     )
@@ -465,7 +465,6 @@ def test_equal_models_have_equal_bytes_whenever_they_are_saved(tmp_path: Path) -
         files = save_for_keras(tmp_path, _task(model), {name: model.initial_weights})
         (file,) = files.saved
         contents.append((tmp_path / file.path).read_bytes())
-        # Keras counts on.
         tf.keras.Model(x := tf.keras.Input([3]), tf.keras.layers.Attention()([x, x]))
     assert contents[0] == contents[1]
     save_for_keras(tmp_path, _task(model), {"third": _changed(model.initial_weights, 0.1)})

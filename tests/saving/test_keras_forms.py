@@ -1,4 +1,4 @@
-"""Files of Keras models of many forms."""
+"""Files of Keras models of several forms."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def _saved(folder, build):
 
 
 @pytest.mark.parametrize("build", [_functional, _nested, _normalized, _attending])
-def test_what_is_saved_has_the_models_predictions(tmp_path, build):
+def test_saved_model_predicts_like_the_run(tmp_path, build):
     model, file = _saved(tmp_path, build)
     x = np.random.default_rng(0).normal(size=[5, 4]).astype(np.float32)
     expected = model.predict(model.initial_weights, x, False, tf.zeros([2], tf.int32))

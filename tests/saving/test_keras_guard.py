@@ -1,7 +1,4 @@
-"""Keras files that nobody vouches for: what would run, open or unpack is refused before it does.
-
-Every file here was seen to do what it is refused for when Keras alone loaded it.
-"""
+"""Refusals of hostile Keras files, which had these effects when Keras alone loaded them."""
 
 import base64
 import importlib.metadata
@@ -50,7 +47,7 @@ def _touching(mark: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> Path:
-    """A folder with one model in both formats."""
+    """Returns a folder with one model in both formats."""
     folder = tmp_path_factory.mktemp("plain")
     inputs = tf.keras.Input([4], name="in")
     model = tf.keras.Model(inputs, layers.Dense(3, name="last")(inputs))
@@ -133,7 +130,7 @@ def _printing(plain: Path, path: Path, mark: Path) -> None:
 
 
 def _pickling_layer(plain: Path, path: Path, mark: Path) -> None:
-    # TFF loads TensorFlow Probability, which registers it.
+    # TensorFlow Probability registers the layer; TFF loads it.
     pytest.importorskip("tensorflow_probability", reason="TensorFlow Probability is with TFF only")
 
     code = base64.b64encode(pickle.dumps(_Touches(mark))).decode()
@@ -176,14 +173,13 @@ _CODE: dict[str, tuple[Callable[[Path, Path, Path], None], str, str]] = {
 
 
 @pytest.mark.parametrize("case", list(_CODE))
-def test_code_is_refused_and_does_not_run(plain, tmp_path, case):
-    make, suffix, found = _CODE[case]
+def test_code_is_refused_without_running(plain, tmp_path, case):
+    make, suffix, message = _CODE[case]
     mark = tmp_path / "mark"
     make(plain, tmp_path / f"model{suffix}", mark)
-    # A Lambda layer runs when it is made, too.
+    # A Lambda layer also runs when it is created.
     shutil.rmtree(mark, ignore_errors=True)
-    message = _refused(tmp_path / f"model{suffix}")
-    assert found in message
+    assert message in _refused(tmp_path / f"model{suffix}")
     assert not mark.exists()
 
 
@@ -197,8 +193,8 @@ def _refused(path: Path) -> str:
     return message
 
 
-def _of_today(model: Config) -> None:
-    # As Keras 3 writes the dtype of each layer, which Keras 2 does not read.
+def _later_config(model: Config) -> None:
+    # Keras 2 cannot read Keras 3's dtypes of layers.
     for layer in model["layers"]:
         layer["config"]["dtype"] = {"module": "keras", "class_name": "LaterPolicy", "config": {}}
 
@@ -208,23 +204,23 @@ def _of_today(model: Config) -> None:
 def test_file_of_later_keras_names_both_versions(plain, tmp_path, suffix, trust):
     path, version = tmp_path / f"model{suffix}", "31.10.0"
     if suffix == ".h5":
-        _h5(plain, path, _of_today)
+        _h5(plain, path, _later_config)
         with h5py.File(path, "r+") as file:
             file.attrs["keras_version"] = version
     else:
         metadata = json.dumps({"keras_version": version}).encode()
-        _keras(plain, path, _of_today, without="metadata.json", **{"metadata.json": metadata})
+        _keras(plain, path, _later_config, without="metadata.json", **{"metadata.json": metadata})
     message = golden.refusal(read_named_keras, path, {}, "--initial_model", trust)
-    own = importlib.metadata.version("keras")
+    release = importlib.metadata.version("keras")
     assert message == (
-        f"--initial_model: {path}: expected a file that Keras {own} reads, found one written by "
-        f"Keras {version}: run with TFF_AGNOSTIC_PLATFORM=today, or save the model with Keras "
-        f"{own.partition('.')[0]}"
+        f"--initial_model: {path}: expected a file that Keras {release} reads, found one written "
+        f"by Keras {version}: run with TFF_AGNOSTIC_PLATFORM=today, or save the model with Keras "
+        f"{release.partition('.')[0]}"
     )
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".keras"])
-def test_a_file_that_is_trusted_runs(tmp_path, suffix):
+def test_trusted_file_runs(tmp_path, suffix):
     path, mark = tmp_path / f"model{suffix}", tmp_path / "mark"
     _saved(path, layers.Lambda(_touching(mark)))
     mark.rmdir()
@@ -262,14 +258,14 @@ _LAYERS: dict[str, tuple[str, Config, str]] = {
 
 
 @pytest.mark.parametrize("case", list(_LAYERS))
-def test_what_reaches_beyond_the_model_is_refused(plain, tmp_path, case):
-    name, config, found = _LAYERS[case]
+def test_layers_reaching_outside_are_refused(plain, tmp_path, case):
+    name, config, message = _LAYERS[case]
     _h5(plain, tmp_path / "model.h5", _with_layer(name, config))
-    assert found in _refused(tmp_path / "model.h5")
+    assert message in _refused(tmp_path / "model.h5")
 
 
-def test_layers_that_wait_for_one_another_are_refused(plain, tmp_path):
-    """Keras goes round in them for ever."""
+def test_circular_layers_are_refused(plain, tmp_path):
+    """Keras would loop for ever."""
 
     def wait(config: Config) -> None:
         for name, other in (("p", "q"), ("q", "p")):
@@ -280,7 +276,7 @@ def test_layers_that_wait_for_one_another_are_refused(plain, tmp_path):
     assert "layers that wait for one another's outputs ('p')" in _refused(tmp_path / "model.h5")
 
 
-def test_layers_of_more_weights_than_the_file_has_are_not_made(plain, tmp_path):
+def test_layers_with_missing_weights_are_refused(plain, tmp_path):
     def widen(config: Config) -> None:
         config["layers"][1]["config"]["units"] = 2**33
 
@@ -307,30 +303,30 @@ def _virtual(file: h5py.File, folder: Path) -> None:
 
 
 def _claimed(file: h5py.File, folder: Path) -> None:
-    # Without chunks on the disk these are zeros, as many as anybody asks for.
+    # Chunks that are not on the disk are zeros, of any number.
     file.create_dataset(_KERNEL, shape=(2**20, 2**20), dtype="f4", chunks=(64, 64))
 
 
 @pytest.mark.parametrize(
-    ("replace", "found"),
+    ("replace", "message"),
     [
-        (_elsewhere, f"the link '/{_KERNEL}' in place of numbers"),
+        (_elsewhere, f"the link '/{_KERNEL}' instead of numbers"),
         (_in_any_file, f"'/{_KERNEL}', whose numbers are in another file"),
         (_virtual, f"'/{_KERNEL}', whose numbers are in another file"),
         (_claimed, "bytes that unpack to 4398046511"),
     ],
 )
-def test_weights_that_are_not_in_the_file_are_refused(plain, tmp_path, replace, found):
+def test_weights_outside_the_file_are_refused(plain, tmp_path, replace, message):
     path = tmp_path / "model.h5"
     shutil.copy(plain / "plain.h5", path)
     with h5py.File(path, "r+") as file:
         del file[_KERNEL]
         replace(file, tmp_path)
-    assert found in _refused(path)
+    assert message in _refused(path)
 
 
 @pytest.mark.nightly
-def test_members_of_an_archive(plain, tmp_path):
+def test_hostile_members_are_refused(plain, tmp_path):
     path = tmp_path / "model.keras"
     _keras(plain, path, **{"assets/zeros": bytes(1 << 27)})
     assert " bytes that unpack to 1342" in _refused(path)
@@ -347,17 +343,17 @@ def test_members_of_an_archive(plain, tmp_path):
     assert "found 'config.json' twice" in _refused(path)
 
 
-def test_a_damaged_file_is_told_as_before(plain, tmp_path):
+def test_damaged_file_raises_one_line(plain, tmp_path):
     path = tmp_path / "model.h5"
     _h5(plain, path, lambda config: None)
     with h5py.File(path, "r+") as file:
         file.attrs["model_config"] = '{"config":' + "[" * 9000 + "]" * 9000 + "}"
-    found = "pop expected" if _IS_KERAS_3 else "recursion"
-    with pytest.raises(UserError, match=r"expected a Keras model, cannot load .*" + found):
+    problem = "pop expected" if _IS_KERAS_3 else "recursion"
+    with pytest.raises(UserError, match=r"expected a Keras model, cannot load .*" + problem):
         read_named_keras(path, {}, "--initial_model")
 
 
-def _of_ops() -> tf.keras.Model:
+def _with_ops() -> tf.keras.Model:
     x = inputs = tf.keras.Input([4])
     x = tf.concat([x[:, :2], tf.abs(x)[:, 2:] * 2 - 1], 1)
     x = tf.reshape(tf.where(x > 0, tf.nn.gelu(x), x), [tf.shape(x)[0], 4])
@@ -371,34 +367,34 @@ def _of_ops() -> tf.keras.Model:
     "own_recurrent_layers-.h5",
     "own_recurrent_layers-.keras",
 )
-@pytest.mark.slow_cases(but=["_of_ops-.h5"])
+@pytest.mark.slow_cases(but=["_with_ops-.h5"])
 @pytest.mark.parametrize("suffix", [".h5", ".keras"])
 @pytest.mark.parametrize(
     "build",
     [
-        _of_ops,
+        _with_ops,
         keras_zoo.convolutional,
         keras_zoo.stacked_cells,
         keras_zoo.attention,
         keras_zoo.own_recurrent_layers,
     ],
 )
-def test_models_of_layers_and_ops_are_read(tmp_path, build, suffix):
-    if _IS_KERAS_3 and build is _of_ops:
+def test_models_of_keras_layers_load(tmp_path, build, suffix):
+    if _IS_KERAS_3 and build is _with_ops:
         pytest.skip("Keras 3 takes no functions of TensorFlow on symbolic inputs")
     with_masks = (keras_zoo.attention, keras_zoo.own_recurrent_layers)
     if _IS_KERAS_3 and suffix == ".h5" and build in with_masks:
         pytest.skip("Keras 3 cannot load the .h5 file that it saves of it")
     model = build()
     model.save(tmp_path / f"model{suffix}")
-    found = load_keras(tmp_path / f"model{suffix}", {})
-    for a, b in zip(model.get_weights(), found.get_weights()):
+    loaded = load_keras(tmp_path / f"model{suffix}", {})
+    for a, b in zip(model.get_weights(), loaded.get_weights()):
         np.testing.assert_array_equal(a, b)
-    assert len(found.weights) == len(model.weights)
+    assert len(loaded.weights) == len(model.weights)
 
 
 @pytest.mark.slow
-def test_layers_that_the_caller_names_are_read(tmp_path):
+def test_layers_named_by_the_caller_load(tmp_path):
     class Doubled(layers.Layer):
         def call(self, x: tf.Tensor) -> tf.Tensor:
             return 2 * x

@@ -22,10 +22,10 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from plan_runner.client_store import described_by
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import digest
 from tff_agnostic.base.later import tf
+from tff_agnostic.data.client_store import described_by
 from tff_agnostic.data.clients import ListedClients
 from tff_agnostic.data.store_format import Feature, StoreDescription, description_of
 from tff_agnostic.models.model import Examples

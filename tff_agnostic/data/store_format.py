@@ -10,7 +10,7 @@ from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from plan_runner import client_store
+from tff_agnostic.data import client_store
 
 # The feature that names an example's domain.
 DOMAIN = client_store.DOMAIN

@@ -22,10 +22,10 @@ from typing import Any, Optional
 
 import numpy as np
 
-from plan_runner.client_store import ClientStore
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.files import file_digest, scratch_folder
 from tff_agnostic.base.later import tf
+from tff_agnostic.data.client_store import ClientStore
 from tff_agnostic.data.store import ArrowStore, Store
 from tff_agnostic.data.store_format import TEXT, Feature, StoreDescription, description_of
 
@@ -55,8 +55,6 @@ _PRAGMAS = "PRAGMA page_size=16384; PRAGMA journal_mode=OFF; PRAGMA synchronous=
 
 class TffStore(ClientStore, Store):
     """An SQLite file of TFF's, opened read-only; TensorFlow parses its examples."""
-
-    error = UserError
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

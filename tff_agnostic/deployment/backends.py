@@ -26,13 +26,6 @@ from tff_agnostic.deployment.rounds import EVALUATION, TRAINING
 # Defaults of the platform's own task builder.
 _CLIENT_VERSIONS = {"minClientVersion": "0", "maxClientVersion": "999999999"}
 _TRAFFIC_WEIGHT = 100
-# Options that messages of one kind only have a field for.
-KIND_OF_OPTION = {
-    "rounds_between": TRAINING,
-    "training_population": EVALUATION,
-    "training_task_id": EVALUATION,
-    "every_iterations": EVALUATION,
-}
 _IN_ADDRESS = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -45,42 +38,24 @@ class ServerTaskSettings(Options):
         iterations: Task message: rounds after which the task is complete.
         over_selection: Task message: maximum number of additional devices in a round, as a fraction
             of --clients_per_round.
-        rounds_between: Task message of a training: rounds between two contributions of one device.
-        training_population: Task message of an evaluation: population of the training whose
-            checkpoints are evaluated, if it is another one.
-        training_task_id: Task message of an evaluation: the server's number of the training in that
-            population; 0 for none.
-        every_iterations: Task message of an evaluation: its checkpoint is one of the training's
-            last day; every so many rounds there is a candidate.
     """
 
     population: str = "population"
     iterations: Annotated[int, Within(least=1)] = 100
     over_selection: Annotated[float, Within(least=0.0)] = 0.3
-    rounds_between: Annotated[int, Within(least=1)] = 1
-    training_population: str = ""
-    training_task_id: Annotated[int, Within(least=0)] = 0
-    every_iterations: Annotated[int, Within(least=1)] = 1
 
     def __post_init__(self) -> None:
         """Also refuses populations that cannot be part of a task's address."""
         super().__post_init__()
-        for field in ("population", "training_population"):
-            name = getattr(self, field)
-            if not _IN_ADDRESS.fullmatch(name) and (name or field == "population"):
-                expected = "a name of letters, digits, '.', '_' and '-', for an address"
-                raise OptionError(field, expected, name, type(self))
+        if not _IN_ADDRESS.fullmatch(self.population):
+            expected = "a name of letters, digits, '.', '_' and '-', for an address"
+            raise OptionError("population", expected, self.population, type(self))
 
 
 def task_message(kind: str, settings: ServerTaskSettings, clients_per_round: int) -> dict[str, Any]:
-    """Returns a CreateTaskRequest.
+    """Returns a CreateTaskRequest for rounds of a kind with at least `clients_per_round` devices.
 
-    A round ends with `clients_per_round` devices at least. The plans and the checkpoint are not in
-    it: the server's answer says where to put them.
-
-    Args:
-        kind: Of rounds; see `rounds.KINDS`.
-        clients_per_round: c.
+    The server's answer says where to upload the plans and the checkpoint.
     """
     most = int(clients_per_round * (1.0 + settings.over_selection))
     return {
@@ -90,36 +65,33 @@ def task_message(kind: str, settings: ServerTaskSettings, clients_per_round: int
             "minAggregationSize": str(clients_per_round),
             "maxAggregationSize": str(most),
             **_CLIENT_VERSIONS,
-            "info": {"trafficWeight": str(_TRAFFIC_WEIGHT), **_INFOS[kind](settings)},
+            "info": {"trafficWeight": str(_TRAFFIC_WEIGHT), **_INFOS[kind](settings.population)},
         }
     }
 
 
-def _training(settings: ServerTaskSettings) -> dict[str, Any]:
+def _training(population: str) -> dict[str, Any]:
+    del population
     policies = [
-        {
-            "id": "rounds_between",
-            "minSepPolicy": {"minimumSeparation": str(settings.rounds_between)},
-        },
+        # Rounds between two contributions of one device.
+        {"id": "rounds_between", "minSepPolicy": {"minimumSeparation": "1"}},
         # A device service was seen to fail on a device without examples.
         {"id": "examples", "dataAvailabilityPolicy": {"minExampleCount": 1}},
     ]
     return {"trainingInfo": {"eligibilityTaskInfo": {"eligibilityPolicies": policies}}}
 
 
-def _evaluation(settings: ServerTaskSettings) -> dict[str, Any]:
-    size = str(settings.every_iterations)
-    info = {
-        "checkPointSelector": {"iterationSelector": {"size": size}},
-        # The server does not take the task's own population where this is empty.
-        "trainingPopulationName": settings.training_population or settings.population,
+def _evaluation(population: str) -> dict[str, Any]:
+    return {
+        "evaluationInfo": {
+            "checkPointSelector": {"iterationSelector": {"size": "1"}},
+            # The server needs the name, also of the task's own population.
+            "trainingPopulationName": population,
+        }
     }
-    if settings.training_task_id:
-        info["trainingTaskId"] = str(settings.training_task_id)
-    return {"evaluationInfo": info}
 
 
-_INFOS: Registry[Callable[[ServerTaskSettings], dict[str, Any]]] = Registry(
+_INFOS: Registry[Callable[[str], dict[str, Any]]] = Registry(
     "kind of plan", {TRAINING: _training, EVALUATION: _evaluation}
 )
 
@@ -144,9 +116,8 @@ class Backend:
 
     Attributes:
         profiles: Names of the profiles that it runs, the default first.
-        not_verified: Claims that nobody has tested for an export when it is written.
-        is_fleet: Whether it is a fleet, whose nodes add the noise, and whose server has no message
-            that creates a task.
+        not_verified: Claims that no test has shown for a new export.
+        is_fleet: Whether it is a fleet, whose nodes add the noise, and which has no task message.
         without: Options of an export that have no effect with it.
     """
 
@@ -175,7 +146,7 @@ BACKENDS: Registry[Backend] = Registry(
             is_fleet=True,
             without=(
                 *(field.name for field in dataclasses.fields(ServerTaskSettings)),
-                *("collection_uri", "client_graph", "require_odp_ops"),
+                *("collection_uri", "client_graph"),
             ),
         ),
     },
@@ -183,12 +154,7 @@ BACKENDS: Registry[Backend] = Registry(
 
 
 def choose_profile(backend: str, given: str | None) -> str:
-    """Returns the name of an export's profile.
-
-    Args:
-        backend: Name of the execution backend.
-        given: Name of the requested profile; None for the backend's default.
-    """
+    """Returns the name of an export's profile, the backend's default if `given` is None."""
     names = BACKENDS[backend].profiles
     if given is not None and given not in names:
         expected = f"{' or '.join(names)} with the backend {backend}, which needs secure sums"
@@ -203,13 +169,7 @@ def demo_size(manifest: Mapping[str, Any]) -> int:
 
 
 def write_readme(folder: Path, manifest: Mapping[str, Any], how_to: str) -> None:
-    """Writes the README of an export for a fleet next to its plan.
-
-    Args:
-        folder: Folder of the export, which contains the plan.
-        manifest: The plan's manifest.
-        how_to: Lines on running the plan.
-    """
+    """Writes the README of an export for a fleet next to its plan, with lines on running it."""
     sha256 = hashlib.sha256((folder / PLAN / "manifest.json").read_bytes()).hexdigest()
     readme = _README.format(
         algorithm=manifest["algorithm"],

@@ -1,7 +1,7 @@
 """The client's graph in a plan, and the format of its examples.
 
-An example of the task is one serialised `tf.train.Example` with a feature for each column: "x", "y"
-and "domain_id"; columns of columns are "x/NAME". The client's graph parses them.
+An example is a serialised `tf.train.Example` with the features "x" (or "x/NAME"
+for each column of x), "y" and "domain_id".
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ input_arg { name: "selector" type: DT_STRING }
 output_arg { name: "handle" type: DT_VARIANT }
 is_stateful: true
 """
-# Dtypes of columns, and those that a `tf.train.Example` holds in their place.
+# Dtypes of columns, and their dtypes in a `tf.train.Example`.
 _STORED_AS: Registry[str] = Registry(
     "dtype of an exported task's columns",
     {
@@ -61,16 +61,15 @@ class ExampleFormat:
     """The features of an example.
 
     Attributes:
-        columns: Specs of one client's columns, with first dimension None; see
-            `Model.client_data_spec`.
-        num_domains: p; domain ids are in [0, p).
+        columns: Specs of a client's columns; see `Model.client_data_spec`.
+        num_domains: Number of domains, p; domain ids are in [0, p).
     """
 
     columns: Mapping[str, Any]
     num_domains: int
 
     def __post_init__(self) -> None:
-        """Raises a `UserError` if a column cannot be held in a `tf.train.Example`."""
+        """Raises a `UserError` if a `tf.train.Example` cannot hold a column."""
         for name, spec in self._specs():
             _ = _STORED_AS[spec.dtype.name]
             if not spec.shape[1:].is_fully_defined():
@@ -87,14 +86,9 @@ class ExampleFormat:
         }
 
     def parse(self, serialized: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the columns, in the order of `columns`, from serialised examples.
+        """Returns the columns [n, ...], in their order, of serialised examples, string [n].
 
-        Args:
-            serialized: Serialised `tf.train.Example`s, string [n].
-
-        Returns:
-            Tensors [n, ...]. Running them fails where a feature is missing or of another type, or a
-            domain id is out of range.
+        Running the tensors fails if a feature is missing, or a domain id is out of range.
         """
         parsed = tf.io.parse_example(
             serialized,
@@ -105,8 +99,7 @@ class ExampleFormat:
                 for name, spec in self._specs()
             },
         )
-        # An assertion, in an op that every device has: for another id it fails, and reports the id
-        # and the range [0, p).
+        # An assertion by an op that every device has, which reports the id and the range.
         parsed["domain_id"] = tf.gather(
             tf.range(self.num_domains, dtype=tf.int64), parsed["domain_id"], name="domain_id"
         )
@@ -125,11 +118,7 @@ class ExampleFormat:
             yield tf.train.Example(features=features).SerializeToString(deterministic=True)
 
     def write(self, path: Path, examples: Examples) -> None:
-        """Writes one client's examples as a TFRecord file.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
+        """Writes one client's examples as a TFRecord file; raises an OSError if it cannot."""
         with tensorflow_writes(), tf.io.TFRecordWriter(str(path)) as file:
             for record in self.serialize(examples):
                 file.write(record)
@@ -145,12 +134,12 @@ class ExampleFormat:
 
 @dataclasses.dataclass(frozen=True)
 class ExampleSource:
-    """Where a client's examples come from.
+    """The source of a client's examples.
 
     Attributes:
-        format: How they are stored.
-        collection_uri: Which of a device's collections, as "app:/PATH".
-        max_examples: How many of them are used at most, the first ones; all if None.
+        format: Format of the examples.
+        collection_uri: A device's collection, as "app:/PATH".
+        max_examples: Number of first examples to use; None for all.
     """
 
     format: ExampleFormat
@@ -163,11 +152,11 @@ class TfFunction:
     """A TensorFlow graph as a function of tensors.
 
     Attributes:
-        graph_def: The graph, not optimised: each runner optimises it for its own machine.
+        graph_def: The graph, not optimised, since each runner optimises it for its machine.
         parameters: Names of the tensors to feed.
         results: Names of the tensors to fetch.
-        parameter_type: TFF type that the parameters are the leaves of.
-        result_type: TFF type that the results are the leaves of.
+        parameter_type: TFF type with the parameters as leaves.
+        result_type: TFF type with the results as leaves.
     """
 
     graph_def: tf.compat.v1.GraphDef
@@ -178,14 +167,10 @@ class TfFunction:
 
     def __call__(self, arguments: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Adds the graph to the current one, under `name`, and returns the results."""
-        if len(arguments) != len(self.parameters):
-            raise ValueError(
-                f"{name}: expected {len(self.parameters)} tensors, found {len(arguments)}"
-            )
         return tf.graph_util.import_graph_def(
-            # Two graphs of a form may have functions of one name with different bodies.
+            # Two graphs of a form may have different functions of one name.
             with_renamed_functions(self.graph_def, f"{name}_function"),
-            input_map=dict(zip(self.parameters, arguments)),
+            input_map=dict(zip(self.parameters, arguments, strict=True)),
             return_elements=list(self.results),
             name=name,
         )
@@ -193,14 +178,13 @@ class TfFunction:
 
 @dataclasses.dataclass(frozen=True)
 class ClientWork:
-    """The clients' computation, and how its result leaves them.
+    """The clients' computation, and the destinations of its results.
 
     Attributes:
-        function: The work: (columns of the examples, what the server sent) -> client output.
-        client_input: Names, dtypes and shapes in the checkpoint from the server.
-        update: The same of the tensors in the checkpoint that clients send: the first results of
-            `function`.
-        side_channels: Names of the tensors that are securely summed: the other results.
+        function: (columns of the examples, the server's values) -> client output.
+        client_input: Specs of the tensors in the server's checkpoint.
+        update: Specs of the tensors in the client's checkpoint, the first results of `function`.
+        side_channels: Names of the securely summed tensors, the other results.
     """
 
     function: TfFunction
@@ -212,10 +196,10 @@ class ClientWork:
 def build_client_graph(
     work: ClientWork, source: ExampleSource
 ) -> tuple[tf.compat.v1.GraphDef, plan_pb2.ClientPhase]:
-    """Returns the graph of a client, and how it is run.
+    """Returns the graph of a client, and its phase.
 
-    Inputs are the path of the server's checkpoint, the path to write the update to (if any of it
-    travels in a checkpoint), and the token of the device's datasets.
+    Inputs are the path of the server's checkpoint, the path of the update, if there is one, and the
+    token of the device's datasets.
     """
     spec = plan_pb2.TensorflowSpec()
     router = plan_pb2.FederatedComputeIORouter()
@@ -228,7 +212,7 @@ def build_client_graph(
         from_server = restore(input_path, work.client_input, "restore_client_input")
 
         selector = plan_pb2.ExampleSelector(collection_uri=source.collection_uri)
-        # One kind of device service reads it here, the other one in the graph's own op.
+        # Some device services read the selector here, others in the graph.
         spec.example_selector.CopyFrom(selector)
         serialized = serialized_examples(
             token, selector.SerializeToString(deterministic=True), source.max_examples
@@ -284,15 +268,14 @@ def serialized_examples(
 ) -> tf.Tensor:
     """Returns the examples of the device, serialised, string [n].
 
-    TensorFlow knows the op's signature after this, and has no kernel for it: the graph can be built
-    and converted here, and runs where there is one, as on devices and in `plan_runner`.
+    This registers the op's signature in TensorFlow, without a kernel.
 
     Args:
         token: The client's name of its datasets, a string scalar.
-        selector: A serialised ExampleSelector, which selects the examples.
-        max_examples: At most so many are read; all if None.
+        selector: A serialised ExampleSelector.
+        max_examples: Number of first examples to read; None for all.
     """
-    # The only way from Python to register an op without loading a library.
+    # Only this function registers an op without a library.
     from tensorflow.lite.python.convert import register_custom_opdefs
 
     # A second registration of the same op ends the process.
@@ -311,13 +294,13 @@ def serialized_examples(
     )
     if max_examples is not None:
         dataset = dataset.take(max_examples)
-    # One batch, which replaces the empty one; or none, of a device without examples.
+    # A device without examples has no batch, and keeps the empty one.
     batches = dataset.batch(tf.int64.max)
     return batches.reduce(tf.zeros([0], tf.string), lambda _, batch: batch)
 
 
 def from_local_computation(computation: tff.Computation) -> TfFunction:
-    """Returns the TensorFlow of a computation with values of one placement, or of none."""
+    """Returns the TensorFlow of a computation with at most one placement."""
     block = tff.backends.mapreduce.consolidate_and_extract_local_processing(
         computation.to_building_block(), without_graph_optimization()
     )
@@ -325,13 +308,10 @@ def from_local_computation(computation: tff.Computation) -> TfFunction:
 
 
 def from_compiled(computation: Any) -> TfFunction:
-    """Returns a computation that TFF has compiled to TensorFlow.
-
-    Args:
-        computation: A `tff.Computation`, or a building block, of one TensorFlow graph.
+    """Returns the TensorFlow graph of a `tff.Computation`, or of a building block.
 
     Raises:
-        ValueError: If the graph has variables to initialise: plans have none.
+        ValueError: If the graph has variables.
     """
     block = computation
     if isinstance(computation, tff.Computation):

@@ -1,4 +1,4 @@
-"""A plan in memory, its description for a manifest, and its variables in checkpoints."""
+"""A plan in memory, and its variables in checkpoints."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class PlanSettings:
     """The settings of a plan, in addition to its round.
 
     Attributes:
-        source: Where the clients' examples come from.
-        quantities: Describes the metrics of the round.
-        max_clients: The most clients of a round that secure sums have room for.
-        modular: First parts of the names of what clients send modulo 2^bits, in whose sums more
-            bits would tell more than is accounted for.
+        source: Source of the clients' examples.
+        quantities: Descriptions of the round's metrics.
+        max_clients: Maximum number of clients in a secure sum.
+        modular: Prefixes of the values that clients send modulo 2^bits, since more bits of their
+            sums would reveal more than the account has.
     """
 
     source: ExampleSource
@@ -35,23 +35,21 @@ class PlanSettings:
     modular: tuple[str, ...] = ()
 
     def modulus(self, path: str, bits: int) -> int:
-        """Returns the modulus of the secure sum of values of so many bits.
-
-        Args:
-            path: Of the values, as a `Leaf` has it.
-        """
+        """Returns the modulus of a secure sum, of the leaf with that path."""
         if path.partition("/")[0] in self.modular:
             return 1 << bits
         return sum_modulus(bits, self.max_clients)
 
 
 def sum_modulus(bits: int, clients: int) -> int:
-    """Returns the smallest power of 2 above any sum of so many clients' values of so many bits."""
+    """Returns the smallest power of 2 above any sum of the clients' values of `bits` bits."""
     modulus = 1 << (clients * (2**bits - 1)).bit_length()
     if modulus > _LARGEST_MODULUS:
-        found = f"2^{modulus.bit_length() - 1} of {clients} clients with values of {bits} bits"
+        modulus_text = (
+            f"2^{modulus.bit_length() - 1} of {clients} clients with values of {bits} bits"
+        )
         expected = "a modulus of secure sums of at most 2^62"
-        raise OptionError("max_clients_per_round", expected, Verbatim(found))
+        raise OptionError("max_clients_per_round", expected, Verbatim(modulus_text))
     return modulus
 
 
@@ -74,13 +72,13 @@ class PlanTensors:
 
 @dataclasses.dataclass(frozen=True)
 class SecureValue:
-    """How one tensor of a client output is summed securely.
+    """A securely summed tensor of the client output.
 
     Attributes:
         name: Name of the tensor in the client's graph.
-        leaf: Which tensor of the client output it is.
+        leaf: The tensor in the client output.
         bits: Width of one client's values.
-        modulus: The modulus of sums; no sum over the largest number of clients reaches it.
+        modulus: Modulus of sums.
     """
 
     name: str
@@ -94,10 +92,9 @@ class CompiledPlan:
     """A plan and its parts.
 
     Attributes:
-        plan: The plan.
-        client_graph: The client's graph, which `plan` holds, too.
-        client_phase: How it is run, which `plan` holds, too.
-        tensors: All tensors that are sent.
+        client_graph: The client's graph in `plan`.
+        client_phase: The client's phase in `plan`.
+        tensors: All sent tensors.
         secure: Tensors of secure sums; none in the profile `daf`.
     """
 
@@ -109,11 +106,7 @@ class CompiledPlan:
 
 
 class Variables:
-    """Variables for the tensors of a checkpoint.
-
-    Args:
-        specs: Names, dtypes and shapes.
-    """
+    """Variables for the tensors of a checkpoint."""
 
     def __init__(self, specs: Sequence[tf.TensorSpec]) -> None:
         self.specs = list(specs)
@@ -130,10 +123,7 @@ class Variables:
         return [variable.initializer for variable in self._variables]
 
     def assign(self, values: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """Returns ops that set all, once every one of `values` is known.
-
-        Otherwise a variable could be overwritten before another value has been computed from it.
-        """
+        """Returns ops that set all variables after all `values`, which may depend on them."""
         with tf.control_dependencies(list(values)):
             return [
                 variable.assign(value, read_value=False)

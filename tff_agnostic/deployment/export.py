@@ -1,7 +1,4 @@
-"""The folder of an export: plan, state, manifest, task message, bytes.
-
-The client's graph for TensorFlow Lite is made here, with the ops of it that devices lack.
-"""
+"""The folder of an export: plan, TFLite graph, state, manifest, task message."""
 
 from __future__ import annotations
 
@@ -67,7 +64,6 @@ CLIENT_GRAPHS: Registry[bool] = Registry("client graph", {"tflite": False, "both
 TASK_MESSAGE = "task.json"
 FORMAT = "tff_agnostic federated export"
 FORMAT_VERSION = 2
-# Of the export that is written; docs/reference/plans.md says what tests have shown.
 _VERIFIED = ["the rounds in conformance/ were computed by TensorFlow Federated's runtime"]
 _NOT_VERIFIED = "plan_runner has not verified these files in plain TensorFlow yet"
 _BYTES_OF_A_FLOAT = 4
@@ -102,56 +98,30 @@ ODP_FLEX_OPS = frozenset(
         "_TensorToHashBucketFast",
     )
 )
-_DROPOUT = "random numbers of a layer, as of dropout: a model without such layers has none"
-_GRADIENT = "the gradient of a layer that has none in TensorFlow Lite"
-_FLOAT64 = "secure sums quantise in float64, for which TensorFlow Lite has no ops"
-_CLIPPED = "private sums clip in float64, for which TensorFlow Lite has no ops"
-_UNKNOWN = "the model or the algorithm needs it"
-# Ops of quantisation for secure sums; TFLite has these itself, but for smaller numbers only.
-_OF_FLOAT64 = frozenset(
-    ("Abs", "DivNoNan", "Floor", "Max", "Maximum", "Minimum", "Mul", "RealDiv", "Relu", "Round")
-)
-# Further ops of clipping.
-_OF_CLIPPING = _OF_FLOAT64 | {
-    *("AddN", "AddV2", "Greater", "Less", "SelectV2", "Sqrt", "Square", "Sum")
-}
-# Reasons, by the beginning of an op's name.
-_REASONS = {
-    "Stateless": _DROPOUT,
-    "Conv": _GRADIENT,
-    "DepthwiseConv": _GRADIENT,
-    "MaxPoolGrad": _GRADIENT,
-    "AvgPoolGrad": _GRADIENT,
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportRequest:
-    """What to export.
+    """The parts of an export.
 
     Attributes:
         algorithm: The algorithm.
         profile: Name of the kind of plan; see `PROFILES`.
-        num_domains: p.
-        num_parameters: |W|.
-        max_clients_per_round: The most clients of a round that secure sums have room for: sums of
-            more would wrap around.
-        column_ranges: Smallest and largest values of the made-up clients' columns; see
-            `rounds.column_ranges`.
-        aggregation: How clients are summed: that of the profile.
-        max_examples: How many of a client's examples are used at most, the first ones; all if
-            None.
-        collection_uri: Which of a device's example collections is read.
-        client_graph: Which graphs a device gets; see `CLIENT_GRAPHS`.
-        require_odp_ops: Whether an op that On-Device Personalization's devices lack is refused.
-        restore: Returns the state to start from, given the initial one; that one if None.
-        about: The origin, for the manifest: task, settings, names of the domains.
-        noise: Noise of private sums; None if `aggregation` has none.
+        num_domains: Number of domains, p.
+        num_parameters: Number of the model's weights, |W|.
+        max_clients_per_round: Maximum number of clients in a secure sum.
+        column_ranges: Ranges of the made-up clients' columns; see `rounds.column_ranges`.
+        aggregation: Aggregation of the profile.
+        max_examples: Number of a client's first examples to use; None for all.
+        collection_uri: The example collection on a device.
+        client_graph: Name of the graphs for devices; see `CLIENT_GRAPHS`.
+        restore: Called with the initial state; returns the state to start from. None to keep it.
+        about: Entries of the manifest on the task, the settings and the domains.
+        noise: Noise of private sums; None without noise.
         rounds: Name of the kind of rounds; see `KINDS`.
         evaluation: The report of an evaluation; None for a training.
-        task_message: The message that creates the task at a server, as JSON; see
-            `server_task.task_message`.
-        backend: Name of what plays it; see `BACKENDS`.
+        task_message: The message that creates the task at a server; see `backends.task_message`.
+        backend: Name of the execution backend; see `BACKENDS`.
     """
 
     algorithm: Algorithm
@@ -164,7 +134,6 @@ class ExportRequest:
     max_examples: Optional[int] = None
     collection_uri: str = "app:/examples"
     client_graph: str = "tflite"
-    require_odp_ops: bool = False
     restore: Optional[Callable[[RunState], RunState]] = None
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     noise: Optional[FleetNoise] = None
@@ -174,19 +143,15 @@ class ExportRequest:
     backend: str = FCP
 
     def example_format(self) -> ExampleFormat:
-        """Returns how clients hold their examples."""
+        """Returns the format of clients' examples."""
         return ExampleFormat(self.algorithm.client_data_spec, self.num_domains)
 
 
 def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[str, Any]:
-    """Writes an export.
+    """Writes an export to a new or empty folder; returns the manifest.
 
     Args:
-        folder: Where to; new or empty. It is there whole, or not at all.
-        runtime: Runs the rounds that others have to reproduce; entered by the caller.
-
-    Returns:
-        The manifest.
+        runtime: Runs the conformance rounds; the caller has entered it.
     """
     profile, kind = PROFILES[request.profile], KINDS[request.rounds]
     _ = CLIENT_GRAPHS[request.client_graph]
@@ -200,9 +165,6 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
         )
         plan = profile.build(rounds.round_, settings)
         lite = convert_client_graph(plan.client_graph, plan.client_phase)
-        beyond = ops_missing_on_device(lite.flex_ops, bool(plan.secure), request.noise is not None)
-        if request.require_odp_ops:
-            check_within_odp(beyond)
         plan.plan.client_tflite_graph_bytes = lite.content
         plan_bytes = _write_plan(path, plan, lite, CLIENT_GRAPHS[request.client_graph])
         if request.task_message is not None:
@@ -233,7 +195,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
             "tflite": {
                 "flex_ops": list(lite.flex_ops),
                 "oldest_runtime": lite.oldest_runtime,
-                "beyond_odp": beyond,
+                "beyond_odp": ops_missing_on_device(lite.flex_ops),
             },
             "tensors": describe_tensors(plan),
             "bytes_per_client_and_round": counts,
@@ -253,7 +215,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
 
 
 def check_single_step(algorithm: Algorithm) -> None:
-    """Checks that an algorithm can be a plan of the platform, which has one step a round."""
+    """Checks that an algorithm has one step per round, as plans of the platform have."""
     names = [step.name for step in algorithm.steps]
     if len(names) > 1:
         options = " or ".join(algorithm.single_step_options)
@@ -279,12 +241,12 @@ def _write_plan(folder: Path, plan: CompiledPlan, lite: TfLiteGraph, with_graph:
 def _write_state(
     path: Path, state: RunState, plan: CompiledPlan, noise: Optional[FleetNoise]
 ) -> None:
-    # Without a key of the run either, of which nodes that draw their own noise have no use.
+    # If nodes draw the noise, the key is zeros, which replaces the run's.
     state = state if noise is None else with_key(state, noise.key)
     if noise is None or not noise.has_secret:
         write_checkpoint(path, named_values(state, plan.tensors.state, SERVER))
         return
-    # TensorFlow makes a file that everybody may read: here in a folder that its owner alone enters.
+    # TensorFlow writes a file for all users, here in a folder that only its owner enters.
     with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as hidden:
         secret = Path(hidden) / path.name
         write_checkpoint(secret, named_values(state, plan.tensors.state, SERVER))
@@ -293,7 +255,7 @@ def _write_state(
 
 
 def _modular(request: ExportRequest) -> tuple[str, ...]:
-    """Returns which fields of a client's submission are summed modulo 2^bits."""
+    """Returns the fields of a client's submission with sums modulo 2^bits."""
     return MODULAR if isinstance(request.aggregation, SumOfDevices) else ()
 
 
@@ -331,8 +293,8 @@ def _write_conformance(
         )
     used = [first_rows(examples, request.max_examples) for examples in clients.values()]
     expected, num_rounds = [], KINDS[request.rounds].num_conformance_rounds
-    found = expected_rounds(rounds, state, used, plan.tensors, num_rounds)
-    for number, values in enumerate(found, 1):
+    results = expected_rounds(rounds, state, used, plan.tensors, num_rounds)
+    for number, values in enumerate(results, 1):
         expected.append(f"conformance/round_{number}.npz")
         np.savez(folder / expected[-1], **values)
     return {"rounds": num_rounds, "clients": list(clients), "expected": expected, **own_state}
@@ -365,7 +327,7 @@ def describe_tensors(plan: CompiledPlan) -> dict[str, Any]:
 
 
 def verification(backend: str) -> Mapping[str, list[str]]:
-    """Returns what has been tried with the files of an export, and what has not."""
+    """Returns the verified and the unverified claims on an export."""
     return {"verified": _VERIFIED, "not_verified": [_NOT_VERIFIED, *BACKENDS[backend].not_verified]}
 
 
@@ -381,16 +343,10 @@ def _described(leaf: Leaf) -> dict[str, Any]:
 def byte_counts(
     plan: CompiledPlan, num_parameters: int, num_domains: int, plan_bytes: int
 ) -> dict[str, Any]:
-    """Returns what one client receives and sends in a round, for the manifest.
+    """Returns a client's numbers and bytes of a round, for the manifest.
 
-    "values" are numbers, "payload_bytes" their bytes without names and framing, and
-    "checkpoint_bytes" the size of the file that they travel in. The plan comes down beside the
-    checkpoint: "download_bytes" are both.
-
-    Args:
-        num_parameters: |W|.
-        num_domains: p.
-        plan_bytes: Size of what a device gets of the plan.
+    "values" counts numbers, "payload_bytes" their bytes without names and framing, and
+    "checkpoint_bytes" the bytes of the file. "download_bytes" includes the plan.
     """
     tensors = plan.tensors
     up = _secure(plan) if plan.secure else _checkpoint(tensors.update, UPDATE)
@@ -452,11 +408,10 @@ def convert_client_graph(
 ) -> TfLiteGraph:
     """Converts a client's graph; inputs, outputs and target ops keep their names.
 
-    All that TFLite has not itself is a Flex op, the platform's own op too: its client brings a
-    kernel for TensorFlow, and resolves no custom op of TFLite.
+    ExternalDataset becomes a Flex op, too, since the platform's client has a TensorFlow kernel.
 
     Raises:
-        ValueError: If ops are left that are neither TFLite's nor TensorFlow's.
+        ValueError: If an op is neither TFLite's nor TensorFlow's.
     """
     # These modules load TensorFlow.
     from tff_agnostic.deployment.lowering import lowered
@@ -468,7 +423,7 @@ def convert_client_graph(
     )
 
     spec = phase.tensorflow_spec
-    # The platform's client looks inputs up by these names, and takes outputs in this order.
+    # The platform's client finds inputs by these names, and outputs by this order.
     inputs = [spec.dataset_token_tensor_name, *_names(spec.input_tensor_specs)]
     converter = tf.compat.v1.lite.TFLiteConverter(
         lowered(graph_def),
@@ -481,9 +436,9 @@ def convert_client_graph(
         tf.lite.OpsSet.TFLITE_BUILTINS,
         tf.lite.OpsSet.SELECT_TF_OPS,
     ]
-    # Otherwise only the ops that TensorFlow's own builds for devices have become Flex ops.
+    # Otherwise only ops of TensorFlow's builds for devices become Flex ops.
     converter._experimental_allow_all_select_tf_ops = True
-    # There is no public way to keep an op without output: one that saves.
+    # No public option keeps an op without output, such as one that saves.
     converter._control_output_arrays = list(spec.target_node_names) or None
     outputs = _names(spec.output_tensor_specs)
     content = in_fixed_order(compacted(converter.convert(), outputs))
@@ -501,32 +456,6 @@ def _names(specs: Iterable[bytes]) -> list[str]:
     return [TensorSpecProto.FromString(spec).name for spec in specs]
 
 
-def ops_missing_on_device(
-    flex_ops: Iterable[str], is_secure: bool, is_private: bool = False
-) -> dict[str, str]:
-    """Returns the ops that On-Device Personalization's devices lack, and why each is there.
-
-    Args:
-        flex_ops: TensorFlow's ops of a graph for devices.
-        is_secure: Whether values are quantised for secure sums.
-        is_private: Whether values are clipped to a norm.
-    """
-    of_sums = dict.fromkeys(_OF_CLIPPING, _CLIPPED) if is_private else {}
-    of_sums.update(dict.fromkeys(_OF_FLOAT64, _FLOAT64) if is_secure else {})
-    beyond = sorted(set(flex_ops) - ODP_FLEX_OPS)
-    return {op: of_sums.get(op) or _reason_of_layer(op) for op in beyond}
-
-
-def check_within_odp(beyond: Mapping[str, str]) -> None:
-    """Checks that On-Device Personalization's devices have all ops."""
-    if beyond:
-        op, reason = next(iter(beyond.items()))
-        raise OptionError(
-            "require_odp_ops",
-            "no op that On-Device Personalization's devices lack",
-            Verbatim(f"{len(beyond)}: {', '.join(beyond)} ({op}: {reason})"),
-        )
-
-
-def _reason_of_layer(op: str) -> str:
-    return next((reason for start, reason in _REASONS.items() if op.startswith(start)), _UNKNOWN)
+def ops_missing_on_device(flex_ops: Iterable[str]) -> list[str]:
+    """Returns the ops that On-Device Personalization's devices lack."""
+    return sorted(set(flex_ops) - ODP_FLEX_OPS)

@@ -1,8 +1,7 @@
-"""Graphs whose bytes depend on the computation alone.
+"""Graphs with bytes that depend on the computation only.
 
-TensorFlow and Keras number functions, layers and nodes by process, but the same export has to have
-the same bytes in every process. Nodes are named after their op and their position, functions after
-the order of their first use.
+TensorFlow and Keras number functions, layers and nodes by process. Here nodes are named after their
+op and position, functions after the order of their first use.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tff_agnostic.base.later import tf, tff
 from tff_agnostic.computations.round import specs_of
 from tff_agnostic.computations.tff_process import type_from_spec
 
-# Prefixes of the names in checkpoints, those of the platform's own tools.
+# Prefixes of the names in checkpoints, as in the platform's tools.
 SERVER = "server"
 CLIENT = "client"
 UPDATE = "update"
@@ -32,7 +31,7 @@ INTERMEDIATE_STATE = "intermediate_state"
 METRICS = "metrics"
 # Characters that TensorFlow accepts in the name of a node.
 _NOT_IN_NODES = re.compile(r"[^A-Za-z0-9_.\\/>-]")
-# TensorFlow's own notes in nodes: other nodes' names, and numbers of the process.
+# TensorFlow's notes in nodes: names of other nodes, and numbers of the process.
 _NOTES = ("_class", "_gradient_op_type")
 
 
@@ -42,15 +41,7 @@ def file_path(name: str) -> tf.Tensor:
 
 
 def restore(path: tf.Tensor, specs: Sequence[tf.TensorSpec], name: str) -> list[tf.Tensor]:
-    """Reads tensors from a checkpoint.
-
-    Args:
-        path: Path of the checkpoint, a string scalar.
-        specs: Names, dtypes and shapes of the tensors.
-
-    Returns:
-        The tensors, with the shapes of `specs`.
-    """
+    """Returns tensors of a checkpoint, with the names, dtypes and shapes of `specs`."""
     if not specs:
         return []
     restored = tf.raw_ops.RestoreV2(
@@ -60,7 +51,7 @@ def restore(path: tf.Tensor, specs: Sequence[tf.TensorSpec], name: str) -> list[
         dtypes=[spec.dtype for spec in specs],
         name=name,
     )
-    # The graph has to say the shapes; TFLite has an op for this one, and none for `ensure_shape`.
+    # The graph needs the shapes, and TFLite has no op for `ensure_shape`.
     return [tf.reshape(tensor, spec.shape) for tensor, spec in zip(restored, specs)]
 
 
@@ -68,8 +59,6 @@ def save(
     path: tf.Tensor, specs: Sequence[tf.TensorSpec], tensors: Sequence[tf.Tensor], name: str
 ) -> tf.Operation:
     """Returns the op that writes tensors to a checkpoint in the table format of TensorFlow 1."""
-    if len(specs) != len(tensors):
-        raise ValueError(f"{name}: expected {len(specs)} tensors, found {len(tensors)}")
     return tf.raw_ops.SaveSlices(
         filename=path,
         tensor_names=[spec.name for spec in specs],
@@ -80,10 +69,10 @@ def save(
 
 
 def finished(graph: tf.Graph, needed: Iterable[str]) -> tf.compat.v1.GraphDef:
-    """Returns the graph for writing: only needed parts, the same in every process.
+    """Returns the graph of the needed nodes, with names that do not depend on the process.
 
     Args:
-        needed: Names of the nodes that are run, fetched or fed.
+        needed: Names of the nodes to run, fetch or feed.
     """
     return with_renamed_functions(_pruned(graph.as_graph_def(), needed), "function")
 
@@ -108,7 +97,7 @@ def serialized_spec(spec: tf.TensorSpec) -> bytes:
 
 
 def spec_of_node(tensor: tf.Tensor) -> bytes:
-    """Returns a serialised TensorSpecProto of a tensor of a graph, by its name there."""
+    """Returns the serialised TensorSpecProto of a graph's tensor."""
     return serialized_spec(tf.TensorSpec(tensor.shape, tensor.dtype, tensor.name))
 
 
@@ -117,9 +106,7 @@ class Leaf:
     """One tensor of a structure.
 
     Attributes:
-        path: Field names and positions from the top of the structure, "/" between them.
-        dtype: Its dtype.
-        shape: Its shape.
+        path: Field names and positions from the top of the structure, separated by "/".
     """
 
     path: str
@@ -134,20 +121,20 @@ class Leaf:
 
 def leaves(structure: tff.Type) -> tuple[Leaf, ...]:
     """Returns the tensors of an unplaced type, in TFF's order."""
-    found = tuple(_leaves(structure, ()))
+    result = tuple(_leaves(structure, ()))
     paths: dict[str, str] = {}
-    for leaf in found:
+    for leaf in result:
         other = paths.setdefault(node_name(leaf.path), leaf.path)
         if other != leaf.path:
             raise UserError(
                 "export: expected names that still differ where nodes of a graph have _ for a "
                 f"space and the like, found {other!r} and {leaf.path!r}"
             )
-    return found
+    return result
 
 
 def node_name(path: str) -> str:
-    """Returns a path as the name of a node: a metric of a user may have a space in its name."""
+    """Returns a path as the name of a node, in which spaces are not allowed."""
     return _NOT_IN_NODES.sub("_", path)
 
 
@@ -157,11 +144,7 @@ def named(structure: Iterable[Leaf], prefix: str) -> list[tf.TensorSpec]:
 
 
 def names_of(state: Any) -> list[str]:
-    """Returns the name in a server's checkpoint of each leaf of a state.
-
-    Args:
-        state: The state, of arrays or tensors; leaves are in the order of `tf.nest.flatten`.
-    """
+    """Returns the names in a server's checkpoint, in the order of `tf.nest.flatten`."""
     names = [leaf.name for leaf in named(leaves(type_from_spec(specs_of(state))), SERVER)]
     # TFF has its own order, which is not TensorFlow's where there are mappings.
     numbered = tf.nest.pack_sequence_as(state, list(range(len(names))))
@@ -171,10 +154,7 @@ def names_of(state: Any) -> list[str]:
 
 
 def only_element(structure: tff.Type) -> tff.Type:
-    """Returns the element of a structure with one element, and other structures unchanged.
-
-    TFF's compiler makes lists of what travels together; a round of ours sends one thing each way.
-    """
+    """Returns the element of a structure with one element, and other structures unchanged."""
     elements = [element for _, element in tff.structure.iter_elements(structure)]
     return elements[0] if len(elements) == 1 else structure
 
@@ -198,7 +178,7 @@ def _leaves(structure: tff.Type, path: tuple[str, ...]) -> Iterator[Leaf]:
 def with_renamed_nodes(
     graph_def: tf.compat.v1.GraphDef,
 ) -> tuple[tf.compat.v1.GraphDef, dict[str, str]]:
-    """Returns a copy with names of nodes that depend on the graph alone, and the new names."""
+    """Returns a copy with names of nodes that depend on the graph only, and the new names."""
     new_names = _numbered(graph_def.node)
     renamed = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
@@ -209,12 +189,12 @@ def with_renamed_nodes(
 
 
 def with_renamed_functions(graph_def: tf.compat.v1.GraphDef, prefix: str) -> tf.compat.v1.GraphDef:
-    """Returns a copy with names of functions, and inside them, that depend on the graph alone.
+    """Returns a copy with names of and in functions that depend on the graph only.
 
-    Functions that nothing calls are left out, as are notes that TensorFlow keeps in nodes.
+    The copy has neither unused functions nor TensorFlow's notes in nodes.
 
     Args:
-        prefix: First part of the functions' names.
+        prefix: Prefix of the functions' names.
     """
     by_name = {function.signature.name: function for function in graph_def.library.function}
     new_names: dict[str, str] = {}
@@ -272,7 +252,7 @@ def _rename_inside(function: Any) -> None:
     _rename_map(function.ret, results, lambda reference: _renamed(reference, new_names))
     _rename_map(function.control_ret, controls, lambda name: new_names[name])
     for attributes in function.arg_attr.values():
-        # Names of the arguments for people.
+        # A note for users.
         attributes.attr.pop("_user_specified_name", None)
 
 
@@ -306,11 +286,7 @@ def _rename_calls(node: Any, new_names: Mapping[str, str]) -> None:
 
 
 def named_values(value: Any, structure: Sequence[Leaf], prefix: str) -> dict[str, np.ndarray]:
-    """Returns the tensors of a value under their names in checkpoints.
-
-    Args:
-        value: A structure of arrays, as TFF returns it.
-    """
+    """Returns the tensors of a value from TFF under their names in checkpoints."""
     flat = tff.structure.flatten(tff.structure.from_container(value, recursive=True))
     return {
         spec.name: np.asarray(array, spec.dtype.as_numpy_dtype)
@@ -319,11 +295,7 @@ def named_values(value: Any, structure: Sequence[Leaf], prefix: str) -> dict[str
 
 
 def write_checkpoint(path: Path, values: dict[str, np.ndarray]) -> None:
-    """Writes a checkpoint.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
+    """Writes a checkpoint; raises an OSError if it cannot."""
     with tensorflow_writes():
         tf.raw_ops.SaveSlices(
             filename=str(path),
@@ -334,10 +306,7 @@ def write_checkpoint(path: Path, values: dict[str, np.ndarray]) -> None:
 
 
 def checkpoint_bytes(specs: Sequence[tf.TensorSpec]) -> int:
-    """Returns the size of a checkpoint file with tensors of these names, dtypes and shapes.
-
-    Floats take 4 bytes each; integers as many as their value needs, which is taken to be 1 here.
-    """
+    """Returns the bytes of a checkpoint with such tensors, and small integers."""
     zeros = {spec.name: np.zeros(spec.shape, spec.dtype.as_numpy_dtype) for spec in specs}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint"

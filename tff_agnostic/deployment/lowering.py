@@ -1,14 +1,7 @@
-"""Operations that TensorFlow Lite or devices lack, in terms of TFLite's own ops.
+"""Replacements of operations that TensorFlow Lite or devices lack, by TFLite's own ops.
 
-Each replacement computes the same numbers, integers to the last bit and floats up to rounding: a
-device computes what a simulation does. A `GraphDef` keeps the ops; TFLite's graph gets functions in
-their place:
-
-- bitwise ops on int64, which TFLite lacks, as it lacks int32's exclusive or and shift to the right;
-- gradients of convolutions and of maximum pooling. Images are [n, height, width, channels]. A
-  window that reaches over the edge (SAME) is cut out of an image with a margin, so that every
-  window is whole;
-- other ops that devices may lack.
+Each computes the same integers, and the same floats up to rounding: bitwise ops on int64, gradients
+of convolutions and of maximum pooling on images [n, height, width, channels], and others.
 """
 
 from __future__ import annotations
@@ -21,7 +14,7 @@ import numpy as np
 
 from tff_agnostic.base.later import tf
 
-# Ops that pass their last inputs to the functions that they call.
+# Ops with their last inputs as arguments of the called functions.
 _CALLS = ("Case", "If", "PartitionedCall", "While")
 _KINDS_OF_CALLS = ("", "Stateful", "Stateless")
 _BITS = 64
@@ -33,15 +26,14 @@ _POWERS = [2**k for k in range(_BITS - 1)] + [_LOWEST_INT64]
 _LOWEST = float(np.finfo(np.float32).min)
 _PREFIX = "lowered"
 
-# Known values of a node's inputs, by position.
-Known = Sequence[Optional[np.ndarray]]
+# KnownInputs values of a node's inputs, by position.
+KnownInputs = Sequence[Optional[np.ndarray]]
 
 
 class KnownValues:
-    """Known inputs of the nodes of a graph and of its functions.
+    """KnownInputs inputs of the nodes of a graph and of its functions.
 
-    A function's arguments have the shapes that its callers have in common; of a function that
-    datasets call, none is known.
+    The shapes of a function's arguments are the common ones of its callers, if no dataset calls it.
     """
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
@@ -64,10 +56,10 @@ class KnownValues:
 
     @property
     def functions(self) -> Collection[str]:
-        """Names of the functions that something calls, and "", the graph itself."""
+        """Names of the called functions, and "" for the graph itself."""
         return self._bodies.keys()
 
-    def inputs_of(self, function: str, node: str) -> Known:
+    def inputs_of(self, function: str, node: str) -> KnownInputs:
         """Returns the known inputs of a node; `function` is "" for the graph itself."""
         operation = self._bodies[function].get_operation_by_name(node)
         return [_value(tensor) for tensor in operation.inputs]
@@ -76,7 +68,7 @@ class KnownValues:
 def _calls(
     graph: tf.Graph, functions: Mapping[str, Any]
 ) -> Iterator[tuple[str, list[tf.TensorShape]]]:
-    """Yields the functions that a graph's ops call, and the shapes of their arguments."""
+    """Yields the called functions of a graph, and the shapes of their arguments."""
     for op in graph.get_operations():
         for attribute in op.node_def.attr.values():
             for called in (attribute.func, *attribute.list.func):
@@ -90,17 +82,17 @@ def _argument_shapes(op: tf.Operation, number: int) -> list[tf.TensorShape]:
         return [tf.TensorShape(None)] * number
     shapes = [tensor.shape for tensor in op.inputs[len(op.inputs) - number :]]
     if op.type.endswith("While"):
-        # A variable of a loop may change its shape.
+        # Variables of a loop may change their shapes.
         return _in_common(shapes, [tensor.shape for tensor in op.outputs])
     return shapes
 
 
 def _in_common(
-    known: Optional[Sequence[tf.TensorShape]], shapes: Sequence[tf.TensorShape]
+    inputs: Optional[Sequence[tf.TensorShape]], shapes: Sequence[tf.TensorShape]
 ) -> list[tf.TensorShape]:
-    if known is None:
+    if inputs is None:
         return list(shapes)
-    return [a.most_specific_compatible_shape(b) for a, b in zip(known, shapes)]
+    return [a.most_specific_compatible_shape(b) for a, b in zip(inputs, shapes)]
 
 
 def _differ(one: Sequence[tf.TensorShape], other: Sequence[tf.TensorShape]) -> bool:
@@ -120,35 +112,32 @@ BinaryOp = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 
 def lower_xor(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns the exclusive or, of halves."""
+    """Returns the exclusive or, computed on halves."""
     halves = tf.bitwise.bitwise_xor(tf.bitcast(x, tf.int32), tf.bitcast(y, tf.int32))
     return tf.bitcast(halves, tf.int64)
 
 
 def lower_or(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns the or, bit by bit."""
+    """Returns the bitwise or."""
     return _from_bits(tf.logical_or(_to_bits(x), _to_bits(y)))
 
 
 def and_with(mask: Optional[np.ndarray]) -> BinaryOp:
-    """Returns the and as an op; of a mask that is known and has its low bits set it is shorter."""
-    known = _scalar(mask)
-    if known == _LARGEST:
+    """Returns the bitwise and, with fewer ops for a known mask of low bits."""
+    inputs = _scalar(mask)
+    if inputs == _LARGEST:
         return lambda x, y: _without_sign(x)
-    if known is not None and known > 0 and known & (known + 1) == 0:
-        return lambda x, y: tf.math.floormod(x, tf.constant(known + 1, tf.int64))
+    if inputs is not None and inputs > 0 and inputs & (inputs + 1) == 0:
+        return lambda x, y: tf.math.floormod(x, tf.constant(inputs + 1, tf.int64))
     return lambda x, y: _from_bits(tf.logical_and(_to_bits(x), _to_bits(y)))
 
 
 def right_shift_by(amount: Optional[np.ndarray]) -> BinaryOp:
-    """Returns the shift to the right, with copies of the sign, as an op of numbers and a scalar.
-
-    If the amount is known it is shorter.
-    """
-    known = _scalar(amount)
-    if known is None or not 0 < known < _BITS:
+    """Returns the arithmetic shift to the right, with fewer ops for a known amount."""
+    inputs = _scalar(amount)
+    if inputs is None or not 0 < inputs < _BITS:
         return _shift_of_bits
-    return lambda x, y: _shift_of_halves(x, known)
+    return lambda x, y: _shift_of_halves(x, inputs)
 
 
 def _shift_of_halves(x: tf.Tensor, amount: int) -> tf.Tensor:
@@ -158,7 +147,7 @@ def _shift_of_halves(x: tf.Tensor, amount: int) -> tf.Tensor:
         high = tf.bitwise.right_shift(high, amount - _HALF)
     if amount >= _HALF:
         return tf.cast(high, tf.int64)
-    # Without a sign: its copies must not get between the halves.
+    # Shift unsigned, without copies of the sign between the halves.
     shifted = tf.bitcast(tf.bitwise.right_shift(tf.bitcast(low, tf.uint32), amount), tf.int32)
     return tf.cast(high, tf.int64) * 2 ** (_HALF - amount) + tf.cast(shifted, tf.int64)
 
@@ -175,7 +164,7 @@ def _without_sign(x: tf.Tensor) -> tf.Tensor:
 def _to_bits(x: tf.Tensor) -> tf.Tensor:
     """Returns the bits of numbers [...], bool [..., 64]."""
     x = tf.expand_dims(x, -1)
-    # An int64 has room for a power of 2 up to the last bit but one; the others go alone.
+    # The two highest powers of 2 are not moduli of int64.
     low = tf.math.floormod(x, tf.constant(_POWERS[1:-1], tf.int64)) >= _POWERS[:-2]
     return tf.concat([low, _without_sign(x) >= _POWERS[-2], x < 0], axis=-1)
 
@@ -195,15 +184,12 @@ Gradient = Callable[["tf.Tensor", "tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 def convolution_filter_gradient(
     shape: Iterable[int], strides: Sequence[int], padding: bytes
 ) -> Gradient:
-    """Returns what `Conv2DBackpropFilter` computes, a matrix for each place of the filter.
+    """Returns the function of `Conv2DBackpropFilter`, a matrix product per place of the filter.
 
     Args:
         shape: Shape of the filter: height, width, channels of the images, and of the outputs.
         strides: Strides of the convolution in the four dimensions.
         padding: VALID or SAME.
-
-    Returns:
-        (images, `shape` again, gradient by the outputs) -> gradient by the filter.
     """
     height, width, channels, filters = map(int, shape)
     stride = list(strides[1:3])
@@ -224,15 +210,7 @@ def convolution_filter_gradient(
 
 
 def max_pool_gradient(sizes: Sequence[int], strides: Sequence[int], padding: bytes) -> Gradient:
-    """Returns what `MaxPoolGrad` computes: of equal maxima in a window the first one counts.
-
-    Args:
-        sizes: Sizes of the window in the four dimensions.
-        padding: VALID or SAME.
-
-    Returns:
-        (images, their maxima, gradient by the maxima) -> gradient by the images.
-    """
+    """Returns the function of `MaxPoolGrad`, which counts the first of equal maxima."""
     height, width = sizes[1:3]
     stride = list(strides[1:3])
 
@@ -255,14 +233,14 @@ def max_pool_gradient(sizes: Sequence[int], strides: Sequence[int], padding: byt
 
 
 def _span(outputs: tf.Tensor, stride: Sequence[int]) -> tf.Tensor:
-    """Returns how far the same place of all windows reaches, from the first one to the last."""
+    """Returns the distance from the first window to the last one, plus 1."""
     return (tf.shape(outputs)[1:3] - 1) * stride + 1
 
 
 def _window_offsets(
     images: tf.Tensor, size: Sequence[int], span: tf.Tensor, stride: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], tf.Tensor]]:
-    """Yields each place of a window, row by row, and the pixels there in all windows."""
+    """Yields each place of a window, row by row, and its pixels in all windows."""
     for row, column in np.ndindex(*size):
         rows = slice(row, row + span[0], stride[0])
         columns = slice(column, column + span[1], stride[1])
@@ -272,7 +250,7 @@ def _window_offsets(
 def _margins(
     images: tf.Tensor, span: tf.Tensor, size: Sequence[int], padding: bytes
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the height and width that windows need before and after the images."""
+    """Returns the margins (height, width) of windows before and after the images."""
     if padding == b"VALID":
         none = tf.zeros([2], tf.int32)
         return none, none
@@ -290,10 +268,10 @@ def _with_margins(
 
 
 def _spread(images: tf.Tensor, stride: Sequence[int]) -> tf.Tensor:
-    """Puts rows and columns of zeros after each row and each column."""
+    """Inserts zeros after each row and each column."""
     shape = tf.shape(images)
     n, height, width, channels = (shape[axis] for axis in range(4))
-    # One dimension at a time: TFLite pads four of them.
+    # Pad one dimension at a time: TFLite pads four dimensions at most.
     columns = tf.reshape(images, [n * height, width, 1, channels])
     columns = tf.pad(columns, [[0, 0], [0, 0], [0, stride[1] - 1], [0, 0]])
     rows = tf.reshape(columns, [n, height, 1, width * stride[1] * channels])
@@ -301,36 +279,35 @@ def _spread(images: tf.Tensor, stride: Sequence[int]) -> tf.Tensor:
     return tf.reshape(rows, [n, height * stride[0], width * stride[1], channels])
 
 
-# From a node's attributes and its known inputs to a function of the inputs; None if the op
-# has to stay.
-Lowering = Callable[[Any, Known], Optional[Callable[..., Any]]]
+# (a node's attributes, its known inputs) -> function of the inputs; None to keep the op.
+Lowering = Callable[[Any, KnownInputs], Optional[Callable[..., Any]]]
 
 
 def tensor_scatter_sub(tensor: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor less `updates` at `indices`; updates of one place are summed first."""
+    """Returns a tensor minus the summed `updates` at `indices`."""
     return tensor - tf.scatter_nd(indices, updates, tf.shape(tensor, indices.dtype))
 
 
 def sparse_softmax_cross_entropy(
     features: tf.Tensor, labels: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the loss [n] of scores [n, classes], and its gradient; of other labels it fails."""
+    """Returns the loss [n] of scores [n, classes], and its gradient; fails for other labels."""
     num_classes = tf.shape(features)[1]
-    # As the op does; otherwise a label that is no class would have no loss.
+    # Fail for invalid labels, as the op does.
     classes = tf.gather(tf.range(num_classes), labels)
     is_label = tf.one_hot(classes, num_classes, dtype=features.dtype)
     loss = -tf.reduce_sum(is_label * tf.nn.log_softmax(features), axis=1)
     return loss, tf.nn.softmax(features) - is_label
 
 
-def _filter_gradient(attr: Any, known: Known) -> Optional[Callable[..., Any]]:
-    shape = known[1]
+def _filter_gradient(attr: Any, inputs: KnownInputs) -> Optional[Callable[..., Any]]:
+    shape = inputs[1]
     if shape is None or not _is_of_images(attr) or set(attr["dilations"].list.i) != {1}:
         return None
     return convolution_filter_gradient(shape, attr["strides"].list.i, attr["padding"].s)
 
 
-def _pool_gradient(attr: Any, known: Known) -> Optional[Callable[..., Any]]:
+def _pool_gradient(attr: Any, inputs: KnownInputs) -> Optional[Callable[..., Any]]:
     if not _is_of_images(attr):
         return None
     return max_pool_gradient(attr["ksize"].list.i, attr["strides"].list.i, attr["padding"].s)
@@ -347,13 +324,13 @@ def _is_of_images(attr: Any) -> bool:
 
 # Replacements by op and dtype.
 LOWERINGS: Mapping[tuple[str, str], Lowering] = {
-    ("BitwiseXor", "int64"): lambda attr, known: lower_xor,
-    ("BitwiseAnd", "int64"): lambda attr, known: and_with(known[1]),
-    ("BitwiseOr", "int64"): lambda attr, known: lower_or,
-    ("RightShift", "int64"): lambda attr, known: right_shift_by(known[1]),
-    ("TensorScatterSub", "float32"): lambda attr, known: tensor_scatter_sub,
+    ("BitwiseXor", "int64"): lambda attr, inputs: lower_xor,
+    ("BitwiseAnd", "int64"): lambda attr, inputs: and_with(inputs[1]),
+    ("BitwiseOr", "int64"): lambda attr, inputs: lower_or,
+    ("RightShift", "int64"): lambda attr, inputs: right_shift_by(inputs[1]),
+    ("TensorScatterSub", "float32"): lambda attr, inputs: tensor_scatter_sub,
     ("SparseSoftmaxCrossEntropyWithLogits", "float32"): (
-        lambda attr, known: sparse_softmax_cross_entropy
+        lambda attr, inputs: sparse_softmax_cross_entropy
     ),
     ("Conv2DBackpropFilter", "float32"): _filter_gradient,
     ("MaxPoolGrad", "float32"): _pool_gradient,
@@ -373,11 +350,11 @@ def lowered(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
             lowering = LOWERINGS.get((node.op, _dtype(node)))
             if lowering is None:
                 continue
-            known = values.inputs_of(where, node.name)
-            compute = lowering(node.attr, known)
+            inputs = values.inputs_of(where, node.name)
+            compute = lowering(node.attr, inputs)
             if compute is None:
                 continue
-            function = _function(node, compute, known)
+            function = _function(node, compute, inputs)
             made[function.signature.name] = function
             # An op of a function's name is a call of it.
             node.op = function.signature.name
@@ -386,8 +363,8 @@ def lowered(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
     return result
 
 
-def _function(node: Any, compute: Callable[..., Any], known: Known) -> Any:
-    """Returns a function with the inputs and outputs of the node, which computes in its place."""
+def _function(node: Any, compute: Callable[..., Any], inputs: KnownInputs) -> Any:
+    """Returns a function with the inputs and outputs of the node."""
     from tensorflow.python.framework import op_def_registry
 
     definition = op_def_registry.get(node.op)
@@ -406,14 +383,14 @@ def _function(node: Any, compute: Callable[..., Any], known: Known) -> Any:
     ):
         output.name = expected.name
         function.ret[output.name] = result
-    # One for the same attributes and constants, which is the same in every process.
+    # The digest does not depend on the process.
     attributes = [(name, str(node.attr[name])) for name in sorted(node.attr)]
-    digest = hashlib.sha256(repr([dtypes, attributes, known]).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(repr([dtypes, attributes, inputs]).encode()).hexdigest()[:8]
     function.signature.name = f"{_PREFIX}_{node.op}_{digest}"
     return function
 
 
 def _dtype(node: Any) -> Any:
-    # For some ops the attribute is a list.
+    # Some ops have a list here.
     number = node.attr["T"].type if "T" in node.attr else 0
     return tf.as_dtype(number).name if number else None

@@ -1,8 +1,7 @@
-"""Metrics of a round as scalars, the form in which the platform's servers take them.
+"""Metrics of a round as scalars, which the platform's servers record.
 
-A scalar metric has one, under its own name. A metric with an entry per domain has a scalar for
-each, NAME/0 to NAME/(p - 1), and NAME/overall for all domains where that follows from them. A
-metric with entries per domain and something else, such as a histogram, is in the checkpoint only.
+A metric with an entry per domain has scalars NAME/0 to NAME/(p - 1), and NAME/overall for all
+domains where it follows. Metrics with more dimensions are in the checkpoint only.
 """
 
 from __future__ import annotations
@@ -30,27 +29,27 @@ DEFAULT_PERCENTILES = (10.0, 50.0, 90.0, 95.0)
 OVERALL = "overall"
 
 
-def _as_they_are(summed: EvaluationOutput) -> EvaluationOutput:
+def _unchanged(summed: EvaluationOutput) -> EvaluationOutput:
     return summed
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationMetrics:
-    """Turns the sums of a federated evaluation into what a server reports.
+    """The server's report of a federated evaluation, computed from its sums.
 
     Attributes:
         model: The model to evaluate.
-        worst_min_examples: Examples that a domain needs to be the worst one.
-        percentiles: Which percentiles of the clients' values, each in (0, 100).
+        worst_min_examples: Minimum number of examples of the worst domain.
+        percentiles: Percentiles of the clients' values, each in (0, 100).
         measurement: (model, p) -> the clients' measurement; sums with noise have other bounds.
-        tidied: Post-processing of the sums, before anything is computed from them.
+        tidied: Post-processing of the sums.
     """
 
     model: Model
     worst_min_examples: int = 1
     percentiles: tuple[float, ...] = DEFAULT_PERCENTILES
     measurement: Callable[[Model, int], Measurement] = model_measurement
-    tidied: Callable[[EvaluationOutput], EvaluationOutput] = _as_they_are
+    tidied: Callable[[EvaluationOutput], EvaluationOutput] = _unchanged
 
     def __call__(self, summed: EvaluationOutput, aggregator: Mapping[str, Any]) -> Any:
         """Returns the report.
@@ -59,11 +58,11 @@ class EvaluationMetrics:
             aggregator: The report of the aggregation, such as what secure sums clipped.
 
         Returns:
-            "domains" has float32 [p] of each measure, and "num_examples"; "overall" the same of all
-            examples together and "worst" of the worst domain, float32 scalars. "over_clients" has
-            of each measure the mean and the percentiles of the clients' values in each domain, and
-            of all their examples in the last row, float32 [p + 1]; "clients" counts them. What is
-            undefined is NaN. "sums" are the sums themselves.
+            "domains": each measure, float32 [p], and "num_examples". "overall": the same for all
+            examples; "worst": for the worst domain. "over_clients": mean and percentiles of the
+            clients' values of each measure in each domain, and for all examples in the last row,
+            float32 [p + 1]. "clients": numbers of clients. "sums": the sums. Undefined values are
+            NaN.
         """
         summed = self.tidied(summed)
         sums = summed.sums
@@ -92,13 +91,13 @@ class EvaluationMetrics:
         )
 
     def _over_clients(
-        self, measure: Measure, of: ClientDistribution
+        self, measure: Measure, clients: ClientDistribution
     ) -> OrderedDict[str, tf.Tensor]:
-        mean = _ratio(of.total, tf.cast(of.num_clients, tf.float32))
+        mean = _ratio(clients.total, tf.cast(clients.num_clients, tf.float32))
         values = OrderedDict(mean=_value(measure, mean))
         grid = grid_of(measure.metric)
         for percentile in sorted(self.percentiles):
-            quantile = quantiles(grid, of.histogram, percentile / 100)
+            quantile = quantiles(grid, clients.histogram, percentile / 100)
             values[f"p{percentile:g}"] = _value(measure, tf.cast(quantile, tf.float32))
         return values
 
@@ -115,13 +114,13 @@ def quantiles(grid: Grid, histograms: tf.Tensor, q: float) -> tf.Tensor:
     """
     ranks = tf.cumsum(histograms, axis=1)
     total = ranks[:, -1:]
-    # Rounded first: 0.7 * 10 is a little less than 7, and the value at 7 would be left out.
+    # Round first: 0.7 * 10 is a little less than 7.
     position = tf.round(q * tf.cast(total - 1, tf.float64) * 1e6) / 1e6
     below, above = tf.floor(position), tf.math.ceil(position)
     centers = tf.constant(grid.centers(), tf.float64)
 
     def at(position: tf.Tensor) -> tf.Tensor:
-        """The value of the client at a position: that of the first bin with a rank beyond it."""
+        """Returns the center of the first bin with a rank beyond the position."""
         is_before = ranks <= tf.cast(position, tf.int64)
         index = tf.reduce_sum(tf.cast(is_before, tf.int32), axis=1)
         return tf.gather(centers, tf.minimum(index, grid.num_bins - 1))
@@ -141,7 +140,6 @@ def _value(measure: Measure, ratio: tf.Tensor) -> tf.Tensor:
 
 
 def _worst(measure: Measure, values: tf.Tensor, is_counted: tf.Tensor) -> tf.Tensor:
-    # Undefined without any counted domain.
     best = float("inf") if measure.higher_is_better else float("-inf")
     pick = tf.reduce_min if measure.higher_is_better else tf.reduce_max
     worst = pick(tf.where(is_counted & ~tf.math.is_nan(values), values, best))
@@ -153,11 +151,11 @@ def _nan(dtype: tf.DType) -> tf.Tensor:
 
 
 class Overall(NamedTuple):
-    """How a value of all domains follows from those of the single ones.
+    """A metric of all domains, computed from the entries of the domains.
 
     Attributes:
-        metric: Path of the metric, which has an entry per domain.
-        weights: Path of the numbers of examples that weight the entries of a mean; None of a sum.
+        metric: Path of the metric with an entry per domain.
+        weights: Path of the numbers of examples that weight a mean; None for a sum.
     """
 
     metric: str
@@ -165,11 +163,10 @@ class Overall(NamedTuple):
 
 
 def overall_metrics(quantities: ReportFields, scope: str = "") -> Iterator[Overall]:
-    """Yields the metrics that have a value of all domains.
+    """Yields the metrics with a value of all domains.
 
-    Numbers of examples are added up. What is a mean over the examples of a domain has the mean over
-    all examples: that of the entries, weighted by the first numbers of examples that are reported
-    beside it. What is no mean, such as a perplexity or a weight of a domain, has none.
+    Numbers of examples are summed. Means over a domain's examples are averaged, weighted by the
+    first numbers of examples of the same report. Other metrics, such as perplexities, have none.
     """
     counts = None
     for key, quantity in quantities.items():
@@ -187,11 +184,7 @@ def overall_metrics(quantities: ReportFields, scope: str = "") -> Iterator[Overa
 def scalar_outputs(
     metrics: Sequence[Leaf], values: Sequence[tf.Tensor], quantities: ReportFields
 ) -> dict[str, tf.Tensor]:
-    """Returns the scalars of a round's metrics, by name; nodes of these names are made.
-
-    Args:
-        values: Their values, of known shapes.
-    """
+    """Returns the scalars of a round's metrics, as nodes of their names."""
     by_path = {leaf.path: value for leaf, value in zip(metrics, values)}
     scalars: dict[str, tf.Tensor] = {}
     for leaf in metrics:
@@ -202,17 +195,16 @@ def scalar_outputs(
             at = "/".join(map(str, (name, *index)))
             scalars[at] = by_path[leaf.path][index] if index else by_path[leaf.path]
     for metric, weights in overall_metrics(quantities):
-        of_domains = None if weights is None else by_path[weights]
-        scalars[f"{METRICS}/{node_name(metric)}/{OVERALL}"] = overall_value(
-            by_path[metric], of_domains
-        )
+        counts = None if weights is None else by_path[weights]
+        name = f"{METRICS}/{node_name(metric)}/{OVERALL}"
+        scalars[name] = overall_value(by_path[metric], counts)
     return {name: tf.identity(value, name=name) for name, value in scalars.items()}
 
 
 def overall_value(values: tf.Tensor, counts: Optional[tf.Tensor]) -> tf.Tensor:
-    """Returns the sum of `values` [p], or their mean, weighted by `counts` [p] if there are any.
+    """Returns the sum of `values` [p], or their mean weighted by `counts` [p].
 
-    Domains without examples have no part in it, whatever their value; without any it is 0.
+    Domains without examples do not count, even with NaN; without examples the mean is 0.
     """
     if counts is None:
         return tf.reduce_sum(values)

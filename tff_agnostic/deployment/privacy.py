@@ -1,11 +1,8 @@
 """Noise of a private plan: its keys, and its description in a manifest.
 
-A server adds noise in its result graph, with the key in its state. The initial state of a
-deployment has a secret key of its own. Conformance rounds, which are public, are made with a public
-key, in a state of their own.
-
-Nodes of a fleet that add noise themselves do so outside of the graphs, as the manifest tells them:
-no state has a key, and conformance rounds are without noise.
+A server adds noise in its result graph, with the secret key in its state. Public conformance rounds
+have a public key, in a separate state. Nodes of a fleet add noise outside of the graphs; then no
+state has a key, and conformance rounds have no noise.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation
 from tff_agnostic.aggregations.distributed_sum import Integers, SumOfDevices
-from tff_agnostic.aggregations.noise import Noise, TreeResidual
+from tff_agnostic.aggregations.noise import TreeResidual
 from tff_agnostic.aggregations.private_sum import (
     CentralDpSum,
     PrivacyOptions,
@@ -33,7 +30,7 @@ from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 
-# Not secret: with it the noise of conformance rounds can be removed, which hides no one.
+# Public: the noise of conformance rounds protects no client.
 CONFORMANCE_KEY = (0x434F4E464F524D41, 0x4E4345204B455920) * 2
 _SECRET = (
     "keep server_state.ckpt and every state after it secret, as well as what the prepare graph "
@@ -45,6 +42,10 @@ _ALWAYS = (
     "two has none",
     "release a round without devices too, where a round may have none",
     "look at no sum before the result graph has added noise, and at nothing else of a device",
+)
+_ON_AVERAGE = (
+    "have {:g} devices in a round on average: the graphs divide by numbers that are worked out for "
+    "so many"
 )
 _GAUSSIAN = (
     "Gaussian, in whole steps of a grid, to which sums are rounded, added by the server's result "
@@ -63,15 +64,14 @@ _SECURE = "sums over the clients of a round of the values below, and nothing of 
 
 
 class NodesAccount(NamedTuple):
-    """What the server of a fleet learns of a client whose nodes add the noise.
+    """The privacy loss of a client whose nodes add the noise.
 
     Attributes:
         delta: The delta of the epsilons.
-        epsilons: From a state, epsilon after a client was in 1, 2, ... sums.
-        takes_part: The probability of a client's own coin with which it sends its values, as two
-            whole numbers.
+        epsilons: Called with a state; returns epsilon after a client was in 1, 2, ... sums.
+        takes_part: Probability that a client sends its values, as two integers.
         taken_for_granted: The account's assumption, a sentence without full stop.
-        adjacency: How neighbouring client populations differ.
+        adjacency: Difference of neighbouring client populations.
     """
 
     delta: float
@@ -82,39 +82,38 @@ class NodesAccount(NamedTuple):
 
 
 class FleetNoise(NamedTuple):
-    """The noise of a plan that is exported.
+    """The noise of an exported plan.
 
     Attributes:
-        key: The secret key of the deployment; zeros of as many numbers if nodes add the noise.
-        guarantee: What is promised by a fleet as the run has simulated it, from the state that is
-            exported, as `PrivacyStatement.to_dict` has it.
-        expected_devices: Devices that a round has on average, which the graphs divide by; None if
-            they do not.
+        key: The secret key of the deployment; zeros if nodes add the noise.
+        guarantee: Called with the exported state; returns `PrivacyStatement.to_dict` of a fleet
+            with the run's settings.
+        expected_devices: Mean number of devices in a round, if the graphs divide by it.
         server_must: Further duties of a server.
-        of_nodes: The account of nodes that add the noise themselves; None if the server adds it.
-        draw: The draw of cohorts that the guarantee is for, as a server of a fleet enforces it:
-            `fleet.node_noise.server_noise.Draw`. Empty if nodes add the noise.
-        rounds: Number of rounds that the guarantee is for.
+        nodes: The account of nodes that add the noise themselves; None if the server adds it.
+        draw: The draw of cohorts of the guarantee, as in `fleet.node_noise.server_noise.Draw`;
+            empty if nodes add the noise.
+        rounds: Number of rounds of the guarantee.
     """
 
     key: tuple[int, ...]
     guarantee: Callable[[RunState], Mapping[str, Any]]
     expected_devices: Optional[float] = None
     server_must: tuple[str, ...] = ()
-    of_nodes: Optional[NodesAccount] = None
+    nodes: Optional[NodesAccount] = None
     draw: Mapping[str, Any] = {}
     rounds: int = 1
 
     @property
     def has_secret(self) -> bool:
-        """Whether the key is one."""
-        return self.of_nodes is None
+        """Whether the key is secret."""
+        return self.nodes is None
 
 
 def with_key(state: RunState, key: Sequence[int]) -> RunState:
     """Returns a state with another key of the noise, before its first release.
 
-    A tree begins anew: nodes of another key's tree would be taken away that were never added.
+    The tree starts again, since another key's nodes cannot be subtracted.
     """
     aggregations = tuple(
         aggregation._replace(noise_key=np.array(key, np.int64), releases=np.int64(0))
@@ -124,11 +123,7 @@ def with_key(state: RunState, key: Sequence[int]) -> RunState:
 
 
 def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str, Any]:
-    """Returns the manifest's entry on the noise, with the duties of a server.
-
-    Args:
-        step: What is exported, whose sums have noise.
-    """
+    """Returns the manifest's entry on noise in the sums of a step, with the server's duties."""
     release, private_state = step.aggregation, state.aggregations[0]
     assert isinstance(release, CentralDpSum)
     z = float(private_state.noise_multiplier)
@@ -137,16 +132,29 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
     guarantee = noise.guarantee(state)
     options = release.options
     is_joint = isinstance(options, ServerNoiseOptions) and options.joint_clipping
+    tree = {}
+    if isinstance(release.noise, TreeResidual):
+        tree["tree_restart_every"] = release.noise.restart_every
+    expected = noise.expected_devices
+    duties = [
+        f"choose the devices of a round so that this holds: {guarantee['sampling']}",
+        f"release no more than {counted(noise.rounds, 'round')}",
+        _SECRET,
+        *_ALWAYS,
+        *noise.server_must,
+    ]
+    if expected is not None:
+        duties.insert(1, _ON_AVERAGE.format(expected))
     return {
         "mechanism": release.name,
         "noise": _NOISES[release.name],
         "noise_generator": release.options.generator.title,
-        **_of_tree(release.noise),
+        **tree,
         "noise_multiplier": z,
         "delta": guarantee["delta"],
         "draw": dict(noise.draw),
         "rounds": noise.rounds,
-        **_of_devices(noise),
+        **({} if expected is None else {"expected_devices_per_round": expected}),
         "groups": [
             {
                 "name": group.name,
@@ -159,14 +167,7 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
         "clipped": "as one vector" if is_joint else "each group by itself",
         "clip_norms": _kind_of_clipping(options),
         "guarantee_as_simulated": dict(guarantee),
-        "server_must": [
-            f"choose the devices of a round so that this holds: {guarantee['sampling']}",
-            *_on_average(noise),
-            f"release no more than {counted(noise.rounds, 'round')}",
-            _SECRET,
-            *_ALWAYS,
-            *noise.server_must,
-        ],
+        "server_must": duties,
         "secret_files": ["server_state.ckpt"],
         "conformance_key": "public, and in conformance/ alone; the fleet's is another one",
     }
@@ -175,13 +176,13 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
 def node_noise_facts(
     step: RoundStep, state: RunState, noise: FleetNoise, plan: CompiledPlan
 ) -> dict[str, Any]:
-    """Returns the manifest's entry on noise that nodes add: what `fleet.node_noise` reads.
+    """Returns the manifest's entry on noise of nodes, which `fleet.node_noise` reads.
 
     Args:
-        step: What is exported, whose integers nodes add noise to.
-        plan: Its plan, which names the tensors.
+        step: Step with the integers that nodes add noise to.
+        plan: Plan with the names of the tensors.
     """
-    release, account = step.aggregation, noise.of_nodes
+    release, account = step.aggregation, noise.nodes
     assert isinstance(release, SumOfDevices) and account is not None
     names, spec, num_values = _names_of_parts(release, step.bounds, plan)
     codecs = release.codecs(tf.nest.flatten(spec.values), step.bounds)
@@ -192,7 +193,7 @@ def node_noise_facts(
         parts += [next(paddings)] if codec.size > codec.num_values else []
         grouped.update(parts)
         bound = rounded_sensitivity(codec.steps, codec.size, ROUNDING_BETA).l2
-        # Raises a `UserError` if it is so wide that drawing it takes too long.
+        # Raises a `UserError` if the noise is too wide to draw.
         _ = codec.num_words
         groups.append(
             {
@@ -201,7 +202,7 @@ def node_noise_facts(
                 "clip_norm": group.limit * (float(next(norms)) if group.is_update else 1.0),
                 "clip_in_steps": codec.steps,
                 "values": codec.size,
-                # Of whole numbers, whose squares add up to a whole number.
+                # The squares of integers sum to an integer.
                 "largest_squared_norm": math.floor(bound**2),
                 "variance": codec.variance,
                 "modulus": 2**codec.bits,
@@ -219,7 +220,7 @@ def node_noise_facts(
         "takes_part": list(account.takes_part),
         "delta": account.delta,
         "groups": groups,
-        # A client counts as one; what is public anyway is not sent.
+        # A client counts as one; its public values are zeros.
         "without_noise": {**{names[i]: 0 for i in ungrouped}, names[-1]: 1},
         "clip_norms": _kind_of_clipping(release.options),
         "epsilon_after": epsilons,
@@ -234,17 +235,17 @@ def node_noise_facts(
 def _names_of_parts(
     release: SumOfDevices, bounds: Any, plan: CompiledPlan
 ) -> tuple[list[str], Any, int]:
-    """Returns what a client sends, in the order of `tf.nest.flatten`.
+    """Returns the names of a client's tensors in the order of `tf.nest.flatten`.
 
     Returns:
-        The tensors' names in the plan; values, paddings and the number of clients. The specs in
-        the same structure. The number of values.
+        The names of values, paddings and the number of clients; their specs in the structure of
+        `Integers`; the number of values.
     """
-    of_values = release.released_bounds(bounds)
-    num_values, num_parts = len(tf.nest.flatten(of_values)), len(plan.secure)
+    value_bounds = release.released_bounds(bounds)
+    num_values, num_parts = len(tf.nest.flatten(value_bounds)), len(plan.secure)
     numbers = iter(range(num_parts))
     numbered = Integers(
-        tf.nest.map_structure(lambda _: next(numbers), of_values),
+        tf.nest.map_structure(lambda _: next(numbers), value_bounds),
         [next(numbers) for _ in range(num_parts - num_values - 1)],
         next(numbers),
     )
@@ -260,45 +261,26 @@ def _names_of_parts(
     return names, tf.nest.map_structure(spec, numbered), num_values
 
 
-def _of_devices(noise: FleetNoise) -> dict[str, float]:
-    expected = noise.expected_devices
-    return {} if expected is None else {"expected_devices_per_round": expected}
-
-
-def _on_average(noise: FleetNoise) -> list[str]:
-    if noise.expected_devices is None:
-        return []
-    return [
-        f"have {noise.expected_devices:g} devices in a round on average: the graphs divide by "
-        "numbers that are worked out for so many"
-    ]
-
-
 def _kind_of_clipping(options: PrivacyOptions) -> str:
     return "adaptive" if options.is_adaptive else "fixed"
-
-
-def _of_tree(noise: Noise) -> dict[str, Any]:
-    if not isinstance(noise, TreeResidual):
-        return {}
-    return {"tree_restart_every": noise.restart_every}
 
 
 def privacy_facts(
     plan: CompiledPlan, algorithm: Algorithm, aggregation: Aggregation, max_clients: int
 ) -> dict[str, Any]:
-    """Returns what the server sees, and of each secure sum its bit width and its bounds.
+    """Returns the server's view, and the bit width and bounds of each secure sum.
 
-    `max_clients` are the most clients that the sums have room for.
+    Args:
+        max_clients: Maximum number of clients in a sum.
     """
     (step,) = algorithm.steps
-    of_values, are_remainders = step.bounds(aggregation.limits), False
+    value_bounds, are_remainders = step.bounds(aggregation.limits), False
     if isinstance(aggregation, PrivateAggregation):
         are_remainders = isinstance(aggregation, SumOfDevices)
-        of_values, aggregation = aggregation.released_bounds(of_values), aggregation.inner
+        value_bounds, aggregation = aggregation.released_bounds(value_bounds), aggregation.inner
     if not isinstance(aggregation, SecureSum):
         return {"server_sees": _PLAIN, "secure_sums": []}
-    bounds = tff.structure.flatten(tff.structure.from_container(of_values, recursive=True))
+    bounds = tff.structure.flatten(tff.structure.from_container(value_bounds, recursive=True))
     values = [value for value in plan.secure if value.leaf.path.startswith("values/")]
     quantised = [] if are_remainders else values
     ranges = [

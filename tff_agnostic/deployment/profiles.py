@@ -1,8 +1,7 @@
 """The two profiles of plans: `daf`, and `secure`.
 
-The `secure` profile has secure sums only, from TFF's MapReduceForm, as `ServerPhase`. No checkpoint
-holds a client's values: its tensors go to a secure aggregation protocol, and the server's graph
-gets their sums through side channels.
+In `secure`, a client's tensors go to a secure aggregation protocol, never to a checkpoint, and the
+server's graph gets their sums through side channels.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ class Profile:
     """A kind of plan.
 
     Attributes:
-        aggregation: Name of how clients are summed in it.
+        aggregation: Name of the aggregation.
         build: (round, settings) -> plan; a round is (state at the server, client data) -> (state,
             metrics).
-        server: Requirements on a server that runs it.
+        server: Requirements on a server.
     """
 
     aggregation: str
@@ -65,11 +64,7 @@ class Profile:
 
 
 def build_daf_plan(round_: tff.Computation, settings: PlanSettings) -> CompiledPlan:
-    """Returns the plan of a round.
-
-    Args:
-        round_: (state at the server, client data) -> (state, metrics) at the server.
-    """
+    """Returns the plan of a round with plain sums; see `Profile.build`."""
     form = tff.backends.mapreduce.get_distribute_aggregate_form_for_computation(round_)
     prepare = from_local_computation(form.server_prepare)
     work = from_local_computation(form.client_work)
@@ -84,7 +79,7 @@ def build_daf_plan(round_: tff.Computation, settings: PlanSettings) -> CompiledP
         update=graphs.leaves(graphs.only_element(work.result_type)),
         metrics=graphs.leaves(metrics_type),
     )
-    # The compiler has a list of summands; its first and only element is the client output.
+    # The compiler's list of summands has the client output as its only element.
     summed = graphs.leaves(work.result_type)
     intermediate = graphs.leaves(graphs.only_element(intermediate_type))
 
@@ -113,11 +108,7 @@ def build_daf_plan(round_: tff.Computation, settings: PlanSettings) -> CompiledP
 
 
 def build_secure_plan(round_: tff.Computation, settings: PlanSettings) -> CompiledPlan:
-    """Returns the plan of a round.
-
-    Args:
-        round_: (state at the server, client data) -> (state, metrics) at the server.
-    """
+    """Returns the plan of a round with secure sums; see `Profile.build`."""
     form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
         round_, without_graph_optimization()
     )
@@ -167,8 +158,8 @@ PROFILES: Registry[Profile] = Registry(
 )
 
 
-def round_of(process: tff.learning.templates.LearningProcess) -> tff.Computation:
-    """Returns a learning process's `next` as TFF's forms want it: with two results."""
+def two_results(process: tff.learning.templates.LearningProcess) -> tff.Computation:
+    """Returns a learning process's `next` with two results, as TFF's forms need it."""
     state_type, client_data_type = process.next.type_signature.parameter
 
     @tff.federated_computation(state_type, client_data_type)
@@ -180,11 +171,7 @@ def round_of(process: tff.learning.templates.LearningProcess) -> tff.Computation
 
 
 def require_only_sums(aggregation: tff.Computation) -> None:
-    """Checks that an aggregation sums the whole client output, and does nothing else.
-
-    Args:
-        aggregation: `client_to_server_aggregation` of a DistributeAggregateForm.
-    """
+    """Checks that an aggregation of a DistributeAggregateForm only sums the client output."""
     block = aggregation.to_building_block().result
     uris = [
         value.function.uri
@@ -288,11 +275,10 @@ def _finish(
 
 
 def require_only_secure_sums(work_result: tff.Type) -> tff.Type:
-    """Checks that what clients return is summed securely, by bit width.
+    """Checks that a MapReduceForm sums all client results securely, by bit width.
 
     Args:
-        work_result: The clients' result in a MapReduceForm: one part for plain sums, one for each
-            kind of secure sum.
+        work_result: The clients' result: a part for plain sums, and one for each secure sum.
 
     Returns:
         The type of the part for secure sums by bit width.
@@ -301,7 +287,7 @@ def require_only_secure_sums(work_result: tff.Type) -> tff.Type:
     outside = [leaf.path for part in (plain, *others) for leaf in graphs.leaves(part)]
     if outside:
         raise UserError(
-            f"profile secure: expected nothing but {_URI}, found {len(outside)} values of a client "
+            f"profile secure: expected {_URI} only, found {len(outside)} values of a client "
             f"in other sums: {', '.join(outside)}"
         )
     return by_bit_width
@@ -357,7 +343,7 @@ def _server_graph(
         phase.write_accumulators.CopyFrom(checkpoint_op("write_accumulators", aggregated))
         results = work.update([*state.read(), *aggregated.read()], "update")
         split = len(tensors.state)
-        # All of them at once: a variable assigned first would be read for the others.
+        # Assign after all results, which depend on the variables.
         with tf.control_dependencies(results):
             assigned = state.assign(results[:split]) + metrics.assign(results[split:])
         phase.apply_aggregrated_updates_op = _group(assigned, "apply_aggregated_updates")
@@ -388,7 +374,7 @@ def _read_side_channels(
 
 
 def _by_kind(summed: Sequence[graphs.Leaf], prefix: str) -> list[tf.TensorSpec]:
-    # Position 0 would be plain sums; the platform's own tools number the kinds so.
+    # The platform's tools number plain sums 0.
     return graphs.named(summed, f"{prefix}/1")
 
 

@@ -1,7 +1,4 @@
-"""Checkpoints: the whole state of a round, and its models, in one .npz file, written atomically.
-
-The zip format holds a checksum of every array, so damage is noticed when a file is read.
-"""
+"""Checkpoints: the state of a round and its models in one .npz file, written atomically."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.model import ModelWeights
 
-# Folder of checkpoints in the folder of a run.
+# Name of the folder of checkpoints in a run's folder.
 CHECKPOINTS = "checkpoints"
 
 _FORMAT = 1
@@ -39,18 +36,15 @@ _HEADER = "header"
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A state as it was saved.
+    """A saved state.
 
     Attributes:
-        round_num: Rounds completed.
-        leaves: The arrays of the state, in the order of `tf.nest.flatten`.
-        model_arrays: The arrays of each model, by its name, the main one first, in the order of the
-            Keras model, whatever was frozen.
-        data: `keyed_digest` of the digest of the examples that the state was trained on; "" if it
-            was saved without.
-        trained_with: What it is to be told by that it is of another run, in parts by their names;
-            nothing where it was saved without.
-        file: Where it was read from.
+        round_num: Number of completed rounds.
+        leaves: Arrays of the state, in the order of `tf.nest.flatten`.
+        model_arrays: Arrays of each model, the main one first, in the order of the Keras model.
+        data: `keyed_digest` of the digest of the training examples; "" if unknown.
+        trained_with: Settings that identify the run, in parts by name; empty if unknown.
+        file: Path of the file.
     """
 
     round_num: int
@@ -62,54 +56,52 @@ class Checkpoint:
 
     def restore(self, template: Any, where: str) -> Any:
         """Returns the state in the structure of `template`."""
-        expected, found = _described(tf.nest.flatten(template)), _described(self.leaves)
-        if expected != found:
-            raise UserError(
-                f"{where}: expected the state of this model and algorithm ({', '.join(expected)}),"
-                f" found {', '.join(found)}"
-            )
+        _check_arrays(
+            tf.nest.flatten(template),
+            self.leaves,
+            f"{where}: expected the state of this model and algorithm",
+        )
         return tf.nest.pack_sequence_as(template, [leaf[()] for leaf in self.leaves])
 
     def models(
         self, template_weights: ModelWeights, where: str, frozen: Sequence[int] = ()
     ) -> dict[str, ModelWeights]:
-        """Returns the weights of every model, by its name, the main one first.
+        """Returns the weights of every model by name, the main one first.
 
         Args:
             where: Name of the checkpoint in messages.
-            frozen: The `Model.frozen` of that model. What the run had frozen may be something else.
+            frozen: The `Model.frozen` of the model, which may differ from the run's.
         """
         template_weights = as_in_keras(template_weights, frozen)
-        expected = _described(tf.nest.flatten(template_weights))
+        leaves = tf.nest.flatten(template_weights)
         for arrays in self.model_arrays.values():
-            found = _described(arrays)
-            if expected != found:
-                raise UserError(
-                    f"{where}: expected the weights of this model ({', '.join(expected)}), found "
-                    f"{', '.join(found)}"
-                )
+            _check_arrays(leaves, arrays, f"{where}: expected the weights of this model")
         return {
             name: with_frozen(tf.nest.pack_sequence_as(template_weights, list(arrays)), frozen)
             for name, arrays in self.model_arrays.items()
         }
 
 
-def _described(arrays: Sequence[Any]) -> list[str]:
-    return [f"{a.dtype}{list(a.shape)}" for a in map(np.asarray, arrays)]
+def _check_arrays(expected: Sequence[Any], actual: Sequence[Any], where: str) -> None:
+    """Checks dtypes and shapes."""
+    one, other = (
+        ", ".join(f"{array.dtype}{list(array.shape)}" for array in map(np.asarray, arrays))
+        for arrays in (expected, actual)
+    )
+    if one != other:
+        raise UserError(f"{where} ({one}), found {other}")
 
 
 class CheckpointFolder:
     """The checkpoints of a run.
 
     Args:
-        keep: How many of the newest stay.
-        frozen: The `Model.frozen` of the models that are saved.
-        secret: Whether states hold a secret: files are then for their owner alone, and one that
-            was saved outlasts a power cut.
-        data: Digest of the examples that states are trained on; files hold it with a key, and only
-            secret ones hold it.
-        trained_with: What tells its states from those of other runs, as JSON holds it; equal runs
-            have equal ones.
+        keep: Number of newest checkpoints to keep.
+        frozen: The `Model.frozen` of the saved models.
+        secret: Whether states contain a secret. Files are then readable by their owner only, and
+            synced to the disk.
+        data: Digest of the training examples, which secret files contain with a key.
+        trained_with: Settings that identify the run, as JSON.
     """
 
     def __init__(
@@ -129,22 +121,19 @@ class CheckpointFolder:
         self._trained_with = trained_with or {}
 
     def save(self, round_num: int, state: Any, models: Mapping[str, ModelWeights]) -> None:
-        """Saves a state, then removes checkpoints older than the newest `keep`.
-
-        Checkpoints of later rounds were skipped when the run resumed: they are removed, too.
+        """Saves a state, then removes checkpoints of later rounds, and the oldest ones.
 
         Args:
-            round_num: Rounds completed.
+            round_num: Number of completed rounds.
             models: The models of the state by name, the main one first.
         """
         make_folder(self._folder)
-        # In memory first: on a full disk NumPy's zip file would write again in its destructor.
+        # Write to memory first: on a full disk NumPy's zip file writes again in its destructor.
         content = io.BytesIO()
         in_keras = {name: as_in_keras(weights, self._frozen) for name, weights in models.items()}
-        beside = {"data": self._data, "trained_with": self._trained_with}
-        np.savez(content, **_arrays(round_num, state, in_keras, beside))
+        origin = {"data": self._data, "trained_with": self._trained_with}
+        np.savez(content, **_arrays(round_num, state, in_keras, origin))
         saved = self._folder / f"round_{round_num:08d}.npz"
-        _rename_aside(saved)
         with atomic_file(saved, owner_only=self._secret) as file:
             file.write(content.getbuffer())
         paths = self._newest_first()
@@ -153,25 +142,17 @@ class CheckpointFolder:
             sync_folder(self._folder)
             sync_folder(self._folder.parent)
         for path in paths[:newest] + paths[newest + self._keep :]:
-            _rename_aside(path)
             with write_errors(path):
                 path.unlink(missing_ok=True)
 
     def load_latest(self) -> Optional[Checkpoint]:
-        """Returns the newest checkpoint that can be read, or None if there is none.
-
-        Damaged ones are passed over with a warning.
-        """
-        found = self._newest_readable()
-        return None if found is None else found[1]
-
-    def _newest_readable(self) -> Optional[tuple[Path, Checkpoint]]:
+        """Returns the newest readable checkpoint, or None without one; warns of damaged ones."""
         error: Optional[UserError] = None
         for path in self._newest_first():
             if error is not None:
                 logging.warning("%s; trying the one before it", error)
             try:
-                return path, read_checkpoint(path)
+                return read_checkpoint(path)
             except UserError as e:
                 error = e
         if error is not None:
@@ -181,19 +162,17 @@ class CheckpointFolder:
     def _newest_first(self) -> list[Path]:
         if not self._folder.is_dir():
             return []
-        return sorted((p for p in self._folder.iterdir() if _NAME.fullmatch(p.name)), reverse=True)
+        paths = [p for p in self._folder.iterdir() if _NAME.fullmatch(p.name) and p.is_file()]
+        return sorted(paths, reverse=True)
 
 
 def _arrays(
-    round_num: int, state: Any, models: Mapping[str, ModelWeights], beside: Mapping[str, Any]
+    round_num: int, state: Any, models: Mapping[str, ModelWeights], origin: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of a file: header, state, and parts of models that are not in the state.
-
-    Empty entries of `beside` are left out of the header.
-    """
+    """Returns the arrays of a file: header, state, and arrays of models outside of the state."""
     leaves = tf.nest.flatten(state)
     arrays = {f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-    # Parts of the state are not stored twice.
+    # Do not store arrays of the state twice.
     name_of = {id(leaf): name for leaf, name in zip(leaves, arrays)}
     names_of: dict[str, list[str]] = {}
     for model, weights in models.items():
@@ -203,25 +182,14 @@ def _arrays(
             arrays.setdefault(name, np.asarray(leaf))
             names_of[model].append(name)
     header = {"format": _FORMAT, "round": round_num, "leaves": len(leaves), "models": names_of}
-    header.update((name, value) for name, value in beside.items() if value)
+    header.update((name, value) for name, value in origin.items() if value)
     return {_HEADER: np.array(json.dumps(header)), **arrays}
-
-
-def _rename_aside(path: Path) -> None:
-    """Moves a folder away that has the name of a checkpoint; one with nothing in it is removed."""
-    if path.is_symlink() or not path.is_dir():
-        return
-    with write_errors(path):
-        if any(path.iterdir()):
-            path.rename(path.with_name(f"{path.name}.moved"))
-        else:
-            path.rmdir()
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Reads one checkpoint file."""
     if path.exists() and not path.is_file():
-        raise UserError(f"{path}: expected a checkpoint, found something that is not a file")
+        raise UserError(f"{path}: expected a checkpoint, found a folder or a device")
     arrays = read_npz(path, "a checkpoint")
     try:
         header = json.loads(str(arrays[_HEADER]))
@@ -245,7 +213,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         TypeError,
         ValueError,
     ) as e:
-        raise UserError(f"{path}: expected a checkpoint, found other arrays ({e})") from e
+        raise UserError(f"{path}: expected a checkpoint, found arrays of another file ({e})") from e
     if round_num < 0:
         raise UserError(f"{path}: expected a checkpoint, found one of round {round_num}")
     return Checkpoint(round_num, leaves, models, data, trained_with, path)
@@ -253,8 +221,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def newest_checkpoint_file(folder: Path) -> Optional[Path]:
     """Returns the newest readable checkpoint of a `checkpoints/` folder; None if there is none."""
-    found = CheckpointFolder(folder, keep=1)._newest_readable()
-    return None if found is None else found[0]
+    checkpoint = CheckpointFolder(folder, keep=1).load_latest()
+    return None if checkpoint is None else checkpoint.file
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint:

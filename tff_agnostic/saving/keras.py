@@ -1,10 +1,4 @@
-"""Keras files: the same bytes for the same model, loaded in one place, and told apart.
-
-The configuration in a file is what Keras 2 writes, in a form that Keras 3 reads as well. Both read
-the same weights, and mostly the same words. Keras 3 knows no private module of Keras 2, and no
-argument that it took away. One thing has no common form: the number of a call of a model within a
-model, which Keras 2 counts from 1, and Keras 3 from 0.
-"""
+"""Keras files: written with equal bytes for equal models, and loaded in one place."""
 
 from __future__ import annotations
 
@@ -40,12 +34,11 @@ CONFIG = "config.json"
 METADATA = "metadata.json"
 _VERSION = "keras_version"
 _DATE = "date_saved"
-# Bytes of metadata to read in search of a version.
+# Maximum bytes of metadata to read for a version.
 _MAX_METADATA = 10_000
 _SHARED = "shared_object_id"
-# How their names end.
 KERAS_FILES = (".keras", ".h5")
-# Where the configuration of a Keras model names layers.
+# Keys with names of layers in the configuration of a Keras model.
 _NAMING = ("name", "inbound_nodes", "input_layers", "output_layers")
 _EXPECTED = "a Keras model of Keras' own layers and of numbers"
 _OURS = "tff_agnostic."
@@ -57,10 +50,10 @@ def keras_archive(
     """Returns the content of the .keras file of a model: equal models have equal bytes.
 
     Args:
-        about: What its metadata.json says beside what Keras says there.
+        about: Further entries of metadata.json.
 
     Raises:
-        Exception: Whatever Keras, or a layer of a user's, raises where it cannot be saved.
+        Exception: Any error of Keras, or of a user's layer.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
@@ -70,22 +63,25 @@ def keras_archive(
 
 def _without_circumstances(content: bytes, about: Mapping[str, Any]) -> bytes:
     """Returns a .keras file without dates, and with small numbers instead of addresses."""
-    found = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as source, zipfile.ZipFile(found, "w") as target:
+    target_bytes = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(content)) as source,
+        zipfile.ZipFile(target_bytes, "w") as target,
+    ):
         for name in sorted(source.namelist()):
-            # Without a date it is that of the format's first day.
+            # A member without a date gets the first day of the format.
             data = source.read(name)
             if name == METADATA:
                 data = _undated(data, about)
             elif name == CONFIG:
                 data = _rewritten(data)
             target.writestr(zipfile.ZipInfo(name), data)
-    return found.getvalue()
+    return target_bytes.getvalue()
 
 
 def _undated(metadata: bytes, about: Mapping[str, Any]) -> bytes:
-    own = {k: v for k, v in json.loads(metadata).items() if k != _DATE}
-    return json.dumps({**own, **about}).encode()
+    undated = {k: v for k, v in json.loads(metadata).items() if k != _DATE}
+    return json.dumps({**undated, **about}).encode()
 
 
 def _rewritten(config: bytes) -> bytes:
@@ -120,11 +116,11 @@ def read_keras(file: Path, classes: Mapping[str, Any], *, trust: bool = False) -
     """Reads a Keras model that a user names.
 
     Args:
-        classes: Classes of layers that it may have next to Keras' own, by name.
+        classes: Classes of allowed layers in addition to Keras' own, by name.
         trust: Whether the file may run code.
 
     Raises:
-        KerasFileError: If Keras cannot load the file, or only as one that is trusted.
+        KerasFileError: If Keras cannot load the file, or only a trusted one.
     """
     try:
         return load_keras(file, classes, trust)
@@ -145,9 +141,9 @@ def read_keras(file: Path, classes: Mapping[str, Any], *, trust: bool = False) -
 
 
 def _written_by(file: Path) -> Optional[str]:
-    """Returns the version of Keras that a file names as its writer; None if it names none."""
+    """Returns the version of Keras that wrote a file; None if the file has none."""
     version: Any = None
-    # The file may be damaged, or made to do harm.
+    # The file may be damaged or hostile.
     with contextlib.suppress(Exception):
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive, archive.open(METADATA) as member:
@@ -164,15 +160,15 @@ def _major(version: str) -> int:
 
 
 def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> tf.keras.Model:
-    """Loads a Keras file: nothing else here does.
+    """Loads a Keras file.
 
     Args:
-        classes: Classes of layers that it may have beside Keras' own, by name.
-        trust: Whether the file may run code, and is loaded whatever it holds.
+        classes: Classes of allowed layers in addition to Keras' own, by name.
+        trust: Whether the file may run code.
 
     Raises:
-        UnsafeKerasFile: If it is not trusted, and holds more than Keras' own layers and numbers.
-        Exception: Whatever Keras raises.
+        UnsafeKerasFile: If the file is not trusted, and has other content than layers and numbers.
+        Exception: Any error of Keras.
     """
     load = keras_platform().load
     if trust:
@@ -182,10 +178,9 @@ def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> t
 
 
 def architecture_text(keras_model: tf.keras.Model) -> str:
-    """Returns a text that two models share if they compute the same of equal weights.
+    """Returns a string that is equal for models of the same layers, whatever their names.
 
-    Names of layers, which count up in the process that made a model, are not in it. Of a model
-    without a configuration it is its class and the shapes of its weights.
+    For a model without a configuration, it has the class and the shapes of the weights.
     """
     try:
         config = keras_model.get_config()
@@ -221,7 +216,7 @@ def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
     """Returns the Keras model of a model, with the trained values and of Keras' own layers.
 
     Raises:
-        NotForKeras: If one of this package's layers is in it where nothing can take its place.
+        NotForKeras: If a layer of this package cannot be replaced.
     """
     keras_model = trained.model.keras_model
     if keras_model is None:
@@ -233,7 +228,7 @@ def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
     ):
         for variable, value in zip(variables, values):
             variable.assign(value)
-    # Names of layers built from here on do not depend on the process.
+    # Names of later layers do not depend on the process.
     name_layers_afresh()
     plain = plain_keras(keras_model)
     ours = {n: kind for n, kind in foreign_layers(plain).items() if kind.startswith(_OURS)}
@@ -248,7 +243,7 @@ def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
 
 
 def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
-    """Writes the file; returns the layers that need the user's code for loading, if it has any.
+    """Writes the file; returns the layers that need the user's code for loading, if any.
 
     Raises:
         NotForKeras: If Keras cannot save the model.
@@ -280,9 +275,9 @@ def _keras_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, UserError):
-        # For example an error of the disk, not of the model; or it has its message already.
+        # These have a message, or are errors of the disk.
         raise
-    # Keras raises errors of many kinds, and so may layers of a user's.
+    # Keras and layers of users raise errors of many kinds.
     except Exception as e:
         line = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
         raise NotForKeras(

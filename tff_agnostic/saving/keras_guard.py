@@ -43,7 +43,7 @@ _OPS = ("TFOpLambda", "SlicingOpLambda")
 _MEMBERS_OF_TENSORS = ("InstanceMethod", "InstanceProperty")
 _CLASS_METHOD = "ClassMethod"
 _PRIVATE = {
-    # Of Keras 2 and of Keras 3.
+    # Modules of Keras 2 and of Keras 3.
     _FUNCTIONAL: ("keras.src.engine.functional", "keras.src.models.functional"),
     **dict.fromkeys(
         (*_OPS, *_MEMBERS_OF_TENSORS, _CLASS_METHOD), ("keras.src.layers.core.tf_op_layer",)
@@ -91,8 +91,8 @@ _OP_NAMES = {
     "tile", "transpose", "truncatediv", "truncatemod", "unique", "unique_with_counts",
     "unravel_index", "unstack", "where", "zeros", "zeros_like",
 }  # fmt: skip
-# Of ragged and sparse tensors, what layers may ask for.
-_OF_TENSORS = {
+# Members of ragged and sparse tensors that layers may use.
+_TENSOR_MEMBERS = {
     "bounding_shape", "dense_shape", "flat_values", "indices", "merge_dims",
     "nested_row_lengths", "nested_row_splits", "nested_value_rowids", "nrows", "row_lengths",
     "row_limits", "row_splits", "row_starts", "to_sparse", "to_tensor", "value_rowids",
@@ -100,7 +100,6 @@ _OF_TENSORS = {
 }  # fmt: skip
 
 
-# Where Keras has classes that hold no code of others: what a class is derived from.
 def _unknown() -> str:
     return f", which the Keras of TensorFlow {tf.__version__} does not have"
 
@@ -138,12 +137,12 @@ class UnsafeKerasFile(ValueError):
 
 
 @contextlib.contextmanager
-def open_checked(path: Path, own: Mapping[str, Any]) -> Iterator[Union[Path, h5py.File]]:
-    """Yields what Keras may load a file from, while no more is made than the file has weights for.
+def open_checked(path: Path, allowed: Mapping[str, Any]) -> Iterator[Union[Path, h5py.File]]:
+    """Yields a checked file for Keras, with a limit on the variables that Keras creates.
 
     Args:
         path: A .keras or .h5 file, distinguished by its content, as in Keras.
-        own: Classes and functions that the caller hands to Keras for it, by name.
+        allowed: Classes and functions that the caller hands to Keras for it, by name.
 
     Raises:
         UnsafeKerasFile: If it holds code, has unknown names, links to other files, or unpacks to
@@ -154,7 +153,7 @@ def open_checked(path: Path, own: Mapping[str, Any]) -> Iterator[Union[Path, h5p
     if path.suffix == ".keras" and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             _check_members(archive, size)
-            check_config(json.loads(archive.read(_CONFIG)), own)
+            check_config(json.loads(archive.read(_CONFIG)), allowed)
             with archive.open(_WEIGHTS) as content, h5py.File(content, "r") as weights:
                 num_bytes = _checked_weights(weights, archive.getinfo(_WEIGHTS).file_size)
         with tf.variable_creator_scope(_at_most(num_bytes)):
@@ -162,17 +161,17 @@ def open_checked(path: Path, own: Mapping[str, Any]) -> Iterator[Union[Path, h5p
     else:
         with h5py.File(path, "r") as file:
             num_bytes = _checked_weights(file, size)
-            check_config(json.loads(file.attrs.get("model_config", "null")), own)
+            check_config(json.loads(file.attrs.get("model_config", "null")), allowed)
             with tf.variable_creator_scope(_at_most(num_bytes)):
                 yield file
 
 
-def check_config(config: Any, own: Mapping[str, Any]) -> None:
+def check_config(config: Any, allowed: Mapping[str, Any]) -> None:
     """Checks the configuration of a model: the objects in it, wherever they are nested.
 
     Args:
-        config: What is in the JSON.
-        own: As of `open_checked`.
+        config: Content of the JSON.
+        allowed: See `open_checked`.
 
     Raises:
         UnsafeKerasFile: If one is code, or not known.
@@ -182,24 +181,24 @@ def check_config(config: Any, own: Mapping[str, Any]) -> None:
         value = values.pop()
         if isinstance(value, Mapping):
             if "class_name" in value:
-                _check_object(value, own)
+                _check_object(value, allowed)
             values += value.values()
         elif isinstance(value, list):
             values += value
 
 
-def _check_object(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    name, module = found["class_name"], found.get("module")
-    registered = found.get("registered_name", name)
-    config = found.get("config")
+def _check_object(value: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:
+    name, module = value["class_name"], value.get("module")
+    registered = value.get("registered_name", name)
+    config = value.get("config")
     if not isinstance(name, str) or not isinstance(module, (str, type(None))):
         raise UnsafeKerasFile(f"an object of the class {name!r:.60}")
     if name == _FUNCTION:
-        _check_function(config, module, registered, own)
+        _check_function(config, module, registered, allowed)
     elif name == "TypeSpec":
-        if found.get("type_spec") not in _SPECS:
-            raise UnsafeKerasFile(f"the type {found.get('type_spec')!r:.60}, which is not known")
-    elif name not in _VALUES and not _is_own(registered, own):
+        if value.get("type_spec") not in _SPECS:
+            raise UnsafeKerasFile(f"the type {value.get('type_spec')!r:.60}, which is not known")
+    elif name not in _VALUES and not _is_own(registered, allowed):
         # Keras looks for registered names first.
         if registered not in (None, name):
             raise UnsafeKerasFile(f"the class {registered!r:.60}{_unknown()}")
@@ -211,14 +210,14 @@ def _check_class(name: str, module: Optional[str], config: Mapping[str, Any]) ->
         raise UnsafeKerasFile(f"the code of a Lambda layer {_named(config)}".strip())
     is_private = name in _PRIVATE and module in (None, *_PRIVATE[name])
     if not is_private and not _is_keras_module(name, module):
-        raise UnsafeKerasFile(f"the class {name!r:.60}{_of_module(module)}{_unknown()}")
+        raise UnsafeKerasFile(f"the class {name!r:.60}{_from_module(module)}{_unknown()}")
     if isinstance(config.get("vocabulary"), str):
         raise UnsafeKerasFile(f"a layer that reads the file {config['vocabulary']!r:.60}")
     if name in _OPS and not _is_pure(config.get("function")):
         raise UnsafeKerasFile(
             f"a call of TensorFlow's {config.get('function')!r:.60}, which does more than compute"
         )
-    if name in _MEMBERS_OF_TENSORS and config.get("attr_name") not in _OF_TENSORS:
+    if name in _MEMBERS_OF_TENSORS and config.get("attr_name") not in _TENSOR_MEMBERS:
         raise UnsafeKerasFile(f"{name} of {config.get('attr_name')!r:.60}")
     if name == _CLASS_METHOD and (
         config.get("cls_symbol") != "RaggedTensor"
@@ -231,9 +230,9 @@ def _check_class(name: str, module: Optional[str], config: Mapping[str, Any]) ->
 
 
 def _check_function(
-    name: Any, module: Optional[str], registered: Any, own: Mapping[str, Any]
+    name: Any, module: Optional[str], registered: Any, allowed: Mapping[str, Any]
 ) -> None:
-    if _is_own(name, own):
+    if _is_own(name, allowed):
         return
     places = [_public(place) for place in _FUNCTIONS]
     is_known = isinstance(name, str) and any(hasattr(place, name) for place in places)
@@ -242,22 +241,22 @@ def _check_function(
         or registered not in (None, name, _FUNCTION)
         or module not in (None, "builtins", *(f"{_MODULE}.{place}" for place in _FUNCTIONS))
     ):
-        raise UnsafeKerasFile(f"the function {name!r:.60}{_of_module(module)}{_unknown()}")
+        raise UnsafeKerasFile(f"the function {name!r:.60}{_from_module(module)}{_unknown()}")
 
 
-def _of_module(module: Optional[str]) -> str:
+def _from_module(module: Optional[str]) -> str:
     return "" if module is None else f" of the module {module!r:.60}"
 
 
-def _is_own(name: Any, own: Mapping[str, Any]) -> bool:
+def _is_own(name: Any, allowed: Mapping[str, Any]) -> bool:
     """Returns whether a name is the caller's, or Keras, this package or a user registered it."""
     if not isinstance(name, str):
         return False
-    found = own.get(name, tf.keras.utils.get_custom_objects().get(name))
-    module = str(getattr(found, "__module__", ""))
+    value = allowed.get(name, tf.keras.utils.get_custom_objects().get(name))
+    module = str(getattr(value, "__module__", ""))
     if module.startswith(_UNPICKLES):
         return False
-    return name in own or module.startswith("keras.") or is_user_module(module)
+    return name in allowed or module.startswith("keras.") or is_user_module(module)
 
 
 def _is_keras_module(name: str, module: Optional[str]) -> bool:
@@ -280,10 +279,10 @@ def _module_of_keras(name: str) -> Any:
 
 def _public(path: str) -> Any:
     """Returns a part of Keras' public interface, such as "layers"; None if there is none."""
-    found: Any = tf.keras
+    value: Any = tf.keras
     for name in filter(None, path.split(".")):
-        found = getattr(found, name, None)
-    return found if hasattr(found, "__dict__") else None
+        value = getattr(value, name, None)
+    return value if hasattr(value, "__dict__") else None
 
 
 def _is_pure(symbol: Any) -> bool:
@@ -315,7 +314,9 @@ def _check_order(layers: Sequence[Any]) -> None:
     while is_new:
         is_new = False
         for name, nodes in waiting.items():
-            while nodes and all(k < ready.get(of, 0) for of, k in nodes[0] if of in waiting):
+            while nodes and all(
+                k < ready.get(layer, 0) for layer, k in nodes[0] if layer in waiting
+            ):
                 nodes.pop(0)
                 ready[name] += 1
                 is_new = True
@@ -326,16 +327,16 @@ def _check_order(layers: Sequence[Any]) -> None:
 
 def _inputs_of(node: Any) -> list[tuple[str, int]]:
     """Returns the outputs that a layer is called with, as (layer, number of its call)."""
-    found, values = [], [node]
+    inputs, values = [], [node]
     while values:
         value = values.pop()
         if isinstance(value, Mapping):
             values += value.values()
         elif isinstance(value, list):
             if len(value) > 2 and isinstance(value[0], str) and type(value[1]) is int:
-                found.append((value[0], value[1]))
+                inputs.append((value[0], value[1]))
             values += value
-    return found
+    return inputs
 
 
 def _check_members(archive: zipfile.ZipFile, size: int) -> None:
@@ -361,27 +362,27 @@ def _checked_weights(file: h5py.File, size: int) -> int:
         for name in group:
             where = f"{group.name.rstrip('/')}/{name}"
             if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-                raise UnsafeKerasFile(f"the link {where!r:.100} in place of numbers")
-            found = group[name]
-            if _address(found) in seen:
+                raise UnsafeKerasFile(f"the link {where!r:.100} instead of numbers")
+            item = group[name]
+            if _address(item) in seen:
                 continue
-            seen.add(_address(found))
-            if isinstance(found, h5py.Group):
-                groups.append(found)
-            elif isinstance(found, h5py.Dataset):
-                if found.is_virtual or found.external:
+            seen.add(_address(item))
+            if isinstance(item, h5py.Group):
+                groups.append(item)
+            elif isinstance(item, h5py.Dataset):
+                if item.is_virtual or item.external:
                     # Kept by the trace until Python ends, a virtual one ends it with a fault.
-                    del found
+                    del item
                     raise UnsafeKerasFile(f"{where!r:.100}, whose numbers are in another file")
-                if found.dtype.hasobject:
+                if item.dtype.hasobject:
                     raise UnsafeKerasFile(f"{where!r:.100}, which is not numbers")
-                total += math.prod(found.shape or ()) * found.dtype.itemsize
+                total += math.prod(item.shape or ()) * item.dtype.itemsize
                 _check_size(total, size)
     return total
 
 
-def _address(found: Union[h5py.Group, h5py.Dataset]) -> int:
-    address: int = h5py.h5o.get_info(found.id).addr
+def _address(item: Union[h5py.Group, h5py.Dataset]) -> int:
+    address: int = h5py.h5o.get_info(item.id).addr
     return address
 
 

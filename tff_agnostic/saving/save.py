@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Callable, NamedTuple, Optional
@@ -12,7 +13,6 @@ from tff_agnostic.base.options import OneOf, OptionError, Verbatim, check
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.models.model import Model, ModelWeights
-from tff_agnostic.saving import keras, tflite
 from tff_agnostic.saving.keras import NotForKeras
 from tff_agnostic.saving.tflite import NOT_QUANTIZED, QUANTIZATIONS
 from tff_agnostic.saving.trained_model import TEST, FileCheck, TrainedModel, check_file
@@ -23,16 +23,16 @@ _KERAS = "keras"
 
 @dataclasses.dataclass(frozen=True)
 class SavedFile:
-    """A file that was written.
+    """A saved file.
 
     Attributes:
-        model: Name of the model: "model", or that of a member of a family.
+        model: Name of the model: "model", or a family member's name.
         format: Name of the format.
         quantize: Name of the quantisation.
-        path: The file or folder, within the folder that was written to.
-        num_bytes: Its size.
-        about: Facts about it for the model card.
-        check: Its comparison with the run's model; None if that was not measured.
+        path: Name of the file or folder.
+        num_bytes: Size of the file.
+        about: Facts for the model card.
+        check: Comparison with the run's model; None if it was not measured.
     """
 
     model: str
@@ -53,8 +53,8 @@ def check_request(formats: Sequence[str], quantize: str) -> None:
     check("quantize", Annotated[str, OneOf(QUANTIZATIONS)], quantize)
     if quantize != NOT_QUANTIZED and not any(FORMATS[name].quantizes for name in formats):
         able = " or ".join(name for name, one in FORMATS.items() if one.quantizes)
-        found = Verbatim(f"{quantize} with the format {','.join(formats)}")
-        raise OptionError("quantize", f"none without the format {able}", found)
+        given = Verbatim(f"{quantize} with the format {','.join(formats)}")
+        raise OptionError("quantize", f"none without the format {able}", given)
 
 
 def save_models(
@@ -70,19 +70,16 @@ def save_models(
     Args:
         folder: An existing folder.
         formats: Names of `FORMATS`.
-        quantize: A name of `QUANTIZATIONS`; formats that can quantise write such a file next to
-            the plain one.
-        checked_on: Source of the examples that files are checked on; see `check_file`.
+        quantize: A name of `QUANTIZATIONS`, for additional files of formats that can quantise.
+        checked_on: Source of the examples to check files on; see `check_file`.
     """
     check_request(formats, quantize)
     saved = []
     for name, weights in models.items():
         trained = _trained(task, task.model, weights)
         for format_name in dict.fromkeys(formats):
-            can_quantize = FORMATS[format_name].quantizes
-            for quantization in dict.fromkeys(
-                [NOT_QUANTIZED, quantize if can_quantize else NOT_QUANTIZED]
-            ):
+            more = [quantize] if FORMATS[format_name].quantizes else []
+            for quantization in dict.fromkeys([NOT_QUANTIZED, *more]):
                 saved.append(
                     _save(folder, task, trained, name, format_name, quantization, checked_on)
                 )
@@ -99,19 +96,19 @@ def _save(
     checked_on: str,
 ) -> SavedFile:
     kind = FORMATS[format_name]
-    plain = quantize == NOT_QUANTIZED
-    path = folder / f"{name}{'' if plain else f'_{quantize}'}{kind.file_name}"
-    about = kind.write(trained, path) if plain else kind.write(trained, path, quantize)
+    is_plain = quantize == NOT_QUANTIZED
+    path = folder / f"{name}{'' if is_plain else f'_{quantize}'}{kind.file_name}"
+    about = kind.write(trained, path, **({} if is_plain else {"quantize": quantize}))
     check = check_file(trained, task, kind.load(path, trained), checked_on)
     return SavedFile(name, format_name, quantize, path.name, _size(path), about, check)
 
 
 class KerasFiles(NamedTuple):
-    """The models of a run as far as Keras can hold them.
+    """The models of a run in the format of Keras.
 
     Attributes:
         saved: The files.
-        left_out: Why there is no file of a model, in a line, by its name.
+        left_out: Reason for each model without a file, in one line.
     """
 
     saved: list[SavedFile]
@@ -119,12 +116,9 @@ class KerasFiles(NamedTuple):
 
 
 def save_for_keras(folder: Path, task: Task, models: Mapping[str, ModelWeights]) -> KerasFiles:
-    """Writes a .keras file of every model that Keras can hold, and reports the others.
+    """Writes a .keras file of every model that Keras can save, without measuring it.
 
-    Of an ensemble the predictors are saved, each as `predictor_NAME.keras`. Nothing is measured.
-
-    Args:
-        folder: Where to; it exists.
+    The predictors of an ensemble are saved as `predictor_NAME.keras`.
     """
     trained = {name: _trained(task, task.model, weights) for name, weights in models.items()}
     kind = FORMATS[_KERAS]
@@ -142,19 +136,19 @@ def save_for_keras(folder: Path, task: Task, models: Mapping[str, ModelWeights])
 
 
 def _predictors(task: Task) -> dict[str, TrainedModel]:
-    """Returns the Keras models that an ensemble mixes; nothing of other models."""
+    """Returns the predictors of an ensemble; empty for other models."""
     ensemble = task.model
     if not isinstance(ensemble, EnsembleModel):
         return {}
     return {
-        # Names may have slashes, as those of checkpoints do.
+        # Names, such as paths of checkpoints, may have slashes.
         f"predictor_{quote(name, safe='')}": _trained(task, model, weights)
         for name, (model, weights) in zip(ensemble.names, ensemble.predictors)
     }
 
 
 def _trained(task: Task, model: Model, weights: ModelWeights) -> TrainedModel:
-    # The task says what the inputs of its own model are; predictors of ensembles have theirs.
+    # The task describes the inputs of its own model only.
     inputs = task.inputs if model is task.model else None
     return TrainedModel(model, weights, task.class_names, task.words, inputs)
 
@@ -166,40 +160,37 @@ def _size(path: Path) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How a trained model becomes a file or a folder, and how that is used again.
+    """A file format of trained models.
 
     Attributes:
-        file_name: The part of the file's name after the model's name.
-        write: (model, path) -> facts about the file, for the model card.
-        load: (path, model) -> a function from x to predictions in the model's form.
+        file_name: Suffix of the file's name.
+        module: Name of the module, which is imported on use, as some load TensorFlow.
         quantizes: Whether `write` has an argument `quantize`.
     """
 
     file_name: str
-    write: Callable[..., dict[str, Any]]
-    load: Callable[[Path, TrainedModel], Callable[[Any], Any]]
+    module: str
     quantizes: bool = False
 
+    def write(self, trained: TrainedModel, path: Path, **options: Any) -> dict[str, Any]:
+        """Writes a model; returns facts for the model card."""
+        about: dict[str, Any] = self._module().write(trained, path, **options)
+        return about
 
-def _write_saved_model(trained: TrainedModel, path: Path) -> dict[str, Any]:
-    from tff_agnostic.saving import saved_model
+    def load(self, path: Path, trained: TrainedModel) -> Callable[[Any], Any]:
+        """Returns a function from x to predictions in the model's form."""
+        predict: Callable[[Any], Any] = self._module().load(path, trained)
+        return predict
 
-    return saved_model.write(trained, path)
-
-
-def _load_saved_model(path: Path, trained: TrainedModel) -> Callable[[Any], Any]:
-    from tff_agnostic.saving import saved_model
-
-    load: Callable[[Any], Any] = saved_model.load(path, trained)
-    return load
+    def _module(self) -> Any:
+        return importlib.import_module(f"{__package__}.{self.module}")
 
 
-# The module of SavedModels loads TensorFlow.
 FORMATS: Registry[Format] = Registry(
     "format",
     {
-        "keras": Format(".keras", keras.write, keras.load),
-        "saved_model": Format("_saved_model", _write_saved_model, _load_saved_model),
-        "tflite": Format(".tflite", tflite.write, tflite.load, quantizes=True),
+        "keras": Format(".keras", "keras"),
+        "saved_model": Format("_saved_model", "saved_model"),
+        "tflite": Format(".tflite", "tflite", quantizes=True),
     },
 )

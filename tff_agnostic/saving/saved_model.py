@@ -36,7 +36,7 @@ def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
     """Writes the folder; returns the inputs and outputs of its signatures."""
     served = ServedModel(trained)
     signatures = served.signatures()
-    # Nobody differentiates it, and the gradients of recurrent layers are large.
+    # Gradients of recurrent layers are large, and not needed.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     with tensorflow_writes():
         tf.saved_model.save(served, str(path), signatures, options)
@@ -63,13 +63,13 @@ def load(path: Path, trained: TrainedModel) -> Any:
     structure = trained.output_structure()
     names = trained.output_names()
 
-    def of_x(x: Any) -> Any:
-        # The signature does not hold the variables that it reads: `loaded` does.
+    def predict_x(x: Any) -> Any:
+        # Only `loaded` keeps the variables that the signature reads.
         _ = loaded
-        found = predict(**{n: tf.convert_to_tensor(v) for n, v in inputs_by_name(x).items()})
-        return tf.nest.pack_sequence_as(structure, [found[name] for name in names])
+        outputs = predict(**{n: tf.convert_to_tensor(v) for n, v in inputs_by_name(x).items()})
+        return tf.nest.pack_sequence_as(structure, [outputs[name] for name in names])
 
-    return of_x
+    return predict_x
 
 
 def _text_spec() -> tf.TensorSpec:
@@ -107,30 +107,29 @@ class ServedModel(tf.Module):
     def signatures(self) -> dict[str, Any]:
         """Returns the signatures by name.
 
-        `predict` maps inputs to the model's raw predictions. `serving_default` is the same, with
+        `predict` maps inputs to the model's raw predictions. `serving_default` adds a classifier's
         `probabilities` [n, classes], `class` int32 [n] and, if classes have names, `class_name`
-        [n] of a classifier; of texts with a label it takes texts [n]. Of a next-word model it is
-        `next_words`: texts [n] to `words` and `probabilities` [n, k], with k as it is given, or 3.
-        Texts are as users type them, if the rule by which the import made words of them is known.
-        `by_column` takes the cells of a table in place of the inputs, where these are made of it.
+        [n]; its inputs are texts [n] for a model of texts. For a next-word model it is
+        `next_words`: texts [n] to `words` and `probabilities` [n, k], with 3 as the default of k.
+        Texts are as typed, if the import's rule is known. `by_column` takes the cells of a table.
         """
         predict = self.predict_function()
-        found = {PREDICT: predict, DEFAULT: predict}
+        signatures = {PREDICT: predict, DEFAULT: predict}
         outputs = self._trained.output_structure()
         if not tf.is_tensor(outputs):
-            return found
+            return signatures
         scores = takes_scores(self._trained.model.loss)
         inputs = self._trained.inputs
         if inputs is not None and inputs.are_of_columns and outputs.shape.rank <= 2:
             answers = functools.partial(self._answers, scores)
-            found[BY_COLUMN] = signature(self._trained, answers)
+            signatures[BY_COLUMN] = signature(self._trained, answers)
         reads_texts = self._reads_texts()
         if outputs.shape.rank == 3 and reads_texts and scores:
-            found.update(self._next_words())
+            signatures.update(self._next_words())
         elif outputs.shape.rank <= 2 and (reads_texts or scores is not None):
             answers = functools.partial(self._answers, scores)
-            found[DEFAULT] = (self._of_texts if reads_texts else self._of_inputs)(answers)
-        return found
+            signatures[DEFAULT] = (self._from_texts if reads_texts else self._from_inputs)(answers)
+        return signatures
 
     def _reads_texts(self) -> bool:
         spec = self._trained.model.example_spec["x"]
@@ -149,23 +148,23 @@ class ServedModel(tf.Module):
             answer["class_name"] = tf.gather(tf.constant(names), best)
         return answer
 
-    def _of_inputs(self, answers: Callable[[Any], dict[str, tf.Tensor]]) -> Any:
+    def _from_inputs(self, answers: Callable[[Any], dict[str, tf.Tensor]]) -> Any:
         spec = self._trained.model.example_spec["x"]
 
         @tf.function
-        def of_inputs(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        def answer(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
             return answers(inputs_from_names(spec, inputs))
 
-        return of_inputs.get_concrete_function(**self._trained.input_specs())
+        return answer.get_concrete_function(**self._trained.input_specs())
 
-    def _of_texts(self, answers: Callable[[Any], dict[str, tf.Tensor]]) -> Any:
+    def _from_texts(self, answers: Callable[[Any], dict[str, tf.Tensor]]) -> Any:
         (_, length), (ids, table) = self._trained.model.example_spec["x"].shape, self._vocabulary()
 
         @tf.function(input_signature=[_text_spec()])
-        def of_texts(text: tf.Tensor) -> dict[str, tf.Tensor]:
+        def answer(text: tf.Tensor) -> dict[str, tf.Tensor]:
             return answers(_first_words(table, self._store_words(text), ids, length))
 
-        return of_texts.get_concrete_function()
+        return answer.get_concrete_function()
 
     def _store_words(self, text: tf.Tensor) -> tf.Tensor:
         """Returns texts in words that spaces separate; unchanged if no import's rule is known."""
@@ -179,7 +178,7 @@ class ServedModel(tf.Module):
         assert words is not None
         ids = TokenIds(len(words))
         keys, values = tf.constant(list(words)), tf.range(1, len(words) + 1)
-        # An attribute: the saved object has to hold all that a signature reads.
+        # The saved object must contain all resources of its signatures.
         self._table = tf.lookup.StaticHashTable(
             tf.lookup.KeyValueTensorInitializer(keys, values), ids.oov
         )
@@ -193,12 +192,12 @@ class ServedModel(tf.Module):
         def answer(text: tf.Tensor, best: tf.Tensor) -> dict[str, tf.Tensor]:
             x, last = _begins(table, self._store_words(text), ids, length)
             scores = tf.gather(self.predict(x), last, batch_dims=1)
-            # Neither padding nor marks can be typed: words only.
-            of_words = tf.nn.softmax(scores)[:, 1 : ids.vocabulary_size + 1]
-            found = tf.math.top_k(of_words, tf.minimum(best, ids.vocabulary_size))
+            # Propose words only, neither padding nor marks.
+            shares = tf.nn.softmax(scores)[:, 1 : ids.vocabulary_size + 1]
+            top = tf.math.top_k(shares, tf.minimum(best, ids.vocabulary_size))
             return {
-                "words": tf.gather(tf.constant(list(words)), found.indices),
-                "probabilities": found.values,
+                "words": tf.gather(tf.constant(list(words)), top.indices),
+                "probabilities": top.values,
             }
 
         asked: Any = tf.function(lambda text, k: answer(text, k))
@@ -228,24 +227,21 @@ def class_probabilities(predictions: tf.Tensor, are_scores: bool) -> tf.Tensor:
 def _first_words(
     table: tf.lookup.StaticHashTable, text: tf.Tensor, ids: TokenIds, length: int
 ) -> tf.Tensor:
-    """Returns ids of the first T words of texts, int32 [n, T], as training has them."""
-    of_words = tf.ragged.map_flat_values(table.lookup, tf.strings.split(text))
-    return of_words.to_tensor(default_value=ids.pad, shape=[None, length])
+    """Returns ids of the first T words of texts, int32 [n, T], as in training."""
+    word_ids = tf.ragged.map_flat_values(table.lookup, tf.strings.split(text))
+    return word_ids.to_tensor(default_value=ids.pad, shape=[None, length])
 
 
 def _begins(
     table: tf.lookup.StaticHashTable, text: tf.Tensor, ids: TokenIds, length: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns texts as training has them, int32 [n, T], and the position of each one's last id.
-
-    Words are what spaces separate. Of a text with too many, the last T - 1 are taken.
-    """
+    """Returns ids of the last T - 1 words of texts, int32 [n, T], and the last positions."""
     split = tf.strings.split(text)
-    of_words = tf.ragged.map_flat_values(table.lookup, split)
-    # A slice from the end would be empty where nothing is to be taken.
+    word_ids = tf.ragged.map_flat_values(table.lookup, split)
+    # A slice from the end would be empty for short texts.
     start = tf.maximum(split.row_lengths() - (length - 1), 0)
     kept = tf.ragged.boolean_mask(
-        of_words,
+        word_ids,
         tf.ragged.map_flat_values(
             lambda position, first: position >= first,
             tf.ragged.range(split.row_lengths()),
@@ -260,12 +256,12 @@ def _begins(
 
 BY_COLUMN = "by_column"
 
-# Cells of columns: numbers float32 [n] or [n, items], categories string [n].
+# Cells of columns: float32 [n] or [n, items] of numbers, string [n] of categories.
 _Cells = Mapping[str, Any]
 
 
 def argument_names(columns: Iterable[str]) -> dict[str, str]:
-    """Returns the name of each column as an argument, which TensorFlow takes letters and digits of.
+    """Returns the name of each column as an argument of letters and digits.
 
     `dep delay` is `dep_delay`, `1st` is `_1st`, and `class` is `class_`.
     """
@@ -280,20 +276,20 @@ def argument_names(columns: Iterable[str]) -> dict[str, str]:
 
 
 def argument_specs(inputs: ModelInputs) -> dict[str, tf.TensorSpec]:
-    """Returns what each column is, by its name."""
-    found = {column: tf.TensorSpec([None], tf.string) for column in inputs.categories()}
+    """Returns the spec of each column by name."""
+    specs = {column: tf.TensorSpec([None], tf.string) for column in inputs.categories()}
     for column, items in inputs.numbers().items():
-        of_lists = [] if items is None else [items]
-        found[column] = tf.TensorSpec([None, *of_lists], tf.float32)
-    return found
+        shape: list[Optional[int]] = [None] if items is None else [None, items]
+        specs[column] = tf.TensorSpec(shape, tf.float32)
+    return specs
 
 
 def signature(trained: TrainedModel, answers: Callable[[Any], dict[str, tf.Tensor]]) -> Any:
     """Returns the concrete function from columns to answers.
 
     Args:
-        trained: A model whose inputs `are_of_columns`.
-        answers: Returns the answers for x.
+        trained: A model with inputs that `are_of_columns`.
+        answers: Called with x; returns the answers.
     """
     inputs = trained.inputs
     assert inputs is not None
@@ -304,11 +300,11 @@ def signature(trained: TrainedModel, answers: Callable[[Any], dict[str, tf.Tenso
     @tf.function
     def by_column(**arguments: tf.Tensor) -> dict[str, tf.Tensor]:
         cells = {column: arguments[name] for column, name in names.items()}
-        found = {
+        x = {
             name: tf.reshape(_input(one, cells, inputs), [-1, *x_specs[name].shape[1:]])
             for name, one in inputs.inputs.items()
         }
-        return answers(inputs_from_names(trained.model.example_spec["x"], found))
+        return answers(inputs_from_names(trained.model.example_spec["x"], x))
 
     return by_column.get_concrete_function(
         **{
@@ -339,7 +335,7 @@ def _number(entry: Entry, cells: _Cells, inputs: ModelInputs) -> tf.Tensor:
         assert inputs.columns is not None
         gaps = tf.math.is_nan(number)
         if entry.is_standardized and entry.statistics is not None:
-            # As the import did it, with the digits of float64.
+            # The import computes in float64, too.
             difference = tf.cast(number, tf.float64) - entry.statistics.mean
             number = tf.cast(difference / entry.statistics.unit, tf.float32)
         may_be_missing = inputs.columns.missing_cells is not None
@@ -351,9 +347,9 @@ def _number(entry: Entry, cells: _Cells, inputs: ModelInputs) -> tf.Tensor:
 def _is_value(column: tf.Tensor, values: tuple[str, ...], inputs: ModelInputs) -> tf.Tensor:
     """Returns whether cells are each of some categories, bool [n, values]."""
     assert inputs.columns is not None
-    found = tf.strings.strip(column)
+    cells = tf.strings.strip(column)
     missing = inputs.columns.missing_cells
     if missing is not None:
-        is_missing = tf.reduce_any(found[:, tf.newaxis] == tf.constant(missing), axis=1)
-        found = tf.where(is_missing, inputs.missing_category, found)
-    return tf.equal(found[:, tf.newaxis], tf.constant(values, tf.string, [1, len(values)]))
+        is_missing = tf.reduce_any(cells[:, tf.newaxis] == tf.constant(missing), axis=1)
+        cells = tf.where(is_missing, inputs.missing_category, cells)
+    return tf.equal(cells[:, tf.newaxis], tf.constant(values, tf.string, [1, len(values)]))

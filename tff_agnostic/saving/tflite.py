@@ -1,4 +1,4 @@
-"""A trained model for TensorFlow Lite, plain or quantised, which takes an example at a time."""
+"""A trained model for TensorFlow Lite, plain or quantised, with one example per call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _leave(converter: tf.lite.TFLiteConverter) -> None:
 
 
 def _int8(converter: tf.lite.TFLiteConverter) -> None:
-    # TFLite's dynamic range: weights of at least 1,024 numbers, in 8 bits; sums in float32.
+    # Dynamic range: 8 bits for weights of at least 1,024 numbers, float32 for sums.
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
 
 
@@ -34,21 +34,14 @@ def _float16(converter: tf.lite.TFLiteConverter) -> None:
     converter.target_spec.supported_types = [tf.float16]
 
 
-# Type of the stored weights -> settings of the converter.
+# Functions that set the converter, keyed by the type of the stored weights.
 QUANTIZATIONS: Registry[Callable[[tf.lite.TFLiteConverter], None]] = Registry(
     "quantisation", {NOT_QUANTIZED: _leave, "int8": _int8, "float16": _float16}
 )
 
 
 def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> dict[str, Any]:
-    """Writes the file.
-
-    Args:
-        quantize: A name of `QUANTIZATIONS`.
-
-    Returns:
-        TensorFlow's ops for which a device needs the Flex delegate, if there are any.
-    """
+    """Writes the file; returns the ops for which a device needs the Flex delegate, if any."""
     # These modules load TensorFlow.
     from tff_agnostic.models.tflite_files import custom_op_names
     from tff_agnostic.saving.saved_model import ServedModel
@@ -64,7 +57,7 @@ def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> d
     QUANTIZATIONS[quantize](converter)
     try:
         content = converter.convert()
-    # Its errors have no common base, and are pages long.
+    # Errors of the converter have no common base, and are pages long.
     except Exception as e:
         line = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
         raise UserError(f"format tflite: TensorFlow cannot convert this model ({line})") from e
@@ -85,14 +78,14 @@ def _layers(model: Model) -> list[Any]:
 
 
 def load(path: Path, trained: TrainedModel) -> Any:
-    """Returns the saved model as a function of x, which is run example by example."""
+    """Returns the saved model as a function of x, called example by example."""
     with warnings.catch_warnings():
-        # TensorFlow 2.21 has it still, and speaks of a package that it does not bring.
+        # The warning of TensorFlow 2.21 names a package that it does not install.
         warnings.filterwarnings("ignore", message="(?s).*tf.lite.Interpreter is deprecated")
         runner = tf.lite.Interpreter(str(path)).get_signature_runner()
     structure, names = trained.output_structure(), trained.output_names()
 
-    def of_x(x: Any) -> Any:
+    def predict(x: Any) -> Any:
         inputs = {name: np.asarray(value) for name, value in inputs_by_name(x).items()}
         num_examples = len(next(iter(inputs.values())))
         rows = [
@@ -102,4 +95,4 @@ def load(path: Path, trained: TrainedModel) -> Any:
         outputs = [tf.constant(np.concatenate([row[name] for row in rows])) for name in names]
         return tf.nest.pack_sequence_as(structure, outputs)
 
-    return of_x
+    return predict

@@ -26,17 +26,15 @@ TEST, MADE_UP = "test", "made-up"
 _TOLERANCE = 1e-5
 
 
-# Warnings of TensorFlow print it, and its inputs have exact statistics of training clients.
+# No repr: warnings of TensorFlow would print exact statistics of training clients.
 @dataclasses.dataclass(frozen=True, repr=False)
 class TrainedModel:
     """A model with its trained weights.
 
     Attributes:
-        model: The model.
-        weights: Its weights.
-        class_names: Names of the classes, if they have any.
+        class_names: Names of the classes; None if unknown.
         words: The vocabulary of texts; word k has the id k + 1.
-        inputs: What its inputs are, where that is known.
+        inputs: Description of the inputs; None if unknown.
     """
 
     model: Model
@@ -46,13 +44,13 @@ class TrainedModel:
     inputs: Optional[ModelInputs] = None
 
     def predict(self, x: Any, weights: Optional[ModelWeights] = None) -> Any:
-        """Returns the predictions as evaluations make them: without dropout.
+        """Returns the predictions of evaluations, without dropout.
 
         Args:
             x: Inputs of n examples.
-            weights: The same weights in another form, such as variables.
+            weights: Weights in another form, such as variables; None for arrays.
         """
-        # Without effect: nothing is drawn outside of training.
+        # The seed has no effect outside of training.
         seed = tf.zeros([2], tf.int32)
         if weights is None:
             weights = self.weights
@@ -60,11 +58,7 @@ class TrainedModel:
         return self.model.predict(tensors, x, False, seed)
 
     def input_specs(self, num_examples: Optional[int] = None) -> dict[str, tf.TensorSpec]:
-        """Returns the spec of each input by its name.
-
-        Args:
-            num_examples: The first dimension; any number if None.
-        """
+        """Returns the spec of each input by name, for any number of examples if None."""
         return {
             name: tf.TensorSpec([num_examples, *spec.shape[1:]], spec.dtype, name=name)
             for name, spec in inputs_by_name(self.model.example_spec["x"]).items()
@@ -84,7 +78,7 @@ class TrainedModel:
 
 
 def inputs_by_name(x: Any) -> dict[str, Any]:
-    """Returns the arrays of x by their names, `INPUT` if it is one."""
+    """Returns the arrays of x by name, `INPUT` for a single array."""
     return dict(x) if isinstance(x, Mapping) else {INPUT: x}
 
 
@@ -94,7 +88,7 @@ def inputs_from_names(spec: Any, by_name: Mapping[str, Any]) -> Any:
 
 
 def output_names(predictions: Any) -> list[str]:
-    """Returns a name for each tensor of predictions, in the order of `tf.nest.flatten`."""
+    """Returns the names of predictions' tensors, in the order of `tf.nest.flatten`."""
     if isinstance(predictions, Mapping):
         return sorted(predictions)
     count = len(tf.nest.flatten(predictions))
@@ -102,7 +96,7 @@ def output_names(predictions: Any) -> list[str]:
 
 
 def outputs_by_name(predictions: Any) -> dict[str, Any]:
-    """Returns the tensors of predictions by their names."""
+    """Returns the tensors of predictions by name."""
     return dict(zip(output_names(predictions), tf.nest.flatten(predictions)))
 
 
@@ -111,14 +105,12 @@ class FileCheck:
     """The comparison of a saved file with the run's model.
 
     Attributes:
-        num_examples: Number of examples on which both were called.
+        num_examples: Number of examples.
         source: Source of the examples: `TEST` or `MADE_UP`.
-        largest_difference: Largest absolute difference of two predictions; None if one is finite
-            and the other is not, or they are different infinities.
-        is_same: Whether all of them agree up to 1e-5, absolute or relative.
+        largest_difference: Largest absolute difference of two predictions; None if it is infinite.
+        is_same: Whether all predictions agree up to 1e-5, absolute or relative.
         domains: The examples of each domain, and each measure of the run's model and of the file;
-            None where there is nothing to measure, or it is not finite. Empty with made-up
-            examples.
+            None if it is undefined. Empty with made-up examples.
     """
 
     num_examples: int
@@ -133,86 +125,82 @@ def check_file(
     task: Task,
     predict: Callable[[Any], Any],
     source: str = TEST,
-    seed: int = 0,
 ) -> FileCheck:
     """Calls a saved file and the run's model on the same examples.
 
     Args:
         trained: The run's model.
-        task: The task. Its test clients are drawn until they have 2,000 examples.
+        task: The task, whose test clients are drawn until they have 2,000 examples.
         predict: The file, as a function of x.
         source: `MADE_UP` for random examples, which depend on no client's data; else `TEST`.
-        seed: Seeds the draw.
     """
     sums = {"run": _Sums(trained, task), "file": _Sums(trained, task)}
-    own = tf.function(trained.predict, input_signature=[trained.model.example_spec["x"]])
+    run_model = tf.function(trained.predict, input_signature=[trained.model.example_spec["x"]])
     num_examples, largest, is_same = 0, 0.0, True
     is_made_up = source == MADE_UP
-    for examples in [made_up(trained, seed)] if is_made_up else _drawn(task.test, seed):
+    for examples in [made_up(trained)] if is_made_up else _drawn(task.test):
         x = tf.nest.map_structure(tf.convert_to_tensor, examples["x"])
-        expected, found = own(x), predict(x)
-        for a, b in zip(tf.nest.flatten(expected), tf.nest.flatten(found)):
+        expected, actual = run_model(x), predict(x)
+        for a, b in zip(tf.nest.flatten(expected), tf.nest.flatten(actual)):
             difference = _differences(a, b)
             largest = max(largest, float(difference.max(initial=0.0)))
             is_near = np.isfinite(difference) & (difference <= _TOLERANCE * (1 + np.abs(a)))
             is_same &= bool(np.all(is_near | (difference == 0.0)))
         if not is_made_up:
             sums["run"].add(examples, expected)
-            sums["file"].add(examples, found)
+            sums["file"].add(examples, actual)
         num_examples += len(tf.nest.flatten(x)[0])
     domains = _prediction_table(task, sums)
     return FileCheck(num_examples, source, finite_or_none(largest), is_same, domains)
 
 
-def made_up(trained: TrainedModel, seed: int = 0) -> Examples:
-    """Returns examples with random inputs for a model, and without labels.
+def made_up(trained: TrainedModel) -> Examples:
+    """Returns examples with random inputs, and without labels.
 
-    Floats are normal, integers are ids of the model's categories, domains or words. Integers of
-    unknown meaning are 0 or 1.
+    Floats are normal, integers are ids of categories, domains or words, else 0 or 1.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     by_name = {}
     for name, spec in inputs_by_name(trained.model.example_spec["x"]).items():
         shape = (_NUM_MADE_UP, *(n or 1 for n in spec.shape[1:]))
-        is_float = spec.dtype.is_floating
-        drawn = (
-            rng.normal(size=shape)
-            if is_float
-            else rng.integers(_num_ids(trained, name), size=shape)
-        )
-        by_name[name] = drawn.astype(spec.dtype.as_numpy_dtype)
+        values: np.ndarray
+        if spec.dtype.is_floating:
+            values = rng.normal(size=shape)
+        else:
+            values = rng.integers(_num_ids(trained, name), size=shape)
+        by_name[name] = values.astype(spec.dtype.as_numpy_dtype)
     return {"x": inputs_from_names(trained.model.example_spec["x"], by_name)}
 
 
 def _num_ids(trained: TrainedModel, name: str) -> int:
-    """Returns the number of known ids of an input of integers, from 0."""
-    found = None if trained.inputs is None else trained.inputs.inputs.get(name)
-    if not isinstance(found, Whole):
+    """Returns the number of ids of an input of integers."""
+    column = None if trained.inputs is None else trained.inputs.inputs.get(name)
+    if not isinstance(column, Whole):
         return 2
-    # The id 0 is that of no known category, and of no word.
-    sizes = {IDS: len(found.values) + 1, DOMAIN: len(found.values)}
+    # The id 0 is an unknown category, or padding.
+    sizes = {IDS: len(column.values) + 1, DOMAIN: len(column.values)}
     words = len(trained.words or ()) + 1
-    return sizes.get(found.kind, words if found.kind in (TEXT, SENTENCE) else 2)
+    return sizes.get(column.kind, words if column.kind in (TEXT, SENTENCE) else 2)
 
 
-def _differences(expected: Any, found: Any) -> np.ndarray:
-    """Returns absolute differences; 0 of the same infinity or NaN in both, and never NaN."""
-    a, b = (np.asarray(array, np.float64) for array in (expected, found))
+def _differences(expected: Any, actual: Any) -> np.ndarray:
+    """Returns absolute differences: 0 for equal infinities or NaNs, and never NaN."""
+    a, b = (np.asarray(array, np.float64) for array in (expected, actual))
     is_equal = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
         difference = np.abs(a - b)
     return np.where(is_equal, 0.0, np.where(np.isnan(difference), np.inf, difference))
 
 
-def _drawn(clients: ClientDataset, seed: int) -> Iterator[Examples]:
+def _drawn(clients: ClientDataset) -> Iterator[Examples]:
     count = 0
-    for k in np.random.default_rng(seed).permutation(len(clients.client_ids)):
+    for k in np.random.default_rng(0).permutation(len(clients.client_ids)):
         examples = clients.read(clients.client_ids[k])
         size = len(examples["domain_id"])
         if size == 0:
             continue
-        left = _MAX_EXAMPLES - count
-        yield tf.nest.map_structure(lambda column, left=left: column[:left], dict(examples))
+        limit = _MAX_EXAMPLES - count
+        yield tf.nest.map_structure(lambda column, limit=limit: column[:limit], dict(examples))
         count += size
         if count >= _MAX_EXAMPLES:
             return
@@ -237,7 +225,7 @@ class _Sums:
             np.add.at(self.denominators[k], domains, np.asarray(denominator, np.float64))
 
     def values(self, domain: int) -> dict[str, Optional[float]]:
-        """Returns each measure; None where a domain has nothing to measure, or it is not finite."""
+        """Returns each measure of a domain; None if it is undefined."""
         values = {}
         for k, measure in enumerate(self.measures.values()):
             denominator = self.denominators[k, domain]

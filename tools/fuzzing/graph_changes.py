@@ -281,20 +281,17 @@ class GraphChanges:
             specs += [server.tensorflow_spec_prepare, server.tensorflow_spec_result]
         spec = self._rng.choice(specs)
         kind = self._rng.random()
-        if kind < 0.6:
-            value = self._rng.choice([self._draws.text(), self._draws.number()])
-            tensor = tf.make_tensor_proto(value).SerializeToString()
-            spec.constant_inputs[self._tensor(names)] = tensor
-        elif kind < 0.7:
+        if kind < 0.3:
             client.tensorflow_spec.dataset_token_tensor_name = self._tensor(names)
-        elif kind < 0.8:
+        elif kind < 0.6:
             router = client.federated_compute
             router.input_filepath_tensor_name = self._tensor(names)
-        elif kind < 0.9:
+        elif kind < 0.8 or len(specs) > 1:
             spec.target_node_names.append(self._tensor(names).partition(":")[0])
         else:
-            config = plan.tensorflow_config_proto
-            config.value = self._draws.flipped(config.value)
+            read = plan.phase[0].server_phase.read_aggregated_update
+            for channel in read.side_channel_tensors.values():
+                channel.restore_name = self._tensor(names)
 
     def _tensor(self, names: list[str]) -> str:
         paths = [name for name in names if "path" in name or "between" in name]

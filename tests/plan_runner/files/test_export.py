@@ -1,4 +1,4 @@
-"""Folders that are not exports, or not as their manifest says."""
+"""Folders of exports that differ from their manifests, and files with false sizes."""
 
 import io
 import json
@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from plan_runner.errors import PlanError
-from plan_runner.export import Limits, check_frames, open_export, read_arrays
+from plan_runner.export import check_frames, open_export, read_arrays
 from plan_runner.graph_check import check_bounds, tensor_bytes
 from tests import golden
 from tests.plan_runner.exports import rehash, write_client
@@ -35,21 +35,24 @@ def change(folder, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_an_export_opens(folder):
+def test_opened_export_reads_checked_content(folder):
+    (folder / "plan.pb").rename(folder / "real.pb")
+    (folder / "plan.pb").symlink_to("real.pb")
+    rehash(folder)
     export = open_export(folder)
-    assert export.read("plan.pb") == (folder / "plan.pb").read_bytes()
+    assert export.read("plan.pb") == (folder / "real.pb").read_bytes()
     assert export.manifest.conformance.clients == ("ann", "bob", "cyd")
+    os.truncate(folder / "real.pb", 10)
+    with pytest.raises(PlanError, match="expected the manifest's sha256, it has changed"):
+        export.read("plan.pb")
 
 
-def test_no_folder(tmp_path):
+def test_missing_folder_or_manifest_is_named(tmp_path):
     assert refused(tmp_path / "x").endswith("x: expected the folder of an export, found none")
     assert "expected the file manifest.json, found none" in refused(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["plan.pb", "client_only_plan.pb", "server_state.ckpt", "conformance/clients/ann.tfrecord"],
-)
+@pytest.mark.parametrize("name", ["plan.pb", "conformance/clients/ann.tfrecord"])
 def test_every_file_is_checked(folder, name):
     path = folder / name
     content = path.read_bytes()
@@ -59,7 +62,6 @@ def test_every_file_is_checked(folder, name):
     assert f"{name}: expected the sha256 " in refused(folder)
     path.unlink()
     assert f"{name}: expected the manifest's file, found none" in refused(folder)
-    # As a folder in its place is.
     path.mkdir()
     assert f"{name}: expected the manifest's file, found none" in refused(folder)
 
@@ -68,78 +70,48 @@ def test_every_file_is_checked(folder, name):
     "name",
     ["plan.pb", "server_state.ckpt", "conformance/round_2.npz", "conformance/clients/bob.tfrecord"],
 )
-def test_a_file_that_the_manifest_does_not_name(folder, name):
+def test_manifest_must_list_needed_files(folder, name):
     files = json.loads((folder / "manifest.json").read_text())["files"]
     del files[name]
     change(folder, files=files)
     assert f"manifest.json: files: expected '{name}', found none" in refused(folder)
 
 
-def test_a_linked_folder_too_many(folder, tmp_path):
-    (folder / "more").symlink_to(tmp_path)
-    assert "more: expected the manifest's files only, found this one" in refused(folder)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["../secret", "/etc/passwd", "a/../../secret", "", ".", "./plan.pb", "a//b", "a\0b"],
-)
-def test_paths_outside(folder, name):
+@pytest.mark.parametrize("name", ["a/../../secret", "", ".", "./plan.pb", "a//b", "a\0b"])
+def test_rejects_paths_outside(folder, name):
     files = json.loads((folder / "manifest.json").read_text())["files"]
     change(folder, files={**files, name: {"sha256": "0" * 64, "bytes": 1}})
     assert f"expected paths within the export, found {name!r}" in refused(folder)
 
 
-def test_a_relative_link_out(folder, tmp_path):
-    """Absolute ones are among the hostile exports."""
+def test_rejects_links_outside(folder, tmp_path):
+    (folder / "more").symlink_to(tmp_path)
+    assert "more: expected the manifest's files only, found this one" in refused(folder)
     path = folder / "plan.pb"
     path.rename(tmp_path / "plan.pb")
     path.symlink_to("../plan.pb")
-    # The content would be right.
+    # The content equals the manifest's.
     assert "plan.pb: expected a file within the export, it links to another" in refused(folder)
-
-
-def test_links_within_are_files_as_any(folder):
-    (folder / "plan.pb").rename(folder / "real.pb")
-    (folder / "plan.pb").symlink_to("real.pb")
-    rehash(folder)
-    assert open_export(folder).read("plan.pb")
-
-
-def test_a_change_after_the_check(folder):
-    export = open_export(folder)
-    os.truncate(folder / "plan.pb", 10)
-    with pytest.raises(PlanError, match="expected the manifest's sha256, it has changed"):
-        export.read("plan.pb")
 
 
 @golden.values
 def test_manifests_with_wrong_parts(folder, case):
     change(folder, **case)
-    found = refused(folder)
-    assert found.startswith("manifest.json: ")
-    return found
+    error = refused(folder)
+    assert error.startswith("manifest.json: ")
+    return error
 
 
-@pytest.mark.parametrize("part", ["format", "profile", "files", "tensors", "conformance"])
-def test_manifests_with_missing_parts(folder, part):
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest[part]
-    path.write_text(json.dumps(manifest))
-    assert refused(folder) == f"manifest.json: expected the part '{part}', found none"
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000, b"[]", b"3"])
-def test_manifests_that_are_none(folder, content):
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 100_000, b"[]"])
+def test_rejects_invalid_manifests(folder, content):
     (folder / "manifest.json").write_bytes(content)
     assert refused(folder).startswith("manifest.json: expected ")
 
 
-# --- Files that claim more than they hold, at the limits of what may be read
+# --- Files that claim other sizes
 
 
-def test_arrays_are_what_numpy_saved(tmp_path):
+def test_arrays_equal_saved_arrays(tmp_path):
     half = tf.bfloat16.as_numpy_dtype
     arrays = {
         "server/0": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -151,22 +123,22 @@ def test_arrays_are_what_numpy_saved(tmp_path):
     }
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "file.npz", **arrays)
-        found = read_arrays(tmp_path / "file.npz", 1.0)
+        loaded = read_arrays(tmp_path / "file.npz", 1.0)
         with np.load(tmp_path / "file.npz") as expected:
-            assert set(found) == set(expected)
+            assert set(loaded) == set(expected)
             for name in expected:
-                assert found[name].dtype == expected[name].dtype
-                np.testing.assert_array_equal(found[name], expected[name])
+                assert loaded[name].dtype == expected[name].dtype
+                np.testing.assert_array_equal(loaded[name], expected[name])
 
 
-def test_all_members_count_together(tmp_path):
+def test_archive_limit_counts_all_members(tmp_path):
     np.savez_compressed(tmp_path / "file.npz", a=np.zeros(50_000), b=np.zeros(50_000))
     assert len(read_arrays(tmp_path / "file.npz", 0.81)) == 2
     with pytest.raises(PlanError, match=r"expected at most 0.79 MB when unpacked .*, found 0.8 MB"):
         read_arrays(tmp_path / "file.npz", 0.79)
 
 
-def test_a_member_that_holds_more_than_it_says(tmp_path):
+def test_member_unpacks_no_more_than_claimed(tmp_path):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", bytes(1_000_000))
@@ -178,30 +150,20 @@ def test_a_member_that_holds_more_than_it_says(tmp_path):
         read_arrays(tmp_path / "file.npz", 0.5)
 
 
-@pytest.mark.parametrize("records", [[], [b""], [b"a"], [b"", b"abc", b"x" * 1000]])
-def test_frames_that_fill_a_file(tmp_path, records):
+@pytest.mark.parametrize("records", [[b""], [b"", b"abc", b"x" * 30]])
+def test_frames_must_fill_the_file(tmp_path, records):
     path = tmp_path / "file"
     write_client(path, records)
-    check_frames(path, max(1, len(records)))
     content = path.read_bytes()
-    for length in range(1, len(content)):
+    # A file that is cut between two records has fewer records.
+    ends = [sum(16 + len(r) for r in records[:n]) for n in range(len(records) + 1)]
+    for length in range(len(content) + 1):
         path.write_bytes(content[:length])
-        # Cut between two records, it is a file of fewer.
-        ends = [sum(16 + len(r) for r in records[:n]) for n in range(len(records) + 1)]
         if length in ends:
             check_frames(path, len(records))
         else:
             with pytest.raises(PlanError, match="expected a TFRecord file, cannot read it"):
                 check_frames(path, len(records))
-
-
-def test_as_many_records_as_there_may_be(tmp_path):
-    write_client(tmp_path / "file", [b""] * 5)
-    check_frames(tmp_path / "file", 5)
-    with pytest.raises(
-        PlanError, match=r"expected at most 4 records \(--max_records\), found more"
-    ):
-        check_frames(tmp_path / "file", 4)
 
 
 def test_sizes_of_tensors():
@@ -223,44 +185,32 @@ def _graph(**calls):
     return graph
 
 
-@pytest.mark.parametrize(
-    "calls",
-    [
-        {"a": "b", "b": "c", "c": ""},
+def test_functions_may_call_others():
+    for calls in (
         {"a": "bb", "b": "cc", "c": "d", "d": ""},
         {"a": "bc", "b": "d", "c": "d", "d": ""},
         # Deeper than Python's stack.
         {str(n): (str(n + 1),) for n in range(5000)},
-    ],
-)
-def test_functions_that_call_others(calls):
-    check_bounds(_graph(**calls), "graph")
+    ):
+        check_bounds(_graph(**calls), "graph")
 
 
 @pytest.mark.parametrize(
     "calls",
     [{"a": "a"}, {"a": "xb", "b": "xa"}, {"a": "b", "b": "cd", "c": "", "d": "eb", "e": ""}],
 )
-def test_functions_that_lead_back_to_themselves(calls):
-    with pytest.raises(PlanError, match=r"^graph: function [ab]: expected one that ends, it calls"):
+def test_rejects_recursive_functions(calls):
+    with pytest.raises(PlanError, match=r"^graph: function [ab]: recursion is not allowed"):
         check_bounds(_graph(**calls), "graph")
 
 
 def test_constants_count_together():
     graph = tf.compat.v1.GraphDef()
-    for number in range(4):
+    for number in range(5):
+        if number == 4:
+            check_bounds(graph, "graph")
         node = graph.node.add(name=f"n{number}", op="Const")
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(1.0))
         node.attr["value"].tensor.tensor_shape.dim.add(size=1 << 26)
-    check_bounds(graph, "graph")
-    more = graph.node.add(name="more", op="Const")
-    more.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(1.0))
-    with pytest.raises(PlanError, match=r"^graph: more: expected constants of at most 1 GiB in a"):
+    with pytest.raises(PlanError, match=r"^graph: n4: expected constants of at most 1 GiB in a"):
         check_bounds(graph, "graph")
-
-
-def test_a_limit_of_manifests():
-    limits = Limits(max_manifest_mb=0.5)
-    limits.check_manifest(500_000, "here")
-    with pytest.raises(PlanError, match=r"^here: expected at most 0.5 MB \(--max_manifest_mb\)"):
-        limits.check_manifest(500_001, "here")

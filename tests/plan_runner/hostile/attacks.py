@@ -1,7 +1,4 @@
-"""Two exports that wrote a file of the attacker's choice, while their graphs passed every check.
-
-Both change what a file operation gets as its path after the path was looked at.
-"""
+"""An export and a TFLite graph that write a file of the attacker's choice."""
 
 import struct
 from pathlib import Path
@@ -18,39 +15,38 @@ from tests.plan_runner import plans
 from tests.plan_runner.exports import rehash
 
 
-def constant_over_path(folder: Path, written: Path) -> None:
-    """Has an export write a file by a constant of the plan that takes the place of a path.
+def save_elsewhere(folder: Path, written: Path) -> None:
+    """Changes an export so that its client's graph writes another file."""
+    write_plan(folder, plans.daf_plan(on_client=lambda x: saving(x, str(written))))
 
-    The constant feeds an Identity of the path's placeholder, in front of a second SaveSlices.
-    """
-    plan = plans.daf_plan()
-    graph = tf.compat.v1.GraphDef.FromString(plan.client_graph_bytes.value)
-    between = graph.node.add(name="between", op="Identity", input=["output_filepath"])
-    between.attr["T"].type = tf.string.as_datatype_enum
-    save = next(node for node in graph.node if node.name == "save_client_update_tensors")
-    second = graph.node.add()
-    second.CopyFrom(save)
-    second.name, second.input[0] = "second", "between"
-    save.input.append("^second")
-    plan.client_graph_bytes.value = graph.SerializeToString()
-    constant = tf.make_tensor_proto(str(written)).SerializeToString()
-    plan.phase[0].client_phase.tensorflow_spec.constant_inputs["between:0"] = constant
-    (folder / "plan.pb").write_bytes(plan.SerializeToString())
+
+def write_plan(folder: Path, plan: plan_pb2.Plan) -> None:
+    """Replaces the plan of an export."""
+    (folder / "plan.pb").write_bytes(plan.SerializeToString(deterministic=True))
     device = plan_pb2.ClientOnlyPlan(graph=plan.client_graph_bytes.value)
     (folder / "client_only_plan.pb").write_bytes(device.SerializeToString())
     rehash(folder)
 
 
-def write_over_path(content: bytes, written: str, path: str = "out:0") -> bytes:
-    """Has a TFLite graph with a FlexSaveSlices write a second file.
+def saving(x: tf.Tensor, path: str) -> tf.Tensor:
+    """Returns x, after writing a file."""
+    save = tf.raw_ops.SaveSlices(
+        filename=tf.constant(path), tensor_names=["a"], shapes_and_slices=[""], data=[x]
+    )
+    with tf.control_dependencies([save]):
+        return tf.identity(x)
 
-    A FlexIdentity of a string writes over the very tensor that holds the first one's path.
+
+def write_over_path(content: bytes, written: str, path: str = "out:0") -> bytes:
+    """Changes a TFLite graph with a FlexSaveSlices so that it writes a second file.
+
+    A FlexIdentity of a string overwrites the tensor with the first file's path.
     """
 
     def edit(model: Any, graph: Any) -> None:
         save = next(op for op in graph.operators if custom_code(model, op) == b"FlexSaveSlices")
         text = schema.BufferT()
-        # One string, as TFLite keeps strings: their number, where each begins, where all end.
+        # TFLite's format of one string: the count, its begin, the end of all strings.
         text.data = list(struct.pack("<3i", 1, 12, 12 + len(written)) + written.encode())
         model.buffers.append(text)
         constant = schema.TensorT()
@@ -74,7 +70,7 @@ def write_over_path(content: bytes, written: str, path: str = "out:0") -> bytes:
 
 
 def edited(content: bytes, edit: Any) -> bytes:
-    """Returns a flatbuffer after `edit` has changed its model, and its graph."""
+    """Returns a flatbuffer after `edit(model, graph)`."""
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     edit(model, model.subgraphs[0])
     builder = flatbuffers.Builder(0)

@@ -1,4 +1,4 @@
-"""Exports whose folder, manifest, records or archives are damaged or hostile."""
+"""Exports with a damaged or hostile folder, manifest, records or archives."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def _a_million_entries(folder: Path) -> None:
 
 
 def _masked_crc(content: bytes) -> bytes:
-    """CRC-32C as TFRecord files have it."""
+    """Returns the masked CRC-32C of TFRecord files."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc ^= byte
@@ -58,13 +58,13 @@ def _masked_crc(content: bytes) -> bytes:
 
 
 def _records_of_length(length: int) -> Callable[[bytes], bytes]:
-    """A record that is said to be so long, with the right checksum of that."""
+    """Returns a record with a false length and the checksum of that length."""
     header = struct.pack("<Q", length)
     return lambda content: header + _masked_crc(header) + content
 
 
 def _array(content: bytes = b"\0" * 4, shape: str = "()", descr: str = "'<f4'") -> bytes:
-    """An .npy file, whatever its header says."""
+    """Returns an .npy file with any header."""
     header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + content
 
@@ -83,7 +83,7 @@ def _no_example(path: Path) -> None:
 
 
 def _claiming(size: int) -> bytes:
-    """An archive whose one member says that it is so large when unpacked."""
+    """Returns an archive whose only member claims an unpacked size."""
     content = bytearray(_archive({"a": _array()}))
     entry = content.rindex(b"PK\x01\x02")
     content[entry + 24 : entry + 28] = struct.pack("<I", size)
@@ -116,7 +116,7 @@ FILES = {
     "a million entries": Hostile(_a_million_entries, "files: 0: expected dict, found int"),
     "a manifest of 100 MB": Hostile(
         lambda folder: os.truncate(folder / "manifest.json", 10**8),
-        "expected at most 16 MB (--max_manifest_mb), found 100.0 MB",
+        "expected at most 16000000 bytes, found more",
     ),
     "a manifest of brackets": Hostile(_manifest_of(b"[" * 100_000), "expected JSON"),
     "a manifest of digits": Hostile(
@@ -169,11 +169,11 @@ FILES = {
     ),
     "an array that claims 4 TiB": Hostile(
         changed(ROUND, lambda _: _archive({"a": _array(shape=f"({1 << 40},)")})),
-        "an array of 4398046511104 bytes in 4 bytes",
+        "expected an .npz file",
     ),
     "an array of objects": Hostile(
         changed(ROUND, lambda _: _archive({"a": _array(b"cos\nsystem\n.", descr="'|O'")})),
-        "it holds Python's objects",
+        "expected an .npz file",
     ),
     "an array with a long header": Hostile(
         changed(ROUND, lambda _: _archive({"a": _array(shape="(" * 9000)})),

@@ -1,4 +1,4 @@
-"""What a damaged or hostile export is, and ways to spoil any file of a good one."""
+"""Damaged and hostile exports, and ways to spoil a good one."""
 
 import enum
 import json
@@ -13,7 +13,7 @@ CLIENT = "conformance/clients/ann.tfrecord"
 
 
 class Found(enum.Enum):
-    """What it takes to find out."""
+    """The stage at which an export is refused."""
 
     EARLY = "before TensorFlow is imported"
     UNPLAYED = "before a graph is run"
@@ -22,14 +22,14 @@ class Found(enum.Enum):
 
 
 class Hostile(NamedTuple):
-    """An export that is not to be trusted.
+    """A hostile export.
 
     Attributes:
         spoil: Changes a good export of plain sums.
-        message: A part of what is said of it.
-        found: What it takes to find out.
-        flags: What the runner is given beside.
-        status: Its exit status.
+        message: Part of the error.
+        found: Stage of the refusal.
+        flags: Further flags of the runner.
+        status: Exit status of the runner.
     """
 
     spoil: Callable[[Path], Any]
@@ -64,15 +64,14 @@ def moved_out(name: str) -> Callable[[Path], None]:
     return spoil
 
 
-def swapped(one: str, other: str, is_told: bool = True) -> Callable[[Path], None]:
-    """Swaps two files; the manifest is changed, too, unless it is not told."""
+def swapped(one: str, other: str) -> Callable[[Path], None]:
+    """Swaps two files, and renews the manifest."""
 
     def spoil(folder: Path) -> None:
         first, second = (folder / one).read_bytes(), (folder / other).read_bytes()
         (folder / one).write_bytes(second)
         (folder / other).write_bytes(first)
-        if is_told:
-            rehash(folder)
+        rehash(folder)
 
     return spoil
 

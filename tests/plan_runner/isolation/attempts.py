@@ -1,4 +1,4 @@
-"""What a process that was taken over would try; `tries` does so in a process of its own."""
+"""Attempts of a process that a stranger controls."""
 
 import contextlib
 import ctypes
@@ -42,7 +42,7 @@ def _check_access(path: Path) -> None:
 
 
 def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable[[], object]]:
-    """By name; `outside` and `readable` are files of the user's, of which one may be read."""
+    """Returns attempts by name; the sandbox may read `readable` only."""
     return {
         # Files.
         "writes a file": lambda: (outside.parent / "new").write_text("x"),
@@ -83,7 +83,7 @@ def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable
         "leaves its session": lambda: os.setsid(),
         "outlives its parent": lambda: _prctl(_PR_SET_PDEATHSIG, 0),
         "raises its limits": lambda: resource.setrlimit(resource.RLIMIT_CORE, (1, 1)),
-        # Sockets, and ways round.
+        # Sockets and other ways out.
         "opens a socket": lambda: socket.socket(),
         "opens a local socket": lambda: socket.socket(socket.AF_UNIX),
         "opens two sockets": lambda: socket.socketpair(),
@@ -98,8 +98,7 @@ def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable
         "measures the machine": lambda: _call(298, 0, 0, -1, -1, 0),
         "types into a terminal": lambda: fcntl.ioctl(0, _TIOCSTI, b"x"),
         "calls by the numbers of x32": lambda: _call(0x40000000 | 39),
-        # What it may do.
-        # As the sandbox's page says: neither Landlock nor the filter restricts them.
+        # Allowed; neither Landlock nor the filter restricts the first two.
         "may see the size of a file": lambda: os.stat(outside),
         "may ask for rights to a file": lambda: _check_access(outside),
         "may write its own files": lambda: (scratch / "file").write_text("x"),
@@ -119,7 +118,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def tries(payload: Mapping[str, Any], listener: Listener, folder: Path) -> int:
-    """Tells of each attempt how it ended: the number of its error, or 0."""
+    """Reports each attempt's error number, or 0."""
     listener.step("trying")
     outside, readable = map(Path, payload["files"])
     for name, attempt in attempts(outside, readable, folder).items():
@@ -128,7 +127,7 @@ def tries(payload: Mapping[str, Any], listener: Listener, folder: Path) -> int:
         try:
             attempt()
         except (OSError, ValueError) as e:
-            # Python's word for EPERM where limits are concerned.
+            # Python raises a ValueError without number for limits.
             listener.line(f"{name}: {getattr(e, 'errno', 1)}")
         else:
             listener.line(f"{name}: 0")
@@ -138,7 +137,7 @@ def tries(payload: Mapping[str, Any], listener: Listener, folder: Path) -> int:
 
 
 def plays_unchecked(payload: Mapping[str, Any], listener: Listener, folder: Path) -> int:
-    """Plays an export, and runs a TFLite graph, without a check of graphs."""
+    """Runs an export and a TFLite graph without a check of graphs."""
     from plan_runner.play import _play_payload
 
     with unchecked():
@@ -160,10 +159,7 @@ def unchecked() -> Iterator[None]:
 
 
 def invoke(flatbuffer: Path, folder: Path) -> str:
-    """Runs a graph with the inputs "in:0" and "out:0", two paths, as `TfLiteClient` does.
-
-    Returns what TFLite says if it fails.
-    """
+    """Runs a graph with the paths "in:0" and "out:0", as `TfLiteClient` does; returns its error."""
     import numpy as np
     import tensorflow as tf
 

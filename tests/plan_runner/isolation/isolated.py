@@ -1,4 +1,4 @@
-"""Functions that tests call in processes of their own; the payload is what each is told."""
+"""Functions that tests call in separate processes."""
 
 import mmap
 import os
@@ -13,14 +13,14 @@ from plan_runner.isolation import Listener
 from plan_runner.sandbox import Refused
 
 
-def tells(payload: int, listener: Listener, folder: Path) -> int:
-    listener.step("telling")
+def reports_lines(payload: int, listener: Listener, folder: Path) -> int:
+    listener.step("reporting")
     for number in range(payload):
         listener.line(f"line {number} {'x' * 1000}")
     (folder / "results").mkdir()
     (folder / "results" / "file").write_text("here")
     listener.results(folder / "results")
-    # No event, wherever it goes.
+    # Output is not an event.
     print("[]", flush=True)
     os.write(1, b'["status", 9]\n')
     return 7
@@ -52,7 +52,7 @@ def allocates(payload: int, listener: Listener, folder: Path) -> int:
 
 
 def maps(payload: str, listener: Listener, folder: Path) -> None:
-    """Has more memory than it asks for: that of a file."""
+    """Maps a file into memory."""
     listener.step("mapping")
     with open(payload, "r+b") as file:
         memory = mmap.mmap(file.fileno(), 0)
@@ -90,7 +90,7 @@ def exits(payload: str, listener: Listener, folder: Path) -> None:
 
 
 def reports(payload: str, listener: Any, folder: Path) -> None:
-    """Reports what its caller did not think of."""
+    """Reports any text."""
     listener.step("reporting")
     for name in ("with_a_pipe", "with_a_link"):
         (folder / name).mkdir()

@@ -1,4 +1,4 @@
-"""A process of its own: what it tells arrives, at its bounds it is ended, and nothing is left."""
+"""Separate processes: their events, their limits, and their end."""
 
 import os
 import signal
@@ -12,14 +12,14 @@ from plan_runner.isolation import Bounds, Decoder, IsolationError, encoded, run_
 from tests import golden
 from tests.binaries.harness import ROOT
 from tests.marks import usually
-from tests.plan_runner.isolation.told import Told
+from tests.plan_runner.isolation.listener import RecordingListener
 from tests.processes import default_signals, is_running, wait_until
 
 _BOUNDS = Bounds(max_memory_gb=0.7, max_round_seconds=60.0)
 # Enough for Python to start, on a machine with other work.
 _SHORT = Bounds(max_memory_gb=0.7, max_round_seconds=3.0)
 
-# As the command does, with a function that hangs.
+# The command with a function that hangs.
 _COMMAND = """
 import sys
 from absl import flags
@@ -38,7 +38,7 @@ sys.exit(cli.exit_status(rest, values, player))
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path, monkeypatch):
-    """Where temporary files are; there are none after a test."""
+    """Folder of temporary files, which is empty after a test."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -47,8 +47,10 @@ def scratch(tmp_path, monkeypatch):
 
 
 def isolated(name, payload, bounds=_BOUNDS):
-    told = Told()
-    return run_isolated(f"tests.plan_runner.isolation.isolated:{name}", payload, bounds, told), told
+    listener = RecordingListener()
+    return run_isolated(
+        f"tests.plan_runner.isolation.isolated:{name}", payload, bounds, listener
+    ), listener
 
 
 def refused(name, payload, bounds=_BOUNDS) -> str:
@@ -58,53 +60,53 @@ def refused(name, payload, bounds=_BOUNDS) -> str:
     return str(caught.value)
 
 
-def test_what_it_tells_arrives_in_order():
+def test_events_arrive_in_order():
     # More than a pipe holds.
-    status, told = isolated("tells", 300)
+    status, listener = isolated("reports_lines", 300)
     assert status == 7
-    assert told.lines == [f"line {number} {'x' * 1000}" for number in range(300)]
-    assert told.files == ["here"]
+    assert listener.lines == [f"line {number} {'x' * 1000}" for number in range(300)]
+    assert listener.files == ["here"]
 
 
-def test_one_that_goes_on_is_ended(tmp_path):
+def test_step_beyond_its_time_is_killed(tmp_path):
     message = refused("hangs", str(tmp_path / "pid"), _SHORT)
     assert message == (
-        "hanging: expected to end within 3 s (--max_round_seconds), it went on and was ended"
+        "hanging: expected to end within 3 s (--max_round_seconds), it took longer and was ended"
     )
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
-def test_what_it_has_started_is_ended_with_it(tmp_path):
+def test_children_are_killed_with_their_process(tmp_path):
     assert refused("starts_another", str(tmp_path / "pid"), _SHORT).startswith("started")
     wait_until(lambda: not is_running(int((tmp_path / "pid").read_text())))
 
 
-def test_every_step_has_the_time_of_one():
+def test_every_step_has_its_own_time():
     status, _ = isolated("takes_steps", 5, _SHORT)
     assert status == 0
 
 
-def test_memory_that_it_asks_for_is_limited():
+def test_allocated_memory_is_limited():
     assert refused("allocates", 100) == (
         "expected to need at most 0.7 GB (--max_memory_gb), it needs more"
     )
     assert isolated("allocates", 10)[0] == 10
 
 
-def test_memory_that_it_maps_is_limited(tmp_path):
+def test_mapped_memory_is_limited(tmp_path):
     with open(tmp_path / "file", "wb") as file:
         file.truncate(150_000_000)
     expected = "mapping: expected to need at most 0.1 GB (--max_memory_gb), it needs more and"
     assert refused("maps", str(tmp_path / "file"), Bounds(0.1, 60.0)).startswith(expected)
 
 
-def test_files_that_it_writes_are_limited():
+def test_written_files_are_limited():
     message = refused("writes", 100, Bounds(0.05, 60.0))
     assert "OSError: [Errno 27] File too large" in message
 
 
 @golden.values
-def test_how_it_ends(case):
+def test_failures(case):
     name, payload = case
     return refused(name, payload)
 
@@ -112,32 +114,28 @@ def test_how_it_ends(case):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("nonsense", "something that is no event"),
-        pytest.param("[" * 100_000, "something that is no event", id="deep"),
-        ('["no such kind", "x"]', "something that is no event"),
-        ('["status", "1"]', "something that is no event"),
-        ('["line", {"a": 1}]', "something that is no event"),
+        pytest.param("[" * 100_000, "an invalid event", id="deep"),
+        ('["no such kind", "x"]', "an invalid event"),
+        ('["status", "1"]', "an invalid event"),
         pytest.param("x" * (1 << 21), "a line of more than 1048576 bytes", id="long"),
-        ('["results", "../users"]', "a folder that is none of its own"),
-        ('["results", "/etc"]', "a folder that is none of its own"),
-        ('["results", ".."]', "a folder that is none of its own"),
-        ('["results", "link"]', "a folder that is none of its own"),
-        ('["results", "task.json"]', "a folder that is none of its own"),
-        ('["results", "with_a_pipe"]', "a folder with more than files in it"),
-        ('["results", "with_a_link"]', "a folder with more than files in it"),
+        ('["results", "/etc"]', "a folder outside of its own"),
+        ('["results", "link"]', "a folder outside of its own"),
+        ('["results", "task.json"]', "a folder outside of its own"),
+        ('["results", "with_a_pipe"]', "a folder with links or pipes"),
+        ('["results", "with_a_link"]', "a folder with links or pipes"),
     ],
 )
-def test_what_it_reports_is_not_trusted(content, message):
+def test_invalid_events_are_refused(content, message):
     assert refused("reports", content) == f"reporting: its process reports {message}"
 
 
 @pytest.mark.slow
-def test_one_that_always_reports_is_ended():
+def test_endless_events_are_stopped():
     message = refused("reports_forever", None, _SHORT)
     assert message.startswith("reporting: expected to end within 3 s (--max_round_seconds)")
 
 
-def test_its_last_words_are_its_own(tmp_path):
+def test_replaced_error_file_is_not_read(tmp_path):
     (tmp_path / "secret").write_text("secret")
     found = refused("replaces_its_errors", str(tmp_path / "secret"))
     assert found == "leaving: its process ended with status 3 (last)"
@@ -148,7 +146,7 @@ def test_its_last_words_are_its_own(tmp_path):
     "number",
     usually([signal.SIGINT, signal.SIGKILL], [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]),
 )
-def test_it_ends_with_who_started_it(tmp_path, scratch, number):
+def test_process_ends_with_its_parent(tmp_path, scratch, number):
     pid_file = tmp_path / "pid"
     with default_signals():
         process = subprocess.Popen(
@@ -166,7 +164,7 @@ def test_it_ends_with_who_started_it(tmp_path, scratch, number):
     wait_until(lambda: not is_running(int(pid_file.read_text())))
     if number is signal.SIGKILL:
         assert process.returncode == -number
-        # Nobody could take these away.
+        # A killed process cannot remove its files.
         for path in sorted(scratch.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
     else:
@@ -174,7 +172,7 @@ def test_it_ends_with_who_started_it(tmp_path, scratch, number):
         assert errors == ("interrupted\n" if number is signal.SIGINT else "")
 
 
-def test_ctrl_c_while_the_command_starts_is_one_line(tmp_path):
+def test_ctrl_c_during_start_prints_one_line(tmp_path):
     (tmp_path / "absl").mkdir()
     (tmp_path / "absl" / "__init__.py").write_text(
         "import pathlib, time; pathlib.Path('begun').touch(); time.sleep(600)"
@@ -196,7 +194,7 @@ def test_ctrl_c_while_the_command_starts_is_one_line(tmp_path):
     assert process.returncode == 130
 
 
-def test_events_are_found_in_pieces():
+def test_decoder_joins_pieces():
     events = [("line", "a\nb"), ("status", 0), ("line", "\ud800")]
     content = b"".join(encoded(kind, value) for kind, value in events)
     for size in (1, 7, len(content)):

@@ -18,7 +18,6 @@ from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.deployment.backends import (
     BACKENDS,
     FCP,
-    KIND_OF_OPTION,
     PLAN,
     ServerTaskSettings,
     choose_profile,
@@ -29,7 +28,7 @@ from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, TaskOptions
-from tff_agnostic.program.options.flag_table import check_needs, flags_in_errors
+from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.flags import NONE, flags_of, values_of
 from tff_agnostic.program.options.user_algorithm import is_user_file
 from tff_agnostic.program.runs.export import (
@@ -121,8 +120,6 @@ def export_plan(given: RunArguments) -> Exported:
     for name in sorted(given.names):
         if name in backend.without:
             raise UserError(f"--{name} has no effect with --backend={own.backend}")
-    needs = {name: ("kind", (needed,)) for name, needed in KIND_OF_OPTION.items()}
-    check_needs(needs, {"kind": kind}, sorted(given.names))
     trained = None if own.checkpoint is None else find_checkpoint(Path(own.checkpoint))
     spec = _spec(given, trained[0].spec() if trained else None)
     check_federated(spec.config, "to export")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Callable, Optional
 from urllib.parse import quote
@@ -77,14 +77,11 @@ class DeviceSettings(Options):
         max_clients_per_round: With --profile=secure: the most clients of a round that sums have
             room for; sums of more would wrap around. By default twice --clients_per_round. Each
             doubling adds one bit to each number that a device sends.
-        require_odp_ops: Refuse a plan whose devices need ops that On-Device Personalization's lack,
-            instead of listing them.
     """
 
     collection_uri: str = "app:/examples"
     client_graph: Annotated[str, OneOf(CLIENT_GRAPHS)] = "tflite"
     max_clients_per_round: Optional[Annotated[int, Within(least=1)]] = None
-    require_odp_ops: bool = False
 
 
 def export_request(
@@ -140,7 +137,6 @@ def export_request(
         max_examples=_max_examples(kind, config, aggregation),
         collection_uri=device.collection_uri,
         client_graph=device.client_graph,
-        require_odp_ops=device.require_odp_ops,
         restore=restore,
         rounds=kind,
         evaluation=evaluation,
@@ -257,7 +253,8 @@ def summary(manifest: dict[str, Any]) -> str:
         table,
     ]
     if "backend" not in manifest:
-        lines += _lacking(manifest["tflite"]["beyond_odp"])
+        ops = ", ".join(manifest["tflite"]["beyond_odp"])
+        lines += [f"On-Device Personalization's devices lack {ops}"] if ops else []
     return "\n".join(lines)
 
 
@@ -285,12 +282,6 @@ def _noise_lines(manifest: dict[str, Any]) -> list[str]:
         + "; see server_must in the manifest",
         "server_state.ckpt holds the key of the fleet's noise: keep it secret",
     ]
-
-
-def _lacking(beyond_odp: Mapping[str, str]) -> Iterator[str]:
-    for reason in dict.fromkeys(beyond_odp.values()):
-        ops = ", ".join(op for op in beyond_odp if beyond_odp[op] == reason)
-        yield f"On-Device Personalization's devices lack {ops}: {reason}"
 
 
 def write_clients(

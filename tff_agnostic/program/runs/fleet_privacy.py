@@ -158,7 +158,7 @@ def _of_nodes(
     )
     zeros = (0,) * len(aggregation.noise_key)
     guarantee = _guarantee(privacy, rounds)
-    noise = FleetNoise(zeros, guarantee, server_must=duties, of_nodes=account)
+    noise = FleetNoise(zeros, guarantee, server_must=duties, nodes=account)
     return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
 
 

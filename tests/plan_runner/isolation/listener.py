@@ -1,18 +1,17 @@
-"""A listener that remembers."""
+"""A listener that records events."""
 
 from pathlib import Path
 
 
-class Told:
-    """What a listener is told."""
+class RecordingListener:
+    """A `Listener` that records events."""
 
     def __init__(self) -> None:
-        self.steps: list[str] = []
         self.lines: list[str] = []
         self.files: list[str] = []
 
     def step(self, name: str) -> None:
-        self.steps.append(name)
+        """See `Listener`."""
 
     def line(self, text: str) -> None:
         self.lines.append(text)
