@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tests.run.harness import make_task
+from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.program.runs.build import data_remarks
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.tasks.stored import import_remarks
@@ -18,20 +19,17 @@ _NOTES = [
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Store:
-    """A store with notes of its import."""
+class _Store(ArrowStore):
+    """A store without files, which has notes of its import."""
 
-    remarks: list[dict[str, Any]]
-
-    def notes(self) -> dict[str, Any]:
-        return {"class_shares": None, "remarks": self.remarks}
+    def __init__(self, content: dict[str, Any]) -> None:
+        self._content = content
 
 
 def test_run_repeats_class_shares_and_copies():
-    remarks = import_remarks(_Store(_NOTES))
+    remarks = import_remarks(_Store({"notes": {"class_shares": None, "remarks": _NOTES}}))
     assert [remark.to_json() for remark in remarks] == [_NOTES[0], _NOTES[2]]
-    assert import_remarks(object()) == []
+    assert import_remarks(_Store({})) == []
     task = dataclasses.replace(make_task(("a", "b")), remarks=lambda: remarks)
     texts = [remark.text for remark in data_remarks(task, resolve("digits", {}, {}).config)]
     assert _SHARES in texts
