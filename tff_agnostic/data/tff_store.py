@@ -202,7 +202,7 @@ def _features_of(serialized: bytes, path: Path) -> dict[str, Feature]:
     try:
         example = tf.train.Example.FromString(serialized)
     except Exception as e:  # protobuf's own error type differs between its implementations.
-        raise UserError(f"{path}: expected tf.train.Examples, found other bytes ({e})") from e
+        raise UserError(f"{path}: expected tf.train.Examples, found invalid bytes ({e})") from e
     names = {"bytes_list": "string", "int64_list": "int64", "float_list": "float32"}
     features = {}
     for name, feature in sorted(example.features.feature.items()):
