@@ -20,7 +20,7 @@ _ARMS = ("fed_avg", "delta_fl", "half", "tenth")
 
 
 def _commands(task: str) -> list[list[str]]:
-    """Returns what the page runs for a task, in its order."""
+    """Returns the commands of the page for a task, in order."""
     text = _PAGE.read_text().partition(_HEADING)[2]
     lines = [line.strip() for line in text.splitlines() if line.startswith("    ./run ")]
     commands = [shlex.split(line)[1:] for line in lines]

@@ -247,7 +247,7 @@ def test_intervals_stay_within_possible_gains(changes, unit, interval):
     assert gain.interval() == (None if interval is None else pytest.approx(interval, abs=1e-4))
     assert gain.has_too_few_trials == (interval is None)
     assert gain.is_open == (gain.direction() == 0)
-    # What it decides is the same as without limits.
+    # The direction is the same as without limits.
     assert gain.direction() == difference("worst", ours, theirs, True, Unit.NONE).direction()
 
 

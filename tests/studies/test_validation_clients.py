@@ -89,7 +89,7 @@ def test_domain_with_few_clients_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_clients_of_different_sizes_count_less(tmp_path):
-    """Three planes of a carrier, one of which has most flights: 100 / 66 of one size."""
+    """Three planes of a carrier, one with most flights: 100 / 66 of one size."""
     clients, spec = _clients(
         tmp_path,
         {split: {"a": 20, "b": 3} for split in ("train", "heldout", "test")},

@@ -64,7 +64,7 @@ def attained(comparison: Comparison, row: str, objective: Objective) -> Estimate
 
     Regret is the distance of a domain from the best mean of any row, which counts as known.
     """
-    terms = [_of_term(comparison, row, term) for term in objective.terms]
+    terms = [_term_estimates(comparison, row, term) for term in objective.terms]
     weights = np.array([term.weight for term in objective.terms])
     drawn = [entry.replicates for entry in terms if entry.replicates is not None]
     return Estimates(
@@ -76,7 +76,7 @@ def attained(comparison: Comparison, row: str, objective: Objective) -> Estimate
     )
 
 
-def _of_term(comparison: Comparison, row: str, term: Term) -> Estimates:
+def _term_estimates(comparison: Comparison, row: str, term: Term) -> Estimates:
     trials, names, measure = comparison.trials[row], comparison.domain_names, term.measure
     if term.statistic == REGRET:
         return _regret(trials, best_attained(comparison, measure.name), measure)

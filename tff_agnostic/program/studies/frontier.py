@@ -50,7 +50,7 @@ class Mixture:
 def mixtures(
     points: int, shares: np.ndarray, names: Sequence[str], max_mixtures: int
 ) -> list[Mixture]:
-    """Returns the mixtures, of which the first one is the training mixture.
+    """Returns the mixtures, the training mixture first.
 
     Two domains have the line between them. More domains have a line from the training mixture to
     each domain by itself. A domain without training examples has weight 0.

@@ -20,7 +20,7 @@ from tff_agnostic.models.model import Measure
 from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison, Trials
 
 # With fewer trials Student's quantile is 12.7: an interval may hold every gain that there can be.
-LEAST_TRIALS = 3
+MIN_TRIALS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Gain:
     spread: Optional[Spread]
     clients: float
     largest: float = math.inf
-    trials: int = LEAST_TRIALS
+    trials: int = MIN_TRIALS
 
     @property
     def has_clients(self) -> bool:
@@ -74,7 +74,7 @@ class Gain:
         return not self.direction() and (self.interval() is not None or too_few)
 
     def _holds_all(self, interval: Interval) -> bool:
-        if interval is None or self.trials >= LEAST_TRIALS:
+        if interval is None or self.trials >= MIN_TRIALS:
             return False
         return interval[0] < -self.largest and self.largest < interval[1]
 

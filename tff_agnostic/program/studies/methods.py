@@ -196,7 +196,7 @@ class ArmOptions(TaskOptions):
             Python files of yours, or words of --arms such as uniform.
         arms: Instead of --algorithms: methods with their own settings, as
             [LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons. An ALGORITHM may be a
-            word: uniform (all domains weigh alike), frozen (AgnosticFedAvg with absent domains
+            word: uniform (equal domain weights), frozen (AgnosticFedAvg with absent domains
             frozen), excess_own and excess_trivial (in compare: --lambda_baselines=own or trivial),
             last_layer (half of the rounds FedAvg, then its last layer alone, as uniform),
             domain_input (FedAvg of a model with the domain as an input), or pooled and

@@ -39,7 +39,7 @@ def write_report_again(folder: Path, title: Optional[str] = None) -> Path:
         page = page_from_json(record)
     except (AttributeError, LookupError, TypeError) as e:
         raise UserError(
-            f"{folder / PAGE}: expected the page of a study, found other content: the study's "
+            f"{folder / PAGE}: expected the page of a study, found invalid content: the study's "
             "command writes it again with --resume"
         ) from e
     write_text(folder / REPORT, to_html(page, lambda drawn: drawn.draw()))

@@ -40,7 +40,7 @@ def train_rows(
     load_task(next(iter(specs.values()))[0])
     remarks = stage_remarks(specs, stages, load_task)
     jobs = {
-        row: stage_jobs(row, stages[row], load_task)
+        row: stage_jobs(runs.folder, row, stages[row], load_task)
         if row in stages
         else [Job(trial_name(row, k), spec) for k, spec in enumerate(trials)]
         for row, trials in specs.items()

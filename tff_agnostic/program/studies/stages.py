@@ -17,7 +17,12 @@ from tff_agnostic.models.keras import LastLayer, last_layer
 from tff_agnostic.program.commands.command_line import RunArguments
 from tff_agnostic.program.runs.options import resolve_initial_model
 from tff_agnostic.program.runs.spec import RunSettings
-from tff_agnostic.program.studies.comparison import BASELINE, FIRST_STAGES, trial_name
+from tff_agnostic.program.studies.comparison import (
+    BASELINE,
+    FIRST_STAGES,
+    trial_folder,
+    trial_name,
+)
 from tff_agnostic.program.studies.methods import LAST_LAYER, Arm
 from tff_agnostic.program.studies.runset import Job
 from tff_agnostic.tasks.task import Task
@@ -97,13 +102,34 @@ def _with(spec: RunSettings, **changes: Any) -> RunSettings:
 
 
 def stage_jobs(
-    row: str, stages: Stages, load_task: Callable[[RunSettings], Task]
+    folder: Path, row: str, stages: Stages, load_task: Callable[[RunSettings], Task]
 ) -> list[Job[RunSettings]]:
-    """Returns the trials of a method with two stages."""
+    """Returns the trials of a method with two stages.
+
+    Args:
+        folder: Folder of the study.
+    """
+    for k, (first, second) in enumerate(zip(stages.first, stages.second)):
+        _check_same_rounds(folder, row, k, first, second)
     return [
         stage_job(trial_name(row, k), f"{FIRST_STAGES}/{trial_name(row, k)}", *pair, load_task)
         for k, pair in enumerate(zip(stages.first, stages.second))
     ]
+
+
+def _check_same_rounds(
+    folder: Path, row: str, trial: int, first: RunSettings, second: RunSettings
+) -> None:
+    """Checks that no stage is longer than before, as the second one starts from the first."""
+    for spec, name in ((first, f"{FIRST_STAGES}/{row}"), (second, row)):
+        run_folder = trial_folder(folder, name, trial)
+        saved = run_folder.read()
+        if saved is not None and saved.flags["rounds"] != spec.config.rounds:
+            raise UserError(
+                f"--rounds: expected the same as before for {row}, whose second stage starts from "
+                f"the first, found {first.config.rounds} and {second.config.rounds} for its "
+                f"stages, and {saved.flags['rounds']} in {run_folder.path}"
+            )
 
 
 def stage_job(

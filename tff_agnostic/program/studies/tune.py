@@ -87,8 +87,8 @@ class TuneOptions(ArmOptions):
             of the domain D. A measure is loss or a metric of the task; its first metric if none is
             named.
         trials: Trials of each algorithm. [20; with --hours as many as fit]
-        hours: Begin no trial of an algorithm that has had its share of so many hours of training.
-            They are shared evenly, and counted over all processes and sessions.
+        hours: Hours of training for all algorithms, which share them evenly, over all processes and
+            sessions. An algorithm that has used its part begins no further trial.
         repeats: Runs of each trial, whose mean counts; their seeds are --seed, --seed + 1, and so
             on.
         prune_after: Rounds of a trial, those of all its repeats, after which it may end early: from
