@@ -10,7 +10,6 @@ from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.program.reports import html
 from tff_agnostic.program.reports.document import (
     Figure,
-    Link,
     Number,
     Page,
     Section,
@@ -40,7 +39,6 @@ _PAGE = Page(
         Section("Warnings", [Sentences(["Careful."], "warning")], in_terminal=True),
         Section("Folded", [Table("", (), [("Meant for", "")])], is_folded=True),
         Section("Empty", []),
-        Section("Links", [Table("pages", ["", ""], [["x", Link("seed 0", "x/report.html")]])]),
     ],
 )
 
@@ -74,7 +72,7 @@ def test_terminal_has_its_sections_only():
 def test_record_has_all_rows_and_exact_numbers():
     record = json.loads(json.dumps(to_json(_PAGE, lambda figure: "<svg/>"), allow_nan=False))
     assert [s["title"] for s in record["sections"]] == [
-        *("Verdict", "Numbers", "Warnings", "Folded", "Links"),
+        *("Verdict", "Numbers", "Warnings", "Folded"),
     ]
     table, figure = record["sections"][1]["blocks"]
     assert len(table["rows"]) == 3 and figure == {"figure": "a figure", "svg": "<svg/>"}
@@ -92,8 +90,8 @@ def test_written_page_keeps_its_title(tmp_path, monkeypatch):
     monkeypatch.setattr(html, "svg", lambda figure: "<svg/>")
     assert html.chosen_title(tmp_path, None, "default") == "default"
     page = Reader(html.write_page(tmp_path, _PAGE).read_text())
-    assert page.links == ["verdict", "numbers", "warnings", "folded", "links"] == page.ids
-    assert page.pages == ["x/report.html"] and "details" in page.elements
+    assert page.links == ["verdict", "numbers", "warnings", "folded"] == page.ids
+    assert "details" in page.elements
     assert "1 more row is in page.json." in page.text and "80.0 ~" in page.text
     assert html.chosen_title(tmp_path, None, "default") == "Title"
     assert html.chosen_title(tmp_path, "given", "default") == "given"

@@ -69,20 +69,7 @@ class Number:
         return rounded(value, self.unit, self.decimals)
 
 
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """A link to another page.
-
-    Attributes:
-        text: Text of the link.
-        path: Path of the page, relative to the folder of this one.
-    """
-
-    text: str
-    path: str
-
-
-Cell = Union[str, Number, Link]
+Cell = Union[str, Number]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,11 +221,7 @@ def to_json(page: Page, drawing: Callable[[Figure], str]) -> dict[str, Any]:
     """
 
     def cell_json(value: Cell) -> Any:
-        if isinstance(value, str):
-            return value
-        if isinstance(value, Link):
-            return {"text": value.text, "path": value.path}
-        return _number_json(value)
+        return value if isinstance(value, str) else _number_json(value)
 
     def block_json(block: Block) -> dict[str, Any]:
         if isinstance(block, Figure):

@@ -9,14 +9,12 @@ import re
 import warnings
 from pathlib import Path
 from typing import Any, Optional
-from urllib.parse import quote
 
 from tff_agnostic.base.files import read_json, write_json, write_text
 from tff_agnostic.base.later import jinja2, matplotlib
 from tff_agnostic.base.terminal import printable
 from tff_agnostic.program.reports.document import (
     Figure,
-    Link,
     Number,
     Page,
     Sentences,
@@ -81,8 +79,6 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["quoted"] = quote
-    environment.tests["link"] = lambda value: isinstance(value, Link)
     environment.tests["number_cell"] = lambda value: isinstance(value, Number)
     environment.tests["table"] = lambda value: isinstance(value, Table)
     environment.tests["sentences"] = lambda value: isinstance(value, Sentences)

@@ -20,10 +20,8 @@ from tff_agnostic.program.commands.command_line import (
     train_command,
 )
 from tff_agnostic.program.options.process import Interrupted, StopRequest
-from tff_agnostic.program.progress import LongWork
 from tff_agnostic.program.reports.document import Page, table_text, to_terminal
 from tff_agnostic.program.reports.html import chosen_title, write_page
-from tff_agnostic.program.reports.run_page import write_run_report
 from tff_agnostic.program.runs.baselines import with_baselines
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.spec import RunSettings
@@ -86,12 +84,7 @@ class ComparedRuns:
         return Registry("measure", {n: n for n in names})[names[-1] if name is None else name]
 
     def write_report(self) -> Path:
-        """Writes the report, and one for each of the runs; returns the path of the former."""
-        records = self.comparison.records.values()
-        with LongWork("report", sum(map(len, records)), "pages of runs") as work:
-            for run in (run for runs in records for run in runs):
-                write_run_report(self.path / run.where, command_of_run(self.path / run.where))
-                work.update()
+        """Writes the report; returns its path."""
         return write_page(self.path, self.page)
 
 

@@ -29,10 +29,10 @@ from tff_agnostic.program.reports.document import (
     Block,
     Cell,
     Figure,
-    Link,
     Number,
     Page,
     Section,
+    Sentences,
     Table,
     text,
     warnings,
@@ -49,7 +49,6 @@ from tff_agnostic.program.reports.figures import (
     plot_spread,
     scale_axis,
 )
-from tff_agnostic.program.reports.html import REPORT
 from tff_agnostic.program.reports.run_page import (
     NOT_FLAGS,
     TAIL,
@@ -340,7 +339,7 @@ def _caveats(comparison: Comparison) -> list[str]:
 
 
 def _methods(comparison: Comparison) -> list[Block]:
-    """Returns the methods with the settings in which they differ, and links to their runs."""
+    """Returns the methods with the settings in which they differ, and the folders of their runs."""
     settings = {row: runs[0].config for row, runs in comparison.records.items()}
     flags = dict.fromkeys(flag for row_settings in settings.values() for flag in row_settings)
     different = [
@@ -353,7 +352,7 @@ def _methods(comparison: Comparison) -> list[Block]:
         )
     ]
     rows: list[Sequence[Cell]] = []
-    links: list[Sequence[Cell]] = []
+    folders: list[Sequence[Cell]] = []
     for row, runs in comparison.records.items():
         label, paper = comparison.label(row), runs[0].about("algorithm", "paper")
         algorithm = str(runs[0].result["algorithm"]) + (f" ({paper})" if paper else "")
@@ -361,13 +360,12 @@ def _methods(comparison: Comparison) -> list[Block]:
             f"--{f}={setting_value(settings[row][f])}" for f in different if f in settings[row]
         ]
         rows.append([label, algorithm, ", ".join(texts) or "-"])
-        seeds = [Link(f"seed {run.result['seed']}", f"{run.where}{REPORT}") for run in runs]
-        links.append([label, *seeds, *[""] * (comparison.num_trials - len(seeds))])
+        folders.append([label, runs[0].where, ", ".join(str(r.result["seed"]) for r in runs)])
     headings = ["", "algorithm", "settings that differ"]
-    trials = [f"trial {k + 1}" for k in range(comparison.num_trials)]
     return [
         Table("Every method trains on the same data", headings, rows),
-        Table("Pages of the trials", ["", *trials], links),
+        Table("Trials", ["", "folder of the first", "seeds"], folders),
+        Sentences(["`./run report --run=FOLDER` writes the report of a trial."]),
     ]
 
 

@@ -16,7 +16,6 @@ from tff_agnostic.program.reports.document import (
     Block,
     Cell,
     Figure,
-    Link,
     Number,
     Page,
     Section,
@@ -83,8 +82,6 @@ class _RecordedNumber(Number):
 def _cell(value: Any) -> Cell:
     if isinstance(value, str):
         return value
-    if "path" in value:
-        return Link(value["text"], value["path"])
     return _RecordedNumber(value["value"], mark=value.get("mark", ""), recorded=value["text"])
 
 
