@@ -99,7 +99,7 @@ def test_flags_of_commands_are_reserved():
     commands.remove(import_data)
     names = set().union(*map(defined_flags, commands))
     assert names - _settings() == own_flags() - _settings()
-    assert {"output_dir", "trials", "grid", "max_memory_gb"} < own_flags()
+    assert {"output_dir", "trials", "grid_points", "max_memory_gb"} < own_flags()
 
 
 @pytest.mark.nightly

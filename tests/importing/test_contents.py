@@ -99,6 +99,9 @@ def test_copies_are_reported(tmp_path):
 
 def test_store_keeps_notes_on_class_shares(tmp_path):
     rows = [*_rows(x=(5, 10)), *(f"t{k},x,9{k},{int(k < 1)},test" for k in range(10))]
+    assert "class_shares" not in _kinds(_report(tmp_path, rows)), "ten examples may differ"
+    (tmp_path / "s.sqlite").rename(tmp_path / "few")
+    rows += [f"t{k},x,9{k},{int(k < 12)},test" for k in range(10, 30)]
     text = _kinds(_report(tmp_path, rows))["class_shares"]
     assert text == "Classes have other shares of train than of test: 0 (50%, 90%), 1 (50%, 10%)."
     notes = load_store(tmp_path / "s.sqlite").notes()

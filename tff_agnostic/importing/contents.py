@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Optional
@@ -25,6 +26,8 @@ _LARGE_SHARE = 0.2
 _TIMES_THE_MEAN = 2
 # Fraction and ratio by which the share of a class in test must differ from its share in train.
 _OTHER_SHARE, _TIMES_THE_SHARE = 0.05, 1.5
+# Standard errors of a difference that chance explains.
+_ERRORS = 3.0
 # Fewer copies may be chance, where features have few values.
 _MANY_COPIES = 0.01
 # Maximum number of examples whose copies are counted; each takes 16 bytes of memory.
@@ -119,14 +122,31 @@ def class_remarks(counts: Classes, description: StoreDescription) -> Iterator[Re
         )
 
 
-def share_remarks(shares: Mapping[str, Mapping[str, float]]) -> Iterator[Remark]:
-    """Yields the warning about classes that are rarer or more frequent in test than in train."""
+def share_remarks(
+    shares: Mapping[str, Mapping[str, float]], num_examples: Mapping[str, int]
+) -> Iterator[Remark]:
+    """Yields the warning about classes that are rarer or more frequent in test than in train.
+
+    Args:
+        shares: Fraction of each class in each split.
+        num_examples: Number of examples of each split: a few examples differ in their shares.
+    """
     train, test = shares.get(TRAIN, {}), shares.get(TEST, {})
+    if not train or not test:
+        return
+    variance = 1 / num_examples[TRAIN] + 1 / num_examples[TEST]
+
+    def is_chance(name: str) -> bool:
+        in_all = sum(shares[s][name] * num_examples[s] for s in (TRAIN, TEST))
+        p = in_all / (num_examples[TRAIN] + num_examples[TEST])
+        return abs(train[name] - test[name]) < _ERRORS * math.sqrt(p * (1 - p) * variance)
+
     other = {
         name: [train[name], test[name]]
         for name in train.keys() & test.keys()
         if abs(train[name] - test[name]) > _OTHER_SHARE
         and max(train[name], test[name]) > _TIMES_THE_SHARE * min(train[name], test[name])
+        and not is_chance(name)
     }
     if other:
         some = [f"{name} ({a:.0%}, {b:.0%})" for name, (a, b) in sorted(other.items())]

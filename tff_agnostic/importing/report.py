@@ -251,6 +251,7 @@ def summarise(
     counts, copies = contents.class_counts(store), contents.copies_of(store)
     description = store.description
     shares = contents.class_shares(counts, description) if counts else None
+    sizes = {name: split.examples for name, split in splits.items()}
     # Only splits that are made here have shares to keep.
     wanted = list(parse_shares(options.split)) if strata else []
     remarks = [
@@ -258,7 +259,7 @@ def summarise(
         *large_units(strata, options),
         *contents.large_clients(store),
         *(contents.class_remarks(counts, description) if counts else ()),
-        *(contents.share_remarks(shares) if shares else ()),
+        *(contents.share_remarks(shares, sizes) if shares else ()),
         *contents.number_remarks(description),
         *(contents.copy_remarks(copies) if copies else ()),
         *reading_remarks(log),
