@@ -1,12 +1,13 @@
-"""Other rules than that of `./run recommend`, on its made-up problems, played in NumPy.
+"""Alternatives to the choice rule of `./run recommend`, on synthetic problems, in NumPy.
 
     .venv/bin/python -m benchmarks.choice_rules --problems=120
 
 The clients are those of `benchmarks.recommend_promise`. FedAvg, uniform weights and AgnosticFedAvg
 with absent domains frozen are trained here, in NumPy, each at two learning rates and with several
-seeds. Some of the validation clients judge, with some of their examples: by how many clients, how
-many seeds and how sure a gain has to be, how much of the best row's gain is had, and how often is
-the choice worse than FedAvg on fresh clients beyond the interval?
+seeds. A rule uses some of the validation clients, with some of their examples. The table has, for
+each number of clients and seeds and each confidence level, the fraction of the best method's gain
+that the choice attains, and the fraction of choices significantly worse than FedAvg on fresh
+clients.
 """
 
 import argparse
@@ -40,7 +41,7 @@ _REPLICATES = 1000
 
 
 class Judges(NamedTuple):
-    """Who judges: clients of each domain, examples of each client, and seeds."""
+    """Data of a choice: clients of each domain, examples of each client, and seeds."""
 
     clients: int
     examples: int
@@ -49,19 +50,19 @@ class Judges(NamedTuple):
 
 # As on the promise's problems, and as few as on digits with a noisy and a rare domain.
 JUDGES = (Judges(40, 20, 5), Judges(12, 5, 3), Judges(12, 5, 5), Judges(24, 5, 3))
-# How sure a gain has to be: the lower end of the 95% interval is above 0; 95% and 90% one-sided.
+# Confidence levels: the lower end of the 95% interval is above 0; 95% and 90% one-sided.
 LEVELS = (0.975, 0.95, 0.9)
 
 
 def trained(row: str, clients: Drawn, domains: np.ndarray, rate: float, seed: int) -> np.ndarray:
-    """Returns the weights [features] of logistic regression after rounds of a row.
+    """Returns the weights [features] of logistic regression after training with a method.
 
     Args:
         row: A member of `_ROWS`.
-        clients: To train on; each does two steps a round, on halves of its examples.
+        clients: Training clients; each takes two steps a round, on halves of its examples.
         domains: The domain of each client, [clients].
-        rate: Of the clients.
-        seed: Of the cohorts.
+        rate: Learning rate of the clients.
+        seed: Seed of the cohorts.
     """
     rng = np.random.default_rng(seed)
     weights = np.zeros(clients.x.shape[-1])
@@ -93,17 +94,17 @@ def _moved(lambdas: np.ndarray, sums: np.ndarray, counts: np.ndarray) -> np.ndar
 
 
 def right(weights: np.ndarray, of: Drawn) -> np.ndarray:
-    """Returns which examples a model has right, [clients, examples]."""
+    """Returns whether a model is right on each example, [clients, examples]."""
     return (of.x @ weights > 0) == of.labels.astype(bool)
 
 
 def gain_of_worst(ours: np.ndarray, theirs: np.ndarray, draws: np.ndarray) -> Spread:
-    """Returns what a row's worst domain gains, with its error over clients and seeds.
+    """Returns the gain of a method's worst domain, with its error over clients and seeds.
 
     Args:
         ours: Accuracies [seeds, domains, clients] of clients of one size.
-        theirs: Of the other row.
-        draws: How often each client counts, [replicates, domains, clients].
+        theirs: Accuracies of the baseline, in the same shape.
+        draws: Weight of each client, [replicates, domains, clients].
     """
     values, replicates = [], []
     for of in (ours, theirs):
@@ -117,7 +118,7 @@ def gain_of_worst(ours: np.ndarray, theirs: np.ndarray, draws: np.ndarray) -> Sp
 
 
 def surest(rows: Mapping[str, Spread], level: float) -> Optional[str]:
-    """Returns the row whose lower bound is highest, if it is above 0."""
+    """Returns the method with the highest lower bound; None if no bound is above 0."""
     lows = {
         row: of.mean - scipy.special.stdtrit(of.freedom, level) * of.total**0.5
         for row, of in rows.items()
@@ -128,7 +129,7 @@ def surest(rows: Mapping[str, Spread], level: float) -> Optional[str]:
 
 
 class Outcome(NamedTuple):
-    """What a choice gains on fresh clients, the best row's gain, and whether it is shown worse."""
+    """Gains of the choice and of the best method on fresh clients; whether the choice is worse."""
 
     gain: float
     best: float
@@ -136,7 +137,7 @@ class Outcome(NamedTuple):
 
 
 def play(number: int, kind: str) -> dict[tuple[Judges, float], Outcome]:
-    """Returns what each rule comes to on a problem."""
+    """Returns the outcome of each rule on a problem."""
     rng = np.random.default_rng([number, KINDS.index(kind)])
     made = problem(kind, rng)
     splits: dict[str, list[Drawn]] = {"train": [], "heldout": [], "test": []}
@@ -187,7 +188,7 @@ def _with_bias(of: Drawn) -> Drawn:
 
 
 def main() -> None:
-    """Plays problems, and prints a line for each rule."""
+    """Runs problems, and prints a line for each rule."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problems", type=int, default=120)
     given = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Times evaluations with all that they sum beside those of losses and metrics alone.
+"""Compares the cost of full evaluations with that of losses and metrics alone.
 
     .venv/bin/python -m benchmarks.evaluation_cost [--models=4]
 
 Both take turns in one process, on the same clients, from weights to a report: the digits, and the
-next-word LSTM of Reddi et al. 2021 on random sentences. What counts is the ratio of the processor
-seconds. `--models` times a family instead: each model by itself beside all in one pass, on the
-digits and on 2,000 clients of a store that are not kept in memory.
+next-word LSTM of Reddi et al. 2021 on random sentences. The result is the ratio of the processor
+seconds. `--models` times a family instead: each model by itself, and all in one pass, on the digits
+and on 2,000 clients of a store that are not kept in memory.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def sentences() -> Task:
 
 
 def stored(path: Path) -> Task:
-    """Returns a task of clients that are read from a store in each pass, which it writes."""
+    """Writes a store; returns a task with its clients, which are read in each pass."""
     large_store.write_store(path, _STORED)
     clients = large_store.clients_of(path, _examples, most_kept=0)
     return Task(large_store.DOMAINS, clients, clients, logistic_regression(8, 2))
@@ -62,7 +62,7 @@ def _examples(_: str, columns: Mapping[str, np.ndarray]) -> Examples:
 
 
 def ways(task: Task, runtime: CohortRuntime) -> Ways:
-    """Returns what evaluates the initial model: losses and metrics alone, and all."""
+    """Returns functions that evaluate the initial model: losses and metrics alone, and in full."""
     weights = task.model.initial_weights
     alone = runtime.measurement(model_measurement(task.model, task.num_domains), PlainSum())
     evaluate = prepared_evaluation(runtime, task, PlainSum())
@@ -77,7 +77,7 @@ def ways(task: Task, runtime: CohortRuntime) -> Ways:
 
 
 def ways_of_family(task: Task, runtime: CohortRuntime, num_models: int) -> Ways:
-    """Returns what evaluates models: each by itself, and all in one pass."""
+    """Returns functions that evaluate models: each by itself, and all in one pass."""
     initial, rng = task.model.initial_weights, np.random.default_rng(0)
     models = {
         str(k): ModelWeights(
@@ -98,7 +98,7 @@ def seconds(both: Ways, turns: int) -> np.ndarray:
     """Returns the processor seconds of each turn and way, [turns, 2]."""
     found = np.zeros([turns + _WARM, 2])
     for turn in range(turns + _WARM):
-        # Which one is first changes, too.
+        # Alternate the order.
         for way in (0, 1) if turn % 2 else (1, 0):
             began = time.process_time()
             both[way]()

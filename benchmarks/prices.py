@@ -1,7 +1,7 @@
-"""The price over FedAvg: rounds of every algorithm and of every kind of sum, and of evaluations.
+"""The overhead over FedAvg of every algorithm, every kind of sum, and evaluations.
 
-All rows take turns in one process, on the cohort of a workload. What counts are ratios: of seconds,
-and of processor seconds, which other work on the machine changes less.
+All rows take turns in one process, on the cohort of a workload. The results are ratios: of seconds,
+and of processor seconds; other work on the machine changes the latter less.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ FED_AVG, AGNOSTIC = "fed_avg", "agnostic_fed_avg"
 _EVALUATION = "evaluation: losses and metrics"
 _PREDICTORS = 4
 _WARM = 2
-# What a row changes of its algorithm's settings, beside the row with none.
+# Changed settings of additional rows, by algorithm.
 _VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     AGNOSTIC: ({"lambda_baselines": (1.0, 1.0)},),
     "delta_fl": ({"theta": (0.1, 0.5, 0.8, 1.0)}, {"threshold": "tracked"}),
@@ -42,7 +42,7 @@ _VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """What takes turns: each call is one turn."""
+    """A row of the table; each call of `turn` is one measurement."""
 
     title: str
     beside: str
@@ -52,18 +52,18 @@ class _Row:
 def prices(
     workload: Workload, names: Sequence[str], rounds: int, say: Callable[[str], None]
 ) -> list[Price]:
-    """Times FedAvg, the algorithms, the kinds of sums, and evaluations with all that they sum.
+    """Times FedAvg, the algorithms, the kinds of sums, and full evaluations.
 
     Args:
         workload: The cohort and its model.
-        names: Algorithms, by their names.
-        rounds: Turns of each row that count.
-        say: Told what goes on, in lines.
+        names: Names of the algorithms.
+        rounds: Number of measured turns of each row.
+        say: Called with lines on the progress.
     """
     with CohortRuntime() as runtime:
         rows: list[_Row] = []
         for row in _rows(workload, names, runtime):
-            # Here, as it compiles: not in the turns.
+            # Compile before the measured turns.
             for _ in range(_WARM):
                 row.turn()
             say(f"{row.title} is ready")
@@ -84,10 +84,10 @@ def prices(
 
 
 def chosen_algorithms(names: Sequence[str]) -> list[str]:
-    """Returns the algorithms that a flag names: all of them, or each once.
+    """Returns the names of the chosen algorithms; "all" stands for the registry.
 
     Raises:
-        UserError: If there is none of a name, or one is named twice.
+        UserError: If a name is unknown, or is given twice.
     """
     if list(names) == ["all"]:
         return list(ALGORITHMS)
@@ -105,7 +105,7 @@ def _price(row: _Row, medians: Mapping[str, np.ndarray]) -> Price:
 
 
 def _rows(workload: Workload, names: Sequence[str], runtime: CohortRuntime) -> Iterator[_Row]:
-    # As a run has it: with its metrics, which evaluations sum.
+    # Keep the metrics, as in a run: evaluations sum them.
     model = MODELS[workload.model](workload)
     clients = make_clients(workload)
 
@@ -144,7 +144,7 @@ def _algorithm(
     settings = {
         "client_learning_rate": workload.learning_rate,
         "client_batch_size": workload.batch_size,
-        # The mean over the batch, as the peers have it.
+        # The mean over the batch, as in the peers.
         "client_normalizer": "batch",
         "target_domain": "0",
     }

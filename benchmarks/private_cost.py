@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.private_cost
 
 Softmax regression, of the size of MNIST's by default, on clients with random examples. All sides
-take turns in one process, on the same cohort; what counts are ratios: of seconds, and of processor
-seconds, which other work on the machine changes less.
+take turns in one process, on the same cohort. The results are ratios: of seconds, and of processor
+seconds; other work on the machine changes the latter less.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.training.private_cohorts import noise_key
 
 _PLAIN, _SECURE = "plain", "secure"
-# What sums with noise stand on, and what they are compared with.
+# The sum below each kind of noise, which is also its baseline.
 _WITHOUT_NOISE = {
     **{name: name for name in (_PLAIN, _SECURE)},
     **{"central": _PLAIN, "tree": _PLAIN, "distributed": _SECURE},

@@ -1,20 +1,20 @@
-"""What `./run recommend` promises, on problems whose fresh clients are there to be asked.
+"""The promise of `./run recommend`, on synthetic problems with fresh clients.
 
     .venv/bin/python -m benchmarks.recommend_promise --problems=200
 
-Each problem is a store of three domains with a linear model for two classes, drawn from its number:
+Each problem is a store of three domains, with a linear model for two classes drawn from its number:
 
 - rare: one domain has other weights, and few clients;
 - hard: one domain has other weights, and a smaller margin;
-- noisy: in one domain, labels are wrong in four of ten examples, and nothing helps it;
+- noisy: in one domain, four of ten labels are wrong, and no method helps it;
 - both: one domain is rare, another one noisy;
-- nothing: all domains are alike.
+- nothing: all domains have the same distribution.
 
-The search of the command chooses on validation clients, of which each domain has 80. The models
-that it made, each row's at its best setting, are then asked for the worst domain on 400 fresh
-clients of each domain, in NumPy: by what the choice is better or worse than FedAvg there, and what
-the portfolio's best row gains. What the validation clients said of each row is kept beside it.
-Problems that are in the file already are not played again.
+The search of the command chooses on 80 validation clients of each domain. The trained models, each
+method's at its best setting, are then evaluated on 400 fresh clients of each domain, in NumPy: the
+result is the gain in the worst domain over FedAvg, of the choice and of the portfolio's best
+method. The gains on validation clients are saved as well. Problems that are already in the file are
+skipped.
 """
 
 import argparse
@@ -53,7 +53,7 @@ _FEATURES = 8
 _EXAMPLES = 20
 ROUNDS, _RATE = 60, 1.0
 _TRIES, _TRIALS = 2, 5
-# Clients that judge, those that the command looks at once, and those that tell the truth.
+# Clients of each domain: for validation, for the command's final test, and for the fresh gain.
 HELDOUT, TEST, FRESH = 80, 3, 400
 _REPLICATES = 1000
 
@@ -62,10 +62,10 @@ class Domain(NamedTuple):
     """A domain of a problem.
 
     Attributes:
-        weights: Of the true scores, [features].
-        margin: By what they are multiplied: with a small one labels are less sure.
-        noise: The share of labels that are wrong.
-        clients: Training clients.
+        weights: Weights of the true scores, [features].
+        margin: Factor of the true scores; labels are less certain with a small one.
+        noise: Fraction of wrong labels.
+        clients: Number of training clients.
     """
 
     weights: np.ndarray
@@ -105,7 +105,7 @@ class Drawn(NamedTuple):
 
 
 def drawn(domain: Domain, clients: int, rng: np.random.Generator) -> Drawn:
-    """Returns new clients of a domain, each with weights of its own, near to the domain's."""
+    """Returns new clients of a domain, each with its own weights close to the domain's."""
     x = rng.normal(size=(clients, _EXAMPLES, _FEATURES))
     own = domain.weights + rng.normal(scale=0.1, size=(clients, 1, _FEATURES))
     scores = domain.margin * np.sum(x * own, axis=-1)
@@ -134,13 +134,13 @@ def accuracies(kernel: np.ndarray, bias: np.ndarray, fresh: Sequence[Drawn]) -> 
 def worst_gain(
     ours: np.ndarray, theirs: np.ndarray, rng: np.random.Generator
 ) -> tuple[float, tuple[float, float]]:
-    """Returns by what one row's worst domain is better than another's, with its 95% interval.
+    """Returns the gain of a method's worst domain over a baseline's, with its 95% interval.
 
-    The interval is over fresh clients, drawn with replacement, for the models as they are.
+    The interval is over fresh clients, drawn with replacement, for fixed models.
 
     Args:
-        ours: Accuracies [trials, domains, clients] of one row.
-        theirs: Of the other row, from trials of the same seeds.
+        ours: Accuracies [trials, domains, clients] of the method.
+        theirs: Accuracies of the baseline, from trials with the same seeds.
     """
 
     def gain(weights: np.ndarray) -> np.ndarray:
@@ -155,7 +155,7 @@ def worst_gain(
 
 
 def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
-    """Returns what the choice, and each row, gains over FedAvg on a problem's fresh clients."""
+    """Returns the gains of the choice and of each method over FedAvg on fresh clients."""
     rng = np.random.default_rng([number, KINDS.index(kind)])
     data, model = folder / "clients.store", folder / "model.py"
     model.write_text(DIGITS_MODEL)
@@ -206,15 +206,15 @@ def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
 
 
 def validated(gain: Gain) -> dict[str, Any]:
-    """Returns what the validation clients say of a row, so that other rules can be tried on it."""
+    """Returns a gain on validation clients as JSON values, for trying other rules on it."""
     spread = {} if gain.spread is None else dataclasses.asdict(gain.spread)
     return {name: finite_or_none(value) for name, value in {"mean": gain.mean, **spread}.items()}
 
 
 def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, SearchResults]:
-    """Returns what `recommend` chooses from: all but the last runs, which look at test clients.
+    """Returns the search of `recommend`, without the final runs on test clients.
 
-    These have the seeds and the training clients of the search, and so its models.
+    The final runs have the seeds and the training clients of the search, and so the same models.
     """
     request = parse_request(given)
     name = request.first.config.runtime
@@ -228,7 +228,7 @@ def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, Sear
 def _accuracies_of(
     folder: Path, row: str, tried: Mapping[str, float], fresh: Sequence[Drawn]
 ) -> np.ndarray:
-    """Returns the accuracies [trials, domains, clients] of a row's models at its best setting."""
+    """Returns accuracies [trials, domains, clients] of a method's models at its best setting."""
     settings = {name: value for name, value in tried.items() if name.rpartition("-")[0] == row}
     best = max(settings, key=lambda name: settings[name])
     paths = sorted((folder / "runs" / "search" / best).glob("trial_*/run/model/model.keras"))
@@ -238,7 +238,7 @@ def _accuracies_of(
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a row for each kind, and for always taking one row."""
+    """Returns a table with a row for each kind of problem."""
     rows = []
     for kind in (*KINDS, None):
         of = [r for r in results if kind in (None, r["kind"])]
@@ -270,7 +270,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Plays problems, each once, and prints the table."""
+    """Runs the missing problems, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problems", type=int, default=200)
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".jsonl"))

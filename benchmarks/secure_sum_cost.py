@@ -1,12 +1,13 @@
-"""Measures what a secure sum costs beside a plain one, in processor seconds and bytes.
+"""Compares the costs of secure and plain sums, in processor seconds and bytes.
 
     .venv/bin/python -m benchmarks.secure_sum_cost
 
-It plays the protocol alone, without a network and without training: all clients and the server take
-turns in one process. Each client has random integers of 32 bits. A share of the clients vanishes
-after sending its shares, which costs the server most; what a client costs is the mean of those that
-stay. On the plain side these send the same integers, in as many bits, without masks, and the server
-adds them up. Both sums must be equal.
+The script runs the protocol alone, without a network and without training: all clients and the
+server take turns in one process. Each client has random integers of 32 bits. A fraction of the
+clients vanishes after sending its shares, the most expensive case for the server. The cost of a
+client is the mean over the clients that stay. On the plain side these clients send the same
+integers, in the same number of bits, without masks, and the server adds them up. Both sums must be
+equal.
 """
 
 import argparse
@@ -34,7 +35,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass
 class Cost:
-    """What one sum has cost.
+    """Cost of one sum.
 
     Attributes:
         client: Processor seconds of all clients that stay.
@@ -49,7 +50,7 @@ class Cost:
     up: int = 0
 
     def of_client(self, call: Callable[[], bytes], request: bytes = b"") -> bytes:
-        """Calls, and charges the clients; returns the answer."""
+        """Calls a client, adds its cost, and returns its answer."""
         began = time.process_time()
         answer = call()
         self.client += time.process_time() - began
@@ -58,7 +59,7 @@ class Cost:
         return answer
 
     def of_server(self, call: Callable[[], _T]) -> _T:
-        """Calls, and charges the server."""
+        """Calls the server, adds its cost, and returns its result."""
         began = time.process_time()
         result = call()
         self.server += time.process_time() - began
@@ -72,12 +73,12 @@ def _plan(clients: int, values: int) -> SumPlan:
 
 
 def _values(client: int, values: int) -> np.ndarray:
-    """Returns a client's integers, the same each time: they are made where they are needed."""
+    """Returns a client's integers: each call draws the same ones again, to save memory."""
     return np.random.default_rng(client).integers(0, 1 << _BITS, values, np.uint64)
 
 
 def plain(clients: int, values: int, vanish: int) -> tuple[Cost, np.ndarray]:
-    """Returns the cost and the sum of integers that are sent as they are."""
+    """Returns the cost and the sum of integers that are sent without masks."""
     cost, (tensor,) = Cost(), _plan(clients, values).tensors
     total = np.zeros(values, np.uint64)
     for number in range(vanish, clients):

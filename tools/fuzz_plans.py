@@ -29,7 +29,7 @@ from fuzzing.watcher import Find, Tally, Watcher, judged  # noqa: E402
 from plan_runner.isolation import IsolationError, run_isolated  # noqa: E402
 from plan_runner.kernel import find_kernel  # noqa: E402
 
-# Mutants that one process plays: TensorFlow keeps some memory of each graph.
+# Mutants per process: TensorFlow keeps some memory of each graph.
 _BATCH = 100
 _MOST_FAILED_STARTS = 10
 
@@ -61,7 +61,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _play_batch(asked: Any, first: int, last: int, canary: Path, tally: Tally) -> int:
-    """Plays mutants in one process; returns the number of the next one."""
+    """Executes mutants in one process; returns the number of the next one."""
     exports = [str(path.resolve()) for path in asked.plan]
     found = find_kernel()
     payload = {
@@ -84,7 +84,7 @@ def _play_batch(asked: Any, first: int, last: int, canary: Path, tally: Tally) -
                 if tally.ends["starts that failed"] > _MOST_FAILED_STARTS:
                     raise
                 return first
-            # A crash, or a limit: one line for the user. The mutant is told, to be looked at.
+            # A crash or a limit: the line names the mutant, for a look at it.
             kind = "ended at a limit" if "--max_" in str(e) and "SIG" not in str(e) else "crashes"
             tally.ends[kind] += 1
             print(f"mutant {watcher.number}: {e}", flush=True)

@@ -1,9 +1,9 @@
-"""Adult's exact saddle, and how Stochastic-AFL comes near to it.
+"""Adult's exact saddle, and the duality gap of Stochastic-AFL over its rounds.
 
     .venv/bin/python -m benchmarks.adult_saddle.measure DATA_DIR IMAGE
 
-Prints what the exact solver finds, and the duality gap of the package's algorithm after 1, 2, 4 ...
-rounds; draws the latter. See README.md beside this file.
+Prints the exact solutions, and the duality gap of the package's algorithm after 1, 2, 4 ... rounds;
+draws the gaps. See README.md in this folder.
 """
 
 import sys

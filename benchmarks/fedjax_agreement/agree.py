@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/fedjax_agreement/agree.py
 
-Exits with status 1 if any difference is above 1e-5. See README.md beside this file.
+Exits with status 1 if any difference is above 1e-5. See README.md in this folder.
 """
 
 import dataclasses

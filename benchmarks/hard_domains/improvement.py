@@ -1,13 +1,14 @@
-"""Lambda that follows how little a domain improves, on the digits with a noisy and a rare domain.
+"""Lambda by slowest improvement, on the digits with a noisy and a rare domain.
 
     .venv/bin/python -m benchmarks.hard_domains.improvement
 
-The signal of a domain is L / M - 1: its loss in the round, against the running mean of its losses
-before, which moves by a tenth in each round that has the domain. The largest improves least
-("group distributionally robust optimisation on the rate of improvement", GRAPE, arXiv 2505.20380).
-It needs no baselines. The rest is AgnosticFedAvg with absent domains frozen, in NumPy, with the
-settings of docs/results/excess_losses.md; uniform weights and excess losses stand beside it. The
-worst regret is that on the test images, and that on these and the held-out ones together.
+The signal of a domain is L / M - 1, for its loss L in the round and the running mean M of its
+earlier losses; M moves by a tenth in each round with the domain. The domain with the largest signal
+improves least ("group distributionally robust optimisation on the rate of improvement", GRAPE,
+arXiv 2505.20380). The signal needs no baselines. The rest is AgnosticFedAvg with absent domains
+frozen, in NumPy, with the settings of docs/results/excess_losses.md; the table also has uniform
+weights and excess losses. The worst regret is given for the test images, and for test and held-out
+images together.
 """
 
 import math
@@ -28,7 +29,7 @@ class _Client(NamedTuple):
     domain: int
 
 
-# (L, M) -> what lambda follows, each [3].
+# (L, M) -> signal of each domain, all [3].
 _Signal = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -83,8 +84,8 @@ def _trained(
     """Returns the weights after each round.
 
     Args:
-        rate: Of lambda.
-        signal: What lambda follows. None weighs clients by their examples, as FedAvg.
+        rate: Learning rate of lambda.
+        signal: Signal for lambda; None weighs clients by their examples, as FedAvg.
     """
     rng, cohort = np.random.default_rng(seed), min(_COHORT, len(clients))
     counts = np.bincount([c.domain for c in clients], [len(c.y) for c in clients], minlength=3)
@@ -118,7 +119,7 @@ def _trained(
 
 
 def main() -> None:
-    """Prints accuracy and worst regret of each row, the mean of five seeds."""
+    """Prints accuracy and worst regret of each method, averaged over five seeds."""
     names, parts = _clients()
     both = [*parts["test"], *parts["heldout"]]
     baselines, least = np.zeros(3), {"test": np.zeros(3), "both": np.zeros(3)}

@@ -1,9 +1,9 @@
-"""What it takes to open a store of many clients, sample and count them, and read some.
+"""The cost of opening a store of many clients, sampling and counting them, and reading some.
 
     .venv/bin/python -m benchmarks.timing.large_store [--clients=1000000]
 
-Processor seconds are those of each step, peak memory that of the process so far. The store has two
-splits and five domains, and is deleted afterwards.
+Processor seconds are per step; peak memory is of the process so far. The store has two splits and
+five domains, and is deleted afterwards.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _CLIENTS_AT_ONCE = 100_000
 
 
 def write_store(path: Path, clients: int) -> None:
-    """Writes a store: as many clients to train on, and a tenth of them held out."""
+    """Writes a store with this many training clients, and a tenth as many held-out clients."""
     draw = np.random.default_rng(0)
     values = draw.normal(size=(len(DOMAINS), 8)).astype(np.float32)
     with StoreWriter(path) as writer:
@@ -62,14 +62,14 @@ def clients_of(
     to_examples: ToExamples = lambda _, columns: columns,
     most_kept: int = KEPT_BYTES,
 ) -> StoreClients:
-    """Opens the clients to train on; see `StoreClients`."""
+    """Opens the training clients; see `StoreClients`."""
     features = {name: one for name, one in _FEATURES.items() if name != DOMAIN}
     store = load_store(path)
     return StoreClients(store, TRAIN, features, to_examples, DOMAINS, most_kept=most_kept)
 
 
 def steps(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields the name of each step and what it found, after it."""
+    """Yields the name and the result of each step, after the step."""
     clients = clients_of(path)
     yield "open", len(clients.client_ids)
     for sampling in ("uniform", "stratified"):

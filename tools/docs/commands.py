@@ -1,7 +1,7 @@
 """The reference of commands: a page for each, with the flags of its options.
 
-Pages of their own have the flags that many commands have, and commands link to them. The script
-runs with the package's environment, loads no TensorFlow, and prints the pages as JSON.
+Flags that many commands share are on separate pages, with links from the commands. The script runs
+in the package's environment, loads no TensorFlow, and prints the pages as JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tff_agnostic.program.runs.options import RunConfig, run_flags, runtime_flag
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 FOLDER = "reference/commands"
-# They describe their arguments in ways of their own.
+# Commands with their own descriptions of arguments.
 OTHERS = ("fleet", "run_plan")
 _KINDS = {
     **{"bool": "true or false", "int": "whole number", "float": "number", "str": "text"},
@@ -49,12 +49,12 @@ _WIDTH = 100
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """Flags that many commands have, on a page of their own.
+    """A page of flags that many commands share.
 
     Attributes:
-        name: Of the page's file, and of what its anchors begin with.
-        title: Its heading.
-        intro: What it begins with.
+        name: Name of the page's file, and prefix of its anchors.
+        title: Heading of the page.
+        intro: First paragraph.
         groups: The flags.
     """
 
@@ -65,7 +65,7 @@ class Shared:
 
 
 def shared_pages() -> list[Shared]:
-    """Returns the flags that more than one command has, by what decides whether they apply."""
+    """Returns the pages of shared flags: one for each kind of setting that they depend on."""
     of_sums: list[Any] = [*AGGREGATIONS.values(), *UPDATE_AGGREGATORS.values(), *PRIVACIES.values()]
     return [
         Shared(
@@ -188,7 +188,7 @@ def _summary(name: str) -> str:
 
 
 def _about(name: str) -> str:
-    """Returns what help begins with, its examples as blocks."""
+    """Returns the introduction of the help, with its examples as blocks."""
     parts = []
     for paragraph in _doc(name).split("\n\n"):
         text = " ".join(paragraph.split())
@@ -222,7 +222,7 @@ def _groups(program: str, groups: Iterable[Group]) -> str:
 
 
 def flag_entry(flag: Flag) -> str:
-    """Returns the entry of a flag: its value, what it does, its default, and when it applies."""
+    """Returns the entry of a flag: value, description, default and conditions."""
     text = flag.text
     value = "" if flag.kind is bool else f"={_value_name(flag)}"
     name = f"--[no]{flag.name}" if flag.kind is bool else f"--{flag.name}"
@@ -297,7 +297,7 @@ def _any(names: Sequence[str]) -> str:
 
 
 def _defaults(flag: Flag, computed: Optional[re.Match[str]]) -> str:
-    """Returns a sentence with the default, and those that tasks and their algorithms have."""
+    """Returns a sentence with the default, and the defaults of tasks and their algorithms."""
     default = flag.default_text()
     known = f"Default: `{default}`" if default else "No default"
     if computed:
@@ -353,7 +353,7 @@ def _fleet() -> str:
 
 
 def fleet_parsers() -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
-    """Yields the commands of `fleet`, what each is for, and its parser."""
+    """Yields name, summary and parser of each command of `fleet`."""
     for action in fleet._parser()._actions:
         if isinstance(action, argparse._SubParsersAction):
             about = {choice.dest: choice.help or "" for choice in action._choices_actions}
@@ -365,7 +365,7 @@ def _action_entry(action: argparse.Action) -> str:
     flag = action.option_strings[-1].removeprefix("--")
     metavar = action.metavar if isinstance(action.metavar, str) else flag.upper()
     value = "" if action.nargs == 0 else f"={metavar}"
-    # A default in brackets at the end is what the entry has in a sentence of its own.
+    # The entry has a separate sentence with the default.
     text = (action.help or "").removesuffix(" (%(default)s)")
     lines = [_sentence(text % vars(action))] if text else []
     lines += [] if action.choices is None else [f"One of: {', '.join(map(str, action.choices))}."]
@@ -378,7 +378,7 @@ def _action_entry(action: argparse.Action) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Returns a help text that begins in lower case and has no full stop, as a sentence."""
+    """Returns a help text as a sentence: with a capital letter and a full stop."""
     first = text.partition(" ")[0]
     text = text[:1].upper() + text[1:] if first.isalpha() else text
     return _markdown(text if text.endswith((".", ")")) else f"{text}.")

@@ -1,18 +1,14 @@
-"""What random changes are made of: bytes that are flipped, texts that reach something, numbers."""
+"""Random parts of mutations: flipped bytes, strings that name files or addresses, numbers."""
 
 import random
 
 
 class ClientNoise:
-    """Draws of one mutant.
-
-    Args:
-        rng: Draws them.
-        canary: A path outside of what the process may write.
+    """Random draws for one mutant.
 
     Attributes:
-        rng: The same.
-        canary: The same.
+        rng: Generator of all draws.
+        canary: A path that the sandboxed process must not write.
     """
 
     def __init__(self, rng: random.Random, canary: str) -> None:
@@ -21,7 +17,7 @@ class ClientNoise:
         self._texts += ["x" * 5000, f"{canary}\0.ckpt", "localhost:1", "/proc/self/mem"]
 
     def flipped(self, content: bytes) -> bytes:
-        """Returns bytes of which a few are others, more or fewer."""
+        """Returns a copy of `content` with a few bytes changed, inserted or deleted."""
         found = bytearray(content)
         for _ in range(self.rng.choice([1, 1, 2, 5, 20])):
             at = self.rng.randrange(len(found) + 1)
@@ -35,7 +31,7 @@ class ClientNoise:
         return bytes(found)
 
     def text(self) -> bytes:
-        """Returns a text that a file, an address or a name may be."""
+        """Returns a string that may name a file or an address."""
         return self.rng.choice([self.canary, self.rng.choice(self._texts)]).encode()
 
     def number(self) -> int:
