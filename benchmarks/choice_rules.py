@@ -70,35 +70,35 @@ def trained(row: str, clients: Drawn, domains: np.ndarray, rate: float, seed: in
     lambdas = np.full(len(share), 1 / len(share)) if row == "uniform" else share
     for _ in range(ROUNDS):
         cohort = rng.choice(len(domains), min(_COHORT, len(domains)), replace=False)
-        x, labels, of = clients.x[cohort], clients.labels[cohort], domains[cohort]
+        x, labels, ids = clients.x[cohort], clients.labels[cohort], domains[cohort]
         local = np.broadcast_to(weights, (len(cohort), len(weights)))
         losses = np.mean(np.logaddexp(0, np.where(labels, -1, 1) * (x @ weights)), axis=-1)
         for xs, ys in zip(np.split(x, _STEPS, axis=1), np.split(labels, _STEPS, axis=1)):
             p = scipy.special.expit(np.einsum("cef,cf->ce", xs, local))
             local = local - rate * np.einsum("ce,cef->cf", p - ys, xs) / ys.shape[1]
-        counts = np.bincount(of, minlength=len(share))
+        counts = np.bincount(ids, minlength=len(share))
         scales = np.full(len(share), 1 / len(cohort))
         if row != BASELINE:
             scales = lambdas / np.maximum(counts, 1)
-        weights = weights + scales[of] @ (local - weights)
+        weights = weights + scales[ids] @ (local - weights)
         if row == "frozen":
-            lambdas = _moved(lambdas, np.bincount(of, losses, len(share)), counts)
+            lambdas = _moved(lambdas, np.bincount(ids, losses, len(share)), counts)
     return weights
 
 
 def _moved(lambdas: np.ndarray, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Returns lambda after an exponentiated step on mean losses; absent domains keep theirs."""
-    there = counts > 0
-    moved = np.where(there, lambdas * np.exp(_DOMAIN_RATE * sums / np.maximum(counts, 1)), 0.0)
-    return np.where(there, moved * lambdas[there].sum() / moved.sum(), lambdas)
+    present = counts > 0
+    moved = np.where(present, lambdas * np.exp(_DOMAIN_RATE * sums / np.maximum(counts, 1)), 0.0)
+    return np.where(present, moved * lambdas[present].sum() / moved.sum(), lambdas)
 
 
-def right(weights: np.ndarray, of: Drawn) -> np.ndarray:
+def right(weights: np.ndarray, clients: Drawn) -> np.ndarray:
     """Returns whether a model is right on each example, [clients, examples]."""
-    return (of.x @ weights > 0) == of.labels.astype(bool)
+    return (clients.x @ weights > 0) == clients.labels.astype(bool)
 
 
-def gain_of_worst(ours: np.ndarray, theirs: np.ndarray, draws: np.ndarray) -> Spread:
+def worst_domain_gain(ours: np.ndarray, theirs: np.ndarray, draws: np.ndarray) -> Spread:
     """Returns the gain of a method's worst domain, with its error over clients and seeds.
 
     Args:
@@ -107,22 +107,22 @@ def gain_of_worst(ours: np.ndarray, theirs: np.ndarray, draws: np.ndarray) -> Sp
         draws: Weight of each client, [replicates, domains, clients].
     """
     values, replicates = [], []
-    for of in (ours, theirs):
-        mean = of.mean(axis=-1)
-        moved = np.einsum("sdc,rdc->srd", of - mean[..., None], draws) / of.shape[-1]
+    for accuracy in (ours, theirs):
+        mean = accuracy.mean(axis=-1)
+        moved = np.einsum("sdc,rdc->srd", accuracy - mean[..., None], draws) / accuracy.shape[-1]
         values.append(mean.min(axis=-1))
         replicates.append((mean[:, None] + moved).min(axis=-1))
-    clients = ours.shape[-1]
+    num_clients = ours.shape[-1]
     changes = values[0] - values[1]
-    return combined(changes, replicates[0] - replicates[1], clients, is_smooth=False)
+    return combined(changes, replicates[0] - replicates[1], num_clients, is_smooth=False)
 
 
 def surest(rows: Mapping[str, Spread], level: float) -> Optional[str]:
     """Returns the method with the highest lower bound; None if no bound is above 0."""
     lows = {
-        row: of.mean - scipy.special.stdtrit(of.freedom, level) * of.total**0.5
-        for row, of in rows.items()
-        if of.total > 0 and of.freedom > 0
+        row: spread.mean - scipy.special.stdtrit(spread.freedom, level) * spread.total**0.5
+        for row, spread in rows.items()
+        if spread.total > 0 and spread.freedom > 0
     }
     best = max(lows, key=lambda row: lows[row], default=None)
     return best if best is not None and lows[best] > 0 else None
@@ -136,7 +136,7 @@ class Outcome(NamedTuple):
     is_worse: bool
 
 
-def play(number: int, kind: str) -> dict[tuple[Judges, float], Outcome]:
+def rule_outcomes(number: int, kind: str) -> dict[tuple[Judges, float], Outcome]:
     """Returns the outcome of each rule on a problem."""
     rng = np.random.default_rng([number, KINDS.index(kind)])
     made = problem(kind, rng)
@@ -146,7 +146,7 @@ def play(number: int, kind: str) -> dict[tuple[Judges, float], Outcome]:
         for split, count in counts.items():
             splits[split].append(_with_bias(drawn(domain, count, rng)))
     fresh = [_with_bias(drawn(domain, FRESH, rng)) for domain in made]
-    train = Drawn(*(np.concatenate(of) for of in zip(*splits["train"])))
+    train = Drawn(*(np.concatenate(parts) for parts in zip(*splits["train"])))
     domains = np.repeat(np.arange(len(made)), [domain.clients for domain in made])
     models = {
         (row, rate): [trained(row, train, domains, rate, seed) for seed in range(_SEEDS)]
@@ -154,37 +154,41 @@ def play(number: int, kind: str) -> dict[tuple[Judges, float], Outcome]:
         for rate in _RATES
     }
     judged, asked = (
-        {of: np.array([[right(w, d) for d in on] for w in ws]) for of, ws in models.items()}
-        for on in (splits["heldout"], fresh)
+        {key: np.array([[right(w, d) for d in split] for w in ws]) for key, ws in models.items()}
+        for split in (splits["heldout"], fresh)
     )
     draws = rng.poisson(1, (_REPLICATES, len(DOMAINS), HELDOUT))
-    found = {}
+    outcomes = {}
     for who in JUDGES:
         seen = {
-            of: all_right[: who.seeds, :, : who.clients, : who.examples].mean(axis=-1)
-            for of, all_right in judged.items()
+            key: all_right[: who.seeds, :, : who.clients, : who.examples].mean(axis=-1)
+            for key, all_right in judged.items()
         }
         best = {
             row: max(_RATES, key=lambda rate: seen[row, rate][0].mean(axis=-1).min())
             for row in _ROWS
         }
-        of_best = {row: seen[row, best[row]] for row in _ROWS}
+        best_accuracies = {row: seen[row, best[row]] for row in _ROWS}
         true = {row: asked[row, best[row]][: who.seeds].mean(axis=-1) for row in _ROWS}
         spreads = {
-            row: gain_of_worst(of_best[row], of_best[BASELINE], draws[..., : who.clients])
+            row: worst_domain_gain(
+                best_accuracies[row], best_accuracies[BASELINE], draws[..., : who.clients]
+            )
             for row in _ROWS[1:]
         }
         gains = {row: worst_gain(true[row], true[BASELINE], rng) for row in _ROWS[1:]}
         for level in LEVELS:
             choice = surest(spreads, level)
             gain, interval = gains[choice] if choice else (0.0, (0.0, 0.0))
-            most = max(0.0, *(of[0] for of in gains.values()))
-            found[who, level] = Outcome(gain, most, interval[1] < 0)
-    return found
+            most = max(0.0, *(mean for mean, _ in gains.values()))
+            outcomes[who, level] = Outcome(gain, most, interval[1] < 0)
+    return outcomes
 
 
-def _with_bias(of: Drawn) -> Drawn:
-    return Drawn(np.concatenate([of.x, np.ones_like(of.x[..., :1])], axis=-1), of.labels)
+def _with_bias(clients: Drawn) -> Drawn:
+    return Drawn(
+        np.concatenate([clients.x, np.ones_like(clients.x[..., :1])], axis=-1), clients.labels
+    )
 
 
 def main() -> None:
@@ -193,18 +197,18 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=120)
     given = parser.parse_args()
     played = [
-        (KINDS[k % len(KINDS)], play(k // len(KINDS), KINDS[k % len(KINDS)]))
+        (KINDS[k % len(KINDS)], rule_outcomes(k // len(KINDS), KINDS[k % len(KINDS)]))
         for k in range(given.problems)
     ]
     rows = []
     for rule in ((who, level) for who in JUDGES for level in LEVELS):
         who, level = rule
-        by_kind = {kind: [of[rule] for k, of in played if k == kind] for kind in KINDS}
+        by_kind = {kind: [outcomes[rule] for k, outcomes in played if k == kind] for kind in KINDS}
         shares = [
-            100 * sum(of.gain for of in by_kind[kind]) / sum(of.best for of in by_kind[kind])
+            100 * sum(o.gain for o in by_kind[kind]) / sum(o.best for o in by_kind[kind])
             for kind in ("rare", "hard", "both")
         ]
-        worse = 100 * np.mean([of[rule].is_worse for _, of in played])
+        worse = 100 * np.mean([outcomes[rule].is_worse for _, outcomes in played])
         rows.append([*who, level, *shares, worse])
     headings = ["clients", "examples", "seeds", "sure", *("rare", "hard", "both"), "worse"]
     print(tabulate(rows, headings, "github", floatfmt=("d", "d", "d", "g", *[".0f"] * 3, ".1f")))

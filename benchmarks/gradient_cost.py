@@ -50,15 +50,15 @@ def seconds(num_domains: int, runtime: CohortRuntime) -> dict[str, np.ndarray]:
         for gradient, estimate in _GRADIENTS.items()
     }
     states = {gradient: training.initialize() for gradient, training in trainings.items()}
-    found: dict[str, list[float]] = {gradient: [] for gradient in _GRADIENTS}
+    took: dict[str, list[float]] = {gradient: [] for gradient in _GRADIENTS}
     for k in range(_WARM + _ROUNDS):
         # Alternate the order.
         for gradient in list(_GRADIENTS)[:: 1 if k % 2 else -1]:
             start = time.perf_counter()
             states[gradient], _ = trainings[gradient].next(states[gradient], cohort)
             if k >= _WARM:
-                found[gradient].append(time.perf_counter() - start)
-    return {gradient: np.array(times) for gradient, times in found.items()}
+                took[gradient].append(time.perf_counter() - start)
+    return {gradient: np.array(times) for gradient, times in took.items()}
 
 
 def main() -> None:
@@ -66,9 +66,9 @@ def main() -> None:
     rows = []
     with CohortRuntime() as runtime:
         for num_domains in _DOMAINS:
-            found = seconds(num_domains, runtime)
-            ratios = found["per_domain"] / found["weighted"]
-            medians = np.median(found["per_domain"]) / np.median(found["weighted"])
+            took = seconds(num_domains, runtime)
+            ratios = took["per_domain"] / took["weighted"]
+            medians = np.median(took["per_domain"]) / np.median(took["weighted"])
             low, high = np.percentile(ratios, [25, 75])
             rows.append([num_domains, f"{medians:.2f}", f"{low:.2f} to {high:.2f}"])
     headers = ["domains", "per-domain / weighted, medians", "middle half of the pairs of rounds"]

@@ -32,7 +32,7 @@ from tff_agnostic.metrics.intervals import (
 
 DOMAINS = 5
 REPLICATES = 200
-_OF_KIND = 0.1
+_KIND_FRACTION = 0.1
 _WHAT = ("a domain", "all examples", "the worst domain")
 
 
@@ -52,11 +52,11 @@ class Case(NamedTuple):
 
     accuracies: Sequence[float]
     gains: Sequence[float]
-    of_client: float
-    of_gain: float
-    of_both: float
-    of_seed: float
-    of_size: float
+    client_sd: float
+    gain_sd: float
+    both_sd: float
+    seed_sd: float
+    size_sd: float
     kind: float = 0.0
 
 
@@ -99,14 +99,14 @@ def _sums(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns right answers [seeds, 2, domains, clients], and examples [domains, clients]."""
     shape = (DOMAINS, clients)
-    sizes = 5 + np.round(rng.lognormal(3.0, case.of_size, shape)).astype(int)
-    own, gain = rng.normal(0, case.of_client, shape), rng.normal(0, case.of_gain, shape)
-    gain += case.kind * (rng.random(shape) < _OF_KIND)
-    both = rng.normal(0, case.of_both, (seeds, 2, *shape))
-    of_seed = rng.normal(0, case.of_seed, (seeds, 2, DOMAINS, 1))
-    base = (np.asarray(case.accuracies)[:, np.newaxis] + own)[np.newaxis, np.newaxis]
+    sizes = 5 + np.round(rng.lognormal(3.0, case.size_sd, shape)).astype(int)
+    offset, gain = rng.normal(0, case.client_sd, shape), rng.normal(0, case.gain_sd, shape)
+    gain += case.kind * (rng.random(shape) < _KIND_FRACTION)
+    both = rng.normal(0, case.both_sd, (seeds, 2, *shape))
+    seed_effects = rng.normal(0, case.seed_sd, (seeds, 2, DOMAINS, 1))
+    base = (np.asarray(case.accuracies)[:, np.newaxis] + offset)[np.newaxis, np.newaxis]
     added = np.stack([np.zeros(shape), np.asarray(case.gains)[:, np.newaxis] + gain])[np.newaxis]
-    chances = np.clip(base + added + both + of_seed, 0.001, 0.999)
+    chances = np.clip(base + added + both + seed_effects, 0.001, 0.999)
     return rng.binomial(sizes, chances), sizes
 
 
@@ -147,8 +147,8 @@ def coverage(
             ]
         )
         estimates, replicates = _gains(sums / total), _gains(np.moveaxis(drawn, 1, 2))
-        alike = effective_clients(total, by_total)
-        for j, among in enumerate((alike[0], alike[-1], alike[0])):
+        effective_counts = effective_clients(total, by_total)
+        for j, among in enumerate((effective_counts[0], effective_counts[-1], effective_counts[0])):
             spread = combined(estimates[:, j], replicates[..., j], among, j < 2)
             plain = mean_interval(estimates[:, j], np.ones(seeds), spread.mean)
             for i, interval in enumerate((spread.interval(), plain)):
@@ -165,19 +165,19 @@ def coverage(
 
 def _truth(rng: np.random.Generator, case: Case) -> np.ndarray:
     """Returns the gains with thousands of clients, averaged over many seeds."""
-    found = []
+    estimates = []
     for _ in range(40):
         right, sizes = _sums(rng, case, 4000, 25)
         total = _with_all(sizes.sum(axis=-1))
-        found.append(_gains(_with_all(right.sum(axis=-1)) / total))
-    return np.concatenate(found).mean(axis=0)
+        estimates.append(_gains(_with_all(right.sum(axis=-1)) / total))
+    return np.concatenate(estimates).mean(axis=0)
 
 
 def _with_all(sums: np.ndarray) -> np.ndarray:
     return np.concatenate([sums, sums.sum(axis=-1, keepdims=True)], axis=-1)
 
 
-def table(found: Sequence[Coverage]) -> str:
+def table(coverages: Sequence[Coverage]) -> str:
     """Returns the coverages as a table in Markdown."""
     rows = [
         [
@@ -188,7 +188,7 @@ def table(found: Sequence[Coverage]) -> str:
             f"{100 * c.width:.1f}",
             f"{100 * c.seeds_only:.0f}",
         ]
-        for c in found
+        for c in coverages
     ]
     headers = [
         "test clients (effective)",

@@ -45,7 +45,7 @@ class _Row:
     """A row of the table; each call of `turn` is one measurement."""
 
     title: str
-    beside: str
+    baseline: str
     turn: Callable[[], object]
 
 
@@ -76,11 +76,11 @@ def prices(
                 took[k, number] = time.perf_counter() - start[0], time.process_time() - start[1]
             say(f"turn {number + 1}/{rounds}")
     medians = dict(zip((row.title for row in rows), np.median(took, axis=1)))
-    found = [_price(row, medians) for row in rows]
+    result = [_price(row, medians) for row in rows]
     # TensorFlow's functions complain if the end of Python collects them.
     rows.clear()
     gc.collect()
-    return found
+    return result
 
 
 def chosen_algorithms(names: Sequence[str]) -> list[str]:
@@ -99,9 +99,9 @@ def chosen_algorithms(names: Sequence[str]) -> list[str]:
 
 
 def _price(row: _Row, medians: Mapping[str, np.ndarray]) -> Price:
-    ratio, processor_ratio = medians[row.title] / medians[row.beside]
+    ratio, processor_ratio = medians[row.title] / medians[row.baseline]
     seconds = float(medians[row.title][0])
-    return Price(row.title, row.beside, seconds, float(ratio), float(processor_ratio))
+    return Price(row.title, row.baseline, seconds, float(ratio), float(processor_ratio))
 
 
 def _rows(workload: Workload, names: Sequence[str], runtime: CohortRuntime) -> Iterator[_Row]:
@@ -109,7 +109,7 @@ def _rows(workload: Workload, names: Sequence[str], runtime: CohortRuntime) -> I
     model = MODELS[workload.model](workload)
     clients = make_clients(workload)
 
-    def rounds_of(title: str, algorithm: Algorithm, aggregation: Aggregation) -> _Row:
+    def training_row(title: str, algorithm: Algorithm, aggregation: Aggregation) -> _Row:
         training = runtime.training(algorithm, aggregation)
         state = training.initialize()
 
@@ -122,13 +122,13 @@ def _rows(workload: Workload, names: Sequence[str], runtime: CohortRuntime) -> I
     for name in [FED_AVG, *(name for name in names if name != FED_AVG)]:
         for changes in ({}, *_VARIANTS.get(name, ())):
             title = ", ".join([name, *(f"{key}={_text(value)}" for key, value in changes.items())])
-            yield rounds_of(title, _algorithm(name, changes, model, workload), PlainSum())
+            yield training_row(title, _algorithm(name, changes, model, workload), PlainSum())
     sums = sums_without_and_with_noise(workload.clients, workload.examples)
     for name in (FED_AVG, AGNOSTIC) if AGNOSTIC in names else (FED_AVG,):
         algorithm = _algorithm(name, {}, model, workload)
         for what, aggregation in sums.items():
             if not isinstance(aggregation, PlainSum):
-                yield rounds_of(f"{name}, sums: {what}", algorithm, aggregation)
+                yield training_row(f"{name}, sums: {what}", algorithm, aggregation)
     task = _task(model, clients, workload.domains)
     alone, with_all = ways(task, runtime)
     yield _Row(_EVALUATION, _EVALUATION, alone)
@@ -172,8 +172,8 @@ def _ensemble(model: Model) -> Model:
 
 
 def _task(model: Model, clients: Sequence[Mapping[str, Any]], domains: int) -> Task:
-    found = InMemoryClients({str(k): dict(client) for k, client in enumerate(clients)})
-    return Task(tuple(map(str, range(domains))), found, found, model)
+    in_memory = InMemoryClients({str(k): dict(client) for k, client in enumerate(clients)})
+    return Task(tuple(map(str, range(domains))), in_memory, in_memory, model)
 
 
 def _text(value: Any) -> str:

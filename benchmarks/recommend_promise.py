@@ -107,8 +107,8 @@ class Drawn(NamedTuple):
 def drawn(domain: Domain, clients: int, rng: np.random.Generator) -> Drawn:
     """Returns new clients of a domain, each with its own weights close to the domain's."""
     x = rng.normal(size=(clients, _EXAMPLES, _FEATURES))
-    own = domain.weights + rng.normal(scale=0.1, size=(clients, 1, _FEATURES))
-    scores = domain.margin * np.sum(x * own, axis=-1)
+    client_weights = domain.weights + rng.normal(scale=0.1, size=(clients, 1, _FEATURES))
+    scores = domain.margin * np.sum(x * client_weights, axis=-1)
     labels = rng.random(scores.shape) < 1 / (1 + np.exp(-scores))
     labels ^= rng.random(scores.shape) < domain.noise
     return Drawn(x.astype(np.float32), labels.astype(np.int64))
@@ -119,16 +119,18 @@ def records(domains: Sequence[Domain], rng: np.random.Generator) -> Iterator[tup
     for name, domain in zip(DOMAINS, domains):
         counts = {"train": domain.clients, "heldout": HELDOUT, "test": TEST}
         for split, count in counts.items():
-            of = drawn(domain, count, rng)
+            clients = drawn(domain, count, rng)
             for k in range(count):
-                for x, label in zip(of.x[k], of.labels[k]):
+                for x, label in zip(clients.x[k], clients.labels[k]):
                     features = {"x": x, "label": int(label)}
                     yield split, Record(f"{name}_{split}_{k:03d}", name, features)
 
 
 def accuracies(kernel: np.ndarray, bias: np.ndarray, fresh: Sequence[Drawn]) -> np.ndarray:
     """Returns the accuracy of a linear model of two classes on each client, [domains, clients]."""
-    return np.array([np.mean(np.argmax(of.x @ kernel + bias, -1) == of.labels, -1) for of in fresh])
+    return np.array(
+        [np.mean(np.argmax(domain.x @ kernel + bias, -1) == domain.labels, -1) for domain in fresh]
+    )
 
 
 def worst_gain(
@@ -144,7 +146,7 @@ def worst_gain(
     """
 
     def gain(weights: np.ndarray) -> np.ndarray:
-        worst = [np.einsum("tdc,rdc->rtd", of, weights).min(-1) for of in (ours, theirs)]
+        worst = [np.einsum("tdc,rdc->rtd", side, weights).min(-1) for side in (ours, theirs)]
         return np.mean(worst[0] - worst[1], axis=-1)
 
     _, domains, clients = ours.shape
@@ -154,7 +156,7 @@ def worst_gain(
     return float(gain(np.broadcast_to(even, (1, domains, clients)))[0]), (float(low), float(high))
 
 
-def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
+def run_problem(number: int, kind: str, folder: Path) -> dict[str, Any]:
     """Returns the gains of the choice and of each method over FedAvg on fresh clients."""
     rng = np.random.default_rng([number, KINDS.index(kind)])
     data, model = folder / "clients.store", folder / "model.py"
@@ -178,27 +180,27 @@ def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
     }
     runs = folder / "runs"
     with contextlib.redirect_stdout(io.StringIO()):
-        asked, found = _searched(recommend_arguments(settings), runs)
-    choice = chosen(found.judged) or BASELINE
+        asked, search = _searched(recommend_arguments(settings), runs)
+    choice = chosen(search.judged) or BASELINE
     seconds, processor_seconds = time.monotonic() - began, time.process_time() - used
     fresh = [drawn(domain, FRESH, rng) for domain in domains]
     tried = {
-        name: float(attained(found.tried, name, asked.objective).values[0])
-        for name in found.tried.trials
+        name: float(attained(search.tried, name, asked.objective).values[0])
+        for name in search.tried.trials
     }
-    by_row = {row: _accuracies_of(runs, row, tried, fresh) for row in found.changes}
+    by_row = {row: _fresh_accuracies(runs, row, tried, fresh) for row in search.changes}
     gains = {}
     for row in sorted(by_row.keys() - {BASELINE}):
         both = min(len(by_row[row]), len(by_row[BASELINE]))
         gains[row] = worst_gain(by_row[row][:both], by_row[BASELINE][:both], rng)
-    of_choice = gains.get(choice)
+    chosen_gain = gains.get(choice)
     return {
         "number": number,
         "kind": kind,
         "choice": choice,
-        "gains": {row: of[0] for row, of in gains.items()},
-        "interval": None if of_choice is None else of_choice[1],
-        "judged": {row: validated(of.gain) for row, of in found.judged.items()},
+        "gains": {row: gain for row, (gain, _) in gains.items()},
+        "interval": None if chosen_gain is None else chosen_gain[1],
+        "judged": {row: validated(judged.gain) for row, judged in search.judged.items()},
         "tried": tried,
         "seconds": seconds,
         "processor_seconds": processor_seconds,
@@ -225,7 +227,7 @@ def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, Sear
             return request, search.run(given.own.budget)
 
 
-def _accuracies_of(
+def _fresh_accuracies(
     folder: Path, row: str, tried: Mapping[str, float], fresh: Sequence[Drawn]
 ) -> np.ndarray:
     """Returns accuracies [trials, domains, clients] of a method's models at its best setting."""
@@ -241,20 +243,21 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     """Returns a table with a row for each kind of problem."""
     rows = []
     for kind in (*KINDS, None):
-        of = [r for r in results if kind in (None, r["kind"])]
-        if not of:
+        selected = [r for r in results if kind in (None, r["kind"])]
+        if not selected:
             continue
-        ours = np.array([r["gains"].get(r["choice"], 0.0) for r in of])
-        best = np.array([max(0.0, *r["gains"].values()) for r in of])
-        worse = np.mean([r["interval"] is not None and r["interval"][1] < 0 for r in of])
+        ours = np.array([r["gains"].get(r["choice"], 0.0) for r in selected])
+        best = np.array([max(0.0, *r["gains"].values()) for r in selected])
+        worse = np.mean([r["interval"] is not None and r["interval"][1] < 0 for r in selected])
         always = [
-            100 * np.mean([r["gains"].get(row, 0.0) for r in of]) for row in ("uniform", "frozen")
+            100 * np.mean([r["gains"].get(row, 0.0) for r in selected])
+            for row in ("uniform", "frozen")
         ]
         rows.append(
             [
                 kind or "all",
-                len(of),
-                np.mean([r["choice"] == "fed_avg" for r in of]),
+                len(selected),
+                np.mean([r["choice"] == "fed_avg" for r in selected]),
                 100 * ours.mean(),
                 100 * best.mean(),
                 *always,
@@ -283,7 +286,7 @@ def main() -> None:
         if (number, kind) in done:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            result = play(number, kind, Path(folder))
+            result = run_problem(number, kind, Path(folder))
         results.append(result)
         with given.output.open("a") as file:
             file.write(f"{json.dumps(result)}\n")

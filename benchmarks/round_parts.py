@@ -34,7 +34,7 @@ def parts(workload: Workload, runtime: CohortRuntime) -> dict[str, Callable[[], 
     first = [{k: v[: workload.batch_size] for k, v in client.items()} for client in clients]
     measure = runtime.evaluation(model, workload.domains, PlainSum())
 
-    def round_of(name: str) -> Callable[[], object]:
+    def training_round(name: str) -> Callable[[], object]:
         spec = ALGORITHMS[name]
         options = build(
             spec.options,
@@ -49,15 +49,15 @@ def parts(workload: Workload, runtime: CohortRuntime) -> dict[str, Callable[[], 
         state = training.initialize()
         return lambda: training.next(state, clients)
 
-    found = {
-        _WHOLE: round_of("agnostic_fed_avg"),
-        "FedAvg's round": round_of("fed_avg"),
+    calls = {
+        _WHOLE: training_round("agnostic_fed_avg"),
+        "FedAvg's round": training_round("fed_avg"),
         "the domain pass": lambda: measure(model.initial_weights, [clients]),
         "the first local batch of the domain pass": lambda: measure(model.initial_weights, [first]),
     }
     for name, products in products_by_part(workload).items():
-        found[f"matrix products alone: {name}"] = multiplier(products)
-    return found
+        calls[f"matrix products alone: {name}"] = multiplier(products)
+    return calls
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ class Cost:
     down: int = 0
     up: int = 0
 
-    def of_client(self, call: Callable[[], bytes], request: bytes = b"") -> bytes:
+    def charge_client(self, call: Callable[[], bytes], request: bytes = b"") -> bytes:
         """Calls a client, adds its cost, and returns its answer."""
         began = time.process_time()
         answer = call()
@@ -58,7 +58,7 @@ class Cost:
         self.up += len(answer)
         return answer
 
-    def of_server(self, call: Callable[[], _T]) -> _T:
+    def charge_server(self, call: Callable[[], _T]) -> _T:
         """Calls the server, adds its cost, and returns its result."""
         began = time.process_time()
         result = call()
@@ -82,15 +82,15 @@ def plain(clients: int, values: int, vanish: int) -> tuple[Cost, np.ndarray]:
     cost, (tensor,) = Cost(), _plan(clients, values).tensors
     total = np.zeros(values, np.uint64)
     for number in range(vanish, clients):
-        own = _values(number, values)
-        sent = cost.of_client(functools.partial(masks.pack, own, tensor.modulus))
+        integers = _values(number, values)
+        sent = cost.charge_client(functools.partial(masks.pack, integers, tensor.modulus))
 
         def take(sent: bytes = sent) -> None:
             vector = masks.unpack(sent, values, tensor.modulus)
             assert vector is not None, "packed here"
             masks.add_into(total, vector, tensor.modulus)
 
-        cost.of_server(take)
+        cost.charge_server(take)
     return cost, total
 
 
@@ -105,23 +105,25 @@ def secure(clients: int, values: int, vanish: int, folder: Path) -> tuple[Cost, 
         for n, secret in enumerate(secrets)
     ]
     at = SessionFolder(folder / "server")
-    server = cost.of_server(lambda: Server.begin(plan, identities, at, publics))
+    server = cost.charge_server(lambda: Server.begin(plan, identities, at, publics))
     while server.stage is not None:
         has_values = server.stage == messages.Type.MASKED
-        for key, request in cost.of_server(server.requests).items():
+        for key, request in cost.charge_server(server.requests).items():
             number = publics.index(key)
             stays = number >= vanish
             if has_values and not stays:
                 continue
-            own = {_NAME: _values(number, values)} if has_values else {}
-            answer = functools.partial(parties[number].answer, request, lambda own=own: own)
-            cost.of_server(
+            integers = {_NAME: _values(number, values)} if has_values else {}
+            answer = functools.partial(
+                parties[number].answer, request, lambda integers=integers: integers
+            )
+            cost.charge_server(
                 functools.partial(
-                    server.receive, cost.of_client(answer, request) if stays else answer()
+                    server.receive, cost.charge_client(answer, request) if stays else answer()
                 )
             )
-        cost.of_server(server.close)
-    return cost, cost.of_server(server.result)[_NAME]
+        cost.charge_server(server.close)
+    return cost, cost.charge_server(server.result)[_NAME]
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:

@@ -67,9 +67,9 @@ def _named(text: str) -> str:
     name = text.replace("-", "_")
     if name not in (*COMMANDS, *OTHER_COMMANDS):
         names = sorted((*COMMANDS, *OTHER_COMMANDS))
-        found = f"{text}: {did_you_mean(name, names)}" if text else "none: "
+        value = f"{text}: {did_you_mean(name, names)}" if text else "none: "
         print(
-            f"error: expected a command, found {found}the commands are {', '.join(names)}",
+            f"error: expected a command, found {value}the commands are {', '.join(names)}",
             file=sys.stderr,
         )
         sys.exit(_USER_ERROR_STATUS)

@@ -136,19 +136,19 @@ def _line(name: str, content: bytes, definitions: _Definitions) -> tuple[str, bo
             json_format.Parse(content.decode(), kind())
             return f"{what}: known fields only", True
         value = kind.FromString(content)
-        found = list(unknown_in(value, name, definitions.find))
+        unknown = list(unknown_in(value, name, definitions.find))
     except (json_format.ParseError, message.DecodeError, UnicodeDecodeError) as e:
         return f"{what}: {reason(e)}", False
-    foreign = [field for field in found if (field.message, field.number) != _ADDED]
+    foreign = [field for field in unknown if (field.message, field.number) != _ADDED]
     if foreign:
         how_many = f"{len(foreign)} unknown field{'s' * (len(foreign) > 1)}"
         return f"{what}: {how_many}: {foreign[0]}", False
     if value.SerializeToString(deterministic=True) != content:
         return f"{what}: {len(content):,} bytes, and others when written again", False
-    known = "known fields only"
-    if found:
-        known += f", but for On-Device Personalization's {_ADDED[1]} (example_selector)"
-    return f"{what}: {known}; {len(content):,} bytes, the same when written again", True
+    text = "known fields only"
+    if unknown:
+        text += f", but for On-Device Personalization's {_ADDED[1]} (example_selector)"
+    return f"{what}: {text}; {len(content):,} bytes, the same when written again", True
 
 
 def unknown_in(value: Any, path: str, find: Any) -> Iterator[Unknown]:

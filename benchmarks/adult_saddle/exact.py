@@ -81,8 +81,8 @@ class TwoDomains:
             start: Initial weights; zeros if None.
         """
         share = self._share @ [lambda_, 1 - lambda_]
-        of_row = share > 0
-        x, sign, share = self._x[of_row], self._sign[of_row], share[of_row]
+        has_weight = share > 0
+        x, sign, share = self._x[has_weight], self._sign[has_weight], share[has_weight]
 
         def value(w: np.ndarray) -> float:
             return float(np.logaddexp(0.0, -sign * (x @ w)) @ share + self._ridge / 2 * w @ w)
@@ -95,7 +95,7 @@ class TwoDomains:
             return (x.T * (share * p * (1 - p))) @ x + self._ridge * np.eye(len(w))
 
         zeros = np.zeros(x.shape[1])
-        found = optimize.minimize(
+        solution = optimize.minimize(
             value,
             zeros if start is None else start,
             method="trust-exact",
@@ -103,7 +103,7 @@ class TwoDomains:
             hess=hessian,
             options={"gtol": _TOLERANCE},
         )
-        return Saddle(lambda_, found.x, self.losses(found.x), float(found.fun))
+        return Saddle(lambda_, solution.x, self.losses(solution.x), float(solution.fun))
 
     def saddle(self) -> Saddle:
         """Returns the saddle; the domains' losses cross between lambda = 0 and 1."""

@@ -82,7 +82,9 @@ class Trajectory:
     window: np.ndarray
 
     @staticmethod
-    def of(rounds: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]) -> "Trajectory":
+    def stacked(
+        rounds: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
+    ) -> "Trajectory":
         """Stacks (matrix, offsets, lambda, window) of every round."""
         return Trajectory(*[np.stack([np.asarray(v) for v in column]) for column in zip(*rounds)])
 

@@ -38,15 +38,17 @@ def _clients() -> tuple[list[str], dict[str, list[_Client]]]:
     for name, domain, split, label, *pixels in hard_digits():
         parts.setdefault(split, {}).setdefault(f"{domain}/{name}", []).append([label, *pixels])
     names = sorted({key.partition("/")[0] for key in parts["train"]})
-    found = {
+    by_split = {
         split: [
-            _Client(np.array(of)[:, 1:], np.array(of)[:, 0].astype(int), names.index(domain))
-            for key, of in clients.items()
+            _Client(
+                np.array(examples)[:, 1:], np.array(examples)[:, 0].astype(int), names.index(domain)
+            )
+            for key, examples in clients.items()
             for domain in [key.partition("/")[0]]
         ]
         for split, clients in parts.items()
     }
-    return names, found
+    return names, by_split
 
 
 def _log_chances(w: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -104,14 +106,14 @@ def _trained(
             total += beta
         w = w + step / total
         path.append(w)
-        known = n > 0
-        losses = np.divide(sums, n, where=known, out=np.full(3, np.nan))
+        present = n > 0
+        losses = np.divide(sums, n, where=present, out=np.full(3, np.nan))
         before = np.where(np.isnan(running), losses, running)
         if signal is not None:
-            follows = np.where(known, signal(losses, before), 0.0)
-            moved = np.where(known, lambda_ * np.exp(rate * follows), 0.0)
-            lambda_ = np.where(known, moved / moved.sum() * lambda_[known].sum(), lambda_)
-        running = np.where(known, 0.9 * before + 0.1 * losses, running)
+            follows = np.where(present, signal(losses, before), 0.0)
+            moved = np.where(present, lambda_ * np.exp(rate * follows), 0.0)
+            lambda_ = np.where(present, moved / moved.sum() * lambda_[present].sum(), lambda_)
+        running = np.where(present, 0.9 * before + 0.1 * losses, running)
         window = [*window[1:], n]
         mean = np.mean(window, axis=0)
         scale = np.where(mean > 0, mean, scale)
@@ -150,9 +152,9 @@ def main() -> None:
     )
     for label, rate, signal in table:
         ends = [_trained(parts["train"], seed, _ROUNDS, rate, signal)[-1] for seed in _SEEDS]
-        found = [_by_domain(w, parts["test"]) for w in ends]
-        accuracies = np.mean([right for _, right in found], axis=0)
-        on_test = [(losses - least["test"]).max() for losses, _ in found]
+        evaluations = [_by_domain(w, parts["test"]) for w in ends]
+        accuracies = np.mean([right for _, right in evaluations], axis=0)
+        on_test = [(losses - least["test"]).max() for losses, _ in evaluations]
         on_both = [(_by_domain(w, both)[0] - least["both"]).max() for w in ends]
         worst = (f"{np.mean(r):.2f} ({np.std(r, ddof=1):.2f})" for r in (on_test, on_both))
         print(f"{label:12s} {rate:4.2f}  {accuracies.round(1)}  {'  '.join(worst)}")

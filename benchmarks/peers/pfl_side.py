@@ -95,7 +95,9 @@ def main() -> None:
         ),
         NNEvalHyperParams(local_batch_size=workload.batch_size),
         callbacks=[
-            RoundByRound(side.rounds_of(num_parameters(module), ["pfl", "torch"], list(THREADS)))
+            RoundByRound(
+                side.setting_rounds(num_parameters(module), ["pfl", "torch"], list(THREADS))
+            )
         ],
         send_metrics_to_platform=False,
     )

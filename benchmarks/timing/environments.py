@@ -15,7 +15,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 _CHECKOUT = BENCHMARKS.parent
 
 
-def python_of(name: str) -> Path:
+def peer_python(name: str) -> Path:
     """Returns the Python of the environment that requirements/NAME.txt describes.
 
     The environment is made on first use, and again after a change of the file; pip has to reach a

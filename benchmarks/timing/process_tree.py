@@ -21,12 +21,12 @@ def descendants(pid: int) -> list[int]:
                 # The name, in parentheses, may hold anything.
                 parent = int(stat.rpartition(")")[2].split()[1])
                 children[parent].append(int(folder.name))
-    found, unseen = [], [pid]
+    result, unseen = [], [pid]
     while unseen:
         below = children[unseen.pop()]
-        found += below
+        result += below
         unseen += below
-    return found
+    return result
 
 
 def hold(pid: int) -> None:

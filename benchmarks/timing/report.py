@@ -133,9 +133,9 @@ def price_table(prices: Sequence[Price], style: str) -> str:
         prices: One overhead per row.
         style: A table format of tabulate.
     """
-    header = ["", "s", "beside", "ratio", "ratio of processor s"]
+    header = ["", "s", "baseline", "ratio", "ratio of processor s"]
     rows = [
-        [p.title, f"{p.seconds:.3g}", p.beside, f"{p.ratio:.2f}", f"{p.processor_ratio:.2f}"]
+        [p.title, f"{p.seconds:.3g}", p.baseline, f"{p.ratio:.2f}", f"{p.processor_ratio:.2f}"]
         for p in prices
     ]
     return _table(rows, header, style)

@@ -63,14 +63,14 @@ class Price:
 
     Attributes:
         title: Name of the row.
-        beside: Name of the other row.
+        baseline: Name of the other row.
         seconds: Median seconds of a turn.
-        ratio: Median seconds over those of the other row.
-        processor_ratio: Median processor seconds over those of the other row.
+        ratio: Median seconds over those of the baseline.
+        processor_ratio: Median processor seconds over those of the baseline.
     """
 
     title: str
-    beside: str
+    baseline: str
     seconds: float
     ratio: float
     processor_ratio: float

@@ -17,11 +17,11 @@ from typing import Any, TextIO
 from benchmarks.timing.workloads import Workload, make_clients
 
 # The first round of a setting may compile; the second one counts.
-_ROUNDS_OF_A_SETTING = 2
+_ROUNDS_PER_SETTING = 2
 # The number of warm-up rounds depends on it.
-MOST_SETTINGS = 2
+MAX_SETTINGS = 2
 # Rounds after the first one until every side runs its fastest setting.
-WARM_UP_ROUNDS = _ROUNDS_OF_A_SETTING * MOST_SETTINGS - 1
+WARM_UP_ROUNDS = _ROUNDS_PER_SETTING * MAX_SETTINGS - 1
 
 
 class Side:
@@ -78,10 +78,10 @@ class Side:
         Raises:
             SystemExit: If `parameters` is not the workload's number.
         """
-        for number, _ in enumerate(self.rounds_of(parameters, packages, [""])):
+        for number, _ in enumerate(self.setting_rounds(parameters, packages, [""])):
             yield number
 
-    def rounds_of(
+    def setting_rounds(
         self, parameters: int, packages: Sequence[str], settings: Sequence[str]
     ) -> Iterator[str]:
         """Like `rounds`, but yields the setting of the round.
@@ -92,19 +92,19 @@ class Side:
         Args:
             parameters: As in `rounds`.
             packages: As in `rounds`.
-            settings: Names of the settings, at most `MOST_SETTINGS`.
+            settings: Names of the settings, at most `MAX_SETTINGS`.
 
         Raises:
             SystemExit: As in `rounds`.
         """
-        assert len(settings) <= MOST_SETTINGS, settings
+        assert len(settings) <= MAX_SETTINGS, settings
         if parameters != self.workload.parameters:
             sys.exit(
                 f"expected a model of {self.workload.parameters:,} parameters, "
                 f"found one of {parameters:,}"
             )
         self._say({"ready": {name: metadata.version(name) for name in packages}})
-        trials = [setting for setting in settings for _ in range(_ROUNDS_OF_A_SETTING)]
+        trials = [setting for setting in settings for _ in range(_ROUNDS_PER_SETTING)]
         tried: dict[str, float] = {}
         for number, _ in enumerate(sys.stdin):
             is_trial = number < len(trials)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Optional
 
-from benchmarks.timing.environments import BENCHMARKS, python_of
+from benchmarks.timing.environments import BENCHMARKS, peer_python
 from benchmarks.timing.workloads import Workload
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.runtimes.devices import DEVICES
@@ -45,7 +45,7 @@ class SideSpec:
         Raises:
             SideError: If its environment cannot be made.
         """
-        python = Path(sys.executable) if self.environment is None else python_of(self.environment)
+        python = Path(sys.executable) if self.environment is None else peer_python(self.environment)
         program = ["-m", self.module] if self.script is None else [self._script_path(self.script)]
         return [
             str(python),

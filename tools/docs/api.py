@@ -114,12 +114,12 @@ class Sources:
                 for alias in node.names:
                     if (alias.asname or alias.name) == name:
                         return self.definition(node.module or "", alias.name)
-            if name in _names_of(node):
+            if name in _bound_names(node):
                 return Definition(module, node)
         raise ValueError(f"{module}: expected a definition of {name}, found none")
 
 
-def _names_of(node: ast.stmt) -> list[str]:
+def _bound_names(node: ast.stmt) -> list[str]:
     if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
         return [node.name]
     if isinstance(node, ast.Assign):
@@ -141,23 +141,23 @@ def results(sources: Sources, definition: Definition) -> Iterator[Definition]:
         for part in ast.walk(method.returns):
             if isinstance(part, ast.Name):
                 try:
-                    found = sources.definition(definition.module, part.id)
+                    returned = sources.definition(definition.module, part.id)
                 except ValueError:
                     continue  # Python or another package defines it.
-                if isinstance(found.node, ast.ClassDef):
-                    yield found
+                if isinstance(returned.node, ast.ClassDef):
+                    yield returned
 
 
 def documented(sources: Sources, module: str) -> list[Definition]:
     """Returns the definitions on a module's page: public names, and the classes they return."""
-    found: dict[tuple[str, str], Definition] = {}
+    by_name: dict[tuple[str, str], Definition] = {}
     waiting = [sources.definition(module, name) for name in sources.public_names(module)]
     while waiting:
         one = waiting.pop(0)
-        if one.directive and (one.module, one.name) not in found:
-            found[one.module, one.name] = one
+        if one.directive and (one.module, one.name) not in by_name:
+            by_name[one.module, one.name] = one
             waiting += results(sources, one)
-    return sorted(found.values(), key=lambda one: one.name)
+    return sorted(by_name.values(), key=lambda one: one.name)
 
 
 def pages(root: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -168,17 +168,17 @@ def pages(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """
     sources = Sources(root)
     texts, files = {}, {f"{PACKAGE}/__init__.py": ""}
-    page_of: dict[tuple[str, str], str] = {}
+    page_by_name: dict[tuple[str, str], str] = {}
     for module, (page, title, intro) in PUBLIC.items():
         every = documented(sources, module)
         # Document a definition once, though several modules may export it.
-        entries = [one for one in every if (one.module, one.name) not in page_of]
+        entries = [one for one in every if (one.module, one.name) not in page_by_name]
         others = [
-            f"[`{one.name}`]({page_of[one.module, one.name]}.md)"
+            f"[`{one.name}`]({page_by_name[one.module, one.name]}.md)"
             for one in every
             if one not in entries
         ]
-        page_of |= {(one.module, one.name): page for one in entries}
+        page_by_name |= {(one.module, one.name): page for one in entries}
         path = f"{module.replace('.', '/')}{'/__init__' if module == PACKAGE else ''}.py"
         files[path] = declarations(sources, entries)
         parts = [f"# {title}", intro]
@@ -241,7 +241,7 @@ class _WithValues(ast.NodeTransformer):
             name: node.value
             for node in sources.body(module)
             if isinstance(node, ast.Assign) and _is_literal(node.value)
-            for name in _names_of(node)
+            for name in _bound_names(node)
         }
 
     def visit_Name(self, node: ast.Name) -> ast.expr:

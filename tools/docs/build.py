@@ -29,7 +29,7 @@ _ADDRESS = "127.0.0.1"
 # A file that Sphinx writes into its output.
 _BUILT = ".buildinfo"
 # Pages without a source.
-_OF_SPHINX = ("genindex.html", "py-modindex.html", "search.html")
+_SPHINX_PAGES = ("genindex.html", "py-modindex.html", "search.html")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -75,12 +75,12 @@ def build(output: Path, package_python: Path) -> None:
         SiteError: If a page or a link is wrong; the message has a line for each.
     """
     pages, files = collect(ROOT)
-    of_api, modules = api.pages(ROOT)
-    pages = with_generated(pages, {**_commands(package_python), **of_api})
+    api_pages, modules = api.pages(ROOT)
+    pages = with_generated(pages, {**_commands(package_python), **api_pages})
     changed = write_changed(BUILD / "source", with_order(pages), files)
     if write_changed(BUILD / "package", modules, {}):
         changed = True
-        for page in of_api:
+        for page in api_pages:
             # Sphinx reads newer pages again.
             (BUILD / "source" / page).touch()
     command: list[str | Path] = [
@@ -98,17 +98,17 @@ def build(output: Path, package_python: Path) -> None:
     if changed or not whole.is_file() or whole.read_text(encoding="utf-8") != str(output):
         command.append("--write-all")
         whole.unlink(missing_ok=True)
-    own = {
+    variables = {
         "TFF_AGNOSTIC_ROOT": str(ROOT),
         "TFF_AGNOSTIC_PUBLIC": str(BUILD / "package" / api.PACKAGE),
         "TFF_AGNOSTIC_VERSION": version(),
     }
-    if subprocess.run(command, env={**os.environ, **own}, check=False).returncode:
+    if subprocess.run(command, env={**os.environ, **variables}, check=False).returncode:
         raise SiteError("the site was not built: see Sphinx's warnings above")
     for made in output.rglob("*.html"):
         # Sphinx does not delete pages of earlier builds.
         source = (BUILD / "source" / made.relative_to(output)).with_suffix(".md")
-        if not source.is_file() and made.name not in _OF_SPHINX:
+        if not source.is_file() and made.name not in _SPHINX_PAGES:
             made.unlink()
     whole.write_text(str(output), encoding="utf-8")
 

@@ -18,7 +18,7 @@ _MESSAGE = re.compile(r"(\w+)-?->>(\w+): (.+)")
 
 def with_tables(text: str) -> str:
     """Returns a page with tables instead of sequence diagrams; unsupported diagrams stay."""
-    return _DIAGRAM.sub(lambda found: _table(found[1]) or found[0], text)
+    return _DIAGRAM.sub(lambda match: _table(match[1]) or match[0], text)
 
 
 def _table(diagram: str) -> Optional[str]:
@@ -36,7 +36,7 @@ def _table(diagram: str) -> Optional[str]:
     return "\n".join(rows)
 
 
-def page_of_notebook(text: str, name: str) -> str:
+def notebook_page(text: str, name: str) -> str:
     """Returns a notebook as a page: its cells, and the outputs that are text.
 
     Args:

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from tools.docs.plain import page_of_notebook, with_tables
+from tools.docs.plain import notebook_page, with_tables
 
 DOCS = "docs"
 # Folder of linked files that are not in docs/.
@@ -52,13 +52,13 @@ def targets(text: str) -> list[str]:
     # Installed with MyST; the tests of other functions run without it.
     from markdown_it import MarkdownIt
 
-    found = []
+    links = []
     for block in MarkdownIt("commonmark").enable("table").parse(text):
         for token in block.children or ():
             value = token.attrGet("href") or token.attrGet("src")
             if isinstance(value, str):
-                found.append(value)
-    return list(dict.fromkeys(found))
+                links.append(value)
+    return list(dict.fromkeys(links))
 
 
 def site_path(path: str) -> str:
@@ -93,7 +93,7 @@ def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
         name = PurePosixPath(path).name
         if path.endswith(_NOTEBOOK):
             files[str(PurePosixPath(site_path(path)).with_name(name))] = root / path
-            text = page_of_notebook(text, name)
+            text = notebook_page(text, name)
         text = with_tables(text)
         links, moved = [], {}
         for target in targets(text):
@@ -106,13 +106,15 @@ def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
             if linked.startswith("../") or not (root / linked).is_file():
                 broken.append(f"{path}: expected a file at {target}, found none")
                 continue
-            there = site_path(linked)
+            new_path = site_path(linked)
             if linked.endswith((".md", _NOTEBOOK)):
-                links.append(there)
+                links.append(new_path)
                 waiting.append(linked)
             else:
-                files[there] = root / linked
-            moved[target] = _relative(site_path(path), there) + (f"#{fragment}" if fragment else "")
+                files[new_path] = root / linked
+            moved[target] = _relative(site_path(path), new_path) + (
+                f"#{fragment}" if fragment else ""
+            )
         page = Page(site_path(path), _with_links(text, moved), tuple(links))
         pages[page.path] = page
     if broken:
@@ -127,18 +129,18 @@ def with_generated(pages: Mapping[str, Page], texts: Mapping[str, str]) -> dict[
         pages: The pages by path.
         texts: The Markdown of generated pages by path.
     """
-    found = dict(pages)
+    result = dict(pages)
     for path, text in texts.items():
         links = [
             posixpath.normpath(posixpath.join(posixpath.dirname(path), t)) for t in targets(text)
         ]
-        found[path] = Page(path, text, tuple(links))
+        result[path] = Page(path, text, tuple(links))
     listed = [path for path in texts if _lister(path) == REFERENCE]
-    lines = [f"- [{title_of(texts[p])}]({_relative(REFERENCE, p)})" for p in listed]
-    before = found.get(REFERENCE, Page(REFERENCE, "# Reference\n\nWhere to look things up.\n", ()))
+    lines = [f"- [{page_title(texts[p])}]({_relative(REFERENCE, p)})" for p in listed]
+    before = result.get(REFERENCE, Page(REFERENCE, "# Reference\n\nWhere to look things up.\n", ()))
     text = f"{before.text.rstrip()}\n\n## Made from the code\n\n" + "\n".join(lines) + "\n"
-    found[REFERENCE] = dataclasses.replace(before, text=text, links=(*listed, *before.links))
-    return found
+    result[REFERENCE] = dataclasses.replace(before, text=text, links=(*listed, *before.links))
+    return result
 
 
 def _lister(path: str) -> str:
@@ -160,10 +162,10 @@ def _with_links(text: str, moved: Mapping[str, str]) -> str:
     return text
 
 
-def title_of(text: str) -> str:
+def page_title(text: str) -> str:
     """Returns the first heading of a page; "" if it has none."""
-    found = re.search(r"^# (.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else ""
+    heading = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return heading[1].strip() if heading else ""
 
 
 def with_order(pages: Mapping[str, Page]) -> dict[str, str]:
@@ -180,7 +182,7 @@ def with_order(pages: Mapping[str, Page]) -> dict[str, str]:
     for folder, head in heads.items():
         if head not in texts:
             # The folder of linked project files has no index in the checkout.
-            texts[head] = f"# {_name_of(folder)}\n"
+            texts[head] = f"# {_folder_title(folder)}\n"
     for folder, head in heads.items():
         children = [p for p in pages if str(PurePosixPath(p).parent) == folder and p != head]
         children += [
@@ -223,7 +225,7 @@ def _place(child: str, links: tuple[str, ...]) -> int:
     return len(links)
 
 
-def _name_of(folder: str) -> str:
+def _folder_title(folder: str) -> str:
     return PurePosixPath(folder).name.replace("_", " ").capitalize()
 
 

@@ -18,17 +18,17 @@ class ClientNoise:
 
     def flipped(self, content: bytes) -> bytes:
         """Returns a copy of `content` with a few bytes changed, inserted or deleted."""
-        found = bytearray(content)
+        result = bytearray(content)
         for _ in range(self.rng.choice([1, 1, 2, 5, 20])):
-            at = self.rng.randrange(len(found) + 1)
+            at = self.rng.randrange(len(result) + 1)
             kind = self.rng.random()
-            if kind < 0.6 and at < len(found):
-                found[at] = self.rng.choice([0, 1, 127, 128, 255, self.rng.randrange(256)])
+            if kind < 0.6 and at < len(result):
+                result[at] = self.rng.choice([0, 1, 127, 128, 255, self.rng.randrange(256)])
             elif kind < 0.8:
-                found[at:at] = self.rng.randbytes(self.rng.choice([1, 4, 8]))
+                result[at:at] = self.rng.randbytes(self.rng.choice([1, 4, 8]))
             else:
-                del found[at : at + self.rng.choice([1, 4, 100])]
-        return bytes(found)
+                del result[at : at + self.rng.choice([1, 4, 100])]
+        return bytes(result)
 
     def text(self) -> bytes:
         """Returns a string that may name a file or an address."""

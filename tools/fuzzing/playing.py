@@ -41,7 +41,7 @@ def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> 
     give_kernel(Kernel(*payload["kernel"]))
     # TensorFlow loads its own files before the tracing starts.
     warm = _copied(payload["exports"][0], scratch / "warm")
-    if _end_of(warm, scratch) != "played":
+    if _verified_end(warm, scratch) != "played":
         raise ValueError("expected an export that is verified")
     # Import TensorFlow in the sandbox only.
     from fuzzing.mutations import Mutation
@@ -73,7 +73,7 @@ def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> 
             if not is_checked(number):
                 for name in _CHECKS:
                     stack.enter_context(mock.patch(f"plan_runner.{name}", lambda *given: None))
-            end = _end_of(folder, scratch)
+            end = _verified_end(folder, scratch)
             listener.line(f"end {end.partition(':')[0]}")
             if ":" in end:
                 listener.line(f"note mutant {number}: {end}")
@@ -81,7 +81,7 @@ def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> 
     return 0
 
 
-def _end_of(folder: Path, scratch: Path) -> str:
+def _verified_end(folder: Path, scratch: Path) -> str:
     """Verifies an export; returns the kind of its end, or an unexpected error."""
     from plan_runner.play import play
 

@@ -108,7 +108,7 @@ def judged(log: Path, scratch: str) -> Iterator[Find]:
         if call is None:
             continue
         name, given, result = call.groups()
-        paths = [os.path.join(*found) for found in _PATH.findall(given)]
+        paths = [os.path.join(*parts) for parts in _PATH.findall(given)]
         if name == "rmdir" and paths and paths[0].startswith(f"{MARK}/"):
             number = int(paths[0].rpartition("/")[2])
             continue
