@@ -1,4 +1,4 @@
-"""What measures this package beside others, from a checkout; nothing of it is installed.
+"""Measurements of this package and of other simulators, from a checkout; not installed.
 
 Python packages that bring a `benchmarks` of their own hide a folder of that name without this file.
 """

@@ -1,4 +1,4 @@
-"""Times rounds beside other simulators', and at scale: tables, JSON and Markdown.
+"""Times rounds of this package and of other simulators, and at scale: tables, JSON, Markdown.
 
 Example: ./run benchmark --workload=emnist_cnn --peers=fedjax,pfl
 """
@@ -201,7 +201,7 @@ def output_folder() -> Path:
 
 
 def protocol(path: Path, name: str) -> Protocol:
-    """Returns how often things are measured; the sides of workload `name` get a log folder."""
+    """Returns the numbers of rounds and repetitions; makes a log folder for the workload `name`."""
     logs = path / "logs" / name
     make_folder(logs)
     return Protocol(

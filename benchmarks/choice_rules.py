@@ -1,12 +1,13 @@
-"""Other rules than that of `./run recommend`, on its made-up problems, played in NumPy.
+"""Alternatives to the choice rule of `./run recommend`, on synthetic problems, in NumPy.
 
     .venv/bin/python -m benchmarks.choice_rules --problems=120
 
 The clients are those of `benchmarks.recommend_promise`. FedAvg, uniform weights and AgnosticFedAvg
 with absent domains frozen are trained here, in NumPy, each at two learning rates and with several
-seeds. Some of the validation clients judge, with some of their examples: by how many clients, how
-many seeds and how sure a gain has to be, how much of the best row's gain is had, and how often is
-the choice worse than FedAvg on fresh clients beyond the interval?
+seeds. A rule uses some of the validation clients, with some of their examples. The table has, for
+each number of clients and seeds and each confidence level, the fraction of the best method's gain
+that the choice attains, and the fraction of choices significantly worse than FedAvg on fresh
+clients.
 """
 
 import argparse
@@ -40,7 +41,7 @@ _REPLICATES = 1000
 
 
 class Judges(NamedTuple):
-    """Who judges: clients of each domain, examples of each client, and seeds."""
+    """Data of a choice: clients of each domain, examples of each client, and seeds."""
 
     clients: int
     examples: int
@@ -49,19 +50,19 @@ class Judges(NamedTuple):
 
 # As on the promise's problems, and as few as on digits with a noisy and a rare domain.
 JUDGES = (Judges(40, 20, 5), Judges(12, 5, 3), Judges(12, 5, 5), Judges(24, 5, 3))
-# How sure a gain has to be: the lower end of the 95% interval is above 0; 95% and 90% one-sided.
+# Confidence levels: the lower end of the 95% interval is above 0; 95% and 90% one-sided.
 LEVELS = (0.975, 0.95, 0.9)
 
 
 def trained(row: str, clients: Drawn, domains: np.ndarray, rate: float, seed: int) -> np.ndarray:
-    """Returns the weights [features] of logistic regression after rounds of a row.
+    """Returns the weights [features] of logistic regression after training with a method.
 
     Args:
         row: A member of `_ROWS`.
-        clients: To train on; each does two steps a round, on halves of its examples.
+        clients: Training clients; each takes two steps a round, on halves of its examples.
         domains: The domain of each client, [clients].
-        rate: Of the clients.
-        seed: Of the cohorts.
+        rate: Learning rate of the clients.
+        seed: Seed of the cohorts.
     """
     rng = np.random.default_rng(seed)
     weights = np.zeros(clients.x.shape[-1])
@@ -69,74 +70,74 @@ def trained(row: str, clients: Drawn, domains: np.ndarray, rate: float, seed: in
     lambdas = np.full(len(share), 1 / len(share)) if row == "uniform" else share
     for _ in range(ROUNDS):
         cohort = rng.choice(len(domains), min(_COHORT, len(domains)), replace=False)
-        x, labels, of = clients.x[cohort], clients.labels[cohort], domains[cohort]
+        x, labels, ids = clients.x[cohort], clients.labels[cohort], domains[cohort]
         local = np.broadcast_to(weights, (len(cohort), len(weights)))
         losses = np.mean(np.logaddexp(0, np.where(labels, -1, 1) * (x @ weights)), axis=-1)
         for xs, ys in zip(np.split(x, _STEPS, axis=1), np.split(labels, _STEPS, axis=1)):
             p = scipy.special.expit(np.einsum("cef,cf->ce", xs, local))
             local = local - rate * np.einsum("ce,cef->cf", p - ys, xs) / ys.shape[1]
-        counts = np.bincount(of, minlength=len(share))
+        counts = np.bincount(ids, minlength=len(share))
         scales = np.full(len(share), 1 / len(cohort))
         if row != BASELINE:
             scales = lambdas / np.maximum(counts, 1)
-        weights = weights + scales[of] @ (local - weights)
+        weights = weights + scales[ids] @ (local - weights)
         if row == "frozen":
-            lambdas = _moved(lambdas, np.bincount(of, losses, len(share)), counts)
+            lambdas = _moved(lambdas, np.bincount(ids, losses, len(share)), counts)
     return weights
 
 
 def _moved(lambdas: np.ndarray, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Returns lambda after an exponentiated step on mean losses; absent domains keep theirs."""
-    there = counts > 0
-    moved = np.where(there, lambdas * np.exp(_DOMAIN_RATE * sums / np.maximum(counts, 1)), 0.0)
-    return np.where(there, moved * lambdas[there].sum() / moved.sum(), lambdas)
+    present = counts > 0
+    moved = np.where(present, lambdas * np.exp(_DOMAIN_RATE * sums / np.maximum(counts, 1)), 0.0)
+    return np.where(present, moved * lambdas[present].sum() / moved.sum(), lambdas)
 
 
-def right(weights: np.ndarray, of: Drawn) -> np.ndarray:
-    """Returns which examples a model has right, [clients, examples]."""
-    return (of.x @ weights > 0) == of.labels.astype(bool)
+def right(weights: np.ndarray, clients: Drawn) -> np.ndarray:
+    """Returns whether a model is right on each example, [clients, examples]."""
+    return (clients.x @ weights > 0) == clients.labels.astype(bool)
 
 
-def gain_of_worst(ours: np.ndarray, theirs: np.ndarray, draws: np.ndarray) -> Spread:
-    """Returns what a row's worst domain gains, with its error over clients and seeds.
+def worst_domain_gain(ours: np.ndarray, theirs: np.ndarray, draws: np.ndarray) -> Spread:
+    """Returns the gain of a method's worst domain, with its error over clients and seeds.
 
     Args:
         ours: Accuracies [seeds, domains, clients] of clients of one size.
-        theirs: Of the other row.
-        draws: How often each client counts, [replicates, domains, clients].
+        theirs: Accuracies of the baseline, in the same shape.
+        draws: Weight of each client, [replicates, domains, clients].
     """
     values, replicates = [], []
-    for of in (ours, theirs):
-        mean = of.mean(axis=-1)
-        moved = np.einsum("sdc,rdc->srd", of - mean[..., None], draws) / of.shape[-1]
+    for accuracy in (ours, theirs):
+        mean = accuracy.mean(axis=-1)
+        moved = np.einsum("sdc,rdc->srd", accuracy - mean[..., None], draws) / accuracy.shape[-1]
         values.append(mean.min(axis=-1))
         replicates.append((mean[:, None] + moved).min(axis=-1))
-    clients = ours.shape[-1]
+    num_clients = ours.shape[-1]
     changes = values[0] - values[1]
-    return combined(changes, replicates[0] - replicates[1], clients, is_smooth=False)
+    return combined(changes, replicates[0] - replicates[1], num_clients, is_smooth=False)
 
 
 def surest(rows: Mapping[str, Spread], level: float) -> Optional[str]:
-    """Returns the row whose lower bound is highest, if it is above 0."""
+    """Returns the method with the highest lower bound; None if no bound is above 0."""
     lows = {
-        row: of.mean - scipy.special.stdtrit(of.freedom, level) * of.total**0.5
-        for row, of in rows.items()
-        if of.total > 0 and of.freedom > 0
+        row: spread.mean - scipy.special.stdtrit(spread.freedom, level) * spread.total**0.5
+        for row, spread in rows.items()
+        if spread.total > 0 and spread.freedom > 0
     }
     best = max(lows, key=lambda row: lows[row], default=None)
     return best if best is not None and lows[best] > 0 else None
 
 
 class Outcome(NamedTuple):
-    """What a choice gains on fresh clients, the best row's gain, and whether it is shown worse."""
+    """Gains of the choice and of the best method on fresh clients; whether the choice is worse."""
 
     gain: float
     best: float
     is_worse: bool
 
 
-def play(number: int, kind: str) -> dict[tuple[Judges, float], Outcome]:
-    """Returns what each rule comes to on a problem."""
+def rule_outcomes(number: int, kind: str) -> dict[tuple[Judges, float], Outcome]:
+    """Returns the outcome of each rule on a problem."""
     rng = np.random.default_rng([number, KINDS.index(kind)])
     made = problem(kind, rng)
     splits: dict[str, list[Drawn]] = {"train": [], "heldout": [], "test": []}
@@ -145,7 +146,7 @@ def play(number: int, kind: str) -> dict[tuple[Judges, float], Outcome]:
         for split, count in counts.items():
             splits[split].append(_with_bias(drawn(domain, count, rng)))
     fresh = [_with_bias(drawn(domain, FRESH, rng)) for domain in made]
-    train = Drawn(*(np.concatenate(of) for of in zip(*splits["train"])))
+    train = Drawn(*(np.concatenate(parts) for parts in zip(*splits["train"])))
     domains = np.repeat(np.arange(len(made)), [domain.clients for domain in made])
     models = {
         (row, rate): [trained(row, train, domains, rate, seed) for seed in range(_SEEDS)]
@@ -153,57 +154,61 @@ def play(number: int, kind: str) -> dict[tuple[Judges, float], Outcome]:
         for rate in _RATES
     }
     judged, asked = (
-        {of: np.array([[right(w, d) for d in on] for w in ws]) for of, ws in models.items()}
-        for on in (splits["heldout"], fresh)
+        {key: np.array([[right(w, d) for d in split] for w in ws]) for key, ws in models.items()}
+        for split in (splits["heldout"], fresh)
     )
     draws = rng.poisson(1, (_REPLICATES, len(DOMAINS), HELDOUT))
-    found = {}
+    outcomes = {}
     for who in JUDGES:
         seen = {
-            of: all_right[: who.seeds, :, : who.clients, : who.examples].mean(axis=-1)
-            for of, all_right in judged.items()
+            key: all_right[: who.seeds, :, : who.clients, : who.examples].mean(axis=-1)
+            for key, all_right in judged.items()
         }
         best = {
             row: max(_RATES, key=lambda rate: seen[row, rate][0].mean(axis=-1).min())
             for row in _ROWS
         }
-        of_best = {row: seen[row, best[row]] for row in _ROWS}
+        best_accuracies = {row: seen[row, best[row]] for row in _ROWS}
         true = {row: asked[row, best[row]][: who.seeds].mean(axis=-1) for row in _ROWS}
         spreads = {
-            row: gain_of_worst(of_best[row], of_best[BASELINE], draws[..., : who.clients])
+            row: worst_domain_gain(
+                best_accuracies[row], best_accuracies[BASELINE], draws[..., : who.clients]
+            )
             for row in _ROWS[1:]
         }
         gains = {row: worst_gain(true[row], true[BASELINE], rng) for row in _ROWS[1:]}
         for level in LEVELS:
             choice = surest(spreads, level)
             gain, interval = gains[choice] if choice else (0.0, (0.0, 0.0))
-            most = max(0.0, *(of[0] for of in gains.values()))
-            found[who, level] = Outcome(gain, most, interval[1] < 0)
-    return found
+            most = max(0.0, *(mean for mean, _ in gains.values()))
+            outcomes[who, level] = Outcome(gain, most, interval[1] < 0)
+    return outcomes
 
 
-def _with_bias(of: Drawn) -> Drawn:
-    return Drawn(np.concatenate([of.x, np.ones_like(of.x[..., :1])], axis=-1), of.labels)
+def _with_bias(clients: Drawn) -> Drawn:
+    return Drawn(
+        np.concatenate([clients.x, np.ones_like(clients.x[..., :1])], axis=-1), clients.labels
+    )
 
 
 def main() -> None:
-    """Plays problems, and prints a line for each rule."""
+    """Runs problems, and prints a line for each rule."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problems", type=int, default=120)
     given = parser.parse_args()
     played = [
-        (KINDS[k % len(KINDS)], play(k // len(KINDS), KINDS[k % len(KINDS)]))
+        (KINDS[k % len(KINDS)], rule_outcomes(k // len(KINDS), KINDS[k % len(KINDS)]))
         for k in range(given.problems)
     ]
     rows = []
     for rule in ((who, level) for who in JUDGES for level in LEVELS):
         who, level = rule
-        by_kind = {kind: [of[rule] for k, of in played if k == kind] for kind in KINDS}
+        by_kind = {kind: [outcomes[rule] for k, outcomes in played if k == kind] for kind in KINDS}
         shares = [
-            100 * sum(of.gain for of in by_kind[kind]) / sum(of.best for of in by_kind[kind])
+            100 * sum(o.gain for o in by_kind[kind]) / sum(o.best for o in by_kind[kind])
             for kind in ("rare", "hard", "both")
         ]
-        worse = 100 * np.mean([of[rule].is_worse for _, of in played])
+        worse = 100 * np.mean([outcomes[rule].is_worse for _, outcomes in played])
         rows.append([*who, level, *shares, worse])
     headings = ["clients", "examples", "seeds", "sure", *("rare", "hard", "both"), "worse"]
     print(tabulate(rows, headings, "github", floatfmt=("d", "d", "d", "g", *[".0f"] * 3, ".1f")))

@@ -1,11 +1,11 @@
-"""Times evaluations with all that they sum beside those of losses and metrics alone.
+"""Compares the cost of full evaluations with that of losses and metrics alone.
 
     .venv/bin/python -m benchmarks.evaluation_cost [--models=4]
 
 Both take turns in one process, on the same clients, from weights to a report: the digits, and the
-next-word LSTM of Reddi et al. 2021 on random sentences. What counts is the ratio of the processor
-seconds. `--models` times a family instead: each model by itself beside all in one pass, on the
-digits and on 2,000 clients of a store that are not kept in memory.
+next-word LSTM of Reddi et al. 2021 on random sentences. The result is the ratio of the processor
+seconds. `--models` times a family instead: each model by itself, and all in one pass, on the digits
+and on 2,000 clients of a store that are not kept in memory.
 """
 
 import argparse
@@ -45,14 +45,14 @@ def sentences() -> Task:
         ids = rng.integers(1, 10_000, size=[_SENTENCES, 21]).astype(np.int32)
         domain_id = rng.integers(_DOMAINS, size=_SENTENCES).astype(np.int32)
         clients[str(k)] = {"x": ids[:, :-1], "y": ids[:, 1:], "domain_id": domain_id}
-    found = InMemoryClients(clients)
-    return Task(tuple(map(str, range(_DOMAINS))), found, found, model)
+    in_memory = InMemoryClients(clients)
+    return Task(tuple(map(str, range(_DOMAINS))), in_memory, in_memory, model)
 
 
 def stored(path: Path) -> Task:
-    """Returns a task of clients that are read from a store in each pass, which it writes."""
+    """Writes a store; returns a task with its clients, which are read in each pass."""
     large_store.write_store(path, _STORED)
-    clients = large_store.clients_of(path, _examples, most_kept=0)
+    clients = large_store.training_clients(path, _examples, most_kept=0)
     return Task(large_store.DOMAINS, clients, clients, logistic_regression(8, 2))
 
 
@@ -62,7 +62,7 @@ def _examples(_: str, columns: Mapping[str, np.ndarray]) -> Examples:
 
 
 def ways(task: Task, runtime: CohortRuntime) -> Ways:
-    """Returns what evaluates the initial model: losses and metrics alone, and all."""
+    """Returns functions that evaluate the initial model: losses and metrics alone, and in full."""
     weights = task.model.initial_weights
     alone = runtime.measurement(model_measurement(task.model, task.num_domains), PlainSum())
     evaluate = prepared_evaluation(runtime, task, PlainSum())
@@ -70,14 +70,14 @@ def ways(task: Task, runtime: CohortRuntime) -> Ways:
 
     def losses_and_metrics() -> object:
         clients = (task.test.read(name) for name in task.test.client_ids)
-        found = alone(weights, in_parts(clients))
-        return evaluation_report(task.model, task.domain_names, found.output)
+        measured = alone(weights, in_parts(clients))
+        return evaluation_report(task.model, task.domain_names, measured.output)
 
     return losses_and_metrics, lambda: evaluator(weights, on_all=True)
 
 
-def ways_of_family(task: Task, runtime: CohortRuntime, num_models: int) -> Ways:
-    """Returns what evaluates models: each by itself, and all in one pass."""
+def family_ways(task: Task, runtime: CohortRuntime, num_models: int) -> Ways:
+    """Returns functions that evaluate models: each by itself, and all in one pass."""
     initial, rng = task.model.initial_weights, np.random.default_rng(0)
     models = {
         str(k): ModelWeights(
@@ -96,14 +96,14 @@ def ways_of_family(task: Task, runtime: CohortRuntime, num_models: int) -> Ways:
 
 def seconds(both: Ways, turns: int) -> np.ndarray:
     """Returns the processor seconds of each turn and way, [turns, 2]."""
-    found = np.zeros([turns + _WARM, 2])
+    result = np.zeros([turns + _WARM, 2])
     for turn in range(turns + _WARM):
-        # Which one is first changes, too.
+        # Alternate the order.
         for way in (0, 1) if turn % 2 else (1, 0):
             began = time.process_time()
             both[way]()
-            found[turn, way] = time.process_time() - began
-    return found[_WARM:]
+            result[turn, way] = time.process_time() - began
+    return result[_WARM:]
 
 
 def main() -> None:
@@ -122,12 +122,12 @@ def main() -> None:
         else:
             both = ["each by itself", "in one pass"]
             in_store = stored(Path(folder) / "clients.store")
-            cases = [("digits", ways_of_family(digits, runtime, num_models), turns)]
-            cases.append(("a store", ways_of_family(in_store, runtime, num_models), turns))
-        for name, of_case, num_turns in cases:
-            found = seconds(of_case, num_turns)
-            low, high = np.percentile(found[:, 1] / found[:, 0], [25, 75])
-            alone, all_ = np.median(found, axis=0)
+            cases = [("digits", family_ways(digits, runtime, num_models), turns)]
+            cases.append(("a store", family_ways(in_store, runtime, num_models), turns))
+        for name, both_ways, num_turns in cases:
+            took = seconds(both_ways, num_turns)
+            low, high = np.percentile(took[:, 1] / took[:, 0], [25, 75])
+            alone, all_ = np.median(took, axis=0)
             times = [f"{1000 * alone:.1f}", f"{1000 * all_:.1f}"]
             rows.append([name, *times, f"{all_ / alone:.3f}", f"{low:.3f} to {high:.3f}"])
     headers = ["", *(f"{way}, ms" for way in both), "ratio", "middle half of the turns"]

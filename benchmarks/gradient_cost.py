@@ -1,8 +1,8 @@
-"""Times rounds of Stochastic-AFL with the per-domain gradient beside those with the weighted one.
+"""Times rounds of Stochastic-AFL with the per-domain gradient and with the weighted one.
 
     .venv/bin/python -m benchmarks.gradient_cost
 
-Rounds of both take turns in one process, on the same clients; what counts is their ratio.
+Rounds of both take turns in one process, on the same clients; the result is their ratio.
 """
 
 import time
@@ -38,7 +38,7 @@ def clients(num_domains: int) -> list[dict[str, np.ndarray]]:
 
 
 def seconds(num_domains: int, runtime: CohortRuntime) -> dict[str, np.ndarray]:
-    """Returns how long each round took with each gradient."""
+    """Returns the seconds of each round with each gradient."""
     cohort = clients(num_domains)
     names = tuple(map(str, range(num_domains)))
     counts = (_CLIENTS * _EXAMPLES / num_domains,) * num_domains
@@ -50,15 +50,15 @@ def seconds(num_domains: int, runtime: CohortRuntime) -> dict[str, np.ndarray]:
         for gradient, estimate in _GRADIENTS.items()
     }
     states = {gradient: training.initialize() for gradient, training in trainings.items()}
-    found: dict[str, list[float]] = {gradient: [] for gradient in _GRADIENTS}
+    took: dict[str, list[float]] = {gradient: [] for gradient in _GRADIENTS}
     for k in range(_WARM + _ROUNDS):
-        # Which one is first changes, too.
+        # Alternate the order.
         for gradient in list(_GRADIENTS)[:: 1 if k % 2 else -1]:
             start = time.perf_counter()
             states[gradient], _ = trainings[gradient].next(states[gradient], cohort)
             if k >= _WARM:
-                found[gradient].append(time.perf_counter() - start)
-    return {gradient: np.array(times) for gradient, times in found.items()}
+                took[gradient].append(time.perf_counter() - start)
+    return {gradient: np.array(times) for gradient, times in took.items()}
 
 
 def main() -> None:
@@ -66,9 +66,9 @@ def main() -> None:
     rows = []
     with CohortRuntime() as runtime:
         for num_domains in _DOMAINS:
-            found = seconds(num_domains, runtime)
-            ratios = found["per_domain"] / found["weighted"]
-            medians = np.median(found["per_domain"]) / np.median(found["weighted"])
+            took = seconds(num_domains, runtime)
+            ratios = took["per_domain"] / took["weighted"]
+            medians = np.median(took["per_domain"]) / np.median(took["weighted"])
             low, high = np.percentile(ratios, [25, 75])
             rows.append([num_domains, f"{medians:.2f}", f"{low:.2f} to {high:.2f}"])
     headers = ["domains", "per-domain / weighted, medians", "middle half of the pairs of rounds"]

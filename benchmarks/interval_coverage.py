@@ -1,20 +1,19 @@
-"""How often intervals over test clients and seeds hold the truth, by simulation.
+"""Simulated coverage of confidence intervals over test clients and seeds.
 
     .venv/bin/python -m benchmarks.interval_coverage
 
-Each repetition draws test clients of five domains, and models of two algorithms a seed. A client
-has a skewed number of examples, and every example is right or wrong by chance: the client's
-accuracy with a model is that of the model in the domain plus what is the client's own, what is the
-client's own in the gain, and what is the client's own with that seed. The gain of a seed is the
-true one plus what is the seed's own. Everything is added up as an evaluation does it, with Poisson
-weights, and the interval of `tff_agnostic.metrics.intervals` is compared with the true gain:
+Each repetition draws test clients of five domains, and per seed models of two algorithms. The
+number of examples per client is skewed. An example is right with a probability that is the sum of
+the model's accuracy in the domain and three effects of the client: on its accuracy, on its gain,
+and on its accuracy with this seed. The gain of a seed is the true gain plus an effect of the seed.
+The sums are those of an evaluation, with Poisson weights. The true gain is compared with
 
-- of one domain, of all examples together, and of the worst domain (each model's own, of domains
-  that are alike but for one);
-- beside it Student's interval over the seeds, on the same clients.
+- the interval of `tff_agnostic.metrics.intervals`: of one domain, of all examples together, and of
+  the worst domain (each model's own; all domains except one are equal);
+- Student's interval over the seeds, on the same clients.
 
-With `--case=skewed` errors are rare, 3 in 100, and a few clients have most of the examples; with
-`--case=kinds` one client in ten is of a kind that loses 20 points, and few clients may have none.
+With `--case=skewed` errors are rare, 3 in 100, and a few clients have most of the examples. With
+`--case=kinds` one client in ten loses 20 points, and small samples may have no such client.
 """
 
 import argparse
@@ -33,31 +32,31 @@ from tff_agnostic.metrics.intervals import (
 
 DOMAINS = 5
 REPLICATES = 200
-_OF_KIND = 0.1
+_KIND_FRACTION = 0.1
 _WHAT = ("a domain", "all examples", "the worst domain")
 
 
 class Case(NamedTuple):
-    """What clients and seeds are drawn from.
+    """The distribution of clients and seeds.
 
     Attributes:
-        accuracies: Of each domain; the first is worst, and gains most.
-        gains: Of each domain.
-        of_client: Standard deviation over the clients.
-        of_gain: That of their gains.
-        of_both: That of a client with a seed and a model.
-        of_seed: That of a seed's model in a domain.
-        of_size: That of the logarithm of a client's number of examples.
-        kind: One client in ten gains so much more.
+        accuracies: Accuracy of each domain; the first domain is worst, and gains most.
+        gains: Gain of each domain.
+        of_client: Standard deviation of the accuracy over clients.
+        of_gain: Standard deviation of the gain over clients.
+        of_both: Standard deviation of the accuracy of a client with a seed and a model.
+        of_seed: Standard deviation of the accuracy of a seed's model in a domain.
+        of_size: Standard deviation of the logarithm of a client's number of examples.
+        kind: Additional gain of one client in ten.
     """
 
     accuracies: Sequence[float]
     gains: Sequence[float]
-    of_client: float
-    of_gain: float
-    of_both: float
-    of_seed: float
-    of_size: float
+    client_sd: float
+    gain_sd: float
+    both_sd: float
+    seed_sd: float
+    size_sd: float
     kind: float = 0.0
 
 
@@ -74,16 +73,16 @@ CASES = {
 
 
 class Coverage(NamedTuple):
-    """Shares of repetitions in which an interval holds the true gain, and its mean width.
+    """Coverage of the true gain by the intervals, as fractions of the repetitions.
 
     Attributes:
         clients: Test clients of each domain.
         seeds: Trials of each algorithm.
-        what: Whose gain.
-        both: Of the interval over clients and seeds.
-        width: Of that interval, the mean.
-        seeds_only: Of Student's over the seeds.
-        effective: The effective number of clients, the mean.
+        what: Name of the gain, one of `_WHAT`.
+        both: Coverage of the interval over clients and seeds.
+        width: Mean width of the interval over clients and seeds.
+        seeds_only: Coverage of Student's interval over the seeds.
+        effective: Mean effective number of clients.
     """
 
     clients: int
@@ -100,14 +99,14 @@ def _sums(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns right answers [seeds, 2, domains, clients], and examples [domains, clients]."""
     shape = (DOMAINS, clients)
-    sizes = 5 + np.round(rng.lognormal(3.0, case.of_size, shape)).astype(int)
-    own, gain = rng.normal(0, case.of_client, shape), rng.normal(0, case.of_gain, shape)
-    gain += case.kind * (rng.random(shape) < _OF_KIND)
-    both = rng.normal(0, case.of_both, (seeds, 2, *shape))
-    of_seed = rng.normal(0, case.of_seed, (seeds, 2, DOMAINS, 1))
-    base = (np.asarray(case.accuracies)[:, np.newaxis] + own)[np.newaxis, np.newaxis]
+    sizes = 5 + np.round(rng.lognormal(3.0, case.size_sd, shape)).astype(int)
+    offset, gain = rng.normal(0, case.client_sd, shape), rng.normal(0, case.gain_sd, shape)
+    gain += case.kind * (rng.random(shape) < _KIND_FRACTION)
+    both = rng.normal(0, case.both_sd, (seeds, 2, *shape))
+    seed_effects = rng.normal(0, case.seed_sd, (seeds, 2, DOMAINS, 1))
+    base = (np.asarray(case.accuracies)[:, np.newaxis] + offset)[np.newaxis, np.newaxis]
     added = np.stack([np.zeros(shape), np.asarray(case.gains)[:, np.newaxis] + gain])[np.newaxis]
-    chances = np.clip(base + added + both + of_seed, 0.001, 0.999)
+    chances = np.clip(base + added + both + seed_effects, 0.001, 0.999)
     return rng.binomial(sizes, chances), sizes
 
 
@@ -121,14 +120,14 @@ def _gains(right: np.ndarray) -> np.ndarray:
 def coverage(
     case: Case, clients: int, seeds: int, repetitions: int, seed: int = 0
 ) -> Sequence[Coverage]:
-    """Returns how often the intervals hold the true gain.
+    """Returns the coverage of the true gain by the intervals, for each gain of `_WHAT`.
 
     Args:
-        case: What clients and seeds are drawn from.
+        case: Distribution of clients and seeds.
         clients: Test clients of each domain.
         seeds: Trials of each algorithm.
-        repetitions: How often clients and seeds are drawn.
-        seed: Of these draws.
+        repetitions: Number of draws of clients and seeds.
+        seed: Seed of the draws.
     """
     rng = np.random.default_rng([seed, clients, seeds])
     truth = _truth(np.random.default_rng(seed), case)
@@ -148,8 +147,8 @@ def coverage(
             ]
         )
         estimates, replicates = _gains(sums / total), _gains(np.moveaxis(drawn, 1, 2))
-        alike = effective_clients(total, by_total)
-        for j, among in enumerate((alike[0], alike[-1], alike[0])):
+        effective_counts = effective_clients(total, by_total)
+        for j, among in enumerate((effective_counts[0], effective_counts[-1], effective_counts[0])):
             spread = combined(estimates[:, j], replicates[..., j], among, j < 2)
             plain = mean_interval(estimates[:, j], np.ones(seeds), spread.mean)
             for i, interval in enumerate((spread.interval(), plain)):
@@ -165,21 +164,21 @@ def coverage(
 
 
 def _truth(rng: np.random.Generator, case: Case) -> np.ndarray:
-    """Returns the gains with very many clients, in the mean over many seeds."""
-    found = []
+    """Returns the gains with thousands of clients, averaged over many seeds."""
+    estimates = []
     for _ in range(40):
         right, sizes = _sums(rng, case, 4000, 25)
         total = _with_all(sizes.sum(axis=-1))
-        found.append(_gains(_with_all(right.sum(axis=-1)) / total))
-    return np.concatenate(found).mean(axis=0)
+        estimates.append(_gains(_with_all(right.sum(axis=-1)) / total))
+    return np.concatenate(estimates).mean(axis=0)
 
 
 def _with_all(sums: np.ndarray) -> np.ndarray:
     return np.concatenate([sums, sums.sum(axis=-1, keepdims=True)], axis=-1)
 
 
-def table(found: Sequence[Coverage]) -> str:
-    """Returns the shares as a table in Markdown."""
+def table(coverages: Sequence[Coverage]) -> str:
+    """Returns the coverages as a table in Markdown."""
     rows = [
         [
             f"{c.clients} ({c.effective:.0f})",
@@ -189,7 +188,7 @@ def table(found: Sequence[Coverage]) -> str:
             f"{100 * c.width:.1f}",
             f"{100 * c.seeds_only:.0f}",
         ]
-        for c in found
+        for c in coverages
     ]
     headers = [
         "test clients (effective)",

@@ -15,7 +15,7 @@ from xml.sax.saxutils import quoteattr
 
 _NUM_WORDS = 200_000
 _NUM_SENTENCES = 20_000
-_POSTS_OF_A_USER = 8
+_POSTS_PER_USER = 8
 
 
 def sentences(draw: random.Random) -> list[str]:
@@ -50,14 +50,14 @@ def rows(seed: int) -> Iterator[str]:
     for post in itertools.count(1):
         is_question = question == 0 or draw.random() < 0.4
         question = post if is_question else question
-        own = 'PostTypeId="1" Title="Why?" Tags="&lt;a&gt;&lt;b&gt;"'
+        type_attributes = 'PostTypeId="1" Title="Why?" Tags="&lt;a&gt;&lt;b&gt;"'
         if not is_question:
-            own = f'PostTypeId="2" ParentId="{question}"'
+            type_attributes = f'PostTypeId="2" ParentId="{question}"'
         # Users come as posts do: there are more of them in a longer dump.
-        user = int(draw.random() ** 3 * (post // _POSTS_OF_A_USER + 1))
+        user = int(draw.random() ** 3 * (post // _POSTS_PER_USER + 1))
         owner = f'OwnerUserId="{user}" ' if draw.random() < 0.99 else ""
         yield (
-            f'  <row Id="{post}" {own} CreationDate="2014-01-21T20:26:05.383" '
+            f'  <row Id="{post}" {type_attributes} CreationDate="2014-01-21T20:26:05.383" '
             f'Score="{draw.randint(-2, 20)}" {owner}Body={quoteattr(body(draw, texts))} />\n'
         )
 

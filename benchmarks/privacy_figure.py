@@ -37,7 +37,7 @@ class Point(NamedTuple):
     accuracies: tuple[tuple[float, float], ...]
 
 
-def points_of(page: str) -> list[Point]:
+def read_points(page: str) -> list[Point]:
     """Returns the points of the table of a page; a row without a name has the name above it."""
     points, method = [], ""
     for row in filter(None, map(_ROW.fullmatch, map(str.strip, page.splitlines()))):
@@ -54,7 +54,7 @@ def points_of(page: str) -> list[Point]:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Reads a page and writes the figure."""
     page, path = map(Path, sys.argv[1:] if argv is None else argv)
-    points = points_of(page.read_text(encoding="utf-8"))
+    points = read_points(page.read_text(encoding="utf-8"))
     numbers = sorted({int(p.epsilon) for p in points if p.epsilon != _NO_NOISE})
     ticks = [*map(str, numbers), _NO_NOISE]
     figure = figures.new_figure(11.0, 4.4)

@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.private_cost
 
 Softmax regression, of the size of MNIST's by default, on clients with random examples. All sides
-take turns in one process, on the same cohort; what counts are ratios: of seconds, and of processor
-seconds, which other work on the machine changes less.
+take turns in one process, on the same cohort. The results are ratios: of seconds, and of processor
+seconds; other work on the machine changes the latter less.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.training.private_cohorts import noise_key
 
 _PLAIN, _SECURE = "plain", "secure"
-# What sums with noise stand on, and what they are compared with.
+# The sum below each kind of noise, which is also its baseline.
 _WITHOUT_NOISE = {
     **{name: name for name in (_PLAIN, _SECURE)},
     **{"central": _PLAIN, "tree": _PLAIN, "distributed": _SECURE},
@@ -74,8 +74,8 @@ def sums_without_and_with_noise(
         spec = PRIVACIES[name]
         assert spec.build is not None
         # A server's noise has one generator.
-        is_of_clients = issubclass(spec.options, DistributedOptions)
-        for chosen in [{"noise_generator": g} for g in generators] if is_of_clients else [{}]:
+        adds_at_clients = issubclass(spec.options, DistributedOptions)
+        for chosen in [{"noise_generator": g} for g in generators] if adds_at_clients else [{}]:
             options = build(
                 spec.options,
                 dict(noise_multiplier=_NOISE_MULTIPLIER, noise_seed=1, **chosen, **limits),
@@ -94,7 +94,7 @@ def _costs(sides: Mapping[str, Aggregation], settings: argparse.Namespace) -> di
     problem = Problem(model, tuple(map(str, range(_DOMAINS))), 0, counts)
     spec = ALGORITHMS[settings.algorithm]
     cohort = _clients(settings)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     with CohortRuntime() as runtime:
         algorithm = spec.build(
             problem, build(spec.options, dict(client_batch_size=settings.examples))
@@ -105,8 +105,8 @@ def _costs(sides: Mapping[str, Aggregation], settings: argparse.Namespace) -> di
             for name in list(sides)[:: 1 if k % 2 else -1]:
                 start, used = time.perf_counter(), time.process_time()
                 states[name], _ = trainings[name].next(states[name], cohort)
-                found[name].append((time.perf_counter() - start, time.process_time() - used))
-    return {name: np.array(took[_WARM:]) for name, took in found.items()}
+                costs[name].append((time.perf_counter() - start, time.process_time() - used))
+    return {name: np.array(took[_WARM:]) for name, took in costs.items()}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
@@ -134,10 +134,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     medians = {name: np.median(took, axis=0) for name, took in _costs(sides, settings).items()}
     rows = []
     for name, (seconds, used) in medians.items():
-        beside = _WITHOUT_NOISE[name.split(",")[0]]
-        ratios = [f"{ratio:.2f}" for ratio in (seconds, used) / medians[beside]]
-        rows.append([name, f"{seconds:.3f}", beside, *ratios])
-    columns = ["sums", "seconds a round", "beside", "seconds", "processor seconds"]
+        baseline = _WITHOUT_NOISE[name.split(",")[0]]
+        ratios = [f"{ratio:.2f}" for ratio in (seconds, used) / medians[baseline]]
+        rows.append([name, f"{seconds:.3f}", baseline, *ratios])
+    columns = ["sums", "seconds a round", "baseline", "seconds", "processor seconds"]
     print(tabulate(rows, columns, "github", disable_numparse=True))
 
 

@@ -1,20 +1,20 @@
-"""What `./run recommend` promises, on problems whose fresh clients are there to be asked.
+"""The promise of `./run recommend`, on synthetic problems with fresh clients.
 
     .venv/bin/python -m benchmarks.recommend_promise --problems=200
 
-Each problem is a store of three domains with a linear model for two classes, drawn from its number:
+Each problem is a store of three domains, with a linear model for two classes drawn from its number:
 
 - rare: one domain has other weights, and few clients;
 - hard: one domain has other weights, and a smaller margin;
-- noisy: in one domain, labels are wrong in four of ten examples, and nothing helps it;
+- noisy: in one domain, four of ten labels are wrong, and no method helps it;
 - both: one domain is rare, another one noisy;
-- nothing: all domains are alike.
+- nothing: all domains have the same distribution.
 
-The search of the command chooses on validation clients, of which each domain has 80. The models
-that it made, each row's at its best setting, are then asked for the worst domain on 400 fresh
-clients of each domain, in NumPy: by what the choice is better or worse than FedAvg there, and what
-the portfolio's best row gains. What the validation clients said of each row is kept beside it.
-Problems that are in the file already are not played again.
+The search of the command chooses on 80 validation clients of each domain. The trained models, each
+method's at its best setting, are then evaluated on 400 fresh clients of each domain, in NumPy: the
+result is the gain in the worst domain over FedAvg, of the choice and of the portfolio's best
+method. The gains on validation clients are saved as well. Problems that are already in the file are
+skipped.
 """
 
 import argparse
@@ -53,7 +53,7 @@ _FEATURES = 8
 _EXAMPLES = 20
 ROUNDS, _RATE = 60, 1.0
 _TRIES, _TRIALS = 2, 5
-# Clients that judge, those that the command looks at once, and those that tell the truth.
+# Clients of each domain: for validation, for the command's final test, and for the fresh gain.
 HELDOUT, TEST, FRESH = 80, 3, 400
 _REPLICATES = 1000
 
@@ -62,10 +62,10 @@ class Domain(NamedTuple):
     """A domain of a problem.
 
     Attributes:
-        weights: Of the true scores, [features].
-        margin: By what they are multiplied: with a small one labels are less sure.
-        noise: The share of labels that are wrong.
-        clients: Training clients.
+        weights: Weights of the true scores, [features].
+        margin: Factor of the true scores; labels are less certain with a small one.
+        noise: Fraction of wrong labels.
+        clients: Number of training clients.
     """
 
     weights: np.ndarray
@@ -105,10 +105,10 @@ class Drawn(NamedTuple):
 
 
 def drawn(domain: Domain, clients: int, rng: np.random.Generator) -> Drawn:
-    """Returns new clients of a domain, each with weights of its own, near to the domain's."""
+    """Returns new clients of a domain, each with its own weights close to the domain's."""
     x = rng.normal(size=(clients, _EXAMPLES, _FEATURES))
-    own = domain.weights + rng.normal(scale=0.1, size=(clients, 1, _FEATURES))
-    scores = domain.margin * np.sum(x * own, axis=-1)
+    client_weights = domain.weights + rng.normal(scale=0.1, size=(clients, 1, _FEATURES))
+    scores = domain.margin * np.sum(x * client_weights, axis=-1)
     labels = rng.random(scores.shape) < 1 / (1 + np.exp(-scores))
     labels ^= rng.random(scores.shape) < domain.noise
     return Drawn(x.astype(np.float32), labels.astype(np.int64))
@@ -119,32 +119,34 @@ def records(domains: Sequence[Domain], rng: np.random.Generator) -> Iterator[tup
     for name, domain in zip(DOMAINS, domains):
         counts = {"train": domain.clients, "heldout": HELDOUT, "test": TEST}
         for split, count in counts.items():
-            of = drawn(domain, count, rng)
+            clients = drawn(domain, count, rng)
             for k in range(count):
-                for x, label in zip(of.x[k], of.labels[k]):
+                for x, label in zip(clients.x[k], clients.labels[k]):
                     features = {"x": x, "label": int(label)}
                     yield split, Record(f"{name}_{split}_{k:03d}", name, features)
 
 
 def accuracies(kernel: np.ndarray, bias: np.ndarray, fresh: Sequence[Drawn]) -> np.ndarray:
     """Returns the accuracy of a linear model of two classes on each client, [domains, clients]."""
-    return np.array([np.mean(np.argmax(of.x @ kernel + bias, -1) == of.labels, -1) for of in fresh])
+    return np.array(
+        [np.mean(np.argmax(domain.x @ kernel + bias, -1) == domain.labels, -1) for domain in fresh]
+    )
 
 
 def worst_gain(
     ours: np.ndarray, theirs: np.ndarray, rng: np.random.Generator
 ) -> tuple[float, tuple[float, float]]:
-    """Returns by what one row's worst domain is better than another's, with its 95% interval.
+    """Returns the gain of a method's worst domain over a baseline's, with its 95% interval.
 
-    The interval is over fresh clients, drawn with replacement, for the models as they are.
+    The interval is over fresh clients, drawn with replacement, for fixed models.
 
     Args:
-        ours: Accuracies [trials, domains, clients] of one row.
-        theirs: Of the other row, from trials of the same seeds.
+        ours: Accuracies [trials, domains, clients] of the method.
+        theirs: Accuracies of the baseline, from trials with the same seeds.
     """
 
     def gain(weights: np.ndarray) -> np.ndarray:
-        worst = [np.einsum("tdc,rdc->rtd", of, weights).min(-1) for of in (ours, theirs)]
+        worst = [np.einsum("tdc,rdc->rtd", side, weights).min(-1) for side in (ours, theirs)]
         return np.mean(worst[0] - worst[1], axis=-1)
 
     _, domains, clients = ours.shape
@@ -154,8 +156,8 @@ def worst_gain(
     return float(gain(np.broadcast_to(even, (1, domains, clients)))[0]), (float(low), float(high))
 
 
-def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
-    """Returns what the choice, and each row, gains over FedAvg on a problem's fresh clients."""
+def run_problem(number: int, kind: str, folder: Path) -> dict[str, Any]:
+    """Returns the gains of the choice and of each method over FedAvg on fresh clients."""
     rng = np.random.default_rng([number, KINDS.index(kind)])
     data, model = folder / "clients.store", folder / "model.py"
     model.write_text(DIGITS_MODEL)
@@ -178,27 +180,27 @@ def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
     }
     runs = folder / "runs"
     with contextlib.redirect_stdout(io.StringIO()):
-        asked, found = _searched(recommend_arguments(settings), runs)
-    choice = chosen(found.judged) or BASELINE
+        asked, search = _searched(recommend_arguments(settings), runs)
+    choice = chosen(search.judged) or BASELINE
     seconds, processor_seconds = time.monotonic() - began, time.process_time() - used
     fresh = [drawn(domain, FRESH, rng) for domain in domains]
     tried = {
-        name: float(attained(found.tried, name, asked.objective).values[0])
-        for name in found.tried.trials
+        name: float(attained(search.tried, name, asked.objective).values[0])
+        for name in search.tried.trials
     }
-    by_row = {row: _accuracies_of(runs, row, tried, fresh) for row in found.changes}
+    by_row = {row: _fresh_accuracies(runs, row, tried, fresh) for row in search.changes}
     gains = {}
     for row in sorted(by_row.keys() - {BASELINE}):
         both = min(len(by_row[row]), len(by_row[BASELINE]))
         gains[row] = worst_gain(by_row[row][:both], by_row[BASELINE][:both], rng)
-    of_choice = gains.get(choice)
+    chosen_gain = gains.get(choice)
     return {
         "number": number,
         "kind": kind,
         "choice": choice,
-        "gains": {row: of[0] for row, of in gains.items()},
-        "interval": None if of_choice is None else of_choice[1],
-        "judged": {row: validated(of.gain) for row, of in found.judged.items()},
+        "gains": {row: gain for row, (gain, _) in gains.items()},
+        "interval": None if chosen_gain is None else chosen_gain[1],
+        "judged": {row: validated(judged.gain) for row, judged in search.judged.items()},
         "tried": tried,
         "seconds": seconds,
         "processor_seconds": processor_seconds,
@@ -206,15 +208,15 @@ def play(number: int, kind: str, folder: Path) -> dict[str, Any]:
 
 
 def validated(gain: Gain) -> dict[str, Any]:
-    """Returns what the validation clients say of a row, so that other rules can be tried on it."""
+    """Returns a gain on validation clients as JSON values, for trying other rules on it."""
     spread = {} if gain.spread is None else dataclasses.asdict(gain.spread)
     return {name: finite_or_none(value) for name, value in {"mean": gain.mean, **spread}.items()}
 
 
 def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, SearchResults]:
-    """Returns what `recommend` chooses from: all but the last runs, which look at test clients.
+    """Returns the search of `recommend`, without the final runs on test clients.
 
-    These have the seeds and the training clients of the search, and so its models.
+    The final runs have the seeds and the training clients of the search, and so the same models.
     """
     request = parse_request(given)
     name = request.first.config.runtime
@@ -225,10 +227,10 @@ def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, Sear
             return request, search.run(given.own.budget)
 
 
-def _accuracies_of(
+def _fresh_accuracies(
     folder: Path, row: str, tried: Mapping[str, float], fresh: Sequence[Drawn]
 ) -> np.ndarray:
-    """Returns the accuracies [trials, domains, clients] of a row's models at its best setting."""
+    """Returns accuracies [trials, domains, clients] of a method's models at its best setting."""
     settings = {name: value for name, value in tried.items() if name.rpartition("-")[0] == row}
     best = max(settings, key=lambda name: settings[name])
     paths = sorted((folder / "runs" / "search" / best).glob("trial_*/run/model/model.keras"))
@@ -238,23 +240,24 @@ def _accuracies_of(
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a row for each kind, and for always taking one row."""
+    """Returns a table with a row for each kind of problem."""
     rows = []
     for kind in (*KINDS, None):
-        of = [r for r in results if kind in (None, r["kind"])]
-        if not of:
+        selected = [r for r in results if kind in (None, r["kind"])]
+        if not selected:
             continue
-        ours = np.array([r["gains"].get(r["choice"], 0.0) for r in of])
-        best = np.array([max(0.0, *r["gains"].values()) for r in of])
-        worse = np.mean([r["interval"] is not None and r["interval"][1] < 0 for r in of])
+        ours = np.array([r["gains"].get(r["choice"], 0.0) for r in selected])
+        best = np.array([max(0.0, *r["gains"].values()) for r in selected])
+        worse = np.mean([r["interval"] is not None and r["interval"][1] < 0 for r in selected])
         always = [
-            100 * np.mean([r["gains"].get(row, 0.0) for r in of]) for row in ("uniform", "frozen")
+            100 * np.mean([r["gains"].get(row, 0.0) for r in selected])
+            for row in ("uniform", "frozen")
         ]
         rows.append(
             [
                 kind or "all",
-                len(of),
-                np.mean([r["choice"] == "fed_avg" for r in of]),
+                len(selected),
+                np.mean([r["choice"] == "fed_avg" for r in selected]),
                 100 * ours.mean(),
                 100 * best.mean(),
                 *always,
@@ -270,7 +273,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Plays problems, each once, and prints the table."""
+    """Runs the missing problems, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problems", type=int, default=200)
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".jsonl"))
@@ -283,7 +286,7 @@ def main() -> None:
         if (number, kind) in done:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            result = play(number, kind, Path(folder))
+            result = run_problem(number, kind, Path(folder))
         results.append(result)
         with given.output.open("a") as file:
             file.write(f"{json.dumps(result)}\n")

@@ -1,9 +1,9 @@
-"""What the parts of a round of AgnosticFedAvg take, in processor seconds, in turn in one process.
+"""Processor seconds of the parts of an AgnosticFedAvg round, measured in turn in one process.
 
     .venv/bin/python -m benchmarks.round_parts --workload=stackoverflow_lstm
 
 The domain pass and each client's first local step start from the same weights. The row of the first
-batch is what the domain pass would save if it took that batch's losses from the local step.
+batch is the possible saving of a domain pass that takes this batch's losses from the local step.
 """
 
 import argparse
@@ -28,13 +28,13 @@ _WHOLE = "AgnosticFedAvg's round"
 
 
 def parts(workload: Workload, runtime: CohortRuntime) -> dict[str, Callable[[], object]]:
-    """Returns what runs each part."""
+    """Returns a function for each part, which runs it."""
     model = dataclasses.replace(MODELS[workload.model](workload), metrics=())
     clients = make_clients(workload)
     first = [{k: v[: workload.batch_size] for k, v in client.items()} for client in clients]
     measure = runtime.evaluation(model, workload.domains, PlainSum())
 
-    def round_of(name: str) -> Callable[[], object]:
+    def training_round(name: str) -> Callable[[], object]:
         spec = ALGORITHMS[name]
         options = build(
             spec.options,
@@ -49,15 +49,15 @@ def parts(workload: Workload, runtime: CohortRuntime) -> dict[str, Callable[[], 
         state = training.initialize()
         return lambda: training.next(state, clients)
 
-    found = {
-        _WHOLE: round_of("agnostic_fed_avg"),
-        "FedAvg's round": round_of("fed_avg"),
+    calls = {
+        _WHOLE: training_round("agnostic_fed_avg"),
+        "FedAvg's round": training_round("fed_avg"),
         "the domain pass": lambda: measure(model.initial_weights, [clients]),
         "the first local batch of the domain pass": lambda: measure(model.initial_weights, [first]),
     }
     for name, products in products_by_part(workload).items():
-        found[f"matrix products alone: {name}"] = multiplier(products)
-    return found
+        calls[f"matrix products alone: {name}"] = multiplier(products)
+    return calls
 
 
 def main() -> None:

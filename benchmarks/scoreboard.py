@@ -376,7 +376,9 @@ def run(data: DataSet, given: RunArguments, folder: Path) -> Board:
     return Board(data, final, chosen(searched.judged) or BASELINE, {**excluded, **missing})
 
 
-def arguments_of(data: DataSet, read: Mapping[str, Any], shared: Mapping[str, Any]) -> RunArguments:
+def data_arguments(
+    data: DataSet, read: Mapping[str, Any], shared: Mapping[str, Any]
+) -> RunArguments:
     """Returns the request to `recommend` on a data set.
 
     Args:
@@ -493,7 +495,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             missing[name] = lacking
             continue
         print(f"\n{name}: {folder}")
-        given = arguments_of(data, data.prepare(values.data_dir, folder), shared)
+        given = data_arguments(data, data.prepare(values.data_dir, folder), shared)
         boards[name] = run(data, given, folder / "runs")
     if not boards:
         raise SystemExit(f"--data_dir: expected files of {', '.join(values.datasets)}, found none")

@@ -1,12 +1,13 @@
-"""Measures what a secure sum costs beside a plain one, in processor seconds and bytes.
+"""Compares the costs of secure and plain sums, in processor seconds and bytes.
 
     .venv/bin/python -m benchmarks.secure_sum_cost
 
-It plays the protocol alone, without a network and without training: all clients and the server take
-turns in one process. Each client has random integers of 32 bits. A share of the clients vanishes
-after sending its shares, which costs the server most; what a client costs is the mean of those that
-stay. On the plain side these send the same integers, in as many bits, without masks, and the server
-adds them up. Both sums must be equal.
+The script runs the protocol alone, without a network and without training: all clients and the
+server take turns in one process. Each client has random integers of 32 bits. A fraction of the
+clients vanishes after sending its shares, the most expensive case for the server. The cost of a
+client is the mean over the clients that stay. On the plain side these clients send the same
+integers, in the same number of bits, without masks, and the server adds them up. Both sums must be
+equal.
 """
 
 import argparse
@@ -34,7 +35,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass
 class Cost:
-    """What one sum has cost.
+    """Cost of one sum.
 
     Attributes:
         client: Processor seconds of all clients that stay.
@@ -48,8 +49,8 @@ class Cost:
     down: int = 0
     up: int = 0
 
-    def of_client(self, call: Callable[[], bytes], request: bytes = b"") -> bytes:
-        """Calls, and charges the clients; returns the answer."""
+    def charge_client(self, call: Callable[[], bytes], request: bytes = b"") -> bytes:
+        """Calls a client, adds its cost, and returns its answer."""
         began = time.process_time()
         answer = call()
         self.client += time.process_time() - began
@@ -57,8 +58,8 @@ class Cost:
         self.up += len(answer)
         return answer
 
-    def of_server(self, call: Callable[[], _T]) -> _T:
-        """Calls, and charges the server."""
+    def charge_server(self, call: Callable[[], _T]) -> _T:
+        """Calls the server, adds its cost, and returns its result."""
         began = time.process_time()
         result = call()
         self.server += time.process_time() - began
@@ -72,24 +73,24 @@ def _plan(clients: int, values: int) -> SumPlan:
 
 
 def _values(client: int, values: int) -> np.ndarray:
-    """Returns a client's integers, the same each time: they are made where they are needed."""
+    """Returns a client's integers: each call draws the same ones again, to save memory."""
     return np.random.default_rng(client).integers(0, 1 << _BITS, values, np.uint64)
 
 
 def plain(clients: int, values: int, vanish: int) -> tuple[Cost, np.ndarray]:
-    """Returns the cost and the sum of integers that are sent as they are."""
+    """Returns the cost and the sum of integers that are sent without masks."""
     cost, (tensor,) = Cost(), _plan(clients, values).tensors
     total = np.zeros(values, np.uint64)
     for number in range(vanish, clients):
-        own = _values(number, values)
-        sent = cost.of_client(functools.partial(masks.pack, own, tensor.modulus))
+        integers = _values(number, values)
+        sent = cost.charge_client(functools.partial(masks.pack, integers, tensor.modulus))
 
         def take(sent: bytes = sent) -> None:
             vector = masks.unpack(sent, values, tensor.modulus)
             assert vector is not None, "packed here"
             masks.add_into(total, vector, tensor.modulus)
 
-        cost.of_server(take)
+        cost.charge_server(take)
     return cost, total
 
 
@@ -104,23 +105,25 @@ def secure(clients: int, values: int, vanish: int, folder: Path) -> tuple[Cost, 
         for n, secret in enumerate(secrets)
     ]
     at = SessionFolder(folder / "server")
-    server = cost.of_server(lambda: Server.begin(plan, identities, at, publics))
+    server = cost.charge_server(lambda: Server.begin(plan, identities, at, publics))
     while server.stage is not None:
         has_values = server.stage == messages.Type.MASKED
-        for key, request in cost.of_server(server.requests).items():
+        for key, request in cost.charge_server(server.requests).items():
             number = publics.index(key)
             stays = number >= vanish
             if has_values and not stays:
                 continue
-            own = {_NAME: _values(number, values)} if has_values else {}
-            answer = functools.partial(parties[number].answer, request, lambda own=own: own)
-            cost.of_server(
+            integers = {_NAME: _values(number, values)} if has_values else {}
+            answer = functools.partial(
+                parties[number].answer, request, lambda integers=integers: integers
+            )
+            cost.charge_server(
                 functools.partial(
-                    server.receive, cost.of_client(answer, request) if stays else answer()
+                    server.receive, cost.charge_client(answer, request) if stays else answer()
                 )
             )
-        cost.of_server(server.close)
-    return cost, cost.of_server(server.result)[_NAME]
+        cost.charge_server(server.close)
+    return cost, cost.charge_server(server.result)[_NAME]
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:

@@ -1,11 +1,11 @@
-"""Times AgnosticFedAvg in two checkouts, a start and a round each in turn: what a change costs.
+"""Times AgnosticFedAvg in two checkouts, a start and a round each in turn.
 
     .venv/bin/python -m benchmarks.two_checkouts BEFORE NOW --workload=logistic
     .venv/bin/python -m benchmarks.two_checkouts . . --environments .venv .venv-today
 
-Each checkout has an environment of its own, as has each platform in one, and plays the workload of
-`./run benchmark` in a process of its own. Processor seconds are those of that process; what counts
-is their ratio. A first round is timed from the start of its process, imports and all.
+Each checkout has its own environment, or one environment per platform, and runs the workload of
+`./run benchmark` in its own process. The result is the ratio of the processor seconds of these
+processes. The time of a first round includes the start of its process and the imports.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.timing.workloads import WORKLOADS, Workload
 from tff_agnostic.base.errors import counted
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-# The fewest of one item: the clock ticks every 10 ms.
+# Minimum seconds of a timed item: the clock ticks every 10 ms.
 _ITEM_SECONDS = 0.5
 
 
@@ -48,7 +48,7 @@ class _Side:
         self._answer()
 
     def play(self, rounds: int) -> tuple[float, float]:
-        """Returns seconds of a processor and of the clock, each of one of so many rounds."""
+        """Returns mean processor and clock seconds of a round, over this many rounds."""
         before, seconds = self._processor_seconds(), 0.0
         for _ in range(rounds):
             assert self._process.stdin is not None

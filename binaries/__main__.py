@@ -24,8 +24,8 @@ from tff_agnostic.program.commands.registry import COMMANDS, OTHER_COMMANDS, PRO
 
 _HELP = ("--help", "-h", "help")
 _QUOTES = '"' * 3
-# Importing and tracing make millions of objects that stay: to look through them as often as Python
-# does by default is a fifth of the seconds before a command begins.
+# Importing and tracing make millions of objects that stay. With Python's default thresholds the
+# collector takes a fifth of the seconds before a command begins.
 _GC_THRESHOLDS = (50_000, 20, 50)
 
 _FAILURE_STATUS = 1
@@ -67,9 +67,9 @@ def _named(text: str) -> str:
     name = text.replace("-", "_")
     if name not in (*COMMANDS, *OTHER_COMMANDS):
         names = sorted((*COMMANDS, *OTHER_COMMANDS))
-        found = f"{text}: {did_you_mean(name, names)}" if text else "none: "
+        value = f"{text}: {did_you_mean(name, names)}" if text else "none: "
         print(
-            f"error: expected a command, found {found}the commands are {', '.join(names)}",
+            f"error: expected a command, found {value}the commands are {', '.join(names)}",
             file=sys.stderr,
         )
         sys.exit(_USER_ERROR_STATUS)
@@ -96,14 +96,13 @@ def _usage() -> str:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Goes on in a child process; the process that called ends as the child does, and never here.
+    """Continues in a child process; the calling process exits with the child's status or signal.
 
-    A Python file of a user's can end the process that runs it, with status 0, before anything is
-    done: by os._exit, by exec, or in C. No code in that process sees it. So the child reports the
-    status with which the command has come to its end. A child that ends with 0 and has reported
-    nothing has failed.
+    A Python file of a user can end its process with status 0 before the command is done: by
+    os._exit, by exec, or in C. No code in that process notices. So the child reports the status of
+    the completed command. A child that ends with 0 and has reported nothing has failed.
     """
-    # A parent may have had it ignored: then nobody could wait for a child.
+    # The parent may have ignored SIGCHLD: then waiting for a child is impossible.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     waited_for = {signal.SIGCHLD, *_PASSED_ON}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
@@ -113,7 +112,7 @@ def watched() -> Iterator[None]:
         os.close(report)
         _end_as(child, reports)
     os.close(reports)
-    # However the process ends that the user knows of, this one does too.
+    # Die with the parent, the process that the user knows.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(_FAILURE_STATUS)
@@ -129,7 +128,7 @@ def watched() -> Iterator[None]:
 
 
 def _report(report: int, status: int, watched_process: int) -> None:
-    # A process that the command has forked may come to the same end, with nobody left to tell.
+    # A process that the command has forked must not report.
     if os.getpid() == watched_process:
         os.write(report, b"%d" % status)
 
@@ -143,7 +142,7 @@ def _end_as(child: int, reports: int) -> NoReturn:
             if ended:
                 break
         elif sent.si_code <= 0:
-            # A process sent it, and to this one. A terminal's own are for the child as well.
+            # A process sent it to this process only. A terminal sends its signals to the child too.
             os.kill(child, sent.si_signo)
     code = os.waitstatus_to_exitcode(how)
     if code < 0:
@@ -158,7 +157,7 @@ def _end_as(child: int, reports: int) -> NoReturn:
 
 def _reported(reports: int) -> int:
     """Returns the status that the child reported before it ended; -1 if it reported none."""
-    # What it started may still have the other end.
+    # Processes that the child started may still have the other end.
     os.set_blocking(reports, False)
     try:
         return int(os.read(reports, 16) or -1)
@@ -168,7 +167,7 @@ def _reported(reports: int) -> int:
 
 def _end_by(number: int) -> None:
     """Ends this process by a signal."""
-    # Whatever is to be seen in memory, the child has left it.
+    # No second core file: the child has written one.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)

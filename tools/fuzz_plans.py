@@ -29,9 +29,9 @@ from fuzzing.watcher import Find, Tally, Watcher, judged  # noqa: E402
 from plan_runner.isolation import IsolationError, run_isolated  # noqa: E402
 from plan_runner.kernel import find_kernel  # noqa: E402
 
-# Mutants that one process plays: TensorFlow keeps some memory of each graph.
+# Mutants per process: TensorFlow keeps some memory of each graph.
 _BATCH = 100
-_MOST_FAILED_STARTS = 10
+_MAX_FAILED_STARTS = 10
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -61,17 +61,17 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _play_batch(asked: Any, first: int, last: int, canary: Path, tally: Tally) -> int:
-    """Plays mutants in one process; returns the number of the next one."""
+    """Executes mutants in one process; returns the number of the next one."""
     exports = [str(path.resolve()) for path in asked.plan]
-    found = find_kernel()
+    kernel = find_kernel()
     payload = {
         "exports": exports,
         "numbers": [first, last],
         "seed": asked.seed,
         "canary": str(canary / "written"),
-        "kernel": found,
+        "kernel": kernel,
     }
-    reads = [str(ROOT), *exports, found.library]
+    reads = [str(ROOT), *exports, kernel.library]
     with tempfile.TemporaryDirectory(prefix="fuzz_log_") as folder:
         log = Path(folder) / "log"
         watcher = Watcher(log, tally)
@@ -81,10 +81,10 @@ def _play_batch(asked: Any, first: int, last: int, canary: Path, tally: Tally) -
             if watcher.number < first:
                 # A machine with other work may take long to import TensorFlow.
                 tally.ends["starts that failed"] += 1
-                if tally.ends["starts that failed"] > _MOST_FAILED_STARTS:
+                if tally.ends["starts that failed"] > _MAX_FAILED_STARTS:
                     raise
                 return first
-            # A crash, or a limit: one line for the user. The mutant is told, to be looked at.
+            # A crash or a limit: the line names the mutant, for a look at it.
             kind = "ended at a limit" if "--max_" in str(e) and "SIG" not in str(e) else "crashes"
             tally.ends[kind] += 1
             print(f"mutant {watcher.number}: {e}", flush=True)

@@ -494,7 +494,7 @@ def predict_all() -> None:
     import tensorflow as tf
 
     def inputs(shape: Sequence[Any], dtype: Any) -> Any:
-        """Returns three examples: small integers, which are words and numbers alike."""
+        """Returns three examples of small integers, which are valid token ids and numbers."""
         sizes = (3, *(4 if size in (None, -1) else size for size in shape[1:]))
         return (np.arange(np.prod(sizes)).reshape(sizes) % 3).astype(dtype)
 

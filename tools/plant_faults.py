@@ -127,7 +127,7 @@ def first_failure(checkout: Path, selection: str, tests: list[str]) -> str | Non
 
 
 def run(checkout: Path, results: Path, only: list[str], selections: list[str]) -> None:
-    """Plants each fault and writes which test of which selection found it."""
+    """Plants each fault, and writes the first failing test of each selection."""
     entries: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {}
     imports = Imports(checkout)
     for fault in tomllib.loads(_FAULTS.read_text(encoding="utf-8"))["fault"]:

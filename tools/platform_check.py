@@ -1,8 +1,8 @@
 """Reads the messages of an export with the platform's own definitions of them.
 
-The definitions are .proto files that whoever checks has fetched: none of them is in this project.
-Each message has to be parsed without a field that they do not know, and to be written again as the
-same bytes. `tools/check_against_platform` calls this.
+The definitions are .proto files, which the user fetches: none of them is in this project. Each
+message must be parsed without unknown fields, and must be serialized to the same bytes.
+`tools/check_against_platform` calls this.
 """
 
 import argparse
@@ -35,9 +35,9 @@ _MESSAGES = {
     CLIENT_ONLY_PLAN: f"{_PLANS}.ClientOnlyPlan",
     _TASK: f"{_TASKS}.CreateTaskRequest",
 }
-# Bytes that hold a message of TensorFlow's, where the definitions do not say so.
+# Fields of type bytes that hold a message of TensorFlow.
 _GRAPHS = {f"{_PLANS}.ClientOnlyPlan.graph": "tensorflow.GraphDef"}
-# What messages of TensorFlow's an export may pack into an Any.
+# Definitions of the TensorFlow messages that an export may pack into an Any.
 _PACKED = ("tensorflow/core/framework/graph.proto", "tensorflow/core/protobuf/config.proto")
 # On-Device Personalization's own addition to the platform's messages.
 _ADDED = (f"{_PLANS}.TensorflowSpec", 999)
@@ -45,12 +45,12 @@ _ADDED = (f"{_PLANS}.TensorflowSpec", 999)
 
 @dataclasses.dataclass(frozen=True)
 class Unknown:
-    """A field that the definitions do not know.
+    """A field without a definition.
 
     Attributes:
-        path: Where, as names of fields.
-        message: Full name of the message that has it.
-        number: Of the field.
+        path: Names of the fields that lead to its message.
+        message: Full name of its message.
+        number: Number of the field.
     """
 
     path: str
@@ -62,7 +62,7 @@ class Unknown:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Checks what the command line names; returns 1 if something is not the platform's."""
+    """Checks exports; returns 1 if a message differs from the platform's definitions."""
     parser = argparse.ArgumentParser(prog="check_against_platform", description=__doc__)
     parser.add_argument(
         "--protos", type=Path, required=True, help="folder with the platform's .proto files"
@@ -126,7 +126,7 @@ def _check_export(path: Path, definitions: _Definitions) -> int:
 
 
 def _line(name: str, content: bytes, definitions: _Definitions) -> tuple[str, bool]:
-    """Returns what is to be said of a file, and whether it is the platform's."""
+    """Returns the line on a file, and whether it conforms to the definitions."""
     kind = definitions.find(_MESSAGES[name])
     if kind is None:
         return f"{name}: not checked, {_MESSAGES[name]} is not among the definitions", True
@@ -136,31 +136,31 @@ def _line(name: str, content: bytes, definitions: _Definitions) -> tuple[str, bo
             json_format.Parse(content.decode(), kind())
             return f"{what}: known fields only", True
         value = kind.FromString(content)
-        found = list(unknown_in(value, name, definitions.find))
+        unknown = list(unknown_in(value, name, definitions.find))
     except (json_format.ParseError, message.DecodeError, UnicodeDecodeError) as e:
         return f"{what}: {reason(e)}", False
-    foreign = [field for field in found if (field.message, field.number) != _ADDED]
+    foreign = [field for field in unknown if (field.message, field.number) != _ADDED]
     if foreign:
         how_many = f"{len(foreign)} unknown field{'s' * (len(foreign) > 1)}"
         return f"{what}: {how_many}: {foreign[0]}", False
     if value.SerializeToString(deterministic=True) != content:
         return f"{what}: {len(content):,} bytes, and others when written again", False
-    known = "known fields only"
-    if found:
-        known += f", but for On-Device Personalization's {_ADDED[1]} (example_selector)"
-    return f"{what}: {known}; {len(content):,} bytes, the same when written again", True
+    text = "known fields only"
+    if unknown:
+        text += f", but for On-Device Personalization's {_ADDED[1]} (example_selector)"
+    return f"{what}: {text}; {len(content):,} bytes, the same when written again", True
 
 
 def unknown_in(value: Any, path: str, find: Any) -> Iterator[Unknown]:
-    """Yields the unknown fields of a message and of all that it holds, graphs as well.
+    """Yields the unknown fields of a message and of all messages in it, including graphs.
 
     Args:
         value: The message.
-        path: Its name.
-        find: From a message's full name to its class, or None.
+        path: Name of the message.
+        find: Called with a message's full name; returns its class, or None.
 
     Raises:
-        DecodeError: If a message that it packs cannot be parsed.
+        DecodeError: If a packed message cannot be parsed.
     """
     name = value.DESCRIPTOR.full_name
     for field in unknown_fields.UnknownFieldSet(value):

@@ -1,4 +1,4 @@
-"""The exact saddle of logistic regression on two domains, by SciPy: no code of the package.
+"""The exact saddle of logistic regression on two domains, by SciPy, without the package's code.
 
 The binary form, with one weight per feature and a bias b: the score of the class 1 is s = x w + b,
 an example's loss is log(1 + exp(-s)) for the class 1 and log(1 + exp(s)) for the class 0. The game
@@ -6,8 +6,8 @@ is min over (w, b), max over lambda in [0, 1], of
 
     lambda L_0(w, b) + (1 - lambda) L_1(w, b) + ridge / 2 (||w||^2 + b^2)
 
-with L_k the mean loss of domain k. For a fixed lambda the least w is unique; what is left, as a
-function of lambda, is concave with the slope L_0 - L_1, whose zero is the saddle's lambda.
+with L_k the mean loss of domain k. For a fixed lambda the least w is unique. The minimum over w is
+a concave function of lambda with the slope L_0 - L_1, and its zero is the saddle's lambda.
 
 Softmax of two scores u_0, u_1 is this with w = u_1 - u_0. Of all pairs with that difference
 (-w / 2, w / 2) has the least norm, ||u_0||^2 + ||u_1||^2 = ||w||^2 / 2: a ridge of 2 r on the two
@@ -19,18 +19,18 @@ from typing import NamedTuple, Optional
 import numpy as np
 from scipy import optimize, special
 
-# Of lambda, and of the gradient at a least w.
+# Tolerance of lambda, and of the gradient at a least w.
 _TOLERANCE = 1e-9
 
 
 class Saddle(NamedTuple):
-    """A least w, and what it costs.
+    """A least w, and its losses.
 
     Attributes:
         lambda_: Weight of domain 0.
         w: Weights [d + 1], the bias last.
         losses: L_0 and L_1, without the ridge.
-        value: The objective, with it.
+        value: The objective, with the ridge.
     """
 
     lambda_: float
@@ -57,7 +57,7 @@ class TwoDomains:
         # +1 for the class 1, -1 for the class 0
         self._sign = 2.0 * unique[:, -2] - 1.0
         domains = np.eye(2)[unique[:, -1].astype(int)]
-        # Column k: what each row counts in the mean of domain k.
+        # Column k: the weight of each row in the mean of domain k.
         self._share = counts[:, np.newaxis] * domains / (counts @ domains)
         self._ridge = ridge
 
@@ -78,11 +78,11 @@ class TwoDomains:
 
         Args:
             lambda_: Weight of domain 0.
-            start: Where to begin; 0 if None.
+            start: Initial weights; zeros if None.
         """
         share = self._share @ [lambda_, 1 - lambda_]
-        of_row = share > 0
-        x, sign, share = self._x[of_row], self._sign[of_row], share[of_row]
+        has_weight = share > 0
+        x, sign, share = self._x[has_weight], self._sign[has_weight], share[has_weight]
 
         def value(w: np.ndarray) -> float:
             return float(np.logaddexp(0.0, -sign * (x @ w)) @ share + self._ridge / 2 * w @ w)
@@ -95,7 +95,7 @@ class TwoDomains:
             return (x.T * (share * p * (1 - p))) @ x + self._ridge * np.eye(len(w))
 
         zeros = np.zeros(x.shape[1])
-        found = optimize.minimize(
+        solution = optimize.minimize(
             value,
             zeros if start is None else start,
             method="trust-exact",
@@ -103,7 +103,7 @@ class TwoDomains:
             hess=hessian,
             options={"gtol": _TOLERANCE},
         )
-        return Saddle(lambda_, found.x, self.losses(found.x), float(found.fun))
+        return Saddle(lambda_, solution.x, self.losses(solution.x), float(solution.fun))
 
     def saddle(self) -> Saddle:
         """Returns the saddle; the domains' losses cross between lambda = 0 and 1."""
@@ -123,6 +123,6 @@ class TwoDomains:
 
 
 def accuracies(w: np.ndarray, x: np.ndarray, y: np.ndarray, domain_id: np.ndarray) -> np.ndarray:
-    """Returns the shares of all, of domain 0 and of domain 1 that w puts into the right class."""
+    """Returns the accuracies of w on all examples, on domain 0 and on domain 1."""
     is_right = (np.column_stack([x, np.ones(len(y))]) @ w > 0) == (y == 1)
     return np.array([is_right.mean(), *(is_right[domain_id == k].mean() for k in (0, 1))])

@@ -1,9 +1,9 @@
-"""Adult's exact saddle, and how Stochastic-AFL comes near to it.
+"""Adult's exact saddle, and the duality gap of Stochastic-AFL over its rounds.
 
     .venv/bin/python -m benchmarks.adult_saddle.measure DATA_DIR IMAGE
 
-Prints what the exact solver finds, and the duality gap of the package's algorithm after 1, 2, 4 ...
-rounds; draws the latter. See README.md beside this file.
+Prints the exact solutions, and the duality gap of the package's algorithm after 1, 2, 4 ... rounds;
+draws the gaps. See README.md in this folder.
 """
 
 import sys
@@ -120,26 +120,26 @@ def gaps(table: Table, game: TwoDomains, run: Run, runtime: CohortRuntime) -> di
     algorithm = build(table, run.cohort / run.num_clients, run.settings, **run.arguments)
     training = runtime.training(algorithm, PlainSum())
     state = training.initialize()
-    found: dict[int, float] = {}
+    result: dict[int, float] = {}
     for t in range(1, run.rounds + 1):
         cohort = draw.choice(run.num_clients, run.cohort, replace=False)
         state, _ = training.next(state, [clients[k] for k in sorted(cohort)])
         if t & (t - 1) == 0:
-            of_round = state.algorithm
-            w, lambda_ = binary(of_round.mean_weights), float(of_round.mean_lambda[0])
-            found[t] = game.gap(w, lambda_)
+            averages = state.algorithm
+            w, lambda_ = binary(averages.mean_weights), float(averages.mean_lambda[0])
+            result[t] = game.gap(w, lambda_)
             losses = game.losses(w)
-            print(f"| {t} | {found[t]:.5f} | {losses[0]:.4f}, {losses[1]:.4f} | {lambda_:.3f} |")
-    return found
+            print(f"| {t} | {result[t]:.5f} | {losses[0]:.4f}, {losses[1]:.4f} | {lambda_:.3f} |")
+    return result
 
 
-def figure(found: dict[str, dict[int, float]]) -> Figure:
+def figure(curves: dict[str, dict[int, float]]) -> Figure:
     """Returns the gaps over the rounds, both axes logarithmic."""
     result = Figure(figsize=(7, 4.5), layout="constrained")
     axes = result.subplots()
-    for i, (label, gap) in enumerate(found.items()):
+    for i, (label, gap) in enumerate(curves.items()):
         axes.loglog(list(gap), list(gap.values()), "o-", ms=3, color=f"C{i}", label=label)
-    rounds = np.array([1.0, max(max(gap) for gap in found.values())])
+    rounds = np.array([1.0, max(max(gap) for gap in curves.values())])
     axes.loglog(rounds, rounds**-0.5, "k--", label="1 / sqrt(T)")
     axes.set(xlabel="rounds T", ylabel="duality gap of the mean iterates")
     axes.grid(alpha=0.3)
@@ -151,12 +151,12 @@ def _print_exact(game: TwoDomains, table: Table, test: Table) -> None:
     share = float(np.mean(table[2] == 0))
     rows = [("non-doctorate only", 0.0), ("training mixture", share), ("half", 0.5)]
     rows.append(("doctorate only", 1.0))
-    found = [(name, game.least(lambda_)) for name, lambda_ in rows]
+    saddles = [(name, game.least(lambda_)) for name, lambda_ in rows]
     saddle = game.saddle()
-    found.append(("saddle", saddle))
+    saddles.append(("saddle", saddle))
     print("| lambda | | L doctorate | L non | objective | test: all | doctorate | non |")
     print("|---|---|---|---|---|---|---|---|")
-    for name, at in found:
+    for name, at in saddles:
         numbers = " | ".join(f"{100 * a:.2f}" for a in accuracies(at.w, *test))
         print(
             f"| {name} | {at.lambda_:.4f} | {at.losses[0]:.4f} | {at.losses[1]:.4f} "
@@ -170,13 +170,13 @@ def main(data_dir: str, image: str) -> None:
     table, test = (read_adult(Path(data_dir) / name) for name in ("adult.data", "adult.test"))
     game = TwoDomains(*table, RIDGE)
     _print_exact(game, table, test)
-    found = {}
+    curves = {}
     with CohortRuntime() as runtime:
         for run in RUNS:
             print(f"\n{run.label}\n\n| T | gap | losses at w_A | lambda_A of doctorates |")
             print("|---|---|---|---|")
-            found[run.label] = gaps(table, game, run, runtime)
-    figure(found).savefig(image, dpi=120)
+            curves[run.label] = gaps(table, game, run, runtime)
+    figure(curves).savefig(image, dpi=120)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/fedjax_agreement/agree.py
 
-Exits with status 1 if any difference is above 1e-5. See README.md beside this file.
+Exits with status 1 if any difference is above 1e-5. See README.md in this folder.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from problem import (  # noqa: E402
     save_problem,
 )
 
-from benchmarks.timing.environments import isolated, python_of  # noqa: E402
+from benchmarks.timing.environments import isolated, peer_python  # noqa: E402
 from tff_agnostic.aggregations.aggregation import PlainSum  # noqa: E402
 from tff_agnostic.algorithms import AgnosticFedAvgOptions  # noqa: E402
 from tff_agnostic.algorithms import Problem as Learned  # noqa: E402
@@ -80,7 +80,7 @@ def run_theirs(problem: Problem) -> Trajectory:
         save_problem(problem, problem_path)
         script = [str(_FOLDER / "fedjax_side.py"), str(problem_path), str(trajectory_path)]
         environment = {**isolated(), "JAX_PLATFORMS": "cpu"}
-        subprocess.run([str(python_of("fedjax")), *script], check=True, env=environment)
+        subprocess.run([str(peer_python("fedjax")), *script], check=True, env=environment)
         return load_trajectory(trajectory_path)
 
 
@@ -119,11 +119,11 @@ def run_ours(runtime: TffRuntime, problem: Problem) -> Trajectory:
     rounds = []
     for cohort in problem.cohorts:
         state, _ = training.next(state, [problem.clients[k] for k in cohort])
-        rounds.append(_numbers_of(state.algorithm))
-    return Trajectory.of(rounds)
+        rounds.append(_state_arrays(state.algorithm))
+    return Trajectory.stacked(rounds)
 
 
-def _numbers_of(state: Any) -> tuple[np.ndarray, ...]:
+def _state_arrays(state: Any) -> tuple[np.ndarray, ...]:
     return (*state.weights.trainable, state.memory.lambda_, state.memory.window)
 
 

@@ -69,7 +69,7 @@ def run(problem: Problem) -> Trajectory:
                 jnp.stack(state.domain_window),
             )
         )
-    return Trajectory.of(rounds)
+    return Trajectory.stacked(rounds)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The problem that both sides solve, and the files in which they exchange it. NumPy only.
+"""The problem that both sides solve, and the files for its exchange. NumPy only.
 
 Both environments import this module.
 """
@@ -14,22 +14,22 @@ Client = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Hyperparameters, under the paper's symbols where it has them.
+    """Hyperparameters, with the paper's symbols.
 
     Attributes:
-        name: What is printed.
+        name: Label in the output.
         client_sizes: Examples of each client.
         batch_size: B.
         epochs: E.
         client_learning_rate: gamma_w.
-        server_learning_rate: Of the server optimizer.
-        server_momentum: Of the server optimizer; 0 is plain SGD.
+        server_learning_rate: Learning rate of the server optimizer.
+        server_momentum: Momentum of the server optimizer; 0 is plain SGD.
         domain_learning_rate: gamma_lambda.
         window_size: r.
         initial_weights: lambda_0.
         initial_counts: N_0.
-        own_batches: Whether FedJAX makes its own batches, which it fills from the next epoch; else
-            it is given the batches of the paper, the last of which may be smaller.
+        own_batches: Whether FedJAX makes its own batches, filled up from the next epoch. If not, it
+            gets the paper's batches, and the last one may be smaller.
     """
 
     name: str
@@ -82,7 +82,9 @@ class Trajectory:
     window: np.ndarray
 
     @staticmethod
-    def of(rounds: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]) -> "Trajectory":
+    def stacked(
+        rounds: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
+    ) -> "Trajectory":
         """Stacks (matrix, offsets, lambda, window) of every round."""
         return Trajectory(*[np.stack([np.asarray(v) for v in column]) for column in zip(*rounds)])
 
@@ -90,10 +92,10 @@ class Trajectory:
 def make_problem(
     settings: Settings, num_rounds: int = 25, clients_per_round: int = 4, seed: int = 0
 ) -> Problem:
-    """Draws a problem in which domains differ in size, in difficulty and in their classes.
+    """Draws a problem with domains that differ in size, in difficulty and in their classes.
 
-    The last domain is on a third of the clients only, so that some rounds are without it; but no
-    `window_size` rounds in a row are, after which FedJAX's weights are NaN.
+    The last domain is on a third of the clients only, so that some rounds are without it. There are
+    never `window_size` such rounds in a row: FedJAX's weights would become NaN.
     """
     rng = np.random.default_rng(seed)
     num_features, num_classes, num_domains = 6, 4, len(settings.initial_weights)
@@ -147,7 +149,7 @@ def save_problem(problem: Problem, path: Path) -> None:
 
 
 def load_problem(path: Path) -> Problem:
-    """Reads what `save_problem` wrote."""
+    """Reads a file of `save_problem`."""
     with np.load(path) as archive:
         settings = Settings(**json.loads(str(archive["settings"])))
         clients = [
@@ -163,7 +165,7 @@ def save_trajectory(trajectory: Trajectory, path: Path) -> None:
 
 
 def load_trajectory(path: Path) -> Trajectory:
-    """Reads what `save_trajectory` wrote."""
+    """Reads a file of `save_trajectory`."""
     with np.load(path) as archive:
         return Trajectory(
             **{field.name: archive[field.name] for field in dataclasses.fields(Trajectory)}

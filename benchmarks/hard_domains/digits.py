@@ -63,8 +63,8 @@ def hard_digits(
                     image = image.reshape(8, 8).T.ravel()
                 elif domain == "noisy" and rng.random() < _DIGITS_NOISE:
                     label = int(rng.integers(10))
-                count_of_clients = _DIGITS_CLIENTS if split == "train" else evaluated_clients
-                client = f"{domain}_{split}_{k % count_of_clients:02d}"
+                num_clients = _DIGITS_CLIENTS if split == "train" else evaluated_clients
+                client = f"{domain}_{split}_{k % num_clients:02d}"
                 yield [client, domain, split, label, *image.round(4).tolist()]
 
 

@@ -1,13 +1,14 @@
-"""Lambda that follows how little a domain improves, on the digits with a noisy and a rare domain.
+"""Lambda by slowest improvement, on the digits with a noisy and a rare domain.
 
     .venv/bin/python -m benchmarks.hard_domains.improvement
 
-The signal of a domain is L / M - 1: its loss in the round, against the running mean of its losses
-before, which moves by a tenth in each round that has the domain. The largest improves least
-("group distributionally robust optimisation on the rate of improvement", GRAPE, arXiv 2505.20380).
-It needs no baselines. The rest is AgnosticFedAvg with absent domains frozen, in NumPy, with the
-settings of docs/results/excess_losses.md; uniform weights and excess losses stand beside it. The
-worst regret is that on the test images, and that on these and the held-out ones together.
+The signal of a domain is L / M - 1, for its loss L in the round and the running mean M of its
+earlier losses; M moves by a tenth in each round with the domain. The domain with the largest signal
+improves least ("group distributionally robust optimisation on the rate of improvement", GRAPE,
+arXiv 2505.20380). The signal needs no baselines. The rest is AgnosticFedAvg with absent domains
+frozen, in NumPy, with the settings of docs/results/excess_losses.md; the table also has uniform
+weights and excess losses. The worst regret is given for the test images, and for test and held-out
+images together.
 """
 
 import math
@@ -28,7 +29,7 @@ class _Client(NamedTuple):
     domain: int
 
 
-# (L, M) -> what lambda follows, each [3].
+# (L, M) -> signal of each domain, all [3].
 _Signal = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -37,15 +38,17 @@ def _clients() -> tuple[list[str], dict[str, list[_Client]]]:
     for name, domain, split, label, *pixels in hard_digits():
         parts.setdefault(split, {}).setdefault(f"{domain}/{name}", []).append([label, *pixels])
     names = sorted({key.partition("/")[0] for key in parts["train"]})
-    found = {
+    by_split = {
         split: [
-            _Client(np.array(of)[:, 1:], np.array(of)[:, 0].astype(int), names.index(domain))
-            for key, of in clients.items()
+            _Client(
+                np.array(examples)[:, 1:], np.array(examples)[:, 0].astype(int), names.index(domain)
+            )
+            for key, examples in clients.items()
             for domain in [key.partition("/")[0]]
         ]
         for split, clients in parts.items()
     }
-    return names, found
+    return names, by_split
 
 
 def _log_chances(w: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -83,8 +86,8 @@ def _trained(
     """Returns the weights after each round.
 
     Args:
-        rate: Of lambda.
-        signal: What lambda follows. None weighs clients by their examples, as FedAvg.
+        rate: Learning rate of lambda.
+        signal: Signal for lambda; None weighs clients by their examples, as FedAvg.
     """
     rng, cohort = np.random.default_rng(seed), min(_COHORT, len(clients))
     counts = np.bincount([c.domain for c in clients], [len(c.y) for c in clients], minlength=3)
@@ -103,14 +106,14 @@ def _trained(
             total += beta
         w = w + step / total
         path.append(w)
-        known = n > 0
-        losses = np.divide(sums, n, where=known, out=np.full(3, np.nan))
+        present = n > 0
+        losses = np.divide(sums, n, where=present, out=np.full(3, np.nan))
         before = np.where(np.isnan(running), losses, running)
         if signal is not None:
-            follows = np.where(known, signal(losses, before), 0.0)
-            moved = np.where(known, lambda_ * np.exp(rate * follows), 0.0)
-            lambda_ = np.where(known, moved / moved.sum() * lambda_[known].sum(), lambda_)
-        running = np.where(known, 0.9 * before + 0.1 * losses, running)
+            follows = np.where(present, signal(losses, before), 0.0)
+            moved = np.where(present, lambda_ * np.exp(rate * follows), 0.0)
+            lambda_ = np.where(present, moved / moved.sum() * lambda_[present].sum(), lambda_)
+        running = np.where(present, 0.9 * before + 0.1 * losses, running)
         window = [*window[1:], n]
         mean = np.mean(window, axis=0)
         scale = np.where(mean > 0, mean, scale)
@@ -118,7 +121,7 @@ def _trained(
 
 
 def main() -> None:
-    """Prints accuracy and worst regret of each row, the mean of five seeds."""
+    """Prints accuracy and worst regret of each method, averaged over five seeds."""
     names, parts = _clients()
     both = [*parts["test"], *parts["heldout"]]
     baselines, least = np.zeros(3), {"test": np.zeros(3), "both": np.zeros(3)}
@@ -149,9 +152,9 @@ def main() -> None:
     )
     for label, rate, signal in table:
         ends = [_trained(parts["train"], seed, _ROUNDS, rate, signal)[-1] for seed in _SEEDS]
-        found = [_by_domain(w, parts["test"]) for w in ends]
-        accuracies = np.mean([right for _, right in found], axis=0)
-        on_test = [(losses - least["test"]).max() for losses, _ in found]
+        evaluations = [_by_domain(w, parts["test"]) for w in ends]
+        accuracies = np.mean([right for _, right in evaluations], axis=0)
+        on_test = [(losses - least["test"]).max() for losses, _ in evaluations]
         on_both = [(_by_domain(w, both)[0] - least["both"]).max() for w in ends]
         worst = (f"{np.mean(r):.2f} ({np.std(r, ddof=1):.2f})" for r in (on_test, on_both))
         print(f"{label:12s} {rate:4.2f}  {accuracies.round(1)}  {'  '.join(worst)}")

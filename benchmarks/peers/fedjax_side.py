@@ -90,7 +90,7 @@ def main() -> None:
     parameters = sum(leaf.size for leaf in jax.tree_util.tree_leaves(params))
     state = next(iter(algorithms.values())).init(params)
     datasets = [fedjax.ClientDataset(client) for client in side.clients()]
-    rounds = side.rounds_of(parameters, ["fedjax", "jax", "dm-haiku"], list(algorithms))
+    rounds = side.setting_rounds(parameters, ["fedjax", "jax", "dm-haiku"], list(algorithms))
     for number, setting in enumerate(rounds):
         keys = jax.random.split(jax.random.fold_in(key, number), len(datasets))
         cohort = [(str(k), dataset, keys[k]) for k, dataset in enumerate(datasets)]

@@ -1,4 +1,4 @@
-"""What Flower's actors run: one client's training, with PyTorch."""
+"""The function that Flower's actors run: one client's training, with PyTorch."""
 
 import functools
 

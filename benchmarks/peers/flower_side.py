@@ -28,7 +28,7 @@ _BACKEND = {
 
 
 class EveryClientCounts(FedAvg):
-    """FedAvg that does not go on without the clients that failed."""
+    """FedAvg that stops if a client has failed."""
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         """Averages the replies."""

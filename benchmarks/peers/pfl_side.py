@@ -36,7 +36,7 @@ class PflModule(nn.Module):
         return mean_loss(self.model(x), y)
 
     def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
-        """Returns nothing: pfl evaluates clients in the first round, whatever it is told."""
+        """Returns no metrics: pfl evaluates clients in the first round with any settings."""
         del x, y
         return {}
 
@@ -95,7 +95,9 @@ def main() -> None:
         ),
         NNEvalHyperParams(local_batch_size=workload.batch_size),
         callbacks=[
-            RoundByRound(side.rounds_of(num_parameters(module), ["pfl", "torch"], list(THREADS)))
+            RoundByRound(
+                side.setting_rounds(num_parameters(module), ["pfl", "torch"], list(THREADS))
+            )
         ],
         send_metrics_to_platform=False,
     )

@@ -13,9 +13,9 @@ def compare(workload: Workload, specs: Sequence[SideSpec], protocol: Protocol) -
     """Times sides, and the matrix products alone, on a workload.
 
     Args:
-        workload: What every side runs.
-        specs: The sides; others are compared with the first.
-        protocol: How often things are measured.
+        workload: Workload of every side.
+        specs: Sides; the first one is the baseline.
+        protocol: Numbers of rounds and repetitions.
     """
     *sides, products = measure(
         [_contestant(spec, workload) for spec in [*specs, products_side()]], protocol

@@ -15,14 +15,14 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 _CHECKOUT = BENCHMARKS.parent
 
 
-def python_of(name: str) -> Path:
+def peer_python(name: str) -> Path:
     """Returns the Python of the environment that requirements/NAME.txt describes.
 
-    It is made when it is first asked for, or when the file has changed; pip has to reach a package
-    index then.
+    The environment is made on first use, and again after a change of the file; pip has to reach a
+    package index then.
 
     Raises:
-        SideError: If it cannot be made.
+        SideError: If the environment cannot be made.
     """
     requirements = BENCHMARKS / "peers" / "requirements" / f"{name}.txt"
     folder = BENCHMARKS / ".venvs" / name
@@ -39,17 +39,17 @@ def python_of(name: str) -> Path:
     return folder / "bin" / "python"
 
 
-# What would mix environments, and what would have each start compile all that it imports.
+# Variables that would mix environments, or make each start compile its imports.
 _NOT_PASSED_ON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
 
 
 def isolated() -> dict[str, str]:
-    """Returns this process's variables without those that would spoil what is timed."""
+    """Returns this process's variables without those that would distort the measurement."""
     return {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
 
 
 def side_environment() -> dict[str, str]:
-    """Returns the variables of a side: it finds this package, and is quiet."""
+    """Returns the variables of a side: for importing this package, and for quiet libraries."""
     return {
         **isolated(),
         "PYTHONPATH": str(_CHECKOUT),
@@ -62,7 +62,7 @@ def side_environment() -> dict[str, str]:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with open(path, "w") as file:
-        # The kernel takes the lock away when this process ends, however it ends.
+        # The kernel releases the lock when this process ends, even after a crash.
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

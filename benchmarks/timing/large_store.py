@@ -1,9 +1,9 @@
-"""What it takes to open a store of many clients, sample and count them, and read some.
+"""The cost of opening a store of many clients, sampling and counting them, and reading some.
 
     .venv/bin/python -m benchmarks.timing.large_store [--clients=1000000]
 
-Processor seconds are those of each step, peak memory that of the process so far. The store has two
-splits and five domains, and is deleted afterwards.
+Processor seconds are per step; peak memory is of the process so far. The store has two splits and
+five domains, and is deleted afterwards.
 """
 
 import argparse
@@ -26,18 +26,18 @@ from tff_agnostic.data.store_writer import CLIENT, SPLIT, UNIT, StoreWriter
 
 DOMAINS = tuple(f"domain_{k}" for k in range(5))
 _FEATURES = {"x": Feature("float32", (8,)), LABEL: Feature("int64"), DOMAIN: Feature("string")}
-_MOST_EXAMPLES = 3
+_MAX_EXAMPLES = 3
 _COHORT, _ROUNDS, _READ = 100, 10, 1000
 _CLIENTS_AT_ONCE = 100_000
 
 
 def write_store(path: Path, clients: int) -> None:
-    """Writes a store: as many clients to train on, and a tenth of them held out."""
+    """Writes a store with this many training clients, and a tenth as many held-out clients."""
     draw = np.random.default_rng(0)
     values = draw.normal(size=(len(DOMAINS), 8)).astype(np.float32)
     with StoreWriter(path) as writer:
         for split, count in (("heldout", clients // 10), (TRAIN, clients)):
-            sizes = draw.integers(1, _MOST_EXAMPLES + 1, size=count)
+            sizes = draw.integers(1, _MAX_EXAMPLES + 1, size=count)
             domains = draw.integers(len(DOMAINS), size=count)
             names = pa.array([f"client_{k:09d}" for k in range(count)])
             for first in range(0, count, _CLIENTS_AT_ONCE):
@@ -57,20 +57,20 @@ def write_store(path: Path, clients: int) -> None:
         writer.finish(FEATURES)
 
 
-def clients_of(
+def training_clients(
     path: Path,
     to_examples: ToExamples = lambda _, columns: columns,
     most_kept: int = KEPT_BYTES,
 ) -> StoreClients:
-    """Opens the clients to train on; see `StoreClients`."""
+    """Opens the training clients; see `StoreClients`."""
     features = {name: one for name, one in _FEATURES.items() if name != DOMAIN}
     store = load_store(path)
     return StoreClients(store, TRAIN, features, to_examples, DOMAINS, most_kept=most_kept)
 
 
 def steps(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields the name of each step and what it found, after it."""
-    clients = clients_of(path)
+    """Yields the name and the result of each step, after the step."""
+    clients = training_clients(path)
     yield "open", len(clients.client_ids)
     for sampling in ("uniform", "stratified"):
         draw = COHORT_SAMPLINGS[sampling](clients, len(DOMAINS), _COHORT, 0)
@@ -83,12 +83,12 @@ def steps(path: Path) -> Iterator[tuple[str, Any]]:
 
 def measured(path: Path) -> list[tuple[str, float, int]]:
     """Returns the name, the processor seconds and the peak memory in bytes so far of each step."""
-    found = []
+    result = []
     last = time.process_time()
     for name, _ in steps(path):
         now, last = time.process_time() - last, time.process_time()
-        found.append((name, now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
-    return found
+        result.append((name, now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+    return result
 
 
 def main() -> None:

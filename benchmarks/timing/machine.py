@@ -1,4 +1,4 @@
-"""Describes the machine, for whoever reads figures that were measured on it."""
+"""Description of the machine that runs a benchmark."""
 
 import dataclasses
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What figures depend on.
+    """A machine, as far as measurements depend on it.
 
     Attributes:
         cpu: Model of the processor.

@@ -1,4 +1,4 @@
-"""This package's side of a benchmark: one algorithm on one runtime."""
+"""The package's own side of a benchmark: one algorithm on one runtime."""
 
 import dataclasses
 from importlib.util import find_spec

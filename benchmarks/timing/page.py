@@ -1,4 +1,4 @@
-"""A section of a hand-written page that a command writes again."""
+"""The generated section of a hand-written page."""
 
 import dataclasses
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import write_text
 
-# Comments of Markdown, which readers of the rendered page do not see.
+# Comments of Markdown, invisible on the rendered page.
 BEGIN = "<!-- What ./run benchmark --page writes begins here. -->"
 END = "<!-- What ./run benchmark --page writes ends here. -->"
 
@@ -22,11 +22,11 @@ class Page:
     path: Path
 
     def check(self) -> None:
-        """Finds out whether there is a section to replace."""
+        """Raises a UserError if the page has no section to replace."""
         self._parts()
 
     def replace_section(self, text: str) -> None:
-        """Puts text in the place of the section; whatever is around it stays as it is.
+        """Replaces the section by a text; the rest of the page stays unchanged.
 
         Args:
             text: Blocks of Markdown.
@@ -35,7 +35,7 @@ class Page:
         write_text(self.path, f"{before}\n{text.rstrip()}\n\n{after}")
 
     def _parts(self) -> tuple[str, str]:
-        """Returns what is before the section and after it, each with its line."""
+        """Returns the text before the section and after it, each with its marker line."""
         try:
             page = self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:

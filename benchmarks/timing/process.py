@@ -1,4 +1,4 @@
-"""A side as the driver sees it: a process that runs rounds on demand."""
+"""The driver's end of a side: a process that runs rounds on demand."""
 
 import contextlib
 import json
@@ -20,23 +20,23 @@ _KILL_SECONDS = 60.0
 
 
 class SideError(Exception):
-    """A side has failed, and was ended; the message is one line, with the side's last output."""
+    """A side has failed, and was ended; the one-line message has the side's last output."""
 
 
 class SideProcess:
     """A running side, as a context manager that leaves no process behind.
 
-    Has to be entered in the main thread: the kernel takes the end of the thread that started a
-    process for the end of its parent.
+    It must be entered in the main thread: for the kernel, a child loses its parent when the thread
+    that started it ends.
 
     Args:
-        command: Its command line.
-        environment: Its environment variables.
-        log: File for its standard error.
-        round_limit: Seconds that it has for a round; the first one counts from its start.
+        command: Command line of the side.
+        environment: Environment variables of the side.
+        log: File for the side's standard error.
+        round_limit: Maximum seconds per round; the first round includes the start.
 
     Attributes:
-        setting: What the side ran its last round with, if it has several settings; or "".
+        setting: Setting of the last round, if the side has several; or "".
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SideProcess:
             hold(self.pid)
 
     def close(self) -> None:
-        """Tells it that there are no more rounds, without waiting for its end."""
+        """Closes the side's input, which ends it; does not wait for its end."""
         release(self.pid)
         stdin = self._running.stdin
         assert stdin is not None
@@ -118,7 +118,7 @@ class SideProcess:
             stdin.close()
 
     def ready(self) -> dict[str, str]:
-        """Waits until it is ready; returns the versions of what it runs on, by package.
+        """Waits until the side is ready; returns the versions of its packages.
 
         Raises:
             SideError: If it ends before, or takes too long.
@@ -190,6 +190,6 @@ class SideProcess:
 
 
 def last_line(output: bytes) -> str:
-    """Returns the last line of a program's output that says something."""
+    """Returns the last line of a program's output that is not empty."""
     lines = [line.strip() for line in output.decode(errors="replace").splitlines()]
     return next((line for line in reversed(lines) if line), "it printed nothing")

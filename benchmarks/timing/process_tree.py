@@ -21,12 +21,12 @@ def descendants(pid: int) -> list[int]:
                 # The name, in parentheses, may hold anything.
                 parent = int(stat.rpartition(")")[2].split()[1])
                 children[parent].append(int(folder.name))
-    found, unseen = [], [pid]
+    result, unseen = [], [pid]
     while unseen:
         below = children[unseen.pop()]
-        found += below
+        result += below
         unseen += below
-    return found
+    return result
 
 
 def hold(pid: int) -> None:
@@ -46,7 +46,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def memory_bytes(pid: int) -> int:
-    """Returns a process's proportional set size: what it shares is divided among the sharers."""
+    """Returns a process's proportional set size: shared pages are divided among the sharers."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -63,7 +63,7 @@ class PeakMemory:
     """Samples the memory of everything below a process while entered.
 
     Attributes:
-        peak_bytes: The largest sum that was seen.
+        peak_bytes: The largest sampled sum.
     """
 
     def __init__(self, pid: int) -> None:

@@ -114,7 +114,7 @@ _FORMS: Registry[_Form] = Registry(
 
 def round_products(workload: Workload) -> list[Product]:
     """Returns the products of one round: the domain pass and one epoch on every client."""
-    return [product for of_part in products_by_part(workload).values() for product in of_part]
+    return [product for part in products_by_part(workload).values() for product in part]
 
 
 def products_by_part(workload: Workload) -> dict[str, list[Product]]:
@@ -123,13 +123,13 @@ def products_by_part(workload: Workload) -> dict[str, list[Product]]:
     times, batch = (1, workload.clients) if form.vectorised else (workload.clients, 1)
     domain_batch = workload.domain_pass_batch
     passes = workload.examples // domain_batch
-    found: dict[str, list[Product]] = {"domain pass": [], "local forward": [], "backward": []}
+    result: dict[str, list[Product]] = {"domain pass": [], "local forward": [], "backward": []}
     for layer in form.layers(workload):
         local = workload.batch_size, times * workload.steps, batch
-        found["domain pass"] += layer.forward(domain_batch, times * passes, batch)
-        found["local forward"] += layer.forward(*local)
-        found["backward"] += layer.backward(*local)
-    return found
+        result["domain pass"] += layer.forward(domain_batch, times * passes, batch)
+        result["local forward"] += layer.forward(*local)
+        result["backward"] += layer.backward(*local)
+    return result
 
 
 def total_flops(products: Sequence[Product]) -> int:

@@ -1,4 +1,4 @@
-"""A side whose round is AgnosticFedAvg's matrix products alone, with TensorFlow."""
+"""A side with AgnosticFedAvg's matrix products alone as its round, in TensorFlow."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,7 +19,7 @@ def operands(product: Product) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def multiplier(products: Sequence[Product]) -> Callable[[], None]:
-    """Returns what computes products, with matrices that are made here."""
+    """Returns a function that computes products, of matrices that are drawn here."""
     made = [(product.count, *operands(product)) for product in products]
 
     def multiply_all() -> None:

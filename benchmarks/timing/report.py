@@ -16,16 +16,16 @@ _UNKNOWN = "-"
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Everything that one command measured.
+    """All measurements of one command.
 
     Attributes:
         command: The command line.
         date: ISO date and time.
-        machine: Where.
-        protocol: How often, in words.
+        machine: The machine of the measurements.
+        protocol: Numbers of rounds and repetitions, in words.
         workloads: Results with other sides.
-        scale: How our rounds grow, if that was asked for.
-        prices: What algorithms and sums cost over FedAvg, by workload, if that was asked for.
+        scale: Growth of this package's rounds; None if not measured.
+        prices: Overheads of algorithms and sums over FedAvg, by workload.
     """
 
     command: str
@@ -37,12 +37,12 @@ class Report:
     prices: Mapping[str, Sequence[Price]] = dataclasses.field(default_factory=dict)
 
     def failures(self) -> list[str]:
-        """Returns a line for everything that failed."""
+        """Returns a line for each failure."""
         lines = [line for workload in self.workloads for line in workload.failures()]
         return lines + (self.scale.failures() if self.scale else [])
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything as JSON values."""
+        """Returns the report as JSON values."""
         return {
             "command": self.command,
             "date": self.date,
@@ -62,7 +62,7 @@ class Report:
         return f"# Benchmark\n\n{self.section(level=2)}"
 
     def section(self, level: int) -> str:
-        """Returns what a page says of it.
+        """Returns the report as a section of a page.
 
         Args:
             level: Level of the headings, one for each workload.
@@ -127,15 +127,15 @@ def _settings(side: SideResult) -> str:
 
 
 def price_table(prices: Sequence[Price], style: str) -> str:
-    """Returns the table of what rows cost.
+    """Returns the table of overheads.
 
     Args:
-        prices: A row each.
+        prices: One overhead per row.
         style: A table format of tabulate.
     """
-    header = ["", "s", "beside", "ratio", "ratio of processor s"]
+    header = ["", "s", "baseline", "ratio", "ratio of processor s"]
     rows = [
-        [p.title, f"{p.seconds:.3g}", p.beside, f"{p.ratio:.2f}", f"{p.processor_ratio:.2f}"]
+        [p.title, f"{p.seconds:.3g}", p.baseline, f"{p.ratio:.2f}", f"{p.processor_ratio:.2f}"]
         for p in prices
     ]
     return _table(rows, header, style)

@@ -1,4 +1,4 @@
-"""What was measured, as plain numbers."""
+"""Results of measurements, as plain numbers."""
 
 import dataclasses
 import statistics
@@ -11,14 +11,14 @@ class SideResult:
     """Timings of one side on one workload; lists have an entry per repetition.
 
     Attributes:
-        title: What tables call it.
+        title: Name in tables.
         description: The workload's sizes.
         seconds: Seconds of every steady-state round.
         first_round: Seconds from the start of the process to the end of its first round.
         peak_bytes: Largest memory of its processes, while it started and in a round.
-        settings: The setting of the steady-state rounds, of a side that has several.
-        versions: What it runs on.
-        failure: What went wrong, in one line; None if nothing did.
+        settings: The setting of the steady-state rounds, if the side has several.
+        versions: Versions of its packages.
+        failure: One-line message; None if the side has not failed.
     """
 
     title: str
@@ -41,7 +41,7 @@ class SideResult:
         return statistics.median(self.rounds)
 
     def summary(self) -> dict[str, Any]:
-        """Returns the numbers of a table's row, where there are any."""
+        """Returns the numbers of a table's row; empty without rounds."""
         if not self.rounds:
             return {}
         return {
@@ -59,18 +59,18 @@ class SideResult:
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """What one row costs.
+    """Cost of one row, compared with another one.
 
     Attributes:
-        title: What takes turns.
-        beside: The title of the row that it is compared with.
-        seconds: The median of its turns.
-        ratio: The same over that of the other row.
-        processor_ratio: The same of processor seconds.
+        title: Name of the row.
+        baseline: Name of the other row.
+        seconds: Median seconds of a turn.
+        ratio: Median seconds over those of the baseline.
+        processor_ratio: Median processor seconds over those of the baseline.
     """
 
     title: str
-    beside: str
+    baseline: str
     seconds: float
     ratio: float
     processor_ratio: float
@@ -78,7 +78,7 @@ class Price:
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadResult:
-    """All sides on one workload; the first is the one that others are compared with.
+    """All sides on one workload; the first one is the baseline.
 
     Attributes:
         name: The workload's name.
@@ -96,16 +96,16 @@ class WorkloadResult:
 
     @property
     def ours(self) -> SideResult:
-        """The side that others are compared with."""
+        """The baseline: this package's side."""
         return self.sides[0]
 
     def ratio(self, side: SideResult) -> Optional[float]:
-        """Returns how many times as long as ours a side's round takes, if both are known."""
+        """Returns a side's seconds per round over ours; None if either has no rounds."""
         return side.median / self.ours.median if side.rounds and self.ours.rounds else None
 
     @property
     def products_share(self) -> Optional[float]:
-        """Share of our round that the matrix products alone would take."""
+        """Seconds of the matrix products alone over those of our round."""
         return self.ratio(self.products)
 
     @property

@@ -1,4 +1,4 @@
-"""How this package's rounds grow with clients, domains and the number of rounds."""
+"""Growth of this package's rounds with clients, domains and the number of rounds."""
 
 import dataclasses
 import json
@@ -20,14 +20,14 @@ _NAME = "scale"
 
 @dataclasses.dataclass(frozen=True)
 class ScalePlan:
-    """What is run.
+    """The measurements of a scale benchmark.
 
     Attributes:
-        cohorts: Cohorts to time, each in processes of its own.
-        long_run: Cohort of the run whose memory is watched.
-        long_rounds: Its rounds.
-        look_every: Rounds between two looks at its memory.
-        store_clients: Clients of the store that is opened, sampled and counted; 0 for no store.
+        cohorts: Cohorts to time, each in its own processes.
+        long_run: Cohort of the long run, for measuring memory.
+        long_rounds: Rounds of the long run.
+        look_every: Rounds between two measurements of memory.
+        store_clients: Clients of the store to open, sample and count; 0 for no store.
     """
 
     cohorts: tuple[Workload, ...] = (
@@ -45,12 +45,12 @@ class ScalePlan:
 
 @dataclasses.dataclass(frozen=True)
 class CohortResult:
-    """A cohort's timings, and how they compare with a base.
+    """A cohort's timings, compared with those of a base.
 
     Attributes:
         workload: The cohort.
         side: Its timings.
-        linear: Seconds per client over those of the base, None if either is not known.
+        linear: Seconds per client over those of the base; None if either is unknown.
         extra_bytes: Peak memory above that of the base.
     """
 
@@ -66,8 +66,8 @@ class LongRun:
 
     Attributes:
         clients: Clients of a round.
-        memory_bytes: Memory after so many rounds.
-        failure: What went wrong, in one line.
+        memory_bytes: Memory, by the number of rounds before.
+        failure: One-line message; None without a failure.
     """
 
     clients: int
@@ -76,19 +76,19 @@ class LongRun:
 
     @property
     def growth_bytes(self) -> Optional[int]:
-        """Memory after the last look less that after the first, which sees everything set up."""
+        """Growth of the memory after the first measurement, when everything is set up."""
         looks = list(self.memory_bytes.values())
         return looks[-1] - looks[0] if len(looks) > 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
 class StoreResult:
-    """What a large store takes.
+    """Time and memory of using a large store.
 
     Attributes:
-        clients: Its clients to train on.
+        clients: Number of its training clients.
         steps: The name, the processor seconds and the peak memory in bytes so far of each step.
-        failure: What went wrong, in one line.
+        failure: One-line message; None without a failure.
     """
 
     clients: int
@@ -98,7 +98,7 @@ class StoreResult:
 
 @dataclasses.dataclass(frozen=True)
 class ScaleResult:
-    """Everything that `ScalePlan` asks for."""
+    """Results of a `ScalePlan`."""
 
     cohorts: Sequence[CohortResult]
     long_run: LongRun
@@ -167,7 +167,7 @@ def measure_scale(spec: SideSpec, plan: ScalePlan, protocol: Protocol) -> ScaleR
 
 
 def measure_store(clients: int) -> StoreResult:
-    """Measures a store of so many clients in a process of its own."""
+    """Measures a store with this many training clients, in a separate process."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.timing.large_store", f"--clients={clients}"],
         env=side_environment(),

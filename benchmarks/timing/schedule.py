@@ -1,4 +1,4 @@
-"""Runs sides round by round in turn, so that whatever the machine does hits all of them alike."""
+"""Runs sides round by round in turn, so that other work on the machine slows all equally."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ class Contestant:
     """A side on a workload.
 
     Attributes:
-        title: What tables call it.
+        title: Name in tables.
         description: The workload's sizes.
         command: Returns its command line; may raise `SideError`.
     """
@@ -30,15 +30,15 @@ class Contestant:
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-    """How often things are measured.
+    """Numbers of rounds and repetitions, and the limit of a round.
 
     Attributes:
         rounds: Steady-state rounds of a repetition.
         repeats: Repetitions, each with new processes.
-        round_limit: Seconds that a side has for a round, or for its start and first round; one that
-            takes longer has failed.
-        logs: Folder for what the sides print.
-        say: Told what goes on, in lines.
+        round_limit: Maximum seconds of a round, or of the start with the first round; a slower side
+            has failed.
+        logs: Folder for the output of the sides.
+        say: Called with lines on the progress.
     """
 
     rounds: int
@@ -51,7 +51,7 @@ class Protocol:
 def measure(contestants: Sequence[Contestant], protocol: Protocol) -> list[SideResult]:
     """Returns the timings of each contestant.
 
-    One that fails is left out from then on; the others go on.
+    A side that fails is skipped from then on; the others continue.
     """
     results = [SideResult(c.title, c.description) for c in contestants]
     for repetition in range(protocol.repeats):
@@ -65,7 +65,7 @@ def measure(contestants: Sequence[Contestant], protocol: Protocol) -> list[SideR
                         side = _start(contestant, result, protocol, log, stack)
                         running.append((side, result))
             _run_in_turn(running, protocol)
-            # All of them, before any is waited for.
+            # Close all sides before waiting for the first one.
             for side, _ in running:
                 side.close()
     return results
@@ -86,7 +86,7 @@ def _start(
         result.versions = side.ready()
         side.round()
         age = side.age
-    # Once it is known to work: lists have an entry for each repetition that began.
+    # Append only after the first round: the lists have one entry per repetition.
     result.first_round.append(age)
     result.peak_bytes.append(memory.peak_bytes)
     result.seconds.append([])
@@ -96,7 +96,7 @@ def _start(
 
 def _run_in_turn(running: Sequence[tuple[SideProcess, SideResult]], protocol: Protocol) -> None:
     for number in range(WARM_UP_ROUNDS + protocol.rounds):
-        # Everyone comes after everyone else in turn.
+        # Rotate the order.
         first = number % max(1, len(running))
         for side, result in [*running[first:], *running[:first]]:
             if result.failure is None:
@@ -107,7 +107,7 @@ def _run_in_turn(running: Sequence[tuple[SideProcess, SideResult]], protocol: Pr
         protocol.say(f"round {number + 1}/{WARM_UP_ROUNDS + protocol.rounds}")
     for side, result in running:
         if result.failure is None:
-            # In a round of its own, as looking at the memory takes time from the side.
+            # Use a separate round: reading the memory slows the side.
             with _failing(result, protocol), side.released(), PeakMemory(side.pid) as memory:
                 side.round()
             result.peak_bytes[-1] = max(result.peak_bytes[-1], memory.peak_bytes)

@@ -1,7 +1,7 @@
-"""The protocol of a benchmark, as the timed process sees it. Standard library and NumPy only.
+"""The timed process's end of a benchmark's protocol. Standard library and NumPy only.
 
-A side prepares, says on standard output that it is ready, and then for each line of standard input
-runs one round and prints its seconds. In between it blocks, so that it takes no time from others.
+A side prepares, reports on standard output that it is ready, and then for each line of standard
+input runs one round and prints its seconds. In between it blocks, so that others can use the CPU.
 """
 
 import argparse
@@ -17,22 +17,22 @@ from typing import Any, TextIO
 from benchmarks.timing.workloads import Workload, make_clients
 
 # The first round of a setting may compile; the second one counts.
-_ROUNDS_OF_A_SETTING = 2
-# Warm-up rounds are enough for so many.
-MOST_SETTINGS = 2
+_ROUNDS_PER_SETTING = 2
+# The number of warm-up rounds depends on it.
+MAX_SETTINGS = 2
 # Rounds after the first one until every side runs its fastest setting.
-WARM_UP_ROUNDS = _ROUNDS_OF_A_SETTING * MOST_SETTINGS - 1
+WARM_UP_ROUNDS = _ROUNDS_PER_SETTING * MAX_SETTINGS - 1
 
 
 class Side:
-    """This process's end of the protocol.
+    """The timed process's end of the protocol.
 
     Attributes:
-        workload: What to run.
-        algorithm: Which algorithm to run it with, for sides that have several.
-        runtime: Where to run it, for sides that have several.
-        device: The kind of device, for sides that have several.
-        client_mode: Whether clients take steps together, for sides that leave it open.
+        workload: The workload.
+        algorithm: Name of the algorithm, for sides with several.
+        runtime: Name of the runtime, for sides with several.
+        device: Kind of device, for sides with several.
+        client_mode: Whether clients take steps together, for sides with both modes.
     """
 
     def __init__(
@@ -66,45 +66,45 @@ class Side:
         return make_clients(self.workload)
 
     def rounds(self, parameters: int, packages: Sequence[str]) -> Iterator[int]:
-        """Says that the side is ready; yields the number of each round that is asked for.
+        """Reports that the side is ready; yields the number of each requested round.
 
-        The time of a round is that between two items: whatever the caller does with one has to be
-        complete when it asks for the next.
+        The time of a round is the time between two items: the caller completes the work of a round
+        before it requests the next item.
 
         Args:
             parameters: Number of trainable scalars of the side's model.
-            packages: What it runs on; their versions are reported.
+            packages: Packages of the side, for the report of their versions.
 
         Raises:
-            SystemExit: If that is not the workload's number.
+            SystemExit: If `parameters` is not the workload's number.
         """
-        for number, _ in enumerate(self.rounds_of(parameters, packages, [""])):
+        for number, _ in enumerate(self.setting_rounds(parameters, packages, [""])):
             yield number
 
-    def rounds_of(
+    def setting_rounds(
         self, parameters: int, packages: Sequence[str], settings: Sequence[str]
     ) -> Iterator[str]:
-        """As `rounds`, and yields the setting that the round has to be run with.
+        """Like `rounds`, but yields the setting of the round.
 
-        Each setting is tried in two rounds, and the second one counts. From then on it is the
-        fastest one.
+        Each setting is tried in two rounds, and the second one counts. All later rounds have the
+        fastest setting.
 
         Args:
             parameters: As in `rounds`.
             packages: As in `rounds`.
-            settings: What a table calls each: at most `MOST_SETTINGS`.
+            settings: Names of the settings, at most `MAX_SETTINGS`.
 
         Raises:
             SystemExit: As in `rounds`.
         """
-        assert len(settings) <= MOST_SETTINGS, settings
+        assert len(settings) <= MAX_SETTINGS, settings
         if parameters != self.workload.parameters:
             sys.exit(
                 f"expected a model of {self.workload.parameters:,} parameters, "
                 f"found one of {parameters:,}"
             )
         self._say({"ready": {name: metadata.version(name) for name in packages}})
-        trials = [setting for setting in settings for _ in range(_ROUNDS_OF_A_SETTING)]
+        trials = [setting for setting in settings for _ in range(_ROUNDS_PER_SETTING)]
         tried: dict[str, float] = {}
         for number, _ in enumerate(sys.stdin):
             is_trial = number < len(trials)
@@ -117,13 +117,13 @@ class Side:
             self._say({"seconds": seconds, "setting": setting})
 
     def _say(self, message: dict[str, Any]) -> None:
-        # Nobody listens any more when the driver has ended first.
+        # The pipe is closed if the driver has ended first.
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(message), file=self._channel, flush=True)
 
 
 def _take_standard_output() -> TextIO:
-    """Returns standard output, in whose place libraries' prints go to standard error."""
+    """Returns standard output, and redirects the libraries' prints to standard error."""
     channel = os.fdopen(os.dup(1), "w")
     sys.stdout.flush()
     os.dup2(2, 1)

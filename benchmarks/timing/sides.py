@@ -1,11 +1,11 @@
-"""Who is timed: this package's algorithms and other simulators, by name."""
+"""The sides of benchmarks: this package's algorithms and other simulators, by name."""
 
 import dataclasses
 import sys
 from pathlib import Path
 from typing import Optional
 
-from benchmarks.timing.environments import BENCHMARKS, python_of
+from benchmarks.timing.environments import BENCHMARKS, peer_python
 from benchmarks.timing.workloads import Workload
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.runtimes.devices import DEVICES
@@ -20,14 +20,14 @@ class SideSpec:
     """One simulator with one algorithm.
 
     Attributes:
-        title: What tables call it.
+        title: Name in tables.
         script: File in benchmarks/peers, or None for a module.
-        module: That module.
+        module: Module to run, if `script` is None.
         environment: Name of its environment, or None for this one.
-        algorithm: Passed on to the side, as NAME or NAME:SETTING=VALUE.
-        runtime: Passed on to the side.
-        device: Passed on to the side.
-        client_mode: Passed on to the side.
+        algorithm: Algorithm of the side, as NAME or NAME:SETTING=VALUE.
+        runtime: Runtime of the side.
+        device: Device of the side.
+        client_mode: Client mode of the side.
     """
 
     title: str
@@ -45,7 +45,7 @@ class SideSpec:
         Raises:
             SideError: If its environment cannot be made.
         """
-        python = Path(sys.executable) if self.environment is None else python_of(self.environment)
+        python = Path(sys.executable) if self.environment is None else peer_python(self.environment)
         program = ["-m", self.module] if self.script is None else [self._script_path(self.script)]
         return [
             str(python),
@@ -83,12 +83,12 @@ PEERS: Registry[SideSpec] = Registry(
     },
 )
 
-# The side that the others are compared with.
+# Title of the baseline.
 OURS = "AgnosticFedAvg"
 
 
 def own_sides(runtime: str, device: str = "cpu") -> list[SideSpec]:
-    """Returns this package's sides; the first is the one that others are compared with.
+    """Returns this package's sides; the first one is the baseline.
 
     On an accelerator AgnosticFedAvg also runs with one client after another, and on the CPU.
     """

@@ -1,6 +1,6 @@
-"""What is timed: the shapes of cohorts and models, and random data of those shapes.
+"""The workloads of benchmarks: shapes of cohorts and models, and random data of these shapes.
 
-NumPy only: every side imports this module, in an environment of its own.
+NumPy only: every side imports this module in its own environment.
 """
 
 import dataclasses
@@ -21,17 +21,17 @@ class Workload:
 
     Attributes:
         name: Name for tables.
-        model: Which model is trained; every side has one of this name.
+        model: Name of the model; every side has one of this name.
         clients: Clients of a round.
         examples: Examples of each client.
         batch_size: Examples of a local step; divides `examples`.
         features: Shape of one example.
         labels: Shape of one example's labels.
-        classes: Labels, and examples where they are token ids, are below it.
+        classes: Exclusive upper limit of labels and token ids.
         tokens: Whether examples are int32 token ids, and not float32.
-        parameters: Number of trainable scalars, which every side's model has to have.
+        parameters: Number of trainable scalars of every side's model.
         domains: Domains of an agnostic algorithm.
-        learning_rate: Of the clients; the server's is 1.
+        learning_rate: Learning rate of the clients; the server's is 1.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Workload:
 
     @staticmethod
     def from_json(text: str) -> "Workload":
-        """Returns the workload that `to_json` wrote."""
+        """Returns the workload with this command line form."""
         fields = json.loads(text)
         shapes = {name: tuple(fields[name]) for name in ("features", "labels")}
         return Workload(**{**fields, **shapes})
@@ -92,7 +92,7 @@ def logistic(clients: int, domains: int = 2) -> Workload:
     )
 
 
-# The models of Reddi et al. 2021, and one that costs nothing beside a simulator's own work.
+# The models of Reddi et al. 2021, and a small one that shows a simulator's own overhead.
 WORKLOADS: Registry[Workload] = Registry(
     "workload",
     {

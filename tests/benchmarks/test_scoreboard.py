@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from benchmarks.scoreboard import DATA_SETS, Board, DataSet, arguments_of, page
+from benchmarks.scoreboard import DATA_SETS, Board, DataSet, data_arguments, page
 from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.metrics.intervals import Resampled
@@ -109,7 +109,7 @@ def test_each_data_set_has_runs_of_every_row():
 
 def test_shared_arguments_precede_those_of_data_sets():
     data = DATA_SETS["hard_digits"]
-    given = arguments_of(data, {"task": "custom", "model": "model.py"}, {"tries": 2, "rounds": 7})
+    given = data_arguments(data, {"task": "custom", "model": "model.py"}, {"tries": 2, "rounds": 7})
     assert (given.own.task, given.own.tries, given.own.objective) == ("custom", 2, "worst")
     assert given.settings == {**data.settings, "rounds": 7, "evaluate_every": 7}
 

@@ -181,7 +181,7 @@ def test_notebook_becomes_a_page_with_outputs():
             ],
         },
     ]
-    page = plain.page_of_notebook(json.dumps({"cells": cells}), "a.ipynb")
+    page = plain.notebook_page(json.dumps({"cells": cells}), "a.ipynb")
     title, download, *blocks = page.strip().split("\n\n")
     assert title == "# Title" and "(a.ipynb)" in download
     assert blocks == ["```python\nprint(1)\n2\n```", "```text\n1\n```", "````text\n```\n````"]

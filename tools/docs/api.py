@@ -1,7 +1,7 @@
-"""The reference of the Python API: which names are public, and where each is defined, by syntax.
+"""The reference of the Python API: the public names and their definitions, by syntax.
 
-Nothing is imported. sphinx-autoapi reads a file for each public module, which has the signatures
-and docstrings of its names, wherever they are defined.
+Nothing is imported. sphinx-autoapi reads one generated file per public module, with the signatures
+and docstrings of its names, also of names that other modules define.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ PUBLIC = {
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """Where a name is defined.
+    """The definition of a name.
 
     Attributes:
-        module: The module.
-        node: The definition's syntax; another statement if it is no class and no function.
+        module: Module with the definition.
+        node: A class, a function, or any other statement that binds the name.
     """
 
     module: str
@@ -62,12 +62,12 @@ class Definition:
 
     @property
     def name(self) -> str:
-        """What it is called there."""
+        """Name of the class or function; "" for others."""
         return str(getattr(self.node, "name", ""))
 
     @property
     def directive(self) -> str:
-        """What sphinx-autoapi documents it with; "" for constants and types."""
+        """Directive of sphinx-autoapi; "" for constants and types."""
         kinds = {ast.ClassDef: "autoapiclass", ast.FunctionDef: "autoapifunction"}
         return kinds.get(type(self.node), "")
 
@@ -89,7 +89,7 @@ class Sources:
         return at / "__init__.py" if at.is_dir() else at.with_suffix(".py")
 
     def body(self, module: str) -> list[ast.stmt]:
-        """Returns the statements of a module, those that only type checkers run among them."""
+        """Returns the statements of a module, including those for type checkers only."""
         if module not in self._parsed:
             statements = ast.parse(self.path(module).read_text(encoding="utf-8")).body
             guarded = [s for node in statements if isinstance(node, ast.If) for s in node.body]
@@ -104,22 +104,22 @@ class Sources:
         raise ValueError(f"{module}: expected __all__, found none")
 
     def definition(self, module: str, name: str) -> Definition:
-        """Returns where a name of a module is defined, which may import it.
+        """Returns the definition of a module's name, which may be imported from another module.
 
         Raises:
-            ValueError: If it is not defined in the package.
+            ValueError: If the package does not define the name.
         """
         for node in self.body(module):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
                 for alias in node.names:
                     if (alias.asname or alias.name) == name:
                         return self.definition(node.module or "", alias.name)
-            if name in _names_of(node):
+            if name in _bound_names(node):
                 return Definition(module, node)
         raise ValueError(f"{module}: expected a definition of {name}, found none")
 
 
-def _names_of(node: ast.stmt) -> list[str]:
+def _bound_names(node: ast.stmt) -> list[str]:
     if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
         return [node.name]
     if isinstance(node, ast.Assign):
@@ -141,23 +141,23 @@ def results(sources: Sources, definition: Definition) -> Iterator[Definition]:
         for part in ast.walk(method.returns):
             if isinstance(part, ast.Name):
                 try:
-                    found = sources.definition(definition.module, part.id)
+                    returned = sources.definition(definition.module, part.id)
                 except ValueError:
-                    continue  # It is Python's own, or another package's.
-                if isinstance(found.node, ast.ClassDef):
-                    yield found
+                    continue  # Python or another package defines it.
+                if isinstance(returned.node, ast.ClassDef):
+                    yield returned
 
 
 def documented(sources: Sources, module: str) -> list[Definition]:
-    """Returns what a module's page documents: what is public, and the classes that it returns."""
-    found: dict[tuple[str, str], Definition] = {}
+    """Returns the definitions on a module's page: public names, and the classes they return."""
+    by_name: dict[tuple[str, str], Definition] = {}
     waiting = [sources.definition(module, name) for name in sources.public_names(module)]
     while waiting:
         one = waiting.pop(0)
-        if one.directive and (one.module, one.name) not in found:
-            found[one.module, one.name] = one
+        if one.directive and (one.module, one.name) not in by_name:
+            by_name[one.module, one.name] = one
             waiting += results(sources, one)
-    return sorted(found.values(), key=lambda one: one.name)
+    return sorted(by_name.values(), key=lambda one: one.name)
 
 
 def pages(root: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -168,17 +168,17 @@ def pages(root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """
     sources = Sources(root)
     texts, files = {}, {f"{PACKAGE}/__init__.py": ""}
-    page_of: dict[tuple[str, str], str] = {}
+    page_by_name: dict[tuple[str, str], str] = {}
     for module, (page, title, intro) in PUBLIC.items():
         every = documented(sources, module)
-        # What several modules have is documented once.
-        entries = [one for one in every if (one.module, one.name) not in page_of]
+        # Document a definition once, though several modules may export it.
+        entries = [one for one in every if (one.module, one.name) not in page_by_name]
         others = [
-            f"[`{one.name}`]({page_of[one.module, one.name]}.md)"
+            f"[`{one.name}`]({page_by_name[one.module, one.name]}.md)"
             for one in every
             if one not in entries
         ]
-        page_of |= {(one.module, one.name): page for one in entries}
+        page_by_name |= {(one.module, one.name): page for one in entries}
         path = f"{module.replace('.', '/')}{'/__init__' if module == PACKAGE else ''}.py"
         files[path] = declarations(sources, entries)
         parts = [f"# {title}", intro]
@@ -212,7 +212,7 @@ def declarations(sources: Sources, definitions: Iterable[Definition]) -> str:
     """Returns Python code with the signatures and docstrings of functions and classes.
 
     Args:
-        sources: The checkout that defines them.
+        sources: The checkout with the definitions.
         definitions: The functions and classes.
     """
     lines = ["from __future__ import annotations"]
@@ -234,22 +234,22 @@ def _declared(node: ast.stmt) -> ast.stmt:
 
 
 class _WithValues(ast.NodeTransformer):
-    """Puts constants of a module in the place of their private names, as in defaults."""
+    """Replaces private names of constants by their values, as in defaults."""
 
     def __init__(self, sources: Sources, module: str) -> None:
         self._constants = {
             name: node.value
             for node in sources.body(module)
             if isinstance(node, ast.Assign) and _is_literal(node.value)
-            for name in _names_of(node)
+            for name in _bound_names(node)
         }
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Returns what the name stands for."""
+        """Returns the constant's value for a private name, and other names unchanged."""
         return self._constants.get(node.id, node) if node.id.startswith("_") else node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        """Returns `core.Model` as `Model`, which the reference has a link for."""
+        """Returns `core.Model` as `Model`: the reference has a link for the latter."""
         if isinstance(node.value, ast.Name) and node.value.id == "core":
             return ast.Name(node.attr)
         self.generic_visit(node)

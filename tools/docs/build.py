@@ -22,18 +22,18 @@ from tools.docs import api
 from tools.docs.sources import SiteError, collect, with_generated, with_order, write_changed
 
 ROOT = Path(__file__).resolve().parents[2]
-# What Sphinx keeps, and the site; ignored by git.
+# Folder of Sphinx's caches and of the site; ignored by git.
 BUILD = ROOT / "build" / "docs"
 _USAGE_STATUS = 2
 _ADDRESS = "127.0.0.1"
-# Sphinx leaves it in what it has made.
+# A file that Sphinx writes into its output.
 _BUILT = ".buildinfo"
-# Pages that have no source.
-_OF_SPHINX = ("genindex.html", "py-modindex.html", "search.html")
+# Pages without a source.
+_SPHINX_PAGES = ("genindex.html", "py-modindex.html", "search.html")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Does what is asked for; returns the exit status."""
+    """Runs the command; returns the exit status."""
     given = _parser().parse_args(arguments)
     try:
         return _run(given)
@@ -75,13 +75,13 @@ def build(output: Path, package_python: Path) -> None:
         SiteError: If a page or a link is wrong; the message has a line for each.
     """
     pages, files = collect(ROOT)
-    of_api, modules = api.pages(ROOT)
-    pages = with_generated(pages, {**_commands(package_python), **of_api})
+    api_pages, modules = api.pages(ROOT)
+    pages = with_generated(pages, {**_commands(package_python), **api_pages})
     changed = write_changed(BUILD / "source", with_order(pages), files)
     if write_changed(BUILD / "package", modules, {}):
         changed = True
-        for page in of_api:
-            # Sphinx reads a page again that is newer.
+        for page in api_pages:
+            # Sphinx reads newer pages again.
             (BUILD / "source" / page).touch()
     command: list[str | Path] = [
         sys.executable,
@@ -93,22 +93,22 @@ def build(output: Path, package_python: Path) -> None:
         "--quiet",
     ]
     command += ["-c", ROOT / "tools" / "docs", "-d", BUILD / "doctrees", BUILD / "source", output]
-    # Every page lists the others: all are written anew if one has changed.
+    # Every page lists the others: write all of them if one has changed.
     whole = BUILD / "whole"
     if changed or not whole.is_file() or whole.read_text(encoding="utf-8") != str(output):
         command.append("--write-all")
         whole.unlink(missing_ok=True)
-    own = {
+    variables = {
         "TFF_AGNOSTIC_ROOT": str(ROOT),
         "TFF_AGNOSTIC_PUBLIC": str(BUILD / "package" / api.PACKAGE),
         "TFF_AGNOSTIC_VERSION": version(),
     }
-    if subprocess.run(command, env={**os.environ, **own}, check=False).returncode:
+    if subprocess.run(command, env={**os.environ, **variables}, check=False).returncode:
         raise SiteError("the site was not built: see Sphinx's warnings above")
     for made in output.rglob("*.html"):
-        # Sphinx leaves what an earlier build had.
+        # Sphinx does not delete pages of earlier builds.
         source = (BUILD / "source" / made.relative_to(output)).with_suffix(".md")
-        if not source.is_file() and made.name not in _OF_SPHINX:
+        if not source.is_file() and made.name not in _SPHINX_PAGES:
             made.unlink()
     whole.write_text(str(output), encoding="utf-8")
 
@@ -125,7 +125,7 @@ def check(output: Path) -> int:
 
 
 def _commands(package_python: Path) -> dict[str, str]:
-    """Returns the pages of commands, which only the package's environment can describe."""
+    """Returns the pages of commands, made by the Python of the package's environment."""
     done = subprocess.run(
         [package_python, "-P", "-m", "tools.docs.commands"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -157,7 +157,7 @@ def _server(port: int, folder: Path) -> ThreadingHTTPServer:
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    """One that does not print a line for each file."""
+    """A handler that does not print a line for each file."""
 
     def log_message(self, format: str, *args: object) -> None:
         """Prints nothing."""
@@ -173,7 +173,7 @@ def _serve(server: ThreadingHTTPServer) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """One whose errors are one line."""
+    """An argument parser with one-line errors."""
 
     def error(self, message: str) -> NoReturn:
         _refuse(f"{message} (./run docs --help)")
@@ -198,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--port", type=_port, default=8000, help="where it is served [8000]")
     parser.add_argument("--output", type=Path, help="folder of the site [build/docs/html]")
-    # `run` gives it.
+    # The script `run` passes it.
     parser.add_argument("--package_python", type=Path, required=True, help=argparse.SUPPRESS)
     return parser
 

@@ -1,7 +1,7 @@
 """The reference of commands: a page for each, with the flags of its options.
 
-Pages of their own have the flags that many commands have, and commands link to them. The script
-runs with the package's environment, loads no TensorFlow, and prints the pages as JSON.
+Flags that many commands share are on separate pages, with links from the commands. The script runs
+in the package's environment, loads no TensorFlow, and prints the pages as JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tff_agnostic.program.runs.options import RunConfig, run_flags, runtime_flag
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 FOLDER = "reference/commands"
-# They describe their arguments in ways of their own.
+# Commands with their own descriptions of arguments.
 OTHERS = ("fleet", "run_plan")
 _KINDS = {
     **{"bool": "true or false", "int": "whole number", "float": "number", "str": "text"},
@@ -49,12 +49,12 @@ _WIDTH = 100
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """Flags that many commands have, on a page of their own.
+    """A page of flags that many commands share.
 
     Attributes:
-        name: Of the page's file, and of what its anchors begin with.
-        title: Its heading.
-        intro: What it begins with.
+        name: Name of the page's file, and prefix of its anchors.
+        title: Heading of the page.
+        intro: First paragraph.
         groups: The flags.
     """
 
@@ -65,8 +65,12 @@ class Shared:
 
 
 def shared_pages() -> list[Shared]:
-    """Returns the flags that more than one command has, by what decides whether they apply."""
-    of_sums: list[Any] = [*AGGREGATIONS.values(), *UPDATE_AGGREGATORS.values(), *PRIVACIES.values()]
+    """Returns the pages of shared flags: one for each kind of setting that they depend on."""
+    sum_specs: list[Any] = [
+        *AGGREGATIONS.values(),
+        *UPDATE_AGGREGATORS.values(),
+        *PRIVACIES.values(),
+    ]
     return [
         Shared(
             "runs",
@@ -86,7 +90,7 @@ def shared_pages() -> list[Shared]:
             "Settings of sums and privacy",
             "These flags apply with `--aggregation`, `--update_aggregator` or `--privacy`, as "
             "each entry says.",
-            _merged((spec.options for spec in of_sums), run_flags()),
+            _merged((spec.options for spec in sum_specs), run_flags()),
         ),
         Shared(
             "runtimes",
@@ -119,8 +123,8 @@ def shared_flags(name: str) -> dict[str, list[Flag]]:
     described = command(name)
     if not isinstance(described, RunCommand):
         return {}
-    own = set(described.options)
-    found = {
+    own_names = set(described.options)
+    by_page = {
         "runs": [f for g in groups_of(RunConfig) for f in g.flags if described.has_setting(f)],
         "runtimes": list(runtime_flags().values()) if described.has_runtime else [],
         "tasks": list(task_flags().values()) if issubclass(described.own, DataOptions) else [],
@@ -129,12 +133,12 @@ def shared_flags(name: str) -> dict[str, list[Flag]]:
     others = [flag for name, flag in run_flags().items() if name not in in_config]
     for flag in filter(described.has_setting, others):
         is_algorithms = {part for part, _ in flag.users} <= {"algorithm"}
-        found.setdefault("algorithms" if is_algorithms else "sums", []).append(flag)
+        by_page.setdefault("algorithms" if is_algorithms else "sums", []).append(flag)
     pages = {page.name: page for page in shared_pages()}
     return {
-        name: [flag for flag in found[name] if flag.name not in own]
+        name: [flag for flag in by_page[name] if flag.name not in own_names]
         for name in pages
-        if any(flag.name not in own for flag in found.get(name, ()))
+        if any(flag.name not in own_names for flag in by_page.get(name, ()))
     }
 
 
@@ -188,7 +192,7 @@ def _summary(name: str) -> str:
 
 
 def _about(name: str) -> str:
-    """Returns what help begins with, its examples as blocks."""
+    """Returns the introduction of the help, with its examples as blocks."""
     parts = []
     for paragraph in _doc(name).split("\n\n"):
         text = " ".join(paragraph.split())
@@ -201,12 +205,12 @@ def _about(name: str) -> str:
 
 def _command_page(name: str, shared: Mapping[str, Shared]) -> str:
     described = command(name)
-    own = [g for g in own_groups(described.own) if g.flags]
-    parts = [f"# {name}", _about(name), _groups(name, own)]
-    of_others = shared_flags(name)
-    if of_others:
+    groups = [g for g in own_groups(described.own) if g.flags]
+    parts = [f"# {name}", _about(name), _groups(name, groups)]
+    shared_by_page = shared_flags(name)
+    if shared_by_page:
         parts.append("## Flags that other commands have, too")
-    for page, shown in of_others.items():
+    for page, shown in shared_by_page.items():
         links = ", ".join(f"{{option}}`--{f.name} <{page} --{f.name}>`" for f in shown)
         parts.append(f"[{shared[page].title}](settings_{page}.md):\n\n{links}.")
     return "\n\n".join(part for part in parts if part)
@@ -222,13 +226,13 @@ def _groups(program: str, groups: Iterable[Group]) -> str:
 
 
 def flag_entry(flag: Flag) -> str:
-    """Returns the entry of a flag: its value, what it does, its default, and when it applies."""
+    """Returns the entry of a flag: value, description, default and conditions."""
     text = flag.text
     value = "" if flag.kind is bool else f"={_value_name(flag)}"
     name = f"--[no]{flag.name}" if flag.kind is bool else f"--{flag.name}"
-    known = flag.default_text()
+    default = flag.default_text()
     # A default that a run computes is in brackets at the end of the text.
-    computed = None if known else _COMPUTED.search(text)
+    computed = None if default else _COMPUTED.search(text)
     lines = [_markdown(_COMPUTED.sub("", text) if computed else text)]
     choices = flag.choices
     if flag.name == "task":
@@ -247,8 +251,8 @@ def _entry(flag: str, name: str, value: str, lines: Iterable[str]) -> str:
 
 def _choices(choices: Mapping[str, Any]) -> Iterator[str]:
     for name, meaning in choices.items():
-        is_told = isinstance(meaning, str) and meaning != name
-        yield f"- `{name}`: {_markdown(str(meaning))}" if is_told else f"- `{name}`"
+        has_text = isinstance(meaning, str) and meaning != name
+        yield f"- `{name}`: {_markdown(str(meaning))}" if has_text else f"- `{name}`"
 
 
 def _value_name(flag: Flag) -> str:
@@ -297,13 +301,13 @@ def _any(names: Sequence[str]) -> str:
 
 
 def _defaults(flag: Flag, computed: Optional[re.Match[str]]) -> str:
-    """Returns a sentence with the default, and those that tasks and their algorithms have."""
+    """Returns a sentence with the default, and the defaults of tasks and their algorithms."""
     default = flag.default_text()
-    known = f"Default: `{default}`" if default else "No default"
+    sentence = f"Default: `{default}`" if default else "No default"
     if computed:
-        known = f"Default: {_markdown(computed[1])}"
+        sentence = f"Default: {_markdown(computed[1])}"
     others = [f"`{text}` for {where}" for where, text in defaults_elsewhere(flag)]
-    return f"{'; '.join([known, *map(_escaped_outside_code, others)])}."
+    return f"{'; '.join([sentence, *map(_escaped_outside_code, others)])}."
 
 
 def _markdown(text: str) -> str:
@@ -353,7 +357,7 @@ def _fleet() -> str:
 
 
 def fleet_parsers() -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
-    """Yields the commands of `fleet`, what each is for, and its parser."""
+    """Yields name, summary and parser of each command of `fleet`."""
     for action in fleet._parser()._actions:
         if isinstance(action, argparse._SubParsersAction):
             about = {choice.dest: choice.help or "" for choice in action._choices_actions}
@@ -365,20 +369,20 @@ def _action_entry(action: argparse.Action) -> str:
     flag = action.option_strings[-1].removeprefix("--")
     metavar = action.metavar if isinstance(action.metavar, str) else flag.upper()
     value = "" if action.nargs == 0 else f"={metavar}"
-    # A default in brackets at the end is what the entry has in a sentence of its own.
+    # The entry has a separate sentence with the default.
     text = (action.help or "").removesuffix(" (%(default)s)")
     lines = [_sentence(text % vars(action))] if text else []
     lines += [] if action.choices is None else [f"One of: {', '.join(map(str, action.choices))}."]
-    known = action.default not in (None, False, argparse.SUPPRESS)
+    has_default = action.default not in (None, False, argparse.SUPPRESS)
     if action.required:
         lines.append("Required.")
-    elif known and "%(default)" not in text:
+    elif has_default and "%(default)" not in text:
         lines.append(f"Default: `{action.default}`.")
     return _entry(flag, f"--{flag}", value, lines)
 
 
 def _sentence(text: str) -> str:
-    """Returns a help text that begins in lower case and has no full stop, as a sentence."""
+    """Returns a help text as a sentence: with a capital letter and a full stop."""
     first = text.partition(" ")[0]
     text = text[:1].upper() + text[1:] if first.isalpha() else text
     return _markdown(text if text.endswith((".", ")")) else f"{text}.")

@@ -1,7 +1,7 @@
-"""What a forge draws of Markdown and notebooks, as plain Markdown for the site.
+"""Diagrams and notebooks as plain Markdown for the site.
 
 Nothing is fetched and nothing is executed: a sequence diagram becomes a table of its messages, and
-a notebook shows the outputs that it was saved with.
+a notebook shows its saved outputs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _MESSAGE = re.compile(r"(\w+)-?->>(\w+): (.+)")
 
 
 def with_tables(text: str) -> str:
-    """Returns a page with a table in the place of each sequence diagram that is understood."""
-    return _DIAGRAM.sub(lambda found: _table(found[1]) or found[0], text)
+    """Returns a page with tables instead of sequence diagrams; unsupported diagrams stay."""
+    return _DIAGRAM.sub(lambda match: _table(match[1]) or match[0], text)
 
 
 def _table(diagram: str) -> Optional[str]:
@@ -36,12 +36,12 @@ def _table(diagram: str) -> Optional[str]:
     return "\n".join(rows)
 
 
-def page_of_notebook(text: str, name: str) -> str:
+def notebook_page(text: str, name: str) -> str:
     """Returns a notebook as a page: its cells, and the outputs that are text.
 
     Args:
         text: The notebook's file.
-        name: What a link to it is, from the page.
+        name: Link from the page to the notebook's file.
     """
     parts = []
     for cell in json.loads(text)["cells"]:

@@ -1,8 +1,8 @@
-"""The pages of the site: those of docs/, the ones that they link to, and the order of a folder.
+"""The pages of the site: docs/, the linked files, and the order of pages in a folder.
 
-Pages are plain Markdown, which a forge shows as they are. What only the site needs is added to the
-copies: a page for each folder, the order in which pages stand, and new paths for links that leave
-docs/. Pages follow the links of their folder's index.md, so nothing here names a page.
+Pages are plain Markdown, readable on a forge. The copies for the site also have a page for each
+folder, the order of pages, and new paths for links that leave docs/. Pages follow the links of
+their folder's index.md, so no page is named here.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from tools.docs.plain import page_of_notebook, with_tables
+from tools.docs.plain import notebook_page, with_tables
 
 DOCS = "docs"
-# Where files lie that pages link to and that are not in docs/.
+# Folder of linked files that are not in docs/.
 PROJECT = "project"
 # Pages at the top of a checkout, in the order of the site.
 TOP_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _INDEX = "index.md"
-# Lists what is made of the code.
+# The index of the generated pages.
 REFERENCE = "reference/index.md"
 _EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 _NOTEBOOK = ".ipynb"
 
 
 class SiteError(Exception):
-    """A page or a link that the site cannot have; the message is for whoever wrote it."""
+    """An error in a page or a link; the message is for the author of the page."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,21 +48,21 @@ class Page:
 
 
 def targets(text: str) -> list[str]:
-    """Returns where the links and pictures of a Markdown text lead, in order, each once."""
-    # Comes with MyST; tests of the rest do without.
+    """Returns the targets of a Markdown text's links and pictures, in order, each once."""
+    # Installed with MyST; the tests of other functions run without it.
     from markdown_it import MarkdownIt
 
-    found = []
+    links = []
     for block in MarkdownIt("commonmark").enable("table").parse(text):
         for token in block.children or ():
             value = token.attrGet("href") or token.attrGet("src")
             if isinstance(value, str):
-                found.append(value)
-    return list(dict.fromkeys(found))
+                links.append(value)
+    return list(dict.fromkeys(links))
 
 
 def site_path(path: str) -> str:
-    """Returns where a file of the checkout lies in the site's sources."""
+    """Returns the path of a checkout's file in the site's sources."""
     inside = PurePosixPath(path)
     if inside.suffix == _NOTEBOOK:
         inside = inside.with_name(f"{inside.stem}_notebook.md")
@@ -78,7 +78,7 @@ def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
         root: The checkout.
 
     Raises:
-        SiteError: If links lead to files that are not there, or out of the checkout.
+        SiteError: If links lead to missing files, or out of the checkout.
     """
     waiting = [p.relative_to(root).as_posix() for p in sorted((root / DOCS).rglob("*.md"))]
     waiting += [name for name in TOP_PAGES if (root / name).is_file()]
@@ -93,7 +93,7 @@ def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
         name = PurePosixPath(path).name
         if path.endswith(_NOTEBOOK):
             files[str(PurePosixPath(site_path(path)).with_name(name))] = root / path
-            text = page_of_notebook(text, name)
+            text = notebook_page(text, name)
         text = with_tables(text)
         links, moved = [], {}
         for target in targets(text):
@@ -106,13 +106,15 @@ def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
             if linked.startswith("../") or not (root / linked).is_file():
                 broken.append(f"{path}: expected a file at {target}, found none")
                 continue
-            there = site_path(linked)
+            new_path = site_path(linked)
             if linked.endswith((".md", _NOTEBOOK)):
-                links.append(there)
+                links.append(new_path)
                 waiting.append(linked)
             else:
-                files[there] = root / linked
-            moved[target] = _relative(site_path(path), there) + (f"#{fragment}" if fragment else "")
+                files[new_path] = root / linked
+            moved[target] = _relative(site_path(path), new_path) + (
+                f"#{fragment}" if fragment else ""
+            )
         page = Page(site_path(path), _with_links(text, moved), tuple(links))
         pages[page.path] = page
     if broken:
@@ -121,28 +123,28 @@ def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
 
 
 def with_generated(pages: Mapping[str, Page], texts: Mapping[str, str]) -> dict[str, Page]:
-    """Returns the pages with those that are made of the code, which the reference lists first.
+    """Returns the pages with the generated ones, which the reference lists first.
 
     Args:
         pages: The pages by path.
         texts: The Markdown of generated pages by path.
     """
-    found = dict(pages)
+    result = dict(pages)
     for path, text in texts.items():
         links = [
             posixpath.normpath(posixpath.join(posixpath.dirname(path), t)) for t in targets(text)
         ]
-        found[path] = Page(path, text, tuple(links))
+        result[path] = Page(path, text, tuple(links))
     listed = [path for path in texts if _lister(path) == REFERENCE]
-    lines = [f"- [{title_of(texts[p])}]({_relative(REFERENCE, p)})" for p in listed]
-    before = found.get(REFERENCE, Page(REFERENCE, "# Reference\n\nWhere to look things up.\n", ()))
+    lines = [f"- [{page_title(texts[p])}]({_relative(REFERENCE, p)})" for p in listed]
+    before = result.get(REFERENCE, Page(REFERENCE, "# Reference\n\nWhere to look things up.\n", ()))
     text = f"{before.text.rstrip()}\n\n## Made from the code\n\n" + "\n".join(lines) + "\n"
-    found[REFERENCE] = dataclasses.replace(before, text=text, links=(*listed, *before.links))
-    return found
+    result[REFERENCE] = dataclasses.replace(before, text=text, links=(*listed, *before.links))
+    return result
 
 
 def _lister(path: str) -> str:
-    """Returns the index that lists a page: that of its folder, or of the one above for an index."""
+    """Returns the index that lists a page: its folder's; for an index, the parent folder's."""
     at = PurePosixPath(path)
     folder = at.parent.parent if at.name == _INDEX else at.parent
     return str(folder / _INDEX)
@@ -160,16 +162,16 @@ def _with_links(text: str, moved: Mapping[str, str]) -> str:
     return text
 
 
-def title_of(text: str) -> str:
-    """Returns the heading that a page begins with; "" if it has none."""
-    found = re.search(r"^# (.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else ""
+def page_title(text: str) -> str:
+    """Returns the first heading of a page; "" if it has none."""
+    heading = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return heading[1].strip() if heading else ""
 
 
 def with_order(pages: Mapping[str, Page]) -> dict[str, str]:
     """Returns the texts of all pages, each folder's index with the order of its pages.
 
-    A folder without an index.md has the page of its name beside it for one, or gets a list.
+    The index of a folder without an index.md is the page of its name next to it, or a new list.
 
     Args:
         pages: The pages by path.
@@ -179,8 +181,8 @@ def with_order(pages: Mapping[str, Page]) -> dict[str, str]:
     heads = {folder: _head(folder, pages) for folder in folders}
     for folder, head in heads.items():
         if head not in texts:
-            # Files of the project that others link to have no list of their own.
-            texts[head] = f"# {_name_of(folder)}\n"
+            # The folder of linked project files has no index in the checkout.
+            texts[head] = f"# {_folder_title(folder)}\n"
     for folder, head in heads.items():
         children = [p for p in pages if str(PurePosixPath(p).parent) == folder and p != head]
         children += [
@@ -203,7 +205,7 @@ def _head(folder: str, pages: Collection[str]) -> str:
 
 
 def _heads_below(heads: Mapping[str, str], folder: str) -> set[str]:
-    """Heads that stand in a folder, but are of a folder below one of its own."""
+    """Returns the heads in a folder that belong to subfolders of its subfolders."""
     return {
         head
         for sub, head in heads.items()
@@ -214,7 +216,7 @@ def _heads_below(heads: Mapping[str, str], folder: str) -> set[str]:
 
 
 def _place(child: str, links: tuple[str, ...]) -> int:
-    """Where a page is first linked; for the page of a folder, where one of its pages is."""
+    """Returns the position of a page's first link; for an index, of a link into its folder."""
     if child in links:
         return links.index(child)
     if child.endswith(f"/{_INDEX}"):
@@ -223,7 +225,7 @@ def _place(child: str, links: tuple[str, ...]) -> int:
     return len(links)
 
 
-def _name_of(folder: str) -> str:
+def _folder_title(folder: str) -> str:
     return PurePosixPath(folder).name.replace("_", " ").capitalize()
 
 
@@ -233,15 +235,15 @@ def _toctree(children: Iterable[str], is_list: bool) -> str:
 
 
 def write_changed(folder: Path, texts: Mapping[str, str], files: Mapping[str, Path]) -> bool:
-    """Makes a folder hold these files and no others; those that are as they should be stay.
+    """Makes a folder hold exactly these files; unchanged files are not written.
 
     Args:
         folder: The folder.
-        texts: What is in files, by path.
-        files: What others are copies of, by path.
+        texts: Contents of files, by path.
+        files: Sources of further files, which are copied, by path.
 
     Returns:
-        Whether anything was to be done.
+        Whether the folder has changed.
     """
     contents = {path: text.encode("utf-8") for path, text in texts.items()}
     contents |= {path: source.read_bytes() for path, source in files.items()}
@@ -253,7 +255,7 @@ def write_changed(folder: Path, texts: Mapping[str, str], files: Mapping[str, Pa
     for name, content in contents.items():
         path = folder / name
         if path.is_dir():
-            # It was one of pages; they are gone.
+            # A folder of former pages.
             shutil.rmtree(path)
         if not path.is_file() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)

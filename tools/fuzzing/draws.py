@@ -1,18 +1,14 @@
-"""What random changes are made of: bytes that are flipped, texts that reach something, numbers."""
+"""Random parts of mutations: flipped bytes, strings that name files or addresses, numbers."""
 
 import random
 
 
 class ClientNoise:
-    """Draws of one mutant.
-
-    Args:
-        rng: Draws them.
-        canary: A path outside of what the process may write.
+    """Random draws for one mutant.
 
     Attributes:
-        rng: The same.
-        canary: The same.
+        rng: Generator of all draws.
+        canary: A path that the sandboxed process must not write.
     """
 
     def __init__(self, rng: random.Random, canary: str) -> None:
@@ -21,21 +17,21 @@ class ClientNoise:
         self._texts += ["x" * 5000, f"{canary}\0.ckpt", "localhost:1", "/proc/self/mem"]
 
     def flipped(self, content: bytes) -> bytes:
-        """Returns bytes of which a few are others, more or fewer."""
-        found = bytearray(content)
+        """Returns a copy of `content` with a few bytes changed, inserted or deleted."""
+        result = bytearray(content)
         for _ in range(self.rng.choice([1, 1, 2, 5, 20])):
-            at = self.rng.randrange(len(found) + 1)
+            at = self.rng.randrange(len(result) + 1)
             kind = self.rng.random()
-            if kind < 0.6 and at < len(found):
-                found[at] = self.rng.choice([0, 1, 127, 128, 255, self.rng.randrange(256)])
+            if kind < 0.6 and at < len(result):
+                result[at] = self.rng.choice([0, 1, 127, 128, 255, self.rng.randrange(256)])
             elif kind < 0.8:
-                found[at:at] = self.rng.randbytes(self.rng.choice([1, 4, 8]))
+                result[at:at] = self.rng.randbytes(self.rng.choice([1, 4, 8]))
             else:
-                del found[at : at + self.rng.choice([1, 4, 100])]
-        return bytes(found)
+                del result[at : at + self.rng.choice([1, 4, 100])]
+        return bytes(result)
 
     def text(self) -> bytes:
-        """Returns a text that a file, an address or a name may be."""
+        """Returns a string that may name a file or an address."""
         return self.rng.choice([self.canary, self.rng.choice(self._texts)]).encode()
 
     def number(self) -> int:

@@ -31,8 +31,8 @@ class GraphChanges:
 
     def __init__(self, draws: ClientNoise, checked: bool) -> None:
         self._draws, self._rng, self._checked = draws, draws.rng, checked
-        known = pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
-        self._ops = op_def_pb2.OpList.FromString(known).op
+        operations = pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
+        self._ops = op_def_pb2.OpList.FromString(operations).op
         self._named = {op.name: op for op in self._ops}
 
     def change_plan(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The process that plays mutants: each of them once, in the sandbox, while strace watches."""
+"""The sandboxed process that executes each mutant once, traced by strace."""
 
 import contextlib
 import json
@@ -20,9 +20,9 @@ from plan_runner.kernel import Kernel, give_kernel
 from plan_runner.play import Request
 
 LIMITS = Limits(max_memory_gb=3.0, max_round_seconds=20.0)
-# Begins the name of the folder that says, to who reads strace's log, which mutant is played.
+# Prefix of a folder's name that marks the current mutant's number in strace's log.
 MARK = "/fuzz"
-# What the process tries before the first mutant, to see that it is watched.
+# Number of forbidden calls before the first mutant, as a check of the tracing.
 WATCHED = 3
 _CHECKS = (
     *("daf.check_graph", "secure.check_graph"),
@@ -31,25 +31,25 @@ _CHECKS = (
 
 
 def is_checked(number: int) -> bool:
-    """Returns whether a mutant is played with the check of graphs."""
+    """Whether a mutant is executed with the check of graphs."""
     return number % 2 == 0
 
 
 def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
-    """Plays mutants of these numbers; tells how each ended."""
+    """Executes the mutants of a range of numbers; reports the end of each to the listener."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     give_kernel(Kernel(*payload["kernel"]))
-    # All that TensorFlow loads by itself is loaded before somebody watches.
+    # TensorFlow loads its own files before the tracing starts.
     warm = _copied(payload["exports"][0], scratch / "warm")
-    if _end_of(warm, scratch) != "played":
+    if _verified_end(warm, scratch) != "played":
         raise ValueError("expected an export that is verified")
-    # TensorFlow is imported in the sandbox only.
+    # Import TensorFlow in the sandbox only.
     from fuzzing.mutations import Mutation
 
     listener.line(f"watch {os.getpid()} {scratch}")
     while "TracerPid:\t0" in Path("/proc/self/status").read_text():
         time.sleep(0.01)
-    # Whoever watches has to see these.
+    # The trace must contain these.
     attempts: tuple[Callable[[], Any], ...] = (
         Path(payload["canary"]).touch,
         os.fork,
@@ -73,7 +73,7 @@ def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> 
             if not is_checked(number):
                 for name in _CHECKS:
                     stack.enter_context(mock.patch(f"plan_runner.{name}", lambda *given: None))
-            end = _end_of(folder, scratch)
+            end = _verified_end(folder, scratch)
             listener.line(f"end {end.partition(':')[0]}")
             if ":" in end:
                 listener.line(f"note mutant {number}: {end}")
@@ -81,17 +81,17 @@ def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> 
     return 0
 
 
-def _end_of(folder: Path, scratch: Path) -> str:
-    """Verifies an export; returns how that ends."""
+def _verified_end(folder: Path, scratch: Path) -> str:
+    """Verifies an export; returns the kind of its end, or an unexpected error."""
     from plan_runner.play import play
 
     try:
-        # With other numbers: those expected are of more clients.
+        # Results may differ: the expected ones are for more clients.
         play(Request(str(folder), verify=True, limits=LIMITS), _Nobody(), scratch)
         return "played"
     except PlanError as e:
         return "refused" if "is refused" in str(e) or "which is fed" in str(e) else "not played"
-    # One line for a user; its kind is told.
+    # The kind of the error identifies the fault.
     except Exception as e:
         frame = traceback.extract_tb(e.__traceback__)[-1]
         return f"{type(e).__name__}: {e} ({Path(frame.filename).name}:{frame.lineno})"
@@ -99,17 +99,17 @@ def _end_of(folder: Path, scratch: Path) -> str:
 
 class _Nobody:
     def step(self, name: str) -> None:
-        """Has nothing to do."""
+        """Does nothing."""
 
     def line(self, text: str) -> None:
-        """Has nothing to do."""
+        """Does nothing."""
 
     def results(self, folder: Path) -> None:
-        """Has nothing to do."""
+        """Does nothing."""
 
 
 def _copied(export: str, folder: Path) -> Path:
-    """Copies an export's files, not their modes and times; leaves a round of one client."""
+    """Copies an export's files, not their modes and times; keeps one round with one client."""
     for path in Path(export).rglob("*"):
         if path.is_file():
             copy = folder / path.relative_to(export)

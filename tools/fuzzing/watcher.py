@@ -1,4 +1,4 @@
-"""What strace sees of the process that plays mutants, and which of it is a find."""
+"""Traces the process that executes mutants with strace, and reports suspicious system calls."""
 
 import collections
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Optional
 
 from fuzzing.playing import MARK
 
-# What strace prints; all that names a path, and all that makes or reaches something else.
+# Traced system calls: all with a path, and all that create or reach another process or address.
 _TRACED = (
     "open,openat,openat2,creat,truncate,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,"
     "rmdir,link,linkat,symlink,symlinkat,mknod,mknodat,chmod,fchmod,fchmodat,chown,fchown,lchown,"
@@ -23,21 +23,21 @@ _TRACED = (
 _LINE = re.compile(r"\d+ +(\w+)\((.*)\) += (-?\d+|\?)")
 _HALF = re.compile(r"(\d+) +(\w+)\((.*) <unfinished \.\.\.>")
 _REST = re.compile(r"(\d+) +<\.\.\. \w+ resumed>(.*)")
-# A path, and before it the folder of the descriptor that it begins at.
+# A path, after the folder of the descriptor that it is relative to.
 _PATH = re.compile(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>, )?"((?:[^"\\]|\\.)*)"')
 _OPENS = ("open", "openat", "creat", "openat2")
 _SIGNALS = ("kill", "tgkill", "tkill")
 _WRITING = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC")
-# What TensorFlow does by itself: names of its threads, and files of the system that may be missing.
+# TensorFlow's own files: names of its threads, and files of the system that may be missing.
 _USUAL = re.compile(r"/dev/null$|/proc/self/task/\d+/comm$|/proc/self/comm$|/etc/inputrc$")
 
 
 @dataclasses.dataclass(frozen=True)
 class Find:
-    """Something that a mutant tried or did.
+    """A suspicious system call of a mutant.
 
     Attributes:
-        mutant: Its number.
+        mutant: Number of the mutant.
         call: The system call, as strace prints it.
         done: Whether it succeeded.
     """
@@ -48,7 +48,7 @@ class Find:
 
 
 class Tally:
-    """What has been seen so far."""
+    """The finds, and the number of mutants by the kind of their end."""
 
     def __init__(self) -> None:
         self.finds: list[Find] = []
@@ -60,7 +60,7 @@ class Tally:
 
 
 class Watcher:
-    """A `isolation.Listener` that has strace watch the process once that asks for it."""
+    """An `isolation.Listener` that starts strace when the process requests it."""
 
     def __init__(self, log: Path, tally: Tally) -> None:
         self._log, self._tally = log, tally
@@ -68,10 +68,10 @@ class Watcher:
         self.number, self.scratch = -1, ""
 
     def step(self, name: str) -> None:
-        """Has nothing to do."""
+        """Does nothing."""
 
     def line(self, text: str) -> None:
-        """Begins to watch, or notes the mutant that is played or has ended."""
+        """Starts strace, or notes a mutant's number or end."""
         kind, _, rest = text.partition(" ")
         if kind == "watch":
             pid, _, self.scratch = rest.partition(" ")
@@ -85,18 +85,18 @@ class Watcher:
             print(text, flush=True)
 
     def results(self, folder: Path) -> None:
-        """Removes them."""
+        """Removes the results."""
         shutil.rmtree(folder)
 
     def close(self) -> None:
-        """Waits for strace, whose log is whole then."""
+        """Waits for strace, which then has completed its log."""
         if self._strace is not None:
-            # It ends with what it watches.
+            # It ends with the traced process.
             self._strace.wait()
 
 
 def judged(log: Path, scratch: str) -> Iterator[Find]:
-    """Yields the calls in strace's log that would reach something else."""
+    """Yields the calls in strace's log that would reach outside of the sandbox."""
     number, halves = -1, {}
     for line in log.read_text(errors="replace").splitlines() if log.exists() else ():
         if half := _HALF.match(line):
@@ -108,7 +108,7 @@ def judged(log: Path, scratch: str) -> Iterator[Find]:
         if call is None:
             continue
         name, given, result = call.groups()
-        paths = [os.path.join(*found) for found in _PATH.findall(given)]
+        paths = [os.path.join(*parts) for parts in _PATH.findall(given)]
         if name == "rmdir" and paths and paths[0].startswith(f"{MARK}/"):
             number = int(paths[0].rpartition("/")[2])
             continue
@@ -121,13 +121,13 @@ def _is_foreign(name: str, given: str, paths: list[str], done: bool, scratch: st
     if name in ("clone", "clone3"):
         return "CLONE_THREAD" not in given
     if name in _SIGNALS:
-        # Its own, when TensorFlow ends it; the sandbox knows no other.
+        # TensorFlow ends its own process; other processes do not exist in the sandbox.
         return done and name == "kill" and not given.startswith(str(os.getpid()))
     inside = bool(paths) and all(
         (path.startswith(f"{scratch}/") and "/../" not in path) or _USUAL.search(path)
         for path in paths
     )
     if name in _OPENS:
-        # What is read elsewhere and may be is TensorFlow's own.
+        # Successful reads elsewhere are TensorFlow's own.
         return not inside and bool(_WRITING.search(given) or name == "creat" or not done)
     return not inside

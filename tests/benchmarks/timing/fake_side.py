@@ -39,7 +39,7 @@ def main() -> None:
     if behaviour == "never_ready":
         time.sleep(1000)
     if behaviour == "settings":
-        for setting in side.rounds_of(side.workload.parameters, ["numpy"], ["slow", "fast"]):
+        for setting in side.setting_rounds(side.workload.parameters, ["numpy"], ["slow", "fast"]):
             time.sleep(SECONDS[setting])
         return
     for number in side.rounds(int(parameters or side.workload.parameters), ["numpy"]):

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from benchmarks.timing import environments, schedule, sides
-from benchmarks.timing.environments import BENCHMARKS, python_of
+from benchmarks.timing.environments import BENCHMARKS, peer_python
 from benchmarks.timing.process import SideError
 from benchmarks.timing.scale import ScalePlan, measure_scale
 from benchmarks.timing.schedule import Contestant, measure
@@ -153,23 +153,23 @@ def test_changed_requirements_rebuild_the_environment(checkout, capfd):
     requirements = checkout / "peers" / "requirements" / "small.txt"
     requirements.write_text("./no_such_folder\n")
     with pytest.raises(SideError, match=r"^cannot be installed: \S") as caught:
-        python_of("small")
+        peer_python("small")
     assert "\n" not in str(caught.value)
 
     requirements.write_text("# nothing\n")
     capfd.readouterr()
-    python = python_of("small")
+    python = peer_python("small")
     assert python.is_relative_to(checkout / ".venvs" / "small")
     assert "(once; needs the package index)" in capfd.readouterr().err
     made = python.lstat().st_ctime_ns
-    assert python_of("small") == python
+    assert peer_python("small") == python
     assert capfd.readouterr().err == ""
     assert python.lstat().st_ctime_ns == made
     prefix = [python, "-c", "import sys; print(sys.prefix != sys.base_prefix)"]
     assert subprocess.run(prefix, capture_output=True, check=True).stdout == b"True\n"
 
     requirements.write_text("# something else\n")
-    python_of("small")
+    peer_python("small")
     assert "(once; needs the package index)" in capfd.readouterr().err
 
 
