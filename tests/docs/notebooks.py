@@ -41,7 +41,7 @@ def executed(folder: Path) -> Any:
 
 
 def texts(cell: Any) -> list[str]:
-    """Returns what a cell printed, and its results as text; not its progress, which has times."""
+    """Returns a cell's standard output and its results as text, without its progress."""
     of_stream = [
         output.text
         for output in cell.outputs
@@ -55,7 +55,7 @@ def _shown(output: Any) -> str:
 
 
 def progress(cell: Any) -> str:
-    """Returns what a cell wrote to standard error."""
+    """Returns a cell's standard error."""
     return "".join(o.text for o in cell.outputs if o.get("name") == "stderr")
 
 

@@ -132,7 +132,7 @@ def test_python_reference_has_public_names_once():
     for module in api.PUBLIC:
         public = sources_.public_names(module)
         assert {n for n in public if sources_.definition(module, n).directive} <= names
-    # What functions return is documented with them.
+    # Classes that functions return are documented with them.
     assert {"tff_agnostic.program.FinishedRun", "tff_agnostic.program.ByGroup"} <= set(documented)
     declared = ast.parse(files["tff_agnostic/program.py"])
     (compare,) = [node for node in declared.body if getattr(node, "name", "") == "compare_runs"]

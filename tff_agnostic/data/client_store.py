@@ -65,10 +65,10 @@ class ClientStore:
         return list(self.client_counts(split))
 
     def client_counts(self, split: str) -> dict[str, int]:
-        """Returns how many examples each client of a split has, sorted by the clients' ids."""
+        """Returns the number of examples of each client of a split, sorted by the clients' ids."""
         counts: dict[str, int] = {}
         num_rows = 0
-        # By the bytes of UTF-8, which is Python's order.
+        # The order of UTF-8's bytes is Python's order.
         for client, n in self._stream(
             "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? "
             "ORDER BY client_id COLLATE BINARY",
@@ -107,7 +107,7 @@ class ClientStore:
         """Returns the serialized examples of one client, which has to have some.
 
         Args:
-            counts: Of `client_counts`: how many it has.
+            counts: Numbers of examples by client, from `client_counts`.
         """
         where = f"{self.path}: client {client_id}"
         count = counts.get(client_id)

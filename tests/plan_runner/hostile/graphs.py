@@ -132,7 +132,7 @@ def _grows(x: tf.Tensor) -> tf.Tensor:
 
 
 def _doubles(graph: Any) -> None:
-    """Adds functions of which each calls the one before twice, forty deep, and a call."""
+    """Adds a chain of forty functions, each with two calls of the previous one, and a call."""
     number = tf.float32.as_datatype_enum
 
     def call(node: Any, name: str) -> None:

@@ -60,7 +60,7 @@ _HOW_TO = """\
 runs it on this machine, where CLIENTS has a file NAME.tfrecord per client; more:
 docs/how_to/live_fleet.md.
 """
-# Of whatever kind of privacy, beside the limits of clients.
+# Flags of all kinds of privacy, without the limits of clients.
 _OF_NOISE = {flag.name for spec in PRIVACIES.values() for flag in flags_of(spec.options)} - {
     *(flag.name for flag in flags_of(LimitedOptions)),
 }
@@ -72,15 +72,15 @@ class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
 
     Attributes:
         output_dir: Folder to write; new or empty.
-        kind: What a round does: training, or evaluation of a model of a training's checkpoint.
+        kind: Kind of the rounds: training, or evaluation of a model of a training's checkpoint.
         models: With --kind=evaluation: name of the model of a family to evaluate, such as
             conformity_0.5; a plan evaluates one. [the main model]
-        backend: What plays it: fcp (the platform's servers and devices; a format only) or flower (a
-            live fleet: ./run fleet).
+        backend: Executor of the plan: fcp (the platform's servers and devices; a format only) or
+            flower (a live fleet: ./run fleet).
         profile: Kind of plan: daf (plain sums; current servers) or secure (secure sums only; a
             server with a secure aggregation protocol). [daf; secure with --backend=flower]
-        checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it, where the
-            deployment goes on; task and settings are the run's unless flags say otherwise.
+        checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it, from
+            which the deployment continues; task and settings default to the run's.
         clients_dir: Folder to write the task's clients to, for run_plan: the training clients, a
             TFRecord file each, and the cohorts that a simulation would draw next; for an evaluation
             the test clients, and all of them as a cohort.
@@ -96,12 +96,12 @@ class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
 
 
 class Exported(NamedTuple):
-    """What was written.
+    """The folders of an export.
 
     Attributes:
         plan: The folder of the plan.
-        clients: The folder of clients, if it was asked for.
-        demo_nodes: How many nodes a demo has; None if it is not for a fleet.
+        clients: The folder of clients; None without --clients_dir.
+        demo_nodes: Number of nodes of a demo; None if the export is not for a fleet.
     """
 
     plan: Path
@@ -110,7 +110,7 @@ class Exported(NamedTuple):
 
 
 def export_plan(given: RunArguments) -> Exported:
-    """Exports, and prints what was written."""
+    """Exports a plan, and prints its summary."""
     with flags_in_errors(given.own):
         profile = choose_profile(given.own.backend, given.own.profile)
     own = dataclasses.replace(given.own, profile=profile)
@@ -170,7 +170,7 @@ def export_plan(given: RunArguments) -> Exported:
 
 
 def _spec(given: RunArguments, trained: Optional[RunSettings]) -> RunSettings:
-    """Returns the run to deploy: what was given, otherwise what was trained or is the default."""
+    """Returns the run to deploy, by the given flags, the trained run and the defaults."""
     own, aggregation = given.own, PROFILES[given.own.profile].aggregation
     for name in given.settings:
         if name in _OF_NOISE:
@@ -204,7 +204,7 @@ def _check_folders(folder: Path, clients_dir: Optional[Path]) -> None:
     check_free(clients_dir, "--clients_dir")
     one, other = folder.resolve(), clients_dir.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
-        # A plan is refused that has other files beside its own.
+        # Plans with further files are refused.
         raise UserError(
             f"--clients_dir: expected a folder apart from {folder}, found {clients_dir}"
         )

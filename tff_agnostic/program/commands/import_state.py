@@ -37,9 +37,9 @@ from tff_agnostic.program.runs.spec import RunSettings, based_on, from_flags
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.task import DATA, Task
 
-# The tensor of a server's state that says after how many rounds it is.
+# The tensor of a server's state with the number of completed rounds.
 ROUND_NUM = f"{SERVER}/round_num"
-# What a plan does not depend on, and a run that goes on may want.
+# Settings of a resumed run that do not change the plan.
 _SETTINGS = (
     "rounds",
     "runtime",
@@ -80,18 +80,18 @@ def run_of_export(
     data_dir: Optional[Path],
     data: Optional[Path],
 ) -> RunSettings:
-    """Returns the run that goes on where a fleet's rounds ended.
+    """Returns the run that continues after a fleet's rounds.
 
-    What a plan does not depend on, such as the runtime, is the task's default; the run has as many
-    rounds as are completed.
+    Settings that do not change a plan, such as the runtime, are the task's defaults; the number of
+    rounds is that of the completed ones.
 
     Args:
-        manifest: The export's.
-        completed: Rounds of the state that the fleet led to.
-        given: Options that the user gave, by flag.
-        task_options: Options of the task that were given.
-        data_dir: Folder with the task's files, if it was given.
-        data: The client store, if it was given.
+        manifest: Manifest of the export.
+        completed: Number of completed rounds of the fleet's state.
+        given: Given settings, by flag.
+        task_options: Given options of the task.
+        data_dir: Folder with the task's files; None if not given.
+        data: The client store; None if not given.
     """
     if manifest.get("kind") == EVALUATION:
         raise UserError(
@@ -124,12 +124,12 @@ def run_of_export(
 
 
 def check_made_of(manifest: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
-    """Checks that a run is made of what an export was: the same vocabulary, the same code.
+    """Checks that a run has the parts of an export: the same vocabulary, the same code.
 
-    The examples may be others: a fleet's were.
+    The examples may differ: the fleet has its own.
 
     Args:
-        manifest: The export's.
+        manifest: Manifest of the export.
         fingerprint: `RunSettings.fingerprint` of the run.
     """
     for name, expected in manifest.get(FINGERPRINT, {}).items():
@@ -142,7 +142,7 @@ def check_made_of(manifest: Mapping[str, Any], fingerprint: Mapping[str, str]) -
 
 
 class ImportedRun:
-    """A run that is to have the state of a fleet's.
+    """A run that gets the state of a fleet.
 
     Args:
         spec: The run.
@@ -150,7 +150,7 @@ class ImportedRun:
 
     Attributes:
         initial: The state before its first round.
-        fingerprint: What the run is made of.
+        fingerprint: Digests of the run's parts.
     """
 
     def __init__(self, spec: RunSettings, task: Task) -> None:
@@ -162,7 +162,7 @@ class ImportedRun:
     def write(self, folder: RunFolder, state: RunState) -> None:
         """Writes a folder that `train --resume`, `evaluate`, `save_model` and `export` read.
 
-        Its rows of metrics have the numbers of the fleet's rounds and nothing else.
+        Its rows of metrics have only the numbers of the fleet's rounds.
         """
         completed = int(state.round_num)
         make_folder(folder.path)
@@ -176,12 +176,12 @@ class ImportedRun:
 
 
 def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) -> RunState:
-    """Returns the state that a server's tensors are.
+    """Returns the state with a server's tensors.
 
     Args:
         template: A state of the same algorithm and aggregation.
-        tensors: By their names, as `read_server_state` returns them.
-        where: Where they come from, for the message.
+        tensors: Tensors by name, as `read_server_state` returns them.
+        where: Source of the tensors, for the message.
     """
     names, values = names_of(template), []
     for name, leaf in zip(names, tf.nest.flatten(template)):
@@ -201,7 +201,7 @@ def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) 
 
 @dataclasses.dataclass(frozen=True)
 class RunOfServer:
-    """The run that was made of a server's state, and after how many rounds it is."""
+    """The run made from a server's state, and its number of completed rounds."""
 
     path: Path
     spec: RunSettings

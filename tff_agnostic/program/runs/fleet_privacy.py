@@ -1,4 +1,4 @@
-"""What an export has of a run's privacy: whose noise its sums have, and where its state begins."""
+"""The privacy of exports: the noise in their sums, and their initial state."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _OF_TRAINING_STATE = (
     " an earlier number of releases noise would be used again"
 )
 
-# Names of draws in a manifest.
+# Names of sampling schemes in a manifest.
 _SCHEMES = {
     PoissonCohorts: "poisson",
     FixedSizeCohorts: "fixed_size",
@@ -60,18 +60,19 @@ _SCHEMES = {
 
 Restore = Callable[[RunState], RunState]
 
-# From a fleet's sums to the state of the run's training.
+# Called with a fleet's aggregation; returns the state of the run's training.
 _Trained = Callable[[PrivateAggregation], RunState]
 
 
 class FleetPrivacy(NamedTuple):
-    """What an export has of privacy.
+    """The privacy of an export.
 
     Attributes:
         aggregation: Sums with noise.
         noise: The noise of the fleet.
-        restore: Returns the state to start from, given the initial one; its key is not the fleet's.
-        of_evaluation: Fields of `EvaluationMetrics` that are others with noise.
+        restore: Called with the initial state; returns the state to start from. Its key is not the
+            fleet's.
+        of_evaluation: Fields of `EvaluationMetrics` to replace.
     """
 
     aggregation: Aggregation
@@ -92,9 +93,9 @@ def fleet_privacy(
 
     Args:
         kind: Name of the kind of rounds.
-        restore: Returns the state of the run's training, given the initial one.
-        nodes_add_noise: Whether the plan is for nodes that add noise themselves, which those of a
-            server of the platform do not.
+        restore: Called with the initial state; returns the state of the run's training.
+        nodes_add_noise: Whether the plan is for nodes that add noise themselves; the platform's
+            devices do not.
     """
     privacy = spec.config.privacy
     if PRIVACIES[privacy].build is None:
@@ -121,8 +122,8 @@ def _of_nodes(
 ) -> FleetPrivacy:
     """Returns the privacy of an export whose nodes add the noise.
 
-    Its epsilons are of what the server sees, which knows whom it asks: of sampling only the coins
-    of nodes count.
+    The epsilons hold against the server. It selects the nodes, so only the nodes' own coins count
+    as sampling.
     """
     privacy = _privacy(spec, task, algorithm)
     simulated = privacy.aggregation()
@@ -136,7 +137,7 @@ def _of_nodes(
     sampling: IntegerSampling = KnownCohorts()
     if isinstance(whose.sampling, SecretCohorts):
         takes_part = (spec.config.clients_per_round, whose.noise_clients)
-        # Without turns: sums are those of one node.
+        # Nodes take part in any order: each sum counts for every node.
         sampling = SecretCohorts(whose.noise_clients, whose.noise_clients, takes_part[0])
 
     def epsilons(state: RunState) -> list[float]:
@@ -165,7 +166,7 @@ def _of_nodes(
 def _of_training(
     spec: RunSettings, task: Task, algorithm: Algorithm, trained: _Trained
 ) -> FleetPrivacy:
-    # Rounds are the fleet's own: nobody is evaluated.
+    # A fleet's rounds of training have no evaluations.
     without = dataclasses.replace(spec.privacy, private_evaluation=None)
     privacy = _privacy(dataclasses.replace(spec, privacy=without), task, algorithm)
     aggregation = _sums(privacy)
@@ -203,7 +204,7 @@ def _of_evaluation(
         )
 
     def restored(initial: RunState) -> RunState:
-        # The weights of training, and none of its secrets.
+        # Take the weights of the training, without its secrets.
         return trained(_sums(privacy))._replace(aggregations=initial.aggregations)
 
     def measurement(model: Model, num_domains: int) -> Measurement:
@@ -223,7 +224,7 @@ def _of_evaluation(
 
 
 def _draw(mechanism: Mechanism, clients: int, per_round: float) -> dict[str, Any]:
-    """Returns the draw of cohorts that an account is for, as the manifest has it.
+    """Returns the manifest's entry on the sampling of cohorts that an account assumes.
 
     Args:
         clients: Number of clients of the population.
@@ -263,7 +264,7 @@ def _privacy(spec: RunSettings, task: Task, algorithm: Algorithm) -> PrivateTrai
 
 def _guarantee(privacy: PrivateTraining, rounds: int) -> Callable[[RunState], dict[str, Any]]:
     def guarantee(state: RunState) -> dict[str, Any]:
-        # The noise that was trained with goes on, whatever the flags ask for.
+        # Keep the noise of the training, regardless of the flags.
         privacy.resume_from(state)
         return privacy.statement(rounds).to_dict()
 
