@@ -42,12 +42,12 @@ def executed(folder: Path) -> Any:
 
 def texts(cell: Any) -> list[str]:
     """Returns a cell's standard output and its results as text, without its progress."""
-    of_stream = [
+    printed = [
         output.text
         for output in cell.outputs
         if output.output_type == "stream" and output.name == "stdout"
     ]
-    return ["".join(of_stream), *(_shown(o) for o in cell.outputs if o.output_type != "stream")]
+    return ["".join(printed), *(_shown(o) for o in cell.outputs if o.output_type != "stream")]
 
 
 def _shown(output: Any) -> str:

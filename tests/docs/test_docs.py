@@ -183,8 +183,8 @@ def test_page_runs_from_top_to_bottom(
 ) -> None:
     missing: list[str] = []
     printed: Optional[str] = None
-    found = blocks(page.read_text())
-    for block, after in zip(found, [*found[1:], Block("", "", "")]):
+    page_blocks = blocks(page.read_text())
+    for block, after in zip(page_blocks, [*page_blocks[1:], Block("", "", "")]):
         if block.language == "text":
             _compare(page, printed, block)
         elif block.language == "sh":

@@ -30,7 +30,12 @@ from tff_agnostic.program.options.tasks import check_format
 from tff_agnostic.program.options.tasks import task_options as task_options_of
 from tff_agnostic.program.options.user_algorithm import algorithm_label
 from tff_agnostic.program.runs.build import build_algorithm
-from tff_agnostic.program.runs.export import FINGERPRINT, OF_SIMULATIONS, OPTIONS, SETTINGS_FORMAT
+from tff_agnostic.program.runs.export import (
+    FINGERPRINT,
+    OPTIONS,
+    SETTINGS_FORMAT,
+    SIMULATION_SETTINGS,
+)
 from tff_agnostic.program.runs.folder import RunFolder, trained_with
 from tff_agnostic.program.runs.options import RunConfig, stored_values
 from tff_agnostic.program.runs.spec import RunSettings, based_on, from_flags
@@ -111,7 +116,7 @@ def run_of_export(
         "data": None,
         # The manifest has no paths.
         **values_of(task_options_of(task, manifest[OPTIONS])),
-        **{name: settings[name] for name in OF_SIMULATIONS},
+        **{name: settings[name] for name in SIMULATION_SETTINGS},
         **manifest["settings"],
         "aggregation": PROFILES[manifest["profile"]].aggregation,
         "rounds": max(1, completed),
@@ -133,11 +138,10 @@ def check_made_of(manifest: Mapping[str, Any], fingerprint: Mapping[str, str]) -
         fingerprint: `RunSettings.fingerprint` of the run.
     """
     for name, expected in manifest.get(FINGERPRINT, {}).items():
-        found = fingerprint.get(name)
-        if name != DATA and found != expected:
+        actual = fingerprint.get(name)
+        if name != DATA and actual != expected:
             raise UserError(
-                f"--plan: expected the {name} that it was exported with ({expected}), found "
-                f"another one ({found})"
+                f"--plan: expected the {name} of its export ({expected}), found {actual}"
             )
 
 
@@ -187,13 +191,13 @@ def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) 
     for name, leaf in zip(names, tf.nest.flatten(template)):
         if name not in tensors:
             raise UserError(f"{where}: expected the tensor {name} of this algorithm, found none")
-        expected, found = np.asarray(leaf), tensors[name]
-        if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        expected, actual = np.asarray(leaf), tensors[name]
+        if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
             raise UserError(
                 f"{where}: {name}: expected {expected.dtype}{list(expected.shape)} of this model "
-                f"and algorithm, found {found.dtype}{list(found.shape)}"
+                f"and algorithm, found {actual.dtype}{list(actual.shape)}"
             )
-        values.append(found[()])
+        values.append(actual[()])
     if more := sorted({*tensors} - {*names}):
         raise UserError(f"{where}: expected the state of this algorithm, found {more[0]} as well")
     return tf.nest.pack_sequence_as(template, values)
@@ -210,18 +214,18 @@ class RunOfServer:
 
 def import_state(given: RunArguments) -> RunOfServer:
     """Makes the run's folder."""
-    own = given.own
-    plan, server_state = own.plan, own.server_state
-    check_free(own.output_dir, "--output_dir")
+    args = given.args
+    plan, server_state = args.plan, args.server_state
+    check_free(args.output_dir, "--output_dir")
     try:
-        tensors = read_server_state(plan, server_state, own.max_memory_gb, own.trust)
+        tensors = read_server_state(plan, server_state, args.max_memory_gb, args.trust)
     except PlanError as e:
         raise UserError(str(e)) from e
     manifest = read_json(plan / "manifest.json")
     check_format(plan / "manifest.json", manifest.get(SETTINGS_FORMAT))
     options = given.task_options(manifest["task"])
     completed = int(tensors[ROUND_NUM])
-    spec = run_of_export(manifest, completed, given.settings, options, own.data_dir, own.data)
+    spec = run_of_export(manifest, completed, given.settings, options, args.data_dir, args.data)
     if spec.config.rounds < completed:
         raise UserError(
             f"--rounds: expected at least {completed}, which {server_state} has already, found "
@@ -230,9 +234,9 @@ def import_state(given: RunArguments) -> RunOfServer:
     run = ImportedRun(spec, spec.load_task())
     check_made_of(manifest, run.fingerprint)
     state = state_of(run.initial, tensors, str(server_state))
-    with new_folder(own.output_dir, "--output_dir") as path:
+    with new_folder(args.output_dir, "--output_dir") as path:
         run.write(RunFolder(path), state)
-    return RunOfServer(own.output_dir, spec, completed)
+    return RunOfServer(args.output_dir, spec, completed)
 
 
 def _show(run: RunOfServer) -> None:

@@ -44,7 +44,7 @@ from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.tasks.task import Task
 
 # Fields of `RunConfig` that a plan does not depend on.
-OF_SIMULATIONS = (
+SIMULATION_SETTINGS = (
     "runtime",
     "aggregation",
     "privacy",
@@ -61,7 +61,7 @@ OPTIONS, SETTINGS_FORMAT, FINGERPRINT = "task_options", "settings_format", "fing
 # Entry of an evaluation's manifest.
 EVALUATED_MODEL = "evaluated_model"
 # Prefix of the app's own collections, the only ones of our clients.
-_OF_THE_APP = "app:/"
+_APP_PREFIX = "app:/"
 # Number of clients to read for the ranges of the made-up clients' values.
 _MAX_READS = 20
 
@@ -120,7 +120,7 @@ def export_request(
     fleet = fleet_privacy(kind, spec, task, algorithm, restore, is_fleet)
     if fleet is not None:
         aggregation, restore = fleet.aggregation, fleet.restore
-        evaluation = dataclasses.replace(evaluation, **fleet.of_evaluation)
+        evaluation = dataclasses.replace(evaluation, **fleet.evaluation_changes)
     return ExportRequest(
         algorithm=algorithm,
         profile=profile,
@@ -148,7 +148,7 @@ def export_request(
             "task": spec.task,
             "domains": list(task.domain_names),
             "settings": {
-                name: value for name, value in settings.items() if name not in OF_SIMULATIONS
+                name: value for name, value in settings.items() if name not in SIMULATION_SETTINGS
             },
             OPTIONS: _options_without_paths(spec),
             SETTINGS_FORMAT: FORMAT,
@@ -171,18 +171,19 @@ def _evaluated_model(algorithm: Algorithm, names: Optional[Sequence[str]]) -> st
     if names is None:
         return next(iter(family))
     if len(names) != 1:
-        found = ", ".join(names) or "none"
+        listed = ", ".join(names) or "none"
         raise UserError(
-            f"--models: expected one of {', '.join(family)}, as a plan evaluates one, found {found}"
+            f"--models: expected one of {', '.join(family)}, as a plan evaluates one, found "
+            f"{listed}"
         )
     family.given("--models", names[0])
     return names[0]
 
 
 def _check_device(device: DeviceSettings, config: RunConfig, aggregation: Aggregation) -> None:
-    if not device.collection_uri.startswith(_OF_THE_APP):
+    if not device.collection_uri.startswith(_APP_PREFIX):
         raise UserError(
-            f"--collection_uri: expected {_OF_THE_APP}..., found {device.collection_uri!r}"
+            f"--collection_uri: expected {_APP_PREFIX}..., found {device.collection_uri!r}"
         )
     most = device.max_clients_per_round
     if most is None:
@@ -261,22 +262,22 @@ def _noise_lines(manifest: dict[str, Any]) -> list[str]:
     noise = manifest["privacy"].get("differential_privacy")
     if noise is None:
         return []
-    found = noise["guarantee_as_simulated"]
+    simulated = noise["guarantee_as_simulated"]
     if "epsilon_after" in noise:
-        of_what = f"of each node after {counted(len(noise['epsilon_after']), 'sum')} with it"
+        subject = f"of each node after {counted(len(noise['epsilon_after']), 'sum')} with it"
         return [
             f"noise of z {noise['noise_multiplier']:.4g}, added by {noise['noise_clients']} nodes: "
-            + guarantee(noise["epsilon_after"][-1], noise["delta"], of_what)
+            + guarantee(noise["epsilon_after"][-1], noise["delta"], subject)
             + f", against the server, of sums with at least {noise['fewest_clients']} nodes",
             "run_plan adds no noise: it is a node that does",
         ]
-    epsilon = math.inf if found["epsilon"] is None else found["epsilon"]
+    epsilon = math.inf if simulated["epsilon"] is None else simulated["epsilon"]
     # Training releases its rounds, an evaluation itself.
-    releases = counted(found["rounds"], "round") if "rounds" in found else "an evaluation"
+    releases = counted(simulated["rounds"], "round") if "rounds" in simulated else "an evaluation"
     return [
         f"noise of z {noise['noise_multiplier']:.4g} in the server's result graph: "
         + guarantee(
-            epsilon, found["delta"], f"of each client after {releases} of a fleet as the run's"
+            epsilon, simulated["delta"], f"of each client after {releases} of a fleet as the run's"
         )
         + "; see server_must in the manifest",
         "server_state.ckpt holds the key of the fleet's noise: keep it secret",

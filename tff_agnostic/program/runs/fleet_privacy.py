@@ -44,10 +44,10 @@ from tff_agnostic.training.private import PrivateTraining
 from tff_agnostic.training.private_cohorts import noise_key
 from tff_agnostic.training.private_evaluation import consistent
 
-_OF_TRAINING_STATE = (
+_STATE_DUTY = (
     "give it newer weights as the tensors server/algorithm/... and server/round_num of a training's"
-    " checkpoint, beside the tensors server/aggregations/... that its own last round has left: with"
-    " an earlier number of releases noise would be used again"
+    " checkpoint, with the tensors server/aggregations/... of its own last round: with an earlier"
+    " number of releases noise would be used again"
 )
 
 # Names of sampling schemes in a manifest.
@@ -72,13 +72,13 @@ class FleetPrivacy(NamedTuple):
         noise: The noise of the fleet.
         restore: Called with the initial state; returns the state to start from. Its key is not the
             fleet's.
-        of_evaluation: Fields of `EvaluationMetrics` to replace.
+        evaluation_changes: Fields of `EvaluationMetrics` to replace.
     """
 
     aggregation: Aggregation
     noise: FleetNoise
     restore: Restore
-    of_evaluation: Mapping[str, Any] = {}
+    evaluation_changes: Mapping[str, Any] = {}
 
 
 def fleet_privacy(
@@ -100,8 +100,8 @@ def fleet_privacy(
     privacy = spec.config.privacy
     if PRIVACIES[privacy].build is None:
         return None
-    is_of_clients = isinstance(spec.privacy, DistributedOptions)
-    if is_of_clients and not nodes_add_noise:
+    adds_at_clients = isinstance(spec.privacy, DistributedOptions)
+    if adds_at_clients and not nodes_add_noise:
         raise UserError(
             f"--privacy: expected none, central or tree for an export, found {privacy}: its sums "
             "are modular ones, and devices of the platform add no noise; nodes of a fleet do, with "
@@ -112,12 +112,12 @@ def fleet_privacy(
         initial = Round(algorithm, aggregation).initialize()
         return initial if restore is None else restore(initial)
 
-    if is_of_clients and kind == TRAINING:
-        return _of_nodes(spec, task, algorithm, trained)
-    return _OF_KINDS[kind](spec, task, algorithm, trained)
+    if adds_at_clients and kind == TRAINING:
+        return _node_privacy(spec, task, algorithm, trained)
+    return _PRIVACY_BY_KIND[kind](spec, task, algorithm, trained)
 
 
-def _of_nodes(
+def _node_privacy(
     spec: RunSettings, task: Task, algorithm: Algorithm, trained: _Trained
 ) -> FleetPrivacy:
     """Returns the privacy of an export whose nodes add the noise.
@@ -132,29 +132,29 @@ def _of_nodes(
     # The state's noise may have been computed for fewer rounds than the run has now.
     fields["noise_multiplier"] = float(trained(simulated).aggregations[0].noise_multiplier)
     aggregation = SumOfDevices(**fields)
-    whose, rounds = noise_of_run(spec, task), spec.config.rounds
+    run_noise, rounds = noise_of_run(spec, task), spec.config.rounds
     takes_part = (1, 1)
     sampling: IntegerSampling = KnownCohorts()
-    if isinstance(whose.sampling, SecretCohorts):
-        takes_part = (spec.config.clients_per_round, whose.noise_clients)
+    if isinstance(run_noise.sampling, SecretCohorts):
+        takes_part = (spec.config.clients_per_round, run_noise.noise_clients)
         # Nodes take part in any order: each sum counts for every node.
-        sampling = SecretCohorts(whose.noise_clients, whose.noise_clients, takes_part[0])
+        sampling = SecretCohorts(run_noise.noise_clients, run_noise.noise_clients, takes_part[0])
 
     def epsilons(state: RunState) -> list[float]:
         z = float(state.aggregations[0].noise_multiplier)
         mechanism = privacy.mechanism(z)
         assert isinstance(mechanism, DistributedNoise)
-        of_server = dataclasses.replace(mechanism, sampling=sampling)
-        accountant = PrivacyAccountant([of_server], privacy.delta)
+        server_mechanism = dataclasses.replace(mechanism, sampling=sampling)
+        accountant = PrivacyAccountant([server_mechanism], privacy.delta)
         return [accountant.epsilon(count) for count in range(1, rounds + 1)]
 
     account = NodesAccount(
         privacy.delta, epsilons, takes_part, sampling.assumption, sampling.adjacency
     )
     duties = (
-        f"have {counted(whose.noise_clients, 'node')} in a round: their noise together is that "
+        f"have {counted(run_noise.noise_clients, 'node')} in a round: their noise together is that "
         "of the run",
-        f"open no sum over fewer than {counted(whose.min_clients, 'node')}",
+        f"open no sum over fewer than {counted(run_noise.min_clients, 'node')}",
         "count each sum before it is opened, whatever becomes of its round",
     )
     zeros = (0,) * len(aggregation.noise_key)
@@ -163,7 +163,7 @@ def _of_nodes(
     return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
 
 
-def _of_training(
+def _training_privacy(
     spec: RunSettings, task: Task, algorithm: Algorithm, trained: _Trained
 ) -> FleetPrivacy:
     # A fleet's rounds of training have no evaluations.
@@ -185,7 +185,7 @@ def _of_training(
     return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
 
 
-def _of_evaluation(
+def _evaluation_privacy(
     spec: RunSettings, task: Task, algorithm: Algorithm, trained: _Trained
 ) -> FleetPrivacy:
     privacy = _privacy(spec, task, algorithm)
@@ -215,12 +215,12 @@ def _of_evaluation(
     noise = FleetNoise(
         noise_key(spec.privacy),
         lambda state: private.statement(1).to_dict(),
-        server_must=(_OF_TRAINING_STATE,),
+        server_must=(_STATE_DUTY,),
         draw=_draw(private.mechanism, *[len(task.test.client_ids)] * 2),
     )
     tidied = functools.partial(consistent, limits=private.bounds)
-    of_evaluation = {"measurement": measurement, "tidied": tidied}
-    return FleetPrivacy(private.aggregation, noise, restored, of_evaluation)
+    evaluation_changes = {"measurement": measurement, "tidied": tidied}
+    return FleetPrivacy(private.aggregation, noise, restored, evaluation_changes)
 
 
 def _draw(mechanism: Mechanism, clients: int, per_round: float) -> dict[str, Any]:
@@ -271,6 +271,6 @@ def _guarantee(privacy: PrivateTraining, rounds: int) -> Callable[[RunState], di
     return guarantee
 
 
-_OF_KINDS: Registry[Callable[[RunSettings, Task, Algorithm, _Trained], FleetPrivacy]] = Registry(
-    "kind of plan", {TRAINING: _of_training, EVALUATION: _of_evaluation}
+_PRIVACY_BY_KIND: Registry[Callable[[RunSettings, Task, Algorithm, _Trained], FleetPrivacy]] = (
+    Registry("kind of plan", {TRAINING: _training_privacy, EVALUATION: _evaluation_privacy})
 )
