@@ -52,7 +52,7 @@ def sentences() -> Task:
 def stored(path: Path) -> Task:
     """Writes a store; returns a task with its clients, which are read in each pass."""
     large_store.write_store(path, _STORED)
-    clients = large_store.training_clients(path, _examples, most_kept=0)
+    clients = large_store.training_clients(path, _examples, max_kept_bytes=0)
     return Task(large_store.DOMAINS, clients, clients, logistic_regression(8, 2))
 
 

@@ -224,7 +224,7 @@ def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, Sear
         trainer = request.trainer(runtime, stop)
         with RunSet(folder, request.identity, trainer, True, stop) as runs:
             search, _ = request.search(runs, trainer)
-            return request, search.run(given.own.budget)
+            return request, search.run(given.args.budget)
 
 
 def _fresh_accuracies(

@@ -369,7 +369,7 @@ def run(data: DataSet, given: RunArguments, folder: Path) -> Board:
         trainer = request.trainer(runtime, stop)
         with RunSet(folder, request.identity, trainer, True, stop) as runs:
             search, excluded = request.search(runs, trainer)
-            searched = search.run(given.own.budget, all_final=True)
+            searched = search.run(given.args.budget, all_final=True)
             final = search.train_final(searched.changes, searched).comparison
     rows = (row for row in searched.changes if row not in final.trials)
     missing = dict.fromkeys(rows, "its final runs diverged")

@@ -60,12 +60,12 @@ def write_store(path: Path, clients: int) -> None:
 def training_clients(
     path: Path,
     to_examples: ToExamples = lambda _, columns: columns,
-    most_kept: int = KEPT_BYTES,
+    max_kept_bytes: int = KEPT_BYTES,
 ) -> StoreClients:
     """Opens the training clients; see `StoreClients`."""
     features = {name: one for name, one in _FEATURES.items() if name != DOMAIN}
     store = load_store(path)
-    return StoreClients(store, TRAIN, features, to_examples, DOMAINS, most_kept=most_kept)
+    return StoreClients(store, TRAIN, features, to_examples, DOMAINS, max_kept_bytes=max_kept_bytes)
 
 
 def steps(path: Path) -> Iterator[tuple[str, Any]]:

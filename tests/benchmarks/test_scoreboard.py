@@ -110,7 +110,7 @@ def test_each_data_set_has_runs_of_every_row():
 def test_shared_arguments_precede_those_of_data_sets():
     data = DATA_SETS["hard_digits"]
     given = data_arguments(data, {"task": "custom", "model": "model.py"}, {"tries": 2, "rounds": 7})
-    assert (given.own.task, given.own.tries, given.own.objective) == ("custom", 2, "worst")
+    assert (given.args.task, given.args.tries, given.args.objective) == ("custom", 2, "worst")
     assert given.settings == {**data.settings, "rounds": 7, "evaluate_every": 7}
 
 

@@ -31,12 +31,12 @@ def test_evaluation_equals_the_run_result(call, folder, trained):
     assert outcome.status == 0, outcome
     assert outcome.out.startswith("agnostic_fed_avg after round 3, on toy_regression\n")
     assert "center -1.0 (worst)" in outcome.out
-    found = json.loads((folder / "evaluation.json").read_text())
+    evaluation = json.loads((folder / "evaluation.json").read_text())
     result = json.loads((trained / "result.json").read_text())
-    assert {name: found[name] for name in ("domains", "overall", "worst_domain", "worst")} == {
+    assert {name: evaluation[name] for name in ("domains", "overall", "worst_domain", "worst")} == {
         name: result[name] for name in ("domains", "overall", "worst_domain", "worst")
     }
-    assert (found["round"], found["task"], found["seed"]) == (3, "toy_regression", 4)
+    assert (evaluation["round"], evaluation["task"], evaluation["seed"]) == (3, "toy_regression", 4)
 
 
 def test_evaluates_a_named_checkpoint(call, folder, trained):
@@ -53,7 +53,7 @@ def test_training_clients_match_direct_losses(call, folder, trained):
     )
     assert outcome.status == 0, outcome
     assert "training examples" in outcome.out
-    found = json.loads((folder / "evaluation.json").read_text())
+    evaluation = json.loads((folder / "evaluation.json").read_text())
     run = RunFolder(trained)
     task = run.spec().load_task()
     weights = newest_checkpoint(run.checkpoints).models(
@@ -63,7 +63,7 @@ def test_training_clients_match_direct_losses(call, folder, trained):
         np.mean(task.model.example_losses(weights, client, training=False, seed=[0, 0])[0])
         for client in map(task.train.read, task.train.client_ids)
     ]
-    over_clients = found["overall"]["over_clients"]["loss"]
+    over_clients = evaluation["overall"]["over_clients"]["loss"]
     assert over_clients["num_clients"] == len(losses)
     assert over_clients["mean"] == pytest.approx(np.mean(losses), rel=1e-5)
     # Half a bin of the grid that percentiles come from.
@@ -94,15 +94,15 @@ def test_secure_sums_match_up_to_quantisation(call, folder, trained):
         "--worst_min_examples=200",
     )
     assert outcome.status == 0, outcome
-    found, result = (
+    evaluation, result = (
         json.loads(path.read_text()) for path in (folder / "e.json", trained / "result.json")
     )
-    assert found["overall"]["loss"] == pytest.approx(result["overall"]["loss"], rel=1e-4)
+    assert evaluation["overall"]["loss"] == pytest.approx(result["overall"]["loss"], rel=1e-4)
     # The worst domain has too few examples to be counted here.
     assert result["worst_domain"] == "center -1.0"
-    assert found["not_counted"] == ["center -1.0", "center -0.4"]
+    assert evaluation["not_counted"] == ["center -1.0", "center -0.4"]
     losses = {name: result["domains"][name]["loss"] for name in ("center +0.3", "center +1.0")}
-    assert found["worst_domain"] == max(losses, key=lambda name: losses[name])
+    assert evaluation["worst_domain"] == max(losses, key=lambda name: losses[name])
     assert "not counted in worst and difference" in outcome.out
 
 
@@ -112,13 +112,13 @@ def test_percentiles_are_chosen(call, folder, trained):
     )
     assert outcome.status == 0, outcome
     assert "mean (p20, p99.5)" in outcome.out
-    found, result = (
+    evaluation, result = (
         json.loads(path.read_text()) for path in (folder / "e.json", trained / "result.json")
     )
-    of, of_run = (one["overall"]["over_clients"]["loss"] for one in (found, result))
-    assert list(of) == ["num_clients", "mean", "p20", "p99.5", "superquantile"]
-    assert of["superquantile"] == pytest.approx(of_run["superquantile"])
-    assert found["client_values"] == result["client_values"]
+    loss, run_loss = (one["overall"]["over_clients"]["loss"] for one in (evaluation, result))
+    assert list(loss) == ["num_clients", "mean", "p20", "p99.5", "superquantile"]
+    assert loss["superquantile"] == pytest.approx(run_loss["superquantile"])
+    assert evaluation["client_values"] == result["client_values"]
 
 
 def _write_clients(path: Path, domains: list[str]) -> None:
@@ -165,7 +165,7 @@ def test_damaged_checkpoint_warns_and_is_skipped(call, folder, trained):
 
 
 @golden.arguments
-def test_invalid_arguments_are_one_line(call, folder, trained, arguments):
+def test_invalid_arguments_print_one_line(call, folder, trained, arguments):
     shutil.copytree(trained, folder / "run")
     (folder / "empty").mkdir()
     return call.refused(folder, evaluate, *arguments)

@@ -44,8 +44,8 @@ def test_run_from_a_model_equals_resumed_run(call, folder):
     assert max(np.abs(a - b).max() for a, b in zip(start, expected)) > 0.01
     for name, source in (("from_run", "two"), ("from_keras", "saved/model.keras")):
         run("--rounds=2", f"--output_dir={name}", f"--initial_model={source}")
-        for found, wanted in zip(_weights(folder / name), expected):
-            np.testing.assert_allclose(found, wanted, atol=1e-6)
+        for actual, wanted in zip(_weights(folder / name), expected):
+            np.testing.assert_allclose(actual, wanted, atol=1e-6)
     # The run does not need the file that it started from.
     (folder / "saved" / "model.keras").rename(folder / "moved.keras")
     more = ["--output_dir=from_keras", "--rounds=3", "--resume"]
@@ -74,8 +74,8 @@ def test_run_keeps_a_copy_of_its_start(call, folder):
     assert message.endswith("; it is kept: --initial_model=s/initial_model.npz")
     shutil.rmtree(first)
     run("s", 2, "--resume")
-    for found, expected in zip(_weights(second), _weights(whole)):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(_weights(second), _weights(whole)):
+        np.testing.assert_array_equal(actual, expected)
     for name in ("fingerprint.json", "config.json", "metrics.csv"):
         assert (second / name).read_bytes() == (whole / name).read_bytes()
     assert (second / "initial_model.npz").read_bytes() == start
@@ -85,8 +85,8 @@ def test_run_keeps_a_copy_of_its_start(call, folder):
     shutil.rmtree(second / "checkpoints")
     (second / "metrics.csv").unlink()
     run("s", 2, "--resume", "--initial_model=s/initial_model.npz")
-    for found, expected in zip(_weights(second), _weights(whole)):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(_weights(second), _weights(whole)):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.nightly

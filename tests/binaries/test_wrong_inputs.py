@@ -40,7 +40,7 @@ def _tables(rows: list[dict[str, str]]) -> dict[str, Any]:
         return [{**row, **cells} if k == place else row for k, row in enumerate(rows)]
 
     def each(**cells: Any) -> list[dict[str, str]]:
-        return [{**row, **{name: of(row) for name, of in cells.items()}} for row in rows]
+        return [{**row, **{name: value(row) for name, value in cells.items()}} for row in rows]
 
     umlaut = each(group=lambda row: "straße" if row["group"] == "p" else "q")
     return {
@@ -129,8 +129,8 @@ _OTHERS = {
 
 
 def _write(folder: Path) -> None:
-    for name, found in _tables(_rows()).items():
-        rows, how, opened = found if isinstance(found, tuple) else (found, {}, {})
+    for name, table in _tables(_rows()).items():
+        rows, how, opened = table if isinstance(table, tuple) else (table, {}, {})
         opening = {"encoding": "utf-8", **opened}
         with open(folder / f"{name}.csv", "w", newline="", **opening) as file:
             writer = csv.DictWriter(file, list(rows[0]), **how)

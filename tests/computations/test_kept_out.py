@@ -122,7 +122,7 @@ def test_unmeasured_loss_in_a_box_is_the_mean():
     lambda_, losses = _f32(0.1, 0.4, 0.5), _f32(2.0, 0.0, 1.0)
     steps = lambda_ascent(box, "abc")
     actual = steps.next(lambda_, losses, _f32(5, 2, 3), measured=_f32(3, 0, 1))
-    # (0.1 * 2 + 0.5 * 1) / 0.6
+    # The present domains' mean loss is 7 / 6: lambda 0.1 and 0.5, losses 2 and 1.
     expected = lambda_ * np.exp(0.5 * np.array([2.0, 7 / 6, 1.0]))
     np.testing.assert_allclose(actual, expected / expected.sum(), rtol=1e-6)
 

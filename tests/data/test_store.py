@@ -157,7 +157,7 @@ def _without(sql):
     [
         (_truncated, "expected an SQLite file, found a damaged one"),
         (_overwritten, "expected an SQLite file, found a damaged one"),
-        (_text_file, "expected a client store, found another file (./run import_data"),
+        (_text_file, "expected a client store, found a file of another format (./run"),
         (lambda path: path.unlink(), "expected a client store, found nothing"),
         (lambda path: path.write_bytes(b""), "expected a client store with the table examples"),
         (_without("DROP TABLE client_metadata"), "expected a client store with the table client_m"),
@@ -254,7 +254,7 @@ def test_first_clients_stay_in_memory(tmp_path):
         return _lengths(client_id, columns)
 
     # "b" has three examples with two numbers of 4 bytes and a domain id of 4.
-    clients = _clients(path, to_examples=noted, most_kept=36)
+    clients = _clients(path, to_examples=noted, max_kept_bytes=36)
     for client in ("b", "a", "b", "a"):
         result, alone = clients.read(client), _clients(path).read(client)
         for name in alone:

@@ -118,7 +118,7 @@ def test_filter_gradient_equals_tensorflow(size, stride, padding):
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
 @pytest.mark.parametrize(("size", "stride"), _SIZES)
 def test_pool_gradient_equals_tensorflow(size, stride, padding):
-    """Small integers have equal maxima, of which the first counts."""
+    """Small integers have equal maxima; the first one counts."""
     rng = np.random.default_rng(0)
     images = tf.constant(rng.integers(-2, 3, size=[4, 9, 8, 3]).astype(np.float32))
     windows = {"ksize": [1, *size, 1], "strides": [1, stride, stride, 1], "padding": padding}

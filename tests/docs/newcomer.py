@@ -1,4 +1,4 @@
-"""What a newcomer has: HOME and PATH, an empty folder, and the interpreter that README names."""
+"""The environment of a newcomer: HOME and PATH, an empty folder, and README's interpreter."""
 
 import os
 import subprocess

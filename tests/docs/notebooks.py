@@ -41,13 +41,13 @@ def executed(folder: Path) -> Any:
 
 
 def texts(cell: Any) -> list[str]:
-    """Returns what a cell printed, and its results as text; not its progress, which has times."""
-    of_stream = [
+    """Returns a cell's standard output and its results as text, without its progress."""
+    printed = [
         output.text
         for output in cell.outputs
         if output.output_type == "stream" and output.name == "stdout"
     ]
-    return ["".join(of_stream), *(_shown(o) for o in cell.outputs if o.output_type != "stream")]
+    return ["".join(printed), *(_shown(o) for o in cell.outputs if o.output_type != "stream")]
 
 
 def _shown(output: Any) -> str:
@@ -55,7 +55,7 @@ def _shown(output: Any) -> str:
 
 
 def progress(cell: Any) -> str:
-    """Returns what a cell wrote to standard error."""
+    """Returns a cell's standard error."""
     return "".join(o.text for o in cell.outputs if o.get("name") == "stderr")
 
 

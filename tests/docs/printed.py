@@ -1,14 +1,14 @@
-"""What pages show of what their commands and their Python print.
+"""Blocks of output in pages, and their comparison with the output of commands and of Python.
 
-A comment in front of a block of text says of which kind it is:
+A comment in front of a block of text gives its kind:
 
-    <!-- printed: whole -->         CI runs the command as it is, and compares every line
-    <!-- printed: form -->          CI runs the command shortened, and compares the lines that the
-                                    page shows, without their numbers
-    <!-- printed: 2026-11-24 -->    CI does not run it; somebody did on that day
-    <!-- not run -->                it shows commands, which CI does not run
+    <!-- printed: whole -->         CI runs the unchanged command, and compares every line
+    <!-- printed: form -->          CI runs the command shortened, and compares the lines on the
+                                    page, without their numbers
+    <!-- printed: 2026-11-24 -->    CI does not run it; the output is of that day
+    <!-- not run -->                it shows commands, and CI does not run them
 
-What follows Python is compared whole. `...` stands for what is left out.
+Output after Python is compared completely. `...` marks omitted lines.
 """
 
 import datetime

@@ -1,7 +1,7 @@
 """Rules for the prose of the code: docstrings, comments, error messages and names.
 
-`counts` says how often each rule is broken in each folder. `python -m tests.docs.prose` writes the
-counts to `prose.toml`: a number there may only fall.
+`counts` returns the breaches of each rule by folder. `python -m tests.docs.prose` writes the counts
+to `prose.toml`: a number there may only fall.
 """
 
 import ast
@@ -14,18 +14,20 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = Path(__file__).with_name("prose.toml")
 _FOLDERS = ("tff_agnostic", "plan_runner", "fleet", "binaries", "benchmarks", "tools", "tests")
-# Folders of the package have counts of their own.
+# The folders in the package have separate counts.
 _PACKAGE = "tff_agnostic"
+# Files that quote breaches.
+_EXAMPLES = ("prose.py", "test_prose.py")
 _SECTIONS = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples):$")
 _ENTRY = re.compile(r"^    (\*{0,2}\w+): (.*)")
 _FIELD = re.compile(r"\{[^{}]*\}")
 
 
 class Rule(NamedTuple):
-    """Something that is not written.
+    """A rule of prose.
 
     Attributes:
-        kinds: Kinds of prose that it is about; see `Text`.
+        kinds: Kinds of prose that it applies to; see `Text`.
         pattern: Regular expression of a breach.
     """
 
@@ -146,7 +148,7 @@ def _message(error: ast.expr) -> str:
 def breaches(folder: str) -> Iterator[tuple[str, Path, Text]]:
     """Yields rule, file and text of each breach in a folder."""
     for path in sorted((ROOT / folder).rglob("*.py")):
-        if ".venv" in path.as_posix() or path.name == "prose.py" or "_pb2" in path.name:
+        if ".venv" in path.as_posix() or path.name in _EXAMPLES or "_pb2" in path.name:
             continue
         for text in texts(path.read_text()):
             for name, rule in RULES.items():

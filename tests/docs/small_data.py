@@ -11,7 +11,7 @@ _FILES_PER_LOCALE = 40
 _BYTES_PER_FILE = 900
 _POSTS = 120
 _IMAGES_PER_WRITER = 3
-# One in so many, of both groups: the last evaluation is on all test writers.
+# Keep every fourth writer of both groups: the last evaluation is on all test writers.
 _WRITERS_STEP = 4
 _PEOPLE = 800
 _GARMENTS = 600

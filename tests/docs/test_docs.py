@@ -1,4 +1,4 @@
-"""What the documentation shows, run: every page from top to bottom, commands for two rounds."""
+"""Runs the code and the commands of every page from top to bottom, commands for two rounds."""
 
 import importlib
 import re
@@ -45,7 +45,7 @@ def _name(page: Path) -> str:
 
 # Read in two minutes.
 README_WORDS = 700
-# What makes a documented command quick, in place of its own values of these flags.
+# Flags that make a documented command quick; they replace its own values.
 _FEW_CLIENTS = ["--clients_per_round=2", "--max_examples=20"]
 # To put clients in step takes TensorFlow longer than two such rounds.
 _STREAMED = "--client_mode=streamed"
@@ -183,8 +183,8 @@ def test_page_runs_from_top_to_bottom(
 ) -> None:
     missing: list[str] = []
     printed: Optional[str] = None
-    found = blocks(page.read_text())
-    for block, after in zip(found, [*found[1:], Block("", "", "")]):
+    page_blocks = blocks(page.read_text())
+    for block, after in zip(page_blocks, [*page_blocks[1:], Block("", "", "")]):
         if block.language == "text":
             _compare(page, printed, block)
         elif block.language == "sh":
@@ -261,13 +261,13 @@ def test_links_lead_to_files_and_to_headings(page: Path) -> None:
 
 
 def _headings(page: Path) -> set[str]:
-    """What a link calls a page's headings."""
+    """Returns the fragments of a page's headings in links."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_readme_is_short() -> None:
-    # Comments are read by nobody but the tests.
+    # Readers do not see comments.
     words = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text()).split()
     assert len(words) <= README_WORDS, f"README.md has {len(words)} words"
 

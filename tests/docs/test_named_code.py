@@ -1,4 +1,4 @@
-"""The code that pages name beside the lines of papers is there, and so are the files they name."""
+"""Pages name existing code next to the lines of papers, and existing files."""
 
 import pydoc
 import re

@@ -54,7 +54,7 @@ def test_run_notebook_serves_it(tmp_path):
 
 
 def _served(about: Path) -> Optional[str]:
-    """What the tutorial is to a server that describes itself in a file, once it answers."""
+    """Returns the type of the tutorial from a server, by its description; None until it answers."""
     try:
         server = json.loads(about.read_text())
         address = f"{server['url']}api/contents/tutorial.ipynb?token={server['token']}"

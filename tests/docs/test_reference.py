@@ -61,8 +61,8 @@ def test_command_page_has_every_flag(pages, defined, name):
     linked = _LINK.findall(pages[f"{commands.FOLDER}/{name}.md"])
     assert all(shown == flag for shown, _, flag in linked)
     assert all(flag in entries(pages, f"settings_{at}") for _, at, flag in linked)
-    own = list(entries(pages, name))
-    assert sorted([*own, *(flag for flag, _, _ in linked)]) == sorted(defined(name))
+    unlinked = list(entries(pages, name))
+    assert sorted([*unlinked, *(flag for flag, _, _ in linked)]) == sorted(defined(name))
 
 
 def test_entries_have_defaults_and_needs(pages):
@@ -72,9 +72,9 @@ def test_entries_have_defaults_and_needs(pages):
     tables = (run_flags(), runtime_flags(), task_flags())
     options = {flag: option for table_ in tables for flag, option in table_.items()}
     assert set(entry_texts) == set(options)
-    of_commands = [(entries(pages, name), command(name).options) for name in COMMANDS]
-    for shown, known in [(entry_texts, options), *of_commands]:
-        for flag, option in known.items():
+    command_entries = [(entries(pages, name), command(name).options) for name in COMMANDS]
+    for shown, defined_options in [(entry_texts, options), *command_entries]:
+        for flag, option in defined_options.items():
             default = option.default_text()
             assert default == "" or f"Default: `{default}`" in shown[flag], flag
             if flag in NEEDS:
@@ -132,7 +132,7 @@ def test_python_reference_has_public_names_once():
     for module in api.PUBLIC:
         public = sources_.public_names(module)
         assert {n for n in public if sources_.definition(module, n).directive} <= names
-    # What functions return is documented with them.
+    # Classes that functions return are documented with them.
     assert {"tff_agnostic.program.FinishedRun", "tff_agnostic.program.ByGroup"} <= set(documented)
     declared = ast.parse(files["tff_agnostic/program.py"])
     (compare,) = [node for node in declared.body if getattr(node, "name", "") == "compare_runs"]

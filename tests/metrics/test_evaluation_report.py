@@ -135,14 +135,14 @@ def test_tables_and_json_match(report):
     heldout = dataclasses.replace(report, split="heldout", clipped=clipped)
     nothing = dataclasses.replace(report, clipped={"sums": 0})
     assert evaluation_table(nothing) == evaluation_table(report)
-    result = [json.dumps(of.to_json(), allow_nan=False) for of in (report, heldout)]
+    result = [json.dumps(entry.to_json(), allow_nan=False) for entry in (report, heldout)]
     rounded = [json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}")) for text in result]
-    more = {name: of for name, of in rounded[1].items() if of != rounded[0].get(name)}
+    more = {name: entry for name, entry in rounded[1].items() if entry != rounded[0].get(name)}
     return "\n\n".join(
         [
             evaluation_table(report, weights, "pull"),
             evaluation_table(heldout),
-            *(json.dumps(of, indent=1) for of in (rounded[0], more)),
+            *(json.dumps(entry, indent=1) for entry in (rounded[0], more)),
         ]
     )
 

@@ -132,7 +132,7 @@ _OTHER_FILES = ["a,b\n1,2\n", "\n\n", "round\n", "garbage\n" * 5]
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "end"),
     [
         ("round,loss\n1,1.0\n2,2.0\n", "2 whole rows, 1 to 2"),
         # Damaged rows, and a last line without its end, which may lack digits.
@@ -142,12 +142,12 @@ _OTHER_FILES = ["a,b\n1,2\n", "\n\n", "round\n", "garbage\n" * 5]
         (None, "none"),
     ],
 )
-def test_missing_rows_raise_user_error(path, content, found):
+def test_missing_rows_raise_user_error(path, content, end):
     if content is not None:
         path.write_text(content)
     message = golden.refusal(lambda: History(path, _columns("loss")).load(3))
     assert message.startswith(f"{path}: expected rows of rounds 1 to 3, as the checkpoint says, ")
-    assert message.endswith(found)
+    assert message.endswith(end)
 
 
 def test_damaged_file_raises_user_error(path, tmp_path):

@@ -63,7 +63,7 @@ def test_known_fields_pass(exports, check, profile):
 
 
 @pytest.mark.parametrize(
-    ("line", "file", "found"),
+    ("line", "file", "field"),
     [
         ("  int32 version = 9;\n", "plan.pb", "plan.pb: field 9 of Plan"),
         (
@@ -73,7 +73,7 @@ def test_known_fields_pass(exports, check, profile):
         ),
     ],
 )
-def test_unknown_field_is_named(export, check, line, file, found):
+def test_unknown_field_is_named(export, check, line, file, field):
     if file == "client_only_plan.pb":
         device = plan_pb2.ClientOnlyPlan.FromString((export / file).read_bytes())
         selector = device.phase.tensorflow_spec.example_selector
@@ -84,7 +84,7 @@ def test_unknown_field_is_named(export, check, line, file, found):
     status, printed = check(export, plan=_PROTO.replace(line, ""))
     assert status == 1
     assert f"1 unknown field: {file}" in printed
-    assert printed.count(found) == 1
+    assert printed.count(field) == 1
 
 
 def test_on_device_personalizations_field_passes(export, check):
@@ -134,9 +134,9 @@ def test_other_bytes_after_rewriting_fail(export, check):
 def test_task_message_is_checked(export, check, task, status, expected):
     (export / "task.json").write_text(json.dumps({"task": task}))
     rehash(export)
-    found, printed = check(export, plan=_PROTO, task=_TASK)
+    actual, printed = check(export, plan=_PROTO, task=_TASK)
     (line,) = (line for line in printed.splitlines() if line.startswith("  task.json"))
-    assert (found, expected in line) == (status, True)
+    assert (actual, expected in line) == (status, True)
 
 
 def test_undefined_messages_are_named(export, check):

@@ -255,11 +255,11 @@ _CLASSES: dict[str, type] = {
     **{f"runtime {name}": spec.options for name, spec in RUNTIMES.items()},
     **{f"{kind} {name}": options for kind, name, options in settings_of_runs()},
     **{f"task {name}": entry.spec.options for name, entry in DEFAULTS.items()},
-    **{f"command {name}": command(name).own for name in COMMANDS},
+    **{f"command {name}": command(name).options_type for name in COMMANDS},
 }
 _REQUIRED: dict[type, dict[str, Any]] = {
-    command("privacy").own: {"clients": 1000, "clients_per_round": 10},
-    command("reproduce").own: {"experiment": "adult"},
+    command("privacy").options_type: {"clients": 1000, "clients_per_round": 10},
+    command("reproduce").options_type: {"experiment": "adult"},
 }
 _NUMBERS: dict[type, tuple[Any, ...]] = {
     int: (0, 1, 2, 3, 7, 40, 1000, 2**31 - 1, -5),

@@ -43,7 +43,7 @@ def result(domains: Sequence[str], seed: int = 0, **changes: Any) -> dict[str, A
     """Returns the result.json of a run; `changes` replace its entries."""
     rng = np.random.default_rng(seed)
     sets = {name: one_set(rng, int(rng.integers(20, 400))) for name in domains}
-    total = one_set(rng, sum(of["num_examples"] for of in sets.values()))
+    total = one_set(rng, sum(one["num_examples"] for one in sets.values()))
 
     def worst_of(name: str) -> str:
         worst = min if MEASURES[name]["higher_is_better"] else max

@@ -148,8 +148,8 @@ def test_thirty_domains_stay_a_small_page(tmp_path):
 
 def _warnings(tmp_path: Path, content: Any, columns: Any = None, **config: Any) -> str:
     html = write_run_report(write_run(tmp_path, content, columns, **config)).read_text()
-    _, found, rest = html.partition('<ul class="warnings"')
-    if not found:
+    _, opening, rest = html.partition('<ul class="warnings"')
+    if not opening:
         return ""
     return Reader(f"<!DOCTYPE html>\n<html><ul{rest.partition('</ul>')[0]}</ul></html>").text
 

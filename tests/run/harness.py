@@ -141,7 +141,7 @@ def result_json(domains: Mapping[str, Mapping[str, Any]], overall: Mapping[str, 
 
 
 @contextlib.contextmanager
-def as_nobody() -> Iterator[None]:
+def as_other_user() -> Iterator[None]:
     """Takes the rights of root away; skips the test where that cannot be done and undone."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user, and root again")

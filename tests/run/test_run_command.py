@@ -76,5 +76,5 @@ def test_compare_command_repeats_the_trials(arguments, expected):
 
 
 def _trials(*arguments):
-    assert given(compare, *arguments).own.trials == 2
+    assert given(compare, *arguments).args.trials == 2
     return compared_specs(*arguments)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import golden
-from tests.run.harness import as_nobody
+from tests.run.harness import as_other_user
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import claimed_folder, digest, file_digest
 from tff_agnostic.program.options.tasks import FORMAT
@@ -307,7 +307,7 @@ def test_unwritable_place_is_named(tmp_path):
 def test_folder_of_another_user_is_rejected(tmp_path):
     folder = _claimed(tmp_path / "private" / "run")
     (tmp_path / "private").chmod(0o700)
-    with as_nobody():
+    with as_other_user():
         with pytest.raises(UserError) as error:
             folder.check(_spec(), resume=True)
         with pytest.raises(UserError) as parent_error:

@@ -77,7 +77,7 @@ def test_card_describes_the_columns(tmp_path):
 
 
 def _model_of_store(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
-    """Returns a model of a store's inputs, of which only the spec is needed, and a client's x."""
+    """Returns a model with only the spec of a store's inputs, and a client's x."""
     inputs = StoredInputs(store, encoding)
     only_spec: Any = SimpleNamespace(example_spec={"x": inputs.spec})
     columns = store.columns("train", "a", inputs.features)

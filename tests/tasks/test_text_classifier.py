@@ -162,7 +162,7 @@ def test_texts_without_classes(tmp_path):
 # --- Domains, and classes of texts, chosen at training from any feature of a store
 
 
-# (split, client, site, type, year, tokens)
+# Rows of split, client, site, type, year and tokens.
 _SENTENCES = [
     ("train", "a", "cooking", "question", 2009, "the cat"),
     ("train", "a", "cooking", "answer", 2010, "cat sat"),

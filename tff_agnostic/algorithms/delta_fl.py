@@ -225,7 +225,7 @@ def tail_work(
     ) -> tuple[LevelOutput, tf.Tensor]:
         """Returns the output of each client for a level, and whether it is finite."""
         weights, eta = message
-        # F_k(w_t) >= eta_t
+        # Clients with F_k(w_t) >= eta_t take part.
         share = threshold.share(eta, clients.map(_loss, sums))
         n = clients.map(lambda s: core.client_weight(alpha, s.trained_counts), sums)
         # w_k: n_local steps of SGD from w_t.

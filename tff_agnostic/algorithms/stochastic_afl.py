@@ -167,7 +167,7 @@ def stochastic_afl(
         return stateless_seed(fold_in(seed, player))
 
     def scale(state: StochasticAflState) -> tf.Tensor:
-        # alpha_i = lambda_i / n_i
+        # The paper's alpha_i is lambda_i / n_i.
         lambda_ = ascent.mixture(state.lambda_)
         return weights_gradient(lambda_, player_seed(state, _WEIGHTS_DRAW)) / expected_trained
 

@@ -107,7 +107,7 @@ def training_output(
     """
 
     def weighted_delta(trained: list[tf.Tensor], beta: tf.Tensor) -> list[tf.Tensor]:
-        # beta^k (w - w^k)
+        # The update of client k is beta^k (w - w^k).
         return [beta * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
 
     return update_output(clients.map(weighted_delta, trained, beta), beta, sums, clients)

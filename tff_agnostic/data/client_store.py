@@ -65,10 +65,10 @@ class ClientStore:
         return list(self.client_counts(split))
 
     def client_counts(self, split: str) -> dict[str, int]:
-        """Returns how many examples each client of a split has, sorted by the clients' ids."""
+        """Returns the number of examples of each client of a split, sorted by the clients' ids."""
         counts: dict[str, int] = {}
         num_rows = 0
-        # By the bytes of UTF-8, which is Python's order.
+        # The order of UTF-8's bytes is Python's order.
         for client, n in self._stream(
             "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? "
             "ORDER BY client_id COLLATE BINARY",
@@ -107,21 +107,21 @@ class ClientStore:
         """Returns the serialized examples of one client, which has to have some.
 
         Args:
-            counts: Of `client_counts`: how many it has.
+            counts: Numbers of examples by client, from `client_counts`.
         """
         where = f"{self.path}: client {client_id}"
         count = counts.get(client_id)
-        found = [] if count is None else self.read(split, client_id)
-        if not found:
+        rows = [] if count is None else self.read(split, client_id)
+        if not rows:
             nearest = difflib.get_close_matches(client_id, () if count is not None else counts)
             meant = f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
             raise UserError(f"{where}: expected examples in split {split}, found none{meant}")
-        if len(found) != count:
+        if len(rows) != count:
             raise UserError(
                 f"{where}: expected {counted(counts[client_id], 'example')} in split {split}, as "
-                f"the table client_metadata has it, found {len(found)}"
+                f"the table client_metadata has it, found {len(rows)}"
             )
-        return found
+        return rows
 
     def close(self) -> None:
         """Closes what this thread has opened."""
@@ -137,11 +137,11 @@ class ClientStore:
             )
 
     def _wrong_count(
-        self, client: str, split: str, expected: str, found: Union[int, str]
+        self, client: str, split: str, expected: str, actual: Union[int, str]
     ) -> UserError:
         return UserError(
             f"{self.path}: client {client!r:.60} of split {split}: expected {expected}, found "
-            f"{found}"
+            f"{actual}"
         )
 
     def _query(
@@ -201,8 +201,8 @@ class ClientStore:
         except sqlite3.DatabaseError as e:
             if self._is_another_file():
                 raise UserError(
-                    f"{self.path}: expected a client store, found another file (./run import_data "
-                    "makes a store of tables, texts and images)"
+                    f"{self.path}: expected a client store, found a file of another format (./run "
+                    "import_data makes a store of tables, texts and images)"
                 ) from e
             raise UserError(
                 f"{self.path}: expected an SQLite file, found a damaged one: {e}"
@@ -227,11 +227,11 @@ class ClientStore:
             )
         tables = {row[0] for row in self._query("SELECT name FROM sqlite_master")}
         for table, columns in _TFF_TABLES.items():
-            found = {row[1] for row in self._query(f"PRAGMA table_info({table})")}
-            if table not in tables or not columns <= found:
+            names = {row[1] for row in self._query(f"PRAGMA table_info({table})")}
+            if table not in tables or not columns <= names:
                 raise UserError(
                     f"{self.path}: expected a client store with the table {table} "
-                    f"({', '.join(sorted(columns))}), found {', '.join(sorted(found)) or 'none'}"
+                    f"({', '.join(sorted(columns))}), found {', '.join(sorted(names)) or 'none'}"
                 )
 
         self._check_owners()
@@ -241,13 +241,13 @@ class ClientStore:
         columns = self._query("PRAGMA table_info(examples)")
         if any(name == "client_id" and is_never_null for _, name, _, is_never_null, *_ in columns):
             return
-        nobody = "FROM examples WHERE client_id IS NULL"
-        plan = self._query(f"EXPLAIN QUERY PLAN SELECT 1 {nobody}")
+        without_client = "FROM examples WHERE client_id IS NULL"
+        plan = self._query(f"EXPLAIN QUERY PLAN SELECT 1 {without_client}")
         ((most,),) = self._query("SELECT MAX(rowid) FROM examples")
         if (most or 0) > _MAX_SCANNED and not all(row[-1].startswith("SEARCH") for row in plan):
             # A store without an index: to see all of it takes too long.
             return
-        if self._query(f"SELECT 1 {nobody} LIMIT 1"):
+        if self._query(f"SELECT 1 {without_client} LIMIT 1"):
             raise UserError(f"{self.path}: expected a client of each example, found none (NULL)")
 
     def _read_described(self) -> Optional[dict[str, Any]]:
@@ -273,7 +273,7 @@ def described_by(text: str) -> dict[str, Any]:
         # JSON can write half a character, which no text can hold.
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as e:
-        raise ValueError(f"expected the description of a store, found another one ({e})") from e
+        raise ValueError(f"expected the description of a store, found invalid JSON ({e})") from e
     version = value.get("version") if isinstance(value, dict) else None
     if version != FORMAT_VERSION:
         is_newer = isinstance(version, int) and version > FORMAT_VERSION
@@ -281,5 +281,5 @@ def described_by(text: str) -> dict[str, Any]:
             f"expected a store of version {FORMAT_VERSION}, found {version!r}"
             + ("; a newer store needs a newer program" if is_newer else "")
         )
-    found: dict[str, Any] = value
-    return found
+    description: dict[str, Any] = value
+    return description

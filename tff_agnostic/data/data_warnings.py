@@ -13,7 +13,7 @@ from tff_agnostic.base.errors import agreeing, some_of
 FEW_EXAMPLES = 100
 # Kinds of warnings about training, which reports print before all others.
 GIVEN_UP, ABSURD, UNMOVED = "given_up", "absurd_losses", "unmoved_lambda"
-OF_TRAINING = (GIVEN_UP, ABSURD, UNMOVED)
+TRAINING_WARNINGS = (GIVEN_UP, ABSURD, UNMOVED)
 # Names of domains in a sentence.
 _MAX_NAMES = 5
 

@@ -128,12 +128,12 @@ class ModelInputs:
         )
 
     @property
-    def tell_the_domain(self) -> bool:
+    def has_domain(self) -> bool:
         """Whether one of them is the number of the domain."""
         kinds = [one.kind for one in self.inputs.values() if isinstance(one, Whole)]
         return DOMAIN in kinds
 
-    def of_vectors(self) -> list[Entry]:
+    def vector_entries(self) -> list[Entry]:
         """Returns the numbers of all inputs that are vectors."""
         return [
             entry for one in self.inputs.values() if not isinstance(one, Whole) for entry in one
@@ -142,7 +142,7 @@ class ModelInputs:
     def numbers(self) -> dict[str, Optional[int]]:
         """Returns the columns of numbers, and how many numbers their lists have; None without."""
         result: dict[str, Optional[int]] = {}
-        for entry in self.of_vectors():
+        for entry in self.vector_entries():
             if entry.kind == NUMBER and entry.column is not None:
                 result[entry.column] = None if entry.item is None else entry.item + 1
         return result
@@ -154,7 +154,7 @@ class ModelInputs:
             for one in self.inputs.values()
             if isinstance(one, Whole) and one.kind == IDS and one.column is not None
         ]
-        one_hot = [e.column for e in self.of_vectors() if e.kind == CATEGORY and e.column]
+        one_hot = [e.column for e in self.vector_entries() if e.kind == CATEGORY and e.column]
         return list(dict.fromkeys([*id_columns, *one_hot]))
 
     @property
@@ -191,7 +191,7 @@ def inputs_json(
         result["missing_category"] = inputs.missing_category
         if columns.words:
             result["words"] = dict(columns.words)
-    if inputs is not None and inputs.tell_the_domain:
+    if inputs is not None and inputs.has_domain:
         result["domain_is_an_input"] = True
     result["classes"] = None if class_names is None else list(class_names)
     if words is not None:

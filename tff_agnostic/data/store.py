@@ -318,7 +318,7 @@ class StoreClients(ListedClients):
         to_examples: Called with a client's id and columns; returns its examples.
         domain_names: Names of the task's domains, in the order of their ids.
         has_row_each: Whether every example of the store becomes one example.
-        most_kept: Bytes of examples that stay in memory, those of the clients that are read first.
+        max_kept_bytes: Maximum size of the examples that stay in memory, of the first read clients.
     """
 
     def __init__(
@@ -329,7 +329,7 @@ class StoreClients(ListedClients):
         to_examples: ToExamples,
         domain_names: Sequence[str],
         has_row_each: bool = True,
-        most_kept: int = KEPT_BYTES,
+        max_kept_bytes: int = KEPT_BYTES,
     ) -> None:
         self._store = store
         self._split = split
@@ -337,7 +337,7 @@ class StoreClients(ListedClients):
         self._to_examples = to_examples
         self._domain_names = domain_names
         self._has_row_each = has_row_each
-        self._most_kept = most_kept
+        self._max_kept_bytes = max_kept_bytes
         self._ids = store.client_ids(split)
         self._kept: dict[str, Examples] = {}
         self._kept_bytes = 0
@@ -351,7 +351,7 @@ class StoreClients(ListedClients):
         columns = self._store.columns(self._split, client_id, self._features)
         examples = self._to_examples(client_id, columns)
         num_bytes = sum(np.asarray(column).nbytes for column in tf.nest.flatten(examples))
-        if self._kept_bytes + num_bytes <= self._most_kept:
+        if self._kept_bytes + num_bytes <= self._max_kept_bytes:
             self._kept_bytes += num_bytes
             self._kept[client_id] = examples
         return examples

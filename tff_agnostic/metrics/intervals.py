@@ -9,7 +9,7 @@ model serves. Intervals of one evaluation:
 - A percentile over clients: between two order statistics, by the binomial distribution of the
   number of clients below (Conover 1999, section 3.2).
 - The superquantile over clients: Student's, from the spread of its influence function (Trindade et
-  al. 2007), with at least `LEAST_IN_TAIL` clients in the tail.
+  al. 2007), with at least `MIN_TAIL_CLIENTS` clients in the tail.
 
 Intervals over other test clients and other seeds are `combined` from replicates of sums,
 `Resampled`.
@@ -61,12 +61,12 @@ from tff_agnostic.base.later import scipy
 
 LEVEL = 0.95
 # With fewer the intervals of skewed tails are far too narrow.
-LEAST_IN_TAIL = 10
+MIN_TAIL_CLIENTS = 10
 
 # Lower and upper end; None if an interval is not defined.
 Interval = Optional[tuple[float, float]]
 # With fewer effective clients an interval is wider than any accuracy.
-LEAST_CLIENTS = 3
+MIN_CLIENTS = 3
 # Largest rounding error of an estimate, relative to the values from which it was computed.
 _ROUNDING = 1e-9
 # In files of replicates.
@@ -140,7 +140,7 @@ def superquantile_interval(
 ) -> Interval:
     """Returns Student's interval of the mean of the worst clients.
 
-    None if the worst `share` is fewer than `LEAST_IN_TAIL` clients.
+    None if the worst `share` is fewer than `MIN_TAIL_CLIENTS` clients.
 
     Args:
         values: Values of clients, [n].
@@ -149,7 +149,7 @@ def superquantile_interval(
         worst_is_largest: Whether large values are bad, or small ones.
     """
     total = float(np.sum(clients))
-    if share * total < LEAST_IN_TAIL:
+    if share * total < MIN_TAIL_CLIENTS:
         return None
     sign = 1.0 if worst_is_largest else -1.0
     losses = sign * np.asarray(values, np.float64)
@@ -353,11 +353,11 @@ def read_resampled(paths: Sequence[Path]) -> tuple[Resampled, ...]:
             results.append(Resampled.from_arrays(read_npz(path)))
         except LookupError as e:
             raise UserError(
-                f"{path}: expected replicates of an evaluation, found other arrays"
+                f"{path}: expected replicates of an evaluation, found incompatible arrays"
             ) from e
     return tuple(results)
 
 
 def has_enough(clients: float) -> bool:
     """Returns whether a set has enough effective clients for an interval."""
-    return clients >= LEAST_CLIENTS
+    return clients >= MIN_CLIENTS

@@ -127,7 +127,9 @@ def shared_flags(name: str) -> dict[str, list[Flag]]:
     by_page = {
         "runs": [f for g in groups_of(RunConfig) for f in g.flags if described.has_setting(f)],
         "runtimes": list(runtime_flags().values()) if described.has_runtime else [],
-        "tasks": list(task_flags().values()) if issubclass(described.own, DataOptions) else [],
+        "tasks": list(task_flags().values())
+        if issubclass(described.options_type, DataOptions)
+        else [],
     }
     in_config = {flag.name for flag in groups_of(RunConfig)[0].flags}
     others = [flag for name, flag in run_flags().items() if name not in in_config]
@@ -205,7 +207,7 @@ def _about(name: str) -> str:
 
 def _command_page(name: str, shared: Mapping[str, Shared]) -> str:
     described = command(name)
-    groups = [g for g in own_groups(described.own) if g.flags]
+    groups = [g for g in own_groups(described.options_type) if g.flags]
     parts = [f"# {name}", _about(name), _groups(name, groups)]
     shared_by_page = shared_flags(name)
     if shared_by_page:

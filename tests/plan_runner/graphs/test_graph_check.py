@@ -182,8 +182,8 @@ def test_later_attributes_have_known_values(monkeypatch, value):
     definition = op_def_pb2.OpDef.FromString(op_def_registry.get("GatherNd").SerializeToString())
     if not any(attribute.name == "bad_indices_policy" for attribute in definition.attr):
         definition.attr.add(name="bad_indices_policy", type="string")
-    known = {"GatherNd": definition}
-    monkeypatch.setattr(op_def_registry, "get", known.get)
+    definitions = {"GatherNd": definition}
+    monkeypatch.setattr(op_def_registry, "get", definitions.get)
     graph = tf.compat.v1.GraphDef()
     node = graph.node.add(name="bad", op="GatherNd")
     if value is not None:
@@ -245,7 +245,7 @@ def test_operations_of_training_are_allowed():
 
 
 def test_no_operation_with_suspicious_name_passes():
-    known = op_def_pb2.OpList.FromString(
+    operations = op_def_pb2.OpList.FromString(
         pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
     )
     suspicious = re.compile(
@@ -253,7 +253,7 @@ def test_no_operation_with_suspicious_name_passes():
         "Checkpoint|Summary(Writer)|Collective|Send|Recv|TPU|Nccl|Restore|^Save|Debug|Mlir|Custom"
     )
     judged = 0
-    for definition in known.op:
+    for definition in operations.op:
         if not suspicious.search(definition.name) or definition.name in graph_check.STRING_INPUTS:
             continue
         graph = tf.compat.v1.GraphDef()

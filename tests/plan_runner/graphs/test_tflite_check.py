@@ -82,8 +82,8 @@ def _options_elsewhere(model, graph):
     ],
 )
 def test_rejects_replaced_paths(saving, spoil, message):
-    of_bytes = "content" in inspect.signature(spoil).parameters
-    spoiled = spoil(saving) if of_bytes else edited(saving, spoil)
+    takes_bytes = "content" in inspect.signature(spoil).parameters
+    spoiled = spoil(saving) if takes_bytes else edited(saving, spoil)
     with pytest.raises(PlanError, match=f"^here: .*{message}"):
         check_tflite(spoiled, _PATHS, "here")
 

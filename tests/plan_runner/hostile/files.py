@@ -13,8 +13,8 @@ from tests.plan_runner.exports import rehash, write_client
 from tests.plan_runner.hostile.spoiling import (
     CLIENT,
     ROUND,
-    Found,
     Hostile,
+    Stage,
     changed,
     manifest,
     moved_out,
@@ -144,19 +144,19 @@ FILES = {
     "a record of another checksum": Hostile(
         changed(CLIENT, lambda content: content[:14] + b"\0\0" + content[16:]),
         "expected a TFRecord file, cannot read it",
-        Found.PLAYED,
+        Stage.PLAYED,
     ),
     "a record that is no example": Hostile(
         replaced(CLIENT, _no_example),
         "expected a tf.train.Example",
-        Found.PLAYED,
+        Stage.PLAYED,
     ),
     "an example of other features": Hostile(
         lambda folder: rehash(
             folder, examples={"features": {"x": {"dtype": "string", "shape": []}}}
         ),
         "feature 'x': expected string[], found float32",
-        Found.PLAYED,
+        Stage.PLAYED,
     ),
     # Archives.
     "an archive that inflates": Hostile(

@@ -11,7 +11,7 @@ from plan_runner import plan_pb2
 from tests.plan_runner import plans
 from tests.plan_runner.exports import rehash
 from tests.plan_runner.hostile.attacks import saving, write_plan
-from tests.plan_runner.hostile.spoiling import ROUND, Found, Hostile, changed, swapped
+from tests.plan_runner.hostile.spoiling import ROUND, Hostile, Stage, changed, swapped
 
 
 def _plan(change: Callable[[plan_pb2.Plan], Any]) -> Callable[[Path], None]:
@@ -33,12 +33,12 @@ def _other_plan(**changes: plans.Change) -> Callable[[Path], None]:
 
 
 def _client_graph(change: Callable[[Any], Any]) -> Callable[[Path], None]:
-    def of_plan(plan: plan_pb2.Plan) -> None:
+    def change_plan(plan: plan_pb2.Plan) -> None:
         graph = tf.compat.v1.GraphDef.FromString(plan.client_graph_bytes.value)
         change(graph)
         plan.client_graph_bytes.value = graph.SerializeToString()
 
-    return _plan(of_plan)
+    return _plan(change_plan)
 
 
 def _nested_messages(depth: int) -> bytes:
@@ -132,7 +132,7 @@ def _grows(x: tf.Tensor) -> tf.Tensor:
 
 
 def _doubles(graph: Any) -> None:
-    """Adds functions of which each calls the one before twice, forty deep, and a call."""
+    """Adds a chain of forty functions, each with two calls of the previous one, and a call."""
     number = tf.float32.as_datatype_enum
 
     def call(node: Any, name: str) -> None:
@@ -181,26 +181,26 @@ GRAPHS = {
     ),
     # Graphs that are refused before they run.
     "a file read in a branch of a branch": Hostile(
-        _other_plan(on_client=_nested_read), "ReadFile is refused", Found.UNPLAYED
+        _other_plan(on_client=_nested_read), "ReadFile is refused", Stage.UNPLAYED
     ),
     "a checkpoint read from elsewhere": Hostile(
-        _other_plan(on_client=_restores), "RestoreV2 is refused: its path", Found.UNPLAYED
+        _other_plan(on_client=_restores), "RestoreV2 is refused: its path", Stage.UNPLAYED
     ),
     "a checkpoint written elsewhere": Hostile(
         _other_plan(on_server=lambda x: saving(x, "/tmp/plan_runner_was_here")),
         "SaveSlices is refused: its path",
-        Found.UNPLAYED,
+        Stage.UNPLAYED,
     ),
     "a constant of 4 TiB": Hostile(
-        _client_graph(_huge_constant), "expected constants of at most 1 GiB", Found.UNPLAYED
+        _client_graph(_huge_constant), "expected constants of at most 1 GiB", Stage.UNPLAYED
     ),
     "a function that calls itself": Hostile(
-        _client_graph(_calls_itself), "function again: recursion is not allowed", Found.UNPLAYED
+        _client_graph(_calls_itself), "function again: recursion is not allowed", Stage.UNPLAYED
     ),
     "a checkpoint that is a plan": Hostile(
         changed("server_state.ckpt", lambda content: content[:100] + b"\xff" * 20 + content[120:]),
         "server_state.ckpt: expected a checkpoint",
-        Found.UNPLAYED,
+        Stage.UNPLAYED,
     ),
     "a state of another dtype": Hostile(
         lambda folder: rehash(
@@ -208,30 +208,30 @@ GRAPHS = {
             tensors={"server_state": {"server/0": {"dtype": "int64", "shape": []}}, "metrics": {}},
         ),
         "server/0: expected int64[], found float32[]",
-        Found.UNPLAYED,
+        Stage.UNPLAYED,
     ),
     "a profile that is none": Hostile(
-        lambda folder: rehash(folder, profile="x"), "expected one of daf, secure", Found.UNPLAYED
+        lambda folder: rehash(folder, profile="x"), "expected one of daf, secure", Stage.UNPLAYED
     ),
     # Rounds.
     "rounds swapped": Hostile(
-        swapped(ROUND, "conformance/round_2.npz"), "NOT verified", Found.PLAYED, status=1
+        swapped(ROUND, "conformance/round_2.npz"), "NOT verified", Stage.PLAYED, status=1
     ),
     "a sum of another dtype": Hostile(
         _other_plan(on_client=lambda x: tf.cast(x, tf.float64)),
         "update/0: expected float32[], found float64[]",
-        Found.PLAYED,
+        Stage.PLAYED,
     ),
     "examples that sleep": Hostile(
-        _other_plan(on_client=_sleeps), "(--max_round_seconds)", Found.ENDED, _QUICK
+        _other_plan(on_client=_sleeps), "(--max_round_seconds)", Stage.ENDED, _QUICK
     ),
     "an endless loop on the server": Hostile(
-        _other_plan(on_server=_forever), "(--max_round_seconds)", Found.ENDED, _QUICK
+        _other_plan(on_server=_forever), "(--max_round_seconds)", Stage.ENDED, _QUICK
     ),
     "endless examples": Hostile(
-        _other_plan(on_client=_endless_examples), "(--max_round_seconds)", Found.ENDED, _QUICK
+        _other_plan(on_client=_endless_examples), "(--max_round_seconds)", Stage.ENDED, _QUICK
     ),
-    "a tensor of 32 GiB": Hostile(_other_plan(on_client=_fills), "client: ", Found.ENDED),
-    "a tensor that grows": Hostile(_other_plan(on_client=_grows), "client", Found.ENDED),
-    "functions that double": Hostile(_client_graph(_doubles), "(--max_", Found.ENDED, _QUICK),
+    "a tensor of 32 GiB": Hostile(_other_plan(on_client=_fills), "client: ", Stage.ENDED),
+    "a tensor that grows": Hostile(_other_plan(on_client=_grows), "client", Stage.ENDED),
+    "functions that double": Hostile(_client_graph(_doubles), "(--max_", Stage.ENDED, _QUICK),
 }

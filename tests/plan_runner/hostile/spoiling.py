@@ -12,8 +12,8 @@ ROUND = "conformance/round_1.npz"
 CLIENT = "conformance/clients/ann.tfrecord"
 
 
-class Found(enum.Enum):
-    """The stage at which an export is refused."""
+class Stage(enum.Enum):
+    """The stage of a refusal."""
 
     EARLY = "before TensorFlow is imported"
     UNPLAYED = "before a graph is run"
@@ -27,14 +27,14 @@ class Hostile(NamedTuple):
     Attributes:
         spoil: Changes a good export of plain sums.
         message: Part of the error.
-        found: Stage of the refusal.
+        stage: Stage of the refusal.
         flags: Further flags of the runner.
         status: Exit status of the runner.
     """
 
     spoil: Callable[[Path], Any]
     message: str
-    found: Found = Found.EARLY
+    stage: Stage = Stage.EARLY
     flags: tuple[str, ...] = ()
     status: int = 2
 

@@ -16,10 +16,10 @@ from tests.marks import usually
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX, call
 from tests.plan_runner.hostile.files import FILES
 from tests.plan_runner.hostile.graphs import GRAPHS
-from tests.plan_runner.hostile.spoiling import Found
+from tests.plan_runner.hostile.spoiling import Stage
 
 HOSTILE = {**FILES, **GRAPHS}
-_ENDED = [name for name, case in HOSTILE.items() if case.found is Found.ENDED]
+_ENDED = [name for name, case in HOSTILE.items() if case.stage is Stage.ENDED]
 _LIMIT_BYTES = 2_000_000_000
 # Seconds for the start of Python and TensorFlow on a busy machine.
 _START_SECONDS = 60
@@ -88,7 +88,7 @@ def _assert_refused(name: str, status: int, out: str, err: str) -> None:
 
 @pytest.mark.slow
 def test_early_refusals_need_no_tensorflow(spoiled, tmp_path):
-    asked = {name: spoiled(name) for name, case in HOSTILE.items() if case.found is Found.EARLY}
+    asked = {name: spoiled(name) for name, case in HOSTILE.items() if case.stage is Stage.EARLY}
     before = _names(tmp_path)
     measured = tmp_path.parent / "measured.json"
     finished = subprocess.run(
@@ -111,7 +111,7 @@ def test_early_refusals_need_no_tensorflow(spoiled, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, case in HOSTILE.items() if case.found in (Found.UNPLAYED, Found.PLAYED)]
+    "name", [n for n, case in HOSTILE.items() if case.stage in (Stage.UNPLAYED, Stage.PLAYED)]
 )
 def test_graphs_and_rounds_are_refused(spoiled, tmp_path, name):
     arguments = spoiled(name)

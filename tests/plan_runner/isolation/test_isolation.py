@@ -137,8 +137,8 @@ def test_endless_events_are_stopped():
 
 def test_replaced_error_file_is_not_read(tmp_path):
     (tmp_path / "secret").write_text("secret")
-    found = refused("replaces_its_errors", str(tmp_path / "secret"))
-    assert found == "leaving: its process ended with status 3 (last)"
+    message = refused("replaces_its_errors", str(tmp_path / "secret"))
+    assert message == "leaving: its process ended with status 3 (last)"
 
 
 @pytest.mark.slow

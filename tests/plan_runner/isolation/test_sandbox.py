@@ -82,10 +82,10 @@ def tried(files, names, reads):
 @needs_sandbox
 def test_sandbox_refuses_attempts(files):
     names = list(attempts.attempts(*files, files[0]))
-    found = tried(files, names, [str(ROOT), str(files[1])])
-    assert found.pop("variables") == "['HOME']"
-    assert found.pop("home") == "True"
-    errors = {name: int(number) for name, number in found.items()}
+    results = tried(files, names, [str(ROOT), str(files[1])])
+    assert results.pop("variables") == "['HOME']"
+    assert results.pop("home") == "True"
+    errors = {name: int(number) for name, number in results.items()}
     assert set(errors) == set(names)
     for name, number in errors.items():
         if name.startswith("may "):
@@ -101,8 +101,8 @@ def test_sandbox_refuses_attempts(files):
 
 
 def test_attempts_succeed_without_sandbox(files):
-    found = tried(files, _TRIED_FREELY, None)
-    assert [found[name] for name in _TRIED_FREELY] == ["0"] * len(_TRIED_FREELY)
+    results = tried(files, _TRIED_FREELY, None)
+    assert [results[name] for name in _TRIED_FREELY] == ["0"] * len(_TRIED_FREELY)
     assert files[0].read_text() == "x"
 
 
@@ -153,11 +153,11 @@ def test_sandbox_stops_unchecked_attacks(attacked, tmp_path):
 def test_checkpoint_is_read_in_another_process(tmp_path):
     tensors = {"a": np.ones((2, 3), np.float32), "b": np.int64(7), "c": np.array([b"x", b"yz"])}
     write_checkpoint(tmp_path / "state[1]", tensors)
-    found = read_state(tmp_path / "state[1]", Limits(), trust=False)
-    assert {name: value.tolist() for name, value in found.items()} == {
+    actual = read_state(tmp_path / "state[1]", Limits(), trust=False)
+    assert {name: value.tolist() for name, value in actual.items()} == {
         name: value.tolist() for name, value in tensors.items()
     }
-    assert (found["a"].dtype, found["b"].dtype) == (np.float32, np.int64)
+    assert (actual["a"].dtype, actual["b"].dtype) == (np.float32, np.int64)
 
 
 def hidden(numbers, *arguments):

@@ -76,7 +76,7 @@ def test_conformance_rounds_report_differences(exports, tmp_path, name, value, d
 
 
 @pytest.mark.parametrize(
-    ("expected", "found", "difference"),
+    ("expected", "actual", "difference"),
     [
         # Relative to the largest expected number.
         ([1.0, -4.0], [1.5, -4.0], 0.125),
@@ -97,6 +97,6 @@ def test_conformance_rounds_report_differences(exports, tmp_path, name, value, d
         ([1.0], [[1.0]], math.inf),
     ],
 )
-def test_relative_difference_equals_closed_form(expected, found, difference):
-    result = relative_difference(np.asarray(expected), np.asarray(found))
+def test_relative_difference_equals_closed_form(expected, actual, difference):
+    result = relative_difference(np.asarray(expected), np.asarray(actual))
     assert result == pytest.approx(difference)

@@ -68,7 +68,7 @@ class Predictors:
 
 def base_predictors(given: RunArguments) -> Predictors:
     """Counts the outcomes of the training clients, and writes a predictor of each group."""
-    options: PredictorOptions = given.own
+    options: PredictorOptions = given.args
     output = options.output
     if output.suffix != ".npz":
         raise UserError(f"--output: expected a name that ends in .npz, found {output}")

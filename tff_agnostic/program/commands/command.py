@@ -26,13 +26,13 @@ class CommandArguments:
 
     Attributes:
         command: Name of the command.
-        own: Options that only the command has.
+        args: Options that only the command has.
         names: Names of the given flags among them.
         show_progress: Whether to show a bar, or lines without a terminal.
     """
 
     command: str
-    own: Any
+    args: Any
     names: frozenset[str]
     show_progress: bool = dataclasses.field(default=True, kw_only=True)
 
@@ -52,7 +52,7 @@ class Command:
 
     Attributes:
         name: Name, as `./run` takes it.
-        own: Class of the options that only the command has.
+        options_type: Class of the options that only the command has.
         run: Called with the arguments; returns the result.
         show: Prints the result.
         report: Writes a page on the result, and returns its path. It is called last: an error in it
@@ -60,7 +60,7 @@ class Command:
     """
 
     name: str
-    own: type
+    options_type: type
     run: Callable[[Any], Any]
     show: Show
     report: Optional[Callable[[Any], Path]] = None
@@ -68,7 +68,7 @@ class Command:
     @property
     def options(self) -> FlagTable:
         """The flags that only the command has."""
-        return _options(self.own)
+        return _options(self.options_type)
 
     def main(self, doc: Optional[str]) -> NoReturn:
         """Runs as a program whose help begins with `doc`, and ends the process."""
@@ -77,7 +77,7 @@ class Command:
 
     def help_text(self, doc: Optional[str], group: str) -> str:
         """Returns the page of --help, or of --help=GROUP."""
-        groups = own_groups(self.own)
+        groups = own_groups(self.options_type)
         if group:
             return group_page(groups, group, Flag.default_text)
         return help_page(doc, groups, Flag.default_text)
@@ -98,7 +98,7 @@ class Command:
     def given(self) -> CommandArguments:
         """Returns the arguments that the parsed flags give."""
         values = self.options.from_flags()
-        return CommandArguments(self.name, build(self.own, values), frozenset(values))
+        return CommandArguments(self.name, build(self.options_type, values), frozenset(values))
 
 
 @functools.cache

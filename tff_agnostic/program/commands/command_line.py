@@ -127,7 +127,7 @@ class RunArguments(CommandArguments):
 
     def spec(self) -> RunSettings:
         """Returns the described run."""
-        task, data_dir, data = self.own.task, self.own.data_dir, self.own.data
+        task, data_dir, data = self.args.task, self.args.data_dir, self.args.data
         return resolve(task, self.settings, self.task_options(task), data_dir, data)
 
     def spec_of(
@@ -139,7 +139,7 @@ class RunArguments(CommandArguments):
             settings: Settings of this run alone, by flag.
             options: Options of its task; the given ones if None.
         """
-        task, data_dir, data = self.own.task, self.own.data_dir, self.own.data
+        task, data_dir, data = self.args.task, self.args.data_dir, self.args.data
         if options is None:
             options = self.task_options(task)
         return resolve(task, settings, options, data_dir, data, shared=self.settings)
@@ -147,13 +147,13 @@ class RunArguments(CommandArguments):
     def based_on(self, earlier: RunSettings) -> RunSettings:
         """Returns an earlier run with the given flags instead of its own."""
         options = self.task_options(earlier.task)
-        return based_on(earlier, self.settings, options, self.own.data_dir, self.own.data)
+        return based_on(earlier, self.settings, options, self.args.data_dir, self.args.data)
 
     def resumed(self, saved: SavedRun) -> RunSettings:
         """Returns the run of a folder with the given flags; see `RunFolder.check`."""
         algorithm = self.settings.get("algorithm")
         earlier = saved.spec(algorithm and str(Path(algorithm).resolve()))
-        if "task" in self.names and self.own.task != earlier.task:
+        if "task" in self.names and self.args.task != earlier.task:
             return self.spec()
         return self.based_on(earlier)
 
@@ -188,7 +188,7 @@ class RunCommand(Command):
         """Defines its flags."""
         super().define_flags()
         run_flags().define(self.settings, self.without, _default_text)
-        if issubclass(self.own, DataOptions):
+        if issubclass(self.options_type, DataOptions):
             task_flags().define(default_text=_default_text)
         if self.has_runtime:
             runtime_flags().define()
@@ -203,7 +203,7 @@ class RunCommand(Command):
         tables = (self.options, run_flags(), runtime_flags())
         given = {name: v for table in tables for name, v in table.from_flags().items()}
         runs = run_flags(_user_files(given))
-        task = given.get("task") or getattr(self.own, "task", None)
+        task = given.get("task") or getattr(self.options_type, "task", None)
         algorithms = _algorithms_in(given, task)
 
         def is_flag(option: Flag) -> bool:
@@ -214,8 +214,8 @@ class RunCommand(Command):
             # A member of a union may have fields.
             return str(given.get(part, default)).partition(":")[0]
 
-        groups = [*own_groups(self.own), *groups_of(RunConfig, is_flag)]
-        if issubclass(self.own, DataOptions) and task is not None and task in DEFAULTS:
+        groups = [*own_groups(self.options_type), *groups_of(RunConfig, is_flag)]
+        if issubclass(self.options_type, DataOptions) and task is not None and task in DEFAULTS:
             groups.append(Group(task, f"The task {task}", flags_of(DEFAULTS[task].spec.options)))
         for name in algorithms:
             groups += groups_of(find_algorithm(name).options, is_flag)
@@ -245,7 +245,7 @@ class RunCommand(Command):
     def given(self) -> RunArguments:
         """See `Command.given`."""
         given, settings = super().given(), run_flags().from_flags()
-        named = {name: getattr(given.own, name) for name in given.names}
+        named = {name: getattr(given.args, name) for name in given.names}
         options = run_flags(_user_files({**named, **settings}))
         settings |= _user_options(named.get("algorithm_options", ""), options)
         return RunArguments(
@@ -268,7 +268,7 @@ def session(given: RunArguments, name: str) -> Iterator[Session]:
     Raises:
         Interrupted: If a signal asked to stop; the message has the command that resumes.
     """
-    with output_folder(given.own.output_dir, RUNS, name, given.own.resume) as path:
+    with output_folder(given.args.output_dir, RUNS, name, given.args.resume) as path:
         try:
             yield Session(path, given)
         except Interrupted as e:

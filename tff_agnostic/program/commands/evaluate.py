@@ -91,7 +91,7 @@ class Evaluated:
 
 def evaluate(given: RunArguments) -> Evaluated:
     """Evaluates a checkpoint."""
-    flags = given.own
+    flags = given.args
     saved_run, checkpoint = find_checkpoint(flags.checkpoint)
     trained = saved_run.spec()
     spec = evaluated_spec(given, trained)
@@ -228,7 +228,7 @@ def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:
 
 def evaluated_spec(given: RunArguments, trained: RunSettings) -> RunSettings:
     """Returns the run's spec with the task, options and settings that were given instead."""
-    flags, inherited = given.own, trained.settings()
+    flags, inherited = given.args, trained.settings()
     name = flags.task or trained.task
     same_task, folder, store = name == trained.task, flags.data_dir, flags.data
     options = {**(trained.task_options if same_task else {}), **given.task_options(name)}

@@ -32,7 +32,7 @@ from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.flags import NONE, flags_of, values_of
 from tff_agnostic.program.options.user_algorithm import is_user_file
 from tff_agnostic.program.runs.export import (
-    OF_SIMULATIONS,
+    SIMULATION_SETTINGS,
     DeviceSettings,
     export_request,
     summary,
@@ -60,8 +60,8 @@ _HOW_TO = """\
 runs it on this machine, where CLIENTS has a file NAME.tfrecord per client; more:
 docs/how_to/live_fleet.md.
 """
-# Of whatever kind of privacy, beside the limits of clients.
-_OF_NOISE = {flag.name for spec in PRIVACIES.values() for flag in flags_of(spec.options)} - {
+# Flags of all kinds of privacy, without the limits of clients.
+_NOISE_FLAGS = {flag.name for spec in PRIVACIES.values() for flag in flags_of(spec.options)} - {
     *(flag.name for flag in flags_of(LimitedOptions)),
 }
 
@@ -72,15 +72,15 @@ class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
 
     Attributes:
         output_dir: Folder to write; new or empty.
-        kind: What a round does: training, or evaluation of a model of a training's checkpoint.
+        kind: Kind of the rounds: training, or evaluation of a model of a training's checkpoint.
         models: With --kind=evaluation: name of the model of a family to evaluate, such as
             conformity_0.5; a plan evaluates one. [the main model]
-        backend: What plays it: fcp (the platform's servers and devices; a format only) or flower (a
-            live fleet: ./run fleet).
+        backend: Executor of the plan: fcp (the platform's servers and devices; a format only) or
+            flower (a live fleet: ./run fleet).
         profile: Kind of plan: daf (plain sums; current servers) or secure (secure sums only; a
             server with a secure aggregation protocol). [daf; secure with --backend=flower]
-        checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it, where the
-            deployment goes on; task and settings are the run's unless flags say otherwise.
+        checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it, from
+            which the deployment continues; task and settings default to the run's.
         clients_dir: Folder to write the task's clients to, for run_plan: the training clients, a
             TFRecord file each, and the cohorts that a simulation would draw next; for an evaluation
             the test clients, and all of them as a cohort.
@@ -96,12 +96,12 @@ class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
 
 
 class Exported(NamedTuple):
-    """What was written.
+    """The folders of an export.
 
     Attributes:
         plan: The folder of the plan.
-        clients: The folder of clients, if it was asked for.
-        demo_nodes: How many nodes a demo has; None if it is not for a fleet.
+        clients: The folder of clients; None without --clients_dir.
+        demo_nodes: Number of nodes of a demo; None if the export is not for a fleet.
     """
 
     plan: Path
@@ -110,17 +110,17 @@ class Exported(NamedTuple):
 
 
 def export_plan(given: RunArguments) -> Exported:
-    """Exports, and prints what was written."""
-    with flags_in_errors(given.own):
-        profile = choose_profile(given.own.backend, given.own.profile)
-    own = dataclasses.replace(given.own, profile=profile)
-    given = dataclasses.replace(given, own=own)
-    folder, clients_dir, kind = own.output_dir, own.clients_dir, own.kind
-    backend = BACKENDS[own.backend]
+    """Exports a plan, and prints its summary."""
+    with flags_in_errors(given.args):
+        profile = choose_profile(given.args.backend, given.args.profile)
+    args = dataclasses.replace(given.args, profile=profile)
+    given = dataclasses.replace(given, args=args)
+    folder, clients_dir, kind = args.output_dir, args.clients_dir, args.kind
+    backend = BACKENDS[args.backend]
     for name in sorted(given.names):
         if name in backend.without:
-            raise UserError(f"--{name} has no effect with --backend={own.backend}")
-    trained = None if own.checkpoint is None else find_checkpoint(Path(own.checkpoint))
+            raise UserError(f"--{name} has no effect with --backend={args.backend}")
+    trained = None if args.checkpoint is None else find_checkpoint(Path(args.checkpoint))
     spec = _spec(given, trained[0].spec() if trained else None)
     check_federated(spec.config, "to export")
     _check_summed_in_plans(spec if trained is None else trained[0].spec())
@@ -132,25 +132,25 @@ def export_plan(given: RunArguments) -> Exported:
     task = spec.load_task()
     restore = None
     if trained is not None:
-        restore = functools.partial(trained[1].restore, where=own.checkpoint)
+        restore = functools.partial(trained[1].restore, where=args.checkpoint)
     if clients_dir is not None and kind == TRAINING:
         with flags_in_errors(spec.config):
             check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
     request = export_request(
         spec,
         task,
-        own.profile,
-        own,
+        args.profile,
+        args,
         restore,
         kind,
-        own,
-        own.models,
-        own.backend,
+        args,
+        args.models,
+        args.backend,
     )
     if trained is not None:
         trained[0].check_fingerprint(spec.fingerprint(task), others=(DATA,))
     demo_nodes = None
-    with started("tff", Options()) as runtime, flags_in_errors(own, spec.config):
+    with started("tff", Options()) as runtime, flags_in_errors(args, spec.config):
         if backend.is_fleet:
             with new_folder(folder, "--output_dir") as path:
                 manifest = export(path / PLAN, request, cast("TffRuntime", runtime))
@@ -170,30 +170,30 @@ def export_plan(given: RunArguments) -> Exported:
 
 
 def _spec(given: RunArguments, trained: Optional[RunSettings]) -> RunSettings:
-    """Returns the run to deploy: what was given, otherwise what was trained or is the default."""
-    own, aggregation = given.own, PROFILES[given.own.profile].aggregation
+    """Returns the run to deploy, by the given flags, the trained run and the defaults."""
+    args, aggregation = given.args, PROFILES[given.args.profile].aggregation
     for name in given.settings:
-        if name in _OF_NOISE:
+        if name in _NOISE_FLAGS:
             raise UserError(
                 f"--{name} has no effect on an export, whose noise is that of --checkpoint's run"
             )
         if name.startswith("secure_") and aggregation != "secure":
-            raise UserError(f"--{name} has no effect with --profile={own.profile}")
+            raise UserError(f"--{name} has no effect with --profile={args.profile}")
     settings = {**given.settings, "aggregation": aggregation}
     if trained is None:
-        task = own.task or _DEFAULT_TASK
-        return resolve(task, settings, given.task_options(task), own.data_dir, own.data)
-    _check_same("task", trained.task, own.task)
+        task = args.task or _DEFAULT_TASK
+        return resolve(task, settings, given.task_options(task), args.data_dir, args.data)
+    _check_same("task", trained.task, args.task)
     _check_same("algorithm", trained.config.algorithm, _algorithm(given.settings))
     return dataclasses.replace(given, settings=settings).based_on(trained)
 
 
 def _check_summed_in_plans(spec: RunSettings) -> None:
-    found = values_of(spec.config)["update_aggregator"]
-    if found != NONE:
+    aggregator = values_of(spec.config)["update_aggregator"]
+    if aggregator != NONE:
         raise UserError(
-            f"--update_aggregator: expected none of a run to export, found {found}: the server of "
-            "a plan adds updates up"
+            f"--update_aggregator: expected none of a run to export, found {aggregator}: the "
+            "server of a plan adds updates up"
         )
 
 
@@ -204,7 +204,7 @@ def _check_folders(folder: Path, clients_dir: Optional[Path]) -> None:
     check_free(clients_dir, "--clients_dir")
     one, other = folder.resolve(), clients_dir.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
-        # A plan is refused that has other files beside its own.
+        # Plans with further files are refused.
         raise UserError(
             f"--clients_dir: expected a folder apart from {folder}, found {clients_dir}"
         )
@@ -227,11 +227,11 @@ def _show(exported: Exported) -> None:
     replay = shlex.join(["./run", "run_plan", f"--plan={plan}", "--verify"])
     print(f"plan: {plan}; to replay its conformance rounds: {replay}")
     if exported.demo_nodes is not None:
-        of = (f"--clients={exported.clients or 'CLIENTS'}", f"--nodes={exported.demo_nodes}")
-        demo = ["./run", "fleet", "demo", f"--export={plan}", *of, "--rounds=3"]
+        arguments = (f"--clients={exported.clients or 'CLIENTS'}", f"--nodes={exported.demo_nodes}")
+        demo = ["./run", "fleet", "demo", f"--export={plan}", *arguments, "--rounds=3"]
         print(f"to play it by a fleet on this machine: {shlex.join(demo)}")
 
 
 EXPORT = RunCommand(
-    "export", ExportOptions, export_plan, _show, without=OF_SIMULATIONS, has_runtime=False
+    "export", ExportOptions, export_plan, _show, without=SIMULATION_SETTINGS, has_runtime=False
 )

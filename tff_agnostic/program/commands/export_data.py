@@ -31,7 +31,7 @@ class ExportDataOptions(Options):
 
 def export_data(given: CommandArguments) -> Path:
     """Writes a store as a file of another format; returns the file."""
-    options: ExportDataOptions = given.own
+    options: ExportDataOptions = given.args
     with flags_in_errors(options):
         store = load_store(options.data)
         if not isinstance(store, ArrowStore):

@@ -25,7 +25,7 @@ from tff_agnostic.program.progress import LongWork
 
 def import_data(given: CommandArguments) -> ImportReport:
     """Makes a client store of files."""
-    options = given.own
+    options = given.args
     with _ended_by_sigterm(), flags_in_hints(ImportOptions), flags_in_errors(options):
         job = checked_import(options, given.names)
         with LongWork("import", job.num_bytes(), "B", visible=given.show_progress) as work:

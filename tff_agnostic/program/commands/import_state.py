@@ -30,16 +30,21 @@ from tff_agnostic.program.options.tasks import check_format
 from tff_agnostic.program.options.tasks import task_options as task_options_of
 from tff_agnostic.program.options.user_algorithm import algorithm_label
 from tff_agnostic.program.runs.build import build_algorithm
-from tff_agnostic.program.runs.export import FINGERPRINT, OF_SIMULATIONS, OPTIONS, SETTINGS_FORMAT
+from tff_agnostic.program.runs.export import (
+    FINGERPRINT,
+    OPTIONS,
+    SETTINGS_FORMAT,
+    SIMULATION_SETTINGS,
+)
 from tff_agnostic.program.runs.folder import RunFolder, trained_with
 from tff_agnostic.program.runs.options import RunConfig, stored_values
 from tff_agnostic.program.runs.spec import RunSettings, based_on, from_flags
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.tasks.task import DATA, Task
 
-# The tensor of a server's state that says after how many rounds it is.
+# The tensor of a server's state with the number of completed rounds.
 ROUND_NUM = f"{SERVER}/round_num"
-# What a plan does not depend on, and a run that goes on may want.
+# Settings of a resumed run that do not change the plan.
 _SETTINGS = (
     "rounds",
     "runtime",
@@ -80,18 +85,18 @@ def run_of_export(
     data_dir: Optional[Path],
     data: Optional[Path],
 ) -> RunSettings:
-    """Returns the run that goes on where a fleet's rounds ended.
+    """Returns the run that continues after a fleet's rounds.
 
-    What a plan does not depend on, such as the runtime, is the task's default; the run has as many
-    rounds as are completed.
+    Settings that do not change a plan, such as the runtime, are the task's defaults; the number of
+    rounds is that of the completed ones.
 
     Args:
-        manifest: The export's.
-        completed: Rounds of the state that the fleet led to.
-        given: Options that the user gave, by flag.
-        task_options: Options of the task that were given.
-        data_dir: Folder with the task's files, if it was given.
-        data: The client store, if it was given.
+        manifest: Manifest of the export.
+        completed: Number of completed rounds of the fleet's state.
+        given: Given settings, by flag.
+        task_options: Given options of the task.
+        data_dir: Folder with the task's files; None if not given.
+        data: The client store; None if not given.
     """
     if manifest.get("kind") == EVALUATION:
         raise UserError(
@@ -111,7 +116,7 @@ def run_of_export(
         "data": None,
         # The manifest has no paths.
         **values_of(task_options_of(task, manifest[OPTIONS])),
-        **{name: settings[name] for name in OF_SIMULATIONS},
+        **{name: settings[name] for name in SIMULATION_SETTINGS},
         **manifest["settings"],
         "aggregation": PROFILES[manifest["profile"]].aggregation,
         "rounds": max(1, completed),
@@ -124,25 +129,24 @@ def run_of_export(
 
 
 def check_made_of(manifest: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
-    """Checks that a run is made of what an export was: the same vocabulary, the same code.
+    """Checks that a run has the parts of an export: the same vocabulary, the same code.
 
-    The examples may be others: a fleet's were.
+    The examples may differ: the fleet has its own.
 
     Args:
-        manifest: The export's.
+        manifest: Manifest of the export.
         fingerprint: `RunSettings.fingerprint` of the run.
     """
     for name, expected in manifest.get(FINGERPRINT, {}).items():
-        found = fingerprint.get(name)
-        if name != DATA and found != expected:
+        actual = fingerprint.get(name)
+        if name != DATA and actual != expected:
             raise UserError(
-                f"--plan: expected the {name} that it was exported with ({expected}), found "
-                f"another one ({found})"
+                f"--plan: expected the {name} of its export ({expected}), found {actual}"
             )
 
 
 class ImportedRun:
-    """A run that is to have the state of a fleet's.
+    """A run that gets the state of a fleet.
 
     Args:
         spec: The run.
@@ -150,7 +154,7 @@ class ImportedRun:
 
     Attributes:
         initial: The state before its first round.
-        fingerprint: What the run is made of.
+        fingerprint: Digests of the run's parts.
     """
 
     def __init__(self, spec: RunSettings, task: Task) -> None:
@@ -162,7 +166,7 @@ class ImportedRun:
     def write(self, folder: RunFolder, state: RunState) -> None:
         """Writes a folder that `train --resume`, `evaluate`, `save_model` and `export` read.
 
-        Its rows of metrics have the numbers of the fleet's rounds and nothing else.
+        Its rows of metrics have only the numbers of the fleet's rounds.
         """
         completed = int(state.round_num)
         make_folder(folder.path)
@@ -176,24 +180,24 @@ class ImportedRun:
 
 
 def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) -> RunState:
-    """Returns the state that a server's tensors are.
+    """Returns the state with a server's tensors.
 
     Args:
         template: A state of the same algorithm and aggregation.
-        tensors: By their names, as `read_server_state` returns them.
-        where: Where they come from, for the message.
+        tensors: Tensors by name, as `read_server_state` returns them.
+        where: Source of the tensors, for the message.
     """
     names, values = names_of(template), []
     for name, leaf in zip(names, tf.nest.flatten(template)):
         if name not in tensors:
             raise UserError(f"{where}: expected the tensor {name} of this algorithm, found none")
-        expected, found = np.asarray(leaf), tensors[name]
-        if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        expected, actual = np.asarray(leaf), tensors[name]
+        if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
             raise UserError(
                 f"{where}: {name}: expected {expected.dtype}{list(expected.shape)} of this model "
-                f"and algorithm, found {found.dtype}{list(found.shape)}"
+                f"and algorithm, found {actual.dtype}{list(actual.shape)}"
             )
-        values.append(found[()])
+        values.append(actual[()])
     if more := sorted({*tensors} - {*names}):
         raise UserError(f"{where}: expected the state of this algorithm, found {more[0]} as well")
     return tf.nest.pack_sequence_as(template, values)
@@ -201,7 +205,7 @@ def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) 
 
 @dataclasses.dataclass(frozen=True)
 class RunOfServer:
-    """The run that was made of a server's state, and after how many rounds it is."""
+    """The run made from a server's state, and its number of completed rounds."""
 
     path: Path
     spec: RunSettings
@@ -210,18 +214,18 @@ class RunOfServer:
 
 def import_state(given: RunArguments) -> RunOfServer:
     """Makes the run's folder."""
-    own = given.own
-    plan, server_state = own.plan, own.server_state
-    check_free(own.output_dir, "--output_dir")
+    args = given.args
+    plan, server_state = args.plan, args.server_state
+    check_free(args.output_dir, "--output_dir")
     try:
-        tensors = read_server_state(plan, server_state, own.max_memory_gb, own.trust)
+        tensors = read_server_state(plan, server_state, args.max_memory_gb, args.trust)
     except PlanError as e:
         raise UserError(str(e)) from e
     manifest = read_json(plan / "manifest.json")
     check_format(plan / "manifest.json", manifest.get(SETTINGS_FORMAT))
     options = given.task_options(manifest["task"])
     completed = int(tensors[ROUND_NUM])
-    spec = run_of_export(manifest, completed, given.settings, options, own.data_dir, own.data)
+    spec = run_of_export(manifest, completed, given.settings, options, args.data_dir, args.data)
     if spec.config.rounds < completed:
         raise UserError(
             f"--rounds: expected at least {completed}, which {server_state} has already, found "
@@ -230,9 +234,9 @@ def import_state(given: RunArguments) -> RunOfServer:
     run = ImportedRun(spec, spec.load_task())
     check_made_of(manifest, run.fingerprint)
     state = state_of(run.initial, tensors, str(server_state))
-    with new_folder(own.output_dir, "--output_dir") as path:
+    with new_folder(args.output_dir, "--output_dir") as path:
         run.write(RunFolder(path), state)
-    return RunOfServer(own.output_dir, spec, completed)
+    return RunOfServer(args.output_dir, spec, completed)
 
 
 def _show(run: RunOfServer) -> None:

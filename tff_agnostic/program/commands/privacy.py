@@ -187,7 +187,7 @@ class PlanningOptions(AccountingOptions):
 
 def plan_privacy(given: CommandArguments) -> None:
     """Prints the answer, the guarantee, and epsilon of other rounds and noise."""
-    options = given.own
+    options = given.args
     check_needs(
         NEEDS, {**values_of(options)}, [flag for flag in PRIVACY.options if flag in given.names]
     )

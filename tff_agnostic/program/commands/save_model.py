@@ -34,7 +34,7 @@ class SaveOptions(DataOptions):
 
 def save_model(given: RunArguments) -> SavedModels:
     """Saves every model of a checkpoint, and its card."""
-    flags = given.own
+    flags = given.args
     with flags_in_errors(flags):
         check_request(flags.format, flags.quantize)
     check_free(flags.output_dir, "--output_dir")

@@ -43,16 +43,16 @@ class TrainOptions(TaskOptions):
 
 def train(given: RunArguments) -> FinishedRun:
     """Trains one model with one algorithm on one task."""
-    spec = None if given.own.output_dir else given.spec()
+    spec = None if given.args.output_dir else given.spec()
     name = "" if spec is None else f"{spec.task}-{algorithm_label(spec.config.algorithm)}"
     with session(given, name) as at:
-        saved = RunFolder(at.path).read() if given.own.resume else None
+        saved = RunFolder(at.path).read() if given.args.resume else None
         spec = given.spec() if saved is None else given.resumed(saved)
         before = {} if saved is None else saved.execution
         options = given.runtime_options(spec.config.runtime, before)
         with at.running(spec.config.runtime, options) as (runtime, stop):
             return train_in_folder(
-                spec, at.path, runtime, stop, given.own.resume, given.show_progress
+                spec, at.path, runtime, stop, given.args.resume, given.show_progress
             )
 
 

@@ -21,7 +21,7 @@ from tff_agnostic.program.studies.comparison import OVERALL, WORST
 from tff_agnostic.program.studies.methods import Arm
 
 _SPEAKERS = 299
-# C = q / 2
+# The paper's C is q / 2.
 _BUDGET = _SPEAKERS // 2
 
 

@@ -80,13 +80,13 @@ class ReproduceOptions(DataOptions):
 
 def reproduce(given: RunArguments) -> None:
     """Runs all trials; prints the tables and writes the page."""
-    experiment = EXPERIMENTS[given.own.experiment]
-    with session(given, f"reproduce-{given.own.experiment}") as at:
+    experiment = EXPERIMENTS[given.args.experiment]
+    with session(given, f"reproduce-{given.args.experiment}") as at:
         _reproduce(given, experiment, at)
 
 
 def _reproduce(given: RunArguments, experiment: Experiment, at: Session) -> None:
-    args, folder = given.own, at.path
+    args, folder = given.args, at.path
     trials = args.trials or experiment.trials
     store = store_path(experiment, args.data_dir, args.data, folder)
     specs = trial_specs(given, experiment, trials, store, folder)
@@ -141,11 +141,11 @@ def trial_specs(
         folder: Folder of the trials and of the predictors that methods mix.
     """
     settings, further = given.settings, overrides(given, tuple(experiment.arms))
-    read = None if experiment.raw_data is not None else given.own.data_dir
+    read = None if experiment.raw_data is not None else given.args.data_dir
     options = {**experiment.task_options, **given.task_options(experiment.task)}
     specs = {}
     for arm, row in experiment.arms.items():
-        shared = {**_shortened(experiment, row.settings, given.own.scale), **settings}
+        shared = {**_shortened(experiment, row.settings, given.args.scale), **settings}
         chosen = {k: v for k, v in row.settings.items() if k not in settings}
         seed = shared.get("seed", 0)
         specs[arm] = [

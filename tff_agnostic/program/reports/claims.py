@@ -14,7 +14,7 @@ from typing import Optional
 from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.data.store_format import TEST
 from tff_agnostic.metrics.formatting import cell, points, short_names, signed
-from tff_agnostic.metrics.intervals import LEAST_CLIENTS, Interval
+from tff_agnostic.metrics.intervals import MIN_CLIENTS, Interval
 from tff_agnostic.models.model import Measure
 
 # Group of a claim about no single domain.
@@ -268,7 +268,7 @@ def few_clients_reason(split: str, clients: float) -> str:
 def enough_clients_note() -> str:
     """Returns the explanation of `few_clients_reason`."""
     return (
-        f"An interval needs clients that are worth at least {LEAST_CLIENTS} of equal size; the "
+        f"An interval needs clients that are worth at least {MIN_CLIENTS} of equal size; the "
         "number in brackets says how many they are worth."
     )
 

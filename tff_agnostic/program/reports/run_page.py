@@ -28,7 +28,7 @@ from tff_agnostic.metrics.class_counts import (
 )
 from tff_agnostic.metrics.evaluation_report import client_values_from_json
 from tff_agnostic.metrics.formatting import capitalized, with_percent
-from tff_agnostic.metrics.intervals import LEAST_CLIENTS
+from tff_agnostic.metrics.intervals import MIN_CLIENTS
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 from tff_agnostic.models.model import Measure
 from tff_agnostic.program.reports.claims import split_name
@@ -298,8 +298,8 @@ def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
         headings.append("most frequent class")
         notes.append("Most frequent class: accuracy of always answering a domain's own one.")
     clients = (run.get("domains", n, "over_clients", name, _NUM_CLIENTS) for n in run.domains)
-    if unit is Unit.SHARE and any(count and count < LEAST_CLIENTS for count in clients):
-        notes.append(f"Without an interval: fewer than {LEAST_CLIENTS} {_split(run)} clients.")
+    if unit is Unit.SHARE and any(count and count < MIN_CLIENTS for count in clients):
+        notes.append(f"Without an interval: fewer than {MIN_CLIENTS} {_split(run)} clients.")
     if not_counted:
         limit = run.result.get("worst_min_examples")
         notes.append(

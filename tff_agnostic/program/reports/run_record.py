@@ -13,7 +13,7 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import read_json
 from tff_agnostic.base.report_fields import ReportField, Role, Unit
 from tff_agnostic.metrics.evaluation_report import VALUE
-from tff_agnostic.metrics.intervals import LEAST_CLIENTS, Resampled, read_resampled
+from tff_agnostic.metrics.intervals import MIN_CLIENTS, Resampled, read_resampled
 from tff_agnostic.metrics.metrics_file import Column, read_history
 from tff_agnostic.models.model import Measure
 from tff_agnostic.program.options.tasks import check_format
@@ -79,7 +79,7 @@ class RunRecord:
         over_clients = (*group, "over_clients", measure.name)
         is_value = statistic == VALUE
         keys = (*group, measure.name) if is_value else (*over_clients, statistic)
-        has_enough = (self.get(*over_clients, "num_clients") or 0) >= LEAST_CLIENTS
+        has_enough = (self.get(*over_clients, "num_clients") or 0) >= MIN_CLIENTS
         ends = self.get(*group, "intervals", measure.name, statistic)
         ends = ends if has_enough or not is_value else None
         interval = (ends[0], ends[1]) if ends else None

@@ -9,7 +9,7 @@ import numpy as np
 
 from tff_agnostic.base.errors import agreeing, counted
 from tff_agnostic.base.report_fields import Unit
-from tff_agnostic.data.data_warnings import FEW_EXAMPLES, OF_TRAINING
+from tff_agnostic.data.data_warnings import FEW_EXAMPLES, TRAINING_WARNINGS
 from tff_agnostic.metrics.formatting import capitalized, cell
 from tff_agnostic.privacy.accountant import WEAK_EPSILON
 from tff_agnostic.program.reports.claims import split_name
@@ -29,7 +29,7 @@ _STATED_HERE = ("small_domains", "domains_without_examples")
 
 def harm(run: RunRecord) -> list[str]:
     """Returns the most serious warnings: neglected domains, losses out of range."""
-    return [capitalized(r["text"]) for r in _remarks(run) if r["kind"] in OF_TRAINING]
+    return [capitalized(r["text"]) for r in _remarks(run) if r["kind"] in TRAINING_WARNINGS]
 
 
 def caveats(run: RunRecord) -> list[str]:
@@ -208,7 +208,7 @@ def _privacy(run: RunRecord) -> Iterator[str]:
 
 def _data(run: RunRecord) -> Iterator[str]:
     for remark in _remarks(run):
-        if remark["kind"] not in (*_STATED_HERE, *OF_TRAINING):
+        if remark["kind"] not in (*_STATED_HERE, *TRAINING_WARNINGS):
             yield capitalized(remark["text"])
 
 

@@ -1,4 +1,4 @@
-"""What a run says for its export."""
+"""Builds the export request of a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.tasks.task import Task
 
 # Fields of `RunConfig` that a plan does not depend on.
-OF_SIMULATIONS = (
+SIMULATION_SETTINGS = (
     "runtime",
     "aggregation",
     "privacy",
@@ -56,27 +56,27 @@ OF_SIMULATIONS = (
     "checkpoint_every",
     "keep_checkpoints",
 )
-# In the manifest, beside "task" and "settings": what a run has to know to go on.
+# Further entries of the manifest, for resuming a run.
 OPTIONS, SETTINGS_FORMAT, FINGERPRINT = "task_options", "settings_format", "fingerprint"
-# In the manifest of an evaluation.
+# Entry of an evaluation's manifest.
 EVALUATED_MODEL = "evaluated_model"
-# The collections of the app itself; there are others, which no client of ours has.
-_OF_THE_APP = "app:/"
-# How many clients are read for the ranges of the made-up clients' values.
+# Prefix of the app's own collections, the only ones of our clients.
+_APP_PREFIX = "app:/"
+# Number of clients to read for the ranges of the made-up clients' values.
 _MAX_READS = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSettings(Options):
-    """What an export has to know of a fleet, and a simulation has not; every field is a flag.
+    """Settings of a fleet that simulations do not have; every field is a flag.
 
     Attributes:
-        collection_uri: Which of a device's example collections is read.
-        client_graph: Which graphs a device gets: tflite, or both, TensorFlow's as well, for clients
-            that are built to run that one; it about doubles the download.
-        max_clients_per_round: With --profile=secure: the most clients of a round that sums have
-            room for; sums of more would wrap around. By default twice --clients_per_round. Each
-            doubling adds one bit to each number that a device sends.
+        collection_uri: The example collection to read on a device.
+        client_graph: Graphs for a device: tflite, or both, TensorFlow's as well, for clients that
+            are built to run that one; it about doubles the download.
+        max_clients_per_round: With --profile=secure: maximum number of clients in a round; sums of
+            more would wrap around. By default twice --clients_per_round. Each doubling adds one bit
+            to each number that a device sends.
     """
 
     collection_uri: str = "app:/examples"
@@ -95,17 +95,16 @@ def export_request(
     models: Optional[Sequence[str]] = None,
     backend: str = FCP,
 ) -> ExportRequest:
-    """Returns what to export.
+    """Returns the export request of a run.
 
     Args:
         spec: The run to deploy; its aggregation is the profile's.
         profile: Name of the kind of plan.
         restore: See `ExportRequest`.
         kind: Name of the kind of rounds.
-        task_settings: What the server's task is to be.
-        models: Of an evaluation: the name of the model of a family that is evaluated; the main one
-            if None.
-        backend: Name of what plays it.
+        task_settings: Settings of the server's task.
+        models: Name of the model to evaluate, of an algorithm with several; the main one if None.
+        backend: Name of the execution backend.
     """
     config, aggregation = spec.config, spec.build_aggregation()
     _check_device(device, config, aggregation)
@@ -121,7 +120,7 @@ def export_request(
     fleet = fleet_privacy(kind, spec, task, algorithm, restore, is_fleet)
     if fleet is not None:
         aggregation, restore = fleet.aggregation, fleet.restore
-        evaluation = dataclasses.replace(evaluation, **fleet.of_evaluation)
+        evaluation = dataclasses.replace(evaluation, **fleet.evaluation_changes)
     return ExportRequest(
         algorithm=algorithm,
         profile=profile,
@@ -149,7 +148,7 @@ def export_request(
             "task": spec.task,
             "domains": list(task.domain_names),
             "settings": {
-                name: value for name, value in settings.items() if name not in OF_SIMULATIONS
+                name: value for name, value in settings.items() if name not in SIMULATION_SETTINGS
             },
             OPTIONS: _options_without_paths(spec),
             SETTINGS_FORMAT: FORMAT,
@@ -172,18 +171,19 @@ def _evaluated_model(algorithm: Algorithm, names: Optional[Sequence[str]]) -> st
     if names is None:
         return next(iter(family))
     if len(names) != 1:
-        found = ", ".join(names) or "none"
+        listed = ", ".join(names) or "none"
         raise UserError(
-            f"--models: expected one of {', '.join(family)}, as a plan evaluates one, found {found}"
+            f"--models: expected one of {', '.join(family)}, as a plan evaluates one, found "
+            f"{listed}"
         )
     family.given("--models", names[0])
     return names[0]
 
 
 def _check_device(device: DeviceSettings, config: RunConfig, aggregation: Aggregation) -> None:
-    if not device.collection_uri.startswith(_OF_THE_APP):
+    if not device.collection_uri.startswith(_APP_PREFIX):
         raise UserError(
-            f"--collection_uri: expected {_OF_THE_APP}..., found {device.collection_uri!r}"
+            f"--collection_uri: expected {_APP_PREFIX}..., found {device.collection_uri!r}"
         )
     most = device.max_clients_per_round
     if most is None:
@@ -198,10 +198,10 @@ def _check_device(device: DeviceSettings, config: RunConfig, aggregation: Aggreg
 
 
 def _room_for(config: RunConfig, device: DeviceSettings, aggregation: Aggregation) -> int:
-    """Returns the most clients of a round; conformance rounds have to fit, too."""
+    """Returns the maximum number of clients of a round; conformance rounds must fit, too."""
     given = device.max_clients_per_round
     if isinstance(aggregation, SumOfDevices):
-        # With more, integers could wrap around.
+        # Sums of more integers could wrap around.
         most = max(int(aggregation.noise_clients or aggregation.expected_clients), NUM_CLIENTS)
         if given not in (None, most):
             raise UserError(
@@ -209,18 +209,18 @@ def _room_for(config: RunConfig, device: DeviceSettings, aggregation: Aggregatio
                 f"is divided, found {given}"
             )
         return most
-    # Servers take part in advance of those who drop out.
+    # Servers select more clients than needed, as some drop out.
     return given or max(2 * config.clients_per_round, NUM_CLIENTS)
 
 
 def _options_without_paths(spec: RunSettings) -> dict[str, Any]:
-    # Where files lie is nobody's business, and would be other bytes on another machine.
+    # Paths are private, and would make the bytes depend on the machine.
     paths = {flag.name for flag in flags_of(DEFAULTS[spec.task].spec.options) if flag.is_path}
     return {name: value for name, value in spec.task_options.items() if name not in paths}
 
 
 def _max_examples(kind: str, config: RunConfig, aggregation: Aggregation) -> Optional[int]:
-    # As simulations cut a client: first to what is used, of training, then to what is summed.
+    # Cut clients as simulations do: to the used examples of training, then to the summed ones.
     used = config.max_examples if kind == TRAINING else None
     bounds = [used] if used is not None else []
     if aggregation.cuts_clients:
@@ -229,7 +229,7 @@ def _max_examples(kind: str, config: RunConfig, aggregation: Aggregation) -> Opt
 
 
 def summary(manifest: dict[str, Any]) -> str:
-    """Returns what a person wants to know of an export."""
+    """Returns the summary of an export for users."""
     counts = manifest["bytes_per_client_and_round"]
     rows = []
     for direction in ("down", "up"):
@@ -262,22 +262,22 @@ def _noise_lines(manifest: dict[str, Any]) -> list[str]:
     noise = manifest["privacy"].get("differential_privacy")
     if noise is None:
         return []
-    found = noise["guarantee_as_simulated"]
+    simulated = noise["guarantee_as_simulated"]
     if "epsilon_after" in noise:
-        of_what = f"of each node after {counted(len(noise['epsilon_after']), 'sum')} with it"
+        subject = f"of each node after {counted(len(noise['epsilon_after']), 'sum')} with it"
         return [
             f"noise of z {noise['noise_multiplier']:.4g}, added by {noise['noise_clients']} nodes: "
-            + guarantee(noise["epsilon_after"][-1], noise["delta"], of_what)
+            + guarantee(noise["epsilon_after"][-1], noise["delta"], subject)
             + f", against the server, of sums with at least {noise['fewest_clients']} nodes",
             "run_plan adds no noise: it is a node that does",
         ]
-    epsilon = math.inf if found["epsilon"] is None else found["epsilon"]
-    # Of a training rounds; of an evaluation, itself.
-    releases = counted(found["rounds"], "round") if "rounds" in found else "an evaluation"
+    epsilon = math.inf if simulated["epsilon"] is None else simulated["epsilon"]
+    # Training releases its rounds, an evaluation itself.
+    releases = counted(simulated["rounds"], "round") if "rounds" in simulated else "an evaluation"
     return [
         f"noise of z {noise['noise_multiplier']:.4g} in the server's result graph: "
         + guarantee(
-            epsilon, found["delta"], f"of each client after {releases} of a fleet as the run's"
+            epsilon, simulated["delta"], f"of each client after {releases} of a fleet as the run's"
         )
         + "; see server_must in the manifest",
         "server_state.ckpt holds the key of the fleet's noise: keep it secret",
@@ -289,15 +289,15 @@ def write_clients(
 ) -> str:
     """Writes a task's training clients for `run_plan`, and the cohorts that a run would draw.
 
-    Those of a private run are a secret of its server: there are none then.
+    The cohorts of a private run are a secret of its server: they are not written.
 
     Args:
-        folder: Where to, new or empty: a file NAME.tfrecord for each client, and cohorts.txt.
-        config: Of the run; cohorts are written for as many rounds as it has.
-        completed: Rounds that came before.
+        folder: New or empty folder for a file NAME.tfrecord of each client, and cohorts.txt.
+        config: Settings of the run, with its number of rounds.
+        completed: Number of earlier rounds.
 
     Returns:
-        A line that says what was written.
+        A line on the written files.
     """
     is_private = PRIVACIES[config.privacy].build is not None
     clients, sampling = task.train, COHORT_SAMPLINGS[config.cohort_sampling]
@@ -314,10 +314,10 @@ def write_test_clients(folder: Path, task: Task, example_format: ExampleFormat) 
     """Writes a task's test clients for `run_plan`, all of them as one cohort.
 
     Args:
-        folder: Where to, new or empty: a file NAME.tfrecord for each client, and cohorts.txt.
+        folder: New or empty folder for a file NAME.tfrecord of each client, and cohorts.txt.
 
     Returns:
-        A line that says what was written.
+        A line on the written files.
     """
     count = _write_clients(folder, task.test, [task.test.client_ids], example_format)
     return f"{count} {task.test_split} clients, and the cohort of all of them: {folder}"

@@ -1,4 +1,4 @@
-"""What an export has of a run's privacy: whose noise its sums have, and where its state begins."""
+"""The privacy of exports: the noise in their sums, and their initial state."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from tff_agnostic.training.private import PrivateTraining
 from tff_agnostic.training.private_cohorts import noise_key
 from tff_agnostic.training.private_evaluation import consistent
 
-_OF_TRAINING_STATE = (
+_STATE_DUTY = (
     "give it newer weights as the tensors server/algorithm/... and server/round_num of a training's"
-    " checkpoint, beside the tensors server/aggregations/... that its own last round has left: with"
-    " an earlier number of releases noise would be used again"
+    " checkpoint, with the tensors server/aggregations/... of its own last round: with an earlier"
+    " number of releases noise would be used again"
 )
 
-# Names of draws in a manifest.
+# Names of sampling schemes in a manifest.
 _SCHEMES = {
     PoissonCohorts: "poisson",
     FixedSizeCohorts: "fixed_size",
@@ -60,24 +60,25 @@ _SCHEMES = {
 
 Restore = Callable[[RunState], RunState]
 
-# From a fleet's sums to the state of the run's training.
+# Called with a fleet's aggregation; returns the state of the run's training.
 _Trained = Callable[[PrivateAggregation], RunState]
 
 
 class FleetPrivacy(NamedTuple):
-    """What an export has of privacy.
+    """The privacy of an export.
 
     Attributes:
         aggregation: Sums with noise.
         noise: The noise of the fleet.
-        restore: Returns the state to start from, given the initial one; its key is not the fleet's.
-        of_evaluation: Fields of `EvaluationMetrics` that are others with noise.
+        restore: Called with the initial state; returns the state to start from. Its key is not the
+            fleet's.
+        evaluation_changes: Fields of `EvaluationMetrics` to replace.
     """
 
     aggregation: Aggregation
     noise: FleetNoise
     restore: Restore
-    of_evaluation: Mapping[str, Any] = {}
+    evaluation_changes: Mapping[str, Any] = {}
 
 
 def fleet_privacy(
@@ -92,15 +93,15 @@ def fleet_privacy(
 
     Args:
         kind: Name of the kind of rounds.
-        restore: Returns the state of the run's training, given the initial one.
-        nodes_add_noise: Whether the plan is for nodes that add noise themselves, which those of a
-            server of the platform do not.
+        restore: Called with the initial state; returns the state of the run's training.
+        nodes_add_noise: Whether the plan is for nodes that add noise themselves; the platform's
+            devices do not.
     """
     privacy = spec.config.privacy
     if PRIVACIES[privacy].build is None:
         return None
-    is_of_clients = isinstance(spec.privacy, DistributedOptions)
-    if is_of_clients and not nodes_add_noise:
+    adds_at_clients = isinstance(spec.privacy, DistributedOptions)
+    if adds_at_clients and not nodes_add_noise:
         raise UserError(
             f"--privacy: expected none, central or tree for an export, found {privacy}: its sums "
             "are modular ones, and devices of the platform add no noise; nodes of a fleet do, with "
@@ -111,18 +112,18 @@ def fleet_privacy(
         initial = Round(algorithm, aggregation).initialize()
         return initial if restore is None else restore(initial)
 
-    if is_of_clients and kind == TRAINING:
-        return _of_nodes(spec, task, algorithm, trained)
-    return _OF_KINDS[kind](spec, task, algorithm, trained)
+    if adds_at_clients and kind == TRAINING:
+        return _node_privacy(spec, task, algorithm, trained)
+    return _PRIVACY_BY_KIND[kind](spec, task, algorithm, trained)
 
 
-def _of_nodes(
+def _node_privacy(
     spec: RunSettings, task: Task, algorithm: Algorithm, trained: _Trained
 ) -> FleetPrivacy:
     """Returns the privacy of an export whose nodes add the noise.
 
-    Its epsilons are of what the server sees, which knows whom it asks: of sampling only the coins
-    of nodes count.
+    The epsilons hold against the server. It selects the nodes, so only the nodes' own coins count
+    as sampling.
     """
     privacy = _privacy(spec, task, algorithm)
     simulated = privacy.aggregation()
@@ -131,29 +132,29 @@ def _of_nodes(
     # The state's noise may have been computed for fewer rounds than the run has now.
     fields["noise_multiplier"] = float(trained(simulated).aggregations[0].noise_multiplier)
     aggregation = SumOfDevices(**fields)
-    whose, rounds = noise_of_run(spec, task), spec.config.rounds
+    run_noise, rounds = noise_of_run(spec, task), spec.config.rounds
     takes_part = (1, 1)
     sampling: IntegerSampling = KnownCohorts()
-    if isinstance(whose.sampling, SecretCohorts):
-        takes_part = (spec.config.clients_per_round, whose.noise_clients)
-        # Without turns: sums are those of one node.
-        sampling = SecretCohorts(whose.noise_clients, whose.noise_clients, takes_part[0])
+    if isinstance(run_noise.sampling, SecretCohorts):
+        takes_part = (spec.config.clients_per_round, run_noise.noise_clients)
+        # Nodes take part in any order: each sum counts for every node.
+        sampling = SecretCohorts(run_noise.noise_clients, run_noise.noise_clients, takes_part[0])
 
     def epsilons(state: RunState) -> list[float]:
         z = float(state.aggregations[0].noise_multiplier)
         mechanism = privacy.mechanism(z)
         assert isinstance(mechanism, DistributedNoise)
-        of_server = dataclasses.replace(mechanism, sampling=sampling)
-        accountant = PrivacyAccountant([of_server], privacy.delta)
+        server_mechanism = dataclasses.replace(mechanism, sampling=sampling)
+        accountant = PrivacyAccountant([server_mechanism], privacy.delta)
         return [accountant.epsilon(count) for count in range(1, rounds + 1)]
 
     account = NodesAccount(
         privacy.delta, epsilons, takes_part, sampling.assumption, sampling.adjacency
     )
     duties = (
-        f"have {counted(whose.noise_clients, 'node')} in a round: their noise together is that "
+        f"have {counted(run_noise.noise_clients, 'node')} in a round: their noise together is that "
         "of the run",
-        f"open no sum over fewer than {counted(whose.min_clients, 'node')}",
+        f"open no sum over fewer than {counted(run_noise.min_clients, 'node')}",
         "count each sum before it is opened, whatever becomes of its round",
     )
     zeros = (0,) * len(aggregation.noise_key)
@@ -162,10 +163,10 @@ def _of_nodes(
     return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
 
 
-def _of_training(
+def _training_privacy(
     spec: RunSettings, task: Task, algorithm: Algorithm, trained: _Trained
 ) -> FleetPrivacy:
-    # Rounds are the fleet's own: nobody is evaluated.
+    # A fleet's rounds of training have no evaluations.
     without = dataclasses.replace(spec.privacy, private_evaluation=None)
     privacy = _privacy(dataclasses.replace(spec, privacy=without), task, algorithm)
     aggregation = _sums(privacy)
@@ -184,7 +185,7 @@ def _of_training(
     return FleetPrivacy(aggregation, noise, lambda initial: trained(aggregation))
 
 
-def _of_evaluation(
+def _evaluation_privacy(
     spec: RunSettings, task: Task, algorithm: Algorithm, trained: _Trained
 ) -> FleetPrivacy:
     privacy = _privacy(spec, task, algorithm)
@@ -203,7 +204,7 @@ def _of_evaluation(
         )
 
     def restored(initial: RunState) -> RunState:
-        # The weights of training, and none of its secrets.
+        # Take the weights of the training, without its secrets.
         return trained(_sums(privacy))._replace(aggregations=initial.aggregations)
 
     def measurement(model: Model, num_domains: int) -> Measurement:
@@ -214,16 +215,16 @@ def _of_evaluation(
     noise = FleetNoise(
         noise_key(spec.privacy),
         lambda state: private.statement(1).to_dict(),
-        server_must=(_OF_TRAINING_STATE,),
+        server_must=(_STATE_DUTY,),
         draw=_draw(private.mechanism, *[len(task.test.client_ids)] * 2),
     )
     tidied = functools.partial(consistent, limits=private.bounds)
-    of_evaluation = {"measurement": measurement, "tidied": tidied}
-    return FleetPrivacy(private.aggregation, noise, restored, of_evaluation)
+    evaluation_changes = {"measurement": measurement, "tidied": tidied}
+    return FleetPrivacy(private.aggregation, noise, restored, evaluation_changes)
 
 
 def _draw(mechanism: Mechanism, clients: int, per_round: float) -> dict[str, Any]:
-    """Returns the draw of cohorts that an account is for, as the manifest has it.
+    """Returns the manifest's entry on the sampling of cohorts that an account assumes.
 
     Args:
         clients: Number of clients of the population.
@@ -263,13 +264,13 @@ def _privacy(spec: RunSettings, task: Task, algorithm: Algorithm) -> PrivateTrai
 
 def _guarantee(privacy: PrivateTraining, rounds: int) -> Callable[[RunState], dict[str, Any]]:
     def guarantee(state: RunState) -> dict[str, Any]:
-        # The noise that was trained with goes on, whatever the flags ask for.
+        # Keep the noise of the training, regardless of the flags.
         privacy.resume_from(state)
         return privacy.statement(rounds).to_dict()
 
     return guarantee
 
 
-_OF_KINDS: Registry[Callable[[RunSettings, Task, Algorithm, _Trained], FleetPrivacy]] = Registry(
-    "kind of plan", {TRAINING: _of_training, EVALUATION: _of_evaluation}
+_PRIVACY_BY_KIND: Registry[Callable[[RunSettings, Task, Algorithm, _Trained], FleetPrivacy]] = (
+    Registry("kind of plan", {TRAINING: _training_privacy, EVALUATION: _evaluation_privacy})
 )

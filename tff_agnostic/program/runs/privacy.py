@@ -139,7 +139,7 @@ def _released_statistics(task: Task) -> list[str]:
     inputs = task.inputs
     are_released = {
         "means and deviations": inputs is not None
-        and any(entry.statistics is not None for entry in inputs.of_vectors()),
+        and any(entry.statistics is not None for entry in inputs.vector_entries()),
         "categories": inputs is not None and bool(inputs.categories()),
         "words": task.words is not None,
     }

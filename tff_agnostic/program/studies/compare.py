@@ -103,7 +103,7 @@ class CompareOptions(TrialOptions):
 
 def compare(given: RunArguments) -> ComparedRuns:
     """Makes all trials, and writes compare.json."""
-    args = given.own
+    args = given.args
     arms = given_arms(given)
     specs = trial_specs(given, arms)
     stages = staged(given, arms, specs)

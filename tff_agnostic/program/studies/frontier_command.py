@@ -58,7 +58,7 @@ class FrontierOptions(CompareOptions):
 
 def draw_frontier(given: RunArguments) -> None:
     """Runs all trials; prints and writes the frontier."""
-    args = given.own
+    args = given.args
     arms = given_arms(given)
     # The data of the first trial.
     task = given.spec_of({"algorithm": args.grid_algorithm}).load_task()

@@ -224,7 +224,7 @@ class TrialOptions(ArmOptions):
 
 def given_arms(given: RunArguments) -> dict[str, Arm]:
     """Returns the rows of a comparison, by the names of their folders."""
-    args, options = given.own, given.options
+    args, options = given.args, given.options
     if args.arms is None:
         return arms_of_algorithms(args.algorithms)
     if "algorithms" in given.names:
@@ -235,7 +235,7 @@ def given_arms(given: RunArguments) -> dict[str, Arm]:
 def overrides(given: RunArguments, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns the settings of --override for each of `names`."""
     settings: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for text in given.own.override:
+    for text in given.args.override:
         owner, _, assignment = text.partition(":")
         name, equals, value = assignment.partition("=")
         if not equals or owner not in settings or name in ("algorithm", *SHARED_SETTINGS):
@@ -271,7 +271,7 @@ def trial_specs(
             )
         specs[name] = [
             given.spec_of({**arm.settings, **further[owner], "seed": first_seed + k})
-            for k in range(given.own.trials)
+            for k in range(given.args.trials)
         ]
     for flag in given.settings:
         # A method's setting has precedence over that of all methods.

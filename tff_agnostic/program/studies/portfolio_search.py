@@ -100,7 +100,7 @@ class Rows:
             is_final: Whether the run has all training clients, and is evaluated on test clients.
         """
         given, seed = self.given, self.given.settings.get("seed", 0) + trial
-        options = given.task_options(given.own.task)
+        options = given.task_options(given.args.task)
         settings = {**self.arms[row].settings, **changes, "seed": seed}
         return given.spec_of(settings, options if is_final else self.clients.options(options))
 

@@ -122,7 +122,7 @@ class Recommended:
 
 def recommend(given: RunArguments) -> Recommended:
     """Trains the portfolio, chooses, trains the choice on all clients, and writes the results."""
-    args, request = given.own, parse_request(given)
+    args, request = given.args, parse_request(given)
     objective, first = request.objective, request.first
     with (
         session(given, f"recommend-{args.task}") as at,
@@ -198,7 +198,7 @@ class RecommendRequest:
         return {
             "study": "recommend",
             "objective": self.objective.name,
-            "average_may_lose": self.rows.given.own.average_may_lose,
+            "average_may_lose": self.rows.given.args.average_may_lose,
             "portfolio": list(self.rows.arms),
             "settings": {row: self.rows.spec(row, {}, 0).flags() for row in self.rows.arms},
         }
@@ -224,7 +224,7 @@ class RecommendRequest:
 
 def parse_request(given: RunArguments) -> RecommendRequest:
     """Returns a request, after every check that needs no training."""
-    args, text = given.own, given.own.average_may_lose
+    args, text = given.args, given.args.average_may_lose
     may_lose = None if text is None else parse_share("--average_may_lose", text)
     arms, seed = _portfolio(args.portfolio), given.settings.get("seed", 0)
     rows = Rows(given, arms, ValidationClients(args.task, args.data, seed, True))

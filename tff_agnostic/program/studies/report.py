@@ -101,6 +101,6 @@ class ReportOptions(Options):
 REPORT_COMMAND = Command(
     "report",
     ReportOptions,
-    run=lambda given: write_report_again(given.own.run, given.own.title),
+    run=lambda given: write_report_again(given.args.run, given.args.title),
     show=lambda page: print(f"report: {page}"),
 )

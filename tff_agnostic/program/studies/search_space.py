@@ -129,8 +129,8 @@ def _range(setting: Flag, text: str) -> Distribution:
     step = setting.parsed(step_text.strip()) if slash else None
     if step is not None and (is_log or not step > 0 or not _is_whole((high - low) / step)):
         raise UserError(
-            "expected LOW..HIGH/STEP with a STEP of which HIGH - LOW is a multiple, and no "
-            f"{_LOG}, found {text!r}"
+            f"expected LOW..HIGH/STEP without {_LOG} and with HIGH - LOW a multiple of STEP, "
+            f"found {text!r}"
         )
     if setting.kind is int:
         return IntDistribution(low, high, log=is_log, step=1 if step is None else step)

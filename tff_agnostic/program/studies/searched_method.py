@@ -54,7 +54,7 @@ class SearchedArm:
     @property
     def task(self) -> str:
         """Name of the task."""
-        return str(self.given.own.task)
+        return str(self.given.args.task)
 
     @property
     def file_or_name(self) -> str:
@@ -199,7 +199,7 @@ def _row(arm: SearchedArm, settings: Mapping[str, Any], shared: Collection[str])
 
 
 def _data_flags(arm: SearchedArm) -> dict[str, Any]:
-    paths = {"data_dir": arm.given.own.data_dir, "data": arm.given.own.data}
+    paths = {"data_dir": arm.given.args.data_dir, "data": arm.given.args.data}
     # The file may be used in another folder.
     given = {name: str(path.resolve()) for name, path in paths.items() if path is not None}
     return {"task": arm.task, **given}

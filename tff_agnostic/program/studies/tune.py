@@ -110,7 +110,7 @@ class TuneOptions(ArmOptions):
 
 def tune(given: RunArguments) -> None:
     """Runs trials until the budget is used; prints and writes the results."""
-    args = given.own
+    args = given.args
     arms, seeds = searched_arms(given), _seeds(given)
     first = next(iter(arms.values()))
     spec = first.spec({}, seeds[0])
@@ -145,7 +145,7 @@ def tune(given: RunArguments) -> None:
 
 def searched_arms(given: RunArguments) -> dict[str, SearchedArm]:
     """Returns the named methods with their search spaces."""
-    args, seed = given.own, _seeds(given)[0]
+    args, seed = given.args, _seeds(given)[0]
     options = heldout_options(args.task, given.task_options(args.task))
     rows = given_arms(given)
     if staged := [name for name, row in rows.items() if row.word == LAST_LAYER]:
@@ -181,7 +181,7 @@ def searched_arms(given: RunArguments) -> dict[str, SearchedArm]:
 def _seeds(given: RunArguments) -> tuple[int, ...]:
     """Returns the seeds of the runs of every trial."""
     first: int = given.settings.get("seed", 0)
-    return tuple(first + k for k in range(given.own.repeats))
+    return tuple(first + k for k in range(given.args.repeats))
 
 
 def _budget(args: TuneOptions) -> Budget:
@@ -190,10 +190,10 @@ def _budget(args: TuneOptions) -> Budget:
 
 
 def _warm_up(given: RunArguments, arms: Mapping[str, SearchedArm]) -> int:
-    if given.own.prune_after is not None:
-        return int(given.own.prune_after)
+    if given.args.prune_after is not None:
+        return int(given.args.prune_after)
     rounds = min(arm.spec({}, _seeds(given)[0]).config.rounds for arm in arms.values())
-    return round(_WARM_UP * rounds * given.own.repeats)
+    return round(_WARM_UP * rounds * given.args.repeats)
 
 
 def identity(

@@ -18,7 +18,7 @@ import numpy as np
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import ClientDataset, SelectedClients, client_domain_counts
 from tff_agnostic.data.store import load_store
-from tff_agnostic.metrics.intervals import LEAST_CLIENTS, has_enough
+from tff_agnostic.metrics.intervals import MIN_CLIENTS, has_enough
 from tff_agnostic.program.runs.heldout import heldout_defaults, heldout_options
 from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.trainer import LoadedTasks
@@ -157,7 +157,7 @@ def check_judges(task: Task) -> list[str]:
     few = [name for name, entry in zip(names, clients) if not has_enough(float(entry))]
     if len(few) == len(names):
         raise UserError(
-            f"expected {LEAST_CLIENTS} or more validation clients of a domain that judge, to claim "
+            f"expected {MIN_CLIENTS} or more validation clients of a domain that judge, to claim "
             f"anything of it, found {max(clients):.3g} at most: import the data with a larger "
             f"share for them (import_data --split=train:0.6,{HELDOUT_SPLIT}:0.2,test:0.2)"
         )

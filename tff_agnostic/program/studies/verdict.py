@@ -18,7 +18,7 @@ from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.metrics.class_counts import ACCURACY, no_better_than_majority
 from tff_agnostic.metrics.formatting import short_names, shown
-from tff_agnostic.metrics.intervals import LEAST_CLIENTS
+from tff_agnostic.metrics.intervals import MIN_CLIENTS
 from tff_agnostic.models.model import Measure
 from tff_agnostic.program.reports.claims import (
     ALL,
@@ -216,7 +216,7 @@ def shortfall(gain: Gain, split: str, trials: int, more_seeds: str = TRIALS) -> 
     clients = f"{split_name(split)} clients"
     if gain.has_too_few_clients:
         return (
-            f"an interval needs {clients} that are worth at least {LEAST_CLIENTS} of equal size, "
+            f"an interval needs {clients} that are worth at least {MIN_CLIENTS} of equal size, "
             f"and there are {gain.clients:.1f}"
         )
     if trials < 2:
