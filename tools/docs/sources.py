@@ -24,6 +24,8 @@ TOP_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _INDEX = "index.md"
 # The index of the generated pages.
 REFERENCE = "reference/index.md"
+# HTML of a picture for light and dark ground; pages of the site have the light one.
+_PICTURE = re.compile(r"<picture>.*?<img alt=\"(.*?)\" src=\"(.*?)\">\s*</picture>", re.DOTALL)
 _EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 _NOTEBOOK = ".ipynb"
 
@@ -94,7 +96,7 @@ def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
         if path.endswith(_NOTEBOOK):
             files[str(PurePosixPath(site_path(path)).with_name(name))] = root / path
             text = notebook_page(text, name)
-        text = with_tables(text)
+        text = with_tables(_PICTURE.sub(r"![\1](\2)", text))
         links, moved = [], {}
         for target in targets(text):
             if _EXTERNAL.match(target) or target.startswith("#") or target == name:
