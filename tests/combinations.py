@@ -1,4 +1,4 @@
-"""A covering array: few rows in which every allowed pair of choices of a training meets."""
+"""A covering array: few rows with every allowed pair of choices of a training."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence

@@ -22,7 +22,7 @@ def _expected(key: bytes, nonce: bytes, num_bytes: int) -> bytes:
 
 
 def test_block_equals_rfc_8439():
-    """The block function's test vector, whose counter is 1."""
+    """The block function's test vector, with the counter 1."""
     nonce = bytes.fromhex("000000090000004a00000000")
     block = bytes.fromhex(
         "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"

@@ -51,7 +51,7 @@ def _exchange(aggregation: Any) -> Any:
 
 
 def _zeros(bounds: Any, update_size: int) -> Any:
-    """Returns an answer whose update has `update_size` values."""
+    """Returns an answer with an update of `update_size` values."""
     return tf.nest.map_structure(
         lambda bound: tf.zeros(
             [update_size] if bound.signed else [3] if bound.entrywise else [],
@@ -130,7 +130,7 @@ def test_noise_of_clients_equals_a_servers_noise(generator):
 
 @pytest.mark.parametrize("generator", KEYS)
 def test_noise_has_the_moments_of_tensorflow_privacy(generator):
-    """In few steps, where Skellam noise is far from normal: its fourth moment is v + 3 v^2."""
+    """With few steps Skellam noise is far from normal: its fourth moment is v + 3 v^2."""
     num_clients, z, steps, size = 4, 0.25, 2.0, 2**16
     aggregation = _distributed(
         noise_multiplier=z,

@@ -85,12 +85,12 @@ def test_draws_are_normal_with_every_digit_right():
     draws = _noise(_DRAWS)
     assert stats.kstest(draws / DEVIATION, "norm").pvalue > 0.01
     assert np.var(draws / DEVIATION) == pytest.approx(1.0, rel=0.01)
-    # The last digit by itself: what is left of it modulo 560.
+    # The last digit by itself: its remainder modulo 560.
     last = np.zeros(560)
     np.add.at(last, np.arange(-16383, 16384) % 560, _digit_probabilities())
     actual = np.bincount(draws % 560, minlength=560)
     assert stats.chisquare(actual, _DRAWS * last).pvalue > 0.01
-    # And the second, which carries hardly any of it.
+    # The second digit carries hardly any of it.
     actual = np.bincount((draws // 560) % 64, minlength=64)
     assert stats.chisquare(actual, np.full(64, _DRAWS / 64)).pvalue > 0.01
 
@@ -182,7 +182,7 @@ def _group(positions: list[int], multiplier: float, limit: float) -> NoisedGroup
 
 @pytest.mark.parametrize("multiplier", [0.3, 4000.0])
 def test_rounded_sum_stays_within_the_accounted_sensitivity(multiplier):
-    """A client at its bound, in the direction in which the grid's rounding adds most."""
+    """A client at its bound, in the direction of the grid's largest rounding."""
     size, limit, rng = 100_000, 0.7, np.random.default_rng(0)
     others = rng.normal(size=size) * 10
     groups = [_group([0], multiplier, limit), _group([1], 1.0, 3.0)]

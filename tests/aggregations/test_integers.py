@@ -32,7 +32,7 @@ def test_rounding_is_unbiased_and_to_a_neighbour():
 
 @pytest.mark.parametrize("clip", [3.0, 40.0])
 def test_rounding_stays_within_its_bound(clip):
-    """The second half has draws with which most roundings are too long."""
+    """Most roundings of the second half's draws are too long."""
     rng, size = np.random.default_rng(1), 64
     bound = rounded_sensitivity(clip, size, ROUNDING_BETA).l2
     toward_zero = 0
@@ -83,7 +83,7 @@ def _wraps(bits: int, sums: np.ndarray, num_clients: int) -> int:
 
 
 def test_no_rotated_coordinate_of_a_million_wraps():
-    """Clients all send the same vector, which gives the longest sum."""
+    """All clients send the same vector: the longest sum."""
     z, num_clients = 0.05, 30.0
     size, steps = 4096, 2.0**10
     bits = bits_of_sum(steps, size, True, z * steps, num_clients)

@@ -69,7 +69,7 @@ def test_drawn_clients_are_averaged_by_their_expected_weight(streaming_runtime):
     for w_0, w, w_plain in zip(start, *(s.algorithm.weights.trainable for s in (state, plain))):
         # 40 of the 80 examples are expected to be trained on.
         np.testing.assert_allclose((w - w_0) * 40, (w_plain - w_0) * drawn, rtol=1e-4, atol=1e-5)
-    # Clip norms are those of a client's 4 examples, as where all train.
+    # Clip norms are those of a client's 4 examples, as if all train.
     bounds = algorithm.steps[0].bounds(private.limits)
     (update,) = [group for group in private.groups(bounds) if group.is_update]
     assert update.limit == pytest.approx(4.0)

@@ -98,7 +98,7 @@ def _adversaries() -> dict[str, dict[str, np.ndarray]]:
     }
 
 
-# Answers of every shape; secure sums of the two whose clients send most.
+# Answers of every shape; secure sums of the two largest.
 _CASES = [
     ("agnostic_fed_avg", "secure"),
     ("delta_fl", "joint secure"),
@@ -243,7 +243,7 @@ def test_joint_clipping_equals_clipping_of_one_vector():
         sent, _ = clip(answer, bounds, groups, norms, joint_shares=shares)
         return [np.asarray(value) for value in sent]
 
-    # An update of norm 1.3, which a group alone would clip to 1, and little else.
+    # An update of norm 1.3, clipped to 1 by a group alone, and little else.
     small = clipped([1.2, 0.5], [4.0, 0.0], [2, 0])
     for actual, expected in zip(small, ([1.2, 0.5], [4.0, 0.0], [2, 0])):
         np.testing.assert_array_equal(actual, np.asarray(expected, actual.dtype))

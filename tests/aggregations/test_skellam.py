@@ -45,7 +45,7 @@ def test_noise_is_skellam(variance):
     words = _words(skellam_words(variance, 10_000))
     draws = skellam(words, [variance], 10_000).numpy()
     expected = stats.skellam(variance / 2, variance / 2)
-    # 3% is more than two standard errors where the kurtosis is a normal one's.
+    # 3% is more than two standard errors with the kurtosis of a normal distribution.
     assert np.var(draws) == pytest.approx(variance, rel=0.03 if variance > 1 else 0.06)
     if variance > 1000:
         assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > 0.01
@@ -76,7 +76,7 @@ def test_sums_beyond_tables_stay_below_the_bound(variance, num_clients):
     table = skellam_table(variance / parts)
     size, half = 2**table.bits, 2 ** (table.bits - 1)
     drawn = {int(entry) % size - half for entry in table.entries}
-    # A column's value has words where the threshold is above the minimum.
+    # A column's value has words if the threshold is above the minimum.
     drawn |= {
         k - half
         for k, e in enumerate(map(int, table.entries))

@@ -120,7 +120,7 @@ def _adaptive() -> Any:
 
 @pytest.mark.slow
 def test_rounds_in_their_factory_equal_private_rounds(tff_runtime, streaming_runtime):
-    """With equal weights, whose sum is public: 3 clients of 4 examples each."""
+    """Equal weights with a public sum: 3 clients of 4 examples each."""
     clipping, query = "adaptive", _adaptive()
     factory = tff.aggregators.UnweightedMeanFactory(
         tff.aggregators.DifferentiallyPrivateFactory(query)

@@ -1,4 +1,4 @@
-"""Twelve random cohorts and a start, in which algorithms are compared with their references."""
+"""Twelve random cohorts and a start, for comparing algorithms with their references."""
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def _cohorts() -> list[list[dict[str, np.ndarray]]]:
 COHORTS = _cohorts()
 
 
-# Not zeros, at which all clients have the same loss.
+# Not zeros: all clients would have the same loss.
 W_0 = ModelWeights(
     [
         np.random.default_rng(4).normal(size=v.shape, scale=0.3).astype(np.float32)

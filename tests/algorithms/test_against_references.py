@@ -152,7 +152,7 @@ def test_huge_powers_equal_float64(streaming_runtime):
     clients = [{**client, "x": 5 * (1 + k) * client["x"]} for k, client in enumerate(COHORTS[0])]
     assert max(_losses(clients)) ** q > np.finfo(np.float32).max
     state, reports = _at(training, algorithm), []
-    # The first round does not know how large losses are; later ones are exact.
+    # The first round does not know the size of losses; later ones are exact.
     for _ in range(3):
         weights = state.algorithm.weights.trainable
         state, report = training.next(state, clients)

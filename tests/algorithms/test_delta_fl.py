@@ -1,4 +1,4 @@
-"""Delta-FL against its reference, which was written from the paper without the package's code.
+"""Delta-FL against its reference, written from the paper without the package's code.
 
 Twelve random rounds with ties, clients without examples and clients that are not finite.
 """
@@ -125,7 +125,7 @@ def test_family_of_networks_runs_streamed(streaming_runtime):
 
 
 def _learned_at_once() -> list[list[dict[str, np.ndarray]]]:
-    """Returns cohorts of clients whose losses fall far below a tenth of their mean."""
+    """Returns cohorts of clients with losses that fall far below a tenth of their mean."""
     rng = np.random.default_rng(8)
     cohorts = []
     for _ in range(12):

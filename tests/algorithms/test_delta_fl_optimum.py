@@ -131,5 +131,5 @@ def test_smoothed_objective_falls_to_its_optimum(cohort_runtime):
     optimum = minimize(objective, np.zeros(15), jac=True, method="BFGS")
     w = _at_the_end(cohort_runtime, theta, f"smooth:width={nu}")
     assert objective(w)[0] == pytest.approx(optimum.fun, rel=1e-3)
-    # And not to that of the objective itself, which is elsewhere.
+    # The minimum of the objective itself is elsewhere.
     assert superquantile(_losses(optimum.x)[0], _alphas(), theta) > 1.001 * _optimum(theta)

@@ -1,4 +1,4 @@
-"""Delta-FL with `--preset=paper` against a transcription of the paper, whatever the losses are."""
+"""Delta-FL with `--preset=paper` against a transcription of the paper, for any losses."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ _MODEL = logistic_regression(4, 3)
 
 
 def _build(model: Model = _MODEL, **given: Any) -> Algorithm:
-    """Builds the algorithm of a user who gives these flags and the preset."""
+    """Builds the algorithm with these flags and the preset."""
     flags = {
         "algorithm": "delta_fl",
         "preset": "paper",
@@ -51,10 +51,10 @@ def _shifted(constant: float) -> Model:
 
 
 def _close_losses(rng: np.random.Generator, num_clients: int) -> list[Client]:
-    """Returns clients whose examples differ by factors: losses are within a percent."""
+    """Returns clients with examples that differ by factors: losses are within a percent."""
     client = random_client(rng, 9, range(3))
     kept = [int(rng.integers(5, 10)) for _ in range(num_clients)]
-    # Sizes differ by copies of all examples, which leave the mean loss.
+    # Sizes differ by copies of all examples, without a change of the mean loss.
     clients = []
     for k in range(num_clients):
         factor = np.float32(1 + 0.003 * (k + rng.random() / 2))

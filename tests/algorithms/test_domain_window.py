@@ -35,7 +35,7 @@ def test_window_keeps_last_positive_mean_of_absent_domain():
     for _ in range(5):
         window, mean = dw.slide(window, mean, _f32(6, 0))
     np.testing.assert_array_equal(window, [[6, 0], [6, 0]])
-    # Half of 3: the mean of the last window in which the domain still was.
+    # Half of 3: the mean of the last window with the domain.
     np.testing.assert_allclose(mean, [6, 1.5], rtol=1e-6)
 
 

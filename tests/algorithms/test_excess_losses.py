@@ -129,7 +129,7 @@ def _within(lower: Sequence[float], upper: Sequence[float]) -> np.ndarray:
 
 
 def _circle(radius: float) -> np.ndarray:
-    """Mixtures of three whose chi2 distance from the uniform one is the radius."""
+    """Mixtures of three domains at the chi2 distance of the radius from the uniform one."""
     basis = np.array([[1.0, -1.0, 0.0], [1.0, 1.0, -2.0]]) / np.sqrt([[2.0], [6.0]])
     angle = np.linspace(0.0, 2.0 * np.pi, 361)[:, np.newaxis]
     around = np.cos(angle) * basis[0] + np.sin(angle) * basis[1]
@@ -183,7 +183,7 @@ def test_gradients_lead_to_the_saddle_of_each_set(name, tmp_path):
     least = worst(_smallest_worst_regret(regrets, corners))
     start = tf.constant(steps.initial, tf.float32)
     assert worst(followed(tf.zeros([2]), start).numpy()) == pytest.approx(least, abs=1e-3)
-    # Lambda that stays where it starts is not there.
+    # The initial lambda is not optimal.
     scale = np.sqrt(np.repeat(steps.mixture(start), 40))
     still = np.linalg.lstsq(scale[:, np.newaxis] * np.concatenate(xs), scale * ys.ravel(), None)[0]
     assert worst(still) > least + 0.004
@@ -202,7 +202,7 @@ def _agnostic_rounds(problem: Problem, baselines: Any) -> Any:
 
 @pytest.mark.slow
 def test_rounds_lead_to_the_saddle_of_the_regret(cohort_runtime):
-    """To the weights of the least worst regret, which are not those of the least worst loss."""
+    """The weights of the least worst regret differ from those of the least worst loss."""
     xs, ys = _domains()
     solutions = [np.linalg.lstsq(x, y, rcond=None)[0] for x, y in zip(xs, ys)]
 

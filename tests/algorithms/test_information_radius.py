@@ -35,7 +35,7 @@ def _divergences(loss: str, distributions: np.ndarray, h: np.ndarray) -> np.ndar
 
 
 def _baselines(loss: str, distributions: np.ndarray) -> tuple[float, ...]:
-    """L_k(h) - B_F(D_k || h), whatever h is: of D_k its entropy or its variance."""
+    """L_k(h) - B_F(D_k || h) for any h: the entropy or the variance of D_k."""
     if loss == "log":
         return tuple((-np.sum(distributions * np.log(distributions), axis=1)).tolist())
     return tuple((1 - np.sum(distributions**2, axis=1)).tolist())
@@ -68,7 +68,7 @@ def _ensemble(distributions: np.ndarray, loss: str) -> EnsembleModel:
 
 
 def _trained(runtime: Any, loss: str, counts: np.ndarray, **settings: Any) -> np.ndarray:
-    """Returns alpha^A where each round has all examples and all predictors."""
+    """Returns alpha^A, with all examples and all predictors in each round."""
     distributions = counts / counts.sum(axis=1, keepdims=True)
     p = len(counts)
     spec = ALGORITHMS["afl_boost"]

@@ -1,4 +1,4 @@
-"""`--preset=paper`: each algorithm is what its paper prints, from the flag to the model it returns.
+"""`--preset=paper`: each algorithm equals its paper's, from the flag to the returned model.
 
 The references are transcriptions in NumPy and float64. What a paper leaves to chance, the draws of
 clients and predictors, is asked of the package.
@@ -225,7 +225,7 @@ def test_trained_ensemble_is_the_papers(streaming_runtime, name):
         if name == "fed_boost":
             alpha = fed_boost.fed_boost_round(alpha, *how)
         else:
-            # Figure 2 as printed divides by m, where objective (11) has N_k.
+            # Figure 2 as printed divides by m, objective (11) by N_k.
             m = np.full(NUM_DOMAINS, float(sum(map(len, examples))))
             alpha, lambda_ = fed_boost.afl_boost_round(alpha, lambda_, *how, _GAMMA_LAMBDA, m)
     main = algorithm.main_model(state.algorithm).trainable[0]
@@ -270,7 +270,7 @@ def test_given_flags_precede_the_preset():
     assert run.algorithm.boundary == PaperBoundary()
     assert from_flags(run.flags()) == run
     assert resolve("digits", {"algorithm": "delta_fl"}, {}).algorithm.boundary == ExactBoundary()
-    # Resumed: what was resolved then, whatever presets contain now.
+    # Resumed: the settings of the first start, not those of the current preset.
     assert resolve("digits", {}, {}, inherited=run.settings()) == run
 
 

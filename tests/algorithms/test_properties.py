@@ -72,7 +72,7 @@ def _with_trait(trait: Trait) -> list[Any]:
 
 
 def _started(training) -> Any:
-    """Returns a state after two rounds, all of whose parts differ from the first state's."""
+    """Returns a state after two rounds; all of its parts differ from the first state's."""
     return run_rounds(training, cohorts(2))[0]
 
 
@@ -184,7 +184,7 @@ def test_long_absent_domains_keep_rounds_finite(training):
 def test_batches_larger_than_clients_change_nothing(trainings, name, training):
     clients = cohort(11, sizes=(4, 3, 1, 2))
     state, _ = run_rounds(trainings(name, client_batch_size=10_000), [clients] * 2)
-    # In batches of 4, which the largest client fills.
+    # In batches of 4; the largest client fills one.
     assert_all_close(state, run_rounds(training, [clients] * 2)[0])
 
 

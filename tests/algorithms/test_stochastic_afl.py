@@ -43,7 +43,7 @@ def _penalised(lambda_: np.ndarray, h: np.ndarray, gamma: float) -> np.ndarray:
 
 
 class _Variant(NamedTuple):
-    """Settings, and how the reference steps with them."""
+    """Settings, and the reference's steps with them."""
 
     settings: dict[str, Any]
     steps: Steps
@@ -267,7 +267,7 @@ def test_one_drawn_loss_has_the_mean_of_all(cohort_runtime):
 
 
 def _disagreeing(num_domains: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns a client whose domains prefer different classes, some rare, and their counts."""
+    """Returns a client with domains of different classes, some rare, and their counts."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=[60, 4]).astype(np.float32)
     number = np.arange(60)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-# FedAvg in which a client's weight is a power of its size; a file that a user could write.
+# FedAvg with a power of a client's size as its weight; a file that a user could write.
 BY_SIZE = '''\
 """FedAvg in which a client of n examples weighs n ** size_power."""
 

@@ -1,4 +1,4 @@
-"""Base predictors: files, what they have to fit, counts of groups, and what is said of alpha."""
+"""Base predictors: files, checks, counts of groups, and reports of alpha."""
 
 import csv
 import json

@@ -58,7 +58,7 @@ def test_keras_files_of_any_architecture_are_mixed(digits, tmp_path):
     paths = [tmp_path / "a" / "model.keras", tmp_path / "b" / "model.keras", tmp_path / "c.h5"]
     model = _mixed(digits, *paths).model
     assert model.names == ("a/model", "b/model", f"{tmp_path.name}/c")
-    # Whatever Keras called the layers of the two.
+    # Regardless of Keras' names of the layers.
     assert model.members.held.kinds == (0, 0, 1)
     x = np.random.default_rng(0).random([5, 64], np.float32)
     outputs = [tf.nn.softmax(m(x)) for m in scores] + [softmax(x, training=False)]
@@ -137,7 +137,7 @@ def _mixing(name: str, data: Path, **options: Any) -> MixingTask:
 
 
 def _run(folder: Path, mixing: MixingTask, seed: int = 0) -> Path:
-    """A run's folder whose model was trained on such a task."""
+    """A run's folder with a model trained on such a task."""
     rng = np.random.default_rng(seed)
     model = mixing.task.model
     weights = ModelWeights(

@@ -27,7 +27,7 @@ def call_that_draws(cohort_runtime: CohortRuntime) -> Caller:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, the current one, in which commands run."""
+    """An empty folder, the current one, for running commands."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -214,7 +214,7 @@ class Process:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Kills what still runs."""
+        """Kills the processes that still run."""
         self._process.kill()
         self._process.wait()
 

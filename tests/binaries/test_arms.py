@@ -132,7 +132,7 @@ def test_shorthands_have_their_settings():
     assert uniform.algorithm.lambda_.initial is None
     assert frozen.algorithm.lambda_.absent == "freeze"
     assert frozen.algorithm.lambda_.learning_rate == 0.001
-    # It stays uniform where the others start elsewhere.
+    # It stays uniform; the others start elsewhere.
     specs = compared_specs(*flags, "--lambda_initial=0.2,0.1,0.3,0.2,0.2")
     assert specs["uniform"][0].algorithm.lambda_.initial is None
     assert specs["slow"][0].algorithm.lambda_.initial == (0.2, 0.1, 0.3, 0.2, 0.2)

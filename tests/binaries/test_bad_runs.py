@@ -47,7 +47,7 @@ def test_fewer_clients_than_secure_sums_need(call, folder, binary):
     too_few = f"{first}--clients_per_round: expected at least --secure_min_clients=4, found 3"
     assert refused() == too_few
     if binary is train:
-        # Before the task is loaded, which would be refused as well.
+        # Before the task is loaded: it would be refused as well.
         assert refused("--num_clients=0") == too_few
     enough = "--clients_per_round=4"
     assert refused(enough, "--evaluation_clients=1") == (

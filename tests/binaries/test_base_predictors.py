@@ -1,4 +1,4 @@
-"""`base_predictors`, and what is trained, evaluated and compared with what it makes."""
+"""`base_predictors`; training, evaluation and comparison with its predictors."""
 
 import csv
 import json

@@ -53,7 +53,7 @@ def test_trivial_loss_of_numbers_is_variance():
 
 
 def _with_loss(loss, outputs=3):
-    """A model of two features whose loss is another one than the cross-entropy of its classes."""
+    """A model of two features with another loss than the cross-entropy of its classes."""
     return dataclasses.replace(logistic_regression(2, outputs), loss=loss)
 
 
@@ -121,7 +121,7 @@ def test_trivial_loss_of_words_is_unigram(length):
 
 
 def _task(clients_of: dict[str, int], heldout: dict[str, int]) -> Task:
-    """Returns a task whose clients have 20 examples of one domain each.
+    """Returns a task of clients with 20 examples of one domain each.
 
     Args:
         clients_of: Training clients of each domain.
@@ -215,7 +215,7 @@ def test_rejects_domain_without_data(cohort_runtime, monkeypatch, tmp_path, made
 
 @pytest.fixture
 def store(tmp_path) -> Path:
-    """Two domains whose labels are read from one number, in opposite ways; and a linear model."""
+    """Two domains with labels from one number, in opposite ways; and a linear model."""
     rng = np.random.default_rng(0)
     records = []
     for split, count in (("train", 2), ("heldout", 2), ("test", 1)):

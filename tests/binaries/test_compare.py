@@ -20,7 +20,7 @@ _DOMAINS = ["center -1.0", "center -0.4", "center +0.3", "center +0.7", "center 
 
 @pytest.fixture(scope="module")
 def compared(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """Two algorithms and two trials, and what was printed."""
+    """Two algorithms and two trials, and the output."""
     path = tmp_path_factory.mktemp("compared") / "runs"
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)

@@ -16,7 +16,7 @@ _LEVELS = ("conformity_0.3", "conformity_1")
 
 @pytest.fixture(scope="module")
 def family(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """The folder of a run of two rounds, and what it printed."""
+    """The folder of a run of two rounds, and its output."""
     folder = tmp_path_factory.mktemp("family") / "run"
     outcome = call(train, *_FAMILY, "--rounds=2", f"--output_dir={folder}")
     assert outcome.status == 0, outcome

@@ -1,4 +1,4 @@
-"""A fleet plays what a run exports: the runner's rounds bit for bit, and back into a run."""
+"""A fleet runs an export: the runner's rounds bit for bit, and back into a run."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _VARIANCE = 0.1**2
 
 @pytest.fixture(scope="module")
 def exact(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """Five domains, whose mixtures have optima in closed form."""
+    """Five domains; the optima of their mixtures have a closed form."""
     path = tmp_path_factory.mktemp("exact") / "runs"
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
@@ -63,7 +63,7 @@ def test_mixtures_reach_their_optima(exact):
         lambdas[f"only_{i}"] = np.eye(5)[i]
     assert list(content["mixtures"]) == list(lambdas)
     assert list(content["results"]) == [*lambdas, "fed_avg", "agnostic_fed_avg"]
-    # At the end of a line is the domain's own centre, where its loss is its variance.
+    # At the end of a line is the domain's own centre; the loss there is its variance.
     for name, lambda_ in lambdas.items():
         given = content["mixtures"][name]["lambda"]
         np.testing.assert_allclose([given[d] for d in domains], lambda_, atol=1e-12)

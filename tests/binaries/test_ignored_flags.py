@@ -50,7 +50,7 @@ _PAIRS = (
     _Pair("--lambda_absent=zero", (_AT_1,), (_BELOW_1,)),
     _Pair(_NUMBERS, (_AT_1,), (_BELOW_1,)),
     _Pair("--lambda_absent=zero", (_AT_1,), (_AT_1, "--lambda_initial=0.6,0.1,0.1,0.1,0.1")),
-    # Baselines without which their settings mean nothing.
+    # Baselines that give their settings a meaning.
     _Pair("--lambda_baseline_losses=heldout", (), ("--lambda_baselines=own",)),
     _Pair("--lambda_baseline_losses=heldout", (_NUMBERS,), ("--lambda_baselines=own",)),
     _Pair(
@@ -107,7 +107,7 @@ _PAIRS = (
         (*_DISTRIBUTED, "--aggregation=secure"),
         ("--privacy=none", "--aggregation=secure"),
     ),
-    # How rounds run.
+    # Execution of rounds.
     *(
         _Pair(flag, (f"--runtime={other}",), (f"--runtime={user}",))
         for flag, other, user in (

@@ -1,4 +1,4 @@
-"""`./run import_data` from flags to a store, on every format, and what it refuses."""
+"""`./run import_data` from flags to a store, on every format, and its refusals."""
 
 import gzip
 import json

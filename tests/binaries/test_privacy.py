@@ -1,4 +1,4 @@
-"""`privacy`: three questions, what it writes, and what it refuses."""
+"""`privacy`: three questions, its outputs, and its refusals."""
 
 import json
 import re

@@ -28,7 +28,7 @@ def call(streaming_runtime) -> Caller:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> tuple[str, ...]:
-    """A large domain and a small one, whose labels are read from one number in opposite ways."""
+    """A large and a small domain, with labels from one number in opposite ways."""
     path, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     counts = {"train": (24, 3), "heldout": (20, 20), "test": (10, 10)}
     records = []

@@ -74,7 +74,7 @@ def adult_files(tmp_path_factory) -> Path:
 
 
 def _posts(folder: Path) -> Path:
-    """A dump of users who ask and answer."""
+    """A dump with questions and answers of users."""
     rows = []
     for k in range(30):
         body = escape(f"<p>What is number {k % 4} of these?</p>")

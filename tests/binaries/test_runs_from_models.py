@@ -69,7 +69,7 @@ def test_run_keeps_a_copy_of_its_start(call, folder):
     start = (second / "initial_model.npz").read_bytes()
     run("first", 2, "--resume")
     assert [path.name for path in (first / "checkpoints").iterdir()] == ["round_00000002.npz"]
-    # The copy is no longer what --initial_model names.
+    # The copy differs from the file of --initial_model now.
     message = call(train, *TOY, "--output_dir=s", "--initial_model=first", "--resume").error
     assert message.endswith("; it is kept: --initial_model=s/initial_model.npz")
     shutil.rmtree(first)
@@ -110,7 +110,7 @@ def test_damaged_initial_checkpoint_is_skipped(call, folder):
 
 
 def _save_with_code(path: Path, mark: Path) -> None:
-    """Writes a model for digits whose Lambda layer makes a folder wherever it is loaded."""
+    """Writes a model for digits; its Lambda layer makes a folder when it is loaded."""
     layers = tf.keras.layers
     code = f"lambda x: [__import__('pathlib').Path({str(mark)!r}).mkdir(exist_ok=True), x][1]"
     inputs = tf.keras.Input([64])

@@ -1,4 +1,4 @@
-"""Models of every task in plain TensorFlow, and of runs whose layers are frozen."""
+"""Models of every task in plain TensorFlow, and of runs with frozen layers."""
 
 import json
 import shutil

@@ -102,7 +102,7 @@ def test_stopped_run_prints_a_command_that_resumes(call, folder):
 
 def test_interrupted_start_prints_one_line(folder):
     with Process(python_module("train"), folder) as process:
-        # The first of many seconds in which modules are imported.
+        # The first of many seconds of imports.
         process.wait_for_import("_multiarray_umath")
         process.send(signal.SIGINT)
         assert process.outcome() == (130, "", "interrupted\n")

@@ -1,4 +1,4 @@
-"""`train`: two rounds, and what they leave in the output folder."""
+"""`train`: two rounds, and their files in the output folder."""
 
 import importlib
 import json
@@ -28,7 +28,7 @@ _DOMAINS = [str(c) for c in range(10)]
 
 @pytest.fixture(scope="module")
 def digits(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """Two rounds of digits, and what was printed."""
+    """Two rounds of digits, and their output."""
     path = tmp_path_factory.mktemp("digits") / "run"
     outcome = call(train, *_DIGITS, "--rounds=2", "--evaluate_every=1", f"--output_dir={path}")
     assert outcome.status == 0, outcome
@@ -86,7 +86,7 @@ def _settings() -> set[str]:
 def test_every_flag_can_be_given():
     others = {"task", "data_dir", "data", "algorithm_options", "output_dir", "resume"}
     assert defined_flags(train) == {*others, *_settings()}
-    # All but what makes the table.
+    # All except the code that makes the table.
     missing = _settings() - defined_flags(reproduce)
     assert missing == {"algorithm", "target_domain", "trust"}
 

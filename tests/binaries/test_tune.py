@@ -39,7 +39,7 @@ def call(streaming_runtime) -> Caller:
 
 @pytest.fixture(scope="module")
 def searched(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """Three trials, the third in another session, and what the latter printed."""
+    """Three trials, the third in another session, and the output of the latter."""
     path = tmp_path_factory.mktemp("searched") / "search"
     first = call(tune, *_FLAGS, "--trials=2", f"--output_dir={path}")
     assert first.status == 0, first

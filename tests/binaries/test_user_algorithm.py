@@ -81,7 +81,7 @@ def test_run_resumes_with_the_same_algorithm_only(call, algorithm, folder, train
     algorithm.write_text(source.replace("factor * n", "1.0 * factor * n"))
     message = call.refused(folder, train, *_SHORT, *_BY_SIZE, "--output_dir=run", "--resume")
     assert message.startswith("run: expected the algorithm that the run there was trained with (")
-    # Weights can be evaluated whatever has become of the code that trained them.
+    # Weights can be evaluated without the code that trained them.
     assert call(evaluate, "--checkpoint=run").status == 0
     message = call.refused(folder, export, "--checkpoint=run", "--output_dir=other/export")
     assert message.startswith("run: expected the algorithm that the run there was trained with (")
@@ -121,7 +121,7 @@ def test_imports_of_the_algorithm_are_fingerprinted(call, algorithm, folder):
 
 @pytest.mark.nightly
 def test_the_setting_has_its_effect(call, algorithm, folder):
-    """With power 1 it is FedAvg, and with another power it is not, where clients' sizes differ."""
+    """Power 1 is FedAvg; other powers are not if clients' sizes differ."""
     outcome = call(
         *(compare, "--task=digits", "--num_clients=6", "--num_test_clients=4"),
         *("--clients_per_round=3", "--rounds=1", "--trials=1", "--output_dir=runs"),

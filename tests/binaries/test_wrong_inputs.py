@@ -34,7 +34,7 @@ def _rows() -> list[dict[str, str]]:
 
 
 def _tables(rows: list[dict[str, str]]) -> dict[str, Any]:
-    """Rows by the name of their file; of some how they are written, too."""
+    """Returns rows by the name of their file, for some with the format of the file."""
 
     def but(place: int, **cells: str) -> list[dict[str, str]]:
         return [{**row, **cells} if k == place else row for k, row in enumerate(rows)]
@@ -174,6 +174,6 @@ def test_mistakes_are_answered_in_one_line(tmp_path, monkeypatch, cohort_runtime
     answers = {
         name: _answer(call, tmp_path, *arguments) for name, arguments in (cases | _OTHERS).items()
     }
-    # Nothing is left of what was refused.
+    # Refused inputs leave no files.
     assert not (tmp_path / "run").exists()
     return "\n\n".join(f"{name}\n{answer}" for name, answer in answers.items())

@@ -31,7 +31,7 @@ def _mixture(predictors: np.ndarray, loss: str) -> EnsembleModel:
 
 
 def _trained(model: EnsembleModel, shares: np.ndarray, rounds: int, **settings: Any) -> np.ndarray:
-    """Returns alpha after rounds in which all outcomes take part, weighted by their shares."""
+    """Returns alpha after rounds with all outcomes, weighted by their shares."""
     steps = AlphaSteps(model, make_options(BoostOptions, **settings), 0)
     weights, outcomes = tf.constant(shares, tf.float32), tf.range(len(shares))
     stacks = [tf.constant(stack) for stack in model.initial_weights.non_trainable]

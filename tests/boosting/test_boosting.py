@@ -90,7 +90,7 @@ _GAMMA = (0.9, 0.4, 0.3, 0.25, 0.1, 0.05)
 def test_draws_have_their_probabilities(draw):
     chosen, indices = _draws(draw, _GAMMA, 2)
     np.testing.assert_allclose(chosen.mean(axis=0), _GAMMA, atol=0.025)
-    # Other predictors fill the message, which holds no predictor twice.
+    # Other predictors fill the message; no predictor is in it twice.
     assert all(len(set(row)) == indices.shape[1] for row in indices[:100].tolist())
 
 

@@ -80,7 +80,7 @@ def squared_differences() -> Model:
 
 
 class EagerTraining:
-    """Rounds of an algorithm's pure functions, which sums clients in order, without TFF."""
+    """Rounds of an algorithm's pure functions without TFF, with clients summed in order."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm

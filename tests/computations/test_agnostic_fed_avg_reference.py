@@ -31,7 +31,7 @@ _ATOL = 2e-5
 
 _SERVERS = {
     "sgd": (ServerUpdate(learning_rate=0.7), lambda: reference.Sgd(0.7)),
-    # Adam has a beta_2 of 0.999, which no option changes.
+    # Adam has a beta_2 of 0.999; no option changes it.
     "adam": (
         ServerUpdate(Adam(0.8, 1e-3), 0.02),
         lambda: reference.Adam(0.02, 0.8, 0.999, 1e-3),
@@ -113,7 +113,7 @@ def _assert_follows_reference(training, server: reference.Server, seed: int = 0)
         np.testing.assert_allclose(metrics["domain_weights"]["alpha"], alpha, _RTOL, _ATOL)
 
 
-# Below and above the losses, which are about 1.1; the last domain's loss is all excess.
+# Below and above the losses of about 1.1; the last domain's loss is all excess.
 _BASELINES = (0.9, 1.15, 2.0, 0.0)
 _CASES: dict[str, dict[str, Any]] = {
     "as printed": {"window": 1},

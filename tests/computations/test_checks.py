@@ -29,7 +29,7 @@ def _algorithm(answer: Change = lambda a: a, bounds: Change = lambda b: b) -> Al
 
 
 def _with_state(change: Change) -> Algorithm:
-    """Returns FedAvg whose rounds change the structure of the state."""
+    """Returns FedAvg with rounds that change the structure of the state."""
     algorithm = build("fed_avg")
 
     def finish(state: Any, *sums: Any) -> Any:

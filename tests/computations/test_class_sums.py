@@ -95,7 +95,7 @@ def test_probabilities_of_ensemble_equal_its_mixture(loss):
 
 
 def _with_one_output(from_logits, metrics):
-    """A model whose only output is the input."""
+    """A model that outputs its input."""
     return Model(
         initial_weights=ModelWeights([], []),
         example_spec={

@@ -1,4 +1,4 @@
-"""One client or several: how examples lie in arrays, and how functions are applied."""
+"""One client or several: layout of examples in arrays, and application of functions."""
 
 import dataclasses
 
@@ -140,7 +140,7 @@ def test_end_rows_exist_and_are_first_and_last():
 
 @pytest.mark.slow
 def test_vectorised_client_ignores_its_neighbours():
-    """An empty client's rows are its neighbour's, whose numbers are not finite here."""
+    """An empty client's rows are its neighbour's; the numbers are not finite here."""
     model, options = logistic_regression(4, 3), ClientTraining(0.5, epochs=2, batch_size=2)
     alpha, betas = np.array([0.5, 1, 2], np.float32), tf.constant([1.0, 2.0, 5.0])
     spoiled, good = make_client([[np.nan] * 4] * 2, [0, 1]), _clients(5)[0]

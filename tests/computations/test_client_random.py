@@ -60,7 +60,7 @@ def test_numbers_equal_each_seeds(shape, seed_dtype):
 
 @pytest.mark.parametrize("rows", [0, 11])
 def test_batches_may_have_any_size(rows):
-    """As the last batch of a loop, whose size is not known when it is traced."""
+    """Like the last batch of a loop: its size is unknown when it is traced."""
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.int32), tf.TensorSpec([None, 3])])
     def many(seeds, batch):

@@ -76,7 +76,7 @@ def test_client_with_non_finite_values_sends_zeros(metrics, x, learning_rate):
 
 
 def _noise_model() -> Model:
-    """A linear model whose gradient is the noise that its predictions draw."""
+    """A linear model with the noise that its predictions draw as its gradient."""
 
     def predict(weights, x, training, seed):
         return weights.trainable[0] * tf.random.stateless_uniform([tf.size(x)], seed)
@@ -85,7 +85,7 @@ def _noise_model() -> Model:
 
 
 def _noise(x, *, seed=_SEED, epochs=1) -> float:
-    """Returns the weighted delta of a client whose gradient is noise."""
+    """Returns the weighted delta of a client with a gradient of noise."""
     output = _output(
         _noise_model(),
         [1.0],
@@ -136,7 +136,7 @@ def _matrix(state: Any) -> np.ndarray:
 
 
 def _clipped(report: Any) -> list[Any]:
-    """Counts of what was clipped, of each exchange."""
+    """Counts of clipped values, of each exchange."""
     parts = report["aggregator"]
     return [parts["clipped"]] if "clipped" in parts else [p["clipped"] for p in parts.values()]
 

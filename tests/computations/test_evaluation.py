@@ -149,7 +149,7 @@ def test_secure_evaluation_matches_plain_evaluation(tff_runtime, output):
     secure = evaluate(_weights(), [[_nan_client(), *_clients(), _empty_client()]]).output
     assert dict(secure.clients) == {"evaluated": 30, "empty": 1, "non_finite": 1}
     assert_all_close(secure._replace(clients=()), output._replace(clients=()), rtol=1e-5, atol=1e-4)
-    # Histograms and counts are integers, which a secure sum does not round.
+    # Histograms and counts are integers: a secure sum does not round them.
     for measure in ("loss", "accuracy"):
         np.testing.assert_array_equal(
             secure.over_clients[measure].histogram, output.over_clients[measure].histogram
@@ -218,7 +218,7 @@ def test_undefined_metric_excludes_client_from_distribution():
     output = _evaluate_one(model, _weights(), client)
     np.testing.assert_array_equal(output.over_clients["recall_of_1"].num_clients, [0, 1, 0, 1])
     np.testing.assert_array_equal(output.over_clients["loss"].num_clients, [1, 1, 0, 1])
-    # Sizes are counted for the clients that have a value, whatever the measure counts.
+    # Sizes are counted for all clients with a value, regardless of the measure.
     assert np.flatnonzero(output.by_size["recall_of_1"].num_clients).tolist() == [2]
     nowhere = _evaluate_one(model, _weights(), make_client(np.ones([2, 4]), [0, 0], y=[0, 2]))
     assert not np.any(nowhere.by_size["recall_of_1"].num_clients)

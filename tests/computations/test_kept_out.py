@@ -37,7 +37,7 @@ def _split(client: dict[str, np.ndarray], holdout: Holdout = _SPLIT) -> list[lis
 
 
 def _numbered(rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:
-    """A client whose labels are the places of its examples."""
+    """A client with the places of its examples as labels."""
     return {**random_client(rng, size, range(3)), "y": np.arange(size, dtype=np.int32)}
 
 
@@ -138,7 +138,7 @@ def test_round_without_measurement_keeps_lambda():
 
 
 class _ServerWithHoldout(reference.Server):
-    """Algorithm 1 where L is of examples that are kept out, and N of those that are trained on."""
+    """Algorithm 1 with L of held-out examples, and N of training examples."""
 
     def round_with_holdout(self, cohort: list[dict[str, np.ndarray]]) -> None:
         alpha = self.alpha()
@@ -212,7 +212,7 @@ def test_rounds_match_reference(streaming_runtime):
         lambda_update=update,
     )
     cohorts = _random_cohorts(20)
-    # Every kind of round occurs, also a domain whose examples are all held out.
+    # Every kind of round occurs, also a domain with only held-out examples.
     kinds = {_kind_of_round(cohort, 1) for cohort in cohorts}
     assert kinds == {(a, b) for a in (False, True) for b in (False, True)}
     training = streaming_runtime.training(algorithm, PlainSum())
@@ -266,7 +266,7 @@ _COHORTS = [
 
 @pytest.fixture(scope="module")
 def streamed_rounds(streaming_runtime) -> Callable[[str], Any]:
-    """Rounds of an algorithm whose clients run one by one."""
+    """Rounds of an algorithm with clients one by one."""
 
     @functools.cache
     def run(name: str) -> Any:

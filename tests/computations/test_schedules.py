@@ -36,7 +36,7 @@ from tff_agnostic.models import logistic_regression
 
 _KERAS = tf.keras.optimizers.schedules
 _RATE, _T, _F = 0.3, 4, 0.25
-# Keras' schedules, which lack the inverse square root.
+# Keras' schedules; they lack the inverse square root.
 _FORMULAS: list[tuple[Schedule, Any]] = [
     (InverseTime(_T), _KERAS.InverseTimeDecay(_RATE, _T, 1.0)),
     (Exponential(_T, _F), _KERAS.ExponentialDecay(_RATE, _T, _F)),

@@ -91,7 +91,7 @@ def test_rejection_names_a_structure_of_metrics():
 
 
 def _round_with(uri, by_name):
-    """Returns a round that sums by an intrinsic, which is called itself or by a name for it."""
+    """Returns a round that sums by an intrinsic, called directly or through a name."""
     data = tff.framework.Reference("data", _CLIENTS)
     intrinsic = tff.framework.Intrinsic(uri, tff.FunctionType(_CLIENTS, _SERVER))
     result = tff.framework.Call(intrinsic, data)

@@ -177,7 +177,7 @@ def test_plain_sum_is_the_sum():
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
 def test_aggregations_of_equal_settings_are_equal(name):
-    """Trials that differ in their seeds share what was traced."""
+    """Trials that differ in their seeds share traces."""
     spec = AGGREGATIONS[name]
     first, second = spec.build(spec.options()), spec.build(spec.options())
     assert first == second and hash(first) == hash(second)

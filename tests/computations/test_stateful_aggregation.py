@@ -36,7 +36,7 @@ class _State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _HalvingNorm(Aggregation):
-    """Plain sums of answers that are scaled to a norm, which is half as large in each round.
+    """Plain sums of answers that are scaled to a norm; each round halves the norm.
 
     Attributes:
         first_norm: Norm in the first round, for each field of an answer: exchanges differ.

@@ -83,7 +83,7 @@ _AGGREGATORS = {"default": None, "robust": tff.learning.robust_aggregator}
 
 @pytest.fixture(autouse=True)
 def _keras_as_it_was():
-    """TFF builds Keras models in graphs, which spoils those that other tests have."""
+    """TFF builds Keras models in graphs, and so spoils the models of other tests."""
     yield
     restore_keras_classes()
 
@@ -147,7 +147,7 @@ def _softmax() -> Any:
 
 
 def _moved(process: Any, rounds: int = 3) -> tuple[np.ndarray, Any, list[Any]]:
-    """How far the weights came in some rounds, the last state, and the reports."""
+    """Returns the change of the weights in some rounds, the last state, and the reports."""
     state, reports = process.initialize(), []
     before = process.get_model_weights(state).trainable
     for round_num in range(rounds):

@@ -15,7 +15,7 @@ from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.data.tff_store import to_tff
 
 WORDS = {"the": 9, "cat": 5, "sat": 3}
-# A user's model file for a store of `points_store`, which starts from zeros.
+# A user's model file for a store of `points_store`; the model starts from zeros.
 LOGISTIC_REGRESSION = """
 import tensorflow as tf
 

@@ -132,7 +132,7 @@ _IDS = [f"client_{k}" for k in range(9)]
 
 
 class _Clients:
-    """Clients that hold their own number, and record which were read."""
+    """Clients that hold their own number, and record reads."""
 
     def __init__(self, damaged: str = "") -> None:
         self.client_ids = _IDS

@@ -1,4 +1,4 @@
-"""Arrays in .npz files, whatever the files hold."""
+"""Arrays in .npz files, with any content."""
 
 import io
 import os

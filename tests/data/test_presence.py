@@ -1,4 +1,4 @@
-"""In which share of the rounds a domain is expected, against the draws themselves."""
+"""The expected fraction of rounds with a domain, against the draws themselves."""
 
 import numpy as np
 import pytest

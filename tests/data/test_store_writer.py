@@ -1,4 +1,4 @@
-"""Writes of stores: their content, and failures, which leave nothing."""
+"""Writes of stores: their content, and failures without leftovers."""
 
 import contextlib
 import json
@@ -166,7 +166,7 @@ def test_killed_writer_leaves_a_folder_of_its_owner(tmp_path, step):
     assert stat.S_IMODE(left.stat().st_mode) == 0o700
     with pytest.raises(UserError):
         load_store(left)
-    # The next store of the same folder, whatever its name, removes the folder.
+    # The next store in the same folder, under any name, removes the folder.
     text_store(tmp_path / "other.sqlite")
     assert os.listdir(tmp_path) == ["other.sqlite"]
 

@@ -1,4 +1,4 @@
-"""Runs a plan's graphs in TFF's worker, whose TensorFlow is another build than Python's.
+"""Runs a plan's graphs in TFF's worker, with another build of TensorFlow than Python's.
 
 In the same build as the runtime no bit may differ.
 """

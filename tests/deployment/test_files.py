@@ -24,7 +24,7 @@ from tff_agnostic.base.files import new_folder, tensorflow_writes
 from tff_agnostic.deployment.compiled_plan import Variables, checkpoint_op, checkpoint_op_names
 from tff_agnostic.deployment.graphs import write_checkpoint
 
-# Ops by which values could leave a graph, in addition to fetched tensors.
+# Ops that could send values out of a graph, in addition to fetched tensors.
 _WAYS_OUT = re.compile(r"Save|Write|Print|PyFunc|Send|Queue|Summary|Rpc|Table|Debug")
 
 

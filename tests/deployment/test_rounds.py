@@ -135,7 +135,7 @@ _ROUNDING = 1e-5
 
 
 def _assert_up_to_rounding(folder):
-    """Also runs the TFLite graph of devices, where this TensorFlow has a Flex delegate."""
+    """Also runs the TFLite graph of devices, if this TensorFlow has a Flex delegate."""
     export, comparison = open_export(folder), None
     try:
         comparison = tflite_comparison(export)

@@ -52,7 +52,7 @@ class Session:
             self._process.communicate()
 
     def run(self, script: Path) -> str:
-        """Runs a script in its folder; returns what it printed."""
+        """Runs a script in its folder; returns its output."""
         if self._process is None or self._process.poll() is not None:
             with open(self._errors, "w") as errors:
                 self._process = subprocess.Popen(

@@ -64,7 +64,7 @@ def _is_kind(kind: str) -> bool:
 
 
 def is_shown(printed: str, shown: str) -> bool:
-    """Whether a page shows what was printed, lines that it leaves out being `...`."""
+    """Whether a page shows an output; `...` marks omitted lines."""
     pattern = re.escape(shown).replace(re.escape(f"{_LEFT_OUT}\n"), "(.*\n)*?")
     return re.fullmatch(pattern, printed) is not None
 

@@ -89,7 +89,7 @@ _COPIES: dict[str, Callable[[Path, Path], None]] = {
 
 
 def small_copies(source: Path, target: Path) -> None:
-    """Copies what there is of `source`, the folder of real data, to the new folder `target`."""
+    """Copies the available real data in `source` to the new folder `target`."""
     target.mkdir(parents=True)
     for name, copy in _COPIES.items():
         if (source / name).is_dir():

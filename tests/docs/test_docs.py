@@ -49,7 +49,7 @@ README_WORDS = 700
 _FEW_CLIENTS = ["--clients_per_round=2", "--max_examples=20"]
 # To put clients in step takes TensorFlow longer than two such rounds.
 _STREAMED = "--client_mode=streamed"
-# A binary whose first command is a newcomer's.
+# Binaries with a newcomer's command as their first one.
 _STARTED = {"train"}
 SHORTENED = {
     "train": ["--rounds=2", _STREAMED],
@@ -89,7 +89,7 @@ READERS_FILES = {
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that has what `../shared` has, in small."""
+    """A folder with small copies of the data in `../shared`."""
     folder = tmp_path_factory.mktemp("shared")
     small_copies(ROOT.parent / "shared" / "data", folder / "data")
     return folder
@@ -147,7 +147,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 
 @pytest.fixture
 def reader_folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory in which the relative paths of the documentation lead somewhere."""
+    """A working directory with the files of the documentation's relative paths."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     (folder / "configs").symlink_to(ROOT / "configs")
@@ -161,7 +161,7 @@ def reader_folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch)
 # Pages of results repeat one another's commands, with other settings.
 _WITH_COMMANDS = [page for page in PAGES if has_blocks(page.read_text())]
 # They are of kinds that other pages have.
-# Pages that take 10 to 60 seconds, and whose commands have tests of their own.
+# Pages that take 10 to 60 seconds, with commands that have separate tests.
 _NIGHTLY = (
     *("explanations/privacy/accounting", "explanations/privacy/noise_from_clients"),
     *("how_to/frontier", "how_to/import_arrays", "how_to/run_a_tff_program"),
@@ -202,7 +202,7 @@ def test_page_runs_from_top_to_bottom(
 
 
 def _compare(page: Path, printed: Optional[str], block: Block) -> None:
-    """Compares what was printed with what a page shows of it, if it was run."""
+    """Compares an output with the block on the page, if the command was run."""
     compare = {FORM: is_shown_in_form, WHOLE: is_shown, "": is_shown}.get(block.kind)
     if compare is not None and printed is not None:
         assert compare(printed, block.text), f"{page.name}: {printed}"
@@ -216,7 +216,7 @@ def test_printed_blocks_have_a_kind(page: Path) -> None:
 def _run(
     commands: Commands, page: Path, line: str, missing: list[str], is_whole: bool
 ) -> Optional[str]:
-    """Runs a command, shortened if not as a whole; returns what it printed, None if it is not run.
+    """Runs a command, possibly shortened; returns its output, or None if it is not run.
 
     If it lacks real data, or what another would have made of them, it adds that to what is missing.
     What it would have made is missing then as well.
@@ -248,7 +248,7 @@ def _run(
 
 
 def _may_stream(arguments: list[str]) -> bool:
-    """Whether a command leaves the choice of how clients run."""
+    """Whether a command leaves the client mode open."""
     return not any(a.startswith(("--runtime=tff", "--client_mode=")) for a in arguments)
 
 

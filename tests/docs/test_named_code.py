@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("**/*.md")])
-# Where the pages say that the parts lie.
+# Packages of the parts on the pages.
 _PACKAGES = ("tff_agnostic.computations", "tff_agnostic")
 _TABLE = re.compile(r"^\|.*\| in the code \|\n\|[-|]*\n((?:\|.*\n)+)", re.MULTILINE)
 _OBJECT = re.compile(r"`(\w+(?:\.\w+)+)`")

@@ -1,4 +1,4 @@
-"""The notebook of the documentation: it runs, prints what it is stored with, and can be opened."""
+"""The notebook of the documentation: it runs, prints its stored outputs, and can be opened."""
 
 import json
 import signal

@@ -105,7 +105,7 @@ def test_absent_domain_has_loss_0():
     steps = _steps(absent="zero")
     lambda_ = steps.next(_f32(*_ALPHA), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.2, 0.2, 0.6, 0.0], atol=1e-7)
-    # It keeps a part where the others may not take all of the weight.
+    # It keeps a part if the others may not take all of the weight.
     steps = _steps(mixture=(1, 1, 4), absent="zero")
     lambda_ = steps.next(_f32(0, 0, 1), _f32(2, 1, 0), _f32(5, 5, 0))
     np.testing.assert_allclose(lambda_, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
@@ -115,7 +115,7 @@ def test_frozen_absent_domain_keeps_its_weight():
     steps = _steps(absent="freeze")
     lambda_ = steps.next(_f32(0.2, 0.2, 0.1, 0.5), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.0, 0.0, 0.5, 0.5], atol=1e-7)
-    # The remaining weight exceeds the level of the others, which share it by alpha.
+    # The remaining weight exceeds the level of the others; they share it by alpha.
     lambda_ = steps.next(_f32(1, 0, 0, 0), _f32(2, 1, 0, 0), _f32(5, 5, 0, 0))
     np.testing.assert_allclose(lambda_, [1 / 3, 2 / 3, 0.0, 0.0], rtol=1e-6)
 

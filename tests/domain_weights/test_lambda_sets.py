@@ -34,7 +34,7 @@ _CASES = {
 
 
 class _Compiled:
-    """A set whose projections are traced once, as in a server's step."""
+    """A set with projections that are traced once, as in a server's step."""
 
     def __init__(self, lambda_set: LambdaSet) -> None:
         self.project = tf.function(lambda_set.project, autograph=False)

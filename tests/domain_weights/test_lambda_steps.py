@@ -150,7 +150,7 @@ def test_frozen_projected_gradient_ignores_common_constant(constant):
     options = LambdaPlayer(ProjectedGradient(), learning_rate=0.1, absent="freeze")
     losses = _f32(constant, constant + 0.1, 0.0)
     updated = _next(options, _f32(0.1, 0.1, 0.8), losses, _f32(1, 1, 0))
-    # The nearest point to (.1, .11) whose sum is .2.
+    # The nearest point to (.1, .11) with the sum .2.
     np.testing.assert_allclose(updated, [0.095, 0.105, 0.8], atol=2e-6)
 
 
@@ -223,7 +223,7 @@ def test_present_domains_share_next_to_nothing():
     options = LambdaPlayer(learning_rate=1.0, absent="freeze")
     lambda_ = _moved(options, _f32(_TINY, _TINY, 1.0), _f32(3, 0, 0), _f32(1, 1, 0), 5)
     assert np.all(lambda_ >= _TINY)
-    # Only a round in which the third is also present gives them more.
+    # Only a round with the third domain gives them more.
     lambda_ = _moved(options, lambda_, _f32(1, 0, 0), _f32(1, 1, 1), 100)
     assert lambda_[0] > 0.99
 

@@ -27,7 +27,7 @@ _PERSON = (
     "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, "
     "Male, 2174, 0, 40, United-States, <=50K\n"
 )
-# Domains of the data that an experiment is meant for, where the task does not fix them.
+# Domains of the data that an experiment is meant for, if the task does not fix them.
 _DOMAINS = {
     "spanish_keyboard": ("es-AR", "es-MX", "es-ES"),
     "next_word": ("ai", "beer", "matheducators"),

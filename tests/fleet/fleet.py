@@ -159,7 +159,7 @@ class Fleet:
         return ServerSettings(**{**given, **changes})
 
     def nodes(self, **changes: Any) -> dict[str, Node]:
-        """Returns the nodes, which are created once."""
+        """Returns the nodes; they are created once."""
         for name in self.names:
             if name not in self._nodes:
                 self._nodes[name] = self.node(self.node_settings(name, **changes))

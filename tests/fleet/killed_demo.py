@@ -1,4 +1,4 @@
-"""A demo with killed processes, whose state is compared with run_plan's.
+"""A demo with killed processes; its state is compared with run_plan's.
 
     .venv-fleet/bin/python -m tests.fleet.killed_demo --export=export/plan --clients=clients \\
         --nodes=4 --rounds=3 --kill=node --output=fleet
@@ -31,7 +31,7 @@ KILLS = (NODE, SERVER, SUPERLINK, OFTEN)
 _MIN_NODES = {NODE: 4, OFTEN: 5}
 # The exchanges of a round, by the profile of its plan.
 _STAGES = {"daf": ("work",), "secure": tuple(STAGES.values())}
-# Seconds for which a SuperLink may count a killed node as connected.
+# Maximum seconds that a SuperLink counts a killed node as connected.
 _BACK_SECONDS = 45.0
 # Victims by the round and the exchange before their kill.
 Schedule = dict[tuple[int, str], list[str]]
@@ -79,7 +79,7 @@ class KilledDemo(RunningDemo):
         self._pid = 0
 
     def hear(self) -> list[dict[str, Any]]:
-        """Also kills the processes whose time has come."""
+        """Also kills the processes that are due."""
         events = super().hear()
         for event in events:
             self._pid = event.get("pid", self._pid)

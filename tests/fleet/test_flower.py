@@ -1,4 +1,4 @@
-"""The adapter to Flower, where Flower is installed: in the fleet's environment."""
+"""The adapter to Flower, in the fleet's environment with Flower."""
 
 import ast
 import threading
@@ -118,7 +118,7 @@ def test_error_of_flower_becomes_refusal(flower):
 
 
 class _SuperNode:
-    """Two tasks, where the first one's message never arrives."""
+    """Two tasks; the first one's message never arrives."""
 
     def __init__(self, flower, monkeypatch):
         self._flower, self.pulling, self.answered = flower, [], []

@@ -16,7 +16,7 @@ from fleet.launch import Processes, Terminated, ended_by_signals
 from plan_runner.errors import PlanError
 from tests.processes import default_signals, is_running, wait_until
 
-# A process with a child, which both ignore polite signals.
+# A process with a child; both ignore polite signals.
 _STUBBORN = "trap '' TERM INT; (trap '' TERM INT; while :; do sleep 1; done) & echo $!; wait; wait"
 
 

@@ -23,7 +23,7 @@ from tff_agnostic.importing.table_options import (
 )
 from tff_agnostic.importing.tables import BLOCK_BYTES, BLOCK_ROWS, examples_of, table_format
 
-# Rows of a batch with images, which may have a megabyte each.
+# Rows of a batch with images of up to a megabyte each.
 _BATCH_IMAGES = 64
 # Parquet's name of texts and bytes, and the sizes of its other types.
 _TEXTS = "BYTE_ARRAY"

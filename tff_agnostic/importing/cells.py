@@ -22,7 +22,7 @@ MOST = "at most 3.4e38"
 _BLANK = re.compile(r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$")
 _WHOLE = re.compile(r"([+-]?\d+)\.0+")
 _PLAIN = r"\d+([.,]\d+)?"
-# Texts instead of a number, and what to do about them; 1,400 is of the first kind.
+# Texts instead of a number, with advice; 1,400 is of the first kind.
 _HINTS = {
     r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d*)?": "write numbers without signs between thousands",
     r"[+-]?\d+(_\d+)+": "write numbers without underscores",
@@ -36,7 +36,7 @@ _HINTS = {
 
 
 class CellError(ValueError):
-    """A cell from which no example can be made.
+    """An invalid cell, without an example.
 
     Attributes:
         reason: The kind of error, the same text for all errors of the kind.
@@ -138,7 +138,7 @@ class MissingValues:
                 "category that is none",
                 f"expected a name or number in {column}, found {type(value).__name__}",
             )
-        # Columns of whole numbers are read as real ones where a value is missing.
+        # Columns of whole numbers are read as real ones if a value is missing.
         is_whole = isinstance(value, float) and value.is_integer()
         return str(int(value)) if is_whole else plain_name(str(value))
 

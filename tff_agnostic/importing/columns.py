@@ -60,7 +60,7 @@ class Block:
         return len(next(iter(self.columns.values())))
 
     def parts(self, names: Sequence[str]) -> Iterator[Block]:
-        """Yields the block in parts whose rows have lists of the same lengths."""
+        """Yields the block in parts with lists of equal lengths."""
         lengths = [_lengths(self.columns[name]) for name in dict.fromkeys(names)]
         for start, end in runs([length for length in lengths if length is not None], len(self)):
             columns = {name: cells[start:end] for name, cells in self.columns.items()}
@@ -262,7 +262,7 @@ class Columns:
     def _vector(
         self, input_: Input, block: Block, gaps: dict[str, np.ndarray], log: ReadLog
     ) -> tuple[np.ndarray, Errors]:
-        """Returns float32 [n, *shape], NaN where a number is missing, and wrong rows."""
+        """Returns float32 [n, *shape], NaN for missing numbers, and wrong rows."""
         parts: list[np.ndarray] = []
         marks: list[np.ndarray] = []
         columns: list[str] = []
@@ -292,7 +292,7 @@ class Columns:
         return matrix.reshape(len(block), *(shape or matrix.shape[1:])), errors
 
     def _numbers(self, cells: Cells, column: str) -> tuple[np.ndarray, np.ndarray, Errors]:
-        """Returns float64 [n], NaN where there is none; where values are missing; wrong cells."""
+        """Returns float64 [n], NaN for missing values; the mask of missing values; wrong cells."""
         where = f"in {column}"
         values = self._cast(cells)
         errors: Errors = {}
@@ -352,7 +352,7 @@ def _report_rounded(values: np.ndarray, column: str, log: ReadLog) -> None:
 
 
 def _by_image_shape(rows: Rows) -> Iterator[Rows]:
-    """Yields rows in parts whose images have one shape, as arrays."""
+    """Yields rows in parts with images of one shape, as arrays."""
     images = [
         name
         for name, column in rows.features.items()
@@ -367,7 +367,7 @@ def _by_image_shape(rows: Rows) -> Iterator[Rows]:
 
 
 class _TextCheck:
-    """Detects columns of numbers among columns of texts, which CSV does not distinguish."""
+    """Detects columns of numbers among columns of texts: CSV does not distinguish them."""
 
     def __init__(self, options: ImportOptions) -> None:
         self._options = options

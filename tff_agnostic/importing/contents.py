@@ -28,9 +28,9 @@ _TIMES_THE_MEAN = 2
 _OTHER_SHARE, _TIMES_THE_SHARE = 0.05, 1.5
 # Standard errors of a difference that chance explains.
 _ERRORS = 3.0
-# Fewer copies may be chance, where features have few values.
+# Fewer copies may be chance, if features have few values.
 _MANY_COPIES = 0.01
-# Maximum number of examples whose copies are counted; each takes 16 bytes of memory.
+# Maximum number of examples for counting copies; each takes 16 bytes of memory.
 _MAX_COUNTED = 5_000_000
 
 # Examples of each class, by split, then domain, then label; without zeros.
@@ -38,7 +38,7 @@ Classes = Mapping[str, Mapping[str, Mapping[int, int]]]
 
 
 def class_counts(store: ArrowStore) -> Optional[Classes]:
-    """Returns the number of examples of each class; None where labels are not classes."""
+    """Returns the number of examples of each class; None if labels are not classes."""
     if store.description.num_classes is None:
         return None
     counts: dict[str, dict[str, Counter[int]]] = {}

@@ -1,4 +1,4 @@
-"""The names of domains, and how many there may be."""
+"""The names of domains, and their maximum number."""
 
 from __future__ import annotations
 

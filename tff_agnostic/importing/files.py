@@ -109,7 +109,7 @@ _UNPACK: Mapping[str, Callable[[Path, Any], Any]] = {
 
 
 def check_unpacked(path: Path, packed: int, unpacked: int, options: ImportOptions) -> None:
-    """Checks how large a compressed input, or a part of one, is when unpacked.
+    """Checks the unpacked size of a compressed input, or of a part of one.
 
     Args:
         packed: Its bytes.
@@ -229,7 +229,7 @@ def not_utf8(path: Path, line: int, column: int, byte: int, hint: str = "") -> U
     )
 
 
-# How files begin that are no text.
+# First bytes of files that are not text.
 _NO_TEXT = {
     b"PK\x03\x04": "an archive, as spreadsheets are (save the sheet as CSV; a zipped CSV is read "
     "if its name ends in .zip)",

@@ -33,7 +33,7 @@ from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.importing.source import Format, ReadLog, Rows
 from tff_agnostic.importing.table_options import check
 
-# A data frame has the options of the format whose columns have types.
+# A data frame has the options of the format with types of columns.
 _FORMAT = "parquet"
 # Options of clients in memory; others are about stores: their splits, statistics and reports.
 _IN_MEMORY = (

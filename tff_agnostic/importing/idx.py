@@ -25,7 +25,7 @@ from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import Format, ReadLog, RecordError, Rows, hash64
 
 _UNSIGNED_BYTE = 8
-# Limits of a block: the sizes that a file claims must not decide how much memory is allocated.
+# Limits of a block: the claimed sizes of a file must not decide the amount of memory.
 _MAX_IMAGES, _MAX_BYTES = 1024, 1 << 24
 
 

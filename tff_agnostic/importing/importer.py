@@ -216,7 +216,7 @@ def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
 
 
 def checked_output(options: ImportOptions) -> Path:
-    """Returns the place of the store, where nothing is yet."""
+    """Returns the free place of the store."""
     if not options.output:
         raise options.error("output", "the store to write", Verbatim("none"))
     output = Path(options.output)
@@ -245,7 +245,7 @@ def _guessed_format(options: ImportOptions, paths: Sequence[Path]) -> str:
 
 def _write_report(report: ImportReport, path: Path) -> None:
     make_folder(path.parent)
-    # Next to the path: the next import removes what a kill leaves there.
+    # Next to the path: the next import removes the leftovers of a kill.
     with write_errors(path), scratch_folder(path) as folder:
         write_json(folder / path.name, report.to_json())
         os.replace(folder / path.name, path)

@@ -23,7 +23,7 @@ from tff_agnostic.importing.text import Normalizer
 _MAX_DEPTH = 8
 # Nesting depth of lists and objects; a user's begin at the third level.
 _MAX_NESTING = 32
-# A string and what ends it: a quote, or the block, perhaps within an escape.
+# A string and its end: a quote, or the block, perhaps within an escape.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
@@ -42,7 +42,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the files, and those of folders whose names end in .json."""
+    """Returns the files, and the .json files of folders."""
     result = files.expand(paths, (".json",))
     other = next((path for path in result if _split_of(path) is None), None)
     if other is not None and any(map(_split_of, result)):
@@ -58,7 +58,7 @@ def _split_of(path: Path) -> Optional[str]:
 
 
 def check(options: ImportOptions) -> None:
-    """Raises a `UserError` unless the options say what the domains are."""
+    """Raises a `UserError` unless the options define the domains."""
     check_shape(options)
     if (options.domains_file is None) == (options.domain_name is None):
         result = Verbatim("neither" if options.domain_name is None else "both")
@@ -198,7 +198,7 @@ def _item(x: Any, position: int) -> str:
 
 
 def _flat(x: Any) -> list[Any]:
-    """Returns the numbers of lists of lists, whatever they are, in their order."""
+    """Returns the numbers of nested lists, in their order."""
     level, depth = [x], 0
     while any(isinstance(part, list) for part in level):
         depth += 1

@@ -1,4 +1,4 @@
-"""The options of an import, their choices, and what is done to markup."""
+"""The options of an import, their choices, and the treatment of markup."""
 
 from __future__ import annotations
 
@@ -93,7 +93,6 @@ BAD_RECORDS: Registry[str] = Registry(
 # HTML allows them.
 MATH_MARK, CODE_MARK = "\x01", "\x02"
 SPECIAL_WORDS = {MATH_MARK: "<math>", CODE_MARK: "<code>"}
-# (what is found, its mark) -> what becomes of it.
 TREATMENTS: Registry[str] = Registry(
     "treatment of markup",
     {
@@ -116,7 +115,7 @@ _MATH = re.compile(
 )
 
 
-# Formats that have a use for an option, where not all do.
+# Formats of an option that not all formats have.
 _FORMATS_OF: Mapping[str, tuple[str, ...]] = {
     "processes": ("stackexchange",),
     "max_pixels": ("parquet", "idx"),

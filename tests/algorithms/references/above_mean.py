@@ -1,4 +1,4 @@
-"""An algorithm of two steps: only clients whose loss is not below the round's mean train.
+"""An algorithm of two steps: clients with losses below the round's mean do not train.
 
 First exchange: a client sends F_k(w^t), its mean loss over all its examples, and a 1; the server
 divides the sums and broadcasts the quotient, in which clients count equally. Second exchange:

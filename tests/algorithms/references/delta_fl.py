@@ -65,7 +65,7 @@ def quantile(losses: ArrayLike, alphas: ArrayLike, theta: float) -> float:
 
 
 def cut(losses: ArrayLike, alphas: ArrayLike, theta: float, boundary: str) -> Cut:
-    """eta, and the share in [0, 1] of their weight with which clients at eta train."""
+    """eta, and the fraction in [0, 1] of their weight for clients at eta."""
     if boundary not in ("paper", "exact"):
         raise ValueError(f"boundary is 'paper' or 'exact', not {boundary!r}")
     eta = quantile(losses, alphas, theta)

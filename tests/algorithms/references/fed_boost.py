@@ -20,7 +20,7 @@ class Example(NamedTuple):
 
 
 def gammas(sampling: str, alpha: np.ndarray, budget: int, uniform_share: float = 0.0) -> np.ndarray:
-    """Probabilities with which predictors are sampled; equation (8) for "weighted"."""
+    """Sampling probabilities of the predictors; equation (8) for "weighted"."""
     q = len(alpha)
     if sampling == "none":
         return np.ones(q)
@@ -56,7 +56,7 @@ def estimate(
     mask: np.ndarray,
     example: Example,
 ) -> np.ndarray:
-    """One draw of an estimate of the gradient at alpha; zeros where nothing was sampled."""
+    """One draw of an estimate of the gradient at alpha; zeros without samples."""
     if not mask.any():
         return np.zeros_like(alpha)
     gradient = gradient_at(loss, mask * alpha / gamma, example)

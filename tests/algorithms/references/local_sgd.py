@@ -19,7 +19,7 @@ from tests.algorithms.references.softmax import (
 
 @dataclasses.dataclass(frozen=True)
 class LocalSgd:
-    """How a client trains.
+    """Settings of a client's training.
 
     Attributes:
         eta: The step.

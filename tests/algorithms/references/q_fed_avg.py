@@ -68,7 +68,7 @@ def _losses_and_steps(
     L = 1.0 / sgd.eta
     w_k = train(model, w_t, client, sgd)
     Dw = [L * (w_m - w_km) for w_m, w_km in zip(w_t, w_k)]
-    # NumPy's own number: Python's raises where a power overflows.
+    # NumPy's own number: Python's raises if a power overflows.
     return np.float64(mean_loss(model, w_t, client) + LOSS_OFFSET), Dw, L
 
 

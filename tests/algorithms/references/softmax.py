@@ -44,7 +44,7 @@ SOFTMAX = Model(losses, summed_gradient)
 
 
 def mean_loss(model: Model, w: Weights, client: Client) -> float:
-    """F_k(w): the mean loss over all examples of the client; NaN where it has none."""
+    """F_k(w): the mean loss over all examples of the client; NaN if it has none."""
     x, y = examples(client)
     if not len(y):
         return float("nan")
@@ -54,7 +54,7 @@ def mean_loss(model: Model, w: Weights, client: Client) -> float:
 
 
 def with_finite_loss(model: Model, w: Weights, clients: Sequence[Client]) -> list[Client]:
-    """The clients that take part: those with examples whose F_k(w) is finite."""
+    """The participating clients: those with examples and a finite F_k(w)."""
     return [client for client in clients if np.isfinite(mean_loss(model, w, client))]
 
 

@@ -35,7 +35,7 @@ class Players(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """gamma_w, gamma_lambda, how they fall, and how both players move."""
+    """gamma_w, gamma_lambda, their schedules, and the steps of both players."""
 
     gamma_w: float
     gamma_lambda: float

@@ -27,9 +27,9 @@ from tests.algorithms.references.softmax import Model, losses, summed_gradient
 from tests.algorithms.references.term import term_round, tilted_loss, tilted_weights
 
 _FEATURES, _CLASSES = 4, 3
-# Float64 throughout: what is the same on paper differs by rounding alone.
+# Float64 throughout: formulas that are equal on paper differ by rounding alone.
 _RTOL = 1e-11
-# One weight w; an example's loss is (a/2) w^2, where a is its only feature.
+# One weight w; an example's loss is (a/2) w^2, with its only feature a.
 _QUADRATIC = Model(
     losses=lambda w, x, y: x[:, 0] / 2 * w[0] ** 2,
     summed_gradient=lambda w, x, y: [x[:, 0].sum() * w[0]],
@@ -188,7 +188,7 @@ def _random_losses(seed):
     n = rng.integers(3, 10)
     F = rng.integers(1, 4, n).astype(np.float64) if seed % 2 else rng.exponential(size=n)
     alpha = rng.integers(1, 40, n) if seed % 3 else np.ones(n)
-    # Levels at which the weight is cut between two clients too.
+    # Also levels that cut the weight between two clients.
     on_the_edge = alpha[rng.permutation(n)[: rng.integers(1, n)]].sum() / alpha.sum()
     return F, alpha, [rng.uniform(0.01, 1.0), on_the_edge, 1.0]
 

@@ -19,7 +19,7 @@ def daemon() -> None:
 
 SECONDS = {"slow": 1.0, "fast": 0.01}
 MEMORY: list[bytes] = []
-# After their first round, in which the number is 0.
+# After their first round, number 0.
 BEHAVIOURS: Mapping[str, Callable[[int], Any]] = {
     "good": lambda number: None,
     "chatty": lambda number: print('noise\n{"not": "ours"}'),

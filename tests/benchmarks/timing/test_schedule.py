@@ -142,7 +142,7 @@ def test_scale_reports_a_failure(tmp_path):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A folder of benchmarks whose only peer has no requirements yet."""
+    """A folder of benchmarks with one peer, without requirements."""
     (tmp_path / "peers" / "requirements").mkdir(parents=True)
     monkeypatch.setattr(environments, "BENCHMARKS", tmp_path)
     return tmp_path

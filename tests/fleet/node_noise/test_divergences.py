@@ -127,7 +127,7 @@ def test_sampled_divergences_equal_dp_accounting(z, rate):
     accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian_event(z)))
     result = poisson_sampled_gaussian(z, rate)
     np.testing.assert_allclose(result[is_whole], accountant.rdp, rtol=1e-9)
-    # Between whole orders it is the divergence itself, which grows with the order.
+    # Between whole orders it is the divergence itself, increasing in the order.
     assert np.all(np.diff(result[ORDERS <= 64]) > 0)
     replaced = dp_accounting.NeighboringRelation.REPLACE_ONE
     accountant = dp_accounting.rdp.RdpAccountant(orders.tolist(), replaced)

@@ -181,7 +181,7 @@ def test_unmasked_sum_minus_noise_is_plain_sum(fleet):
 
 
 def test_the_noise_of_an_opened_sum_fits(fleet):
-    """With a client that vanished, whose noise is not in it: as of four clients, not of five."""
+    """The noise of a vanished client is missing: the noise is of four clients, not of five."""
     clients, words = [_client(n) for n in range(5)], _seeded(8)
 
     def draw(variance, size):

@@ -475,7 +475,7 @@ def test_only_primitives_imports_cryptography():
 
 
 def test_unmasked_sum_is_on_no_disk(tmp_path):
-    """Another process asks for the openings again, which are equal."""
+    """Another process asks for the openings again; they are equal."""
     fleet = Fleet(tmp_path)
     server = fleet.begin()
     fleet.play(server, Type.OPENING)
