@@ -305,16 +305,16 @@ def _restrict_calls() -> None:
 def _filter(pid: int) -> _Code:
     """Returns the program that judges each system call of the process of that id."""
     judged = {
-        _OPEN: _one_of(1, _OPEN_FLAGS, _OPEN_MASK),
-        _OPENAT: _one_of(2, _OPEN_FLAGS, _OPEN_MASK),
-        _CLONE: _one_of(0, [_CLONE_THREAD], _CLONE_THREAD | _CLONE_NEW),
-        _KILL: _one_of(0, [pid]),
-        _TGKILL: _one_of(0, [pid]),
-        _IOCTL: _one_of(1, _IOCTLS),
-        _FCNTL: _one_of(1, _FCNTLS),
-        _PRCTL: _one_of(0, _PRCTLS),
+        _OPEN: _choice(1, _OPEN_FLAGS, _OPEN_MASK),
+        _OPENAT: _choice(2, _OPEN_FLAGS, _OPEN_MASK),
+        _CLONE: _choice(0, [_CLONE_THREAD], _CLONE_THREAD | _CLONE_NEW),
+        _KILL: _choice(0, [pid]),
+        _TGKILL: _choice(0, [pid]),
+        _IOCTL: _choice(1, _IOCTLS),
+        _FCNTL: _choice(1, _FCNTLS),
+        _PRCTL: _choice(0, _PRCTLS),
         # Its new limits are at no address: they are read only.
-        _PRLIMIT64: [*_unless_zero(2), *_one_of(2, [0])],
+        _PRLIMIT64: [*_unless_zero(2), *_choice(2, [0])],
     }
     return [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -343,7 +343,7 @@ def _if(comparison: int, value: int, code: _Code, otherwise: Optional[int] = Non
     return [(comparison, 0, len(code), value), *code]
 
 
-def _one_of(argument: int, values: Iterable[int], mask: Optional[int] = None) -> _Code:
+def _choice(argument: int, values: Iterable[int], mask: Optional[int] = None) -> _Code:
     """Allows a call if the 32 bits of its argument that the kernel reads are one of the values."""
     masked = [] if mask is None else [(_AND, 0, 0, mask)]
     compared = [step for value in values for step in _if(_EQUAL, value, [_allowed()])]

@@ -81,7 +81,7 @@ def drawn(variance: Fraction, size: int, words: Words) -> np.ndarray:
 
 def check_variance(variance: Fraction, where: str) -> None:
     """Raises a `PlanError` unless there is noise of that variance."""
-    if variance < 0 or _parts_of_any(variance) > MAX_PARTS:
+    if variance < 0 or _any_parts(variance) > MAX_PARTS:
         raise PlanError(
             f"{where}: expected a variance from 0 to {MAX_PARTS * _widest():.3g}, found "
             f"{float(variance):.6g}"
@@ -90,10 +90,10 @@ def check_variance(variance: Fraction, where: str) -> None:
 
 def _parts(variance: Fraction) -> int:
     check_variance(variance, "noise")
-    return _parts_of_any(variance)
+    return _any_parts(variance)
 
 
-def _parts_of_any(variance: Fraction) -> int:
+def _any_parts(variance: Fraction) -> int:
     return max(1, math.ceil(variance / Fraction(_widest())))
 
 

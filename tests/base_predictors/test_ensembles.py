@@ -114,7 +114,7 @@ def test_missing_damaged_and_other_files_are_refused(task, tmp_path):
     assert "found a damaged or another file" in _error(task, damaged)
     arrays = tmp_path / "arrays.npz"
     np.savez(arrays, x=np.zeros(3))
-    assert "expected a checkpoint, found other arrays" in _error(task, arrays)
+    assert "expected a checkpoint, found arrays of another file" in _error(task, arrays)
     (tmp_path / "empty").mkdir()
     assert "expected checkpoints, found none" in _error(task, tmp_path / "empty")
     other = _file(task, tmp_path / "v.npz", fingerprint={"vocabulary": "0123"})

@@ -85,7 +85,7 @@ def domains_without(examples: Mapping[str, int], split: str) -> list[Remark]:
     return [
         Remark(
             "domains_without_examples",
-            f"{_count_of(names, examples)} no client in {split}: "
+            f"{_counted_items(names, examples)} no client in {split}: "
             f"{some_of(names, _MAX_NAMES)}; {means.get(split, 'they cannot be evaluated.')}",
             {"split": split, "domains": names},
         )
@@ -110,7 +110,7 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
     return [
         Remark(
             "small_domains",
-            f"{_count_of(names, examples)} fewer than {fewest} examples in {split}: "
+            f"{_counted_items(names, examples)} fewer than {fewest} examples in {split}: "
             f"{some_of(listed, _MAX_NAMES)}; "
             f"{means.get(split, 'their figures are uncertain.')}",
             {
@@ -122,7 +122,7 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
     ]
 
 
-def _count_of(names: Sequence[str], examples: Mapping[str, int]) -> str:
+def _counted_items(names: Sequence[str], examples: Mapping[str, int]) -> str:
     return f"{len(names)} of {len(examples)} domains {agreeing(len(names), 'has', 'have')}"
 
 

@@ -124,7 +124,7 @@ class StoreWriter:
         # Most records have the types of the record before.
         if look != self._last_look:
             features = {**record.features, DOMAIN: record.domain}
-            self._check({name: _feature_of(name, value) for name, value in features.items()})
+            self._check({name: _value_feature(name, value) for name, value in features.items()})
             self._last_look = look
         self._records.append((split, record, unit))
         if len(self._records) >= _RECORDS_AT_ONCE:
@@ -163,7 +163,7 @@ class StoreWriter:
         self._add(keys, features)
 
     def _add(self, keys: Columns, features: Columns) -> None:
-        self._check({name: _feature_of_column(name, column) for name, column in features.items()})
+        self._check({name: _column_feature(name, column) for name, column in features.items()})
         arrays = {_PREFIX + name: _arrow(column) for name, column in keys.items()}
         # The order of the first example: batches of one store have one schema.
         arrays |= {name: _arrow(features[name]) for name in self.features}
@@ -226,7 +226,7 @@ class StoreWriter:
             file = None
             for bucket in self._read_buckets():
                 table = _sorted(bucket, *moved)
-                index.append(_clients_of(table, self.domains, num_rows))
+                index.append(_split_clients(table, self.domains, num_rows))
                 num_rows += len(table)
                 table = table.drop_columns(list(_KEYS))
                 if file is None:
@@ -417,7 +417,7 @@ def _look(value: Value) -> Any:
     return (value.dtype, value.shape) if isinstance(value, np.ndarray) else type(value)
 
 
-def _feature_of(name: str, value: Value) -> Feature:
+def _value_feature(name: str, value: Value) -> Feature:
     if isinstance(value, str):
         return Feature("string")
     array = np.asarray(value)
@@ -428,9 +428,9 @@ def _feature_of(name: str, value: Value) -> Feature:
     raise ValueError(f"{name}: expected text or numbers, found {type(value).__name__}")
 
 
-def _feature_of_column(name: str, column: Any) -> Feature:
+def _column_feature(name: str, column: Any) -> Feature:
     if isinstance(column, np.ndarray):
-        return _feature_of(name, np.empty(column.shape[1:], column.dtype))
+        return _value_feature(name, np.empty(column.shape[1:], column.dtype))
     return Feature("string") if pa.types.is_string(column.type) else Feature("int64")
 
 
@@ -469,7 +469,7 @@ def _sorted(table: pa.Table, units: pa.Array, splits: pa.Array) -> pa.Table:
     return table.combine_chunks().take(pc.sort_indices(keys, by))
 
 
-def _clients_of(table: pa.Table, domains: Sequence[str], num_before: int) -> pa.Table:
+def _split_clients(table: pa.Table, domains: Sequence[str], num_before: int) -> pa.Table:
     """Returns the clients of sorted rows: first row, number of rows, examples of each domain."""
     split, client = (table[key].combine_chunks() for key in _KEYS[:2])
     is_other = [np.asarray(pc.not_equal(one[1:], one[:-1])) for one in (split, client)]

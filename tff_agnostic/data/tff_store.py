@@ -134,7 +134,7 @@ class TffStore(ClientStore, Store):
 
     def digest(self) -> str:
         """See `Store.digest`."""
-        name = _digest_of(self.path.absolute(), self._data_version)
+        name = _store_digest(self.path.absolute(), self._data_version)
         self.check_unchanged()
         return name
 
@@ -147,12 +147,12 @@ class TffStore(ClientStore, Store):
         first = self._query("SELECT serialized_example_proto FROM examples LIMIT 1", kinds=(bytes,))
         if not first:
             raise UserError(f"{self.path}: expected examples, found none")
-        return StoreDescription(kind=None, features=_features_of(first[0][0], self.path))
+        return StoreDescription(kind=None, features=_example_features(first[0][0], self.path))
 
 
 # A store may be of many gigabytes, and a comparison opens it for every trial.
 @functools.lru_cache(maxsize=8)
-def _digest_of(path: Path, version: tuple[int, int]) -> str:
+def _store_digest(path: Path, version: tuple[int, int]) -> str:
     del version
     return file_digest(path)
 
@@ -192,7 +192,7 @@ def parse_examples(
     return {name: column.numpy() for name, column in columns.items()}
 
 
-def _features_of(serialized: bytes, path: Path) -> dict[str, Feature]:
+def _example_features(serialized: bytes, path: Path) -> dict[str, Feature]:
     """Returns the features of an example, for stores without a description.
 
     Args:

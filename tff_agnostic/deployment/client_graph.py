@@ -108,7 +108,7 @@ class ExampleFormat:
     def serialize(self, examples: Examples) -> Iterator[bytes]:
         """Yields one client's examples, serialised."""
         columns = [
-            (name, _value_of(examples, name), _LISTS[_STORED_AS[spec.dtype.name]])
+            (name, _tensor_value(examples, name), _LISTS[_STORED_AS[spec.dtype.name]])
             for name, spec in self._specs()
         ]
         for row in range(len(examples["domain_id"])):
@@ -347,7 +347,7 @@ def _tensor_names(binding: Any) -> Iterator[str]:
         raise ValueError(f"expected tensors, found a {kind}")
 
 
-def _value_of(examples: Examples, name: str) -> np.ndarray:
+def _tensor_value(examples: Examples, name: str) -> np.ndarray:
     column, _, key = name.partition("/")
     return examples[column][key] if key else examples[column]
 

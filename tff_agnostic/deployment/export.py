@@ -66,7 +66,7 @@ FORMAT = "tff_agnostic federated export"
 FORMAT_VERSION = 2
 _VERIFIED = ["the rounds in conformance/ were computed by TensorFlow Federated's runtime"]
 _NOT_VERIFIED = "plan_runner has not verified these files in plain TensorFlow yet"
-_BYTES_OF_A_FLOAT = 4
+_FLOAT_BYTES = 4
 _FLEX = "Flex"
 # TensorFlow's ops in On-Device Personalization's build of TensorFlow Lite, next to TFLite's own:
 # privacysandbox/odp-federatedcompute, python/taskbuilder/support_ops.csv at commit 015930f.
@@ -362,7 +362,7 @@ def byte_counts(
             "num_weights": num_parameters,
             "num_domains": num_domains,
             "values": paper,
-            "payload_bytes": paper * _BYTES_OF_A_FLOAT,
+            "payload_bytes": paper * _FLOAT_BYTES,
         },
     }
 

@@ -16,7 +16,7 @@ from tff_agnostic.base.later import tf
 
 # Ops with their last inputs as arguments of the called functions.
 _CALLS = ("Case", "If", "PartitionedCall", "While")
-_KINDS_OF_CALLS = ("", "Stateful", "Stateless")
+_CALL_KINDS = ("", "Stateful", "Stateless")
 _BITS = 64
 _HALF = 32
 _LOWEST_INT64 = -(2**63)
@@ -78,7 +78,7 @@ def _calls(
 
 
 def _argument_shapes(op: tf.Operation, number: int) -> list[tf.TensorShape]:
-    if op.type not in [kind + call for kind in _KINDS_OF_CALLS for call in _CALLS]:
+    if op.type not in [kind + call for kind in _CALL_KINDS for call in _CALLS]:
         return [tf.TensorShape(None)] * number
     shapes = [tensor.shape for tensor in op.inputs[len(op.inputs) - number :]]
     if op.type.endswith("While"):
@@ -136,11 +136,11 @@ def right_shift_by(amount: Optional[np.ndarray]) -> BinaryOp:
     """Returns the arithmetic shift to the right, with fewer ops for a known amount."""
     inputs = _scalar(amount)
     if inputs is None or not 0 < inputs < _BITS:
-        return _shift_of_bits
-    return lambda x, y: _shift_of_halves(x, inputs)
+        return _bits_shift
+    return lambda x, y: _halves_shift(x, inputs)
 
 
-def _shift_of_halves(x: tf.Tensor, amount: int) -> tf.Tensor:
+def _halves_shift(x: tf.Tensor, amount: int) -> tf.Tensor:
     halves = tf.bitcast(x, tf.int32)
     low, high = halves[..., 0], halves[..., 1]
     if amount > _HALF:
@@ -152,7 +152,7 @@ def _shift_of_halves(x: tf.Tensor, amount: int) -> tf.Tensor:
     return tf.cast(high, tf.int64) * 2 ** (_HALF - amount) + tf.cast(shifted, tf.int64)
 
 
-def _shift_of_bits(x: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
+def _bits_shift(x: tf.Tensor, amount: tf.Tensor) -> tf.Tensor:
     taken = tf.minimum(tf.range(_BITS) + tf.cast(amount, tf.int32), _BITS - 1)
     return _from_bits(tf.gather(_to_bits(x), taken, axis=-1))
 
@@ -302,18 +302,18 @@ def sparse_softmax_cross_entropy(
 
 def _filter_gradient(attr: Any, inputs: KnownInputs) -> Optional[Callable[..., Any]]:
     shape = inputs[1]
-    if shape is None or not _is_of_images(attr) or set(attr["dilations"].list.i) != {1}:
+    if shape is None or not _has_images(attr) or set(attr["dilations"].list.i) != {1}:
         return None
     return convolution_filter_gradient(shape, attr["strides"].list.i, attr["padding"].s)
 
 
 def _pool_gradient(attr: Any, inputs: KnownInputs) -> Optional[Callable[..., Any]]:
-    if not _is_of_images(attr):
+    if not _has_images(attr):
         return None
     return max_pool_gradient(attr["ksize"].list.i, attr["strides"].list.i, attr["padding"].s)
 
 
-def _is_of_images(attr: Any) -> bool:
+def _has_images(attr: Any) -> bool:
     windows = [attr[name].list.i for name in ("strides", "ksize") if name in attr]
     return (
         attr["data_format"].s == b"NHWC"

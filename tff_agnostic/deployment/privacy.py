@@ -165,7 +165,7 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
             for group, limit, factor in zip(groups, limits, release.noise_factors(step.bounds))
         ],
         "clipped": "as one vector" if is_joint else "each group by itself",
-        "clip_norms": _kind_of_clipping(options),
+        "clip_norms": _clipping_kind(options),
         "guarantee_as_simulated": dict(guarantee),
         "server_must": duties,
         "secret_files": ["server_state.ckpt"],
@@ -184,7 +184,7 @@ def node_noise_facts(
     """
     release, account = step.aggregation, noise.nodes
     assert isinstance(release, SumOfDevices) and account is not None
-    names, spec, num_values = _names_of_parts(release, step.bounds, plan)
+    names, spec, num_values = _part_names(release, step.bounds, plan)
     codecs = release.codecs(tf.nest.flatten(spec.values), step.bounds)
     paddings, grouped, groups = iter(range(num_values, len(names))), set(), []
     norms = iter(state.aggregations[0].clip_norms)
@@ -222,7 +222,7 @@ def node_noise_facts(
         "groups": groups,
         # A client counts as one; its public values are zeros.
         "without_noise": {**{names[i]: 0 for i in ungrouped}, names[-1]: 1},
-        "clip_norms": _kind_of_clipping(release.options),
+        "clip_norms": _clipping_kind(release.options),
         "epsilon_after": epsilons,
         "neighbours": account.adjacency,
         "taken_for_granted": account.taken_for_granted,
@@ -232,7 +232,7 @@ def node_noise_facts(
     }
 
 
-def _names_of_parts(
+def _part_names(
     release: SumOfDevices, bounds: Any, plan: CompiledPlan
 ) -> tuple[list[str], Any, int]:
     """Returns the names of a client's tensors in the order of `tf.nest.flatten`.
@@ -261,7 +261,7 @@ def _names_of_parts(
     return names, tf.nest.map_structure(spec, numbered), num_values
 
 
-def _kind_of_clipping(options: PrivacyOptions) -> str:
+def _clipping_kind(options: PrivacyOptions) -> str:
     return "adaptive" if options.is_adaptive else "fixed"
 
 

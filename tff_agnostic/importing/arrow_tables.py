@@ -58,12 +58,12 @@ def _parquet_blocks(
         for piece, num_bytes in _pieces(batch, options, path):
             unpacked += num_bytes
             check_unpacked(path, size, unpacked, options)
-            yield _block_of(piece, f"{name} row", number + 1, options, log)
+            yield _to_block(piece, f"{name} row", number + 1, options, log)
             number += len(piece)
         log.advance(size * number // total - size * before // total)
 
 
-def _block_of(
+def _to_block(
     batch: pa.RecordBatch, where: str, first: int, options: ImportOptions, log: ReadLog
 ) -> Block:
     """Returns the rows of a batch, as far as `max_records` allows.
@@ -117,7 +117,7 @@ def _checked_texts(options: ImportOptions, path: Path) -> list[str]:
 
 def _pieces(batch: Any, options: ImportOptions, path: Path) -> Iterator[tuple[Any, int]]:
     """Yields a batch in pieces of a few megabytes, each with its bytes without dictionaries."""
-    num_bytes = sum(map(_bytes_of, batch.columns))
+    num_bytes = sum(map(_row_bytes, batch.columns))
     if num_bytes > BLOCK_BYTES and len(batch) > 1:
         half = len(batch) // 2
         yield from _pieces(batch.slice(0, half), options, path)
@@ -128,12 +128,12 @@ def _pieces(batch: Any, options: ImportOptions, path: Path) -> Iterator[tuple[An
     yield batch, num_bytes
 
 
-def _bytes_of(column: Any) -> int:
+def _row_bytes(column: Any) -> int:
     kind = column.type
     if pa.types.is_struct(kind):
-        return sum(map(_bytes_of, column.flatten()))
+        return sum(map(_row_bytes, column.flatten()))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _bytes_of(column.flatten())
+        return _row_bytes(column.flatten())
     if not pa.types.is_dictionary(kind):
         return int(column.nbytes)
     lengths = pc.binary_length(column.dictionary).take(column.indices)
@@ -157,7 +157,7 @@ def frame_reader(frame: Any, name: str = "the table", where: str = "row", first:
 
     def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
         del paths
-        table = _table_of(frame)
+        table = _to_table(frame)
         places = column_places(table.column_names)
         options = resolve_occurrences(options, table.column_names)
         check_columns(options, table.column_names, name)
@@ -167,7 +167,7 @@ def frame_reader(frame: Any, name: str = "the table", where: str = "row", first:
         def blocks() -> Iterator[Block]:
             number = first
             for batch in table.to_batches(BLOCK_ROWS):
-                yield _block_of(batch, where, number, options, log)
+                yield _to_block(batch, where, number, options, log)
                 number += len(batch)
 
         yield from examples_of(options, [*places], blocks(), log)
@@ -175,7 +175,7 @@ def frame_reader(frame: Any, name: str = "the table", where: str = "row", first:
     return read
 
 
-def _table_of(frame: Any) -> pa.Table:
+def _to_table(frame: Any) -> pa.Table:
     if hasattr(frame, "with_format") and not hasattr(frame, "__arrow_c_stream__"):
         frame = frame.with_format("arrow")[:]
     try:

@@ -33,7 +33,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """Yields the images of all files, a block of them in memory at a time."""
     labels, kept = Labels(options), {label: i for i, label in enumerate(options.classes)}
     for images_path, labels_path in _pairs(paths):
-        split = _split_of(images_path.name)
+        split = _file_split(images_path.name)
         name = files.place_of(images_path, paths)
         deal = _Deal(options, split or "client")
         for start, images, numbers in _blocks(images_path, labels_path, options, log):
@@ -130,7 +130,7 @@ def _pairs(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
     return pairs
 
 
-def _split_of(name: str) -> Optional[str]:
+def _file_split(name: str) -> Optional[str]:
     if "train" in name:
         return "train"
     return "test" if "t10k" in name or "test" in name else None

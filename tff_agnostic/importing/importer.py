@@ -46,7 +46,7 @@ from tff_agnostic.importing.vocabulary import CategoryCounts, VocabularySummary,
 
 _SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 # Suffixes of files -> the format; no name shows `text_folders` and `plays`.
-_FORMAT_OF_NAME: Mapping[tuple[str, ...], str] = {
+_FORMAT_BY_NAME: Mapping[tuple[str, ...], str] = {
     ("posts.xml", "posts.xml.gz"): "stackexchange",
     tables.CSV_SUFFIXES: "csv",
     (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"): "jsonl",
@@ -236,7 +236,7 @@ def _guessed_format(options: ImportOptions, paths: Sequence[Path]) -> str:
     if name.endswith(_SPREADSHEETS):
         expected = "a text, as CSV is (save the sheet as CSV)"
         raise options.error("input", expected, Verbatim(f"the spreadsheet {path}"))
-    for ends, format_ in _FORMAT_OF_NAME.items():
+    for ends, format_ in _FORMAT_BY_NAME.items():
         if name.endswith(ends):
             return format_
     expected = f"one of {', '.join(FORMATS)}, as the name of {path} shows none"

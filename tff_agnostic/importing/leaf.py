@@ -35,7 +35,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     """
     converter = _Converter(options)
     for path in find_inputs(paths):
-        split = _split_of(path)
+        split = _file_split(path)
         name = files.place_of(path, paths)
         for user, data in _users(path, options, log):
             yield from converter.examples(user, data, split, name, log)
@@ -44,8 +44,8 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
     """Returns the files, and the .json files of folders."""
     result = files.expand(paths, (".json",))
-    other = next((path for path in result if _split_of(path) is None), None)
-    if other is not None and any(map(_split_of, result)):
+    other = next((path for path in result if _file_split(path) is None), None)
+    if other is not None and any(map(_file_split, result)):
         raise UserError(
             f"{other}: expected files in folders train and test only, as some are: LEAF's scripts "
             "leave the same users in all_data and sampled_data; input=FOLDER,... names the folders"
@@ -53,7 +53,7 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
     return result
 
 
-def _split_of(path: Path) -> Optional[str]:
+def _file_split(path: Path) -> Optional[str]:
     return path.parent.name if path.parent.name in SPLIT_NAMES else None
 
 

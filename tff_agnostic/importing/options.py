@@ -116,7 +116,7 @@ _MATH = re.compile(
 
 
 # Formats of an option that not all formats have.
-_FORMATS_OF: Mapping[str, tuple[str, ...]] = {
+_FORMATS_BY_OPTION: Mapping[str, tuple[str, ...]] = {
     "processes": ("stackexchange",),
     "max_pixels": ("parquet", "idx"),
     "vocabulary_size": _MAY_BE_TEXT,
@@ -343,7 +343,7 @@ def check_used(options: ImportOptions, given: Collection[str]) -> None:
         given: Names of the options that a user gave.
     """
     for name in given:
-        formats = _FORMATS_OF.get(name, (options.format,))
+        formats = _FORMATS_BY_OPTION.get(name, (options.format,))
         if options.format not in formats:
             needs = f"it needs format={' or '.join(formats)}"
             raise options.error(name, f"no value with format={options.format}: {needs}")

@@ -246,7 +246,7 @@ def summarise(
         strata: The units of the splits, by domain.
     """
     names = sorted(store.splits(), key=lambda name: (name != TRAIN, name))
-    splits = {name: _summary_of_split(store, name) for name in names}
+    splits = {name: _split_summary(store, name) for name in names}
     lengths = store.sentence_lengths(TRAIN)
     counts, copies = contents.class_counts(store), contents.copies_of(store)
     description = store.description
@@ -297,7 +297,7 @@ def skewness(examples: Mapping[str, int]) -> Skewness:
     return Skewness(value, rarest, examples[rarest], len(examples))
 
 
-def _summary_of_split(store: ArrowStore, split: str) -> SplitSummary:
+def _split_summary(store: ArrowStore, split: str) -> SplitSummary:
     table = store.domain_table(split)
     clients, examples = (table > 0).sum(axis=0).tolist(), table.sum(axis=0).tolist()
     counts = zip(store.description.domains, clients, examples)

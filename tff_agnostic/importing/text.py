@@ -43,7 +43,7 @@ _TWINS = str.maketrans(
     {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": " - "}
     | {"\u2026": "...", "\u00a0": " "}
 )
-_END_OF_SENTENCE = re.compile(r"[.?!][.?!\"')\]]*(?=\s|$)")
+_SENTENCE_END = re.compile(r"[.?!][.?!\"')\]]*(?=\s|$)")
 # A full stop after one of these ends no sentence.
 _ABBREVIATIONS = frozenset({"cf", "dr", "e.g", "eq", "fig", "i.e", "mr", "mrs", "ms", "vs"})
 # Words of text with addresses. In other text, what stands between spaces once there is one on both
@@ -166,7 +166,7 @@ def sentences_of(text: str) -> list[str]:
         text = text.translate(_TWINS).encode("ascii", "ignore").decode("ascii")
     text = text.lower()
     sentences, start = [], 0
-    for end in _END_OF_SENTENCE.finditer(text):
+    for end in _SENTENCE_END.finditer(text):
         if _is_abbreviation(text, end.start()):
             continue
         sentences.append(_words(text[start : end.end()]))
@@ -241,11 +241,11 @@ class _TextOfHtml(HTMLParser):
             self.blocks.append([])
         else:
             # Words around code must not become one word.
-            self.blocks[-1].append(self._instead_of(tag))
+            self.blocks[-1].append(self._replacement(tag))
         if tag in self._dropped and self._depth:
             self._depth -= 1
 
-    def _instead_of(self, tag: str) -> str:
+    def _replacement(self, tag: str) -> str:
         if tag == "code" and self._depth == 1:
             return self._code
         return " " if tag in self._dropped else ""

@@ -55,7 +55,7 @@ def reader(texts: Texts) -> Read:
         if options.processes is None:
             num_bytes = sum(path.stat().st_size for path in texts.find_inputs(paths))
             processes = usable_processes() if num_bytes >= _LARGE else 1
-        blocks = _blocks_of(texts.read(options, paths, log))
+        blocks = _row_blocks(texts.read(options, paths, log))
         with contextlib.closing(in_order(make, blocks, processes)) as made:
             for sentences in made:
                 log.merge(sentences.log)
@@ -138,7 +138,7 @@ class _Divider:
         return _Sentences(texts, index, tokens, log)
 
 
-def _blocks_of(texts: Iterable[SourceText]) -> Iterator[list[SourceText]]:
+def _row_blocks(texts: Iterable[SourceText]) -> Iterator[list[SourceText]]:
     """Yields texts in blocks; an error comes after the block of the texts before it."""
     block: list[SourceText] = []
     size = 0

@@ -13,7 +13,7 @@ from tff_agnostic.base.terminal import printable
 
 # Text of an undefined number.
 UNDEFINED = "-"
-_DECIMALS_OF_FACTORS = 2
+_FACTOR_DECIMALS = 2
 _ELLIPSIS = "…"
 
 
@@ -34,7 +34,7 @@ def cell(value: float, unit: Unit, decimals: int) -> str:
     if unit is Unit.SHARE:
         decimals -= 2
     elif unit is Unit.FACTOR:
-        decimals = _DECIMALS_OF_FACTORS
+        decimals = _FACTOR_DECIMALS
     return f"{shown(value, unit):.{decimals}f}"
 
 

@@ -263,12 +263,12 @@ def _is_keras_module(name: str, module: Optional[str]) -> bool:
     if module == tf.constant_initializer.__module__:
         # TensorFlow's own initializers, such as EfficientNetV2 has.
         return name in {kind.__name__ for kind in _initializers()}
-    places = [_public(place) for place in _PLACES] if module is None else [_module_of_keras(module)]
+    places = [_public(place) for place in _PLACES] if module is None else [_keras_module(module)]
     kinds = [vars(place).get(name) for place in places if place is not None]
     return any(isinstance(kind, type) and issubclass(kind, _kinds()) for kind in kinds)
 
 
-def _module_of_keras(name: str) -> Any:
+def _keras_module(name: str) -> Any:
     if name.startswith((_APPLICATIONS, _KERAS_OPS)):
         # Some have layers of their own.
         with contextlib.suppress(ImportError):
@@ -307,7 +307,7 @@ def _check_order(layers: Sequence[Any]) -> None:
             continue
         name, nodes = layer.get("name"), layer.get("inbound_nodes")
         if isinstance(name, str) and isinstance(nodes, list):
-            waiting[name] = [_inputs_of(node) for node in nodes]
+            waiting[name] = [_node_inputs(node) for node in nodes]
             # An input has an output at once, and so may have a model within the model.
             ready[name] = int(not nodes or layer.get("class_name") in _MODELS)
     is_new = True
@@ -325,7 +325,7 @@ def _check_order(layers: Sequence[Any]) -> None:
         raise UnsafeKerasFile(f"layers that wait for one another's outputs ({stuck[0]!r:.60})")
 
 
-def _inputs_of(node: Any) -> list[tuple[str, int]]:
+def _node_inputs(node: Any) -> list[tuple[str, int]]:
     """Returns the outputs that a layer is called with, as (layer, number of its call)."""
     inputs, values = [], [node]
     while values:

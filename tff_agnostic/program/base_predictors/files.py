@@ -114,7 +114,7 @@ def _two_examples(spec: Any) -> Any:
     return tf.nest.map_structure(rows, spec)
 
 
-def _outputs_of(model: Model, x_spec: Any) -> Any:
+def _predictor_outputs(model: Model, x_spec: Any) -> Any:
     """Returns the outputs of a model with its initial weights for `_two_examples`."""
     weights = tf.nest.map_structure(tf.constant, model.initial_weights)
     return model.predict(weights, _two_examples(x_spec), False, tf.zeros([2], tf.int32))
@@ -122,7 +122,7 @@ def _outputs_of(model: Model, x_spec: Any) -> Any:
 
 def _check_outputs(path: Path, outputs: Any, model: Model) -> None:
     """Checks that a predictor's outputs for `_two_examples` fit the outputs of the task's model."""
-    expected = _outputs_of(model, model.example_spec["x"])
+    expected = _predictor_outputs(model, model.example_spec["x"])
     is_tensor = tf.is_tensor(outputs)
     if not is_tensor or outputs.shape != expected.shape or not outputs.dtype.is_floating:
         shown = described(outputs) if is_tensor else "several"
@@ -168,7 +168,7 @@ def is_predictor_file(arrays: Mapping[str, np.ndarray]) -> bool:
         return False
 
 
-def _error_of_kind(path: Path) -> UserError:
+def _kind_error(path: Path) -> UserError:
     return UserError(f"{path}: expected a file of base predictors, found arrays of another kind")
 
 
@@ -176,7 +176,7 @@ def read_predictors(path: Path) -> PredictorFile:
     """Reads a file."""
     arrays = read_npz(path, "a file of base predictors")
     if not is_predictor_file(arrays):
-        raise _error_of_kind(path)
+        raise _kind_error(path)
     header = json.loads(str(arrays[_HEADER]))
     file_format = header.get("format")
     if file_format != _FORMAT:
@@ -189,7 +189,7 @@ def read_predictors(path: Path) -> PredictorFile:
             dict(header["about"]),
         )
     except (AttributeError, LookupError, TypeError, ValueError) as e:
-        raise _error_of_kind(path) from e
+        raise _kind_error(path) from e
     names, arrays_of_all = predictors.names, predictors.arrays
     if not names or not arrays_of_all or any(a.shape[:1] != (len(names),) for a in arrays_of_all):
         shapes = ", ".join(str(list(a.shape)) for a in arrays_of_all) or "none"
@@ -292,7 +292,7 @@ class _RunPredictors:
         """
         fingerprint = _content(folder / "fingerprint.json")
         mixing_task = self._mixing.task
-        task = self._task_of(path, _content(folder / "config.json"), fingerprint)
+        task = self._recorded_task(path, _content(folder / "config.json"), fingerprint)
         _check_same(
             path, fingerprint, mixing_task.fingerprint if task is None else task.fingerprint
         )
@@ -306,7 +306,7 @@ class _RunPredictors:
         key = type(model).__name__ if keras_model is None else architecture_text(keras_model)
         return BasePredictor(weights, architecture_of(model), key)
 
-    def _task_of(
+    def _recorded_task(
         self, path: Path, config: Mapping[str, Any], fingerprint: Mapping[str, str]
     ) -> Optional[Task]:
         """Returns the task of a run; None if its model is the mixing task's."""
@@ -361,7 +361,7 @@ def _check_fits(path: Path, model: Model, task_model: Model) -> None:
             raise _error(path, text, f"one of {key} {described(spec)}")
     if form_of(model) is not form_of(task_model):
         raise _error(path, "a model with the task's kind of loss", "another loss")
-    _check_outputs(path, _outputs_of(model, task_model.example_spec["x"]), task_model)
+    _check_outputs(path, _predictor_outputs(model, task_model.example_spec["x"]), task_model)
 
 
 def with_base_predictors(mixing: MixingTask, options: Any) -> Task:

@@ -481,7 +481,7 @@ def compare_command(
         keeps_folders: See `train_command`.
     """
     first = {row: specs[0] for row, specs in rows.items()}
-    needed = {row: _flags_of_row(spec, keeps_folders) for row, spec in first.items()}
+    needed = {row: _row_flags(spec, keeps_folders) for row, spec in first.items()}
     for row, (_, flags) in words.items():
         needed[row] = {name: value for name, value in needed[row].items() if name not in flags}
     one, *others = needed.values()
@@ -504,7 +504,7 @@ def compare_command(
     ]
 
 
-def _flags_of_row(spec: RunSettings, keeps_folders: bool) -> dict[str, Any]:
+def _row_flags(spec: RunSettings, keeps_folders: bool) -> dict[str, Any]:
     shown = _shown_flags(spec, keeps_folders)
     return {n: shown[n] for n in own_flags(spec) if n not in ("algorithm", "seed")}
 

@@ -108,7 +108,7 @@ def answer(options: AccountingOptions) -> Answer:
     return _QUESTIONS[missing[0]](options)
 
 
-def _epsilon_of_settings(options: AccountingOptions) -> Answer:
+def _settings_epsilon(options: AccountingOptions) -> Answer:
     assert options.noise_multiplier is not None and options.rounds is not None
     guarantee = _statement(options, options.noise_multiplier, options.rounds)
     return Answer(f"epsilon is {_shown(guarantee.epsilon)}", options, guarantee)
@@ -144,7 +144,7 @@ def _rounds_for_budget(options: AccountingOptions) -> Answer:
 # Keyed by the missing setting.
 _QUESTIONS: dict[str, Callable[[AccountingOptions], Answer]] = {
     "noise_multiplier": _noise_for_epsilon,
-    "target_epsilon": _epsilon_of_settings,
+    "target_epsilon": _settings_epsilon,
     "rounds": _rounds_for_budget,
 }
 

@@ -187,7 +187,7 @@ def flags_in_errors(*options: Any) -> Iterator[None]:
     except OptionError as e:
         mistake = _with_flag(e, options)
     except UserError as e:
-        mistake = _with_flag_of_file(e, options)
+        mistake = _with_file_flag(e, options)
     # Raised here, it has no trace of the error before.
     if mistake is not None:
         raise mistake
@@ -231,7 +231,7 @@ def _with_flag(error: OptionError, options: Iterable[Any]) -> UserError:
     return error
 
 
-def _with_flag_of_file(error: UserError, options: Iterable[Any]) -> UserError:
+def _with_file_flag(error: UserError, options: Iterable[Any]) -> UserError:
     for one in options:
         for flag in flags_of(type(one)):
             if any(str(error).startswith(f"{path}:") for path in flag.files_in(one)):

@@ -360,27 +360,27 @@ def flag_text(value: Any) -> str:
 
 def flags_of(kind: Any, prefix: str = "") -> tuple[Flag, ...]:
     """Returns the flags of a class of options, those of its parts in their place."""
-    return _all_flags_of(kind, prefix)
+    return _all_flags(kind, prefix)
 
 
 # Made once for a class: a command asks for them several times. mypy takes classes for unhashable.
 @functools.cache
-def _all_flags_of(kind: Any, prefix: str) -> tuple[Flag, ...]:
-    return tuple(_flags_of(kind, prefix, (), _defaults(kind)))
+def _all_flags(kind: Any, prefix: str) -> tuple[Flag, ...]:
+    return tuple(_own_flags(kind, prefix, (), _defaults(kind)))
 
 
 def _defaults(kind: type) -> Mapping[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(kind)}
 
 
-def _flags_of(
+def _own_flags(
     kind: type, prefix: str, path: tuple[str, ...], defaults: Mapping[str, Any]
 ) -> Iterator[Flag]:
     for name, hint in hints(kind).items():
         default = defaults[name]
         if is_options(hint):
             inner = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
-            yield from _flags_of(type(default), _prefix(prefix, name), (*path, name), inner)
+            yield from _own_flags(type(default), _prefix(prefix, name), (*path, name), inner)
         else:
             declaring = next(k for k in kind.__mro__ if name in vars(k).get("__annotations__", {}))
             yield Flag(prefix + name, (*path, name), declaring, hint, default)

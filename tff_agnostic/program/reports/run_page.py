@@ -79,11 +79,11 @@ _NUM_CLIENTS = "num_clients"
 _STATISTICS = {"superquantile": TAIL}
 # Points of a curve, and of all curves of a figure, which keep pages small.
 _MAX_POINTS, _MIN_POINTS = 300, 20
-_POINTS_OF_FIGURE = 3000
+_FIGURE_POINTS = 3000
 # Domains in the table of weights.
 _MAX_WEIGHTS = 10
 # Maximum number of classes of a domain, those with most wrong answers.
-_CLASSES_OF_DOMAIN = 5
+_DOMAIN_CLASSES = 5
 
 
 def run_page(
@@ -396,7 +396,7 @@ def _class_table(run: RunRecord, by_class: Mapping[str, Any], ordered: Sequence[
         counts = by_class[name]
         wrong = np.subtract(counts[HAVE], counts[RIGHT])
         order = [i for i in np.argsort(-wrong, kind="stable").tolist() if wrong[i] > 0]
-        for i in order[:_CLASSES_OF_DOMAIN]:
+        for i in order[:_DOMAIN_CLASSES]:
             have, get, right = (counts[key][i] for key in (HAVE, GET, RIGHT))
             shares = (_ratio(right, have), _ratio(right, get))
             rows.append([f"{name}, {classes[i]}", *map(number, (have, get, right)), *shares])
@@ -405,7 +405,7 @@ def _class_table(run: RunRecord, by_class: Mapping[str, Any], ordered: Sequence[
         ["domain, class", "examples", "answers", "right", "recall, %", "precision, %"],
         rows,
         [
-            f"Of each domain the {_CLASSES_OF_DOMAIN} classes with most wrong answers. Recall: the "
+            f"Of each domain the {_DOMAIN_CLASSES} classes with most wrong answers. Recall: the "
             "share of the class with the right answer; precision: the share of these answers that "
             f"are right. All classes are in result.json under {BY_CLASS}."
         ],
@@ -495,7 +495,7 @@ def thinned(columns: Sequence[Column], values: Values) -> Values:
     """
     has_value = np.any([np.isfinite(values[column.name]) for column in columns], axis=0)
     (rounds,) = np.nonzero(has_value)
-    limit = _POINTS_OF_FIGURE // max(1, len(columns))
+    limit = _FIGURE_POINTS // max(1, len(columns))
     limit = min(max(limit, _MIN_POINTS), _MAX_POINTS)
     if len(rounds) > limit:
         rounds = rounds[np.linspace(0, len(rounds) - 1, limit).round().astype(int)]

@@ -208,7 +208,7 @@ def _own(
     with LongWork("references", len(folders), "runs", done, visible=show_progress) as work:
         for k, folder in folders.items():
             name = task.domain_names[k]
-            spec = _reference_of_domain(reference, len(train), int(num_clients[k]))
+            spec = _domain_reference(reference, len(train), int(num_clients[k]))
             work.note(f"reference run of {name}: {counted(spec.config.rounds, 'round')}")
             work.say(name)
             losses[name] = _reference_losses(
@@ -226,7 +226,7 @@ def _check_all_there(task: Task, totals: np.ndarray) -> None:
         )
 
 
-def _reference_of_domain(
+def _domain_reference(
     reference: RunSettings, num_clients: int, num_domain_clients: int
 ) -> RunSettings:
     """Returns the reference with the passes over its clients that the shared run has."""
@@ -352,7 +352,7 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
             f"{list(labels.shape[1:])} and outputs of shape {list(outputs.shape[1:])}"
         )
     values, counts = np.unique(labels, axis=0, return_counts=True)
-    link = _link_of(outputs)
+    link = _baseline_link(outputs)
     if labels.ndim == 1 and labels.dtype.kind in "iu" and _is_cross_entropy(model, outputs, link):
         return entropy(counts)
     return _smallest_constant_loss(model, values, counts / len(labels), outputs, link)
@@ -364,7 +364,7 @@ def _gini(counts: np.ndarray) -> float:
     return float(1.0 - np.sum(np.square(shares)))
 
 
-def _link_of(outputs: np.ndarray) -> Callable[[tf.Tensor], tf.Tensor]:
+def _baseline_link(outputs: np.ndarray) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns the function that maps any numbers to the range of a model's outputs."""
     has_classes = outputs.ndim == 2 and outputs.shape[1] > 1 and np.all(outputs >= 0)
     if has_classes and np.allclose(outputs.sum(axis=1), 1.0, atol=1e-4):

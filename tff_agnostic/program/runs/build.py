@@ -159,7 +159,7 @@ def run_parts(
         privacy=privacy,
         summed=summed,
         training=training,
-        train=_clients_of_rounds(task, config),
+        train=_round_clients(task, config),
         initial=initial,
         quantities=quantities,
         evaluations=_evaluations(spec, folder, task, algorithm, aggregation, privacy, runtime),
@@ -189,7 +189,7 @@ def check_readable(clients: ClientDataset, max_clients: int) -> None:
         clients.read(ids[i])
 
 
-def _clients_of_rounds(task: Task, config: RunConfig) -> ClientDataset:
+def _round_clients(task: Task, config: RunConfig) -> ClientDataset:
     if not config.pooled:
         return task.train
     return PooledExamples(task.train, config.clients_per_round, config.rounds, config.seed)

@@ -128,7 +128,7 @@ def export_request(
         num_parameters=task.model.num_parameters,
         max_clients_per_round=_room_for(config, device, aggregation),
         column_ranges=(
-            _ranges_of_clients(task, algorithm)
+            _client_ranges(task, algorithm)
             if fleet is None
             else public_ranges(algorithm.client_data_spec)
         ),
@@ -159,7 +159,7 @@ def export_request(
     )
 
 
-def _ranges_of_clients(task: Task, algorithm: Algorithm) -> Any:
+def _client_ranges(task: Task, algorithm: Algorithm) -> Any:
     """Returns the `column_ranges` of some training clients."""
     ids = task.train.client_ids
     chosen = np.unique(np.linspace(0, len(ids) - 1, _MAX_READS).astype(int))

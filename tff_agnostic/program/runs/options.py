@@ -175,11 +175,11 @@ def run_flags(files: Iterable[str] = ()) -> FlagTable:
 
     Made once per process, and once more for each set of users' options.
     """
-    return _options_of_runs(tuple((name, find_algorithm(name).options) for name in files))
+    return _run_options(tuple((name, find_algorithm(name).options) for name in files))
 
 
 @functools.cache
-def _options_of_runs(user_options: tuple[tuple[str, type], ...]) -> FlagTable:
+def _run_options(user_options: tuple[tuple[str, type], ...]) -> FlagTable:
     parts = [("config", "", RunConfig), *settings_of_runs()]
     if user_options:
         # config.json has the values of all of them by name; of algorithms' a file may take some.

@@ -39,7 +39,7 @@ from tff_agnostic.training.divergence import LEARNING_RATES, Diverged
 from tff_agnostic.training.loop import Observer, run_rounds
 from tff_agnostic.training.private import PrivacyAccount, PrivateTraining
 
-_FLAGS_OF_RATES = "--client_learning_rate or --server_learning_rate"
+_RATE_FLAGS = "--client_learning_rate or --server_learning_rate"
 
 
 def has_result(path: Path, config: RunConfig) -> bool:
@@ -119,7 +119,7 @@ class TrainingRun:
         Raises:
             Interrupted: If a signal asked to stop; the run was saved.
         """
-        with self._folder.claim(self.spec, self._resume) as self._saved, _flags_of_rates():
+        with self._folder.claim(self.spec, self._resume) as self._saved, _rate_flags():
             state = self._start()
             reports = self._evaluate_as_in_one_run(state)
             self._open()
@@ -301,12 +301,12 @@ class TrainingRun:
 
 
 @contextlib.contextmanager
-def _flags_of_rates() -> Iterator[None]:
+def _rate_flags() -> Iterator[None]:
     """Names the flags of learning rates in the error of a model that has diverged."""
     try:
         yield
     except Diverged as e:
-        raise Diverged(str(e).replace(LEARNING_RATES, _FLAGS_OF_RATES)) from e
+        raise Diverged(str(e).replace(LEARNING_RATES, _RATE_FLAGS)) from e
 
 
 def _data_digest(task: Task) -> str:
