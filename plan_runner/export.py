@@ -357,7 +357,7 @@ def parse_manifest(content: bytes) -> Manifest:
         max_clients=_clients_per_round(top, "maximum_clients_per_round"),
         min_clients=_clients_per_round(top, "minimum_clients_per_round") or 0,
         has_noise="differential_privacy" in top.get("privacy", {}),
-        domains=tuple(_names(top, "domains", NAME)),
+        domains=tuple(_names(top, "domains", NAME)) if "domains" in top else (),
     )
 
 

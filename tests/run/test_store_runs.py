@@ -78,7 +78,6 @@ def other_words(trained, monkeypatch) -> Iterator[Path]:
 def test_another_vocabulary_is_refused(call, other_words, binary, arguments):
     message = call.refused(other_words, binary, *arguments)
     assert message.startswith("run: expected the vocabulary that the run there was trained with (")
-    assert "found another one (" in message
 
 
 @pytest.mark.nightly

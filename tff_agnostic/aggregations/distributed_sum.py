@@ -87,7 +87,7 @@ class DistributedDpSum(PrivateAggregation):
 
     Attributes:
         noise_multiplier: z; it determines the number of bits, so equal sums have equal multipliers.
-        min_clients: Minimum number of clients with noise in a sum. A sum over fewer clients is
+        min_noise_clients: Minimum number of clients with noise in a sum. A sum over fewer is
             discarded, and treated as the sum over no clients.
         noise_clients: Number of clients that report in a round, each with its share of the noise; 0
             for the expected number. If it is larger, a coin excludes the surplus.
@@ -97,7 +97,7 @@ class DistributedDpSum(PrivateAggregation):
     """
 
     noise_multiplier: float
-    min_clients: int = 1
+    min_noise_clients: int = 1
     noise_clients: int = 0
     bundle: int = 1
     integer_clip: float = 2.0**14
@@ -271,7 +271,7 @@ class DistributedDpSum(PrivateAggregation):
         return OrderedDict(super().quantities(bounds, prefix), too_few_clients=too_few)
 
     def _has_enough(self, summed: Integers) -> tf.Tensor:
-        return summed.num_clients >= self.min_clients
+        return summed.num_clients >= self.min_noise_clients
 
 
 @dataclasses.dataclass(frozen=True)

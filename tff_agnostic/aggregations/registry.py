@@ -161,8 +161,8 @@ class NoiseFacts(NamedTuple):
         expected_clients: Expected number of clients per round.
         noise_key: The secret key of the generator.
         noise_multiplier: z.
-        min_clients: Minimum number of clients with noise in a round if clients add it; otherwise
-            0.
+        min_noise_clients: Minimum number of clients with noise in a round if clients add it;
+            otherwise 0.
         noise_clients: Number of clients that report with noise, if it is larger than the expected
             number of training clients; otherwise 0.
     """
@@ -170,7 +170,7 @@ class NoiseFacts(NamedTuple):
     expected_clients: float
     noise_key: tuple[int, ...]
     noise_multiplier: float
-    min_clients: int = 0
+    min_noise_clients: int = 0
     noise_clients: int = 0
 
 

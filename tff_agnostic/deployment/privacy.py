@@ -216,7 +216,7 @@ def node_noise_facts(
         "graph, modulo each group's modulus, before the secure sum",
         "noise_multiplier": float(state.aggregations[0].noise_multiplier),
         "noise_clients": int(release.noise_clients or release.expected_clients),
-        "fewest_clients": release.min_clients,
+        "fewest_clients": release.min_noise_clients,
         "takes_part": list(account.takes_part),
         "delta": account.delta,
         "groups": groups,
