@@ -96,6 +96,7 @@ def _export(folder, draw, rounds, claimed=1000.0, **changes):
         **changes,
     }
     manifest = {
+        "kind": "training",
         "format": "tff_agnostic federated export",
         "format_version": 2,
         "profile": "daf",
