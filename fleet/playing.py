@@ -123,7 +123,7 @@ class _Playing:
             yield name, shape, tensor.modulus, tensor.modulus
 
     def _evaluated(self, request: dict[str, Any], files: Files) -> Files:
-        """Puts a training's weights next to the state after the evaluation's own rounds."""
+        """Returns the state of the evaluation with the weights of the training."""
         del request
         folder = _in_memory(files)
         state = read_checkpoint(folder / STATE, "the state of the evaluation")

@@ -106,7 +106,7 @@ _FLAGS: tuple[tuple[Callable[..., object], str, object, str], ...] = (
         "Maximum size of an unpacked archive of the export, in 10^6 bytes.",
     ),
 )
-# Flags without effect without --verify, and with it.
+# The first flags need --verify; the others have no effect with it.
 _VERIFY_FLAGS = ("tolerance",)
 _RUN_FLAGS = ("clients", "rounds", "clients_per_round", "seed", "cohorts", "state", "output")
 

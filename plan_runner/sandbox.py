@@ -137,7 +137,8 @@ _X32 = 0x40000000
 _KILL_PROCESS, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _EPERM, _ENOSYS = 1, 38
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
-# For all threads, and without a mitigation that slows down filtered processes before Linux 5.16.
+# The filter holds for all threads. Before Linux 5.16 a mitigation slows down filtered processes; it
+# is off.
 _TSYNC, _SPEC_ALLOW = 1, 4
 # The instructions: load a word of the call's data, and, compare (the next one where it is so, else
 # skipping), return.

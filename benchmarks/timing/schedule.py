@@ -107,7 +107,7 @@ def _run_in_turn(running: Sequence[tuple[SideProcess, SideResult]], protocol: Pr
         protocol.say(f"round {number + 1}/{WARM_UP_ROUNDS + protocol.rounds}")
     for side, result in running:
         if result.failure is None:
-            # Use a separate round: reading the memory slows the side.
+            # This round does not count, because reading the memory slows the simulator.
             with _failing(result, protocol), side.released(), PeakMemory(side.pid) as memory:
                 side.round()
             result.peak_bytes[-1] = max(result.peak_bytes[-1], memory.peak_bytes)

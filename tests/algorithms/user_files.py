@@ -73,7 +73,7 @@ ALGORITHM = core.AlgorithmSpec("By size", "none", by_size, Options)
 
 
 def write_by_size(path: Path, *changes: tuple[str, str]) -> Path:
-    """Writes that file, with texts replaced by others.
+    """Writes the file of a user's algorithm with some of its lines replaced.
 
     Args:
         path: Where to.

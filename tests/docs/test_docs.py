@@ -160,7 +160,7 @@ def reader_folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch)
 
 # Pages of results repeat one another's commands, with other settings.
 _WITH_COMMANDS = [page for page in PAGES if has_blocks(page.read_text())]
-# They are of kinds that other pages have.
+# Other pages have commands of the same kinds.
 # Pages that take 10 to 60 seconds, with commands that have separate tests.
 _NIGHTLY = (
     *("explanations/privacy/accounting", "explanations/privacy/noise_from_clients"),

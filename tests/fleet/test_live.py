@@ -265,7 +265,7 @@ def test_interrupted_demo_leaves_no_process(inputs, tmp_path, number):
         )
     events = output / "server" / "state" / "events.jsonl"
     wait_until(lambda: process.poll() is not None or "exchange" in _text(events))
-    # The demo, its server and nodes, Flower's processes, and those that play.
+    # The demo, its server and nodes, Flower's processes, and the players of plans.
     assert len(_marked(mark)) > 3 * 4
     process.send_signal(number)
     # A second signal must not leave processes behind.

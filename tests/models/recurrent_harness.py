@@ -59,7 +59,7 @@ def outputs_and_gradients(layer: tf.keras.layers.Layer, data: Sequences) -> list
 
 
 def assert_all_close(actual: Any, expected: Any) -> None:
-    """Compares structures of arrays to a few hundred roundings of their largest number."""
+    """Asserts that arrays differ by at most some hundred float32 rounding errors."""
     tf.nest.assert_same_structure(actual, expected)
     for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
         a, e = np.asarray(a), np.asarray(e)

@@ -44,7 +44,7 @@ def counted(n: int, clients: int, z: float, expected: int, share: float = 1.0) -
 
 
 def counted_sizes(clients: int, z: float, expected: int, least: int) -> list[Seen]:
-    """Returns the same of Poisson cohorts of all sizes that are looked at."""
+    """Returns an entry for each size of a Poisson cohort, weighted by its probability."""
     sized = binom(clients, expected / clients)
     sizes = range(max(least, int(sized.ppf(1e-12))), int(sized.isf(1e-12)) + 1)
     return [counted(n, clients, z, expected, float(sized.pmf(n))) for n in sizes]

@@ -150,7 +150,7 @@ def test_csv_has_domain_metrics_of_rounds(run, expected):
         rows = list(csv.DictReader(file))
     assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]
     for row, metrics, clients in zip(rows, expected[1], _CLIENTS_PER_ROUND):
-        # `train_model` moves what is at ("client_work", "train") there.
+        # `train_model` writes the metrics of ("client_work", "train") to "model_metrics".
         losses = [float(value) for value in row["model_metrics/loss"].strip("[]").split(",")]
         np.testing.assert_allclose(losses, metrics["client_work"]["train"]["loss"], rtol=1e-6)
         assert int(row["clients/contributed"]) == clients

@@ -101,7 +101,7 @@ class OneArchitecture:
 
     def predictions(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
         """See `PredictorStore`."""
-        # Unrolled: C is small, and not every model has a vectorised form in a loop.
+        # A Python loop, because C is small and TensorFlow cannot vectorise every model.
         return [
             self.architecture.predictions(self.architecture.weights([s[k] for s in stacks]), x)
             for k in range(stacks[0].shape[0])

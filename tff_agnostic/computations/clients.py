@@ -325,7 +325,7 @@ class Place(NamedTuple):
 
 
 class SilentClients(dict):
-    """Clients excluded by a secret coin, as one entry of a cohort without examples.
+    """The clients that a secret coin excludes: one entry without examples in a cohort.
 
     Args:
         client_spec: Tensor specs of a client's examples.

@@ -350,7 +350,7 @@ def _called(op: tf.Operation, attribute: str, is_marked: list[bool]) -> list[boo
 CHECKS: Mapping[SecurityProperty, Callable[[tff.Computation], SecurityReport]] = {
     SecurityProperty.SECURE_SUMS: require_only_secure_sums,
 }
-# Checks of secrets in the functions of a complete round.
+# Checks that a round's functions keep their secrets.
 ROUND_CHECKS: Mapping[SecurityProperty, Callable[[Round], None]] = {
     SecurityProperty.SECRET_NOISE: require_secrets_stay,
 }

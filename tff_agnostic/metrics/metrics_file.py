@@ -126,7 +126,7 @@ class History:
         self._lines[round_num - 1] = csv_text([list(cells.values())])
 
     def numbers(self, round_num: int) -> Numbers:
-        """Returns the numbers of a round."""
+        """Returns the values of a round by column."""
         cells = self._cells(round_num).items()
         return {name: float(cell) for name, cell in cells if cell and name != ROUND}
 

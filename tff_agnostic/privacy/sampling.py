@@ -38,7 +38,7 @@ class CohortSampling(Protocol):
 
     @property
     def assumption(self) -> str:
-        """The assumption of an epsilon, a sentence without full stop."""
+        """The sampling that epsilon assumes, as a sentence without full stop."""
 
     @property
     def rate(self) -> float:

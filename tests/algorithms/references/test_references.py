@@ -84,7 +84,8 @@ class TestLocalSgd:
     @pytest.mark.parametrize(
         ("divisor", "expected"),
         [
-            # Batches (1, 2) and (4): gradients 3w and 4w, over n_k = 3 or over 2 and 1.
+            # Batches (1, 2) and (4) have the gradients 3w and 4w. "client" divides both by n_k = 3,
+            # "batch" by the 2 and the 1 examples of the batches.
             ("client", (1 - 0.1 * 3 / 3) * (1 - 0.1 * 4 / 3)),
             ("batch", (1 - 0.1 * 3 / 2) * (1 - 0.1 * 4 / 1)),
         ],

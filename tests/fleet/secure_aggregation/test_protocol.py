@@ -369,7 +369,7 @@ def uniformity(values: np.ndarray, modulus: int) -> float:
 
 @pytest.mark.parametrize("modulus", [997 * 64, (1 << 61) - 1])
 def test_masked_values_look_uniform(tmp_path, monkeypatch, modulus):
-    """Its own mask and the masks of pairs each hide a client's values."""
+    """A client's values are hidden by its self mask, and also by its pairwise masks."""
     parties.seeded(monkeypatch, 0)
     fleet = Fleet(tmp_path, 4, (SummedTensor("sum:0", (6400,), 50, modulus),), seed=1)
     server = fleet.begin()

@@ -170,7 +170,7 @@ def export_plan(given: RunArguments) -> Exported:
 
 
 def _spec(given: RunArguments, trained: Optional[RunSettings]) -> RunSettings:
-    """Returns the run to deploy, by the given flags, the trained run and the defaults."""
+    """Returns the run to deploy: given flags, settings of the trained run, and defaults."""
     args, aggregation = given.args, PROFILES[given.args.profile].aggregation
     for name in given.settings:
         if name in _NOISE_FLAGS:

@@ -459,7 +459,7 @@ def flags_without_folders(spec: RunSettings) -> dict[str, Any]:
     """Returns all flags of a run, with names of files instead of their paths."""
     flags, paths = spec.flags(), spec.paths()
     named = {name: _file_names(flags[name]) for name in path_flags(spec)}
-    # A member of a union names its file in a field.
+    # Options of one of several kinds, such as a set of mixtures, may have a field with a file.
     named |= {
         name: flags[name].replace(str(path), path.name)
         for name, path in paths.items()

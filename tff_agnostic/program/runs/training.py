@@ -302,7 +302,7 @@ class TrainingRun:
 
 @contextlib.contextmanager
 def _rate_flags() -> Iterator[None]:
-    """Names the flags of learning rates in the error of a model that has diverged."""
+    """Adds the flags of the learning rates to the error about a diverged model."""
     try:
         yield
     except Diverged as e:
