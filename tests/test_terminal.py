@@ -15,7 +15,7 @@ from plan_runner import terminal as runner_terminal
 from tests.binaries.harness import ROOT
 from tff_agnostic.base import terminal
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.terminal import PrintableStream, escaped_output, printable, unescaped
+from tff_agnostic.base.terminal import PrintableStream, escape_output, printable, unescaped
 
 _TITLE = "\x1b]0;title\x07"
 
@@ -39,15 +39,17 @@ def test_printable_keeps_writing_and_emoji(text):
     assert printable(text) == text == runner_terminal.printable(text)
 
 
-def test_output_is_escaped_inside_the_block_only(capsys):
-    with escaped_output(), escaped_output():
-        print(f"a\t{_TITLE}\nb")
-        sys.stderr.writelines([f"c{_TITLE}\n"])
-        assert isinstance(sys.stdout, PrintableStream)
-        assert not isinstance(unescaped(sys.stdout), PrintableStream)
-    print("\x1b")
+def test_output_is_escaped_once(capsys, monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    for _ in range(2):
+        escape_output()
+    print(f"a\t{_TITLE}\nb")
+    sys.stderr.writelines([f"c{_TITLE}\n"])
+    assert isinstance(sys.stdout, PrintableStream)
+    assert not isinstance(unescaped(sys.stdout), PrintableStream)
     actual = capsys.readouterr()
-    assert actual.out == "a\t\\x1b]0;title\\x07\nb\n\x1b\n"
+    assert actual.out == "a\t\\x1b]0;title\\x07\nb\n"
     assert actual.err == "c\\x1b]0;title\\x07\n"
 
 

@@ -159,7 +159,6 @@ _SUMS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 _MODES = ("vectorised", "streamed")
-_PRIVATE_TREE = {**_ALGORITHMS["agnostic_fed_avg"], **_SUMS["tree"]}
 
 _TOY_FLAGS = tuple(f"--{name}={value}" for name, value in _TOY.items())
 _COMMANDS = (

@@ -20,7 +20,7 @@ import numpy as np
 
 from fleet.node_noise.divergences import TOLERANCE, SkellamSum, composed_epsilon
 from fleet.node_noise.skellam import Draw, check_variance, fresh_words, skellam
-from fleet.secure_aggregation.sum_plan import SummedTensor, SumPlan
+from fleet.secure_aggregation.sum_plan import SummedTensor
 from plan_runner.errors import PlanError, counted
 from plan_runner.export import NAME
 
@@ -347,12 +347,6 @@ def _check(noise: NodeNoise) -> None:
                 f"{WHERE}: epsilon_after: expected at least {epsilon:.6g} after "
                 f"{counted(sums, 'sum')}, which follows from the noise, found {claim:g}"
             )
-
-
-def check_sum_plan(noise: Optional[NodeNoise], sums: SumPlan) -> None:
-    """Checks that the noise is that of a plan's sums; see `NodeNoise.check_plan`."""
-    if noise is not None:
-        noise.check_plan(sums.tensors, sums.min_clients)
 
 
 def _bernoulli(probability: Fraction) -> bool:

@@ -1,8 +1,10 @@
 """NumPy files: columns, splits of their own, images, and what is refused."""
 
 import gzip
+import io
 import json
 import os
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,23 @@ def test_damaged_npz_is_refused_and_closed(tmp_path, kind):
     start = f"{path}: expected an .npz file of plain arrays, found a damaged or another file ("
     assert str(error.value).startswith(start) and "\n" not in str(error.value)
     assert not any(os.path.realpath(f) == str(path) for f in Path("/proc/self/fd").iterdir())
+
+
+def test_npz_rows_beyond_the_header_are_refused(tmp_path):
+    arrays = {name: io.BytesIO() for name in _arrays()}
+    for name, array in _arrays().items():
+        np.save(arrays[name], array[:4] if name == "x" else array)
+    arrays["x"].write(_arrays()["x"][4:].tobytes())
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        for name, content in arrays.items():
+            archive.writestr(f"{name}.npy", content.getvalue())
+    message = refused("npz", tmp_path / "data.npz", **_COLUMNS)
+    assert message.endswith("(x continues after its last row)")
+
+
+def test_npz_arrays_without_a_role_are_not_read(tmp_path):
+    examples, _ = read("npz", _file(tmp_path, **_arrays(), meta=np.array([{}])), **_COLUMNS)
+    assert len(examples) == 5
 
 
 @golden.values

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TextIO, Union, cast
 
 # Joiners of letters in Persian or Hindi words and of emoji, and the space of Chinese and Japanese.
@@ -63,14 +62,6 @@ def unescaped(stream: Union[TextIO, PrintableStream]) -> TextIO:
 def escape_output() -> None:
     """Lets this process print only `printable` text, in whatever names a user's data have."""
     sys.stdout, sys.stderr = _escaping(sys.stdout), _escaping(sys.stderr)
-
-
-@contextlib.contextmanager
-def escaped_output() -> Iterator[None]:
-    """Escapes as `escape_output` does, while entered."""
-    streams = _escaping(sys.stdout), _escaping(sys.stderr)
-    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
-        yield
 
 
 def _escaping(stream: TextIO) -> TextIO:

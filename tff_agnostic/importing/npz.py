@@ -6,7 +6,7 @@ Each row is one example. Arrays whose names end in _train, _heldout or _test go 
 from __future__ import annotations
 
 import dataclasses
-import os
+import math
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +26,7 @@ from tff_agnostic.importing.table_options import VECTOR, needed_columns, require
 
 # Rows that become examples at once.
 _BLOCK_ROWS = 1 << 12
+_SUFFIX = ".npy"
 _MAX_FOUND = 200
 
 
@@ -38,13 +39,13 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     )
     (features,) = options.feature_columns
     for path in find_inputs(paths):
-        arrays = _arrays(path, options)
+        names, arrays = _arrays(path, options)
         suffixes = {f"_{split}": split for split in SPLIT_NAMES} | {"": None}
         parts = [suffix for suffix in suffixes if features + suffix in arrays]
         if not parts:
             raise UserError(
                 f"{path}: expected an array {features} (or with _train and _test), found "
-                f"{', '.join(arrays) or 'none'}"
+                f"{', '.join(names) or 'none'}"
             )
         for suffix in parts:
             named = {name: name + suffix for name in needed_columns(options)}
@@ -70,16 +71,28 @@ def check(options: ImportOptions) -> None:
     require_client_and_domain(options)
 
 
-def _arrays(path: Path, options: ImportOptions) -> dict[str, np.ndarray]:
+def _arrays(path: Path, options: ImportOptions) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Returns the names of all arrays of a file, and the arrays that the options name."""
+    endings = ("", *(f"_{split}" for split in SPLIT_NAMES))
+    wanted = {name + ending for name in needed_columns(options) for ending in endings}
+    arrays = {}
     try:
-        with open_file(path, "a file") as file:
-            with zipfile.ZipFile(file) as archive:
-                unpacked = sum(member.file_size for member in archive.infolist())
-            size = os.fstat(file.fileno()).st_size
-            files.check_unpacked(path, size, unpacked, options)
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
+        with open_file(path, "a file") as file, zipfile.ZipFile(file) as archive:
+            members = {m.filename.removesuffix(_SUFFIX): m for m in archive.infolist()}
+            for name, member in members.items():
+                if name not in wanted:
+                    continue
+                files.check_unpacked(path, member.compress_size, member.file_size, options)
+                with archive.open(member) as content:
+                    arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
+                    # Zip compares the checksum at the end of a member.
+                    if content.read(1):
+                        raise ValueError(f"{name} continues after its last row")
+                if (
+                    math.prod(arrays[name].shape[1:]) * arrays[name].itemsize
+                    > options.max_record_bytes
+                ):
+                    raise files.too_large_record(path, options)
     except UserError:
         raise
     except Exception as e:  # zip and npy document no list of exceptions for arbitrary bytes.
@@ -89,6 +102,7 @@ def _arrays(path: Path, options: ImportOptions) -> dict[str, np.ndarray]:
             f"{path}: expected an .npz file of plain arrays, found a damaged or another file "
             f"({reason})"
         ) from e
+    return list(members), arrays
 
 
 def _rows(

@@ -33,16 +33,6 @@ class ModelWeights(NamedTuple):
     trainable: Any
     non_trainable: Any
 
-    def assign_weights_to(self, model: tf.keras.Model) -> None:
-        """Assigns these weights to a Keras model of the same architecture."""
-        pairs = (
-            (model.trainable_weights, self.trainable),
-            (model.non_trainable_weights, self.non_trainable),
-        )
-        for variables, values in pairs:
-            for variable, value in zip(variables, values):
-                variable.assign(value)
-
 
 # Data of one client, or a batch of them: "x" (an array or a mapping of arrays), "y" and "domain_id"
 # (int32 in [0, p)), all with the same first dimension.
