@@ -190,3 +190,11 @@ def test_runtimes_refuse_an_algorithm_equally(call, folder, runtime):
     for old, new, message in _FUNCTIONS[-2:]:
         write_by_size(folder / "mine.py", (old, new))
         assert f"mine.py: {message}" in call.refused(folder, train, *_RUN, f"--runtime={runtime}")
+
+
+@pytest.mark.parametrize("line", ["oops", "--"])
+def test_words_in_flag_files_are_refused(call, tmp_path, monkeypatch, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.flags").write_text(f"--rounds=3\n{line}\n--seed=5\n")
+    message = call.refused(tmp_path, train, "--flagfile=run.flags")
+    assert message.startswith("expected flags only, found ")

@@ -55,7 +55,7 @@ def test_verdict_names_worse_better_and_unmeasured():
     assert not any("worse off" in line for line in better_only)
     assert few == "No interval in 1 of 4 domains (few: too few test clients for an interval (2.0))."
     assert largest.startswith("Largest gain: domain few: 60.0% to 90.0%, +30.0 points (too few ")
-    assert "of 95%, over other test clients; those of single domains hold for all d" in scope
+    assert "of 95%, over other test clients; those of a comparison's domains hold together" in scope
     assert "equal size" in note and what_next.startswith("Next: ")
     assert (
         "1 domain without an interval needs more test clients" in what_next
@@ -72,6 +72,17 @@ def test_worst_domain_with_interval_is_named_too():
     assert second.startswith("Of the domains with an interval the worst is bad: accuracy 40.0% ag")
     # A domain with few examples is not called the worst.
     assert "is bad" in run_verdict(_run({**_ACCURACIES, "few": 0.1}, not_counted=["few"]))[0]
+
+
+def test_constant_worst_domain_has_wilson_interval():
+    run = _run({**_ACCURACIES, "bad": 0.0})
+    drawn = run.resampled.values["accuracy"]
+    drawn[:, 2] = 0.0
+    # That all examples vary says nothing about the domain.
+    drawn[:, -1] = 0.7 + 0.01 * np.random.default_rng(1).normal(size=len(drawn))
+    z_squared = stats.norm.ppf(1 - 0.025 / 4) ** 2
+    high = 100 * (z_squared / (25 + z_squared) - 0.7)
+    assert f"-70.0 points (95% interval -70.0 to {high:+.1f})" in run_verdict(run)[0]
 
 
 def test_equal_clients_have_wilson_interval():

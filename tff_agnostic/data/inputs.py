@@ -209,7 +209,7 @@ def vector_of(description: StoreDescription, name: str) -> tuple[Entry, ...]:
         entries = [Entry(UNKNOWN, statistics=one) for one in numbers]
         return (*entries, *(Entry(UNKNOWN),) * (size - len(entries)))
     entries, seen, times = [], dict.fromkeys(number_columns, 0), Counter(number_columns)
-    for column, one in zip(number_columns, numbers):
+    for column, one in zip(number_columns, numbers, strict=True):
         item = seen[column] if times[column] > 1 else None
         entries.append(Entry(NUMBER, column, item, None, one, is_standardized))
         seen[column] += 1

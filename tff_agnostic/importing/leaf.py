@@ -183,7 +183,9 @@ def _pairs(data: Any, place: str) -> list[tuple[Any, Any]]:
     x, y = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
         raise RecordError(
-            place, "user without x and y", "expected lists x and y of one length, found none"
+            place,
+            "user without x and y",
+            "expected lists x and y of one length, found other values",
         )
     return list(zip(x, y))
 
@@ -206,7 +208,7 @@ def _flat(x: Any) -> list[Any]:
         if len(lengths) > 1 or depth > _MAX_DEPTH:
             raise CellError(
                 "wrong number of features",
-                f"expected at most {_MAX_DEPTH} levels of lists of one length, found more",
+                f"expected at most {_MAX_DEPTH} levels of lists of one length, found other lists",
             )
         level = [value for part in level for value in part]
     return level

@@ -19,8 +19,9 @@ Block = TypeVar("Block")
 Result = TypeVar("Result")
 # Maximum number of processes: more of them wait for the process that reads and writes.
 _MAX_PROCESSES = 4
-# The function of this worker process.
-_work: Callable[[Any], Any]
+# Makes the function of this worker process, and the function once it is made.
+_make: Callable[[], Callable[[Any], Any]]
+_work: Optional[Callable[[Any], Any]] = None
 
 
 def usable_processes() -> int:
@@ -67,8 +68,9 @@ def in_order(
             yield waiting.popleft().result()
     except BrokenProcessPool:
         raise ExecutionError(
-            "expected processes that work to the end, found a killed one, as for want of memory: "
-            "nothing was written (processes=1 needs less memory)"
+            "expected processes that work to the end, found one that ended, as for want of memory "
+            'or in a script without `if __name__ == "__main__"`: nothing was written (processes=1 '
+            "needs neither)"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
@@ -78,11 +80,11 @@ def in_order(
 
 def _start(make: Callable[[], Callable[[Any], Any]]) -> None:
     """Prepares a worker process."""
-    global _work
+    global _make
     # An interrupt from the keyboard is for the parent, which ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _work = make()
+    _make = make
 
 
 def _end_with_parent() -> None:
@@ -93,4 +95,8 @@ def _end_with_parent() -> None:
 
 
 def _call(block: Any) -> Any:
+    global _work
+    if _work is None:
+        # An error here reaches the caller, unlike one while the process starts.
+        _work = _make()
     return _work(block)

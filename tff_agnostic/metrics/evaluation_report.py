@@ -505,15 +505,16 @@ def client_values_from_json(content: Mapping[str, Any]) -> ClientValues:
         TypeError: If a field has another type.
         ValueError: If lists of one distribution have different lengths.
     """
-    histogram, by_size = content["histogram"], content["by_size"]
+    histogram, sizes = content["histogram"], content["by_size"]
     result = ClientValues(
         values=_numbers(histogram["value"]),
         clients=list(map(int, histogram["clients"])),
-        sizes=list(map(int, by_size["examples"])),
-        size_clients=list(map(int, by_size["clients"])),
-        size_means=_numbers(by_size["mean"]),
+        sizes=list(map(int, sizes["examples"])),
+        size_clients=list(map(int, sizes["clients"])),
+        size_means=_numbers(sizes["mean"]),
     )
-    if len(result.values) != len(result.clients) or len(result.sizes) != len(result.size_means):
+    by_size = result.sizes, result.size_clients, result.size_means
+    if len(result.values) != len(result.clients) or len({*map(len, by_size)}) != 1:
         raise ValueError("expected lists of one length")
     return result
 

@@ -26,8 +26,6 @@ HELDOUT_SPLIT = "heldout"
 # Training clients in an evaluation of the tail of their losses, which training lowers.
 TRAINING_SPLIT = "training"
 
-# Draws a figure of a task from the reported columns of all rounds.
-
 
 @dataclasses.dataclass(frozen=True)
 class Task:

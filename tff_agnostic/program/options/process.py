@@ -204,8 +204,9 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     logging.use_absl_handler()
     try:
         lines, arguments = split_flag_files(argv[1:])
-        parse(lines, flags.FLAGS, once=False)
-        rest = [argv[0], *parse(arguments, flags.FLAGS)]
+        # absl ends at the first argument that is no flag: what is left is refused by the command.
+        rest = [argv[0], *parse(lines, flags.FLAGS, once=False)]
+        rest += parse(arguments, flags.FLAGS)
     except (UserError, flags.Error) as e:
         sys.exit(_failed(_in_words(e)))
     except SystemExit:

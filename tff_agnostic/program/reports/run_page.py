@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -134,9 +135,10 @@ def write_run_report(
     run = read_run(folder)
     heading = chosen_title(folder, title, default_title(run))
     try:
-        return write_page(folder, run_page(run, command, heading))
+        page = run_page(run, command, heading)
     except (AttributeError, LookupError, TypeError, ValueError) as e:
         raise UserError(f"{folder / RESULT}: expected the result of a run, found: {e}") from e
+    return write_page(folder, page)
 
 
 @contextmanager
@@ -349,7 +351,13 @@ def _classes(run: RunRecord) -> list[Block]:
     """Returns the counts of answers by class, the worst domain first; nothing if not counted."""
     confusion, by_class = run.result.get(CONFUSION), run.result.get(BY_CLASS)
     evaluated = [name for name in run.domains if run.get("domains", name, "num_examples")]
-    ordered = sorted(evaluated, key=lambda name: run.get("domains", name, ACCURACY) or 0.0)
+
+    def accuracy(name: str) -> float:
+        value = run.get("domains", name, ACCURACY)
+        # Undefined accuracies are last.
+        return math.inf if value is None else value
+
+    ordered = sorted(evaluated, key=accuracy)
     blocks: list[Block] = []
     if confusion:
         blocks.append(_confusion_table(run, confusion, ordered))

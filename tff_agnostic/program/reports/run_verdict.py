@@ -130,12 +130,14 @@ def _interval(
     if not has_enough(clients):
         return None
     replicates = run.resampled.values[measure.name]
-    drawn = replicates[:, place] - (replicates[:, -1] if is_paired else other)
+    own = replicates[:, place]
     sign = 1 if measure.higher_is_better else -1
-    magnitude = max(abs(value), abs(other))
-    spread = combined([sign * (value - other)], drawn[np.newaxis], clients, magnitude=magnitude)
-    if spread.total > 0:
-        return spread.interval(tests)
+    # The spread of all examples is no spread of the domain.
+    if combined([value], own[np.newaxis], clients).total > 0:
+        drawn = own - (replicates[:, -1] if is_paired else other)
+        magnitude = max(abs(value), abs(other))
+        gain = [sign * (value - other)]
+        return combined(gain, drawn[np.newaxis], clients, magnitude=magnitude).interval(tests)
     wilson = share_interval(value, clients, tests) if measure.unit is Unit.SHARE else None
     if wilson is None:
         return None
@@ -155,7 +157,7 @@ def _scope(run: RunRecord, claims: Sequence[Claim]) -> list[str]:
         ]
     if run.resampled is None:
         return ["There are no intervals, because the test clients were not resampled."]
-    joint = "; those of single domains hold for all domains together" if claims else ""
+    joint = "; those of a comparison's domains hold together" if claims else ""
     lines = [
         f"Intervals are of 95%, over other {split} clients{joint}. There is one seed, so how much "
         "another seed would change is not known."
