@@ -343,6 +343,6 @@ def test_deep_lists_are_refused(tmp_path, depth):
     path.write_text(f'{{"user_data": {{"u": {{"x": [{x}], "y": [0]}}}}}}')
     message = refused("leaf", path, domain_name="d")
     place = "users.json user u example 0"
-    assert (
-        message == f"{place}: expected at most 8 levels of lists of one length, found other lists"
+    assert message.startswith(
+        f"{place}: expected at most 8 levels of lists of one length, found [["
     )

@@ -185,7 +185,7 @@ def _pairs(data: Any, place: str) -> list[tuple[Any, Any]]:
         raise RecordError(
             place,
             "user without x and y",
-            "expected lists x and y of one length, found other values",
+            f"expected lists x and y of one length, found {data!r:.60}",
         )
     return list(zip(x, y))
 
@@ -208,7 +208,7 @@ def _flat(x: Any) -> list[Any]:
         if len(lengths) > 1 or depth > _MAX_DEPTH:
             raise CellError(
                 "wrong number of features",
-                f"expected at most {_MAX_DEPTH} levels of lists of one length, found other lists",
+                f"expected at most {_MAX_DEPTH} levels of lists of one length, found {x!r:.60}",
             )
         level = [value for part in level for value in part]
     return level

@@ -130,11 +130,11 @@ def _interval(
     if not has_enough(clients):
         return None
     replicates = run.resampled.values[measure.name]
-    own = replicates[:, place]
+    by_domain = replicates[:, place]
     sign = 1 if measure.higher_is_better else -1
     # The spread of all examples is no spread of the domain.
-    if combined([value], own[np.newaxis], clients).total > 0:
-        drawn = own - (replicates[:, -1] if is_paired else other)
+    if combined([value], by_domain[np.newaxis], clients).total > 0:
+        drawn = by_domain - (replicates[:, -1] if is_paired else other)
         magnitude = max(abs(value), abs(other))
         gain = [sign * (value - other)]
         return combined(gain, drawn[np.newaxis], clients, magnitude=magnitude).interval(tests)
