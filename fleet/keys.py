@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fleet.secure_aggregation.sessions import replace_file
+from fleet.secure_aggregation.sessions import remove_partial_files, replace_file
 from fleet.settings import check_digest, read_toml
 from plan_runner.errors import PlanError
 
@@ -61,6 +61,7 @@ class NodePublic:
 def make_node_keys(folder: Path, name: str) -> Path:
     """Creates a node's secrets in a folder without keys; returns the file for the server."""
     _check_name(name)
+    remove_partial_files(folder)
     if (folder / IDENTITY).exists():
         raise PlanError(f"{folder}: expected a folder without keys, found {IDENTITY}")
     identity = ed25519.Ed25519PrivateKey.generate()
@@ -85,6 +86,7 @@ def make_server_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[Path], 
         days: Validity of the certificate.
     """
     publics = read_publics(nodes)
+    remove_partial_files(folder)
     if not (folder / AUTHORITY).exists():
         key = ec.generate_private_key(ec.SECP256R1())
         _write(folder / AUTHORITY_KEY, _pem(key))

@@ -18,12 +18,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fleet.node_noise.account import Lines
-from fleet.secure_aggregation.sessions import replace_file, sync_folder
+from fleet.secure_aggregation.sessions import (
+    remove_partial_files,
+    replace_file,
+    sync_folder,
+)
 from plan_runner.errors import PlanError
 from plan_runner.export import EVALUATION, METRICS, STATE, TRAINING
 
 JOURNAL = "rounds.jsonl"
-PLAN, DRAWN, BEGUN, GIVEN_UP, DONE = "plan", "drawn", "begun", "given up", "done"
+EVENTS = PLAN, DRAWN, BEGUN, GIVEN_UP, DONE = "plan", "drawn", "begun", "given up", "done"
 _LOCK = "lock"
 _NEXT = ".next"
 # Files of a kind's state and metrics.
@@ -58,9 +62,12 @@ class StateFolder:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise PlanError(f"{folder}: expected one server, found a second") from None
+            with self.one_line():
+                remove_partial_files(folder)
             self.journal = Lines(folder / JOURNAL)
             for number, event in enumerate(self.journal.lines, 1):
-                if event.get("kind") not in _FILES:
+                # A list equals no name, and is no key of a dictionary.
+                if event.get("kind") not in [*_FILES] or event.get("event") not in EVENTS:
                     raise PlanError(
                         f"{self.journal.path}, line {number}: expected an event of a round, found "
                         f"{event!r:.100}"
@@ -115,6 +122,7 @@ class RoundJournal:
         self._state_file, self._metrics_file = _FILES[kind]
         plans = self._events(PLAN)
         if not plans:
+            self._check_new(initial)
             folder.replace(self._state_file, initial)
             self._write(PLAN, manifest=manifest)
         elif plans[0]["manifest"] != manifest:
@@ -124,6 +132,17 @@ class RoundJournal:
             )
         self.state = self._recover()
         self._write_metrics()
+
+    def _check_new(self, initial: bytes) -> None:
+        """Checks that the plan's first line replaces no state of earlier rounds."""
+        path = self._folder.folder / self._state_file
+        with self._folder.one_line():
+            has_state = path.exists() and path.read_bytes() != initial
+        if has_state or self._events(*EVENTS):
+            raise PlanError(
+                f"{self._folder.journal.path}: expected the plan of the state {path.name}, found "
+                "none"
+            )
 
     def _recover(self) -> bytes:
         path = self._folder.folder / self._state_file

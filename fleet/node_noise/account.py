@@ -50,9 +50,11 @@ class Lines:
         complete = content[: content.rfind(b"\n") + 1]
         for number, line in enumerate(complete.splitlines(), 1):
             try:
-                self.lines.append(dict(json.loads(line)))
+                self.lines.append({**json.loads(line)})
             except (RecursionError, TypeError, ValueError) as e:
-                raise PlanError(f"{path}, line {number}: expected JSON, cannot read it") from e
+                raise PlanError(
+                    f"{path}, line {number}: expected a JSON object, cannot read it"
+                ) from e
         self._size = len(complete)
 
     def append(self, line: dict[str, Any]) -> None:

@@ -84,6 +84,12 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     sync_folder(path.parent)
 
 
+def remove_partial_files(folder: Path) -> None:
+    """Removes the files that a process killed within `replace_file` left; they may hold secrets."""
+    for partial in folder.glob(f"{_PARTIAL}*"):
+        partial.unlink(missing_ok=True)
+
+
 class SessionFolder:
     """The sessions of one party.
 
@@ -103,9 +109,7 @@ class SessionFolder:
         try:
             with self._one_line():
                 fcntl.flock(file, fcntl.LOCK_EX)
-                # A process that was killed while it wrote may have left secrets.
-                for partial in self._folder.glob(f"{_PARTIAL}*"):
-                    partial.unlink()
+                remove_partial_files(self._folder)
             yield
         finally:
             os.close(file)

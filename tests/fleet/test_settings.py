@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from fleet import keys
 from fleet.node_noise.noise import PrivacyRequirements
 from fleet.settings import (
     DataSettings,
@@ -218,9 +220,58 @@ def test_changed_journal_is_refused(tmp_path):
     result = refused(RoundJournal, kept, TRAINING, "1" * 64, b"initial")
     assert "expected rounds of the manifest 1111" in result
     kept.close()
-    for line in ('{"event": "begun"}', "[]"):
+    for line in (
+        '{"event": "begun"}',
+        "[]",
+        '{"kind": "training"}',
+        '{"event": "began", "kind": "training"}',
+        '{"event": [], "kind": "training"}',
+        '{"event": "begun", "kind": []}',
+        '[["event", "begun"], ["kind", "training"]]',
+    ):
         (tmp_path / "rounds.jsonl").write_text(f"{line}\n")
-        assert "rounds.jsonl, line 1: expected" in refused(StateFolder, tmp_path)
+        assert "rounds.jsonl, line 1: expected" in refused(opened, tmp_path)
+
+
+def test_journal_without_plan_keeps_the_state(tmp_path):
+    kept, track = opened(tmp_path)
+    begun = (tmp_path / "rounds.jsonl").read_bytes()
+    (tmp_path / "rounds.jsonl").write_bytes(b"")
+    kept.close()
+    # A server that was killed before the plan's event leaves the initial state.
+    kept, track = opened(tmp_path)
+    track.begin(1, StartedRound(b"s" * 32, ("a", "b")))
+    kept.close()
+    events = (tmp_path / "rounds.jsonl").read_bytes().removeprefix(begun)
+    (tmp_path / "rounds.jsonl").write_bytes(events)
+    kept = StateFolder(tmp_path)
+    assert "rounds.jsonl: expected the plan of the state" in refused(
+        RoundJournal, kept, TRAINING, "0" * 64, b"initial"
+    )
+    kept.close()
+    (tmp_path / "rounds.jsonl").write_bytes(b"")
+    (tmp_path / "server_state.ckpt").write_bytes(b"after")
+    kept = StateFolder(tmp_path)
+    assert "rounds.jsonl: expected the plan of the state" in refused(
+        RoundJournal, kept, TRAINING, "0" * 64, b"initial"
+    )
+    kept.close()
+    assert (tmp_path / "server_state.ckpt").read_bytes() == b"after"
+
+
+def test_partial_files_are_removed(tmp_path):
+    keys.make_node_keys(tmp_path / "a", "a")
+    for make in (
+        StateFolder,
+        lambda folder: keys.make_node_keys(folder, "b"),
+        lambda folder: keys.make_server_keys(folder, ["here"], [tmp_path / "a/a.public.toml"], 1),
+    ):
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        (folder / ".partial_abc").write_bytes(b"a secret")
+        make(folder)
+        assert not list(folder.glob(".partial_*"))
+        shutil.rmtree(folder)
 
 
 def test_full_disk_leaves_complete_events(tmp_path, monkeypatch):
