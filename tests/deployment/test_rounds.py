@@ -123,6 +123,17 @@ def test_plan_limits_examples_like_a_run(profile, settings, max_examples):
     assert request.max_examples == max_examples
 
 
+def test_task_spaces_rounds_like_the_noise():
+    settings = {"privacy": "tree", "noise_multiplier": 1.0, "cohort_sampling": "turns"}
+    settings = {**settings, "clients_per_round": 2, "limit_examples": 9, "limit_loss": 9.0}
+    spec = resolve("toy_regression", settings, {"num_clients": 6})
+    request = export_request(spec, spec.load_task(), "daf", DeviceSettings())
+    info = request.task_message["task"]["info"]["trainingInfo"]
+    assert info["eligibilityTaskInfo"]["eligibilityPolicies"][0]["minSepPolicy"] == {
+        "minimumSeparation": "3"
+    }
+
+
 # --- Rounds in plain TensorFlow and in TFLite
 
 

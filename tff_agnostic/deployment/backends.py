@@ -52,12 +52,21 @@ class ServerTaskSettings(Options):
             raise OptionError("population", expected, self.population, type(self))
 
 
-def task_message(kind: str, settings: ServerTaskSettings, clients_per_round: int) -> dict[str, Any]:
+def task_message(
+    kind: str,
+    settings: ServerTaskSettings,
+    clients_per_round: int,
+    min_separation: int = 1,
+) -> dict[str, Any]:
     """Returns a CreateTaskRequest for rounds of a kind with at least `clients_per_round` devices.
 
     The server's answer says where to upload the plans and the checkpoint.
+
+    Args:
+        min_separation: Minimum number of rounds from one of a device to its next.
     """
     most = int(clients_per_round * (1.0 + settings.over_selection))
+    info = _INFOS[kind](settings.population, min_separation)
     return {
         "task": {
             "populationName": settings.population,
@@ -65,23 +74,23 @@ def task_message(kind: str, settings: ServerTaskSettings, clients_per_round: int
             "minAggregationSize": str(clients_per_round),
             "maxAggregationSize": str(most),
             **_CLIENT_VERSIONS,
-            "info": {"trafficWeight": str(_TRAFFIC_WEIGHT), **_INFOS[kind](settings.population)},
+            "info": {"trafficWeight": str(_TRAFFIC_WEIGHT), **info},
         }
     }
 
 
-def _training(population: str) -> dict[str, Any]:
+def _training(population: str, min_separation: int) -> dict[str, Any]:
     del population
     policies = [
-        # Rounds between two contributions of one device.
-        {"id": "rounds_between", "minSepPolicy": {"minimumSeparation": "1"}},
+        {"id": "rounds_between", "minSepPolicy": {"minimumSeparation": str(min_separation)}},
         # A device service was seen to fail on a device without examples.
         {"id": "examples", "dataAvailabilityPolicy": {"minExampleCount": 1}},
     ]
     return {"trainingInfo": {"eligibilityTaskInfo": {"eligibilityPolicies": policies}}}
 
 
-def _evaluation(population: str) -> dict[str, Any]:
+def _evaluation(population: str, min_separation: int) -> dict[str, Any]:
+    del min_separation
     return {
         "evaluationInfo": {
             "checkPointSelector": {"iterationSelector": {"size": "1"}},
@@ -91,7 +100,7 @@ def _evaluation(population: str) -> dict[str, Any]:
     }
 
 
-_INFOS: Registry[Callable[[str], dict[str, Any]]] = Registry(
+_INFOS: Registry[Callable[[str, int], dict[str, Any]]] = Registry(
     "kind of plan", {TRAINING: _training, EVALUATION: _evaluation}
 )
 

@@ -121,6 +121,10 @@ def export_request(
     if fleet is not None:
         aggregation, restore = fleet.aggregation, fleet.restore
         evaluation = dataclasses.replace(evaluation, **fleet.evaluation_changes)
+    draw = {} if fleet is None else fleet.noise.draw
+    message = task_message(
+        kind, task_settings, config.clients_per_round, draw.get("min_separation", 1)
+    )
     return ExportRequest(
         algorithm=algorithm,
         profile=profile,
@@ -139,9 +143,7 @@ def export_request(
         restore=restore,
         rounds=kind,
         evaluation=evaluation,
-        task_message=(
-            None if is_fleet else task_message(kind, task_settings, config.clients_per_round)
-        ),
+        task_message=None if is_fleet else message,
         backend=backend,
         about={
             **({"backend": backend} if is_fleet else {}),
