@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ import tempfile
 import zipfile
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Optional, TypeVar, Union
+from typing import Any, Callable, Optional, TypeVar, Union
 
 import numpy as np
 
@@ -35,6 +36,12 @@ SUFFIX = ".tfrecord"
 _REQUIRED = (PLAN, CLIENT_ONLY_PLAN, SERVER_STATE)
 _BLOCK_BYTES = 1 << 20
 _ARRAY = ".npy"
+# Readers of an array's header by its version: the versions that `np.savez` writes for numbers and
+# strings.
+_HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 # A record's frame has its length, the length's checksum, the record, and the record's checksum.
 _LENGTH = struct.Struct("<Q")
 _HEADER_BYTES = _LENGTH.size + 4
@@ -280,9 +287,7 @@ def read_arrays(
                     f"(--max_unpacked_mb), found {size / 1e6:.1f} MB"
                 )
             return {
-                member.filename.removesuffix(_ARRAY): np.lib.format.read_array(
-                    io.BytesIO(archive.read(member)), allow_pickle=False
-                )
+                member.filename.removesuffix(_ARRAY): _array(archive.read(member))
                 for member in members
             }
     except PlanError:
@@ -290,6 +295,19 @@ def read_arrays(
     # NumPy and zipfile raise many kinds of errors for a damaged archive.
     except Exception as e:
         raise PlanError(f"{where}: expected an .npz file, cannot read it ({reason(e)})") from e
+
+
+def _array(content: bytes) -> np.ndarray:
+    file = io.BytesIO(content)
+    shape, _, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python's objects")
+    # NumPy would first allocate the size that the header claims.
+    size, actual = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
+    if min(shape, default=0) < 0 or size != actual:
+        raise ValueError(f"an array of {size} bytes in {actual} bytes")
+    file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def check_frames(path: Path, max_records: int) -> None:

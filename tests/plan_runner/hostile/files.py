@@ -169,11 +169,15 @@ FILES = {
     ),
     "an array that claims 4 TiB": Hostile(
         changed(ROUND, lambda _: _archive({"a": _array(shape=f"({1 << 40},)")})),
-        "expected an .npz file",
+        "an array of 4398046511104 bytes in 4 bytes",
+    ),
+    "an array with bytes behind it": Hostile(
+        changed(ROUND, lambda _: _archive({"a": _array(bytes(5))})),
+        "an array of 4 bytes in 5 bytes",
     ),
     "an array of objects": Hostile(
         changed(ROUND, lambda _: _archive({"a": _array(b"cos\nsystem\n.", descr="'|O'")})),
-        "expected an .npz file",
+        "it holds Python's objects",
     ),
     "an array with a long header": Hostile(
         changed(ROUND, lambda _: _archive({"a": _array(shape="(" * 9000)})),
