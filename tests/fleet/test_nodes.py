@@ -16,6 +16,7 @@ from fleet.node import Node
 from fleet.player import Examples, Player
 from fleet.settings import DataSettings, manifest_sha256
 from fleet.wire import Kind, Message, decoded
+from plan_runner.client_store import ClientStore
 from plan_runner.errors import PlanError
 from plan_runner.export import DEFAULT_LIMITS, Limits
 from tests.data.stores import write_store
@@ -33,6 +34,15 @@ def load(config):
     path = config["path"]
     return list(tf.data.TFRecordDataset(path).as_numpy_iterator())
 """
+# Copies have no constraints; other programs may write tables without them.
+_COPY_TABLES = "".join(
+    f"""
+CREATE TABLE copied AS SELECT * FROM {table};
+DROP TABLE {table};
+ALTER TABLE copied RENAME TO {table};
+"""
+    for table in ("client_metadata", "examples")
+)
 
 
 @pytest.fixture(scope="module")
@@ -151,15 +161,61 @@ def test_store_and_file_give_equal_updates(fleet, checkpoint, store, tmp_path):
             {},
             "ann, example 1: feature 'x': expected float32[], found none",
         ),
+        ("CREATE VIEW v AS SELECT 1", {}, "of tables and indices, found the view 'v'"),
+        (
+            "CREATE TRIGGER t AFTER INSERT ON examples BEGIN SELECT 1; END",
+            {},
+            "of tables and indices, found the trigger 't'",
+        ),
+        ("CREATE VIRTUAL TABLE w USING fts5(x)", {}, "found the virtual table 'w'"),
+        (
+            """UPDATE tff_agnostic SET description = '{"version": 2}'""",
+            {},
+            "expected a store of version 1, found 2",
+        ),
+        ("DELETE FROM tff_agnostic", {}, "expected a store of version 1, found none"),
+        ("UPDATE tff_agnostic SET description = '['", {}, "cannot read it: malformed JSON"),
+        (
+            "COPY TABLES; INSERT INTO client_metadata SELECT * FROM client_metadata",
+            {},
+            "expected each client of split train once, found two",
+        ),
+        (
+            "COPY TABLES; UPDATE client_metadata SET client_id = NULL WHERE client_id = 'eve'",
+            {},
+            "expected a client and its number of examples, found (None, 1)",
+        ),
+        (
+            "COPY TABLES; UPDATE examples SET client_id = NULL WHERE client_id = 'eve'",
+            {},
+            "expected a client of each example, found none (NULL)",
+        ),
+        (
+            "UPDATE examples SET serialized_example_proto = 7 WHERE client_id = 'ann'",
+            {},
+            "client ann: expected serialised tf.train.Example messages, found int",
+        ),
     ],
 )
 def test_node_rejects_invalid_stores(fleet, store, tmp_path, sql, given, message):
     copied = tmp_path / "s.sqlite"
     shutil.copy(store, copied)
     with contextlib.closing(sqlite3.connect(copied)) as connection:
-        connection.executescript(sql)
+        connection.executescript(sql.replace("COPY TABLES;", _COPY_TABLES))
     data = DataSettings(**{"store": copied, "client": "ann", **given})
     assert message in refused(fleet.node_settings("ann", data=data), fleet.node)
+
+
+def test_store_cannot_change_between_queries(store, tmp_path):
+    copied = shutil.copy(store, tmp_path / "s.sqlite")
+    with (
+        contextlib.closing(ClientStore(copied)) as opened,
+        contextlib.closing(sqlite3.connect(copied, timeout=0)) as writer,
+    ):
+        counts = opened.client_counts("train")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            writer.executescript("DELETE FROM examples")
+        assert len(opened.examples("train", "ann", counts)) == counts["ann"]
 
 
 def test_ended_process_starts_again(fleet, checkpoint):
