@@ -113,7 +113,7 @@ class Player:
         """The facts about the plan."""
         step = "loading the plan"
         content = self._request("about", step, {}, REPORT)
-        with _checks(step):
+        with self._reading(step):
             about = json.loads(content)
             secure = (SummedTensor(n, tuple(s), b, m) for n, s, b, m in about.pop("secure"))
             return About(secure=tuple(secure), **about)
@@ -135,7 +135,9 @@ class Player:
     def values(self, name: str, checkpoint: bytes, examples: Examples) -> dict[str, np.ndarray]:
         """Runs a client of secure sums; returns its integers by the tensors' names."""
         content = io.BytesIO(self._client(name, checkpoint, examples, VALUES))
-        return read_arrays(content, self._limits.max_unpacked_mb, f"values of {name}")
+        where = f"values of {name}"
+        with self._reading(where):
+            return read_arrays(content, self._limits.max_unpacked_mb, where)
 
     def update(self, name: str, checkpoint: bytes, examples: Examples) -> bytes:
         """Runs a client of plain sums; returns the checkpoint that it sends."""
@@ -190,7 +192,7 @@ class Player:
         results = self._results(
             "end", step, {STATE: state, SUMS: sums}, round=round_number, **request
         )
-        with _checks(step):
+        with self._reading(step):
             report = json.loads(results[REPORT])
             row = dict(report["row"], metrics=dict(report["row"]["metrics"]))
             return RoundEnd(results[STATE], row, str(report["line"]))
@@ -209,8 +211,18 @@ class Player:
     ) -> bytes:
         """Returns the content of a resulting file; nothing if None."""
         results = self._results(part, step, files, **request)
-        with _checks(step):
+        with self._reading(step):
             return b"" if result is None else results[result]
+
+    @contextlib.contextmanager
+    def _reading(self, step: str) -> Iterator[None]:
+        """Ends the process, which may have been taken over, if its results are malformed."""
+        try:
+            with _checks(step):
+                yield
+        except PlanError:
+            self._worker.end()
+            raise
 
     def _results(self, part: str, step: str, files: Files, **request: Any) -> Files:
         with _checks(step):
@@ -225,7 +237,7 @@ def _checks(step: str) -> Iterator[None]:
     """Converts errors of reading results, whose process may have been taken over."""
     try:
         yield
-    except (KeyError, OSError, RecursionError, TypeError, ValueError) as e:
+    except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as e:
         if isinstance(e, ERRORS):
             raise
         raise PlanError(f"{step}: expected results, found malformed ones ({e!r:.100})") from e

@@ -169,10 +169,14 @@ class Worker:
             self._end()
             raise
 
-    def close(self) -> None:
-        """Ends the process."""
+    def end(self) -> None:
+        """Ends the process; the next request starts another."""
         with self._lock:
             self._end()
+
+    def close(self) -> None:
+        """Ends the process, the last one."""
+        self.end()
         self._starter.shutdown()
 
     def _running(self) -> Process:

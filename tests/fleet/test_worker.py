@@ -1,10 +1,13 @@
-"""Files in the memory that a player shares with the process that runs its plan."""
+"""Files and results of the process that runs a player's plan."""
 
 import os
 
 import pytest
 
-from fleet.worker import _put, _taken
+from fleet.player import Examples, Player
+from fleet.worker import REPORT, SHARED, STATE, VALUES, _put, _taken, serve
+from plan_runner.errors import PlanError
+from tests.processes import is_running
 
 
 @pytest.fixture
@@ -29,3 +32,29 @@ def test_invalid_sizes_raise_caught_errors(shared, sizes):
     _put(shared, {"a": b"123"})
     with pytest.raises((TypeError, ValueError)):
         _taken(shared, sizes)
+
+
+def sends_malformed_results(payload, listener, folder):
+    """Results of a process that has been taken over."""
+    files = {REPORT: b"3", STATE: b"", VALUES: b"no archive"}
+    return serve(lambda request, received: files, listener, payload[SHARED])
+
+
+def test_process_with_malformed_results_is_ended(monkeypatch, tmp_path):
+    function = f"{__name__}:{sends_malformed_results.__name__}"
+    monkeypatch.setattr("fleet.player._FUNCTION", function)
+    player = Player(tmp_path, "0" * 64, trust=True)
+    try:
+        for ask in (
+            lambda: player.about,
+            lambda: player.values("ann", b"", Examples()),
+            lambda: player.update("ann", b"", Examples()),
+            lambda: player.end(b"", b"", 1, 3, 0, 0.0),
+        ):
+            player.evaluated(b"", b"")
+            process = player.process_id
+            with pytest.raises(PlanError, match=r"results|values of ann: expected an \.npz file"):
+                ask()
+            assert player.process_id is None and not is_running(process)
+    finally:
+        player.close()
