@@ -144,13 +144,19 @@ def test_changed_bytes_are_noticed(tmp_path):
         _assert_same(checkpoint.restore(_state(), "here"), _state(1))
 
 
-def test_other_files_are_ignored(tmp_path):
+def test_other_files_are_ignored(tmp_path, warnings):
     checkpoints = _save(tmp_path, 2)
     _path(tmp_path, 9).mkdir()
     (tmp_path / ".round_00000004.npz.77.tmp").write_bytes(b"half")
     (tmp_path / "round_00000006.npz.tmp").write_bytes(b"half")
     latest = checkpoints.load_latest()
     assert latest is not None and latest.round_num == 2
+    assert warnings == [
+        f"{_path(tmp_path, 9)}: expected a checkpoint, found a folder or a device; trying the one "
+        "before it"
+    ]
+    _save_state(checkpoints, 4, _state(4))
+    assert _path(tmp_path, 9).is_dir()
 
 
 def test_save_removes_later_damaged_checkpoints(tmp_path, warnings):

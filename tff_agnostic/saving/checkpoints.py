@@ -136,7 +136,7 @@ class CheckpointFolder:
         saved = self._folder / f"round_{round_num:08d}.npz"
         with atomic_file(saved, owner_only=self._secret) as file:
             file.write(content.getbuffer())
-        paths = self._newest_first()
+        paths = [path for path in self._newest_first() if path.is_file()]
         newest = paths.index(saved)
         if self._secret:
             sync_folder(self._folder)
@@ -162,8 +162,7 @@ class CheckpointFolder:
     def _newest_first(self) -> list[Path]:
         if not self._folder.is_dir():
             return []
-        paths = [p for p in self._folder.iterdir() if _NAME.fullmatch(p.name) and p.is_file()]
-        return sorted(paths, reverse=True)
+        return sorted((p for p in self._folder.iterdir() if _NAME.fullmatch(p.name)), reverse=True)
 
 
 def _arrays(
