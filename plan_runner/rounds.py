@@ -245,7 +245,8 @@ def check_metrics(
 
     Args:
         tensors: The server's checkpoint.
-        outputs: The server's outputs: an element of a metric as NAME/INDEX, or another value.
+        outputs: The server's outputs: a metric as NAME, all its elements as NAME/INDEX, or another
+            value.
         metrics: Names of the metrics.
         where: Name of the round, for messages.
 
@@ -255,13 +256,21 @@ def check_metrics(
     others = dict(outputs)
     for name in metrics:
         values = tensors[name]
-        for index in np.ndindex(values.shape):
-            element = "/".join(map(str, (name, *index)))
-            value = others.pop(element, None)
-            if value is not None and not _same_bits(values[index], value):
+        elements = {
+            "/".join(map(str, (name, *index))): values[index] for index in np.ndindex(values.shape)
+        }
+        num_outputs = len(elements.keys() & others.keys())
+        if 0 < num_outputs < len(elements):
+            raise PlanError(
+                f"{where}: {name}: expected {len(elements)} scalars, one for each element, found "
+                f"{num_outputs}"
+            )
+        for part, expected in {**elements, name: values}.items():
+            value = others.pop(part, None)
+            if value is not None and not _same_bits(expected, value):
                 raise PlanError(
-                    f"{where}: {element}: expected the same value in the checkpoint and the "
-                    "output, found two"
+                    f"{where}: {part}: expected the same value in the checkpoint and the output, "
+                    "found two"
                 )
     return others
 

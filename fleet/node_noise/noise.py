@@ -290,8 +290,11 @@ def parse_noise(
         mechanisms: Functions that convert the manifest's entry, by mechanism.
     """
     try:
-        entry = json.loads(manifest).get("privacy", {}).get("differential_privacy")
-        convert = None if entry is None else mechanisms.get(entry["mechanism"])
+        privacy = json.loads(manifest).get("privacy", {})
+        if "differential_privacy" not in privacy:
+            return None
+        entry = privacy["differential_privacy"]
+        convert = mechanisms.get(entry["mechanism"])
         return None if convert is None else convert(entry)
     except _MALFORMED as e:
         raise PlanError(f"{WHERE}: expected the noise of a plan, cannot read it ({e!r})") from e

@@ -344,6 +344,8 @@ def test_invalid_manifests_are_refused():
     assert read(entry) == _NOISE
     assert read({"mechanism": "central"}) is None
     assert parse_node_noise(b"{}") is None
+    with pytest.raises(PlanError, match="differential_privacy: expected the noise of a plan"):
+        read(None)
     for wrong in (
         {"groups": []},
         {"groups": [{**group, "modulus": 12}]},

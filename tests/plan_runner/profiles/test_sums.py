@@ -190,15 +190,27 @@ def test_other_outputs_are_returned():
     outputs = {**_OUTPUTS, "m/two/all": 7}
     assert check_metrics(_METRICS, outputs, ["m/one", "m/two"], "here") == {"m/two/all": 7}
     assert check_metrics(_METRICS, {}, ["m/one", "m/two"], "here") == {}
+    assert check_metrics(_METRICS, {"m/two": np.array([3, 4])}, _METRICS, "here") == {}
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("m/two/1", np.int64(5)), ("m/one", np.float64(0.5)), ("m/two/0", np.zeros(2, np.int64))],
+    [
+        ("m/two/1", np.int64(5)),
+        ("m/one", np.float64(0.5)),
+        ("m/two/0", np.zeros(2, np.int64)),
+        ("m/two", np.array([3, 5])),
+        ("m/two", np.int64(3)),
+    ],
 )
 def test_outputs_must_equal_metrics(name, value):
     with pytest.raises(PlanError, match=f"^here: {name}: expected the same value in"):
         check_metrics(_METRICS, {**_OUTPUTS, name: value}, _METRICS, "here")
+
+
+def test_missing_element_of_a_metric_raises():
+    with pytest.raises(PlanError, match=r"^here: m/two: expected 2 scalars, .*, found 1$"):
+        check_metrics(_METRICS, {"m/two/1": np.int64(4)}, _METRICS, "here")
 
 
 @pytest.mark.slow
