@@ -40,6 +40,7 @@ from tff_agnostic.program.runs.baseline_files import (
 )
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.heldout import check_heldout, check_store, heldout_defaults
+from tff_agnostic.program.runs.observers import RoundsDone
 from tff_agnostic.program.runs.options import optional_path
 from tff_agnostic.program.runs.spec import RunSettings, resolve
 from tff_agnostic.program.runs.training import TrainingRun
@@ -47,7 +48,6 @@ from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.saving.checkpoints import read_checkpoint
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation
-from tff_agnostic.training.loop import FinishedRound, Observer
 
 _REFERENCE = "fed_avg"
 # How often a reference is evaluated.
@@ -254,17 +254,6 @@ def _on_domain(task: Task, domain: int) -> Task:
     return dataclasses.replace(task, train=train, test=test)
 
 
-class _Within(Observer):
-    """Shows the rounds of a reference in the progress of all references."""
-
-    def __init__(self, work: LongWork) -> None:
-        self._work = work
-
-    def after_round(self, finished: FinishedRound) -> None:
-        """Shows a round."""
-        self._work.within(finished.num, finished.last)
-
-
 def _reference_losses(
     spec: RunSettings,
     path: Path,
@@ -278,7 +267,7 @@ def _reference_losses(
     run = TrainingRun(spec, folder, runtime, resume=True, load_task=lambda _: task)
     if not run.is_complete():
         was_done = folder.result.exists()
-        run.run(stop, show_progress=False, observers=[_Within(work)])
+        run.run(stop, show_progress=False, observers=[RoundsDone(work)])
         work.update(not was_done)
     name = task.domain_names[domain]
     columns = read_history(path / "metrics.csv")

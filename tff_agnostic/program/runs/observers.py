@@ -27,7 +27,7 @@ from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.metrics.columns import RunRows, example_counts
 from tff_agnostic.metrics.metrics_file import History
 from tff_agnostic.program.options.process import StopRequest
-from tff_agnostic.program.progress import is_shown, tqdm
+from tff_agnostic.program.progress import LongWork, is_shown, tqdm
 from tff_agnostic.runtimes.runtime import Runtime, Training
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.training.loop import FinishedRound, Observer
@@ -150,6 +150,17 @@ class Progress(Observer):
     def end(self, state: RunState, error: Optional[BaseException]) -> None:
         """Leaves the bar as it is."""
         self._bar.close()
+
+
+class RoundsDone(Observer):
+    """Shows the finished rounds of a run in the progress of several runs."""
+
+    def __init__(self, work: LongWork) -> None:
+        self._work = work
+
+    def after_round(self, finished: FinishedRound) -> None:
+        """Shows a round."""
+        self._work.within(finished.num, finished.last)
 
 
 def progress_text(

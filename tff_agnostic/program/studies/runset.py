@@ -30,6 +30,7 @@ from tff_agnostic.base.files import (
 )
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.progress import LongWork
+from tff_agnostic.program.runs.observers import RoundsDone
 from tff_agnostic.training.divergence import Diverged
 from tff_agnostic.training.loop import FinishedRound, Observer
 
@@ -257,7 +258,7 @@ class RunSet(Generic[Settings]):
         path = self.run_folder(job)
         try:
             with self.timed(job.name) as clock:
-                observers = [*job.observers, _RoundsDone(work), clock]
+                observers = [*job.observers, RoundsDone(work), clock]
                 for line in self._trainer.train(self._settings(job), path, observers):
                     self._note(f"note: {job.name}: {line}", work)
         except Pruned as e:
@@ -281,17 +282,6 @@ class RunSet(Generic[Settings]):
     def path(self, name: str) -> Path:
         """Returns the folder of a name, with the run's folder if it is the name of a run."""
         return self.folder / _RUNS / name
-
-
-class _RoundsDone(Observer):
-    """Shows the finished rounds of a run."""
-
-    def __init__(self, work: LongWork) -> None:
-        self._work = work
-
-    def after_round(self, finished: FinishedRound) -> None:
-        """Shows a round."""
-        self._work.within(finished.num, finished.last)
 
 
 class _Clock(Observer):
