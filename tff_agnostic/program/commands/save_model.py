@@ -16,7 +16,7 @@ from tff_agnostic.saving.tflite import NOT_QUANTIZED
 
 @dataclasses.dataclass(frozen=True)
 class SaveOptions(DataOptions):
-    """Flags of `save_model`; flags of data and tasks name files that have moved.
+    """Flags of `save_model`; those of data and tasks give the new places of files that have moved.
 
     Attributes:
         checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it.
