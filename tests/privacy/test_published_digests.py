@@ -225,6 +225,9 @@ _REFUSED = (
         pytest.param(
             "compared", f"compared/runs/agnostic_fed_avg/trial_00/run: {_REFUSED}", id="compared"
         ),
+        pytest.param(
+            "search", "--output_dir: search holds another study: of other examples", id="search"
+        ),
     ],
 )
 def test_other_data_is_refused(private, call, replaced, monkeypatch, name, expected):

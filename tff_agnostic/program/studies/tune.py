@@ -11,9 +11,13 @@ from optuna.trial import Trial, TrialState
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import (
+    atomic_file,
     folder_lock,
+    is_keyed_digest,
+    keyed_digest,
     make_folder,
     read_json,
+    read_text,
     write_errors,
     write_json,
     write_text,
@@ -66,6 +70,8 @@ from tff_agnostic.tasks.task import DATA, Task
 from tff_agnostic.training.loop import FinishedRound, Observer
 
 BEST_FLAGS, COMPARE_FLAGS, RESULT = "best.flags", "compare.flags", "tuned.json"
+# Keyed digest of the examples of a private search.
+_DATA_FILE = "data.secret"
 _MAX_REPEATS = 1000
 _SECONDS_PER_HOUR = 3600.0
 # Trials of each method without a given number or hours.
@@ -126,6 +132,8 @@ def tune(given: RunArguments) -> None:
         with at.running(spec.config.runtime) as (runtime, stop):
             trainer = RunTrainer(runtime, stop)
             with RunSet(at.path, wanted, trainer, args.resume, stop) as runs:
+                if _is_private(arms, seeds[0]):
+                    check_private_data(at.path, task)
                 print(
                     f"{', '.join(arms)} on {args.task}, by {objective.name} on the "
                     f"{task.test_split} clients: {at.path}"
@@ -212,8 +220,7 @@ def identity(
         name: {k: v for k, v in spec.fingerprint(task).items() if k not in task.fingerprint}
         for name, spec in specs.items()
     }
-    is_private = any(spec.config.privacy != "none" for spec in specs.values())
-    hidden = DATA if is_private else None
+    hidden = DATA if _is_private(arms, seeds[0]) else None
     return {
         "study": "tune",
         "task": next(iter(arms.values())).task,
@@ -227,6 +234,23 @@ def identity(
         },
         "settings": {name: spec.flags() for name, spec in specs.items()},
     }
+
+
+def _is_private(arms: Mapping[str, SearchedArm], seed: int) -> bool:
+    """Whether a method of a search trains with differential privacy."""
+    return any(arm.spec({}, seed).config.privacy != "none" for arm in arms.values())
+
+
+def check_private_data(folder: Path, task: Task) -> None:
+    """Checks by a keyed digest, which it writes once, that a private search has its examples."""
+    file, data = folder / _DATA_FILE, str(task.fingerprint.get(DATA))
+    # Two processes may begin together.
+    with folder_lock(folder, wait=True):
+        if not file.exists():
+            with atomic_file(file, owner_only=True) as written:
+                written.write(keyed_digest(data).encode())
+        elif not is_keyed_digest(read_text(file, "a keyed digest"), data):
+            raise UserError(f"--output_dir: {folder} holds another study: of other examples")
 
 
 @dataclasses.dataclass(frozen=True)
