@@ -224,7 +224,7 @@ def test_undefined_objective_ends_search(call, folder):
     message = outcome.err.splitlines()[-1]
     where = "error: fed_avg, trial 0 (server_learning_rate=1, server_optimizer=sgd): "
     assert message.startswith(where)
-    assert "expected a number that the runs report, found none: too few examples" in message
+    assert "expected a number that the runs report, found none: the heldout clients have fewer than " in message
 
 
 @pytest.mark.nightly
@@ -243,6 +243,9 @@ def test_diverged_trials_end_and_equal_ones_run_once(call, folder):
         assert row["state"].split(":")[0] == ("complete" if is_complete else "pruned")
         assert is_complete or "diverged" in row["state"]
     assert {row["client_learning_rate"] for row in rows} == {"0.1", "1e38"}
+    # Equal trials have equal reports and ends.
+    ends = {(row["client_learning_rate"], row["state"], row["round"]) for row in rows}
+    assert len(ends) == 2 and ("0.1", "complete", 2) in ends
     best = json.loads((folder / "search" / "tuned.json").read_text())["fed_avg"]
     assert best["settings"] == {"client_learning_rate": "0.1"}
     # Equal settings are the same run.

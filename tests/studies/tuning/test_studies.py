@@ -1,7 +1,9 @@
 """Trials of searches: taken once by any process, watched, ended early, and tabulated."""
 
+import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -12,10 +14,11 @@ from binaries import tune
 from tests.binaries.harness import given
 from tests.run.harness import make_evaluation, measures
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import write_json
+from tff_agnostic.base.files import make_folder, write_json
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.progress import LongWork
 from tff_agnostic.program.reports.document import table_text
+from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.studies.optuna_studies import (
     ENDED,
     FILE,
@@ -27,12 +30,18 @@ from tff_agnostic.program.studies.optuna_studies import (
     Studies,
     finds_nothing_new,
     sampler_seed,
+    trial_name,
 )
 from tff_agnostic.program.studies.runset import Pruned, RunSet
 from tff_agnostic.program.studies.search_space import dimension, parse_objective, searchable
-from tff_agnostic.program.studies.trainer import RunTrainer
+from tff_agnostic.program.studies.trainer import LoadedTasks, RunTrainer
 from tff_agnostic.program.studies.tune import Search, Watch, searched_arms
-from tff_agnostic.program.studies.tuning_page import best_trial, described, trial_table
+from tff_agnostic.program.studies.tuning_page import (
+    SearchResult,
+    best_trial,
+    described,
+    trial_table,
+)
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import CohortOptions
 
@@ -217,6 +226,35 @@ def test_equal_trials_share_runs_and_end_hours(tmp_path):
     assert studies.with_budget(["one"], Budget(len(trials) + 1, None)) == ["one"]
 
 
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [(TrialState.PRUNED, (None, "after round 4 of 8")), (TrialState.COMPLETE, (0.25, ""))],
+)
+def test_equal_trials_end_equally(tmp_path, state, expected):
+    """Three equal trials: two at once, of which one outlives its process, and a later one."""
+    nothing: Any = None
+    studies, budget = _opened(tmp_path), Budget(3, None)
+    studies.add("one", _FIRST)
+    study = optuna.load_study(study_name="one", storage=studies._storage)
+    for _ in range(2):
+        study.enqueue_trial(_FIRST)
+    first, second = (studies.take(_ONE, budget) for _ in range(2))
+    first.trial.report(0.5, 4)
+    value, reason = expected
+    if reason:
+        first.trial.set_user_attr(ENDED, reason)
+    studies.end(first, state, value)
+    second.held.close()
+    second, third = (studies.take(_ONE, budget) for _ in range(2))
+    assert [(c.trial.number, c.is_new) for c in (second, third)] == [(1, True), (2, False)]
+    search = Search({}, studies, nothing, nothing, _LOSS, (0,), budget)
+    assert search.outcome(third, LongWork("tune", 1, "runs", visible=False)) == expected
+    assert third.reported() == {4: 0.5}
+    result = SearchResult(tmp_path, {}, _LOSS, (0,), {"one": studies.trials("one", _ALL)})
+    names = [result._run_names("one", trial) for trial in result.trials["one"]]
+    assert names == [[f"{trial_name('one', number)}/seed_0"] for number in (0, 1, 0)]
+
+
 def test_trials_have_different_sampler_seeds():
     seeds = {sampler_seed(seed, trial) for seed in range(20) for trial in range(100)}
     assert len(seeds) == 2000 and all(0 <= seed < 2**32 for seed in seeds)
@@ -309,20 +347,68 @@ def test_trials_worse_than_median_end_after_warm_up(losses):
 # --- Trials that are refused, and tables
 
 
-def _outcome(tmp_path, first, *flags):
-    """Returns the end of a trial with given values, up to its first round."""
+def _outcome(tmp_path, first, *flags, objective=_LOSS, result=None):
+    """Returns the end of a trial with given values, up to its first round.
+
+    Args:
+        result: Result of its run, which is not trained.
+    """
     arguments = ("--task=digits", "--num_clients=4", "--clients_per_round=3", "--rounds=1", *flags)
     arms = searched_arms(given(tune, *arguments))
     stop = StopRequest()
-    trainer = RunTrainer(CohortRuntime(CohortOptions()), stop)
+    trainer: Any = RunTrainer(CohortRuntime(CohortOptions()), stop)
+    if result is not None:
+        trainer = _WrittenResult(result)
     runs: RunSet = RunSet(tmp_path / "search", {"study": "tune"}, trainer, True, stop)
     studies = Studies(runs, False, 0, 1)
-    search = Search(arms, studies, runs, trainer, _LOSS, (0,), Budget(20, None))
+    search = Search(arms, studies, runs, trainer, objective, (0,), Budget(20, None))
     ((name, arm),) = arms.items()
     studies.add(name, first)
     claim = studies.take({name: tuple(arm.dimensions.values())}, search.budget)
     with claim.held, LongWork("tune", 1, "runs", visible=False) as work:
         return search.outcome(claim, work)
+
+
+class _WrittenResult:
+    """Writes a result instead of training."""
+
+    def __init__(self, result: Any) -> None:
+        self.load_task = LoadedTasks()
+        self._result = result
+
+    def is_complete(self, settings: Any, folder: Path) -> bool:
+        return RunFolder(folder).result.exists()
+
+    def train(self, settings: Any, folder: Path, observers: Any) -> list[str]:
+        make_folder(folder)
+        write_json(RunFolder(folder).result, self._result)
+        return []
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "few"),
+    [
+        ("overall", 1, None),
+        ("worst", 4, None),
+        ("domain(a)", 1, None),
+        ("worst", 5, "fewer than --worst_min_examples=5 examples of each of a, b"),
+        ("0.5*overall:loss+0.5*domain(b):loss", 1, "no examples of b"),
+    ],
+)
+def test_infinite_metric_ends_its_trial_only(tmp_path, text, least, few):
+    """Domain a has four examples, a finite loss and an infinite metric; b has no examples."""
+    report = make_evaluation({"a": 1.0, "b": math.nan})
+    result = dataclasses.replace(report, worst_min_examples=least).to_json()
+    for entry in (result["overall"], result["domains"]["a"], result["worst"]["accuracy"]):
+        entry.update(dict.fromkeys({"accuracy", "value"} & {*entry}))
+    objective = parse_objective(text, measures("loss", "accuracy"), ("a", "b"))
+    flags = ("--algorithms=fed_avg", "--search=client_learning_rate=0.1..1")
+    if few is None:
+        outcome = _outcome(tmp_path, {}, *flags, objective=objective, result=result)
+        assert outcome == (None, "diverged: the objective is not finite")
+    else:
+        with pytest.raises(UserError, match=f"^--objective=.* heldout clients have {few}$"):
+            _outcome(tmp_path, {}, *flags, objective=objective, result=result)
 
 
 def test_incompatible_values_end_their_trial(tmp_path):

@@ -21,7 +21,7 @@ from optuna.pruners import MedianPruner
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import BaseTrial, FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import folder_lock, make_folder
@@ -30,8 +30,9 @@ from tff_agnostic.program.studies.search_space import Dimension
 
 # The journal of the trials, in the folder of the search.
 FILE = "trials/journal.log"
-# Attributes of trials: seconds of training, and the reason of an early end.
-SECONDS, ENDED = "seconds", "ended"
+# Attributes of trials: seconds of training, the reason of an early end, and the number of the trial
+# whose runs it uses.
+SECONDS, ENDED, RUNS_OF = "seconds", "ended", "runs of trial"
 # States of trials in the budget; a failed trial is replaced.
 COUNTED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -67,20 +68,35 @@ class Claim:
         name: Name of the method.
         study: Study of the method, with the trial's sampler.
         trial: The trial.
-        run_name: First part of the names of the trial's runs; see `run_name`.
+        runs_of: Number of the trial whose runs it uses: an earlier one with equal values that had
+            finished when this one was claimed, as a run is a function of its settings, or itself.
         held: Holds the lock of the trial.
     """
 
     name: str
     study: optuna.Study
     trial: Trial
-    run_name: str
+    runs_of: int
     held: contextlib.ExitStack
 
     @property
+    def run_name(self) -> str:
+        """First part of the names of the trial's runs."""
+        return trial_name(self.name, self.runs_of)
+
+    @property
     def is_new(self) -> bool:
-        """Whether no earlier trial had the same values."""
-        return self.run_name == trial_name(self.name, self.trial.number)
+        """Whether no finished trial had the same values."""
+        return self.runs_of == self.trial.number
+
+    def repeat(self) -> FrozenTrial:
+        """Reports the values of the trial whose runs this one uses; returns that trial."""
+        earlier = self.study.get_trials(deepcopy=False)[self.runs_of]
+        reported = self.reported()
+        for step, value in earlier.intermediate_values.items():
+            if step not in reported:
+                self.trial.report(value, step)
+        return earlier
 
     def reported(self) -> dict[int, float]:
         """Returns the reported values of the trial, by step, over all processes."""
@@ -211,8 +227,11 @@ class Studies:
                     study, frozen, dimension.flag, dimension.distribution
                 )
             dimension.draw(trial)
-        runs = run_name(name, trial, study.get_trials(deepcopy=False))
-        return Claim(name, study, trial, runs, held)
+        if RUNS_OF not in trial.user_attrs:
+            finished = study.get_trials(deepcopy=False, states=FINISHED)
+            equal = [t.number for t in finished if t.params == trial.params]
+            trial.set_user_attr(RUNS_OF, min([*equal, number]))
+        return Claim(name, study, trial, trial.user_attrs[RUNS_OF], held)
 
 
 class _JournalLock:
@@ -259,19 +278,6 @@ def finds_nothing_new(trials: Sequence[FrozenTrial]) -> bool:
 def trial_name(name: str, number: int) -> str:
     """Returns the name of a method's trial."""
     return f"{name}/trial_{number:03d}"
-
-
-def run_name(name: str, trial: BaseTrial, trials: Sequence[FrozenTrial]) -> str:
-    """Returns the first part of the names of a trial's runs.
-
-    A run is a function of its settings: it is that of the first finished trial with equal values.
-
-    Args:
-        name: Name of the method.
-        trials: All trials of the method.
-    """
-    equal = (t.number for t in trials if t.state in FINISHED and t.params == trial.params)
-    return trial_name(name, min([*equal, trial.number]))
 
 
 def _sampler(seed: int) -> TPESampler:

@@ -23,7 +23,7 @@ from tff_agnostic.base.files import (
     write_text,
 )
 from tff_agnostic.base.options import Within
-from tff_agnostic.metrics.evaluation_report import EvaluationReport
+from tff_agnostic.metrics.evaluation_report import EvaluationReport, domains_below
 from tff_agnostic.models.model import measures_of
 from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, session
 from tff_agnostic.program.options.process import StopRequest
@@ -335,9 +335,15 @@ class Search:
     def outcome(self, claim: Claim, work: LongWork) -> tuple[Optional[float], str]:
         """Makes the missing runs of a trial; returns its objective, or the reason of an early end.
 
+        A trial with the values of an earlier one reports and ends as that one did.
+
         Raises:
             Interrupted: If a signal asked to stop; finished rounds are saved.
         """
+        if not claim.is_new:
+            earlier = claim.repeat()
+            is_complete = earlier.state is TrialState.COMPLETE
+            return earlier.value if is_complete else None, earlier.user_attrs.get(ENDED, "")
         arm, load_task = self.arms[claim.name], self.trainer.load_task
         try:
             specs = [arm.spec(claim.trial.params, seed) for seed in self.seeds]
@@ -359,20 +365,26 @@ class Search:
             result = read_json(RunFolder(end.path).result)
             value = self.objective.value_in(result)
             if value is None:
-                self._check_diverged(result, task)
+                self._check_examples(result, task)
                 return None, "diverged: the objective is not finite"
             values.append(value)
         return sum(values) / len(values), ""
 
-    def _check_diverged(self, result: Mapping[str, Any], task: Task) -> None:
-        """Checks that a run without a finite objective has diverged, and could have had one."""
-        if result["overall"]["loss"] is not None:
-            raise UserError(
-                f"--objective={self.objective.name}: expected a number that the runs report, found "
-                f"none: too few examples of the {task.test_split} clients' domains "
-                f"{', '.join(task.domain_names)} (--worst_min_examples="
-                f"{result['worst_min_examples']})"
-            )
+    def _check_examples(self, result: Mapping[str, Any], task: Task) -> None:
+        """Checks that the domains of the objective have enough examples for it to be defined."""
+        counts = {name: int(entry["num_examples"]) for name, entry in result["domains"].items()}
+        for term in self.objective.terms:
+            domains = [*counts] if term.domain is None else [term.domain]
+            least, few = 1, "no examples of"
+            if term.statistic == "worst":
+                least = int(result["worst_min_examples"])
+                few = f"fewer than --worst_min_examples={least} examples of each of"
+            if {*domains} <= {*domains_below(counts, least)}:
+                raise UserError(
+                    f"--objective={self.objective.name}: expected a number that the runs report, "
+                    f"found none: the {task.test_split} clients have {few} "
+                    f"{', '.join(domains)}"
+                )
 
 
 class Watch(Observer):

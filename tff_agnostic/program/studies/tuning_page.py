@@ -29,7 +29,13 @@ from tff_agnostic.program.reports.run_warnings import data_caveats
 from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.comparison import Comparison, read_trials
 from tff_agnostic.program.studies.comparison_page import gain_figure, last_sections
-from tff_agnostic.program.studies.optuna_studies import ENDED, SECONDS, given_values, run_name
+from tff_agnostic.program.studies.optuna_studies import (
+    ENDED,
+    RUNS_OF,
+    SECONDS,
+    given_values,
+    trial_name,
+)
 from tff_agnostic.program.studies.search_space import DECIMALS, Objective
 from tff_agnostic.program.studies.verdict import neglected, row_sentences, verdicts
 
@@ -89,7 +95,7 @@ class SearchResult:
         return dataclasses.replace(self.runs, trials=trials, labels=self.labels)
 
     def _run_names(self, name: str, trial: FrozenTrial) -> list[str]:
-        first = run_name(name, trial, self.trials[name])
+        first = trial_name(name, trial.user_attrs[RUNS_OF])
         return [f"{first}/seed_{seed}" for seed in self.seeds]
 
     @property
