@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from binaries import train, tune
+from binaries import report, train, tune
 from tests import golden
 from tests.binaries.harness import Caller, Process, compared_specs, given, python_module, tree
 from tests.data.stores import image, write_store
@@ -18,6 +18,7 @@ from tests.processes import wait_until
 from tff_agnostic.base.files import folder_lock
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program import progress
+from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.studies import tuning_page
 
 _DATA = ("--task=digits", "--num_clients=4", "--num_test_clients=2")
@@ -157,11 +158,21 @@ def test_verdict_comes_first_with_its_limits(searched):
 def test_complete_search_runs_nothing_again(call, folder, searched, monkeypatch):
     shutil.copytree(searched[0], folder / "search")
     before = tree(folder / "search" / "runs")
-    monkeypatch.setattr(tuning_page, "neglected", lambda *_: ["fed_avg neglects a domain"])
+    judged: list[Any] = []
+    monkeypatch.setattr(
+        tuning_page, "neglected", lambda *given: judged.append(given) or ["fed_avg neglects a part"]
+    )
+    assert call(report, "--run=search", "--title=Digits & <b>").status == 0
     outcome = call(tune, *_FLAGS, "--trials=3", "--output_dir=search", "--resume")
     assert outcome.status == 0, outcome
     assert tree(folder / "search" / "runs") == before
-    assert "note: fed_avg neglects a domain.\n" in outcome.out
+    assert "note: fed_avg neglects a part.\n" in outcome.out
+    ((comparison, specs),) = judged
+    best = json.loads((folder / "search" / "tuned.json").read_text())["fed_avg"]["trial"]
+    overall = _result(folder / "search", best)["overall"]["accuracy"]
+    assert comparison.trials["fed_avg"].values["(overall)"]["accuracy"] == [overall]
+    assert specs["fed_avg"].config.seed == 7
+    assert "<h1>Digits &amp; &lt;b&gt;</h1>" in (folder / "search" / "report.html").read_text()
 
 
 _ADULT = (
@@ -224,7 +235,10 @@ def test_undefined_objective_ends_search(call, folder):
     message = outcome.err.splitlines()[-1]
     where = "error: fed_avg, trial 0 (server_learning_rate=1, server_optimizer=sgd): "
     assert message.startswith(where)
-    assert "expected a number that the runs report, found none: the heldout clients have fewer than " in message
+    assert (
+        "expected a number that the runs report, found none: the heldout clients have fewer than "
+        in message
+    )
 
 
 @pytest.mark.nightly
@@ -250,6 +264,40 @@ def test_diverged_trials_end_and_equal_ones_run_once(call, folder):
     assert best["settings"] == {"client_learning_rate": "0.1"}
     # Equal settings are the same run.
     assert len(list((folder / "search/runs/fed_avg").glob("trial_*/seed_7/run"))) == 2
+
+
+@pytest.mark.slow
+def test_stopped_search_resumes_with_equal_trials(call, folder, searched, monkeypatch):
+    questions: list[Any] = []
+
+    def signal_number(self):
+        questions.append(self)
+        # After the first round of the second trial.
+        return signal.SIGTERM if len(questions) > 3 else None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            StopRequest, "signal_number", property(signal_number, lambda *_: None), raising=False
+        )
+        stopped = call(tune, *_FLAGS, "--trials=3", "--output_dir=search")
+    assert stopped.status == 128 + signal.SIGTERM
+    assert stopped.err.rstrip().endswith("--output_dir=search --resume")
+    runs = folder / "search/runs/fed_avg"
+    assert (runs / "trial_001").exists() and len([*runs.rglob("result.json")]) == 1
+    outcome = call(tune, *_FLAGS, "--trials=3", "--output_dir=search", "--resume")
+    assert outcome.status == 0, outcome
+    assert _without_times(folder / "search") == _without_times(searched[0])
+
+
+@pytest.mark.slow
+def test_signal_in_last_trial_keeps_results(call, folder, monkeypatch):
+    """No trial remains to be stopped."""
+    monkeypatch.setattr(
+        StopRequest, "signal_number", property(lambda self: 15, lambda self, value: None), False
+    )
+    outcome = call(tune, *_FLAGS, "--rounds=1", "--trials=1", "--output_dir=search")
+    assert outcome.status == 0, outcome
+    assert len(_rows(folder / "search")) == 1
 
 
 def _without_times(path: Path) -> list[dict[str, str]]:
