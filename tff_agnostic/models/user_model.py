@@ -86,6 +86,13 @@ class ModelData:
         return tuple(self.x_spec.shape[1:])
 
     @property
+    def x_dtype(self) -> Any:
+        """Dtype of x as a string, or of each of its arrays by name."""
+        if isinstance(self.x_spec, Mapping):
+            return {name: spec.dtype.name for name, spec in self.x_spec.items()}
+        return self.x_spec.dtype.name
+
+    @property
     def y_shape(self) -> tuple[int, ...]:
         """Shape of one label."""
         return tuple(self.y_spec.shape[1:])
