@@ -65,7 +65,7 @@ def make_agnostic(model: fedjax.Model, workload: Workload) -> fedjax.FederatedAl
         client_batch_hparams=fedjax.ShuffleRepeatBatchHParams(workload.batch_size),
         domain_batch_hparams=fedjax.PaddedBatchHParams(workload.domain_pass_batch),
         init_domain_weights=[1.0 / p] * p,
-        lambda_learning_rate=0.01,
+        domain_learning_rate=0.01,
         domain_window_size=1,
         init_domain_window=[1.0] * p,
     )
