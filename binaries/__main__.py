@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn, Optional
 
-from tff_agnostic import refusal_of_python
+from tff_agnostic import python_version_error
 from tff_agnostic.base.registry import did_you_mean
 from tff_agnostic.base.terminal import escape_output
 from tff_agnostic.program.commands.registry import COMMANDS, OTHER_COMMANDS, PROGRAM, command
@@ -177,7 +177,7 @@ def _end_by(number: int) -> None:
 
 def _prepare() -> None:
     escape_output()
-    refusal = refusal_of_python(sys.version_info[:2])
+    refusal = python_version_error(sys.version_info[:2])
     if refusal:
         print(f"error: {refusal}", file=sys.stderr)
         sys.exit(_USER_ERROR_STATUS)

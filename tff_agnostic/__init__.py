@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
-def refusal_of_python(version: tuple[int, int]) -> str:
+def python_version_error(version: tuple[int, int]) -> str:
     """Returns why a CPython does not fit, in a line; nothing if it does."""
     if _FIRST <= version <= _LAST:
         return ""

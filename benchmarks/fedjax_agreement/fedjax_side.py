@@ -15,7 +15,7 @@ from fedjax.algorithms import agnostic_fed_avg
 from problem import Problem, Trajectory, load_problem, save_trajectory
 
 
-class BatchesOfThePaper(fedjax.ClientDataset):
+class PaperBatches(fedjax.ClientDataset):
     """Training batches as in CLIENT line 7: the last batch of an epoch may be smaller.
 
     FedJAX's own `shuffle_repeat_batch` fills it with examples of the next epoch.
@@ -52,7 +52,7 @@ def run(problem: Problem) -> Trajectory:
         domain_window_size=settings.window_size,
         init_domain_window=settings.initial_counts,
     )
-    make_dataset = fedjax.ClientDataset if settings.own_batches else BatchesOfThePaper
+    make_dataset = fedjax.ClientDataset if settings.own_batches else PaperBatches
     datasets = [make_dataset(client) for client in problem.clients]
     state = algorithm.init(
         {"matrix": jnp.asarray(problem.matrix), "offsets": jnp.asarray(problem.offsets)}

@@ -8,7 +8,6 @@ import tensorflow as tf
 from scipy import stats
 
 from tff_agnostic.aggregations.integer_codec import (
-    bits_of_sum,
     centred,
     padded_size,
     random_signs,
@@ -16,6 +15,7 @@ from tff_agnostic.aggregations.integer_codec import (
     rotated,
     rotated_back,
     rounded,
+    sum_bits,
 )
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 
@@ -86,7 +86,7 @@ def test_no_rotated_coordinate_of_a_million_wraps():
     """All clients send the same vector: the longest sum."""
     z, num_clients = 0.05, 30.0
     size, steps = 4096, 2.0**10
-    bits = bits_of_sum(steps, size, True, z * steps, num_clients)
+    bits = sum_bits(steps, size, True, z * steps, num_clients)
     rng = np.random.default_rng(6)
     vector = rng.normal(size=size) * np.where(rng.random(size) < 0.01, 1.0, 0.0)
     vector *= steps / np.linalg.norm(vector)
@@ -106,7 +106,7 @@ def test_no_rotated_coordinate_of_a_million_wraps():
 
 def test_sums_without_rotation_fit_the_largest_values():
     num_clients, steps = 100, 2**14
-    bits = bits_of_sum(steps, 3, False, 0.0, num_clients)
+    bits = sum_bits(steps, 3, False, 0.0, num_clients)
     largest = np.int64([num_clients * steps, -num_clients * steps, 0])
     assert _wraps(bits, largest, num_clients) == 0
     assert _wraps(bits - 2, largest, num_clients) == 2

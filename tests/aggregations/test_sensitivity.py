@@ -15,9 +15,9 @@ from tests.runtimes.model_kinds import KINDS
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits, PlainSum
 from tff_agnostic.aggregations.clipping import (
     Group,
+    bound_groups,
     budget_shares,
     clip,
-    groups_of,
     scaled_ratios,
 )
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
@@ -262,14 +262,14 @@ def test_evaluation_counts_every_domain_within_bounds():
     """A client of all domains is not clipped; it counts in each of their rows and overall."""
     model = logistic_regression(4, 3)
     limits = ClientLimits(examples=20, loss=5.0)
-    bounds = private_evaluation_bounds(model, NUM_DOMAINS, limits, says_of_clients=True)
-    measurement = private_measurement(model, NUM_DOMAINS, says_of_clients=True)
+    bounds = private_evaluation_bounds(model, NUM_DOMAINS, limits, with_client_distributions=True)
+    measurement = private_measurement(model, NUM_DOMAINS, with_client_distributions=True)
     client = random_client(np.random.default_rng(0), 12, range(NUM_DOMAINS))
     examples = tf.nest.map_structure(tf.convert_to_tensor, client)
     weights = tf.nest.map_structure(tf.convert_to_tensor, model.initial_weights)
     answer = measurement.step.client_work(weights, single(examples))
     values, flat = tf.nest.flatten(answer), tf.nest.flatten(bounds)
-    sent, _ = clip(values, flat, groups_of(bounds, 1.0, 1.0), [])
+    sent, _ = clip(values, flat, bound_groups(bounds, 1.0, 1.0), [])
     assert np.sum(answer.over_clients["loss"].num_clients) == NUM_DOMAINS + 1
     for value, actual, bound in zip(values, sent, flat):
         expected = np.zeros_like(value) if bound.public_sum == 0.0 else np.asarray(value)

@@ -16,7 +16,7 @@ from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.computations import Algorithm
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.program.options.flags import flags_of
+from tff_agnostic.program.options.flags import option_flags
 
 NUM_DOMAINS = 3
 CASES: dict[str, AlgorithmSpec] = {**ALGORITHMS, two_steps.NAME: two_steps.ALGORITHM}
@@ -50,7 +50,7 @@ def build(
     Values that the algorithm lacks are ignored.
     """
     spec = CASES[name]
-    flags = {flag.name for flag in flags_of(spec.options)}
+    flags = {flag.name for flag in option_flags(spec.options)}
     chosen = {flag: value for flag, value in {**VALUES, **values}.items() if flag in flags}
     model = logistic_regression(4, 3) if model is None else model
     if issubclass(spec.options, EnsembleOptions):

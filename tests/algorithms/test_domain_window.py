@@ -99,7 +99,7 @@ _CENTERS = GRID.centers()
 def _histogram(losses: list[float], weights: list[int]) -> np.ndarray:
     # The first bin is for losses below 0.
     histogram = np.zeros(1 + GRID.num_bins, np.int64)
-    np.add.at(histogram, 1 + GRID.bin_of(tf.constant(losses)).numpy(), weights)
+    np.add.at(histogram, 1 + GRID.bin_index(tf.constant(losses)).numpy(), weights)
     return histogram
 
 
@@ -134,7 +134,7 @@ def test_smoothed_threshold_equals_value_by_hand():
     Between 2 and 3 it is 0.4 + 0.3 (3 - eta) = 0.6.
     """
     one, two, three, four = (
-        float(_CENTERS[GRID.bin_of(tf.constant(x))]) for x in (1.0, 2.0, 3.0, 4.0)
+        float(_CENTERS[GRID.bin_index(tf.constant(x))]) for x in (1.0, 2.0, 3.0, 4.0)
     )
     eta = smoothed_eta(tf.constant(_histogram([one, two, three, four], [1, 2, 3, 4])), 0.6, 1.0)
     assert float(eta) == pytest.approx(three - 2 / 3, rel=1e-6)
@@ -142,5 +142,5 @@ def test_smoothed_threshold_equals_value_by_hand():
 
 def test_all_clients_count_at_level_1():
     eta = smoothed_eta(tf.constant(_histogram([1.0, 4.0], [1, 1])), 1.0, 0.5)
-    lowest = float(_CENTERS[GRID.bin_of(tf.constant(1.0))])
+    lowest = float(_CENTERS[GRID.bin_index(tf.constant(1.0))])
     assert float(eta) == pytest.approx(lowest - 0.5, rel=1e-6)

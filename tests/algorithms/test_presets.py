@@ -38,7 +38,7 @@ from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.clients import client_seeds
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.program.options.flags import flags_of
+from tff_agnostic.program.options.flags import option_flags
 from tff_agnostic.program.runs.build import build_algorithm
 from tff_agnostic.program.runs.spec import from_flags, resolve
 
@@ -170,7 +170,7 @@ _TRAINED: dict[str, tuple[Callable[[], Weights], dict[str, Any]]] = {
 
 def _options(algorithm: str, **given: Any) -> Any:
     """Returns the options that these flags give; `digits` has tuned defaults."""
-    names = {flag.name for flag in flags_of(ALGORITHMS[algorithm].options)}
+    names = {flag.name for flag in option_flags(ALGORITHMS[algorithm].options)}
     training = {flag: value for flag, value in _TRAINING.items() if flag in names}
     flags = {"algorithm": algorithm, "preset": "paper", **training, **given}
     return resolve("digits", flags, {}).algorithm
@@ -258,7 +258,7 @@ def test_preset_of_afl_boost_rejects_ratios():
 def test_every_preset_has_flags_of_its_algorithm():
     assert set(ALGORITHMS) == {*_TRAINED, "fed_boost", "afl_boost"}
     for name, spec in ALGORITHMS.items():
-        names = {flag.name for flag in flags_of(spec.options)}
+        names = {flag.name for flag in option_flags(spec.options)}
         assert spec.paper_settings and set(spec.paper_settings) <= names, name
         assert set(spec.paper_arguments) <= set(inspect.signature(spec.build).parameters), name
 

@@ -15,9 +15,9 @@ from tff_agnostic.program.options.user_algorithm import (
     algorithm_fingerprint,
     algorithm_label,
     algorithm_named,
+    building_options,
     is_user_file,
     load_user_algorithm,
-    making_options_of,
 )
 
 
@@ -97,15 +97,15 @@ def test_failing_checks_name_line_and_ranges_name_field(path):
     options = load_user_algorithm(path).options
     with (
         pytest.raises(UserError, match=r"by_size.py: options fails:"),
-        making_options_of(str(path)),
+        building_options(str(path)),
     ):
         options(size_power=3.0)
     with (
         pytest.raises(UserError, match=r"^size_power: expected at least 0, found -1.0$"),
-        making_options_of(str(path)),
+        building_options(str(path)),
     ):
         options(size_power=-1.0)
-    with making_options_of("fed_avg"):
+    with building_options("fed_avg"):
         ALGORITHMS["fed_avg"].options()
 
 

@@ -12,8 +12,8 @@ from tests.binaries.harness import ROOT, TOY, Caller, defined_flags
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program.commands.registry import COMMANDS, own_flags
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.program.options.flags import flags_of
-from tff_agnostic.program.runs.options import RunConfig, settings_of_runs
+from tff_agnostic.program.options.flags import option_flags
+from tff_agnostic.program.runs.options import RunConfig, registered_settings
 from tff_agnostic.runtimes.options import CohortOptions, RayOptions
 
 _DIGITS = (
@@ -76,9 +76,9 @@ def _settings() -> set[str]:
         RunConfig,
         CohortOptions,
         RayOptions,
-        *(settings for _, _, settings in settings_of_runs()),
+        *(settings for _, _, settings in registered_settings()),
     ]
-    settings = {flag.name for part in run_options for flag in flags_of(part)}
+    settings = {flag.name for part in run_options for flag in option_flags(part)}
     assert {"rounds", "window", "q", "mu", "secure_min_clients", "lanes"} < settings
     return options | settings
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tff_agnostic.computations.algorithm import Algorithm, ClientResult, RoundView, RunState
 from tff_agnostic.computations.clients import (
     Clients,
-    arrays_of_client,
-    arrays_of_clients,
+    client_arrays,
+    stacked_client_arrays,
     vectorised_clients,
 )
 from tff_agnostic.computations.round import client_result
@@ -30,13 +30,13 @@ def make_client(x: Any, domain_id: Any, y: Any = None) -> dict[str, np.ndarray]:
 
 def single(client: Examples, seed: Any = (), state: Any = ()) -> Clients:
     """Returns one client; its seed is an int64 scalar."""
-    return dataclasses.replace(Clients.from_arrays(arrays_of_client(client, state)), seed=seed)
+    return dataclasses.replace(Clients.from_arrays(client_arrays(client, state)), seed=seed)
 
 
 def vectorised(clients: Sequence[Examples], seed: Any = ()) -> Clients:
     """Returns several clients, vectorised; their seeds are int64 [G]."""
     return dataclasses.replace(
-        Clients.from_arrays(arrays_of_clients(clients), vectorised_clients), seed=seed
+        Clients.from_arrays(stacked_client_arrays(clients), vectorised_clients), seed=seed
     )
 
 

@@ -16,7 +16,7 @@ from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import Algorithm, PlainSum, ServerUpdate
 from tff_agnostic.computations.server import Adam
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.program.options.flags import values_of
+from tff_agnostic.program.options.flags import option_values
 
 _ROUNDS = 14
 _DOMAINS = 4
@@ -65,7 +65,7 @@ def _reference_server(options: AgnosticFedAvgOptions) -> reference.Server:
             client.learning_rate, client.epochs, client.batch_size, client.normalizer
         ),
         optimizer=next(build() for ours, build in _SERVERS.values() if ours == options.server),
-        lambda_update=values_of(options)["lambda_update"].partition(":")[0],
+        lambda_update=option_values(options)["lambda_update"].partition(":")[0],
         freeze_absent=player.absent == "freeze",
         baselines=None if player.baselines is None else np.array(player.baselines),
     )

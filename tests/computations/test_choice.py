@@ -12,7 +12,7 @@ from tests.computations.harness import (
 )
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.domain_losses import Holdout
-from tff_agnostic.computations.evaluation import ChoiceOutput, measurement_of_choice
+from tff_agnostic.computations.evaluation import ChoiceOutput, choice_measurement
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 
@@ -74,7 +74,7 @@ def _expected(clients: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def choose(streaming_runtime):
-    measurement = measurement_of_choice(_MODEL, _DOMAINS, _MODELS, _HOLDOUT)
+    measurement = choice_measurement(_MODEL, _DOMAINS, _MODELS, _HOLDOUT)
     return streaming_runtime.measurement(measurement, PlainSum())
 
 

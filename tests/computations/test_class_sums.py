@@ -9,7 +9,7 @@ import tensorflow as tf
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.computations.class_sums import ClassCounting, ClassSums, class_counting
-from tff_agnostic.computations.clients import Clients, arrays_of_client
+from tff_agnostic.computations.clients import Clients, client_arrays
 from tff_agnostic.computations.domain_losses import domain_sums_and_counts
 from tff_agnostic.models import Metric, binary_accuracy, logistic_regression
 from tff_agnostic.models.metrics import ClassScores
@@ -28,7 +28,7 @@ def _client(rng, labels, num_features):
 
 def _counted(model, weights, client, batch_size=7):
     counting = class_counting(model, _DOMAINS)
-    clients = Clients.from_arrays(arrays_of_client(client))
+    clients = Clients.from_arrays(client_arrays(client))
     _, counts = domain_sums_and_counts(model, _DOMAINS, weights, clients, counting, batch_size)
     return tf.nest.map_structure(np.asarray, counting.sums(counts))
 

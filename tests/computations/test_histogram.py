@@ -21,7 +21,7 @@ _QS = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
 
 
 def _counts(grid, values: np.ndarray) -> np.ndarray:
-    return np.bincount(grid.bin_of(values.astype(np.float32)), minlength=grid.num_bins)
+    return np.bincount(grid.bin_index(values.astype(np.float32)), minlength=grid.num_bins)
 
 
 @pytest.mark.parametrize("upper", [1.0, 40.0])
@@ -51,14 +51,14 @@ def test_log_grid_quantiles_are_within_a_fraction():
     ids=["linear", "log"],
 )
 def test_values_outside_the_grid_join_its_ends(grid, values, bins):
-    np.testing.assert_array_equal(grid.bin_of(np.array(values, np.float32)), bins)
+    np.testing.assert_array_equal(grid.bin_index(np.array(values, np.float32)), bins)
 
 
 @pytest.mark.parametrize("grid", [LinearGrid(), LogGrid()], ids=["linear", "log"])
 def test_centre_is_in_its_bin(grid):
     centers = grid.centers().astype(np.float32)
     assert len(centers) == grid.num_bins
-    np.testing.assert_array_equal(grid.bin_of(centers), np.arange(grid.num_bins))
+    np.testing.assert_array_equal(grid.bin_index(centers), np.arange(grid.num_bins))
 
 
 def test_quantile_of_no_clients_is_nan():
@@ -144,7 +144,7 @@ def test_centre_is_between_the_edges_of_its_bin(grid):
     # A value next to an edge is in the bin on its side.
     inner = edges[1:-1]
     for factor, offset in ((1 - 1e-4, 0), (1 + 1e-4, 1)):
-        bins = grid.bin_of((inner * factor).astype(np.float32))
+        bins = grid.bin_index((inner * factor).astype(np.float32))
         np.testing.assert_array_equal(bins, np.arange(grid.num_bins - 1) + offset)
 
 

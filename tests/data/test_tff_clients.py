@@ -44,7 +44,7 @@ def test_client_data_are_clients_by_id():
 
 
 def test_datasets_of_pairs_have_given_domains():
-    clients = tff_clients.from_tff([_pairs(k) for k in range(11)], domain_of=lambda name: 1)
+    clients = tff_clients.from_tff([_pairs(k) for k in range(11)], domain_fn=lambda name: 1)
     assert clients.client_ids == [f"{k:02d}" for k in range(11)]
     examples = clients.read("04")
     np.testing.assert_array_equal(examples["x"], _columns(4)["x"])
@@ -71,7 +71,7 @@ def test_a_round_takes_what_is_read_of_them(tff_runtime):
 
 
 def test_cohort_has_all_or_given_clients():
-    every = tff_clients.cohort([_pairs(0), _pairs(1)], domain_of=int)
+    every = tff_clients.cohort([_pairs(0), _pairs(1)], domain_fn=int)
     for k, client in enumerate(every):
         np.testing.assert_array_equal(client["x"], _columns(k)["x"])
         np.testing.assert_array_equal(client["domain_id"], np.full(3 + k, k, np.int32))
@@ -108,7 +108,7 @@ def test_domains_may_have_names(tmp_path):
     [
         ({"a": 1}, "expected a tff.simulation.datasets.ClientData"),
         ([_columns(0)], "list of tf.data.Datasets"),
-        ([_pairs(0)], "or domain_of to say it"),
+        ([_pairs(0)], "or domain_fn to say it"),
         ([tf.data.Dataset.range(3)], "expected examples"),
     ],
 )

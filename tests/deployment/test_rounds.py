@@ -30,7 +30,7 @@ from tff_agnostic.computations.server import ServerUpdate
 from tff_agnostic.data.clients import first_rows
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import NUM_CLIENTS, NUM_ROUNDS, synthetic_clients
-from tff_agnostic.program.options.flags import members_of
+from tff_agnostic.program.options.flags import union_members
 from tff_agnostic.program.runs.export import DeviceSettings, export_request
 from tff_agnostic.program.runs.spec import resolve
 
@@ -138,7 +138,9 @@ def test_task_spaces_rounds_like_the_noise():
 
 
 _FALLING = [
-    f"{name}:rounds=1" for name in members_of(hints(ServerUpdate)["schedule"]) if name != "constant"
+    f"{name}:rounds=1"
+    for name in union_members(hints(ServerUpdate)["schedule"])
+    if name != "constant"
 ]
 # Largest difference, relative to a tensor's largest number, between Python's TensorFlow and TFF's
 # worker: two builds, whose kernels differ, and by how much depends on the processor.

@@ -17,7 +17,7 @@ from tff_agnostic.program.experiments.experiment import (
     Experiment,
 )
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.program.options.tasks import load_task_of_run
+from tff_agnostic.program.options.tasks import load_run_task
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.tasks.task import Task, TaskContext, Use
 from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
@@ -60,9 +60,7 @@ def _load(experiment: Experiment, folder) -> Task:
     # The number of writers depends on the data.
     data_options = ("high_school_writers", "train_share")
     options = {k: v for k, v in experiment.task_options.items() if k not in data_options}
-    return load_task_of_run(
-        name, {**options, **_SMALL.get(name, {})}, TaskContext(0, data_dir, data)
-    )
+    return load_run_task(name, {**options, **_SMALL.get(name, {})}, TaskContext(0, data_dir, data))
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def _over_clients(
     histogram = np.zeros([len(values), grid.num_bins], np.int64)
     for row, row_values in enumerate(values):
         for value in row_values:
-            histogram[row, int(grid.bin_of(np.float32(value)))] += 1
+            histogram[row, int(grid.bin_index(np.float32(value)))] += 1
     return ClientDistribution(
         num_clients=np.array([len(v) for v in values]),
         total=np.array([sum(v) for v in values], np.float32),

@@ -15,8 +15,8 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.clients import (
     ClientArrays,
     Clients,
-    arrays_of_client,
-    arrays_of_clients,
+    client_arrays,
+    stacked_client_arrays,
     vectorised_clients,
 )
 from tff_agnostic.computations.local_training import ClientTraining, local_sgd
@@ -118,9 +118,9 @@ def test_clients_train_as_plain_keras_in_both_modes(name):
     # The short client finishes first, and its weights stay.
     cohort = [_client(kind, 10), _client(kind, 3, seed=1)]
     expected = [_keras_weights(kind, model.initial_weights.trainable, client) for client in cohort]
-    streamed = train(arrays_of_client({k: tf.constant(v) for k, v in cohort[0].items()}), False)
+    streamed = train(client_arrays({k: tf.constant(v) for k, v in cohort[0].items()}), False)
     _assert_close(streamed, expected[0])
-    together = train(arrays_of_clients(cohort), True)
+    together = train(stacked_client_arrays(cohort), True)
     for k in range(2):
         _assert_close([w[k] for w in together], expected[k])
 

@@ -23,11 +23,11 @@ from tff_agnostic.program.options.flags import (
     Flag,
     build,
     flag_text,
-    flags_of,
-    members_of,
-    values_of,
+    option_flags,
+    option_values,
+    union_members,
 )
-from tff_agnostic.program.runs.options import RunConfig, settings_of_runs
+from tff_agnostic.program.runs.options import RunConfig, registered_settings
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 _FLOURS = Registry("flour", {"wheat": 1, "rye": 2, "spelt": 3})
@@ -115,13 +115,13 @@ class _Cake(Options):
     fan: int = 0
 
 
-_OVEN = {flag.name: flag for flag in flags_of(_Oven)}
+_OVEN = {flag.name: flag for flag in option_flags(_Oven)}
 
 
 def test_part_gives_flags_with_its_prefix():
-    names = [flag.name for flag in flags_of(_Bread)]
+    names = [flag.name for flag in option_flags(_Bread)]
     assert names == ["name", "dough_flour", "dough_rest", *(f"oven_{name}" for name in _OVEN)]
-    defaults = {flag.name: flag.default for flag in flags_of(_Bread)}
+    defaults = {flag.name: flag.default for flag in option_flags(_Bread)}
     assert (defaults["dough_flour"], defaults["dough_rest"]) == ("wheat", 90)
 
 
@@ -135,12 +135,12 @@ def test_flag_has_the_type_of_its_field():
 
 
 def test_members_are_named_without_their_common_words():
-    assert members_of(Union[ConstantHeat, FallingHeat]) == {
+    assert union_members(Union[ConstantHeat, FallingHeat]) == {
         "constant": ConstantHeat,
         "falling": FallingHeat,
     }
-    assert members_of(Optional[FallingHeat]) == {"falling_heat": FallingHeat}
-    assert members_of(float) == {}
+    assert union_members(Optional[FallingHeat]) == {"falling_heat": FallingHeat}
+    assert union_members(float) == {}
 
 
 @golden.cases(_OVEN)
@@ -253,7 +253,7 @@ _CLASSES: dict[str, type] = {
     "bread": _Bread,
     "config": RunConfig,
     **{f"runtime {name}": spec.options for name, spec in RUNTIMES.items()},
-    **{f"{kind} {name}": options for kind, name, options in settings_of_runs()},
+    **{f"{kind} {name}": options for kind, name, options in registered_settings()},
     **{f"task {name}": entry.spec.options for name, entry in DEFAULTS.items()},
     **{f"command {name}": command(name).options_type for name in COMMANDS},
 }
@@ -275,7 +275,7 @@ _NOT_RANDOM = {
 
 @pytest.mark.parametrize("name", _CLASSES)
 def test_every_flag_has_a_help_text(name):
-    for flag in flags_of(_CLASSES[name]):
+    for flag in option_flags(_CLASSES[name]):
         assert flag.help("").endswith((".", "]", ")")), flag.name
         assert "--" + flag.name not in flag.help(""), flag.name
 
@@ -285,7 +285,7 @@ def test_default_texts_give_the_default_options(name):
     kind = _CLASSES[name]
     options = build(kind, _required(kind))
     assert _through_texts(options) == options
-    assert build(kind, values_of(options)) == options
+    assert build(kind, option_values(options)) == options
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -295,12 +295,12 @@ def test_texts_of_random_options_give_the_same_options(name, seed):
     options, without = _random_options(_CLASSES[name], rng)
     assert without <= _NOT_RANDOM
     assert _through_texts(options) == options
-    assert build(type(options), values_of(options)) == options
+    assert build(type(options), option_values(options)) == options
 
 
 def _required(kind: type) -> dict[str, Any]:
     """Returns values of the flags without which there are no options of a class."""
-    missing = {flag.name: "a" for flag in flags_of(kind) if flag.default is dataclasses.MISSING}
+    missing = {flag.name: "a" for flag in option_flags(kind) if flag.default is dataclasses.MISSING}
     return missing | _REQUIRED.get(kind, {})
 
 
@@ -308,7 +308,7 @@ def _through_texts(options: Any) -> Any:
     """Returns options from a command line that has every value as a text."""
     table = FlagTable.join([("", "", type(options))])
     arguments = []
-    for name, value in values_of(options).items():
+    for name, value in option_values(options).items():
         is_repeated = REPEATED in getattr(table[name].hint, "__metadata__", ())
         texts = map(str, value) if is_repeated else [flag_text(value)]
         arguments += [f"--{name}={text}" for text in texts if value is not None]
@@ -322,7 +322,7 @@ def _through_texts(options: Any) -> Any:
 def _random_options(kind: type, rng: np.random.Generator) -> tuple[Any, set[str]]:
     """Returns options with random values, and the flags for which every random value is wrong."""
     values, without = _required(kind), set()
-    for flag in flags_of(kind):
+    for flag in option_flags(kind):
         for _ in range(50):
             try:
                 value = _random_value(flag.hint, rng)

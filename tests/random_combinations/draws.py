@@ -49,7 +49,7 @@ from tff_agnostic.domain_weights.ascent import (
 )
 from tff_agnostic.domain_weights.ball import BallSet
 from tff_agnostic.domain_weights.sets import BoxSet, HullSet
-from tff_agnostic.program.options.flags import flags_of
+from tff_agnostic.program.options.flags import option_flags
 
 ROUNDS, SEEDS_PER_GROUP = 2, 4
 _CLIENTS, _CLIENTS_PER_ROUND, _MAX_EXAMPLES = 10, 4, 6
@@ -265,7 +265,7 @@ class Combination:
 
 def _by_flag(options: type, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those of the settings that are values of the options' flags."""
-    names = {flag.name for flag in flags_of(options)}
+    names = {flag.name for flag in option_flags(options)}
     return {name: value for name, value in settings.items() if name in names}
 
 

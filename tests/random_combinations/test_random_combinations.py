@@ -29,7 +29,7 @@ from tff_agnostic.computations import Algorithm, as_tensors
 from tff_agnostic.computations.server import Adagrad, Adam, Yogi
 from tff_agnostic.domain_weights.ascent import Cvar, Fixed, LambdaPlayer
 from tff_agnostic.domain_weights.sets import BoxSet
-from tff_agnostic.program.options.flags import values_of
+from tff_agnostic.program.options.flags import option_values
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
 _NUM_DRAWS = 60
@@ -218,7 +218,7 @@ def _measured(columns: Mapping[str, tuple[ReportField, np.ndarray]]) -> np.ndarr
 
 def _check_factor(bench: Bench, run: Run, tolerance: float) -> None:
     combination = run.combination
-    values, settings = values_of(combination.options), dict(combination.settings)
+    values, settings = option_values(combination.options), dict(combination.settings)
     divided = ["client_learning_rate", "lambda_learning_rate", "tilt"]
     if combination.algorithm == "stochastic_afl":
         divided.append("server_learning_rate")
@@ -296,7 +296,7 @@ def _check_other_mode(bench: Bench, run: Run, tolerance: float) -> None:
 
 def _check_fed_avg(bench: Bench, run: Run, tolerance: float) -> None:
     settings = run.combination.settings
-    names = values_of(_FED_AVG.options)
+    names = option_values(_FED_AVG.options)
     kept = {name: value for name, value in settings.items() if name in names}
     other = dataclasses.replace(run.combination, algorithm="fed_avg", settings=kept)
     models, expected = run.models(), bench.run(other).models()
@@ -337,7 +337,7 @@ def _is_mean(run: Run) -> bool:
 
 def _reads_no_order(run: Run) -> bool:
     """Whether nothing is drawn by a hash of a client's examples, which has the domains' ids."""
-    values = values_of(run.combination.options)
+    values = option_values(run.combination.options)
     return not (
         values.get("client_shuffle", False)
         or values.get("measured_share", 0.0)

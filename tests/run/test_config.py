@@ -20,10 +20,10 @@ from tff_agnostic.base.options import OneOf, Within, alternatives
 from tff_agnostic.computations.domain_losses import Holdout, domain_counts
 from tff_agnostic.data.sampling import turns
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.program.options.flags import Flag, flags_of, members_of
+from tff_agnostic.program.options.flags import Flag, option_flags, union_members
 from tff_agnostic.program.runs.build import build_algorithm, build_lambda_set, training_examples
 from tff_agnostic.program.runs.effects import NEEDS
-from tff_agnostic.program.runs.options import RunConfig, run_flags, settings_of_runs
+from tff_agnostic.program.runs.options import RunConfig, registered_settings, run_flags
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.studies.methods import Arm, arms_of_algorithms, parsed_arms
 
@@ -31,7 +31,7 @@ from tff_agnostic.program.studies.methods import Arm, arms_of_algorithms, parsed
 _CLASSES = [
     RunConfig,
     ALGORITHMS["agnostic_fed_avg"].options,
-    *(options for _, _, options in settings_of_runs()),
+    *(options for _, _, options in registered_settings()),
 ]
 
 
@@ -39,7 +39,7 @@ def _flags() -> dict[str, tuple[type, Flag]]:
     """Returns every flag of runs with the first class of options that has it."""
     flags: dict[str, tuple[type, Flag]] = {}
     for options in _CLASSES:
-        for flag in flags_of(options):
+        for flag in option_flags(options):
             flags.setdefault(flag.name, (options, flag))
     return flags
 
@@ -67,16 +67,16 @@ def _error(flag: str, value: Any) -> str:
 
 def test_flag_of_several_classes_means_the_same():
     for options in _CLASSES:
-        for flag in flags_of(options):
+        for flag in option_flags(options):
             _, defined = _BY_FLAG[flag.name]
             assert (flag.kind, flag.help("")) == (defined.kind, defined.help("")), flag.name
 
 
 def test_parts_share_only_limits_of_clients():
     kinds: dict[str, set[str]] = {}
-    limits = {flag.name for flag in flags_of(ClientLimits, prefix="limit_")}
-    for kind, _, options in [("run", "", RunConfig), *settings_of_runs()]:
-        for flag in flags_of(options):
+    limits = {flag.name for flag in option_flags(ClientLimits, prefix="limit_")}
+    for kind, _, options in [("run", "", RunConfig), *registered_settings()]:
+        for flag in option_flags(options):
             if flag.name not in limits:
                 kinds.setdefault(flag.name, set()).add(kind)
     assert {flag: names for flag, names in kinds.items() if len(names) > 1} == {}
@@ -95,7 +95,7 @@ def _choices(hint: Any) -> set[Any]:
     if hint is bool:
         return {True, False}
     names = [extra.names for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, OneOf)]
-    return set(*names) or set(members_of(hint)) or set(typing.get_args(hint))
+    return set(*names) or set(union_members(hint)) or set(typing.get_args(hint))
 
 
 @pytest.mark.parametrize("flag", _NUMBERS)

@@ -17,9 +17,9 @@ from tff_agnostic.program.runs.results import skipped_rounds
 from tff_agnostic.program.runs.spec import (
     RunSettings,
     based_on,
-    changes_of_settings,
     differences,
     resolve,
+    settings_changes,
 )
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.divergence import diverged
@@ -172,10 +172,10 @@ def test_changeable_settings_are_reported(flag):
     other = _inheriting({flag: _OTHER[flag]})
     assert other != _EARLIER
     assert differences(_EARLIER, other, {}) == []
-    lines = changes_of_settings(_EARLIER, other)
+    lines = settings_changes(_EARLIER, other)
     assert len(lines) == (flag not in ("rounds", "checkpoint_every", "keep_checkpoints"))
     assert all(line.startswith(f"--{flag} was ") for line in lines)
-    assert changes_of_settings(_EARLIER, _EARLIER) == []
+    assert settings_changes(_EARLIER, _EARLIER) == []
 
 
 # --- What a run says of its data before the first round

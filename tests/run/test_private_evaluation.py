@@ -265,7 +265,7 @@ def test_rejects_impossible_guarantees(task):
 
 def test_noisy_histograms_become_ones_that_could_be(task):
     limits = make_options(ServerNoiseOptions, **_LIMITS).limit
-    bounds = private_evaluation_bounds(task.model, 1, limits, says_of_clients=True)
+    bounds = private_evaluation_bounds(task.model, 1, limits, with_client_distributions=True)
     rng = np.random.default_rng(0)
     exact = rng.multinomial(5000, np.ones(201) / 201, size=2)
     noisy = np.rint(exact + rng.normal(scale=20.0, size=exact.shape)).astype(np.int64)

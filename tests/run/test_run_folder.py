@@ -16,9 +16,9 @@ from tff_agnostic.base.files import claimed_folder, digest, file_digest
 from tff_agnostic.program.options.tasks import FORMAT
 from tff_agnostic.program.runs.folder import (
     RunFolder,
-    algorithm_of_run,
     changes,
-    folder_of_checkpoint,
+    checkpoint_folder,
+    stored_algorithm,
     with_saved_start,
 )
 from tff_agnostic.program.runs.spec import RunSettings, resolve
@@ -143,7 +143,7 @@ def test_changed_execution_is_reported(tmp_path):
 
 
 def _algorithm(checkpoint: Path) -> str:
-    return algorithm_of_run(folder_of_checkpoint(checkpoint))
+    return stored_algorithm(checkpoint_folder(checkpoint))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.sampling import poisson_cohort, turns
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.program.options.flags import flags_of, values_of
+from tff_agnostic.program.options.flags import option_flags, option_values
 from tff_agnostic.program.runs.options import RunConfig
 from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any, from_flags, resolve
 from tff_agnostic.saving.checkpoints import CheckpointFolder
@@ -60,7 +60,7 @@ def test_an_algorithm_may_have_its_own_defaults(task):
     for algorithm, defaults in DEFAULTS[task].settings_by_algorithm.items():
         settings = resolve(task, {"algorithm": algorithm}, {}).settings()
         assert {name: settings[name] for name in defaults} == defaults
-        values = values_of(ALGORITHMS[algorithm].options())
+        values = option_values(ALGORITHMS[algorithm].options())
         given = {name: values[name] for name in defaults}
         settings = resolve(task, {"algorithm": algorithm, **given}, {}).settings()
         assert {name: settings[name] for name in defaults} == given
@@ -97,10 +97,10 @@ def test_flags_name_every_setting():
         "task",
         "data_dir",
         "data",
-        *(flag.name for flag in flags_of(DEFAULTS["digits"].spec.options)),
+        *(flag.name for flag in option_flags(DEFAULTS["digits"].spec.options)),
         # A flag that is given each time is not stored.
-        *({flag.name for flag in flags_of(RunConfig)} - {"trust"}),
-        *(flag.name for flag in flags_of(ALGORITHMS["q_ffl"].options)),
+        *({flag.name for flag in option_flags(RunConfig)} - {"trust"}),
+        *(flag.name for flag in option_flags(ALGORITHMS["q_ffl"].options)),
     }
 
 

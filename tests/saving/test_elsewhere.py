@@ -82,7 +82,7 @@ def _model_of_store(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
     only_spec: Any = SimpleNamespace(example_spec={"x": inputs.spec})
     columns = store.columns("train", "a", inputs.features)
     trained = TrainedModel(only_spec, ModelWeights([], []), inputs=inputs.described)
-    return trained, inputs.x_of(columns, "a")
+    return trained, inputs.build_x(columns, "a")
 
 
 @pytest.mark.parametrize("standardize", [False, True])

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from tff_agnostic import checkout_commit, refusal_of_python
+from tff_agnostic import checkout_commit, python_version_error
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 
@@ -300,7 +300,7 @@ def test_the_lock_has_both_platforms(python, tensorflow, tff):
 def test_a_python_is_refused_as_pip_refuses_it(project):
     asked = SpecifierSet(project["project"]["requires-python"])
     for minor in range(9, 16):
-        refusal = refusal_of_python((3, minor))
+        refusal = python_version_error((3, minor))
         assert bool(refusal) == (f"3.{minor}" not in asked)
         assert not refusal or f"expected CPython 3.11 to 3.13, found 3.{minor}, which" in refusal
     assert "TensorFlow 2.21 has no wheels" in refusal

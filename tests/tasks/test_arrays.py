@@ -10,12 +10,12 @@ from tests.data.stores import text_store
 from tests.saving import handed_over
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store import load_store
-from tff_agnostic.tasks.stored_inputs import arrays_of
+from tff_agnostic.tasks.stored_inputs import split_arrays
 
 
 def test_arrays_are_what_models_are_given(tmp_path):
     task = handed_over.shoppers(tmp_path)
-    read = arrays_of(load_store(tmp_path / "shoppers.sqlite"), "test")
+    read = split_arrays(load_store(tmp_path / "shoppers.sqlite"), "test")
     assert read.class_names == ("no", "yes")
     assert read.names[:3] == ("visits a week", "age", "visits a week is missing")
     assert read.names[-1] == "city=Lima"
@@ -28,11 +28,11 @@ def test_arrays_are_what_models_are_given(tmp_path):
         names = [task.domain_names[k] for k in expected["domain_id"]]
         assert read.domains[actual].tolist() == names
     with pytest.raises(UserError, match="expected clients in split dev, found the splits heldout"):
-        arrays_of(load_store(tmp_path / "shoppers.sqlite"), "dev")
+        split_arrays(load_store(tmp_path / "shoppers.sqlite"), "dev")
 
 
 def test_arrays_of_texts(tmp_path):
-    read = arrays_of(load_store(text_store(tmp_path / "s.sqlite")), "train")
+    read = split_arrays(load_store(text_store(tmp_path / "s.sqlite")), "train")
     assert read.y is None and read.names is None
     assert Counter(zip(read.clients, read.domains, read.x)) == Counter(
         [

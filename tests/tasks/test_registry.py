@@ -14,20 +14,20 @@ from tests.run.harness import make_task
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.program.commands.registry import own_flags
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.program.options.flags import flags_of
+from tff_agnostic.program.options.flags import option_flags
 from tff_agnostic.program.options.tasks import (
     FORMAT,
     check_task_options,
-    load_task_of_run,
+    load_run_task,
     task_flags,
     task_options,
 )
 from tff_agnostic.program.runs.heldout import check_heldout, heldout_options, split_options
 from tff_agnostic.program.runs.options import (
     RunConfig,
+    registered_settings,
     run_flags,
     runtime_flags,
-    settings_of_runs,
 )
 from tff_agnostic.program.runs.spec import from_flags, resolve
 from tff_agnostic.tasks.registry import TASKS, load_task
@@ -37,7 +37,7 @@ from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
 
 @pytest.mark.parametrize("name", list(TASKS))
 def test_options_have_a_help_text_and_a_default(name):
-    for flag in flags_of(TASKS[name].options):
+    for flag in option_flags(TASKS[name].options):
         assert flag.text
         assert flag.default is not dataclasses.MISSING
 
@@ -47,8 +47,8 @@ def test_options_have_a_help_text_and_a_default(name):
 def test_defaults_are_valid_run_settings(name):
     entry = DEFAULTS[name]
     assert entry.summary
-    kinds = [RunConfig, *(kind for _, _, kind in settings_of_runs())]
-    expected = {flag.name for kind in kinds for flag in flags_of(kind)}
+    kinds = [RunConfig, *(kind for _, _, kind in registered_settings())]
+    expected = {flag.name for kind in kinds for flag in option_flags(kind)}
     assert set(entry.settings) <= expected
     for algorithm, defaults in entry.settings_by_algorithm.items():
         assert set(defaults) <= expected
@@ -121,10 +121,10 @@ def test_errors_of_a_run_name_flags(tmp_path):
     options = {"high_school_writers": 9}
     message = "high_school_writers: expected 1 to 1, the number of high-school writers, found 9"
     assert golden.refusal(load_task, "emnist", options, context) == message
-    assert golden.refusal(load_task_of_run, "emnist", options, context) == f"--{message}"
+    assert golden.refusal(load_run_task, "emnist", options, context) == f"--{message}"
     message = "data: expected a client store, which this task reads, found none"
     assert golden.refusal(load_task, "next_word", {}, TaskContext(0)) == message
-    result = golden.refusal(load_task_of_run, "spanish_keyboard", {}, TaskContext(0))
+    result = golden.refusal(load_run_task, "spanish_keyboard", {}, TaskContext(0))
     assert result == f"--{message}"
 
 

@@ -94,8 +94,8 @@ class Bound:
             entry per domain; otherwise all entries of all values share one factor.
         denominator: Whether the other values of its ratio are divided by it. If a private sum of it
             is below its noise, these values count as absent.
-        one_of: Name shared by alternatives: at most one of them is nonzero for a client. None if
-            the value is not an alternative.
+        exclusive_group: Name shared by alternatives, of which at most one is nonzero for a client;
+            None for other values.
         public_sum: The sum over a round, if it is known without the clients' values. A private
             aggregation uses it instead of the sum, and clients do not send the value.
         max_norm: Maximum l2 norm of all entries together, to which private sums clip; None for
@@ -110,7 +110,7 @@ class Bound:
     ratio: Optional[str] = None
     entrywise: bool = False
     denominator: bool = False
-    one_of: Optional[str] = None
+    exclusive_group: Optional[str] = None
     public_sum: Optional[float] = None
     max_norm: Optional[float] = None
     contributing: float = 1.0

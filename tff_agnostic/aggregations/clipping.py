@@ -219,7 +219,7 @@ def _jointly_clipped(
     return clipped
 
 
-def groups_of(bounds: Any, max_delta: float, expected_clients: float) -> tuple[Group, ...]:
+def bound_groups(bounds: Any, max_delta: float, expected_clients: float) -> tuple[Group, ...]:
     """Returns the groups of an output; values with a public sum belong to none.
 
     Signed values of a ratio are an update: a model delta times the client's weight. Its bound
@@ -239,8 +239,8 @@ def groups_of(bounds: Any, max_delta: float, expected_clients: float) -> tuple[G
     for i, bound in enumerate(flat):
         if bound.signed:
             updates.setdefault(bound.ratio or names[i], []).append(i)
-        elif bound.one_of is not None:
-            alternatives.setdefault(bound.one_of, []).append(i)
+        elif bound.exclusive_group is not None:
+            alternatives.setdefault(bound.exclusive_group, []).append(i)
         elif bound.public_sum is None:
             groups.append(Group(names[i], (i,), bound.norm))
     means = {
@@ -322,7 +322,7 @@ def without_noise_below(
         elif bound.denominator:
             is_there = (values[i] > 0) & (values[i] >= absent_below * deviations[i])
             result[i] = tf.where(is_there, values[i], tf.zeros_like(values[i]))
-        elif bound.one_of is not None:
+        elif bound.exclusive_group is not None:
             result[i] = tf.maximum(values[i], 0.0)
     for i, bound in enumerate(bounds):
         if bound.ratio is None or bound.denominator:

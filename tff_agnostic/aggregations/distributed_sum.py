@@ -14,7 +14,7 @@ of the cohort represents as many as fit into one table of their joint noise.
 **In a simulation** the noise of all clients derives from one key, which the server sends them, so
 that a run is repeatable. Anyone with the key can remove the noise, and clients have it: that is
 sound only if one process simulates all parties. On a device the noise must be the device's own
-draw, and no key is sent: `SumOfDevices` is the same sum without it, for devices that add noise and
+draw, and no key is sent: `DeviceSum` is the same sum without it, for devices that add noise and
 toss coins themselves.
 """
 
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tff_agnostic.aggregations.aggregation import ClientFacts, FederatedSums, SecurityProperty
-from tff_agnostic.aggregations.integer_codec import ClientNoise, IntegerCodec, joined, pieces_of
+from tff_agnostic.aggregations.integer_codec import ClientNoise, IntegerCodec, joined, split_vector
 from tff_agnostic.aggregations.noise import Release, max_clients_per_table
 from tff_agnostic.aggregations.private_sum import (
     ClippedOutput,
@@ -180,7 +180,7 @@ class DistributedDpSum(PrivateAggregation):
         for group, codec, limit, drawn in zip(self.groups(bounds), codecs, limits, draws):
             members = [values[i] for i in group.positions]
             integers = codec.encode(members, limit, drawn, params.releases, silent)
-            pieces = pieces_of(integers, [value.shape for value in members])
+            pieces = split_vector(integers, [value.shape for value in members])
             for i, piece in zip(group.positions, pieces):
                 sent[i] = piece
             padding += pieces[len(members) :]
@@ -242,7 +242,7 @@ class DistributedDpSum(PrivateAggregation):
             parts += [next(padding)] if codec.size > codec.num_values else []
             vector = codec.decode(joined(parts), limit, state.releases)
             vector = tf.where(has_enough, vector, tf.zeros_like(vector))
-            for i, piece in zip(group.positions, pieces_of(vector, shapes)):
+            for i, piece in zip(group.positions, split_vector(vector, shapes)):
                 values[i] = piece
                 deviations[i] = codec.deviation / codec.steps * limit
         return tf.nest.pack_sequence_as(summed.values, values), deviations
@@ -275,7 +275,7 @@ class DistributedDpSum(PrivateAggregation):
 
 
 @dataclasses.dataclass(frozen=True)
-class SumOfDevices(DistributedDpSum):
+class DeviceSum(DistributedDpSum):
     """The sum for devices that add their noise themselves, to the integers of `encode`.
 
     No key is sent. The rounding direction of a value derives from the client's seed, which the

@@ -98,7 +98,7 @@ class IntegerCodec:
     @property
     def bits(self) -> int:
         """Number of bits of the modular sum."""
-        bits = bits_of_sum(
+        bits = sum_bits(
             self.steps, self.size, self.is_rotated, self.deviation, self.expected_clients
         )
         total = bits + math.log2(self.noise_clients)
@@ -183,7 +183,7 @@ def joined(values: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
 
 
-def pieces_of(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
+def split_vector(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
     """Splits a vector into pieces of given shapes, followed by the remaining entries, if any."""
     sizes = [shape.num_elements() for shape in shapes]
     num_left = vector.shape[0] - sum(sizes)
@@ -210,7 +210,7 @@ def rounded(vector: tf.Tensor, max_norm: float, uniforms: tf.Tensor) -> tf.Tenso
     return tf.cast(tf.where(square <= max_norm**2, randomly_rounded, vector), tf.int64)
 
 
-def bits_of_sum(
+def sum_bits(
     max_norm: float, size: int, is_rotated: bool, deviation: float, expected_clients: float
 ) -> int:
     """Returns the number of bits that the modular sum of a group's vectors needs.

@@ -47,7 +47,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tff_agnostic.aggregations import chacha20
-from tff_agnostic.aggregations.integer_codec import ClientNoise, IntegerCodec, pieces_of
+from tff_agnostic.aggregations.integer_codec import ClientNoise, IntegerCodec, split_vector
 from tff_agnostic.aggregations.noise import Noise, NoisedGroup, Release, alias_columns
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
@@ -149,7 +149,7 @@ def with_noise(
     """
     stretch = _stretch(values, groups)
     shapes = [values[i].shape for group in groups for i in group.positions]
-    noises = iter(pieces_of(steps, shapes))
+    noises = iter(split_vector(steps, shapes))
     noisy, deviations = list(values), [tf.constant(0.0, tf.float64)] * len(values)
     for group in groups:
         deviation = group.multiplier * group.limit * stretch
@@ -175,7 +175,7 @@ def beyond_tail(releases: int) -> float:
     return releases * MAX_VALUES * VARIATION
 
 
-def values_of(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> int:
+def count_values(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> int:
     """Returns the number of values with noise."""
     return sum(values[i].shape.num_elements() for group in groups for i in group.positions)
 
@@ -253,7 +253,7 @@ def add_noise(
         values: Sums, float64.
         groups: Groups of sums with noise.
     """
-    size = values_of(values, groups)
+    size = count_values(values, groups)
 
     def draw(level: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
         nonce = _nonce(_SERVER_USE, release.exchange, level, number)

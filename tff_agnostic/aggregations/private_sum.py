@@ -25,9 +25,9 @@ from tff_agnostic.aggregations.aggregation import (
 )
 from tff_agnostic.aggregations.clipping import (
     Group,
+    bound_groups,
     budget_shares,
     clip,
-    groups_of,
     without_noise_below,
 )
 from tff_agnostic.aggregations.noise import Noise, NoisedGroup, Release, gaussian
@@ -265,7 +265,7 @@ class PrivateAggregation(Aggregation):
 
     def groups(self, bounds: Any) -> tuple[Group, ...]:
         """Returns the groups of values; the bits of adaptive clip norms come last."""
-        groups = groups_of(bounds, self.options.limit.update, self.expected_clients)
+        groups = bound_groups(bounds, self.options.limit.update, self.expected_clients)
         if not self.options.is_adaptive:
             return groups
         num_values = len(tf.nest.flatten(bounds))
@@ -300,7 +300,7 @@ class PrivateAggregation(Aggregation):
             clip_norms: The clip norm of each update, float32 [updates].
             rounding: See `clipping.clip`.
         """
-        groups = groups_of(bounds, self.options.limit.update, self.expected_clients)
+        groups = bound_groups(bounds, self.options.limit.update, self.expected_clients)
         is_joint = isinstance(self.options, ServerNoiseOptions) and self.options.joint_clipping
         sent, within = clip(
             tf.nest.flatten(output),

@@ -125,7 +125,7 @@ class Cut(NamedTuple):
 
     Attributes:
         bin: Its position among the losses, an integer scalar: index of a bin of `GRID`, or the
-            `key_of` a loss.
+            `loss_key` a loss.
         share: Fraction of their weight with which clients at the threshold count, float32 scalar.
     """
 
@@ -298,7 +298,7 @@ class _HistogramThreshold(Threshold):
 
 def _loss_bin(loss: tf.Tensor) -> tf.Tensor:
     # Rounding may put a loss of 0 slightly below 0.
-    return tf.where(loss < -GRID.lower, _BELOW_ZERO, GRID.bin_of(loss))
+    return tf.where(loss < -GRID.lower, _BELOW_ZERO, GRID.bin_index(loss))
 
 
 def _one_hot(position: tf.Tensor, size: int, weight: tf.Tensor) -> tf.Tensor:
@@ -345,17 +345,17 @@ class _Refined(_HistogramThreshold):
     share_at: Callable[[Quantile], tf.Tensor]
 
     def initial(self) -> Cut:
-        return Cut(key_of(tf.constant(-np.inf, tf.float32)), tf.constant(1.0))
+        return Cut(loss_key(tf.constant(-np.inf, tf.float32)), tf.constant(1.0))
 
     def share(self, eta: Cut, loss: tf.Tensor) -> tf.Tensor:
-        return _share(key_of(loss), eta)
+        return _share(loss_key(loss), eta)
 
     def question(self, *answers: tf.Tensor) -> Digits:
         return self._search(answers)[0]
 
     def answer(self, question: Digits, loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         # The weight at a digit; zeros for losses of other prefixes.
-        digits = tf.bitwise.right_shift(key_of(loss), question.shift)
+        digits = tf.bitwise.right_shift(loss_key(loss), question.shift)
         prefix = tf.bitwise.right_shift(digits, tf.constant(_DIGIT_BITS, tf.int64))
         digit = tf.bitwise.bitwise_and(digits, tf.constant(_NUM_DIGITS - 1, tf.int64))
         asked = tf.where(tf.equal(prefix, question.prefix), weight, tf.zeros_like(weight))
@@ -380,7 +380,7 @@ class _Refined(_HistogramThreshold):
         return digits, quantile
 
 
-def key_of(loss: tf.Tensor) -> tf.Tensor:
+def loss_key(loss: tf.Tensor) -> tf.Tensor:
     """Returns integers in [0, 2^32) in the order of the losses, int64; equal for 0 and -0."""
     bits = tf.bitcast(loss + 0.0, tf.int32)
     ordered = tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, tf.int32.max), bits)
@@ -461,7 +461,7 @@ class _Smoothed(_HistogramThreshold):
 def smoothed_share(eta: tf.Tensor, loss: tf.Tensor, nu: float) -> tf.Tensor:
     """Returns h_nu'(F_k - eta), float32 in [0, 1], for losses of any shape."""
     # A loss that is not a number has no bin; its client is excluded elsewhere.
-    bins = tf.clip_by_value(GRID.bin_of(loss), 0, GRID.num_bins - 1)
+    bins = tf.clip_by_value(GRID.bin_index(loss), 0, GRID.num_bins - 1)
     center = tf.gather(tf.constant(GRID.centers(), tf.float32), bins)
     binned = tf.where(loss < -GRID.lower, -GRID.upper, center)
     return tf.clip_by_value((binned - eta) / nu, 0.0, 1.0)

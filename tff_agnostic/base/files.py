@@ -380,7 +380,7 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:_DIGITS]
 
 
-def digest_of(facts: Any, arrays: Iterable[Any] = ()) -> str:
+def content_digest(facts: Any, arrays: Iterable[Any] = ()) -> str:
     """Returns the SHA-256 of JSON values, and of the dtypes, shapes and values of arrays."""
     result = hashlib.sha256(json.dumps(facts).encode())
     for array in map(np.asarray, arrays):

@@ -86,11 +86,11 @@ class _WordEncoder:
         self.ids = TokenIds(len(words))
         self._length = sequence_length
         # Bytes, as in stores, so that no decoding is needed.
-        self._id_of = {word.encode(): k for k, word in enumerate(words, start=1)}
+        self._id_by_word = {word.encode(): k for k, word in enumerate(words, start=1)}
 
     def _look_up(self, words: Sequence[bytes]) -> list[int]:
-        oov, id_of = self.ids.oov, self._id_of
-        return [id_of.get(word, oov) for word in words]
+        oov, id_by_word = self.ids.oov, self._id_by_word
+        return [id_by_word.get(word, oov) for word in words]
 
 
 class SentenceEncoder(_WordEncoder):

@@ -102,7 +102,7 @@ class UserFile:
             )
         value = vars(self._module)[name]
         if not is_right(value):
-            raise UserError(f"{self.path}: {name}: expected {what}, found {kind_of(value)}")
+            raise UserError(f"{self.path}: {name}: expected {what}, found {value_kind(value)}")
         return value
 
     def function(self, name: str, argument: str) -> Callable[[Any], Any]:
@@ -217,7 +217,7 @@ def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def kind_of(value: Any) -> str:
+def value_kind(value: Any) -> str:
     """Returns a description of a value's kind, for messages."""
     if value is None:
         return "None"

@@ -122,9 +122,9 @@ def ensemble(
             of real numbers.
         architectures: Architecture of each predictor; None if all are of `model`.
     """
-    form = form_of(model)
+    form = output_kind(model)
     if architectures is None:
-        architectures = [architecture_of(model)] * len(predictors)
+        architectures = [model_architecture(model)] * len(predictors)
     members = form.members(store_for(architectures), model.loss)
     if loss is None:
         loss = "log" if members.are_densities else "squared"
@@ -252,7 +252,7 @@ _FORMS = (
 )
 
 
-def form_of(model: Model) -> OutputKind:
+def output_kind(model: Model) -> OutputKind:
     """Returns the kind of a model's predictions."""
     for form in _FORMS:
         if form.matches(model.loss):
@@ -268,7 +268,7 @@ def form_of(model: Model) -> OutputKind:
     )
 
 
-def architecture_of(model: Model) -> Architecture:
+def model_architecture(model: Model) -> Architecture:
     """Returns the architecture of predictors trained as models of a task."""
-    form_of(model)
+    output_kind(model)
     return Architecture(model, from_scores=bool(takes_scores(model.loss)))

@@ -18,7 +18,7 @@ from tff_agnostic.aggregations.aggregation import Bound, ClientLimits
 from tff_agnostic.base.later import tf
 from tff_agnostic.computations.clients import TRACING, Clients
 from tff_agnostic.computations.domain_losses import add_at
-from tff_agnostic.computations.round import specs_of
+from tff_agnostic.computations.round import tensor_specs
 from tff_agnostic.models.metrics import ClassScores, takes_scores
 from tff_agnostic.models.model import Examples, Model
 
@@ -198,7 +198,7 @@ def _num_classes(model: Model, scores: ClassScores) -> int:
             traced = tf.function(
                 lambda weights, x: model.predict(weights, x, False, tf.zeros([2], tf.int32)),
                 autograph=False,
-            ).get_concrete_function(specs_of(model.initial_weights), model.example_spec["x"])
+            ).get_concrete_function(tensor_specs(model.initial_weights), model.example_spec["x"])
         shape = tuple(traced.structured_outputs.shape)
         if shape[1:] == (None,):
             # A mixture, for example, stacks its outputs.

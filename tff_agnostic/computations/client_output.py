@@ -222,7 +222,7 @@ def training_bounds(
 
 def client_counts_bounds() -> ClientCounts:
     """Returns the bounds of `ClientCounts`."""
-    one = Bound(1, integer=True, one_of="clients")
+    one = Bound(1, integer=True, exclusive_group="clients")
     return ClientCounts(*[one] * len(ClientCounts._fields))
 
 

@@ -344,19 +344,19 @@ class SilentClients(dict):
         self.count = count
 
 
-def place_of(client: Examples, number: int) -> Place:
+def client_place(client: Examples, number: int) -> Place:
     """Returns the place of an entry of a cohort, NumPy scalars."""
     silent = client.count if isinstance(client, SilentClients) else 0
     return Place(np.int32(number), np.int32(silent))
 
 
-def arrays_of_client(examples: Examples, state: Any = (), place: Any = ()) -> ClientArrays:
+def client_arrays(examples: Examples, state: Any = (), place: Any = ()) -> ClientArrays:
     """Returns the arrays of one client, without an axis of clients."""
     num_examples = tf.shape(examples["domain_id"])[0]
     return ClientArrays(examples, tf.constant(0), num_examples, num_examples, state, place)
 
 
-def arrays_of_clients(
+def stacked_client_arrays(
     clients: Sequence[Examples], state: Any = (), place: Any = ()
 ) -> ClientArrays:
     """Returns NumPy arrays of vectorised clients.

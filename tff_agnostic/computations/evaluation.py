@@ -35,7 +35,7 @@ from tff_agnostic.computations.domain_losses import (
     domain_sums_bounds,
 )
 from tff_agnostic.computations.histograms import Grid, LinearGrid, LogGrid, SizeGrid
-from tff_agnostic.computations.round import specs_of
+from tff_agnostic.computations.round import tensor_specs
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
 
@@ -218,7 +218,7 @@ def model_measurement(
             bounds=lambda limits: evaluation_bounds(model, limits, bool(replicates), counting),
             bytes_per_example=model.bytes_per_example,
         ),
-        specs_of(model.initial_weights),
+        tensor_specs(model.initial_weights),
         model.client_data_spec(),
     )
 
@@ -257,7 +257,7 @@ def _client_distribution(grid: Grid, ratio: MetricSums) -> ClientDistribution:
     denominator = with_overall(ratio.denominator)
     value = tf.math.divide_no_nan(with_overall(ratio.numerator), denominator)
     defined = denominator > 0
-    bins = tf.one_hot(grid.bin_of(value), grid.num_bins, dtype=tf.int64)
+    bins = tf.one_hot(grid.bin_index(value), grid.num_bins, dtype=tf.int64)
     return ClientDistribution(
         num_clients=tf.cast(defined, tf.int64),
         total=value,
@@ -473,7 +473,7 @@ def _in_hindsight(model: Model, stacked: DomainSums) -> DomainSums:
     )
 
 
-def measurement_of_choice(
+def choice_measurement(
     model: Model, num_domains: int, num_models: int, holdout: Holdout
 ) -> Measurement:
     """Returns the evaluation of a family, a tuple of weights; its sums are a `ChoiceOutput`.
@@ -499,7 +499,7 @@ def measurement_of_choice(
             ),
             bounds=bounds,
         ),
-        (specs_of(model.initial_weights),) * num_models,
+        (tensor_specs(model.initial_weights),) * num_models,
         model.client_data_spec(),
     )
 

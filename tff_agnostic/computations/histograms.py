@@ -25,7 +25,7 @@ class LinearGrid:
     upper: float = 1.0
     num_bins: int = 201
 
-    def bin_of(self, values: tf.Tensor) -> tf.Tensor:
+    def bin_index(self, values: tf.Tensor) -> tf.Tensor:
         """Returns the index of the nearest centre, int32, of values of any shape."""
         nearest = tf.round(values / self.upper * (self.num_bins - 1))
         return tf.cast(tf.clip_by_value(nearest, 0, self.num_bins - 1), tf.int32)
@@ -47,7 +47,7 @@ class LogGrid:
     upper: float = 1e6
     num_bins: int = 513
 
-    def bin_of(self, values: tf.Tensor) -> tf.Tensor:
+    def bin_index(self, values: tf.Tensor) -> tf.Tensor:
         """Returns the index of the nearest centre on a log scale, int32."""
         span = math.log(self.upper / self.lower)
         positions = tf.math.log(tf.maximum(values, self.lower) / self.lower) / span

@@ -274,14 +274,14 @@ def play(
     functions: RoundFunctions,
     steps: Sequence[RoundStep],
     state: RunState,
-    sum_of_step: Callable[[int, Message, Any, bool], ClientResult],
+    sum_step: Callable[[int, Message, Any, bool], ClientResult],
 ) -> tuple[RunState, Report]:
     """Runs a round.
 
     Args:
         functions: Functions of the server.
         state: The state before the round.
-        sum_of_step: (index of the step, message, client states, whether the round has the step) ->
+        sum_step: (index of the step, message, client states, whether the round has the step) ->
             the sum over the cohort, or over no clients, and the client states after the step.
 
     Returns:
@@ -292,7 +292,7 @@ def play(
     client_states: dict[bool, Any] = {True: (), False: ()}
     for k, step in enumerate(steps):
         is_due = step.step.is_due is None or bool(step.step.is_due(state.algorithm))
-        result = sum_of_step(k, message, client_states[is_due], is_due)
+        result = sum_step(k, message, client_states[is_due], is_due)
         if step.step.keeps_client_state:
             client_states[is_due] = result.state
         if k < len(steps) - 1:
@@ -301,7 +301,7 @@ def play(
     return next_state, report
 
 
-def specs_of(structure: Any) -> Any:
+def tensor_specs(structure: Any) -> Any:
     """Returns the specs of a structure of tensors."""
     return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), structure)
 
@@ -309,14 +309,14 @@ def specs_of(structure: Any) -> Any:
 def traced_specs(function: Callable[..., Any], *arguments: Any) -> Any:
     """Returns the specs of a function's result for arguments of the given specs."""
     traced = tf.function(function, autograph=False).get_concrete_function(*arguments)
-    return specs_of(traced.structured_outputs)
+    return tensor_specs(traced.structured_outputs)
 
 
-def trace_steps(round_: Round, sum_of_step: Callable[[int, Message, Any], ClientResult]) -> None:
+def trace_steps(round_: Round, sum_step: Callable[[int, Message, Any], ClientResult]) -> None:
     """Runs a round symbolically on tensor specs, with all steps, up to its last sum.
 
     Args:
-        sum_of_step: See `play`; of specs, without its last argument.
+        sum_step: See `play`; of specs, without its last argument.
     """
     start, next_step = (
         functools.partial(traced_specs, function) for function in (round_.start, round_.next_step)
@@ -327,7 +327,7 @@ def trace_steps(round_: Round, sum_of_step: Callable[[int, Message, Any], Client
         for step in round_.steps
     ]
     state = traced_specs(round_.initialize)
-    play(functions, steps, state, lambda k, message, kept, is_due: sum_of_step(k, message, kept))
+    play(functions, steps, state, lambda k, message, kept, is_due: sum_step(k, message, kept))
 
 
 def check_bounds(step: str, output: Any, bounds: Any) -> None:

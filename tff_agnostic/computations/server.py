@@ -18,7 +18,7 @@ from tff_agnostic.base.options import Options, Within
 from tff_agnostic.base.report_fields import ReportField, Role, Unit
 from tff_agnostic.computations.algorithm import Column, RoundView
 from tff_agnostic.computations.client_output import ClientCounts
-from tff_agnostic.computations.round import specs_of
+from tff_agnostic.computations.round import tensor_specs
 from tff_agnostic.computations.schedules import Constant, Rate, Schedule
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
 
@@ -48,7 +48,7 @@ class TrainingState(NamedTuple):
 def initial_model(model: Model, optimizer: ServerOptimizer) -> TrainingState:
     """Returns the model's initial weights w_0 with the optimizer's initial state."""
     weights = as_tensors(model.initial_weights)
-    specs = specs_of(weights.trainable)
+    specs = tensor_specs(weights.trainable)
     return TrainingState(weights, as_tensors(optimizer.initialize(specs)))
 
 

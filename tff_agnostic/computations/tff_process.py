@@ -10,7 +10,7 @@ from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.later import tf, tff
 from tff_agnostic.computations.algorithm import Algorithm
-from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
+from tff_agnostic.computations.clients import Clients, Place, client_arrays
 from tff_agnostic.computations.evaluation import Measurement, model_measurement
 from tff_agnostic.computations.round import Round, RoundProgress, RoundStep, floats_are_finite
 from tff_agnostic.models.model import Model, ModelWeights
@@ -163,7 +163,7 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
         initialize_fn, next_fn, get_model_weights, set_model_weights
     )
     names = [step.step.name for step in round_.steps]
-    return Process(process, dict(zip(names, [step.sum_of for step in placed])), round_)
+    return Process(process, dict(zip(names, [step.sum_computation for step in placed])), round_)
 
 
 class _PlacedStates:
@@ -278,7 +278,7 @@ def build_evaluation_parts(measurement: Measurement, aggregation: Aggregation) -
         functions.step,
         message.type_signature.result,
         client_type(type_from_spec(measurement.client_data_spec), aggregation),
-    ).sum_of
+    ).sum_computation
     sum_type = step.type_signature.result.member
     decode = tff.tensorflow.computation(functions.decode, [state_type, sum_type])
     return EvaluationParts(step, initialize, message, decode)
@@ -329,7 +329,9 @@ def build_measurement(measurement: Measurement, aggregation: Aggregation) -> tff
     def build_message(measured: Any) -> Any:
         return functions.message(measured, functions.initialize())
 
-    step = placed_step(functions.step, build_message.type_signature.result, client_data_type).sum_of
+    step = placed_step(
+        functions.step, build_message.type_signature.result, client_data_type
+    ).sum_computation
 
     @tff.tensorflow.computation(step.type_signature.result.member)
     def decode_sum(summed: Any) -> Any:
@@ -378,16 +380,16 @@ class PlacedStep(NamedTuple):
     """A communication step as a TFF computation.
 
     Attributes:
-        sum_of: (message at the server, client data) -> the sum at the server. Client data are the
-            examples, or a pair of the examples and the client's state.
+        sum_computation: (message at the server, client data) -> the sum at the server. Client data
+            are the examples, or a pair of the examples and the client's state.
         client_state_type: Type of a client's state after the step; None if clients keep none.
-        with_client_state: Like `sum_of`, but also returns the client states, placed at the clients;
-            only if clients keep state.
-        process: Process of a placed aggregation; `sum_of` then takes a pair of the message and the
-            process' state at the server, and returns the sum with the next state.
+        with_client_state: Like `sum_computation`, but also returns the client states, placed at the
+            clients; None if clients keep none.
+        process: Process of a placed aggregation; `sum_computation` then takes a pair of the message
+            and the process' state at the server, and returns the sum with the next state.
     """
 
-    sum_of: tff.Computation
+    sum_computation: tff.Computation
     client_state_type: Optional[tff.Type] = None
     with_client_state: Optional[tff.Computation] = None
     process: Optional[Any] = None
@@ -395,7 +397,7 @@ class PlacedStep(NamedTuple):
     @property
     def sum_type(self) -> tff.Type:
         """Type of the sum."""
-        result = self.sum_of.type_signature.result
+        result = self.sum_computation.type_signature.result
         return (result if self.process is None else result[0]).member
 
     def called(
@@ -407,10 +409,10 @@ class PlacedStep(NamedTuple):
             on_clients = tff.federated_zip((client_data, client_state))
         if self.process is not None:
             at_server = tff.federated_zip((message, placed_state))
-            both = self.sum_of(at_server, on_clients)
+            both = self.sum_computation(at_server, on_clients)
             return both[0], client_state, both[1]
         if self.with_client_state is None:
-            return self.sum_of(message, on_clients), client_state, None
+            return self.sum_computation(message, on_clients), client_state, None
         both = self.with_client_state(message, on_clients)
         return both[0], both[1], None
 
@@ -442,7 +444,7 @@ def placed_step(
         client, state = on_client if has_state else (on_client, ())
         examples, place = client if step.aggregation.numbers_clients else (client, ())
         place = Place(*place) if place else ()
-        clients = Clients.from_arrays(arrays_of_client(examples, state, place))
+        clients = Clients.from_arrays(client_arrays(examples, state, place))
         result = step.client_work(message, clients)
         return result if keeps else result.output
 

@@ -21,9 +21,15 @@ from tff_agnostic.aggregations.chacha20 import KEYSTREAM
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.later import tf, tff
 from tff_agnostic.computations.algorithm import Algorithm
-from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
+from tff_agnostic.computations.clients import Clients, Place, client_arrays
 from tff_agnostic.computations.evaluation import Measurement
-from tff_agnostic.computations.round import Round, RoundProgress, RoundStep, specs_of, traced_specs
+from tff_agnostic.computations.round import (
+    Round,
+    RoundProgress,
+    RoundStep,
+    tensor_specs,
+    traced_specs,
+)
 from tff_agnostic.computations.tff_process import (
     EvaluationFunctions,
     Process,
@@ -213,7 +219,7 @@ def _leaves(value_type: tff.Type, path: str) -> Iterator[str]:
 
 def require_secrets_stay(round_: Round) -> None:
     """Checks that no message of a round contains a secret, without TFF."""
-    state_spec = specs_of(_traced(round_.initialize).structured_outputs)
+    state_spec = tensor_specs(_traced(round_.initialize).structured_outputs)
     function: Callable[..., Any] = round_.start
     arguments: tuple[Any, ...] = (state_spec,)
     progress: Any = RoundProgress()
@@ -225,13 +231,13 @@ def require_secrets_stay(round_: Round) -> None:
         secrets = _secrets(traced.graph, round_, arguments)
         _require_independence(message, traced.graph, secrets, step.step.name)
         if k < len(round_.steps) - 1:
-            message_spec = specs_of(message)
+            message_spec = tensor_specs(message)
             answer = _client_result_specs(step, message_spec, round_.client_data_spec, client_state)
             if step.step.keeps_client_state:
                 client_state = answer.state
             # A sum has the shapes of one client's output.
             function = round_.next_step
-            arguments = (state_spec, specs_of(progress), answer.output)
+            arguments = (state_spec, tensor_specs(progress), answer.output)
 
 
 def _client_result_specs(
@@ -242,9 +248,7 @@ def _client_result_specs(
     place = Place(number, number) if step.aggregation.numbers_clients else ()
 
     def work(message: Any, examples: Any, state: Any, place: Any) -> Any:
-        return step.client_work(
-            message, Clients.from_arrays(arrays_of_client(examples, state, place))
-        )
+        return step.client_work(message, Clients.from_arrays(client_arrays(examples, state, place)))
 
     return traced_specs(work, message_spec, dict(examples_spec), client_state_spec, place)
 
@@ -256,7 +260,7 @@ def require_measurement_secrets_stay(step: RoundStep, measured_spec: Any) -> Non
         step: The evaluation.
         measured_spec: Spec of the measured values.
     """
-    state_spec = specs_of(tf.nest.map_structure(tf.convert_to_tensor, step.initialize()))
+    state_spec = tensor_specs(tf.nest.map_structure(tf.convert_to_tensor, step.initialize()))
 
     def message(state: Any, measured: Any) -> Any:
         return step.message(state, measured, tf.zeros([2], tf.int32))

@@ -8,7 +8,7 @@ from typing import Any, Optional, Protocol, runtime_checkable
 import numpy as np
 
 from tff_agnostic.base.errors import UserError, counted
-from tff_agnostic.base.files import digest_of
+from tff_agnostic.base.files import content_digest
 from tff_agnostic.base.later import tf
 from tff_agnostic.models.model import Examples
 
@@ -54,7 +54,7 @@ def clients_digest(*datasets: ClientDataset) -> str:
     """Returns a digest of the names and examples of all clients; each is read once."""
     facts = [list(clients.client_ids) for clients in datasets]
     examples = (clients.read(name) for clients in datasets for name in clients.client_ids)
-    return digest_of(
+    return content_digest(
         facts, (column for client_examples in examples for column in _columns(client_examples))
     )
 

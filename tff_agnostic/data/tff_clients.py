@@ -19,30 +19,30 @@ _BRIDGE = "tff_agnostic.computations.tff_bridge.programs"
 DomainOf = Callable[[str], Any]
 
 
-def from_tff(source: Any, domain_of: Optional[DomainOf] = None) -> ClientDataset:
+def from_tff(source: Any, domain_fn: Optional[DomainOf] = None) -> ClientDataset:
     """Returns clients of TFF's as a dataset of clients, read one at a time.
 
     Args:
         source: A `tff.simulation.datasets.ClientData`, or a sequence of `tf.data.Dataset`, whose
             clients are called "0", "1" and so on, with as many zeros before as sort them. Elements
             are single examples: (x, y), or a mapping of "x", "y" and "domain_id".
-        domain_of: Gives the domain where examples do not have it as "domain_id".
+        domain_fn: Gives the domain where examples do not have it as "domain_id".
     """
-    clients: ClientDataset = _bridge().clients_from_tff(source, domain_of)
+    clients: ClientDataset = _bridge().clients_from_tff(source, domain_fn)
     return clients
 
 
 def cohort(
-    source: Any, client_ids: Optional[Sequence[str]] = None, domain_of: Optional[DomainOf] = None
+    source: Any, client_ids: Optional[Sequence[str]] = None, domain_fn: Optional[DomainOf] = None
 ) -> list[Examples]:
     """Returns clients of TFF's as `next` of a learning process of this package takes them.
 
     Args:
         source: As for `from_tff`.
         client_ids: Which of them; all if None.
-        domain_of: As for `from_tff`.
+        domain_fn: As for `from_tff`.
     """
-    clients = from_tff(source, domain_of)
+    clients = from_tff(source, domain_fn)
     strangers = sorted({*(client_ids or ())} - {*clients.client_ids})
     if strangers:
         raise UserError(f"clients: expected ids of clients that there are, found {strangers[0]!r}")
@@ -53,7 +53,7 @@ def cohort(
 def to_store(
     path: Path,
     splits: Mapping[str, Any],
-    domain_of: Optional[DomainOf] = None,
+    domain_fn: Optional[DomainOf] = None,
     feature_name: str = "x",
 ) -> None:
     """Writes clients of TFF's into a store.
@@ -61,10 +61,10 @@ def to_store(
     Args:
         path: The store's folder; it must not exist yet.
         splits: For "train", "heldout" and "test" the clients, as `from_tff` takes them.
-        domain_of: As for `from_tff`; it may return a name.
+        domain_fn: As for `from_tff`; it may return a name.
         feature_name: Name of x in the store.
     """
-    _bridge().store_from_tff(path, splits, domain_of, feature_name)
+    _bridge().store_from_tff(path, splits, domain_fn, feature_name)
 
 
 def to_tff(store: Store, split: str = "train") -> Any:

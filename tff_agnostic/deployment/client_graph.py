@@ -23,9 +23,9 @@ from tff_agnostic.deployment import graphs
 from tff_agnostic.deployment.graphs import (
     file_path,
     finished,
+    node_spec,
     restore,
     save,
-    spec_of_node,
     with_renamed_functions,
     with_renamed_nodes,
 )
@@ -227,7 +227,7 @@ def build_client_graph(
             spec.target_node_names.append(_SAVE_UPDATE)
         for name, result in zip(work.side_channels, results[len(work.update) :]):
             output = tf.identity(result, name=name)
-            spec.output_tensor_specs.append(spec_of_node(output))
+            spec.output_tensor_specs.append(node_spec(output))
             router.aggregations[output.name].secure_aggregation.SetInParent()
         graph_def = finished(graph, _names(spec, router))
     return graph_def, plan_pb2.ClientPhase(tensorflow_spec=spec, federated_compute=router)
@@ -249,7 +249,7 @@ def client_work(
 
 
 def _add_input(spec: plan_pb2.TensorflowSpec, path: tf.Tensor) -> str:
-    spec.input_tensor_specs.append(spec_of_node(path))
+    spec.input_tensor_specs.append(node_spec(path))
     return str(path.name)
 
 

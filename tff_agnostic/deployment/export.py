@@ -15,7 +15,7 @@ import numpy as np
 from plan_runner import plan_pb2
 from tff_agnostic import versions
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
-from tff_agnostic.aggregations.distributed_sum import MODULAR, SumOfDevices
+from tff_agnostic.aggregations.distributed_sum import MODULAR, DeviceSum
 from tff_agnostic.base.files import OWNER_ONLY, new_folder
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
@@ -256,7 +256,7 @@ def _write_state(
 
 def _modular(request: ExportRequest) -> tuple[str, ...]:
     """Returns the fields of a client's submission with sums modulo 2^bits."""
-    return MODULAR if isinstance(request.aggregation, SumOfDevices) else ()
+    return MODULAR if isinstance(request.aggregation, DeviceSum) else ()
 
 
 def _noise_facts(request: ExportRequest, state: RunState, plan: CompiledPlan) -> dict[str, Any]:

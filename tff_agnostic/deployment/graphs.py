@@ -18,7 +18,7 @@ import numpy as np
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import tensorflow_writes
 from tff_agnostic.base.later import tf, tff
-from tff_agnostic.computations.round import specs_of
+from tff_agnostic.computations.round import tensor_specs
 from tff_agnostic.computations.tff_process import type_from_spec
 
 # Prefixes of the names in checkpoints, as in the platform's tools.
@@ -96,7 +96,7 @@ def serialized_spec(spec: tf.TensorSpec) -> bytes:
     return bytes(spec.experimental_as_proto().SerializeToString(deterministic=True))
 
 
-def spec_of_node(tensor: tf.Tensor) -> bytes:
+def node_spec(tensor: tf.Tensor) -> bytes:
     """Returns the serialised TensorSpecProto of a graph's tensor."""
     return serialized_spec(tf.TensorSpec(tensor.shape, tensor.dtype, tensor.name))
 
@@ -143,14 +143,14 @@ def named(structure: Iterable[Leaf], prefix: str) -> list[tf.TensorSpec]:
     return [leaf.named(prefix) for leaf in structure]
 
 
-def names_of(state: Any) -> list[str]:
+def leaf_names(state: Any) -> list[str]:
     """Returns the names in a server's checkpoint, in the order of `tf.nest.flatten`."""
-    names = [leaf.name for leaf in named(leaves(type_from_spec(specs_of(state))), SERVER)]
+    names = [leaf.name for leaf in named(leaves(type_from_spec(tensor_specs(state))), SERVER)]
     # TFF has its own order, which is not TensorFlow's where there are mappings.
     numbered = tf.nest.pack_sequence_as(state, list(range(len(names))))
     order = tff.structure.flatten(tff.structure.from_container(numbered, recursive=True))
-    name_of = dict(zip(order, names))
-    return [name_of[number] for number in range(len(names))]
+    name_by_number = dict(zip(order, names))
+    return [name_by_number[number] for number in range(len(names))]
 
 
 def only_element(structure: tff.Type) -> tff.Type:

@@ -59,7 +59,7 @@ class KnownValues:
         """Names of the called functions, and "" for the graph itself."""
         return self._bodies.keys()
 
-    def inputs_of(self, function: str, node: str) -> KnownInputs:
+    def known_inputs(self, function: str, node: str) -> KnownInputs:
         """Returns the known inputs of a node; `function` is "" for the graph itself."""
         operation = self._bodies[function].get_operation_by_name(node)
         return [_value(tensor) for tensor in operation.inputs]
@@ -350,7 +350,7 @@ def lowered(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
             lowering = LOWERINGS.get((node.op, _dtype(node)))
             if lowering is None:
                 continue
-            inputs = values.inputs_of(where, node.name)
+            inputs = values.known_inputs(where, node.name)
             compute = lowering(node.attr, inputs)
             if compute is None:
                 continue

@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 
 from tff_agnostic.aggregations.aggregation import Aggregation
-from tff_agnostic.aggregations.distributed_sum import Integers, SumOfDevices
+from tff_agnostic.aggregations.distributed_sum import DeviceSum, Integers
 from tff_agnostic.aggregations.noise import TreeResidual
 from tff_agnostic.aggregations.private_sum import (
     CentralDpSum,
@@ -183,7 +183,7 @@ def node_noise_facts(
         plan: Plan with the names of the tensors.
     """
     release, account = step.aggregation, noise.nodes
-    assert isinstance(release, SumOfDevices) and account is not None
+    assert isinstance(release, DeviceSum) and account is not None
     names, spec, num_values = _part_names(release, step.bounds, plan)
     codecs = release.codecs(tf.nest.flatten(spec.values), step.bounds)
     paddings, grouped, groups = iter(range(num_values, len(names))), set(), []
@@ -232,9 +232,7 @@ def node_noise_facts(
     }
 
 
-def _part_names(
-    release: SumOfDevices, bounds: Any, plan: CompiledPlan
-) -> tuple[list[str], Any, int]:
+def _part_names(release: DeviceSum, bounds: Any, plan: CompiledPlan) -> tuple[list[str], Any, int]:
     """Returns the names of a client's tensors in the order of `tf.nest.flatten`.
 
     Returns:
@@ -276,7 +274,7 @@ def privacy_facts(
     (step,) = algorithm.steps
     value_bounds, are_remainders = step.bounds(aggregation.limits), False
     if isinstance(aggregation, PrivateAggregation):
-        are_remainders = isinstance(aggregation, SumOfDevices)
+        are_remainders = isinstance(aggregation, DeviceSum)
         value_bounds, aggregation = aggregation.released_bounds(value_bounds), aggregation.inner
     if not isinstance(aggregation, SecureSum):
         return {"server_sees": _PLAIN, "secure_sums": []}

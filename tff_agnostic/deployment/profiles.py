@@ -36,10 +36,10 @@ from tff_agnostic.deployment.compiled_plan import (
 from tff_agnostic.deployment.graphs import (
     file_path,
     finished,
+    node_spec,
     restore,
     save,
     serialized_spec,
-    spec_of_node,
 )
 from tff_agnostic.deployment.metrics import scalar_outputs
 
@@ -268,9 +268,9 @@ def _finish(
     ops: Any,
     outputs: Sequence[tf.Tensor] = (),
 ) -> tf.compat.v1.GraphDef:
-    spec.input_tensor_specs.extend(map(spec_of_node, paths))
+    spec.input_tensor_specs.extend(map(node_spec, paths))
     spec.target_node_names.extend(op.name for op in ops)
-    spec.output_tensor_specs.extend(map(spec_of_node, outputs))
+    spec.output_tensor_specs.extend(map(node_spec, outputs))
     return finished(graph, [node.name for node in (*paths, *ops, *outputs)])
 
 

@@ -122,7 +122,7 @@ def _evaluation_rounds(runtime: TffRuntime, request: ExportRequest) -> PlannedRo
         functions.step,
         message.type_signature.result,
         type_from_spec(measurement.client_data_spec),
-    ).sum_of
+    ).sum_computation
 
     @tff.tensorflow.computation(state_type, step.type_signature.result.member)
     def report(state: RunState, summed: Any) -> tuple[RunState, Any]:

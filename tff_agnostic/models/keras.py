@@ -31,7 +31,7 @@ from tff_agnostic.models.batch_mixing import (
 )
 from tff_agnostic.models.keras_platform import (
     keras_platform,
-    layers_of,
+    model_layers,
     name_layers_afresh,
 )
 from tff_agnostic.models.metrics import ColumnLoss, Metric
@@ -186,7 +186,7 @@ def _description(model: Model) -> Optional[str]:
     if keras_model is None or not keras_platform().is_graph(keras_model):
         return None
     # Adapted state of a layer is not in its configuration.
-    if any(hasattr(layer, "adapt") for layer in layers_of(keras_model)):
+    if any(hasattr(layer, "adapt") for layer in model_layers(keras_model)):
         return None
     # Keras' wrapper may contain a user's function.
     computed_by = (type(loss), getattr(loss, "fn", type(loss)))
@@ -255,7 +255,7 @@ def _values(keras_model: tf.keras.Model) -> ModelWeights:
 def refuse_other_dtypes(keras_model: tf.keras.Model) -> None:
     """Raises a `ValueError` if a trainable weight is not float32."""
     # Nested layers come last, so the message names the innermost layer.
-    for module in reversed(layers_of(keras_model)):
+    for module in reversed(model_layers(keras_model)):
         for weight in module.trainable_weights:
             dtype = weight.numpy().dtype.name
             if dtype != "float32":
@@ -267,7 +267,7 @@ def refuse_other_dtypes(keras_model: tf.keras.Model) -> None:
 
 def refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
     """Raises a `ValueError` if training would change more than weights, or add to the loss."""
-    for module in layers_of(keras_model):
+    for module in model_layers(keras_model):
         if isinstance(module, tf.keras.layers.BatchNormalization) and module.trainable:
             raise ValueError(
                 f"layer {module.name!r} updates moving averages while training, which no federated "
@@ -642,7 +642,7 @@ def _layer_weights(model: Model) -> Mapping[str, set[int]]:
         raise OptionError(_FROZEN_LAYERS, "a task with a Keras model", Verbatim("another"))
     position_by_id = {id(weight): k for k, weight in enumerate(keras_model.trainable_weights)}
     result: dict[str, set[int]] = {}
-    for layer in layers_of(keras_model):
+    for layer in model_layers(keras_model):
         positions = {position_by_id[id(w)] for w in getattr(layer, "trainable_weights", ())}
         if layer is not keras_model and positions:
             result.setdefault(layer.name, set()).update(positions)

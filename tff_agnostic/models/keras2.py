@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from tff_agnostic.base.later import tf
-from tff_agnostic.models.keras_platform import KERAS_2, LayerSeeds, Penalty, PureCall, layers_of
+from tff_agnostic.models.keras_platform import KERAS_2, LayerSeeds, Penalty, PureCall, model_layers
 
 # Keras' registry of a layer's variables; the forward pass never reads them.
 _BOOKKEEPING = frozenset(
@@ -49,7 +49,7 @@ class Keras2:
         """Avoids the fused normalisation."""
         # The CPU kernel of TensorFlow 2.14 (oneDNN's) keeps values of a call in itself: threads
         # that run it concurrently, such as lanes, overwrite each other's memory.
-        for module in layers_of(keras_model):
+        for module in model_layers(keras_model):
             if isinstance(module, tf.keras.layers.LayerNormalization):
                 module._fused = False
             if isinstance(module, tf.keras.layers.BatchNormalization):
@@ -65,7 +65,7 @@ class Keras2:
         """
         index_by_id = {id(w): i for i, w in enumerate(trainable)}
         penalties = []
-        for module in layers_of(keras_model):
+        for module in model_layers(keras_model):
             for tagged in module._callable_losses:
                 penalty = tagged.args[0]
                 bound: tuple = getattr(penalty, "args", ())
@@ -79,7 +79,7 @@ class Keras2:
 
     def layers_with_losses(self, keras_model: tf.keras.Model) -> list[str]:
         """Reads the losses that calls added."""
-        return [module.name for module in layers_of(keras_model) if module._eager_losses]
+        return [module.name for module in model_layers(keras_model) if module._eager_losses]
 
     def weight_name(self, weight: tf.Variable) -> str:
         """The variable's own name, without the output index."""
@@ -93,7 +93,7 @@ class Keras2:
     def rebuilt(
         self,
         keras_model: tf.keras.Model,
-        form_of: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
+        make_form: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
     ) -> tf.keras.Model:
         """Traverses the nodes of the graph as Keras does."""
         inputs = [
@@ -114,7 +114,7 @@ class Keras2:
                 args, kwargs = node.map_arguments(values)
                 # Create one form for a layer that is called twice.
                 if id(node.layer) not in forms:
-                    forms[id(node.layer)] = form_of(node.layer)
+                    forms[id(node.layer)] = make_form(node.layer)
                 outputs = tf.nest.flatten(forms[id(node.layer)](*args, **kwargs))
                 for key, value in zip(node.flat_output_ids, outputs):
                     values[key] = [value] * uses[key]
@@ -159,7 +159,7 @@ def find_weight_slots(
     """
     index_by_id = {id(w): i for i, w in enumerate(weights)}
     slots: list[WeightSlot] = []
-    for module in layers_of(keras_model):
+    for module in model_layers(keras_model):
         attributes = vars(module)
         dtype = getattr(module, "compute_dtype", None)
         for name, value in attributes.items():
@@ -185,7 +185,7 @@ def find_random_slots(keras_model: tf.keras.Model) -> list[Slot]:
     """Finds every attribute that holds the random generator of a layer."""
     return [
         (vars(module), "_random_generator", vars(module)["_random_generator"])
-        for module in layers_of(keras_model)
+        for module in model_layers(keras_model)
         if "_random_generator" in vars(module)
     ]
 

@@ -19,7 +19,7 @@ from keras.src.models.functional import Functional
 from keras.src.utils import naming
 
 from tff_agnostic.base.later import h5py, tf
-from tff_agnostic.models.keras_platform import KERAS_3, LayerSeeds, Penalty, PureCall, layers_of
+from tff_agnostic.models.keras_platform import KERAS_3, LayerSeeds, Penalty, PureCall, model_layers
 
 # Seeds of each random generator in the traced call, by the generator's index.
 _SEEDS: contextvars.ContextVar[Optional[Sequence[LayerSeeds]]] = contextvars.ContextVar(
@@ -66,7 +66,7 @@ class Keras3:
 
     def layers_with_losses(self, keras_model: tf.keras.Model) -> list[str]:
         """Reads the losses that calls added in a scope."""
-        return [layer.name for layer in layers_of(keras_model) if layer._loss_ids]
+        return [layer.name for layer in model_layers(keras_model) if layer._loss_ids]
 
     def weight_name(self, weight: tf.Variable) -> str:
         """The variable's path."""
@@ -81,11 +81,11 @@ class Keras3:
     def rebuilt(
         self,
         keras_model: tf.keras.Model,
-        form_of: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
+        make_form: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
     ) -> tf.keras.Model:
         """Clones the graph, with functions instead of the layers' calls."""
         # Create one form for a layer that is called twice. Functions of `keras.ops` are not layers.
-        form = functools.cache(form_of)
+        form = functools.cache(make_form)
 
         def call(layer: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
             # Drop recorded masks, which belong to the previous graph; masks are computed again.
@@ -149,7 +149,7 @@ def _draw_from_given_seeds(keras_model: tf.keras.Model) -> int:
     # their cells.
     counted = (layers.Dropout, layers.LSTM, layers.GRU, layers.SimpleRNN)
     count = 0
-    for layer in layers_of(keras_model):
+    for layer in model_layers(keras_model):
         generators = layer._seed_generators
         for k, generator in enumerate(generators):
             # Use the class's method, as the instance may already be wrapped for another function of

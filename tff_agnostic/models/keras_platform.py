@@ -79,13 +79,13 @@ class KerasPlatform(Protocol):
     def rebuilt(
         self,
         keras_model: tf.keras.Model,
-        form_of: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
+        make_form: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
     ) -> tf.keras.Model:
         """Returns a functional model with each layer replaced by a function.
 
         Args:
             keras_model: A graph of layers.
-            form_of: Layer -> function that is called like the layer; called once per layer.
+            make_form: Layer -> function that is called like the layer; called once per layer.
         """
 
     def save(self, keras_model: tf.keras.Model, path: Path) -> None:
@@ -140,7 +140,7 @@ class LayerSeeds:
         return tf.random.experimental.stateless_fold_in(self._seed, self._calls)
 
 
-def layers_of(keras_model: tf.keras.Model) -> list[Any]:
+def model_layers(keras_model: tf.keras.Model) -> list[Any]:
     """Returns the model and all layers in it."""
     # `submodules` also traverses the dropout mask caches of Keras 2, and fails there.
     return list(keras_model._flatten_layers())
@@ -161,7 +161,7 @@ def plain_keras(model: tf.keras.Model) -> tf.keras.Model:
     Returns:
         A model that may share layers, and thus variables, with `model`.
     """
-    if not any(hasattr(layer, PLAIN_FORM) for layer in layers_of(model)):
+    if not any(hasattr(layer, PLAIN_FORM) for layer in model_layers(model)):
         return model
     if not keras_platform().is_graph(model):
         return model
@@ -174,19 +174,19 @@ def foreign_layers(model: tf.keras.Model) -> dict[str, str]:
     This includes the model itself if it is neither functional nor sequential.
     """
     layers = {}
-    for layer in layers_of(model):
+    for layer in model_layers(model):
         kind = type(layer)
         if not kind.__module__.startswith(_KERAS):
             layers[layer.name] = f"{kind.__module__}.{kind.__name__}"
     return layers
 
 
-def classes_of(model: tf.keras.Model) -> dict[str, type]:
+def layer_classes(model: tf.keras.Model) -> dict[str, type]:
     """Returns the classes of a model's layers that Keras needs for loading it, by name.
 
     Layers with a plain form are excluded: they are saved as Keras' own layers.
     """
-    kinds = {type(layer) for layer in layers_of(model) if not hasattr(layer, PLAIN_FORM)}
+    kinds = {type(layer) for layer in model_layers(model) if not hasattr(layer, PLAIN_FORM)}
     return {kind.__name__: kind for kind in kinds if not kind.__module__.startswith(_KERAS)}
 
 

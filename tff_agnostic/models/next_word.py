@@ -326,10 +326,10 @@ def _build_classifier(
 
 
 def _mean(units: int) -> tf.keras.layers.Layer:
-    from tff_agnostic.models.word_layers import MeanOfWords
+    from tff_agnostic.models.word_layers import WordMean
 
     del units
-    return MeanOfWords()
+    return WordMean()
 
 
 def _last_state(units: int) -> tf.keras.layers.Layer:

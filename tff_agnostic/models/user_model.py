@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.text_ids import TokenIds
-from tff_agnostic.base.user_code import UserFile, kind_of
+from tff_agnostic.base.user_code import UserFile, value_kind
 from tff_agnostic.models.batch_mixing import is_single, per_example_loss
 from tff_agnostic.models.keras import as_float32, model_from_keras, sharing_functions
 from tff_agnostic.models.keras_platform import name_layers_afresh
@@ -227,18 +227,18 @@ def taken_apart(returned: Any) -> Built:
     """Returns the parts of the value that `build_model` returned."""
     expected = "expected it to return (keras_model, loss) or (keras_model, loss, metrics), found"
     if not isinstance(returned, (tuple, list)):
-        raise UserError(f"build_model: {expected} {kind_of(returned)}")
+        raise UserError(f"build_model: {expected} {value_kind(returned)}")
     if len(returned) not in (2, 3):
         raise UserError(f"build_model: {expected} {len(returned)} values")
     keras_model, loss, *rest = returned
     if not isinstance(keras_model, tf.keras.Model):
         raise UserError(
-            f"build_model: {expected} {kind_of(keras_model)} instead of keras_model, a "
+            f"build_model: {expected} {value_kind(keras_model)} instead of keras_model, a "
             "tf.keras.Model"
         )
     if not callable(loss) or isinstance(loss, type):
         raise UserError(
-            f"build_model: {expected} {kind_of(loss)} instead of loss, a Keras loss object or a "
+            f"build_model: {expected} {value_kind(loss)} instead of loss, a Keras loss object or a "
             "function of labels and predictions"
         )
     return Built(keras_model, loss, _checked_metrics(rest[0]) if rest else None)
@@ -248,12 +248,12 @@ def _checked_metrics(metrics: Any) -> Sequence[Metric]:
     if isinstance(metrics, Metric):
         metrics = [metrics]
     if not isinstance(metrics, (tuple, list)):
-        raise UserError(f"build_model: metrics: expected a list, found {kind_of(metrics)}")
+        raise UserError(f"build_model: metrics: expected a list, found {value_kind(metrics)}")
     for metric in metrics:
         if not isinstance(metric, Metric):
             raise UserError(
                 "build_model: metrics: expected tff_agnostic.models.Metric objects, found "
-                f"{kind_of(metric)}"
+                f"{value_kind(metric)}"
             )
     names = [metric.name for metric in metrics]
     for name in names:
@@ -348,4 +348,4 @@ def described(value: Any) -> str:
 
 
 def _kind_or_shape(value: Any) -> str:
-    return described(value) if tf.is_tensor(value) else kind_of(value)
+    return described(value) if tf.is_tensor(value) else value_kind(value)

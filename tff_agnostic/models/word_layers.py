@@ -61,7 +61,7 @@ class TiedEmbedding(tf.keras.layers.Embedding):
         return lambda inputs, as_scores=False: (scores if as_scores else embedding)(inputs)
 
 
-class MeanOfWords(tf.keras.layers.Layer):
+class WordMean(tf.keras.layers.Layer):
     """The mean over the unmasked steps: [n, T, size] to [n, size]."""
 
     def call(self, inputs: tf.Tensor, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
@@ -101,4 +101,4 @@ def _keras_layer(
 # Saved configurations contain these names.
 DenseOverSteps.__name__ = "_DenseOverSteps"
 TiedEmbedding.__name__ = "_TiedEmbedding"
-MeanOfWords.__name__ = "_MeanOfWords"
+WordMean.__name__ = "_MeanOfWords"

@@ -448,7 +448,7 @@ class PublicParticipation(Options):
     min_clients: Optional[Annotated[int, Within(least=1)]] = None
 
 
-class NoiseOfClients(NamedTuple):
+class NoisyCohorts(NamedTuple):
     """The clients that add a round's noise.
 
     Attributes:
@@ -462,11 +462,11 @@ class NoiseOfClients(NamedTuple):
     min_clients: int
 
 
-def noise_of_clients(
+def noisy_cohorts(
     sampling: CohortSampling,
     participation: Union[SecretParticipation, PublicParticipation],
     needed: int = 1,
-) -> NoiseOfClients:
+) -> NoisyCohorts:
     """Returns the clients that add a round's noise.
 
     Args:
@@ -497,7 +497,7 @@ def noise_of_clients(
         )
     if isinstance(drawn_cohorts, PoissonCohorts):
         drawn_cohorts = CountedCohorts(drawn_cohorts.clients, drawn_cohorts.expected_clients, least)
-    return NoiseOfClients(drawn_cohorts, noise_clients, least)
+    return NoisyCohorts(drawn_cohorts, noise_clients, least)
 
 
 def check_answering(clients: int, answering: int, expected_clients: float) -> None:

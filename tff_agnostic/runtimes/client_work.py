@@ -21,11 +21,11 @@ from tff_agnostic.computations.clients import (
     ClientMap,
     Clients,
     Place,
-    arrays_of_client,
-    arrays_of_clients,
+    client_arrays,
+    client_place,
     one_client,
     one_client_in_fixed_shapes,
-    place_of,
+    stacked_client_arrays,
     vectorised_clients,
     vectorised_clients_on_accelerators,
 )
@@ -33,7 +33,7 @@ from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.models.model import Examples
 from tff_agnostic.runtimes.devices import (
     Shard,
-    state_of_client,
+    select_client_state,
     streamed_shards,
     summed_in_order,
     vectorised_shards,
@@ -223,7 +223,7 @@ class CompiledClientWork:
 
         def one(message: Any, client: tuple[Any, Any, Any]) -> ClientResult:
             output, state = self.work.step.client_work(
-                message, Clients.from_arrays(arrays_of_client(*client), map_)
+                message, Clients.from_arrays(client_arrays(*client), map_)
             )
             # Add a client axis of size 1, as in vectorised work.
             return ClientResult(
@@ -322,14 +322,14 @@ class CompiledClientWork:
 
     def _each_client(self, clients: Sequence[Examples], state: Any, shard: Shard) -> Iterator[Any]:
         for k, examples in enumerate(clients):
-            place = place_of(examples, shard[k]) if self.work.numbers_clients else ()
-            yield self._chosen(examples), state_of_client(state, k), place
+            place = client_place(examples, shard[k]) if self.work.numbers_clients else ()
+            yield self._chosen(examples), select_client_state(state, k), place
 
     def _as_one_batch(self, clients: Sequence[Examples], state: Any, shard: Shard) -> Iterator[Any]:
         places: Any = ()
         if self.work.numbers_clients:
-            places = Place(*map(np.array, zip(*map(place_of, clients, shard))))
-        yield arrays_of_clients([self._chosen(examples) for examples in clients], state, places)
+            places = Place(*map(np.array, zip(*map(client_place, clients, shard))))
+        yield stacked_client_arrays([self._chosen(examples) for examples in clients], state, places)
 
     def _chosen(self, examples: Examples) -> dict[str, Any]:
         return {name: examples[name] for name in self._columns}

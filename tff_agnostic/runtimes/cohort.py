@@ -11,7 +11,7 @@ from tff_agnostic.base.errors import ExecutionError
 from tff_agnostic.base.later import tf
 from tff_agnostic.computations.algorithm import Algorithm, ClientResult, Report, RunState
 from tff_agnostic.computations.evaluation import Measurement
-from tff_agnostic.computations.round import Message, Round, RoundFunctions, play, specs_of
+from tff_agnostic.computations.round import Message, Round, RoundFunctions, play, tensor_specs
 from tff_agnostic.computations.server import as_tensors
 from tff_agnostic.computations.tff_process import EvaluationFunctions
 from tff_agnostic.computations.verification import check_measurement, check_rounds
@@ -32,7 +32,7 @@ from tff_agnostic.runtimes.devices import (
     default_num_lanes,
     in_cohort_order,
     one_thread_per_operation,
-    state_of_shard,
+    select_shard_states,
     summed_in_order,
 )
 from tff_agnostic.runtimes.options import CohortOptions
@@ -161,7 +161,7 @@ class SumOnLanes:
 
         def run_shard(run: ShardFunction, shard: Shard) -> ClientResult:
             clients = [cohort[k] for k in shard]
-            return run(broadcast, clients, state_of_shard(client_state, shard), shard)
+            return run(broadcast, clients, select_shard_states(client_state, shard), shard)
 
         result = self._summed(run_shard, cohort)
         return self.compiled.zeros() if result is None else result
@@ -219,7 +219,7 @@ class CohortTraining:
         round_ = Round(algorithm, aggregation)
         self.quantities = round_.quantities
         self._initialize = tf.function(round_.initialize, autograph=False)
-        state_spec = specs_of(self._initialize.get_concrete_function().structured_outputs)
+        state_spec = tensor_specs(self._initialize.get_concrete_function().structured_outputs)
         # Concrete functions, as looking up a trace costs a small model's round some percent.
         start = tf.function(round_.start, autograph=False).get_concrete_function(state_spec)
         next_step = tf.function(round_.next_step, autograph=False, reduce_retracing=True)
@@ -242,11 +242,11 @@ class CohortTraining:
         """Runs one round."""
         require_enough_clients(self._aggregation, len(cohort))
 
-        def sum_of_step(k: int, message: Message, client_state: Any, is_due: bool) -> ClientResult:
+        def sum_step(k: int, message: Message, client_state: Any, is_due: bool) -> ClientResult:
             clients = cohort if is_due else []
             return self._sum(k, message, client_state)(message, clients, client_state)
 
-        next_state, report = play(self._functions, self._steps, as_tensors(state), sum_of_step)
+        next_state, report = play(self._functions, self._steps, as_tensors(state), sum_step)
         return _to_numpy(next_state), _to_numpy(report)
 
     def _finished(self, *arguments: Any) -> Any:
@@ -262,7 +262,9 @@ class CohortTraining:
             state_spec = tf.nest.map_structure(
                 lambda column: tf.TensorSpec(column.shape[1:], column.dtype), client_state
             )
-            work = ClientWork(self._on_clients[k], specs_of(message), self._client_spec, state_spec)
+            work = ClientWork(
+                self._on_clients[k], tensor_specs(message), self._client_spec, state_spec
+            )
             self._sums[key] = self._sum_over_clients(work)
         return self._sums[key]
 
@@ -288,9 +290,9 @@ class CohortEvaluation(Evaluation):
         self._first_state = as_tensors(functions.initialize())
         # Concrete functions make an evaluation of a small model some percent cheaper.
         self._start = tf.function(functions.message, autograph=False).get_concrete_function(
-            measurement.measured_spec, specs_of(self._first_state)
+            measurement.measured_spec, tensor_specs(self._first_state)
         )
-        message_spec = specs_of(self._start.structured_outputs)
+        message_spec = tensor_specs(self._start.structured_outputs)
         self._decode = tf.function(functions.decode, autograph=False)
         step = functions.step.on_clients()
         work = ClientWork(step, message_spec, measurement.client_data_spec)

@@ -217,11 +217,11 @@ def in_cohort_order(state: Any, shards: Sequence[Shard]) -> Any:
     return tf.nest.map_structure(lambda column: column[positions], state)
 
 
-def state_of_client(state: Any, k: int) -> Any:
+def select_client_state(state: Any, k: int) -> Any:
     """Returns the state of one client."""
     return tf.nest.map_structure(lambda column: column[k], state)
 
 
-def state_of_shard(state: Any, shard: Shard) -> Any:
+def select_shard_states(state: Any, shard: Shard) -> Any:
     """Selects the states of a shard's clients from those of the cohort."""
     return tf.nest.map_structure(lambda column: column[list(shard)], state)

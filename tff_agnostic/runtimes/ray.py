@@ -31,7 +31,7 @@ from tff_agnostic.runtimes.client_work import (
     ShardFunction,
 )
 from tff_agnostic.runtimes.cohort import SummingRuntime
-from tff_agnostic.runtimes.devices import in_cohort_order, state_of_shard, summed_in_order
+from tff_agnostic.runtimes.devices import in_cohort_order, select_shard_states, summed_in_order
 from tff_agnostic.runtimes.options import AUTO, LOCAL, RayOptions
 from tff_agnostic.runtimes.ray_pool import WorkerPool, pack
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
@@ -165,7 +165,7 @@ class SumOnRay:
 
         def submit(actor: Any, index: int) -> Any:
             shard = shards[index]
-            states = state_of_shard(client_state, shard)
+            states = select_shard_states(client_state, shard)
             calls = function.inputs([cohort[k] for k in shard], states, shard)
             inputs = [_arrays(call) for call in calls]
             return actor.run.remote([packed], broadcast_ref, inputs, num_summed)

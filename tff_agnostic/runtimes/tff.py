@@ -29,7 +29,7 @@ from tff_agnostic.base.errors import ExecutionError
 from tff_agnostic.base.later import tf, tff
 from tff_agnostic.base.report_fields import ReportFields
 from tff_agnostic.computations.algorithm import Algorithm, Report, RunState
-from tff_agnostic.computations.clients import place_of
+from tff_agnostic.computations.clients import client_place
 from tff_agnostic.computations.evaluation import Measurement
 from tff_agnostic.computations.round import Round
 from tff_agnostic.computations.tff_process import (
@@ -312,7 +312,7 @@ def _on_clients(cohort: Sequence[Examples], aggregation: Aggregation) -> list[An
     clients = [to_numpy_examples(client) for client in cohort]
     if not aggregation.numbers_clients:
         return clients
-    places = [place_of(client, k) for k, client in enumerate(cohort)]
+    places = [client_place(client, k) for k, client in enumerate(cohort)]
     return [NumberedClient(client, place) for client, place in zip(clients, places)]
 
 
@@ -328,7 +328,7 @@ class ProgramContext(tff.program.NativeFederatedContext):
     """
 
     def __init__(self, worker: TffWorker) -> None:
-        super().__init__(_ContextOfCalls(create_async_context(worker)))
+        super().__init__(_CallContext(create_async_context(worker)))
 
     def invoke(self, comp: tff.Computation, arg: Optional[Any]) -> Any:
         """Invokes `comp`; see `tff.program.FederatedContext.invoke`."""
@@ -346,7 +346,7 @@ class _Call(NamedTuple):
         return tff.FunctionType(None, self.computation.type_signature.result)
 
 
-class _ContextOfCalls:
+class _CallContext:
     """Invokes the computation of a `_Call` with its argument."""
 
     def __init__(self, context: tff.framework.AsyncExecutionContext) -> None:

@@ -172,15 +172,20 @@ def _arrays(
     leaves = tf.nest.flatten(state)
     arrays = {f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
     # Do not store arrays of the state twice.
-    name_of = {id(leaf): name for leaf, name in zip(leaves, arrays)}
-    names_of: dict[str, list[str]] = {}
+    array_names = {id(leaf): name for leaf, name in zip(leaves, arrays)}
+    names_by_model: dict[str, list[str]] = {}
     for model, weights in models.items():
-        names_of[model] = []
+        names_by_model[model] = []
         for i, leaf in enumerate(tf.nest.flatten(weights)):
-            name = name_of.get(id(leaf), f"model_{model}_{i:05d}")
+            name = array_names.get(id(leaf), f"model_{model}_{i:05d}")
             arrays.setdefault(name, np.asarray(leaf))
-            names_of[model].append(name)
-    header = {"format": _FORMAT, "round": round_num, "leaves": len(leaves), "models": names_of}
+            names_by_model[model].append(name)
+    header = {
+        "format": _FORMAT,
+        "round": round_num,
+        "leaves": len(leaves),
+        "models": names_by_model,
+    }
     header.update((name, value) for name, value in origin.items() if value)
     return {_HEADER: np.array(json.dumps(header)), **arrays}
 

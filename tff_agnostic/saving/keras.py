@@ -20,10 +20,10 @@ from tff_agnostic.base.later import h5py, tf
 from tff_agnostic.data.inputs import TABLE, inputs_json
 from tff_agnostic.models.keras import as_in_keras
 from tff_agnostic.models.keras_platform import (
-    classes_of,
     foreign_layers,
     keras_platform,
-    layers_of,
+    layer_classes,
+    model_layers,
     name_layers_afresh,
     plain_keras,
 )
@@ -188,7 +188,7 @@ def architecture_text(keras_model: tf.keras.Model) -> str:
         kind = type(keras_model)
         shapes = [list(weight.shape) for weight in keras_model.weights]
         return f"{kind.__module__}.{kind.__qualname__} {shapes}"
-    names = {layer.name: f"layer {k}" for k, layer in enumerate(layers_of(keras_model))}
+    names = {layer.name: f"layer {k}" for k, layer in enumerate(model_layers(keras_model))}
     return json.dumps(_renamed(config, names, False), sort_keys=True, default=str)
 
 
@@ -266,7 +266,7 @@ def load(path: Path, trained: TrainedModel) -> Any:
     """
     assert trained.model.keras_model is not None
     with _keras_errors():
-        keras_model = load_keras(path, classes_of(trained.model.keras_model))
+        keras_model = load_keras(path, layer_classes(trained.model.keras_model))
     return lambda x: keras_model(x, training=False)
 
 

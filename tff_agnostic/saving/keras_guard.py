@@ -40,13 +40,13 @@ _APPLICATIONS = "keras.src.applications."
 _FUNCTIONAL = "Functional"
 _MODELS = (_FUNCTIONAL, "Model", "Sequential")
 _OPS = ("TFOpLambda", "SlicingOpLambda")
-_MEMBERS_OF_TENSORS = ("InstanceMethod", "InstanceProperty")
+_MEMBER_LAYERS = ("InstanceMethod", "InstanceProperty")
 _CLASS_METHOD = "ClassMethod"
 _PRIVATE = {
     # Modules of Keras 2 and of Keras 3.
     _FUNCTIONAL: ("keras.src.engine.functional", "keras.src.models.functional"),
     **dict.fromkeys(
-        (*_OPS, *_MEMBERS_OF_TENSORS, _CLASS_METHOD), ("keras.src.layers.core.tf_op_layer",)
+        (*_OPS, *_MEMBER_LAYERS, _CLASS_METHOD), ("keras.src.layers.core.tf_op_layer",)
     ),
     # Only HDF5 has these.
     "BatchNormalizationV1": (),
@@ -217,7 +217,7 @@ def _check_class(name: str, module: Optional[str], config: Mapping[str, Any]) ->
         raise UnsafeKerasFile(
             f"a call of TensorFlow's {config.get('function')!r:.60}, which does more than compute"
         )
-    if name in _MEMBERS_OF_TENSORS and config.get("attr_name") not in _TENSOR_MEMBERS:
+    if name in _MEMBER_LAYERS and config.get("attr_name") not in _TENSOR_MEMBERS:
         raise UnsafeKerasFile(f"{name} of {config.get('attr_name')!r:.60}")
     if name == _CLASS_METHOD and (
         config.get("cls_symbol") != "RaggedTensor"

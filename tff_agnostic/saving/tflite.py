@@ -13,7 +13,7 @@ from tff_agnostic.base.files import atomic_file
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.boosting.ensemble import EnsembleModel
-from tff_agnostic.models.keras_platform import keras_platform, layers_of
+from tff_agnostic.models.keras_platform import keras_platform, model_layers
 from tff_agnostic.models.model import Model
 from tff_agnostic.saving.trained_model import TrainedModel, inputs_by_name
 
@@ -73,7 +73,7 @@ def _layers(model: Model) -> list[Any]:
         layer
         for keras_model in (m.keras_model for m in models)
         if keras_model is not None
-        for layer in layers_of(keras_model)
+        for layer in model_layers(keras_model)
     ]
 
 

@@ -23,12 +23,12 @@ from tff_agnostic.models.classifiers import emnist_cnn, emnist_linear
 from tff_agnostic.models.model import Examples, Model
 from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
-    DomainsOf,
+    DomainLookup,
     SplitOptions,
     data_fingerprint,
     domains_by_name,
-    labels_of,
     open_store,
+    read_labels,
     tff_store,
 )
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
@@ -71,17 +71,17 @@ def load(options: EmnistOptions, context: TaskContext) -> Task:
     """Returns the task."""
     path = context.data or tff_store("emnist", context.data_dir)
     store, features = open_store(path, _FEATURES), dict(_FEATURES)
-    domains_of = _domains_by_writer(path)
+    lookup_domains = _domains_by_writer(path)
     if DOMAIN in store.description.features:
         features[DOMAIN] = Feature("string")
-        domains_of = domains_by_name(_DOMAIN_NAMES, path)
+        lookup_domains = domains_by_name(_DOMAIN_NAMES, path)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         where = f"{path}: client {client_id}"
         return {
             "x": columns[_PIXELS][..., np.newaxis],
-            "y": labels_of(columns, options.num_classes, where),
-            "domain_id": domains_of(client_id, columns),
+            "y": read_labels(columns, options.num_classes, where),
+            "domain_id": lookup_domains(client_id, columns),
         }
 
     def clients(split: str) -> StoreClients:
@@ -98,8 +98,8 @@ def load(options: EmnistOptions, context: TaskContext) -> Task:
     )
 
 
-def _domains_by_writer(path: object) -> DomainsOf:
-    def domains_of(client_id: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+def _domains_by_writer(path: object) -> DomainLookup:
+    def lookup_domains(client_id: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         # The id f2103_04 belongs to writer 2103.
         number = client_id[1:].partition("_")[0]
         if not number.isdigit():
@@ -110,7 +110,7 @@ def _domains_by_writer(path: object) -> DomainsOf:
         domain = 0 if int(number) in _HIGH_SCHOOL_WRITERS else 1
         return np.full([len(columns[LABEL])], domain, np.int32)
 
-    return domains_of
+    return lookup_domains
 
 
 def _thinned(clients: ClientDataset, options: EmnistOptions, seed: int) -> ClientDataset:

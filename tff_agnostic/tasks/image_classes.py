@@ -29,8 +29,8 @@ from tff_agnostic.tasks.stored import (
     TRAIN_SPLIT,
     SplitOptions,
     data_fingerprint,
-    labels_of,
     open_store,
+    read_labels,
 )
 from tff_agnostic.tasks.task import HELDOUT_SPLIT, TEST_SPLIT, Task, TaskContext, TaskSpec, Use
 
@@ -144,11 +144,11 @@ def load_fashion_mnist(options: FashionMnistOptions, context: TaskContext) -> Ta
     assert context.data is not None
     features = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
     store = open_store(context.data, features)
-    class_of = _class_table(store.description.num_classes)
+    class_by_label = _class_table(store.description.num_classes)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         where = f"{store.path}: client {client_id}"
-        classes = class_of[labels_of(columns, len(class_of), where)]
+        classes = class_by_label[read_labels(columns, len(class_by_label), where)]
         rows = classes >= 0
         if not np.any(rows):
             raise UserError(f"{where}: expected images of {', '.join(_DOMAIN_NAMES)}, found none")
@@ -175,9 +175,9 @@ def _class_table(num_classes: Optional[int]) -> np.ndarray:
     """Returns the class of each label of the store, -1 for skipped labels."""
     if num_classes == len(_LABELS):
         return np.arange(num_classes, dtype=np.int32)
-    class_of = np.full([_NUM_LABELS], -1, np.int32)
-    class_of[list(_LABELS)] = range(len(_LABELS))
-    return class_of
+    class_by_label = np.full([_NUM_LABELS], -1, np.int32)
+    class_by_label[list(_LABELS)] = range(len(_LABELS))
+    return class_by_label
 
 
 DIGITS = TaskSpec(DigitsOptions, load)

@@ -135,15 +135,15 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
         )
     )
     features = {**inputs.features, LABEL: labels.feature, **domains.features}
-    domains_of = domains.domain_lookup(store)
+    lookup_domains = domains.domain_lookup(store)
     client_spec = model.client_data_spec()
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         where = f"{store.path}: client {client_id}"
         examples = {
-            "x": inputs.x_of(columns, where),
-            "y": labels.y_of(columns, where),
-            "domain_id": domains_of(client_id, columns),
+            "x": inputs.build_x(columns, where),
+            "y": labels.build_y(columns, where),
+            "domain_id": lookup_domains(client_id, columns),
         }
         return checked_examples(examples, client_spec, len(domains.names), where)
 

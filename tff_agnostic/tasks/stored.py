@@ -90,7 +90,7 @@ def with_split(task: Task, options: SplitOptions, seed: int) -> Task:
 
 
 # Called with a client's id and columns; returns the domain id of each example.
-DomainsOf = Callable[[str, Mapping[str, np.ndarray]], np.ndarray]
+DomainLookup = Callable[[str, Mapping[str, np.ndarray]], np.ndarray]
 
 
 def open_store(path: Path, features: Mapping[str, Feature]) -> Store:
@@ -131,7 +131,7 @@ def _described(features: Mapping[str, Feature]) -> str:
     )
 
 
-def domains_by_name(domain_names: Sequence[str], path: Path, feature: str = DOMAIN) -> DomainsOf:
+def domains_by_name(domain_names: Sequence[str], path: Path, feature: str = DOMAIN) -> DomainLookup:
     """Returns the function that looks up the domain that each example names.
 
     Args:
@@ -139,22 +139,22 @@ def domains_by_name(domain_names: Sequence[str], path: Path, feature: str = DOMA
         path: The store, for messages.
         feature: The feature with the name; a number is its own name.
     """
-    id_of = {name: i for i, name in enumerate(domain_names)}
+    id_by_name = {name: i for i, name in enumerate(domain_names)}
 
-    def domains_of(client_id: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-        names = texts_of(columns[feature])
-        unknown = next((name for name in names if name not in id_of), None)
+    def lookup_domains(client_id: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        names = as_texts(columns[feature])
+        unknown = next((name for name in names if name not in id_by_name), None)
         if unknown is not None:
             raise UserError(
                 f"{path}: client {client_id}: expected domains {', '.join(domain_names)}, found "
                 f"{unknown!r}"
             )
-        return np.array([id_of[name] for name in names], np.int32)
+        return np.array([id_by_name[name] for name in names], np.int32)
 
-    return domains_of
+    return lookup_domains
 
 
-def labels_of(columns: Mapping[str, np.ndarray], num_classes: int, where: str) -> np.ndarray:
+def read_labels(columns: Mapping[str, np.ndarray], num_classes: int, where: str) -> np.ndarray:
     """Returns the labels, int32 [n]."""
     check_labels(columns[LABEL], num_classes, where)
     return columns[LABEL].astype(np.int32)
@@ -201,7 +201,7 @@ class StoredDomains:
         """The features with an example's domain."""
         return {self.feature: self.kind}
 
-    def domain_lookup(self, store: Store) -> DomainsOf:
+    def domain_lookup(self, store: Store) -> DomainLookup:
         """Returns the function that looks up the domain of each example."""
         return domains_by_name(self.names, store.path, self.feature)
 
@@ -260,7 +260,7 @@ def as_text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def texts_of(column: np.ndarray) -> list[str]:
+def as_texts(column: np.ndarray) -> list[str]:
     """Returns the values of a column as names."""
     return [as_text(value) for value in column.tolist()]
 

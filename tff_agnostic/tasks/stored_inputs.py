@@ -26,7 +26,7 @@ from tff_agnostic.data.inputs import (
 )
 from tff_agnostic.data.store import Store
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature, StoreDescription
-from tff_agnostic.tasks.stored import distinct_values, labels_of, texts_of
+from tff_agnostic.tasks.stored import as_texts, distinct_values, read_labels
 
 # Name of the input with one-hot categories if numbers are not a single vector.
 CATEGORIES = "categories"
@@ -75,7 +75,7 @@ class StoredInputs:
                 f"{store.path}: expected texts ({TOKENS}), or a {LABEL} and numbers, found "
                 f"{', '.join(stored)}"
             )
-        specs = {name: spec_of(feature) for name, feature in self._numbers.items()}
+        specs = {name: feature_spec(feature) for name, feature in self._numbers.items()}
         inputs = {name: _described(store.description, name) for name in self._numbers}
         if columns and CATEGORIES in specs:
             raise UserError(f"{store.path}: expected no other input called {CATEGORIES}, found one")
@@ -100,7 +100,7 @@ class StoredInputs:
         self.described = ModelInputs(inputs, store.description.columns)
         self.spec: Any = next(iter(specs.values())) if self._is_single else specs
 
-    def x_of(self, columns: Mapping[str, np.ndarray], where: str) -> Any:
+    def build_x(self, columns: Mapping[str, np.ndarray], where: str) -> Any:
         """Returns x of a client's examples.
 
         Args:
@@ -132,11 +132,11 @@ class StoredInputs:
         }
         return names[ONLY] if self._is_single else names
 
-    def map_numbers(self, value_of: Callable[[Entry], float]) -> Any:
+    def map_numbers(self, get_value: Callable[[Entry], float]) -> Any:
         """Returns a value per entry of x, in the form of `ModelData.x_mean`."""
         specs = {ONLY: self.spec} if self._is_single else self.spec
         values = {
-            name: _values(one, specs[name].shape[1:], value_of)
+            name: _values(one, specs[name].shape[1:], get_value)
             for name, one in self.described.inputs.items()
         }
         return values[ONLY] if self._is_single else values
@@ -150,14 +150,14 @@ class StoredInputs:
 
 
 def _values(
-    one: Input, shape: Sequence[int], value_of: Callable[[Entry], float]
+    one: Input, shape: Sequence[int], get_value: Callable[[Entry], float]
 ) -> Optional[np.ndarray]:
     """Returns a value per entry of an input; None if some statistics are unknown."""
     if isinstance(one, Whole) or any(
         entry.kind in (NUMBER, UNKNOWN) and entry.statistics is None for entry in one
     ):
         return None
-    return np.array([value_of(entry) for entry in one], np.float32).reshape(shape)
+    return np.array([get_value(entry) for entry in one], np.float32).reshape(shape)
 
 
 def _described(description: StoreDescription, name: str) -> Input:
@@ -171,7 +171,7 @@ def _described(description: StoreDescription, name: str) -> Input:
     return Whole(UNKNOWN)
 
 
-def spec_of(feature: Feature) -> tf.TensorSpec:
+def feature_spec(feature: Feature) -> tf.TensorSpec:
     """Returns the spec of a feature of numbers.
 
     Integers are int32 for models, as in TensorFlow's embeddings and losses.
@@ -219,11 +219,11 @@ class StoredLabels:
             )
         self.name = LABEL
         self.feature = description.features[LABEL]
-        self.spec = spec_of(self.feature)
+        self.spec = feature_spec(self.feature)
         self.num_classes = description.num_classes
         self.class_names = description.class_names
 
-    def y_of(self, columns: Mapping[str, np.ndarray], where: str) -> np.ndarray:
+    def build_y(self, columns: Mapping[str, np.ndarray], where: str) -> np.ndarray:
         """Returns y of a client's examples.
 
         Args:
@@ -232,7 +232,7 @@ class StoredLabels:
         """
         if self.num_classes is None:
             return in_32_bits(columns[LABEL], LABEL, where)
-        return labels_of(columns, self.num_classes, where)
+        return read_labels(columns, self.num_classes, where)
 
     def fingerprint(self) -> dict[str, str]:
         """Returns the classes' part of a `Task.fingerprint`, empty without names."""
@@ -267,10 +267,10 @@ class ChosenLabels:
         self.class_names: Optional[tuple[str, ...]] = names
         self._ids = {name: i for i, name in enumerate(names)}
 
-    def y_of(self, columns: Mapping[str, np.ndarray], where: str) -> np.ndarray:
+    def build_y(self, columns: Mapping[str, np.ndarray], where: str) -> np.ndarray:
         """Returns the classes of a client's examples; see `StoredLabels`."""
         del where
-        return np.array([self._ids[name] for name in texts_of(columns[self.name])], np.int32)
+        return np.array([self._ids[name] for name in as_texts(columns[self.name])], np.int32)
 
     def fingerprint(self) -> dict[str, str]:
         """Returns the classes' part of a `Task.fingerprint`."""
@@ -301,7 +301,7 @@ class Arrays(NamedTuple):
     class_names: Optional[tuple[str, ...]]
 
 
-def arrays_of(store: Store, split: str) -> Arrays:
+def split_arrays(store: Store, split: str) -> Arrays:
     """Returns all examples of a split.
 
     Raises:
@@ -319,13 +319,13 @@ def arrays_of(store: Store, split: str) -> Arrays:
         where = f"{store.path}: client {client}"
         columns = store.columns(split, client, features)
         x.append(
-            np.array(texts_of(columns[TOKENS]), object)
+            np.array(as_texts(columns[TOKENS]), object)
             if inputs is None
-            else inputs.x_of(columns, where)
+            else inputs.build_x(columns, where)
         )
         if labels is not None:
-            y.append(labels.y_of(columns, where))
-        domains += texts_of(columns[DOMAIN])
+            y.append(labels.build_y(columns, where))
+        domains += as_texts(columns[DOMAIN])
         clients += [client] * len(columns[DOMAIN])
     several = isinstance(x[0], dict)
     return Arrays(

@@ -279,11 +279,11 @@ def next_word_task(corpus: Corpus, options: SentenceOptions, model: Model) -> Ta
     encoder = SentenceEncoder(corpus.words, options.sequence_length)
     encode = LONG_SENTENCES[options.long_sentences]
     cuts = options.long_sentences == "cut"
-    domains_of = corpus.domains.domain_lookup(corpus.store)
+    lookup_domains = corpus.domains.domain_lookup(corpus.store)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         x, y, sentence = encode(encoder, columns[TOKENS])
-        return {"x": x, "y": y, "domain_id": domains_of(client_id, columns)[sentence]}
+        return {"x": x, "y": y, "domain_id": lookup_domains(client_id, columns)[sentence]}
 
     def remarks() -> list[data_warnings.Remark]:
         advice = "long_sentences=chunk continues them in the next example."
@@ -332,13 +332,13 @@ def labelled_text_task(
 ) -> Task:
     """Returns a task of texts with labels."""
     encoder = TextEncoder(corpus.words, options.sequence_length)
-    domains_of = corpus.domains.domain_lookup(corpus.store)
+    lookup_domains = corpus.domains.domain_lookup(corpus.store)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         return {
             "x": encoder.encode(columns[TOKENS]),
-            "y": labels.y_of(columns, f"{corpus.store.path}: client {client_id}"),
-            "domain_id": domains_of(client_id, columns),
+            "y": labels.build_y(columns, f"{corpus.store.path}: client {client_id}"),
+            "domain_id": lookup_domains(client_id, columns),
         }
 
     return corpus.task(
@@ -379,14 +379,14 @@ def load_unigram(options: UnigramOptions, context: TaskContext) -> Task:
     corpus = _stored_corpus(options, context)
     num_words = len(corpus.words)
     # Bytes, as in stores: nothing must be decoded.
-    id_of = {word.encode(): k for k, word in enumerate(corpus.words)}
-    domains_of = corpus.domains.domain_lookup(corpus.store)
+    id_by_word = {word.encode(): k for k, word in enumerate(corpus.words)}
+    lookup_domains = corpus.domains.domain_lookup(corpus.store)
 
     def to_examples(client_id: str, columns: Mapping[str, np.ndarray]) -> Examples:
         sentences = [text.split() for text in columns[TOKENS]]
-        words = np.array([id_of.get(w, num_words) for s in sentences for w in s], np.int32)
+        words = np.array([id_by_word.get(w, num_words) for s in sentences for w in s], np.int32)
         lengths = [len(sentence) for sentence in sentences]
-        domain_id = np.repeat(domains_of(client_id, columns), lengths)
+        domain_id = np.repeat(lookup_domains(client_id, columns), lengths)
         return {"x": words, "y": words, "domain_id": domain_id}
 
     model = unigram_model(num_words + 1)

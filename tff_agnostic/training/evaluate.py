@@ -17,7 +17,7 @@ from tff_agnostic.computations.class_sums import class_counting
 from tff_agnostic.computations.domain_losses import Holdout
 from tff_agnostic.computations.evaluation import (
     ChoiceOutput,
-    measurement_of_choice,
+    choice_measurement,
     model_measurement,
     num_replicates,
 )
@@ -284,7 +284,7 @@ def evaluate_choice(
         percentiles: Percentiles over clients in the reports.
     """
     holdout = Holdout(share, seed)
-    measurement = measurement_of_choice(task.model, task.num_domains, len(models), holdout)
+    measurement = choice_measurement(task.model, task.num_domains, len(models), holdout)
     evaluate = runtime.measurement(measurement, aggregation)
     clients = (task.test.read(client_id) for client_id in task.test.client_ids)
     evaluated = evaluate(tuple(models.values()), in_parts(clients))

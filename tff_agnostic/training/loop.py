@@ -24,7 +24,7 @@ from tff_agnostic.runtimes.runtime import Runtime, Training
 from tff_agnostic.training.divergence import diverged
 
 # Function from the initial state of training to the cohorts of its rounds.
-CohortsOfState = Callable[[RunState], Cohorts]
+CohortBuilder = Callable[[RunState], Cohorts]
 
 
 @dataclasses.dataclass
@@ -116,7 +116,7 @@ def train(
     rounds: int,
     *,
     clients_per_round: int = 10,
-    cohorts: Optional[CohortsOfState] = None,
+    cohorts: Optional[CohortBuilder] = None,
     aggregation: Aggregation = PlainSum(),
     runtime: Optional[Runtime] = None,
     observers: Sequence[Observer] = (),

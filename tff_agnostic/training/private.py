@@ -19,7 +19,7 @@ from tff_agnostic.base.errors import counted
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.computations.algorithm import Algorithm, RunState
-from tff_agnostic.computations.clients import Clients, Place, arrays_of_client
+from tff_agnostic.computations.clients import Clients, Place, client_arrays
 from tff_agnostic.computations.round import Round, trace_steps, traced_specs
 from tff_agnostic.data.sampling import Cohorts
 from tff_agnostic.privacy.accountant import (
@@ -34,12 +34,12 @@ from tff_agnostic.privacy.accountant import (
 )
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.mechanisms import CentralNoise, TreeNoise
-from tff_agnostic.privacy.sampling import NoiseOfClients, SecretCohorts, noise_of_clients
+from tff_agnostic.privacy.sampling import NoisyCohorts, SecretCohorts, noisy_cohorts
 from tff_agnostic.privacy.tree import Participations
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.loop import FinishedRound, Observer
 from tff_agnostic.training.private_account import (
-    MechanismOf,
+    MechanismBuilder,
     PlannedEvaluations,
     PrivateAccount,
     noise_tail,
@@ -117,9 +117,9 @@ class PrivateTraining:
                 "a number, or a target_epsilon in its place",
                 Verbatim("both" if all(given) else "neither"),
             )
-        self._noise_of_clients: Optional[NoiseOfClients] = None
+        self._noisy_cohorts: Optional[NoisyCohorts] = None
         if isinstance(options, DistributedOptions):
-            self._noise_of_clients = noise_of_clients(
+            self._noisy_cohorts = noisy_cohorts(
                 plan.random_sampling(kind), options.participation, inner.min_clients
             )
         self.delta = default_delta(plan.num_clients) if options.delta is None else options.delta
@@ -157,7 +157,7 @@ class PrivateTraining:
 
     def aggregation(self) -> Aggregation:
         """Returns the aggregation of training, with the noise of the account."""
-        clients = self._noise_of_clients
+        clients = self._noisy_cohorts
         facts = NoiseFacts(
             self._plan.mean_size,
             noise_key(self._options),
@@ -170,7 +170,7 @@ class PrivateTraining:
 
     def cohorts(self, state: RunState) -> Cohorts:
         """Returns the cohorts of the rounds, drawn with the key in a state."""
-        clients = self._noise_of_clients
+        clients = self._noisy_cohorts
         if clients is None or not isinstance(clients.sampling, SecretCohorts):
             return self._plan.secret(state)
         sums = Round(self._algorithm, self.aggregation()).steps[0].aggregation
@@ -203,7 +203,7 @@ class PrivateTraining:
             _PUBLIC,
             _EXACT_TOTALS,
             *self._remarks,
-            *([] if self._noise_of_clients is None else [_SIMULATED_NOISE]),
+            *([] if self._noisy_cohorts is None else [_SIMULATED_NOISE]),
             *sum_remarks,
         ]
         if self._options.noise_seed is not None:
@@ -250,7 +250,7 @@ class PrivateTraining:
             lines.append(f"private evaluation, of test clients: {evaluations.text}")
         return [*lines, f"noise generator: {training.noise_generator}"]
 
-    def _mechanism(self) -> MechanismOf:
+    def _mechanism(self) -> MechanismBuilder:
         if self._kind == "tree":
             participations = self._participations()
             return lambda noise_multiplier: TreeNoise(float(noise_multiplier), participations)
@@ -272,7 +272,7 @@ class PrivateTraining:
             min_separation=plan.separation,
         )
 
-    def _integer_noise(self) -> MechanismOf:
+    def _integer_noise(self) -> MechanismBuilder:
         if SecurityProperty.SECURE_SUMS not in self._inner.guarantees:
             raise OptionError(
                 "aggregation",
@@ -280,7 +280,7 @@ class PrivateTraining:
                 "in a sum with hidden parts",
                 Verbatim("other sums"),
             )
-        clients = self._noise_of_clients
+        clients = self._noisy_cohorts
         assert clients is not None
         # Groups and their sizes do not depend on the noise.
         facts = NoiseFacts(float(self._plan.clients_per_round), noise_key(self._options), 1.0)
@@ -341,14 +341,14 @@ def _groups(round_: Round) -> list[tuple[float, int]]:
     """Returns z_g / z and the number of integers of each group of all steps."""
     groups: list[tuple[float, int]] = []
 
-    def sum_of_step(k: int, message: Any, client_state: Any) -> Any:
+    def sum_step(k: int, message: Any, client_state: Any) -> Any:
         step = round_.steps[k]
         release = step.aggregation
         assert isinstance(release, DistributedDpSum)
 
         def work(message: Any, examples: Any, client_state: Any) -> Any:
             place = Place(tf.constant(0), tf.constant(0))
-            client = Clients.from_arrays(arrays_of_client(examples, client_state, place))
+            client = Clients.from_arrays(client_arrays(examples, client_state, place))
             return step.client_work(message, client)
 
         result = traced_specs(work, message, dict(round_.client_data_spec), client_state)
@@ -357,7 +357,7 @@ def _groups(round_: Round) -> list[tuple[float, int]]:
         groups.extend(zip(release.noise_factors(step.bounds), sizes))
         return result
 
-    trace_steps(round_, sum_of_step)
+    trace_steps(round_, sum_step)
     return groups
 
 

@@ -24,7 +24,7 @@ _EVALUATION_FIELDS: ReportFields = OrderedDict(
 )
 
 # Function from a noise multiplier to the release of a round.
-MechanismOf = Callable[[float], Mechanism]
+MechanismBuilder = Callable[[float], Mechanism]
 
 
 class PlannedEvaluations(Protocol):
@@ -80,7 +80,7 @@ class PrivateAccount:
     def __init__(
         self,
         last: int,
-        mechanism: MechanismOf,
+        mechanism: MechanismBuilder,
         noise_multiplier: float,
         delta: float,
         evaluation: Optional[PrivateEvaluation],

@@ -26,7 +26,7 @@ from tff_agnostic.aggregations.private_sum import (
     ServerNoiseOptions,
 )
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import digest_of
+from tff_agnostic.base.files import content_digest
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.computations.class_sums import ClassCounting, class_counting
@@ -161,7 +161,7 @@ class PrivateEvaluation:
         factors = self.aggregation.noise_factors(self.bounds)
         scales = [(group.name, group.limit, factor) for group, factor in zip(groups, factors)]
         z = self.mechanism.noise_multiplier
-        return digest_of([self._split_name, list(client_ids), z, scales])
+        return content_digest([self._split_name, list(client_ids), z, scales])
 
     def state(self, key: tuple[int, ...], release: int) -> PrivateState:
         """Returns the server's state for an evaluation.
@@ -267,20 +267,22 @@ def _aggregation(
 def private_measurement(
     model: Model,
     num_domains: int,
-    says_of_clients: bool,
+    with_client_distributions: bool,
     counting: Optional[ClassCounting] = None,
 ) -> Measurement:
     """Returns the evaluation of one model's weights with the bounds of a private sum.
 
     Args:
         num_domains: Number of domains p.
-        says_of_clients: Whether to measure distributions over clients.
+        with_client_distributions: Whether to measure distributions over clients.
         counting: Counts predictions by class; None to skip.
     """
     usual = model_measurement(model, num_domains, counting=counting)
 
     def bounds(limits: ClientLimits) -> EvaluationOutput:
-        return private_evaluation_bounds(model, num_domains, limits, says_of_clients, counting)
+        return private_evaluation_bounds(
+            model, num_domains, limits, with_client_distributions, counting
+        )
 
     return dataclasses.replace(usual, step=dataclasses.replace(usual.step, bounds=bounds))
 
@@ -300,7 +302,7 @@ def private_evaluation_bounds(
     model: Model,
     num_domains: int,
     limits: ClientLimits,
-    says_of_clients: bool,
+    with_client_distributions: bool,
     counting: Optional[ClassCounting] = None,
 ) -> EvaluationOutput:
     """Returns the bounds of one client's output; see `private_measurement`.
@@ -312,7 +314,7 @@ def private_evaluation_bounds(
     usual, rows = evaluation_bounds(model, limits), math.sqrt(num_domains + 1)
 
     def row_bound(bound: Bound, is_denominator: bool = False) -> Bound:
-        if not says_of_clients:
+        if not with_client_distributions:
             return not_sent(bound)
         return dataclasses.replace(bound, max_norm=bound.limit * rows, denominator=is_denominator)
 
@@ -336,7 +338,7 @@ def private_evaluation_bounds(
             (name, type(sizes)(*map(not_sent, sizes))) for name, sizes in usual.by_size.items()
         ),
         clients=OrderedDict(
-            (name, dataclasses.replace(bound, one_of="clients"))
+            (name, dataclasses.replace(bound, exclusive_group="clients"))
             for name, bound in usual.clients.items()
         ),
         classes=() if counting is None else counting.bounds(limits),

@@ -27,7 +27,7 @@ from tff_agnostic.program.commands.command_line import DataOptions, RunCommand, 
 from tff_agnostic.program.commands.registry import COMMANDS, PROGRAM, command
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import REPEATED, Flag, flag_text
-from tff_agnostic.program.options.help import Group, groups_of, own_groups, without_repeated
+from tff_agnostic.program.options.help import Group, flag_groups, own_groups, without_repeated
 from tff_agnostic.program.options.tasks import task_flags
 from tff_agnostic.program.runs.effects import NEEDS
 from tff_agnostic.program.runs.options import RunConfig, run_flags, runtime_flags
@@ -76,7 +76,7 @@ def shared_pages() -> list[Shared]:
             "runs",
             "Settings of every run",
             "Every command that trains has these flags. A task may have defaults of its own.",
-            groups_of(RunConfig),
+            flag_groups(RunConfig),
         ),
         Shared(
             "algorithms",
@@ -109,7 +109,7 @@ def shared_pages() -> list[Shared]:
 
 def _merged(kinds: Iterable[type], table: Mapping[str, Flag]) -> list[Group]:
     """Returns the groups of several dataclasses; flags are from a table, with all their users."""
-    groups = without_repeated(group for kind in kinds for group in groups_of(kind))
+    groups = without_repeated(group for kind in kinds for group in flag_groups(kind))
     by_name: dict[str, Group] = {}
     for group in groups:
         flags_ = [table.get(flag.name, flag) for flag in group.flags]
@@ -125,13 +125,13 @@ def shared_flags(name: str) -> dict[str, list[Flag]]:
         return {}
     own_names = set(described.options)
     by_page = {
-        "runs": [f for g in groups_of(RunConfig) for f in g.flags if described.has_setting(f)],
+        "runs": [f for g in flag_groups(RunConfig) for f in g.flags if described.has_setting(f)],
         "runtimes": list(runtime_flags().values()) if described.has_runtime else [],
         "tasks": list(task_flags().values())
         if issubclass(described.options_type, DataOptions)
         else [],
     }
-    in_config = {flag.name for flag in groups_of(RunConfig)[0].flags}
+    in_config = {flag.name for flag in flag_groups(RunConfig)[0].flags}
     others = [flag for name, flag in run_flags().items() if name not in in_config]
     for flag in filter(described.has_setting, others):
         is_algorithms = {part for part, _ in flag.users} <= {"algorithm"}

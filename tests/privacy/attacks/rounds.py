@@ -22,7 +22,7 @@ from tff_agnostic.aggregations.distributed_sum import DistributedDpSum
 from tff_agnostic.aggregations.private_sum import CentralDpSum, PrivateState
 from tff_agnostic.base.later import tf
 from tff_agnostic.computations.algorithm import ClientResult, RunState
-from tff_agnostic.computations.clients import Clients, Place, arrays_of_client, vectorised_clients
+from tff_agnostic.computations.clients import Clients, Place, client_arrays, vectorised_clients
 from tff_agnostic.computations.round import (
     Round,
     RoundProgress,
@@ -343,12 +343,12 @@ def _answer_specs(round_: Round) -> list[Any]:
     """Returns specs of a client's message in each step."""
     actual = []
 
-    def sum_of_step(k: int, message: Any, client_state: Any) -> ClientResult:
+    def sum_step(k: int, message: Any, client_state: Any) -> ClientResult:
         step = round_.steps[k]
 
         def sent(message: Any, examples: Any, client_state: Any) -> Any:
             facts = _facts(step.aggregation, _FIRST)
-            arrays = arrays_of_client(examples, client_state, facts.place)
+            arrays = client_arrays(examples, client_state, facts.place)
             clients = dataclasses.replace(Clients.from_arrays(arrays), seed=facts.seed)
             result = client_result(step.step, step.step.client_work(message.broadcast, clients))
             params, bounds = message.aggregation, step.bounds
@@ -359,7 +359,7 @@ def _answer_specs(round_: Round) -> list[Any]:
         actual.append(output)
         return result
 
-    trace_steps(round_, sum_of_step)
+    trace_steps(round_, sum_step)
     return actual
 
 

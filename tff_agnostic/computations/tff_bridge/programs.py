@@ -29,33 +29,33 @@ class _TffClients(ListedClients):
     """Clients with TensorFlow datasets as examples, read one client at a time."""
 
     def __init__(
-        self, client_ids: Sequence[str], get_dataset: Callable[[str], Any], domain_of: Any
+        self, client_ids: Sequence[str], get_dataset: Callable[[str], Any], domain_fn: Any
     ) -> None:
         self._ids = sorted(client_ids)
-        self._dataset_of = get_dataset
-        self._domain_of = domain_of
+        self._get_dataset = get_dataset
+        self._domain_fn = domain_fn
 
     def read(self, client_id: str) -> Examples:
         """Returns one client's examples."""
         columns = self.columns(client_id)
         if "domain_id" not in columns:
-            domain = np.int32(self.domain_of(client_id))
+            domain = np.int32(self.find_domain(client_id))
             columns["domain_id"] = np.full(len(columns["y"]), domain, np.int32)
         columns["domain_id"] = columns["domain_id"].astype(np.int32)
         return columns
 
-    def domain_of(self, client_id: str) -> Any:
+    def find_domain(self, client_id: str) -> Any:
         """Returns the caller's domain of a client."""
-        if self._domain_of is None:
+        if self._domain_fn is None:
             raise UserError(
-                f"client {client_id}: expected examples with a domain_id, or domain_of to say it, "
+                f"client {client_id}: expected examples with a domain_id, or domain_fn to say it, "
                 "found neither"
             )
-        return self._domain_of(client_id)
+        return self._domain_fn(client_id)
 
     def columns(self, client_id: str) -> OrderedDict[str, Any]:
         """Returns the columns of one client's dataset."""
-        dataset = self._dataset_of(client_id)
+        dataset = self._get_dataset(client_id)
         spec = dataset.element_spec
         if isinstance(spec, tuple) and len(spec) == 2:
             dataset = dataset.map(lambda x, y: OrderedDict(x=x, y=y))
@@ -77,15 +77,15 @@ class _TffClients(ListedClients):
         return OrderedDict((name, columns[name]) for name in names)
 
 
-def clients_from_tff(source: Any, domain_of: Any) -> _TffClients:
+def clients_from_tff(source: Any, domain_fn: Any) -> _TffClients:
     """Returns TFF's clients as a `ClientDataset`; see `data.tff_clients.from_tff`."""
     if isinstance(source, tff.simulation.datasets.ClientData):
         get_dataset = source.create_tf_dataset_for_client
-        return _TffClients(source.client_ids, get_dataset, domain_of)
+        return _TffClients(source.client_ids, get_dataset, domain_fn)
     if isinstance(source, Sequence) and all(isinstance(d, tf.data.Dataset) for d in source):
         width = len(str(max(len(source) - 1, 0)))
         by_id = {f"{k:0{width}d}": dataset for k, dataset in enumerate(source)}
-        return _TffClients(list(by_id), by_id.__getitem__, domain_of)
+        return _TffClients(list(by_id), by_id.__getitem__, domain_fn)
     raise UserError(
         "clients: expected a tff.simulation.datasets.ClientData, or a list of tf.data.Datasets, "
         f"found {type(source).__name__}"
@@ -93,17 +93,17 @@ def clients_from_tff(source: Any, domain_of: Any) -> _TffClients:
 
 
 def store_from_tff(
-    path: Path, splits: Mapping[str, Any], domain_of: Any, feature_name: str
+    path: Path, splits: Mapping[str, Any], domain_fn: Any, feature_name: str
 ) -> None:
     """Writes TFF's clients into a store; see `data.tff_clients.to_store`."""
     with StoreWriter(path) as writer:
         for split, source in splits.items():
-            clients = clients_from_tff(source, domain_of)
+            clients = clients_from_tff(source, domain_fn)
             for client_id in clients.client_ids:
                 columns = clients.columns(client_id)
                 domains = columns.get("domain_id")
                 for row, label in enumerate(columns["y"]):
-                    domain = clients.domain_of(client_id) if domains is None else domains[row]
+                    domain = clients.find_domain(client_id) if domains is None else domains[row]
                     features = {
                         feature_name: _stored(columns["x"][row]),
                         LABEL: label.item(),

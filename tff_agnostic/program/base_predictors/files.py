@@ -19,15 +19,15 @@ from tff_agnostic.base.files import digest, file_digest, read_json, read_npz, wr
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.user_code import in_one_line
 from tff_agnostic.boosting.alpha import EnsembleOptions
-from tff_agnostic.boosting.ensemble import EnsembleModel, architecture_of, ensemble, form_of
+from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble, model_architecture, output_kind
 from tff_agnostic.boosting.predictor_store import Architecture
 from tff_agnostic.models.keras import fixed_from_keras
-from tff_agnostic.models.keras_platform import classes_of, layers_of
+from tff_agnostic.models.keras_platform import layer_classes, model_layers
 from tff_agnostic.models.metrics import takes_scores
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.models.user_model import NUM_ROWS, described
 from tff_agnostic.program.keras_files import read_named_keras
-from tff_agnostic.program.options.tasks import check_format, load_task_of_run, task_in
+from tff_agnostic.program.options.tasks import check_format, load_run_task, task_in
 from tff_agnostic.saving.checkpoints import (
     CHECKPOINTS,
     Checkpoint,
@@ -190,9 +190,9 @@ def read_predictors(path: Path) -> PredictorFile:
         )
     except (AttributeError, LookupError, TypeError, ValueError) as e:
         raise _kind_error(path) from e
-    names, arrays_of_all = predictors.names, predictors.arrays
-    if not names or not arrays_of_all or any(a.shape[:1] != (len(names),) for a in arrays_of_all):
-        shapes = ", ".join(str(list(a.shape)) for a in arrays_of_all) or "none"
+    names, all_arrays = predictors.names, predictors.arrays
+    if not names or not all_arrays or any(a.shape[:1] != (len(names),) for a in all_arrays):
+        shapes = ", ".join(str(list(a.shape)) for a in all_arrays) or "none"
         raise UserError(
             f"{path}: expected arrays of {len(names)} base predictors, found arrays of shapes "
             f"{shapes}"
@@ -214,10 +214,10 @@ def _keras_predictor(
         architectures: Architectures of earlier files by key, for files of an equal one.
     """
     model = mixing.task.model
-    if not form_of(model).are_models:
+    if not output_kind(model).are_models:
         expected = "a run or a file of base_predictors for distributions of words"
         raise _error(path, expected, "a Keras model")
-    classes = {} if model.keras_model is None else classes_of(model.keras_model)
+    classes = {} if model.keras_model is None else layer_classes(model.keras_model)
     keras_model = read_named_keras(path, classes, FLAG, mixing.trust)
     outputs = _outputs(path, keras_model, model.example_spec["x"])
     _check_outputs(path, outputs, model)
@@ -228,7 +228,7 @@ def _keras_predictor(
         from_scores = _has_scores(path, outputs, takes)
     key = f"{'scores' if from_scores else 'probabilities'} {architecture_text(keras_model)}"
     # The statistics of an adapted layer are constants, and not in its configuration.
-    if any(hasattr(layer, "adapt") for layer in layers_of(keras_model)):
+    if any(hasattr(layer, "adapt") for layer in model_layers(keras_model)):
         key += f" of {file_digest(path)}"
     if key in architectures:
         architecture = architectures[key]
@@ -300,11 +300,11 @@ class _RunPredictors:
         models = checkpoint.models(model.initial_weights, f"{FLAG}: {path}")
         weights = next(iter(models.values()))
         if task is None:
-            return BasePredictor(weights, architecture_of(model))
+            return BasePredictor(weights, model_architecture(model))
         _check_fits(path, model, mixing_task.model)
         keras_model = model.keras_model
         key = type(model).__name__ if keras_model is None else architecture_text(keras_model)
-        return BasePredictor(weights, architecture_of(model), key)
+        return BasePredictor(weights, model_architecture(model), key)
 
     def _recorded_task(
         self, path: Path, config: Mapping[str, Any], fingerprint: Mapping[str, str]
@@ -343,7 +343,7 @@ class _RunPredictors:
         if name != self._mixing.name:
             paths = (config.get("data_dir"), config.get("data"))
             context = TaskContext(context.seed, *(None if p is None else Path(p) for p in paths))
-        task = load_task_of_run(name, options, context)
+        task = load_run_task(name, options, context)
         self._tasks.append(((name, options), task))
         return task
 
@@ -359,7 +359,7 @@ def _check_fits(path: Path, model: Model, task_model: Model) -> None:
         if spec != expected:
             text = f"a model of the task's examples, {key} {described(expected)}"
             raise _error(path, text, f"one of {key} {described(spec)}")
-    if form_of(model) is not form_of(task_model):
+    if output_kind(model) is not output_kind(task_model):
         raise _error(path, "a model with the task's kind of loss", "another loss")
     _check_outputs(path, _predictor_outputs(model, task_model.example_spec["x"]), task_model)
 
@@ -375,7 +375,7 @@ def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
     if not isinstance(options, EnsembleOptions) or options.base_predictors is None:
         return task
     # Check the task's model before files are read.
-    form_of(task.model)
+    output_kind(task.model)
     named = _predictors_in(mixing, options.base_predictors)
     predictors = list(named.values())
     model = ensemble(
@@ -444,7 +444,7 @@ def _stored_predictors(path: Path, task: Task) -> dict[str, BasePredictor]:
     twice = next((name for name in file.names if file.names.count(name) > 1), None)
     if twice is not None:
         raise _error(path, "different names", f"{twice!r} twice")
-    architecture = architecture_of(task.model)
+    architecture = model_architecture(task.model)
     return {
         name: BasePredictor(
             tf.nest.pack_sequence_as(template, [array[k] for array in file.arrays]), architecture

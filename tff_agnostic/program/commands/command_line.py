@@ -19,14 +19,14 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import output_folder
 from tff_agnostic.base.options import OneOf, Options
 from tff_agnostic.program.commands.command import Command, CommandArguments
-from tff_agnostic.program.commands.registry import own_flags as flags_of_commands
+from tff_agnostic.program.commands.registry import own_flags as command_flags
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import FlagTable, assignments
-from tff_agnostic.program.options.flags import Flag, flag_text, flags_of
+from tff_agnostic.program.options.flags import Flag, flag_text, option_flags
 from tff_agnostic.program.options.help import (
     Group,
+    flag_groups,
     group_page,
-    groups_of,
     help_page,
     own_groups,
     without_repeated,
@@ -44,13 +44,13 @@ from tff_agnostic.program.options.user_algorithm import (
 from tff_agnostic.program.runs.folder import (
     RunFolder,
     SavedRun,
-    algorithm_of_run,
-    folder_of_checkpoint,
+    checkpoint_folder,
+    stored_algorithm,
 )
 from tff_agnostic.program.runs.options import (
     NO_PRESET,
     PAPER,
-    PARTS_OF_RUNS,
+    RUN_PARTS,
     RunConfig,
     find_algorithm,
     optional_path,
@@ -58,7 +58,7 @@ from tff_agnostic.program.runs.options import (
     runtime_flags,
 )
 from tff_agnostic.program.runs.spec import (
-    PLACES_OF_DATA,
+    DATA_PATH_FLAGS,
     RunSettings,
     based_on,
     flags_without_folders,
@@ -214,16 +214,18 @@ class RunCommand(Command):
             # A member of a union may have fields.
             return str(given.get(part, default)).partition(":")[0]
 
-        groups = [*own_groups(self.options_type), *groups_of(RunConfig, is_flag)]
+        groups = [*own_groups(self.options_type), *flag_groups(RunConfig, is_flag)]
         if issubclass(self.options_type, DataOptions) and task is not None and task in DEFAULTS:
-            groups.append(Group(task, f"The task {task}", flags_of(DEFAULTS[task].spec.options)))
+            groups.append(
+                Group(task, f"The task {task}", option_flags(DEFAULTS[task].spec.options))
+            )
         for name in algorithms:
-            groups += groups_of(find_algorithm(name).options, is_flag)
+            groups += flag_groups(find_algorithm(name).options, is_flag)
         for part in ("aggregation", "update_aggregator", "privacy"):
-            if (name := chosen(part)) in PARTS_OF_RUNS[part]:
-                groups += groups_of(PARTS_OF_RUNS[part][name].options, is_flag)
+            if (name := chosen(part)) in RUN_PARTS[part]:
+                groups += flag_groups(RUN_PARTS[part][name].options, is_flag)
         if self.has_runtime and (runtime := chosen("runtime")) in RUNTIMES:
-            groups += groups_of(RUNTIMES[runtime].options)
+            groups += flag_groups(RUNTIMES[runtime].options)
         groups = without_repeated(groups)
         from_file = [f for g in groups for f in g.flags if f.name in {*runs} - {*run_flags()}]
         if from_file:
@@ -387,10 +389,10 @@ def _user_files(given: Mapping[str, Any]) -> list[str]:
     in_arms = _FILE_IN_ARMS.findall(given.get("arms") or "")
     names = [given.get("algorithm"), *(given.get("algorithms") or ()), *in_arms]
     if given.get("checkpoint"):
-        names.append(algorithm_of_run(folder_of_checkpoint(Path(given["checkpoint"]))))
+        names.append(stored_algorithm(checkpoint_folder(Path(given["checkpoint"]))))
     if given.get("resume") and given.get("output_dir") and given.get("algorithm") is None:
         # A resumed run has its folder's algorithm.
-        names.append(algorithm_of_run(RunFolder(Path(given["output_dir"]))))
+        names.append(stored_algorithm(RunFolder(Path(given["output_dir"]))))
     return list(dict.fromkeys(str(name) for name in names if name and is_user_file(str(name))))
 
 
@@ -415,7 +417,7 @@ def _shown_flags(spec: RunSettings, keeps_folders: bool) -> dict[str, Any]:
     if not keeps_folders:
         return flags_without_folders(spec)
     flags = spec.flags()
-    places = {*path_flags(spec), *PLACES_OF_DATA}
+    places = {*path_flags(spec), *DATA_PATH_FLAGS}
     if is_user_file(spec.config.algorithm):
         places.add("algorithm")
     return {**flags, **{name: _absolute(flags.get(name)) for name in places}}
@@ -440,7 +442,7 @@ def own_flags(spec: RunSettings) -> dict[str, Any]:
         defaults, usual = {}, {}
     # Flags that decide about others count against the task's default; places of data have none.
     defaults.update({name: usual.get(name) for name in _CHOICES}, task=spec.task)
-    defaults.update(dict.fromkeys(PLACES_OF_DATA))
+    defaults.update(dict.fromkeys(DATA_PATH_FLAGS))
     settings = spec.settings()
     return {
         name: value
@@ -459,7 +461,7 @@ def _flag_texts(flags: Mapping[str, Any]) -> list[str]:
 
 def with_algorithm_options(texts: Mapping[str, str]) -> dict[str, str]:
     """Returns texts by flag, in which options of a user's algorithm are in one flag."""
-    others = {*task_flags(), *runtime_flags(), *flags_of_commands()}
+    others = {*task_flags(), *runtime_flags(), *command_flags()}
     # absl has undefok, which names flags that a command may not have.
     defined = {*run_flags(), *others, "undefok"}
     options = ",".join(f"{name}={text}" for name, text in texts.items() if name not in defined)

@@ -29,7 +29,7 @@ from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, TaskOptions
 from tff_agnostic.program.options.flag_table import flags_in_errors
-from tff_agnostic.program.options.flags import NONE, flags_of, values_of
+from tff_agnostic.program.options.flags import NONE, option_flags, option_values
 from tff_agnostic.program.options.user_algorithm import is_user_file
 from tff_agnostic.program.runs.export import (
     SIMULATION_SETTINGS,
@@ -61,8 +61,8 @@ runs it on this machine, where CLIENTS has a file NAME.tfrecord per client; more
 docs/how_to/live_fleet.md.
 """
 # Flags of all kinds of privacy, without the limits of clients.
-_NOISE_FLAGS = {flag.name for spec in PRIVACIES.values() for flag in flags_of(spec.options)} - {
-    *(flag.name for flag in flags_of(LimitedOptions)),
+_NOISE_FLAGS = {flag.name for spec in PRIVACIES.values() for flag in option_flags(spec.options)} - {
+    *(flag.name for flag in option_flags(LimitedOptions)),
 }
 
 
@@ -189,7 +189,7 @@ def _spec(given: RunArguments, trained: Optional[RunSettings]) -> RunSettings:
 
 
 def _check_summed_in_plans(spec: RunSettings) -> None:
-    aggregator = values_of(spec.config)["update_aggregator"]
+    aggregator = option_values(spec.config)["update_aggregator"]
     if aggregator != NONE:
         raise UserError(
             f"--update_aggregator: expected none of a run to export, found {aggregator}: the "

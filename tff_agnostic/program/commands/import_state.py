@@ -18,16 +18,16 @@ from tff_agnostic.base.files import check_free, make_folder, new_folder, read_js
 from tff_agnostic.base.later import tf
 from tff_agnostic.computations.algorithm import RunState
 from tff_agnostic.computations.round import Round
-from tff_agnostic.deployment.graphs import SERVER, names_of
+from tff_agnostic.deployment.graphs import SERVER, leaf_names
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION
 from tff_agnostic.metrics.metrics_file import ROUND
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.program.commands.command_line import DataOptions, RunArguments, RunCommand
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.program.options.flags import build, values_of
+from tff_agnostic.program.options.flags import build, option_values
 from tff_agnostic.program.options.tasks import check_format
-from tff_agnostic.program.options.tasks import task_options as task_options_of
+from tff_agnostic.program.options.tasks import task_options as typed_task_options
 from tff_agnostic.program.options.user_algorithm import algorithm_label
 from tff_agnostic.program.runs.build import build_algorithm
 from tff_agnostic.program.runs.export import (
@@ -77,7 +77,7 @@ class ImportStateOptions(DataOptions):
     max_memory_gb: float = DEFAULT_LIMITS.max_memory_gb
 
 
-def run_of_export(
+def exported_run(
     manifest: Mapping[str, Any],
     completed: int,
     given: Mapping[str, Any],
@@ -115,7 +115,7 @@ def run_of_export(
         "data_dir": None,
         "data": None,
         # The manifest has no paths.
-        **values_of(task_options_of(task, manifest[OPTIONS])),
+        **option_values(typed_task_options(task, manifest[OPTIONS])),
         **{name: settings[name] for name in SIMULATION_SETTINGS},
         **manifest["settings"],
         "aggregation": PROFILES[manifest["profile"]].aggregation,
@@ -128,7 +128,7 @@ def run_of_export(
     return based_on(exported, given, task_options, data_dir, data)
 
 
-def check_made_of(manifest: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
+def check_fingerprint(manifest: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
     """Checks that a run has the parts of an export: the same vocabulary, the same code.
 
     The examples may differ: the fleet has its own.
@@ -179,7 +179,7 @@ class ImportedRun:
         folder.write_config(self._spec, self.fingerprint, {})
 
 
-def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) -> RunState:
+def restored_state(template: RunState, tensors: Mapping[str, np.ndarray], where: str) -> RunState:
     """Returns the state with a server's tensors.
 
     Args:
@@ -187,7 +187,7 @@ def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) 
         tensors: Tensors by name, as `read_server_state` returns them.
         where: Source of the tensors, for the message.
     """
-    names, values = names_of(template), []
+    names, values = leaf_names(template), []
     for name, leaf in zip(names, tf.nest.flatten(template)):
         if name not in tensors:
             raise UserError(f"{where}: expected the tensor {name} of this algorithm, found none")
@@ -204,7 +204,7 @@ def state_of(template: RunState, tensors: Mapping[str, np.ndarray], where: str) 
 
 
 @dataclasses.dataclass(frozen=True)
-class RunOfServer:
+class ServerRun:
     """The run made from a server's state, and its number of completed rounds."""
 
     path: Path
@@ -212,7 +212,7 @@ class RunOfServer:
     completed: int
 
 
-def import_state(given: RunArguments) -> RunOfServer:
+def import_state(given: RunArguments) -> ServerRun:
     """Makes the run's folder."""
     args = given.args
     plan, server_state = args.plan, args.server_state
@@ -225,21 +225,21 @@ def import_state(given: RunArguments) -> RunOfServer:
     check_format(plan / "manifest.json", manifest.get(SETTINGS_FORMAT))
     options = given.task_options(manifest["task"])
     completed = int(tensors[ROUND_NUM])
-    spec = run_of_export(manifest, completed, given.settings, options, args.data_dir, args.data)
+    spec = exported_run(manifest, completed, given.settings, options, args.data_dir, args.data)
     if spec.config.rounds < completed:
         raise UserError(
             f"--rounds: expected at least {completed}, which {server_state} has already, found "
             f"{spec.config.rounds}"
         )
     run = ImportedRun(spec, spec.load_task())
-    check_made_of(manifest, run.fingerprint)
-    state = state_of(run.initial, tensors, str(server_state))
+    check_fingerprint(manifest, run.fingerprint)
+    state = restored_state(run.initial, tensors, str(server_state))
     with new_folder(args.output_dir, "--output_dir") as path:
         run.write(RunFolder(path), state)
-    return RunOfServer(args.output_dir, spec, completed)
+    return ServerRun(args.output_dir, spec, completed)
 
 
-def _show(run: RunOfServer) -> None:
+def _show(run: ServerRun) -> None:
     label = algorithm_label(run.spec.config.algorithm)
     print(f"{label} on {run.spec.task} after {counted(run.completed, 'round')}: {run.path}")
     print(

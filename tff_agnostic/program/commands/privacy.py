@@ -23,7 +23,7 @@ from tff_agnostic.privacy.accountant import (
 from tff_agnostic.program.commands.command import Command, CommandArguments
 from tff_agnostic.program.commands.privacy_options import AccountingOptions
 from tff_agnostic.program.options.flag_table import Needs, check_needs
-from tff_agnostic.program.options.flags import values_of
+from tff_agnostic.program.options.flags import option_values
 
 # Flags that have an effect with some values of another one only.
 NEEDS: Needs = {
@@ -77,7 +77,7 @@ class Answer:
         """Returns the content of privacy.json."""
         return {
             "answer": self.sentence,
-            "settings": values_of(self.options),
+            "settings": option_values(self.options),
             **self.statement.to_dict(),
         }
 
@@ -189,7 +189,7 @@ def plan_privacy(given: CommandArguments) -> None:
     """Prints the answer, the guarantee, and epsilon of other rounds and noise."""
     options = given.args
     check_needs(
-        NEEDS, {**values_of(options)}, [flag for flag in PRIVACY.options if flag in given.names]
+        NEEDS, {**option_values(options)}, [flag for flag in PRIVACY.options if flag in given.names]
     )
     result = answer(options)
     print(f"{result.sentence}\n\n{result.table()}")

@@ -23,7 +23,7 @@ from tff_agnostic.privacy.sampling import (
     CohortSampling,
     PublicParticipation,
     SecretParticipation,
-    noise_of_clients,
+    noisy_cohorts,
 )
 from tff_agnostic.privacy.tree import Participations
 
@@ -128,7 +128,7 @@ def _central(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
 
 
 def _distributed(options: AccountingOptions, noise_multiplier: float) -> Mechanism:
-    sampling, noise_clients, least = noise_of_clients(options.sampling(), options.participation)
+    sampling, noise_clients, least = noisy_cohorts(options.sampling(), options.participation)
     return DistributedNoise(
         tuple(
             IntegerGroup(z, options.integer_clip, options.privacy_dimension)

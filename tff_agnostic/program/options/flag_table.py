@@ -16,9 +16,9 @@ from tff_agnostic.base.options import OptionError, Options, alternatives
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.program.options.flags import (
     Flag,
-    error_of_flag,
+    flag_error,
     flag_text,
-    flags_of,
+    option_flags,
     plain_type,
     unannotated,
 )
@@ -37,7 +37,7 @@ class FlagTable(Registry[Flag]):
         """
         table: dict[str, Flag] = {}
         for kind, name, options in users:
-            for flag in flags_of(options):
+            for flag in option_flags(options):
                 joined = table.get(flag.name, flag)
                 if (joined.kind, joined.item) != (flag.kind, flag.item):
                     raise UserError(
@@ -142,13 +142,13 @@ def _fields_by_member() -> Mapping[str, frozenset[str]]:
     fields: dict[str, frozenset[str]] = {}
     for kind in _subclasses(Options):
         try:
-            flags = flags_of(kind)
+            flags = option_flags(kind)
         except NameError:
             # A user's class with an unknown annotation, which is refused where it is used.
             continue
         for flag in flags:
             for name, member in flag.members.items():
-                inner = {one.name for one in flags_of(member)}
+                inner = {one.name for one in option_flags(member)}
                 fields[name] = fields.get(name, frozenset()) | inner
     return fields
 
@@ -212,7 +212,7 @@ def hints_with_flags(text: str, kind: type) -> str:
 
     Names in quotes are data.
     """
-    names = [flag.name for flag in flags_of(kind)]
+    names = [flag.name for flag in option_flags(kind)]
     joined = [name for name in names if "_" in name]
     with_value = rf"(?:{'|'.join(names)})(?==)|(?:{'|'.join(joined)})(?![\w=])"
     return re.sub(rf"(?<![\w'\".=/-])({with_value})", r"--\1", text)
@@ -220,12 +220,12 @@ def hints_with_flags(text: str, kind: type) -> str:
 
 def _with_flag(error: OptionError, options: Iterable[Any]) -> UserError:
     for one in options:
-        for flag in flags_of(type(one)):
+        for flag in option_flags(type(one)):
             value = flag.value_in(one)
             if error.kind is not None and type(value) is error.kind:
                 # A field of a member of a union.
                 return UserError(f"--{flag.name}: {error}")
-        named = error_of_flag(error, flags_of(type(one)))
+        named = flag_error(error, option_flags(type(one)))
         if named is not None:
             return named
     return error
@@ -233,7 +233,7 @@ def _with_flag(error: OptionError, options: Iterable[Any]) -> UserError:
 
 def _with_file_flag(error: UserError, options: Iterable[Any]) -> UserError:
     for one in options:
-        for flag in flags_of(type(one)):
+        for flag in option_flags(type(one)):
             if any(str(error).startswith(f"{path}:") for path in flag.files_in(one)):
                 # An error of a user's code stays one, with its lines.
                 return type(error)(f"--{flag.name}: {error}")

@@ -6,7 +6,7 @@ Help is the attribute's text in the class's docstring.
 
 Values by flag are what config.json, rows of a comparison and trials of a search hold: booleans,
 numbers and texts, tuples of them, and a text for a member of a union. `build` makes options from
-them, `values_of` is its inverse.
+them, `option_values` is its inverse.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Flag:
     @property
     def members(self) -> dict[str, type[Options]]:
         """Members of a union by name; empty for other flags."""
-        return members_of(self.hint)
+        return union_members(self.hint)
 
     @property
     def kind(self) -> type:
@@ -228,7 +228,7 @@ class Flag:
 
 
 @functools.cache
-def members_of(hint: Any) -> dict[str, type[Options]]:
+def union_members(hint: Any) -> dict[str, type[Options]]:
     """Returns the classes of options in a union by name: `projected_gradient: ProjectedGradient`.
 
     The words with which the names of all classes end are not part of the names.
@@ -244,7 +244,7 @@ def _member_text(name: str, member: Options) -> str:
     """Returns a member of a union as a text: `ball:radius=0.5`."""
     fields = [
         f"{flag.name}={_within(flag.to_value(flag.value_in(member)))}"
-        for flag in flags_of(type(member))
+        for flag in option_flags(type(member))
         if flag.value_in(member) is not None
     ]
     return f"{name}{':' * bool(fields)}{','.join(fields)}"
@@ -255,12 +255,12 @@ def _within(value: Any) -> str:
 
 
 def _form(name: str, kind: type[Options]) -> str:
-    fields = [f"{flag.name}=.." for flag in flags_of(kind)]
+    fields = [f"{flag.name}=.." for flag in option_flags(kind)]
     return f"{name}{':' * bool(fields)}{','.join(fields)}"
 
 
 def _member(where: str, member: str, kind: type[Options], text: str) -> Options:
-    fields = {flag.name: flag for flag in flags_of(kind)}
+    fields = {flag.name: flag for flag in option_flags(kind)}
     values: dict[str, str] = {}
     for part in text.split(",") if text else ():
         name, equals, value = part.partition("=")
@@ -358,7 +358,7 @@ def flag_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def flags_of(kind: Any, prefix: str = "") -> tuple[Flag, ...]:
+def option_flags(kind: Any, prefix: str = "") -> tuple[Flag, ...]:
     """Returns the flags of a class of options, those of its parts in their place."""
     return _all_flags(kind, prefix)
 
@@ -403,7 +403,7 @@ def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefi
     """
     arguments = {}
     defaults = _defaults(kind) if default is None else vars(default)
-    by_field = {flag.path[0]: flag for flag in flags_of(kind, prefix) if len(flag.path) == 1}
+    by_field = {flag.path[0]: flag for flag in option_flags(kind, prefix) if len(flag.path) == 1}
     for name, hint in hints(kind).items():
         if is_options(hint):
             part = defaults[name]
@@ -423,12 +423,14 @@ def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefi
         # A member of a union may not go with the other fields.
         member = next((name for name, value in arguments.items() if type(value) is e.kind), "")
         error = UserError(f"--{prefix}{member}{': ' * bool(member)}{e}")
-        raise error_of_flag(e, flags_of(kind, prefix)) or error from None
+        raise flag_error(e, option_flags(kind, prefix)) or error from None
 
 
-def values_of(options: Any) -> dict[str, Any]:
+def option_values(options: Any) -> dict[str, Any]:
     """Returns the values of options by flag."""
-    return {flag.name: flag.to_value(flag.value_in(options)) for flag in flags_of(type(options))}
+    return {
+        flag.name: flag.to_value(flag.value_in(options)) for flag in option_flags(type(options))
+    }
 
 
 def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -440,12 +442,12 @@ def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         KeyError: If a value is missing.
     """
-    for flag in flags_of(kind):
+    for flag in option_flags(kind):
         flag.check_type(values[flag.name])
-    return {flag.name: values[flag.name] for flag in flags_of(kind)}
+    return {flag.name: values[flag.name] for flag in option_flags(kind)}
 
 
-def error_of_flag(error: OptionError, flags: Iterable[Flag]) -> Optional[UserError]:
+def flag_error(error: OptionError, flags: Iterable[Flag]) -> Optional[UserError]:
     """Returns an error about a field as one about its flag; None if no flag has the field."""
     for flag in flags:
         is_owner = error.kind is None or issubclass(error.kind, flag.owner)

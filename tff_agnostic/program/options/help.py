@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Optional
 
 from tff_agnostic.base.registry import Registry
-from tff_agnostic.program.options.flags import Flag, flags_of
+from tff_agnostic.program.options.flags import Flag, option_flags
 
 _WIDTH = 100
 _MIN_WIDTH = 40
@@ -40,7 +40,7 @@ class Group(NamedTuple):
 DefaultText = Callable[[Flag], str]
 
 
-def groups_of(options: type, has: Callable[[Flag], bool] = lambda flag: True) -> list[Group]:
+def flag_groups(options: type, has: Callable[[Flag], bool] = lambda flag: True) -> list[Group]:
     """Returns the flags of a class of options, a group for each class that declares some.
 
     Args:
@@ -48,7 +48,7 @@ def groups_of(options: type, has: Callable[[Flag], bool] = lambda flag: True) ->
         has: Whether a flag is shown.
     """
     by_class: dict[type, list[Flag]] = {}
-    for flag in flags_of(options):
+    for flag in option_flags(options):
         if has(flag):
             by_class.setdefault(flag.owner, []).append(flag)
     order = {kind: k for k, kind in enumerate(options.__mro__)}
@@ -58,7 +58,7 @@ def groups_of(options: type, has: Callable[[Flag], bool] = lambda flag: True) ->
 
 def own_groups(options: type) -> list[Group]:
     """Returns the groups of a command's flags; those that only it has are called "command"."""
-    first, *others = groups_of(options) or [Group("command", "", [])]
+    first, *others = flag_groups(options) or [Group("command", "", [])]
     if first.name != _group_name(options):
         return [first, *others]
     return [Group("command", "Flags of this command", first.flags), *others]

@@ -9,7 +9,7 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import FlagTable, flags_in_errors, hints_with_flags
-from tff_agnostic.program.options.flags import build, checked, values_of
+from tff_agnostic.program.options.flags import build, checked, option_values
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
@@ -44,7 +44,7 @@ def check_task_options(task: str, names: Iterable[str]) -> None:
 def task_in(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Returns the name of a run's task and the values of its options, from the values of a run."""
     kind = DEFAULTS[values["task"]].spec.options
-    return values["task"], values_of(build(kind, checked(kind, values)))
+    return values["task"], option_values(build(kind, checked(kind, values)))
 
 
 def task_options(task: str, values: Mapping[str, Any]) -> Any:
@@ -57,7 +57,7 @@ def task_options(task: str, values: Mapping[str, Any]) -> Any:
     return build(entry.spec.options, values, entry.spec.options(**entry.options))
 
 
-def load_task_of_run(task: str, values: Mapping[str, Any], context: TaskContext) -> Task:
+def load_run_task(task: str, values: Mapping[str, Any], context: TaskContext) -> Task:
     """Returns the task of a run; its errors name flags.
 
     Args:

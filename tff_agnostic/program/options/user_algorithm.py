@@ -19,10 +19,10 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Options
 from tff_agnostic.base.user_code import UserFile
-from tff_agnostic.computations.clients import arrays_of_client
+from tff_agnostic.computations.clients import client_arrays
 from tff_agnostic.computations.round import check_bounds, check_state, client_result
 from tff_agnostic.program.options.flags import build as build_options
-from tff_agnostic.program.options.flags import flags_of
+from tff_agnostic.program.options.flags import option_flags
 
 _SUFFIX = ".py"
 _DEFINITION = "ALGORITHM"
@@ -53,7 +53,7 @@ def load_user_algorithm(path: Path) -> core.AlgorithmSpec:
 
     A file that has not changed is executed once, so that its settings are of one class.
     """
-    return _of(path).spec
+    return _load_current(path).spec
 
 
 def algorithm_fingerprint(name: str) -> dict[str, str]:
@@ -63,7 +63,7 @@ def algorithm_fingerprint(name: str) -> dict[str, str]:
     """
     if not is_user_file(name):
         return {}
-    loaded = _of(Path(name))
+    loaded = _load_current(Path(name))
     # Later digests may have more: what runs may import, too, and a second run finds it imported.
     digests = loaded.digests or loaded.file.digests()
     return {
@@ -72,13 +72,13 @@ def algorithm_fingerprint(name: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def making_options_of(name: str) -> Iterator[None]:
+def building_options(name: str) -> Iterator[None]:
     """While an algorithm's options are made: errors of a user's own checks have its lines."""
     if not is_user_file(name):
         yield
         return
     mistake = None
-    with _of(Path(name)).file.running("options"):
+    with _load_current(Path(name)).file.running("options"):
         try:
             yield
         except UserError as e:
@@ -87,7 +87,7 @@ def making_options_of(name: str) -> Iterator[None]:
         raise mistake
 
 
-def _of(path: Path) -> _Loaded:
+def _load_current(path: Path) -> _Loaded:
     try:
         stat = path.stat()
     except OSError:
@@ -137,7 +137,7 @@ def _check_options(options: Any) -> None:
         raise UserError(
             f"options: expected a frozen dataclass, found a plain class with {undeclared[0]}"
         )
-    for flag in flags_of(options):
+    for flag in option_flags(options):
         is_list = flag.kind is tuple and flag.item in _ITEMS
         if not is_list and flag.kind not in _KINDS:
             raise UserError(
@@ -152,7 +152,7 @@ def _check_paper_settings(spec: core.AlgorithmSpec) -> None:
         raise UserError(
             f"paper_settings: expected values by flag, found {_shown(spec.paper_settings)}"
         )
-    by_name = {flag.name: flag for flag in flags_of(spec.options)}
+    by_name = {flag.name: flag for flag in option_flags(spec.options)}
     strange = next((name for name in spec.paper_settings if name not in by_name), None)
     if strange is not None:
         raise UserError(f"paper_settings: expected flags of its options, found {strange!r}")
@@ -223,10 +223,10 @@ def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> 
 
         def worked(result: Any, *arguments: Any) -> None:
             del arguments
-            bounds_of_output = bounds(core.ClientLimits())
+            output_bounds = bounds(core.ClientLimits())
             with file.running(f"step {name!r}"):
                 output, _ = client_result(unchecked, result)
-                check_bounds(name, output, bounds_of_output)
+                check_bounds(name, output, output_bounds)
 
         return dataclasses.replace(
             unchecked,
@@ -272,7 +272,7 @@ def trace_round(algorithm: core.Algorithm) -> None:
         client_state: Any = ()
         for step in algorithm.steps:
             broadcast = step.broadcast(state, *sums)
-            clients = core.Clients.from_arrays(arrays_of_client(examples, client_state))
+            clients = core.Clients.from_arrays(client_arrays(examples, client_state))
             seeded = clients.seeded(tf.zeros([2], tf.int32))
             result = client_result(step, step.client_work(broadcast, seeded))
             client_state = result.state if step.keeps_client_state else client_state

@@ -39,7 +39,7 @@ from tff_agnostic.domain_weights.ascent import FREEZE, LambdaOptions
 from tff_agnostic.domain_weights.sets import SimplexSet
 from tff_agnostic.metrics.columns import EvaluationColumns, RunRows, TrainingColumns
 from tff_agnostic.models.keras import as_in_keras, with_frozen
-from tff_agnostic.models.keras_platform import classes_of, keras_platform, plain_keras
+from tff_agnostic.models.keras_platform import keras_platform, layer_classes, plain_keras
 from tff_agnostic.models.model import Model, ModelWeights, measures_of
 from tff_agnostic.program.keras_files import read_named_keras
 from tff_agnostic.program.options.flag_table import flags_in_errors
@@ -428,7 +428,7 @@ def _keras_weights(file: Path, model: Model, trust: bool) -> ModelWeights:
         raise UserError(
             "--initial_model: expected a task with a Keras model, found a model of another kind"
         )
-    saved = read_named_keras(file, classes_of(keras_model), "--initial_model", trust)
+    saved = read_named_keras(file, layer_classes(keras_model), "--initial_model", trust)
     values = [weight.numpy() for weight in saved.weights]
     names = [keras_platform().weight_name(weight) for weight in keras_model.weights]
     try:
@@ -441,10 +441,10 @@ def _keras_weights(file: Path, model: Model, trust: bool) -> ModelWeights:
                 "be read back: name the run, or its checkpoint"
             ) from e
         raise
-    value_of = {id(weight): value for weight, value in zip(keras_model.weights, values)}
+    values_by_id = {id(weight): value for weight, value in zip(keras_model.weights, values)}
     weights = ModelWeights(
-        [value_of[id(weight)] for weight in keras_model.trainable_weights],
-        [value_of[id(weight)] for weight in keras_model.non_trainable_weights],
+        [values_by_id[id(weight)] for weight in keras_model.trainable_weights],
+        [values_by_id[id(weight)] for weight in keras_model.non_trainable_weights],
     )
     return with_frozen(weights, model.frozen)
 

@@ -7,7 +7,7 @@ from typing import Optional
 
 from absl import logging
 
-from tff_agnostic.base.files import digest_of
+from tff_agnostic.base.files import content_digest
 from tff_agnostic.base.later import tf
 from tff_agnostic.computations.algorithm import Algorithm, RunState
 from tff_agnostic.metrics.evaluation_report import EvaluationReport
@@ -112,14 +112,14 @@ class Evaluations(Observer):
         """
         assert self.ledger is not None
         round_num, evaluated = int(state.round_num), self._evaluated[on_all]
-        weights = digest_of(list(models), tf.nest.flatten(list(models.values())))
+        weights = content_digest(list(models), tf.nest.flatten(list(models.values())))
         attempt = 0
         while True:
-            place = digest_of([round_num, evaluated, weights, attempt])
+            place = content_digest([round_num, evaluated, weights, attempt])
             key = evaluation_key(state.aggregations[0].noise_key, place)
             states = [noise.state(key, k) for k in range(len(models))]
             measured = self._evaluator.measure(list(models.values()), on_all, states)
-            sums = digest_of([], tf.nest.flatten([evaluated.output for evaluated in measured]))
+            sums = content_digest([], tf.nest.flatten([evaluated.output for evaluated in measured]))
             if self.ledger.enter(Release(round_num, evaluated, place, sums, len(models))):
                 return dict(zip(models, map(self._evaluator.report, measured)))
             logging.warning(

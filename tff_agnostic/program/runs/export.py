@@ -13,7 +13,7 @@ import numpy as np
 from tabulate import tabulate
 
 from tff_agnostic.aggregations.aggregation import Aggregation, SecurityProperty
-from tff_agnostic.aggregations.distributed_sum import SumOfDevices
+from tff_agnostic.aggregations.distributed_sum import DeviceSum
 from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.files import new_folder
@@ -35,7 +35,7 @@ from tff_agnostic.deployment.rounds import (
 )
 from tff_agnostic.privacy.accountant import guarantee
 from tff_agnostic.program.options.defaults import DEFAULTS
-from tff_agnostic.program.options.flags import flags_of
+from tff_agnostic.program.options.flags import option_flags
 from tff_agnostic.program.options.tasks import FORMAT
 from tff_agnostic.program.runs.build import build_algorithm
 from tff_agnostic.program.runs.fleet_privacy import fleet_privacy
@@ -202,7 +202,7 @@ def _check_device(device: DeviceSettings, config: RunConfig, aggregation: Aggreg
 def _room_for(config: RunConfig, device: DeviceSettings, aggregation: Aggregation) -> int:
     """Returns the maximum number of clients of a round; conformance rounds must fit, too."""
     given = device.max_clients_per_round
-    if isinstance(aggregation, SumOfDevices):
+    if isinstance(aggregation, DeviceSum):
         # Sums of more integers could wrap around.
         most = max(int(aggregation.noise_clients or aggregation.expected_clients), NUM_CLIENTS)
         if given not in (None, most):
@@ -217,7 +217,7 @@ def _room_for(config: RunConfig, device: DeviceSettings, aggregation: Aggregatio
 
 def _options_without_paths(spec: RunSettings) -> dict[str, Any]:
     # Paths are private, and would make the bytes depend on the machine.
-    paths = {flag.name for flag in flags_of(DEFAULTS[spec.task].spec.options) if flag.is_path}
+    paths = {flag.name for flag in option_flags(DEFAULTS[spec.task].spec.options) if flag.is_path}
     return {name: value for name, value in spec.task_options.items() if name not in paths}
 
 
@@ -331,11 +331,11 @@ def _write_clients(
     cohorts: Iterable[Sequence[str]],
     example_format: ExampleFormat,
 ) -> int:
-    name_of = {client_id: quote(client_id, safe="") for client_id in clients.client_ids}
-    lines = [",".join(name_of[client_id] for client_id in cohort) for cohort in cohorts]
+    file_names = {client_id: quote(client_id, safe="") for client_id in clients.client_ids}
+    lines = [",".join(file_names[client_id] for client_id in cohort) for cohort in cohorts]
     with new_folder(folder, "--clients_dir") as path:
-        for client_id, name in name_of.items():
+        for client_id, name in file_names.items():
             example_format.write(path / f"{name}.tfrecord", clients.read(client_id))
         if lines:
             (path / "cohorts.txt").write_text("\n".join(lines) + "\n", "utf-8")
-    return len(name_of)
+    return len(file_names)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Optional
 
 from tff_agnostic.aggregations.aggregation import Aggregation
-from tff_agnostic.aggregations.distributed_sum import DistributedDpSum, SumOfDevices
+from tff_agnostic.aggregations.distributed_sum import DeviceSum, DistributedDpSum
 from tff_agnostic.aggregations.private_sum import (
     CentralDpSum,
     DistributedOptions,
@@ -37,7 +37,7 @@ from tff_agnostic.privacy.sampling import (
     SecretCohorts,
     StratifiedCohorts,
 )
-from tff_agnostic.program.runs.privacy import noise_of_run, private_training
+from tff_agnostic.program.runs.privacy import private_training, run_noisy_cohorts
 from tff_agnostic.program.runs.spec import RunSettings, check_random_sizes
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.private import PrivateTraining
@@ -131,8 +131,8 @@ def _node_privacy(
     fields = {field.name: getattr(simulated, field.name) for field in dataclasses.fields(simulated)}
     # The state's noise may have been computed for fewer rounds than the run has now.
     fields["noise_multiplier"] = float(trained(simulated).aggregations[0].noise_multiplier)
-    aggregation = SumOfDevices(**fields)
-    run_noise, rounds = noise_of_run(spec, task), spec.config.rounds
+    aggregation = DeviceSum(**fields)
+    run_noise, rounds = run_noisy_cohorts(spec, task), spec.config.rounds
     takes_part = (1, 1)
     sampling: IntegerSampling = KnownCohorts()
     if isinstance(run_noise.sampling, SecretCohorts):

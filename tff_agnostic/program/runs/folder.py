@@ -37,12 +37,12 @@ from tff_agnostic.program.runs.baseline_files import BASELINES
 from tff_agnostic.program.runs.options import CHANGEABLE_ON_RESUME
 from tff_agnostic.program.runs.spec import (
     RunSettings,
-    changes_of_settings,
     check_clients_per_round,
     check_evaluation_clients,
     differences,
     from_flags,
     path_flags,
+    settings_changes,
 )
 from tff_agnostic.runtimes.options import TENSORFLOW
 from tff_agnostic.saving.checkpoints import (
@@ -70,7 +70,7 @@ _BLOCK = 1 << 20
 # A killed process holds its locks until its memory is freed.
 _PATIENCE_SECONDS = 3.0
 # Parts of `Checkpoint.trained_with`.
-_SETTINGS, _MADE_OF = "settings", "made_of"
+_SETTINGS, _FINGERPRINT = "settings", "made_of"
 # Largest number of settings in a message about a checkpoint of another run.
 _MAX_SETTINGS = 5
 
@@ -246,7 +246,7 @@ class SavedRun:
                 "that run"
             )
         digests = self.fingerprint
-        for name, digest in checkpoint.trained_with.get(_MADE_OF, {}).items():
+        for name, digest in checkpoint.trained_with.get(_FINGERPRINT, {}).items():
             if digests.get(name) != digest:
                 raise UserError(
                     f"{self.folder.fingerprint}: expected the {name} that {checkpoint.file} was "
@@ -336,7 +336,7 @@ def changes(
     if saved is None:
         return []
     before = saved.execution
-    return changes_of_settings(saved.spec(spec.config.algorithm), spec) + [
+    return settings_changes(saved.spec(spec.config.algorithm), spec) + [
         f"{_label(name)} was {before[name]} until now and is {value}: numbers may differ in their "
         "last bits from those of an uninterrupted run"
         for name, value in execution.items()
@@ -440,19 +440,19 @@ def _fingerprint(folder: Path) -> dict[str, str]:
 
 def find_checkpoint(path: Path) -> tuple[SavedRun, Checkpoint]:
     """Returns the run of a checkpoint, and the checkpoint; a folder stands for its newest one."""
-    is_folder, folder = path.is_dir(), folder_of_checkpoint(path)
+    is_folder, folder = path.is_dir(), checkpoint_folder(path)
     checkpoint = newest_checkpoint(folder.checkpoints) if is_folder else read_checkpoint(path)
     saved = folder.saved()
     saved.check_checkpoint(checkpoint)
     return saved, checkpoint
 
 
-def folder_of_checkpoint(path: Path) -> RunFolder:
+def checkpoint_folder(path: Path) -> RunFolder:
     """Returns the folder of the run of a checkpoint; `path` may be the folder itself."""
     return RunFolder(path if path.is_dir() else path.absolute().parent.parent)
 
 
-def algorithm_of_run(folder: RunFolder) -> str:
+def stored_algorithm(folder: RunFolder) -> str:
     """Returns the algorithm of the run in a folder; "" if it has no readable config."""
     try:
         algorithm = read_json(folder.config).get("algorithm", "")
@@ -481,7 +481,7 @@ def trained_with(
     if is_user_file(spec.config.algorithm):
         # The fingerprint has the content of the file.
         del settings["algorithm"]
-    return {_SETTINGS: settings, _MADE_OF: dict(fingerprint)}
+    return {_SETTINGS: settings, _FINGERPRINT: dict(fingerprint)}
 
 
 def _texts(names: list[str], flags: Mapping[str, Any]) -> list[str]:

@@ -24,12 +24,12 @@ from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, percentile_name
 from tff_agnostic.models.keras import PRECISIONS
 from tff_agnostic.program.options.flag_table import FlagTable
-from tff_agnostic.program.options.flags import build, flags_of, values_of
+from tff_agnostic.program.options.flags import build, option_flags, option_values
 from tff_agnostic.program.options.tasks import task_flags
 from tff_agnostic.program.options.user_algorithm import (
     algorithm_named,
+    building_options,
     is_user_file,
-    making_options_of,
 )
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.saving.checkpoints import CHECKPOINTS, newest_checkpoint_file
@@ -150,7 +150,7 @@ class RunConfig(Options):
 
 
 # The parts of a run that a flag chooses, by the flag; members have settings, their `options`.
-PARTS_OF_RUNS: Mapping[str, Registry] = {
+RUN_PARTS: Mapping[str, Registry] = {
     "algorithm": ALGORITHMS,
     "aggregation": AGGREGATIONS,
     "update_aggregator": UPDATE_AGGREGATORS,
@@ -158,14 +158,14 @@ PARTS_OF_RUNS: Mapping[str, Registry] = {
 }
 
 
-def limits_of_updates(config: RunConfig) -> type[Options]:
+def update_limit_options(config: RunConfig) -> type[Options]:
     """Returns the class of options of the sums next to an aggregator of updates."""
     return Options if config.update_aggregator is None else LimitedOptions
 
 
-def settings_of_runs() -> Iterator[tuple[str, str, type]]:
+def registered_settings() -> Iterator[tuple[str, str, type]]:
     """Yields (kind, name, settings) of everything registered that a run is made of."""
-    for kind, registry in PARTS_OF_RUNS.items():
+    for kind, registry in RUN_PARTS.items():
         for name, spec in registry.items():
             yield kind, name, spec.options
 
@@ -180,13 +180,13 @@ def run_flags(files: Iterable[str] = ()) -> FlagTable:
 
 @functools.cache
 def _run_options(user_options: tuple[tuple[str, type], ...]) -> FlagTable:
-    parts = [("config", "", RunConfig), *settings_of_runs()]
+    parts = [("config", "", RunConfig), *registered_settings()]
     if user_options:
         # config.json has the values of all of them by name; of algorithms' a file may take some.
         others = [kind for part, _, kind in parts if part != "algorithm"]
-        taken = {flag.name for kind in others for flag in flags_of(kind)} | {*task_flags()}
+        taken = {flag.name for kind in others for flag in option_flags(kind)} | {*task_flags()}
         for name, options in user_options:
-            strange = next((f.name for f in flags_of(options) if f.name in taken), None)
+            strange = next((f.name for f in option_flags(options) if f.name in taken), None)
             if strange is not None:
                 raise UserError(
                     f"{name}: options: expected names that no other flag has, found {strange}"
@@ -206,7 +206,7 @@ def unused_message(flag: str, config: RunConfig) -> str:
     option = run_flags().get(flag)
     if option is None or not option.users:
         return f"--{flag} has no effect with --algorithm={config.algorithm}"
-    return run_flags().unused_message(flag, values_of(config))
+    return run_flags().unused_message(flag, option_values(config))
 
 
 def find_algorithm(name: str, flag: str = "--algorithm") -> AlgorithmSpec:
@@ -231,19 +231,19 @@ def preset_settings(preset: str, algorithm: str) -> Mapping[str, Any]:
 def algorithm_options(name: str, values: Mapping[str, Any]) -> Any:
     """Returns the settings of an algorithm; see `make`."""
     options = find_algorithm(name).options
-    with making_options_of(name):
+    with building_options(name):
         return build(options, values)
 
 
 def stored_values(options: Any) -> dict[str, Any]:
     """Returns the values of options by flag, without those that no folder keeps."""
-    return {name: v for name, v in values_of(options).items() if name not in NOT_STORED}
+    return {name: v for name, v in option_values(options).items() if name not in NOT_STORED}
 
 
 def paths_in(options: Any) -> dict[str, Any]:
     """Returns the values of the flags that name files: a path, a tuple of paths, or None."""
     paths = {}
-    for flag in flags_of(type(options)):
+    for flag in option_flags(type(options)):
         value, files = flag.value_in(options), flag.files_in(options)
         if isinstance(value, Options) and files:
             paths[flag.name] = files[0]

@@ -8,7 +8,7 @@ from tff_agnostic.aggregations.private_sum import BudgetEvaluation, DistributedO
 from tff_agnostic.aggregations.registry import PRIVACIES
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.algorithm import Algorithm
-from tff_agnostic.privacy.sampling import NoiseOfClients, SecretParticipation, noise_of_clients
+from tff_agnostic.privacy.sampling import NoisyCohorts, SecretParticipation, noisy_cohorts
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.runs.evaluation import Evaluations, num_evaluations
 from tff_agnostic.program.runs.spec import RunSettings
@@ -64,7 +64,7 @@ def cohort_plan(spec: RunSettings, task: Task) -> CohortPlan:
     )
 
 
-def noise_of_run(spec: RunSettings, task: Task) -> NoiseOfClients:
+def run_noisy_cohorts(spec: RunSettings, task: Task) -> NoisyCohorts:
     """Returns the clients whose noise is in the sums of a run with distributed privacy."""
     options = spec.privacy
     assert isinstance(options, DistributedOptions)
@@ -72,7 +72,7 @@ def noise_of_run(spec: RunSettings, task: Task) -> NoiseOfClients:
     with flags_in_errors(spec.config, options):
         sampling = cohort_plan(spec, task).random_sampling(spec.config.privacy)
         min_clients = spec.build_aggregation().min_clients
-        return noise_of_clients(sampling, options.participation, min_clients)
+        return noisy_cohorts(sampling, options.participation, min_clients)
 
 
 def check_plan(

@@ -25,9 +25,16 @@ from tff_agnostic.models.keras import computing_in, freeze
 from tff_agnostic.program.base_predictors.files import MixingTask, with_base_predictors
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import flags_in_errors
-from tff_agnostic.program.options.flags import NONE, build, checked, flag_text, flags_of, values_of
-from tff_agnostic.program.options.tasks import load_task_of_run, task_in
-from tff_agnostic.program.options.tasks import task_options as task_options_of
+from tff_agnostic.program.options.flags import (
+    NONE,
+    build,
+    checked,
+    flag_text,
+    option_flags,
+    option_values,
+)
+from tff_agnostic.program.options.tasks import load_run_task, task_in
+from tff_agnostic.program.options.tasks import task_options as typed_task_options
 from tff_agnostic.program.options.user_algorithm import (
     algorithm_fingerprint,
     algorithm_label,
@@ -43,19 +50,19 @@ from tff_agnostic.program.runs.options import (
     absolute,
     algorithm_options,
     find_algorithm,
-    limits_of_updates,
     optional_path,
     paths_in,
     preset_settings,
     resolve_initial_model,
     stored_values,
     unused_message,
+    update_limit_options,
     with_absolute_paths,
 )
 from tff_agnostic.tasks.domain_input import with_domain_input
 from tff_agnostic.tasks.task import DATA, Task, TaskContext
 
-PLACES_OF_DATA = ("data_dir", "data")
+DATA_PATH_FLAGS = ("data_dir", "data")
 # First in a message about different runs.
 _CHIEF = ("task", "algorithm", "aggregation")
 
@@ -168,7 +175,7 @@ class RunSettings:
             self.config.seed, optional_path(self.data_dir), optional_path(self.data)
         )
         with computing_in(self.config.precision):
-            task = load_task_of_run(self.task, self.task_options, context)
+            task = load_run_task(self.task, self.task_options, context)
             mixing = MixingTask(task, self.task, self.task_options, context, self.config.trust)
             task = with_base_predictors(mixing, self.algorithm)
             with flags_in_errors(self.config):
@@ -183,8 +190,10 @@ class RunSettings:
 
 def path_flags(spec: RunSettings) -> set[str]:
     """Returns the flags of a run that say where files lie."""
-    paths = {*PLACES_OF_DATA}
-    paths.update(flag.name for flag in flags_of(DEFAULTS[spec.task].spec.options) if flag.is_path)
+    paths = {*DATA_PATH_FLAGS}
+    paths.update(
+        flag.name for flag in option_flags(DEFAULTS[spec.task].spec.options) if flag.is_path
+    )
     paths.update(spec.paths())
     return paths
 
@@ -231,14 +240,14 @@ def resolve(
     )
     run = RunSettings(
         task,
-        values_of(with_absolute_paths(task_options_of(task, task_options))),
+        option_values(with_absolute_paths(typed_task_options(task, task_options))),
         absolute(data_dir),
         absolute(data),
         config,
         algorithm,
         build(AGGREGATIONS[config.aggregation].options, values),
         build(PRIVACIES[config.privacy].options, values),
-        build(limits_of_updates(config), values),
+        build(update_limit_options(config), values),
         frozenset((*shared, *given)),
         baseline_domains,
     )
@@ -263,7 +272,7 @@ def from_flags(flags: Mapping[str, Any]) -> RunSettings:
     algorithm = find_algorithm(config.algorithm).options
     aggregation = AGGREGATIONS[config.aggregation].options
     privacy = PRIVACIES[config.privacy].options
-    update_limits = limits_of_updates(config)
+    update_limits = update_limit_options(config)
     return RunSettings(
         task,
         options,
@@ -282,7 +291,7 @@ def check_pooled(config: RunConfig) -> None:
     if not config.pooled:
         return
     reason = "which has the examples of all clients in one place"
-    values = values_of(config)
+    values = option_values(config)
     for flag, wanted in (
         ("privacy", "none"),
         ("aggregation", "plain"),
@@ -304,7 +313,7 @@ def check_update_aggregator(config: RunConfig) -> None:
     """Refuses settings that cannot be combined with an aggregator of TFF."""
     if config.update_aggregator is None:
         return
-    aggregator = values_of(config)["update_aggregator"]
+    aggregator = option_values(config)["update_aggregator"]
     name = f"--update_aggregator={aggregator}"
     if config.privacy != "none":
         raise UserError(
@@ -331,7 +340,7 @@ def check_federated(config: RunConfig, what: str) -> None:
 
 def check_flags_used(run: RunSettings, flags: Iterable[str]) -> None:
     """Refuses settings that were given, by their flags, but have no effect on a run."""
-    names = {flag.name for part in run.parts for flag in flags_of(type(part))}
+    names = {flag.name for part in run.parts for flag in option_flags(type(part))}
     for flag in flags:
         if flag not in names:
             raise UserError(unused_message(flag, run.config))
@@ -397,7 +406,7 @@ def differences(
     ]
 
 
-def changes_of_settings(earlier: RunSettings, spec: RunSettings) -> list[str]:
+def settings_changes(earlier: RunSettings, spec: RunSettings) -> list[str]:
     """Returns a line for each changed setting of a resumed run that its user should know."""
     saved, current = earlier.settings(), spec.settings()
     return [
@@ -410,7 +419,7 @@ def changes_of_settings(earlier: RunSettings, spec: RunSettings) -> list[str]:
 
 def _found_by_content(spec: RunSettings, known_content: Container[str]) -> set[str]:
     """Returns the flags of files whose content is known."""
-    flags = {*PLACES_OF_DATA} if DATA in known_content else set()
+    flags = {*DATA_PATH_FLAGS} if DATA in known_content else set()
     return flags | {flag for flag in path_flags(spec) if flag in known_content}
 
 

@@ -13,7 +13,7 @@ from tff_agnostic.base.errors import counted
 from tff_agnostic.base.options import OptionError, Options
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import flags_in_errors
-from tff_agnostic.program.options.flags import build, flags_of, values_of
+from tff_agnostic.program.options.flags import build, option_flags, option_values
 from tff_agnostic.program.options.process import Interrupted, StopRequest
 from tff_agnostic.program.options.user_algorithm import algorithm_label
 from tff_agnostic.program.runs.baselines import with_baselines
@@ -59,7 +59,7 @@ def run_settings(
         OptionError: If options are not those of what `config` names.
     """
     kind = DEFAULTS[task].spec.options
-    given: dict[str, Any] = {} if config is None else values_of(config)
+    given: dict[str, Any] = {} if config is None else option_values(config)
     named = resolve(task, {}, {}, shared=given).config
     parts = (
         ("task_options", task, kind, task_options),
@@ -75,11 +75,11 @@ def run_settings(
                 field, f"{expected.__name__}, options of {name}", type(options).__name__
             )
         if field != "task_options":
-            given |= values_of(options)
+            given |= option_values(options)
     return resolve(
         task,
         {},
-        {} if task_options is None else values_of(task_options),
+        {} if task_options is None else option_values(task_options),
         None if data_dir is None else Path(data_dir),
         None if data is None else Path(data),
         shared=given,
@@ -132,7 +132,9 @@ def runtime_options(
         execution: Earlier execution of a resumed run; see `Runtime.execution`. Options that may
             change last bits keep these values, unless one of them is given.
     """
-    kept = {f.name: execution[f.name] for f in flags_of(ExecutionOptions) if f.name in execution}
+    kept = {
+        f.name: execution[f.name] for f in option_flags(ExecutionOptions) if f.name in execution
+    }
     values = {**({} if {*kept} & {*given} else kept), **given}
     return cast(Options, build(RUNTIMES[runtime].options, values))
 
