@@ -52,7 +52,7 @@ _MODULES = {
 }
 
 __version__ = "1.0.0.dev0"
-# The first and the last CPython; pyproject.toml has them, too.
+# The first and the last supported CPython, as in pyproject.toml.
 _FIRST, _LAST = (3, 11), (3, 13)
 
 
@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
 
 
 def python_version_error(version: tuple[int, int]) -> str:
-    """Returns why a CPython does not fit, in a line; nothing if it does."""
+    """Returns a message if the package does not support a version of CPython; otherwise ""."""
     if _FIRST <= version <= _LAST:
         return ""
     why = "is not supported any more" if version < _FIRST else "TensorFlow 2.21 has no wheels for"
@@ -96,7 +96,7 @@ def checkout_commit() -> dict[str, str]:
 
 
 def _version_if_any(package: str) -> str:
-    # Imported here: it takes longer than all other imports of this module.
+    # This import takes longer than all others of this module, and few callers need it.
     from importlib import metadata
 
     try:

@@ -22,8 +22,8 @@ class UserError(ValueError):
 class UserCodeError(UserError):
     """Code in a user's own Python file raised an exception.
 
-    The message is a line that names the running code, then Python's trace of the user's lines,
-    including its carets, which binaries print unchanged.
+    The message names the running code. Binaries print it unchanged, with Python's trace of the
+    user's lines.
     """
 
 
@@ -36,7 +36,7 @@ class ExecutionError(RuntimeError):
 
 
 def some_of(names: Sequence[str], most: int) -> str:
-    """Returns names as a list in one line: up to `most` names, and the number of the others."""
+    """Returns names as a list in one line: up to `most` names, and the number of the rest."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 

@@ -132,7 +132,7 @@ def _remove_left_scratch_folders(parent: Path) -> None:
         match = _SCRATCH_FOLDER.fullmatch(entry.name)
         if match is None or not entry.is_dir(follow_symlinks=False):
             continue
-        # The lock detects processes in other containers; the process id those on file systems
+        # The lock detects processes in other containers; the process id serves on file systems
         # without locks.
         if int(match["pid"]) != os.getpid() and _is_running(int(match["pid"])):
             continue
@@ -320,7 +320,7 @@ def folder_lock(path: Path, wait: bool = False, patience: float = 0.0) -> Iterat
     with write_errors(path):
         descriptor = os.open(path, os.O_RDONLY)
     try:
-        # The kernel releases the lock when this process ends, in any way.
+        # The kernel releases the lock when this process ends, even if it is killed.
         is_ours = _locked(descriptor, wait, time.monotonic() + patience)
     except OSError as e:
         # Not every file system supports locks, but a run must be possible anyway.
@@ -406,7 +406,7 @@ def file_digest(path: Path) -> str:
 def keyed_digest(content: str) -> str:
     """Returns a fresh key and the HMAC-SHA256 of a string with it, for files with `OWNER_ONLY`.
 
-    Without the key no guess of the string can be verified.
+    A guess of the string cannot be verified without the key.
     """
     key = secrets.token_hex(_KEY_BYTES)
     return f"{key}:{_hmac(key, content)}"
@@ -445,7 +445,8 @@ def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays to an .npz file, atomically."""
-    # Write to memory first: on a full disk NumPy's zip file would write again when it is collected.
+    # Write to memory first: on a full disk, NumPy's zip file would write again when Python collects
+    # it.
     content = io.BytesIO()
     np.savez(content, **arrays)
     with atomic_file(path) as file:
@@ -523,7 +524,7 @@ def output_folder(given: Optional[Path], parent: Path, name: str, resume: bool) 
     Commands that start at the same time get different folders. A folder without files is removed.
 
     Args:
-        given: The folder that the user names, if any; it is yielded unchanged.
+        given: Folder that the user names, yielded unchanged; None for a new numbered folder.
         parent: Parent of the automatically named folders.
         name: Name of this kind of folder.
         resume: Whether to use the newest folder of that name, if one exists.

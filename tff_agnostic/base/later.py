@@ -50,7 +50,7 @@ def _without_collections() -> Iterator[None]:
         if was_enabled:
             if gc.get_freeze_count() == 0:
                 gc.freeze()
-                gc.unfreeze()  # moves all objects to the oldest generation without visiting them
+                gc.unfreeze()  # Move all objects to the oldest generation without visiting them.
             gc.enable()
 
 

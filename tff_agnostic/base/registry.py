@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from tff_agnostic.base.errors import UserError
 
 T = TypeVar("T")
-# Minimum similarity of two names; `xls` and `plays` have one half.
+# Minimum similarity of two names; `xls` and `plays` have a similarity of one half.
 _MIN_SIMILARITY = 0.6
 
 

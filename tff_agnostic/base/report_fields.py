@@ -25,7 +25,7 @@ class Unit(enum.Enum):
 
 
 class Role(enum.Enum):
-    """Role of a quantity in one-line summaries of rounds, and in tables of domains."""
+    """Where one-line summaries of rounds, and tables of domains, show a quantity."""
 
     NONE = enum.auto()
     DOMAIN_LOSS = enum.auto()  # The progress line names the domain with the largest value.

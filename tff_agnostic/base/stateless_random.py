@@ -63,7 +63,8 @@ def uniform_bits(seed: tf.Tensor, use: Union[int, np.ndarray]) -> tf.Tensor:
 def poisson_one(seed: tf.Tensor, count: int) -> tf.Tensor:
     """Returns Poisson numbers with mean 1, float32 [*S, count], from seeds of shape S.
 
-    Numbers are inverted from the distribution; the last step has a probability of at most 2^-24.
+    The numbers invert the distribution function, whose last step has a probability of at most
+    2^-24.
     """
     bits = uniform_bits(seed[..., tf.newaxis], np.arange(count))
     below = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(MAX_POISSON)])

@@ -45,7 +45,7 @@ class PrintableStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Writes lines, which have their ends."""
+        """Writes lines without adding line breaks."""
         for line in lines:
             self.write(line)
 
@@ -55,12 +55,12 @@ class PrintableStream:
 
 
 def unescaped(stream: Union[TextIO, PrintableStream]) -> TextIO:
-    """Returns the stream to move a terminal's cursor by: the wrapped one of a `PrintableStream`."""
+    """Returns the stream for moving a terminal's cursor: a `PrintableStream`'s wrapped stream."""
     return stream._wrapped if isinstance(stream, PrintableStream) else stream
 
 
 def escape_output() -> None:
-    """Lets this process print only `printable` text, in whatever names a user's data have."""
+    """Makes this process print only `printable` text, as users' data may contain any names."""
     sys.stdout, sys.stderr = _escaping(sys.stdout), _escaping(sys.stderr)
 
 

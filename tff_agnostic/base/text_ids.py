@@ -18,8 +18,8 @@ SEQUENCE_LENGTH = 20
 class TokenIds:
     """The ids of a vocabulary of K words: padding 0, words 1 to K, then three more.
 
-    These are K + 1 for every out-of-vocabulary word, K + 2 for the beginning of a sentence and K +
-    3 for its end, as in `tff.simulation.baselines.stackoverflow`.
+    The further ids are K + 1 for every out-of-vocabulary word, K + 2 for the beginning of a
+    sentence and K + 3 for its end, as in `tff.simulation.baselines.stackoverflow`.
 
     Attributes:
         vocabulary_size: Number K of words, at least 1.
@@ -96,8 +96,8 @@ class _WordEncoder:
 class SentenceEncoder(_WordEncoder):
     """Encodes sentences as in TFF's Stack Overflow baseline.
 
-    A sentence is its beginning, its words and its end; x is all but the last id, y all but the
-    first, padded to T ids.
+    A sentence is its beginning, its words and its end. x is the ids without the last one, y the ids
+    without the first one, both padded to T.
     """
 
     def encode(self, sentences: np.ndarray) -> EncodedSentences:
@@ -114,7 +114,7 @@ class SentenceEncoder(_WordEncoder):
         return EncodedSentences(ids[:, :-1], ids[:, 1:], np.arange(len(sentences)))
 
     def encode_chunks(self, sentences: np.ndarray) -> EncodedSentences:
-        """Returns as many examples per sentence as contain all of it.
+        """Returns as many examples per sentence as its words need.
 
         Every word and the end of a sentence are predicted once; x of an example that continues a
         sentence starts with the last id that the previous example predicts.

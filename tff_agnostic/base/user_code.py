@@ -76,9 +76,8 @@ class UserFile:
     def digests(self) -> dict[str, str]:
         """Returns short digests of the file's content, "file", and of its imports, "imports".
 
-        Imports are the Python files next to it that were imported so far, by their names relative
-        to the folder, which do not depend on the folder's place. Without imports the entry is
-        missing.
+        The imports are the Python files that were imported from the user's folder so far, named by
+        their paths relative to the folder. Without imports the entry is missing.
         """
         digests = {"file": digest(self._source)}
         sources = sorted(self._imports.sources.items())
@@ -142,7 +141,8 @@ class UserFile:
             except KeyboardInterrupt:
                 # Ctrl-C is not an error of the file.
                 raise
-            except BaseException as e:  # A file may raise anything, also what ends Python.
+            # The file may raise anything, including exceptions that end Python.
+            except BaseException as e:
                 if self.raised(e):
                     raise UserCodeError(f"{self.path}: {what} fails:\n{self._trace(e)}") from e
                 place = self._location(made_by)
@@ -267,12 +267,12 @@ class UserImports(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def prepare(self, module: types.ModuleType) -> None:
-        """Makes a module import as the file does; called before the module is executed."""
+        """Makes a module import as the file does; call it before the module is executed."""
         vars(module)["__builtins__"] = self._builtins
 
     @contextlib.contextmanager
     def by_name(self) -> Iterator[None]:
-        """Context for running code of the user that imports by function, such as by `importlib`.
+        """Context for running user code that imports through functions such as `import_module`.
 
         Modules from the folder have their plain names in this context.
         """
@@ -297,14 +297,14 @@ class UserImports(MetaPathFinder):
 
     def is_in_folder(self, file_name: Optional[str]) -> bool:
         """Returns whether a file is in the folder, or in a folder below it."""
-        # Python's own frozen modules have such names.
+        # Python's own frozen modules have such origins.
         if file_name is None or file_name.startswith("<"):
             return False
         parents = Path(file_name).resolve().parents
         # An environment, Python or this package may be in the same folder.
         if "site-packages" in file_name or any(folder in parents for folder in _OTHERS):
             return False
-        # A link counts by its own place, not by its target's.
+        # Judge a link by its own location, not by its target's.
         return self._folder in parents or self._folder in Path(file_name).parents
 
     def find_spec(
@@ -348,7 +348,7 @@ class UserImports(MetaPathFinder):
         if spec is None:
             return False
         if spec.origin is None:
-            # A folder without __init__.py is a module only if there is no better candidate.
+            # A folder without __init__.py is a module only if no better candidate exists.
             first = next(iter(spec.submodule_search_locations or ()), None)
             return name not in sys.modules and self.is_in_folder(first)
         return self.is_in_folder(spec.origin)

@@ -19,8 +19,8 @@ def read_named_keras(
     """Reads a Keras model; see `read_keras`.
 
     Args:
-        classes: Classes of layers that it may have next to Keras' own, by name.
-        name: The flag or argument with the file, for messages.
+        classes: Further classes of layers by name, in addition to Keras' own.
+        name: Flag or argument that names the file, for messages.
         trust: Whether the file may run code.
     """
     try:

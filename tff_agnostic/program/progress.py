@@ -1,4 +1,4 @@
-"""Progress of long work, with the time that is left, on a terminal, in a notebook or in a file."""
+"""Progress of long work with its remaining time, on a terminal, in a notebook or in a file."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ else:
 
 __all__ = ["LINE_SECONDS", "LongWork", "is_shown", "tqdm"]
 
-# Between two lines where there is no bar.
+# Seconds between two lines if no bar is shown.
 LINE_SECONDS = 30.0
-# A bar shows the time on between two parts of the work.
+# Seconds between updates of a bar's time.
 _BAR_SECONDS = 1.0
-# The text before it has the parts: some of them may be done in part.
+# The text before the bar has the number of parts, which may be fractional.
 _BAR_FORMAT = "{l_bar}{bar}| {elapsed} so far, {remaining} left{postfix}"
 _MINUTE, _HOUR = 60, 3600
 
 
 class LongWork:
-    """Shows how far long work is, as a context manager.
+    """Context manager that shows the progress of long work.
 
-    A terminal and a notebook show a bar. A file or a pipe gets a line every 30 seconds, so short
-    work has none. Both are refreshed while a part of the work takes long.
+    A terminal or notebook shows a bar. A file or pipe gets a line every 30 seconds, so short work
+    prints none. Both keep updating during long parts.
 
     Args:
         what: Name of the work, such as "import".
         total: Number of parts.
         unit: Name of the parts, such as "trials"; "B" for bytes.
-        done: Number of parts that were done before.
+        done: Number of parts that were done before the start.
         visible: Whether to show anything.
     """
 
@@ -71,7 +71,6 @@ class LongWork:
         )
 
     def __enter__(self) -> LongWork:
-        """Starts."""
         if self._has_bar or self._has_lines:
             self._thread = threading.Thread(target=self._refresh, daemon=True)
             self._thread.start()
@@ -83,23 +82,23 @@ class LongWork:
         error: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
-        """Leaves what was shown as it is."""
+        """Leaves the last bar visible."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
         self._bar.close()
 
     def update(self, parts: float = 1) -> None:
-        """Says that more parts are done."""
+        """Adds to the number of completed parts."""
         self.reach(self._whole + parts)
 
     def reach(self, done: float) -> None:
-        """Says how many parts are done in all, with those that were done before."""
+        """Sets the number of completed parts, including those before the start."""
         self._whole = done
         self._show(done)
 
     def within(self, step: int, steps: int, /) -> None:
-        """Shows that `step` of the `steps` of a part are done."""
+        """Shows that `step` of the current part's `steps` are done."""
         self._show(self._whole + step / steps)
 
     def _show(self, done: float) -> None:
@@ -108,12 +107,12 @@ class LongWork:
         self._bar.update(more)
 
     def say(self, step: str) -> None:
-        """Names the part that is in work."""
+        """Shows the name of the current part."""
         self._step = step
         self._bar.set_postfix_str(printable(step))
 
     def note(self, line: str) -> None:
-        """Shows a line of its own, above a bar, on standard output."""
+        """Prints a separate line, above a bar, to standard output."""
         tqdm.tqdm.write(line)
 
     def _refresh(self) -> None:
@@ -153,12 +152,12 @@ def progress_line(
 
     Args:
         what: Name of the work.
-        done: Number of parts that are done.
+        done: Number of completed parts.
         total: Number of parts.
         unit: Name of the parts.
-        seconds: Time since the work began.
-        step: Name of the part that is in work.
-        before: Number of parts that had been done before and took no time.
+        seconds: Seconds since the start.
+        step: Name of the current part.
+        before: Number of parts that were done before the start.
     """
     left = seconds_left(done - before, total - before, seconds)
     texts = [_parts(done, total, unit), f"{duration(seconds)} so far"]
@@ -168,7 +167,7 @@ def progress_line(
 
 
 def _parts(done: float, total: float, unit: str) -> str:
-    """Returns the number of parts that are done, without the fraction of the next one."""
+    """Formats the number of completed parts, without fractions."""
     if unit == "B":
         megabytes = total / 1e6
         size = f"{megabytes:.3g}" if megabytes < 100 else f"{megabytes:,.0f}"
@@ -177,7 +176,7 @@ def _parts(done: float, total: float, unit: str) -> str:
 
 
 def seconds_left(done: float, total: float, seconds: float) -> Optional[float]:
-    """Returns the expected time of the rest, in seconds; None before any part is done."""
+    """Returns the expected remaining seconds; None before the first part is done."""
     return seconds * (total - done) / done if done > 0 else None
 
 
@@ -192,12 +191,12 @@ def duration(seconds: float) -> str:
 
 
 def is_shown() -> bool:
-    """Returns whether there is a terminal, or the page of a notebook, to draw a bar on."""
+    """Returns whether a terminal or a notebook can show a bar."""
     return sys.stderr.isatty() or in_notebook()
 
 
 def in_notebook() -> bool:
-    """Returns whether this process is the kernel of a notebook."""
+    """Returns whether this process is a notebook's kernel."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and "IPKernelApp" in shell.config

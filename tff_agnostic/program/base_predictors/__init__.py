@@ -1,1 +1,1 @@
-"""Base predictors of ensembles: where they come from, and what was learned of them."""
+"""Base predictors of ensembles: their sources, files and fingerprints."""

@@ -1,4 +1,4 @@
-"""Files of unigram models of groups of clients, which count their examples."""
+"""Unigram models of groups of clients, made from counts of their examples."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tff_agnostic.program.base_predictors.files import PredictorFile
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import DATA, Task
 
-# Called with a task, a runtime and an aggregation; returns the counts of the training clients, and
-# the number of examples that secure sums cut.
+# Called with a task, a runtime and an aggregation. Returns the counts of the training clients, and
+# the number of examples that the limits of secure sums excluded.
 Count = Callable[[Task, Runtime, Aggregation], tuple[GroupCounts, int]]
 
 
 def by_domain(task: Task, runtime: Runtime, aggregation: Aggregation) -> tuple[GroupCounts, int]:
-    """Returns the counts of each domain, as sums over the clients that the server sees."""
+    """Returns the counts of each domain; the server sees only sums over clients."""
     measurement = outcome_measurement(task.model, task.num_domains, num_outcomes(task.model))
     clients = (task.train.read(client_id) for client_id in task.train.client_ids)
     measured = runtime.measurement(measurement, aggregation)(np.int32(0), in_parts(clients))
@@ -63,8 +63,8 @@ def unigram_predictors(
 
     Args:
         task: A task of distributions.
-        runtime: Where clients count.
-        aggregation: How their counts are summed.
+        runtime: Runtime of the clients that count.
+        aggregation: Aggregation of the counts.
         group_by: Member of `GROUPINGS`.
         smoothing: See `smoothed_scores`.
     """

@@ -54,7 +54,7 @@ class MixingTask:
         task: The loaded task.
         name: Name of the task.
         options: All options of the task, by flag.
-        context: Seed and places of the data.
+        context: Seed, and paths of the data.
         trust: Whether Keras files may run code.
     """
 
@@ -72,7 +72,7 @@ class BasePredictor:
     Attributes:
         weights: The weights.
         architecture: The architecture.
-        key: Text that other architectures do not have; "" for the task's model.
+        key: String that identifies the architecture; "" for the task's model.
     """
 
     weights: ModelWeights
@@ -100,7 +100,7 @@ def _check_same(path: Path, fingerprint: Mapping[str, str], expected: Mapping[st
 def _two_examples(spec: Any) -> Any:
     """Returns two different examples in the structure of specs with a first dimension of None.
 
-    Real numbers are random, and integers 0 in the first example and 1 in the second.
+    Real numbers are random; integers are 0 in the first example and 1 in the second.
     """
     rng = np.random.default_rng(0)
 
@@ -131,11 +131,11 @@ def _check_outputs(path: Path, outputs: Any, model: Model) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PredictorFile:
-    """Base predictors as they were saved.
+    """The content of a file of base predictors.
 
     Attributes:
         names: Names of the q predictors.
-        arrays: Weights of the predictors in the order of the model's, arrays [q, ...].
+        arrays: Weights of the q predictors, in the order of the model's weights, arrays [q, ...].
         fingerprint: Fingerprint of the task; see `Task.fingerprint`.
         about: How the predictors were made.
     """
@@ -161,7 +161,7 @@ def write_predictors(path: Path, predictors: PredictorFile) -> None:
 
 
 def is_predictor_file(arrays: Mapping[str, np.ndarray]) -> bool:
-    """Returns whether the arrays of an .npz file are those of base predictors."""
+    """Returns whether the arrays of an .npz file are base predictors."""
     try:
         return bool(json.loads(str(arrays[_HEADER]))["kind"] == _KIND)
     except (LookupError, TypeError, ValueError):
@@ -205,13 +205,13 @@ def _keras_predictor(
 ) -> BasePredictor:
     """Reads a Keras file as a base predictor.
 
-    Where the task's model has scores, a file may have scores or probabilities: outputs that are not
-    negative and sum to 1 are probabilities, and a single one is if its last layer's activation is
-    a sigmoid.
+    If the task's model has scores, a file may have scores or probabilities. Nonnegative outputs
+    that sum to 1 are probabilities. A single output is a probability if the last layer's activation
+    is a sigmoid.
 
     Args:
         path: A .keras or .h5 file.
-        architectures: Architectures of earlier files by key, for files of an equal one.
+        architectures: Architectures of earlier files by key, shared by files of equal architecture.
     """
     model = mixing.task.model
     if not output_kind(model).are_models:
@@ -227,7 +227,7 @@ def _keras_predictor(
     else:
         from_scores = _has_scores(path, outputs, takes)
     key = f"{'scores' if from_scores else 'probabilities'} {architecture_text(keras_model)}"
-    # The statistics of an adapted layer are constants, and not in its configuration.
+    # An adapted layer's statistics are constants that its configuration lacks.
     if any(hasattr(layer, "adapt") for layer in model_layers(keras_model)):
         key += f" of {file_digest(path)}"
     if key in architectures:
@@ -309,7 +309,7 @@ class _RunPredictors:
     def _recorded_task(
         self, path: Path, config: Mapping[str, Any], fingerprint: Mapping[str, str]
     ) -> Optional[Task]:
-        """Returns the task of a run; None if its model is the mixing task's."""
+        """Returns the task of a run; None if its model equals the mixing task's."""
         if not config:
             return None
         if config.get("base_predictors") is not None:
@@ -323,7 +323,7 @@ class _RunPredictors:
             )
             code = {key: mixing.task.fingerprint.get(key) for key in MODEL_CODE}
             is_own = (name, options) == (mixing.name, dict(mixing.options))
-            # A changed file of a user is another model of the same name.
+            # After a change of a user's file, the same name stands for another model.
             if is_own and all(fingerprint.get(key) == value for key, value in code.items()):
                 return None
             task = self._loaded(name, options, config)
@@ -399,7 +399,7 @@ def _predictors_in(mixing: MixingTask, paths: Sequence[Path]) -> Mapping[str, Ba
     """Returns the predictors in files and folders, by name."""
     runs, architectures = _RunPredictors(mixing), dict[str, Architecture]()
     predictors: dict[str, BasePredictor] = {}
-    # Runs of a study differ above their last folder.
+    # The runs of a study have equal last folders; use the folders above for their names.
     shown = [*paths]
     while len({*shown}) == len(shown) > 1 == len({path.name for path in shown}):
         shown = [path.parent for path in shown]
@@ -458,11 +458,11 @@ def _described(arrays: Sequence[Any]) -> str:
 
 
 def single_predictors(model: Model, models: Mapping[str, ModelWeights]) -> dict[str, ModelWeights]:
-    """Returns each predictor of an ensemble as an ensemble in which the others have weight 0.
+    """Returns one ensemble per predictor, in which the others have weight 0.
 
     Args:
         model: The ensemble; the result is empty for other models.
-        models: The models of a run of the ensemble; each has the predictors.
+        models: Models of the ensemble's run; each contains the predictors.
     """
     if not isinstance(model, EnsembleModel):
         return {}

@@ -1,1 +1,1 @@
-"""Every command: its flags, and its work."""
+"""The commands: their flags and actions."""

@@ -1,4 +1,4 @@
-"""Base predictors as a command: unigram models of domains or of clients, for ensembles."""
+"""The command base_predictors: unigram models of domains or of clients, for ensembles."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class PredictorOptions(TaskOptions):
 
 @dataclasses.dataclass(frozen=True)
 class Predictors:
-    """The predictors that were written.
+    """The written predictors.
 
     Attributes:
         options: The options.
         made: The predictors.
         skipped: Number of clients of each group with too few clients for its own model.
         num_outcomes: Number of outcomes of a predictor.
-        max_examples: Number of examples of a client that secure sums count.
+        max_examples: Maximum number of examples per client that secure sums count.
     """
 
     options: PredictorOptions
@@ -67,7 +67,7 @@ class Predictors:
 
 
 def base_predictors(given: RunArguments) -> Predictors:
-    """Counts the outcomes of the training clients, and writes a predictor of each group."""
+    """Counts the outcomes of the training clients, and writes a predictor for each group."""
     options: PredictorOptions = given.args
     output = options.output
     if output.suffix != ".npz":

@@ -1,4 +1,4 @@
-"""The choice of a model by each client: its check and its table."""
+"""The choice of a model by each client: its checks and its table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IN_HINDSIGHT = "best in hindsight"
 
 
 def choice_table(report: ChoiceReport) -> str:
-    """Returns a table for each measure: a row per model, one of the choices, one in hindsight."""
+    """Returns a table per measure, with rows for each model, for the choices, and in hindsight."""
     tables = [_table(report, name, measure) for name, measure in report.chosen.measures.items()]
     lines = [
         f"{CHOSEN}: by its loss on {report.adaptation_share:g} of its examples; every row is "
@@ -36,7 +36,7 @@ def choice_table(report: ChoiceReport) -> str:
             "left out, as their losses are not finite with one of the models: "
             + counted(report.clients["non_finite"], "client")
         )
-    # One measurement: what was clipped is the same in every report of it.
+    # All reports are of one measurement, and share its number of clipped values.
     return "\n".join(["\n\n".join(tables), *lines, *clipped_lines(report.chosen)])
 
 

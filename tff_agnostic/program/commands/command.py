@@ -1,7 +1,7 @@
-"""A command, described once: its flags, its action, and the text that its program prints.
+"""A command: its flags, its action, and the printed result.
 
-The absl program and its help are made from the description. Commands that train are
-`command_line.RunCommand`: this one needs no TensorFlow.
+A description determines the absl program and its help. This module needs no TensorFlow; commands
+that train are `command_line.RunCommand`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class CommandArguments:
 
     Attributes:
         command: Name of the command.
-        args: Options that only the command has.
-        names: Names of the given flags among them.
-        show_progress: Whether to show a bar, or lines without a terminal.
+        args: Values of the command's own options.
+        names: Names of the command's own options that the user gave.
+        show_progress: Whether to show progress, as a bar or in lines.
     """
 
     command: str
@@ -42,7 +42,7 @@ class CommandArguments:
         return shlex.join(["./run", self.command, *sys.argv[1:]])
 
 
-# Prints the result of a command, and returns the exit status, if it is not 0.
+# Prints the result of a command. Returns the exit status if it is not 0.
 Show = Callable[[Any], Optional[int]]
 
 
@@ -51,12 +51,12 @@ class Command:
     """A command.
 
     Attributes:
-        name: Name, as `./run` takes it.
-        options_type: Class of the options that only the command has.
+        name: Name, as in `./run NAME`.
+        options_type: Class of the command's own options.
         run: Called with the arguments; returns the result.
         show: Prints the result.
-        report: Writes a page on the result, and returns its path. It is called last: an error in it
-            takes nothing away.
+        report: Writes a report of the result, and returns its path. Called last, so that its errors
+            lose no result.
     """
 
     name: str
@@ -67,11 +67,11 @@ class Command:
 
     @property
     def options(self) -> FlagTable:
-        """The flags that only the command has."""
+        """The command's own flags."""
         return _options(self.options_type)
 
     def main(self, doc: Optional[str]) -> NoReturn:
-        """Runs as a program whose help begins with `doc`, and ends the process."""
+        """Runs as a program whose help begins with `doc`; ends the process."""
         sys.modules["__main__"].__doc__ = doc
         run_app(self.define_flags, self.start, functools.partial(self.help_text, doc))
 
@@ -87,7 +87,7 @@ class Command:
         self.options.define()
 
     def start(self, argv: Sequence[str]) -> Optional[int]:
-        """Runs with the parsed flags, prints the result, and returns the exit status, if not 0."""
+        """Runs with the parsed flags, prints the result, and returns the exit status if not 0."""
         del argv
         result = self.run(self.given())
         status = self.show(result)
@@ -96,7 +96,7 @@ class Command:
         return status
 
     def given(self) -> CommandArguments:
-        """Returns the arguments that the parsed flags give."""
+        """Returns the arguments from the parsed flags."""
         values = self.options.from_flags()
         return CommandArguments(self.name, build(self.options_type, values), frozenset(values))
 

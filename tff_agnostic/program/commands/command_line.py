@@ -1,7 +1,7 @@
-"""Commands on runs: their flags, their arguments, and the command that repeats a run.
+"""Commands on runs: their flags, their arguments, and the command line that repeats a run.
 
-Flags come from the options of runs, runtimes, algorithms, aggregations and tasks. Options of a
-user's algorithm are in one flag, --algorithm_options.
+Flags derive from the options of runs, runtimes, algorithms, aggregations and tasks. The options of
+a user's algorithm share one flag, --algorithm_options.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ from tff_agnostic.program.runs.train_run import runtime_options, started
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.runtime import Runtime
 
-# Folder of results without a named folder.
+# Folder for results if the user names none.
 RUNS = Path("runs")
-# Flags that decide about other flags of a run and their defaults.
+# Flags that determine other flags of a run, and their defaults.
 _CHOICES = ("algorithm", "preset", "aggregation", "privacy")
 # Entries of --arms with a file: [LABEL=]FILE.py[:...], separated by semicolons.
 _FILE_IN_ARMS = re.compile(r"(?:^|;)(?:[^;:]*=)?\s*([^;:=]+\.py)\s*(?=$|[;:])")
@@ -80,7 +80,7 @@ _FILE_IN_ARMS = re.compile(r"(?:^|;)(?:[^;:]*=)?\s*([^;:=]+\.py)\s*(?=$|[;:])")
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions(Options):
-    """Places of the data, for commands that take the options of tasks.
+    """Paths of the data, for commands on tasks.
 
     Attributes:
         data_dir: Folder with the files of tasks that read some.
@@ -96,7 +96,7 @@ class TaskOptions(DataOptions):
     """Task and data.
 
     Attributes:
-        algorithm_options: Options that only a file's algorithm has, as NAME=VALUE,NAME=VALUE.
+        algorithm_options: Further options of a user's algorithm, as NAME=VALUE,NAME=VALUE.
         task: Task to learn.
     """
 
@@ -112,7 +112,7 @@ class RunArguments(CommandArguments):
         settings: Settings of runs, by flag.
         task_values: Options of tasks, by flag.
         runtime_values: Options of the runtime, by flag.
-        options: Every option of runs, those of users' algorithms among them.
+        options: Every option of runs, including options of users' algorithms.
     """
 
     settings: Mapping[str, Any]
@@ -133,11 +133,11 @@ class RunArguments(CommandArguments):
     def spec_of(
         self, settings: Mapping[str, Any], options: Optional[Mapping[str, Any]] = None
     ) -> RunSettings:
-        """Returns one of several runs, which share the given settings.
+        """Returns the described run with further settings and task options.
 
         Args:
-            settings: Settings of this run alone, by flag.
-            options: Options of its task; the given ones if None.
+            settings: Settings, by flag, that override the given ones.
+            options: Options of the task; None for the given ones.
         """
         task, data_dir, data = self.args.task, self.args.data_dir, self.args.data
         if options is None:
@@ -163,8 +163,8 @@ class RunArguments(CommandArguments):
         """Returns the options of a runtime, after checking that it has the given ones.
 
         Args:
-            before: Earlier execution of a resumed run; see `Runtime.execution`. Options that may
-                change last bits keep these values, unless one of them is given.
+            before: Earlier execution of a resumed run; see `Runtime.execution`. Its options that
+                may change last bits are kept unless the user gives others.
         """
         runtime_flags().check_used(self.runtime_values, "runtime", runtime)
         return runtime_options(runtime, self.runtime_values, before)
@@ -175,9 +175,9 @@ class RunCommand(Command):
     """A command on runs.
 
     Attributes:
-        settings: Names of the settings of runs that are flags; all if None.
+        settings: Names of the settings of runs that are flags; None for all.
         without: Names of settings that are not flags.
-        has_runtime: Whether it has the options of runtimes.
+        has_runtime: Whether the command has the options of runtimes.
     """
 
     settings: Optional[Container[str]] = None
@@ -185,7 +185,7 @@ class RunCommand(Command):
     has_runtime: bool = True
 
     def define_flags(self) -> None:
-        """Defines its flags."""
+        """See `Command.define_flags`."""
         super().define_flags()
         run_flags().define(self.settings, self.without, _default_text)
         if issubclass(self.options_type, DataOptions):
@@ -199,7 +199,7 @@ class RunCommand(Command):
         return is_included and option.name not in self.without
 
     def help_text(self, doc: Optional[str], group: str) -> str:
-        """Returns the flags that apply to the choices of the parsed flags; see `Command`."""
+        """Returns the help page for the task, algorithm and other choices of the parsed flags."""
         tables = (self.options, run_flags(), runtime_flags())
         given = {name: v for table in tables for name, v in table.from_flags().items()}
         runs = run_flags(_user_files(given))
@@ -211,7 +211,7 @@ class RunCommand(Command):
 
         def chosen(part: str) -> str:
             default = _task_settings(task, algorithms[0]).get(part, getattr(RunConfig, part))
-            # A member of a union may have fields.
+            # A union's member may have fields.
             return str(given.get(part, default)).partition(":")[0]
 
         groups = [*own_groups(self.options_type), *flag_groups(RunConfig, is_flag)]
@@ -233,7 +233,7 @@ class RunCommand(Command):
             heading = "Options of the file, in --algorithm_options=NAME=VALUE,NAME=VALUE"
             groups.append(Group("algorithm_options", heading, from_file))
         if group:
-            # With the names of all that have the flag.
+            # List every choice that has the flag.
             full = [g._replace(flags=[runs.get(o.name, o) for o in g.flags]) for g in groups]
             return group_page(full, group, _default_text)
         preset = given.get("preset", NO_PRESET)
@@ -261,14 +261,14 @@ class RunCommand(Command):
 
 @contextlib.contextmanager
 def session(given: RunArguments, name: str) -> Iterator[Session]:
-    """While entered, a command writes into the folder that was named, or into a new one.
+    """Yields a session that writes into the named folder, or into a new one.
 
     Args:
-        given: Arguments of the command, with `output_dir` and `resume` among its own options.
-        name: Name of this kind of folder; it gets a number.
+        given: Arguments of the command; its options include `output_dir` and `resume`.
+        name: Name of this kind of folder, to which a number is added.
 
     Raises:
-        Interrupted: If a signal asked to stop; the message has the command that resumes.
+        Interrupted: If a signal stopped the command; the message contains the command that resumes.
     """
     with output_folder(given.args.output_dir, RUNS, name, given.args.resume) as path:
         try:
@@ -293,10 +293,10 @@ class Session:
     def running(
         self, runtime: str, options: Optional[Options] = None
     ) -> Iterator[tuple[Runtime, StopRequest]]:
-        """While entered, a runtime runs, and a signal asks to stop after the round.
+        """Yields a started runtime and a request to stop after the round, which signals set.
 
         Args:
-            options: Options of the runtime; the given ones if None.
+            options: Options of the runtime; None for the given ones.
         """
         chosen = self.given.runtime_options(runtime) if options is None else options
         with StopRequest() as stop, started(runtime, chosen) as entered:
@@ -304,7 +304,7 @@ class Session:
 
 
 def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:
-    """Yields tasks, or tasks and algorithms, with their defaults of an option."""
+    """Yields tasks, or pairs of task and algorithm, whose default of an option differs, with it."""
     for task, entry in DEFAULTS.items():
         if option.name in entry.settings:
             yield task, flag_text(entry.settings[option.name])
@@ -316,7 +316,7 @@ def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:
 
 
 def _default_text(option: Flag) -> str:
-    """Returns the default of an option of runs, with those of tasks and algorithms."""
+    """Returns the default of an option of runs, followed by those of tasks and algorithms."""
     texts = [f"{where}: {text}" for where, text in defaults_elsewhere(option)]
     default = option.default_text()
     return "; ".join([*texts, f"otherwise {default or 'not given'}"]) if texts else default
@@ -325,7 +325,7 @@ def _default_text(option: Flag) -> str:
 def _task_settings(
     task: Optional[str], algorithm: str, preset: str = NO_PRESET
 ) -> Mapping[str, Any]:
-    """Returns the defaults of a task, an algorithm and a preset, by flag."""
+    """Returns the defaults of a task, of an algorithm and of a preset, by flag."""
     if task is None or task not in DEFAULTS:
         return {}
     entry = DEFAULTS[task]
@@ -334,7 +334,7 @@ def _task_settings(
 
 
 def _algorithms_in(given: Mapping[str, Any], task: Optional[str]) -> list[str]:
-    """Returns the algorithms that flags name; the default if they name none."""
+    """Returns the algorithms that the flags name; the default algorithm if they name none."""
     heads = (arm.partition(":")[0] for arm in (given.get("arms") or "").split(";"))
     texts = [
         given.get("algorithm"),
@@ -348,7 +348,7 @@ def _algorithms_in(given: Mapping[str, Any], task: Optional[str]) -> list[str]:
 
 
 def _default_for(option: Flag, task: Optional[str], algorithms: Sequence[str], preset: str) -> str:
-    """Returns the default that holds for a task, algorithms and a preset, as a text."""
+    """Returns the default for a task, algorithms and a preset, as a string."""
     if task is None or task not in DEFAULTS:
         return _default_text(option)
     texts = {}
@@ -365,7 +365,7 @@ def _user_options(text: str, options: FlagTable) -> dict[str, Any]:
 
     Args:
         text: NAME=VALUE, separated by commas.
-        options: Options of runs, those of users' algorithms among them.
+        options: Options of runs, including options of users' algorithms.
     """
     where, registered = "--algorithm_options", run_flags()
     values = {}
@@ -385,24 +385,24 @@ def _user_options(text: str, options: FlagTable) -> dict[str, Any]:
 
 
 def _user_files(given: Mapping[str, Any]) -> list[str]:
-    """Returns the users' algorithms that given flags name."""
+    """Returns the users' algorithms that the given flags name."""
     in_arms = _FILE_IN_ARMS.findall(given.get("arms") or "")
     names = [given.get("algorithm"), *(given.get("algorithms") or ()), *in_arms]
     if given.get("checkpoint"):
         names.append(stored_algorithm(checkpoint_folder(Path(given["checkpoint"]))))
     if given.get("resume") and given.get("output_dir") and given.get("algorithm") is None:
-        # A resumed run has its folder's algorithm.
+        # A resumed run has the algorithm of its folder.
         names.append(stored_algorithm(RunFolder(Path(given["output_dir"]))))
     return list(dict.fromkeys(str(name) for name in names if name and is_user_file(str(name))))
 
 
 def train_command(spec: RunSettings, keeps_folders: bool = False) -> list[str]:
-    """Returns the shortest command line that trains a run again.
+    """Returns the shortest command line that repeats the training of a run.
 
-    It has the flags that differ from the defaults of the task and of the settings.
+    It contains only the flags that differ from the defaults of the task and of the settings.
 
     Args:
-        keeps_folders: Whether files have their absolute paths; otherwise they have their names.
+        keeps_folders: Whether paths are absolute; otherwise file names alone.
     """
     shown = _shown_flags(spec, keeps_folders)
     if not keeps_folders:
@@ -413,7 +413,7 @@ def train_command(spec: RunSettings, keeps_folders: bool = False) -> list[str]:
 
 
 def _shown_flags(spec: RunSettings, keeps_folders: bool) -> dict[str, Any]:
-    """Returns all flags of a run, in which files have absolute paths or their names."""
+    """Returns all flags of a run, with absolute paths or with file names alone."""
     if not keeps_folders:
         return flags_without_folders(spec)
     flags = spec.flags()
@@ -438,9 +438,10 @@ def own_flags(spec: RunSettings) -> dict[str, Any]:
         defaults = resolve(spec.task, chosen, {}, data_dir, data).flags()
         usual = resolve(spec.task, {}, {}, data_dir, data).flags()
     except UserError:
-        # Options of a user's algorithm may exclude their own defaults.
+        # Options of a user's algorithm may reject their own defaults.
         defaults, usual = {}, {}
-    # Flags that decide about others count against the task's default; places of data have none.
+    # Flags that determine other flags are compared with the task's defaults; paths of data have
+    # none.
     defaults.update({name: usual.get(name) for name in _CHOICES}, task=spec.task)
     defaults.update(dict.fromkeys(DATA_PATH_FLAGS))
     settings = spec.settings()
@@ -449,7 +450,7 @@ def own_flags(spec: RunSettings) -> dict[str, Any]:
         for name, value in flags.items()
         if value != defaults.get(name)
         and value is not None
-        # Rows of a comparison are given what only others have a use for.
+        # Methods of a comparison also have settings that only other methods use.
         and (name not in settings or is_used(spec, name))
     }
 
@@ -460,9 +461,9 @@ def _flag_texts(flags: Mapping[str, Any]) -> list[str]:
 
 
 def with_algorithm_options(texts: Mapping[str, str]) -> dict[str, str]:
-    """Returns texts by flag, in which options of a user's algorithm are in one flag."""
+    """Returns flags as texts; the options of a user's algorithm are joined in one flag."""
     others = {*task_flags(), *runtime_flags(), *command_flags()}
-    # absl has undefok, which names flags that a command may not have.
+    # absl has undefok, which lists flags that a command may lack.
     defined = {*run_flags(), *others, "undefok"}
     options = ",".join(f"{name}={text}" for name, text in texts.items() if name not in defined)
     rest = {name: text for name, text in texts.items() if name in defined}
@@ -474,12 +475,12 @@ def compare_command(
     words: Mapping[str, tuple[str, Container[str]]] = types.MappingProxyType({}),
     keeps_folders: bool = False,
 ) -> list[str]:
-    """Returns the shortest command line that makes a comparison again; see `train_command`.
+    """Returns the shortest command line that repeats a comparison; see `train_command`.
 
     Args:
         rows: The trials of each method, by the names of their folders; trials differ in their
             seeds.
-        words: Shorthands of methods, each with the flags that it sets.
+        words: Shorthands of methods, with the flags that each sets.
         keeps_folders: See `train_command`.
     """
     first = {row: specs[0] for row, specs in rows.items()}
@@ -512,7 +513,7 @@ def _row_flags(spec: RunSettings, keeps_folders: bool) -> dict[str, Any]:
 
 
 def arm_text(row: str, algorithm: str, settings: Mapping[str, Any]) -> str:
-    """Returns the entry of --arms for a method: its algorithm, or shorthand, and its settings."""
+    """Returns a method's entry of --arms: its algorithm or shorthand, and its settings."""
     label = "" if row == algorithm_label(algorithm) else f"{row}="
     texts = ",".join(f"{flag}={flag_text(value)}" for flag, value in settings.items())
     return f"{label}{algorithm}{':' * bool(texts)}{texts}"

@@ -1,4 +1,4 @@
-"""Evaluating as a command: a checkpoint on the test or the training clients, per domain."""
+"""The command evaluate: a checkpoint on the test or training clients, per domain."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def evaluate(given: RunArguments) -> Evaluated:
         task = task.evaluated_in_training()
     check_test_clients(task, aggregation)
     options = given.runtime_options(config.runtime)
-    # The task may have other domains than the one that was trained on.
+    # The task may have other domains than the checkpoint's task.
     saved = checkpoint.models(task.model.initial_weights, flags.checkpoint, task.model.frozen)
     models = _chosen_models(flags, saved, task.model)
     choice, share = None, flags.adaptation_share
@@ -189,7 +189,7 @@ def _is_protected(trained: RunSettings, training_clients: bool) -> bool:
 def _states(
     noise: Optional[PrivateEvaluation], spec: RunSettings, num_models: int
 ) -> Optional[list[Any]]:
-    """Returns the noise of each model's evaluation: a key that no other call has."""
+    """Returns the noise states of each model's evaluation, with keys that no other call uses."""
     if noise is None:
         return None
     key = evaluation_key(noise_key(spec.privacy), "evaluate")
@@ -199,7 +199,7 @@ def _states(
 def _chosen_models(
     flags: EvaluateOptions, models: Mapping[str, ModelWeights], model: Model
 ) -> Mapping[str, ModelWeights]:
-    """Returns the models that --models names, in its order; of an ensemble its predictors, too."""
+    """Returns the models that --models names, in its order, including an ensemble's predictors."""
     if flags.models is None:
         return models
     if not flags.models:
@@ -214,20 +214,20 @@ def _lambda_set(trained: RunSettings, task: Task) -> Optional[LambdaSet]:
     try:
         return build_lambda_set(trained, task)
     except UserError as e:
-        # The task may have other domains by now, or a file of mixtures may be gone.
+        # The task may have other domains by now, or a file of mixtures may be missing.
         print(f"note: the worst mixture of the run's --lambda_set is left out: {e}")
         return None
 
 
 def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:
-    """Returns the main model's evaluation, and under "models" those of the others by name."""
+    """Returns the main model's evaluation; its entry "models" has the other models' evaluations."""
     main, *others = reports
     models = {name: reports[name].to_json() for name in others}
     return {**reports[main].to_json(), **({"models": models} if models else {})}
 
 
 def evaluated_spec(given: RunArguments, trained: RunSettings) -> RunSettings:
-    """Returns the run's spec with the task, options and settings that were given instead."""
+    """Returns a run's spec with the given task, options and settings."""
     flags, inherited = given.args, trained.settings()
     name = flags.task or trained.task
     same_task, folder, store = name == trained.task, flags.data_dir, flags.data

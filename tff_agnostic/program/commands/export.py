@@ -1,4 +1,4 @@
-"""Exporting as a command: a task's federated algorithm as a plan for a fleet of devices."""
+"""The command export: a task's federated algorithm as a plan for a fleet of devices."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
     from tff_agnostic.runtimes.tff import TffRuntime
 
 _DEFAULT_TASK = "digits"
-# In the README of an export for a fleet.
+# Command in the README of an export for a fleet.
 _HOW_TO = """\
     ./run fleet demo --export=plan --clients=CLIENTS --nodes={nodes} --rounds=3
 
 runs it on this machine, where CLIENTS has a file NAME.tfrecord per client; more:
 docs/how_to/live_fleet.md.
 """
-# Flags of all kinds of privacy, without the limits of clients.
+# Flags of all kinds of privacy, except the limits on clients.
 _NOISE_FLAGS = {flag.name for spec in PRIVACIES.values() for flag in option_flags(spec.options)} - {
     *(flag.name for flag in option_flags(LimitedOptions)),
 }
@@ -68,7 +68,7 @@ _NOISE_FLAGS = {flag.name for spec in PRIVACIES.values() for flag in option_flag
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
-    """The flags of `export` that are no settings of runs.
+    """Flags of `export` in addition to the settings of runs.
 
     Attributes:
         output_dir: Folder to write; new or empty.
@@ -126,7 +126,7 @@ def export_plan(given: RunArguments) -> Exported:
     _check_summed_in_plans(spec if trained is None else trained[0].spec())
     if trained is not None:
         spec = with_saved_start(trained[0], spec)
-    # Before the rest, which takes a while.
+    # Fail before the slow part.
     check_clients_per_round(spec.config, spec.build_aggregation())
     _check_folders(folder, clients_dir)
     task = spec.load_task()
@@ -170,7 +170,7 @@ def export_plan(given: RunArguments) -> Exported:
 
 
 def _spec(given: RunArguments, trained: Optional[RunSettings]) -> RunSettings:
-    """Returns the run to deploy: given flags, settings of the trained run, and defaults."""
+    """Returns the run to deploy, from given flags, the trained run's settings and defaults."""
     args, aggregation = given.args, PROFILES[given.args.profile].aggregation
     for name in given.settings:
         if name in _NOISE_FLAGS:
@@ -204,7 +204,7 @@ def _check_folders(folder: Path, clients_dir: Optional[Path]) -> None:
     check_free(clients_dir, "--clients_dir")
     one, other = folder.resolve(), clients_dir.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
-        # Plans with further files are refused.
+        # Plans with further files are rejected.
         raise UserError(
             f"--clients_dir: expected a folder apart from {folder}, found {clients_dir}"
         )

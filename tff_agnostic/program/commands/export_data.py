@@ -1,4 +1,4 @@
-"""Exporting a client store as a command: a file that TFF, devices and nodes of a fleet read."""
+"""The command export_data: a client store as a file that TFF, devices and nodes of a fleet read."""
 
 from __future__ import annotations
 

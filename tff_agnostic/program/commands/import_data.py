@@ -1,4 +1,4 @@
-"""Importing as a command: files become a client store. It needs no TensorFlow."""
+"""The command import_data: files become a client store. It needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tff_agnostic.program.progress import LongWork
 
 
 def import_data(given: CommandArguments) -> ImportReport:
-    """Makes a client store of files."""
+    """Creates a client store from files."""
     options = given.args
     with _ended_by_sigterm(), flags_in_hints(ImportOptions), flags_in_errors(options):
         job = checked_import(options, given.names)
@@ -34,14 +34,14 @@ def import_data(given: CommandArguments) -> ImportReport:
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Within it, SIGTERM is an exception, so that temporary files are removed."""
+    """Turns SIGTERM into an exception while entered, so that temporary files are removed."""
 
     def stop(number: int, frame: Optional[FrameType]) -> None:
         del frame
         raise Interrupted("stopped: there is no store", number)
 
     if threading.current_thread() is not threading.main_thread():
-        # Where Python takes no handlers.
+        # Only the main thread may set signal handlers.
         yield
         return
     before = signal.signal(signal.SIGTERM, stop)

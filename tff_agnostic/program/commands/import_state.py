@@ -1,4 +1,4 @@
-"""The run that a server's checkpoint makes."""
+"""The command import_state: a run from the checkpoint of a fleet's server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tff_agnostic.tasks.task import DATA, Task
 
 # The tensor of a server's state with the number of completed rounds.
 ROUND_NUM = f"{SERVER}/round_num"
-# Settings of a resumed run that do not change the plan.
+# Settings of a resumed run that do not affect the plan.
 _SETTINGS = (
     "rounds",
     "runtime",
@@ -58,7 +58,7 @@ _SETTINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class ImportStateOptions(DataOptions):
-    """The flags of `import_state` that are no settings of runs.
+    """Flags of `import_state` in addition to the settings of runs.
 
     Attributes:
         plan: Folder of the export that the server was given.
@@ -85,18 +85,18 @@ def exported_run(
     data_dir: Optional[Path],
     data: Optional[Path],
 ) -> RunSettings:
-    """Returns the run that continues after a fleet's rounds.
+    """Returns the run that continues a fleet's rounds.
 
-    Settings that do not change a plan, such as the runtime, are the task's defaults; the number of
-    rounds is that of the completed ones.
+    Settings that do not affect the plan, such as the runtime, have the task's defaults. The number
+    of rounds defaults to the completed ones.
 
     Args:
         manifest: Manifest of the export.
         completed: Number of completed rounds of the fleet's state.
-        given: Given settings, by flag.
-        task_options: Given options of the task.
-        data_dir: Folder with the task's files; None if not given.
-        data: The client store; None if not given.
+        given: Settings that the user gave, by flag.
+        task_options: Options of the task that the user gave.
+        data_dir: Folder with the task's files; None for the default.
+        data: The client store; None if the user gives none.
     """
     if manifest.get("kind") == EVALUATION:
         raise UserError(
@@ -114,7 +114,7 @@ def exported_run(
         "task": task,
         "data_dir": None,
         "data": None,
-        # The manifest has no paths.
+        # The manifest omits paths.
         **option_values(typed_task_options(task, manifest[OPTIONS])),
         **{name: settings[name] for name in SIMULATION_SETTINGS},
         **manifest["settings"],
@@ -129,9 +129,9 @@ def exported_run(
 
 
 def check_fingerprint(manifest: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
-    """Checks that a run has the parts of an export: the same vocabulary, the same code.
+    """Checks that a run has the same parts as an export, such as vocabulary and code.
 
-    The examples may differ: the fleet has its own.
+    The examples may differ, as nodes have their own.
 
     Args:
         manifest: Manifest of the export.
@@ -146,11 +146,11 @@ def check_fingerprint(manifest: Mapping[str, Any], fingerprint: Mapping[str, str
 
 
 class ImportedRun:
-    """A run that gets the state of a fleet.
+    """A run that takes over a fleet's state.
 
     Args:
         spec: The run.
-        task: Its task, loaded.
+        task: The run's task, loaded.
 
     Attributes:
         initial: The state before its first round.
@@ -164,9 +164,9 @@ class ImportedRun:
         self.initial: RunState = Round(self._algorithm, spec.build_aggregation()).initialize()
 
     def write(self, folder: RunFolder, state: RunState) -> None:
-        """Writes a folder that `train --resume`, `evaluate`, `save_model` and `export` read.
+        """Writes a folder for `train --resume`, `evaluate`, `save_model` and `export`.
 
-        Its rows of metrics have only the numbers of the fleet's rounds.
+        Its rows of metrics contain only the indices of the fleet's rounds.
         """
         completed = int(state.round_num)
         make_folder(folder.path)
@@ -180,12 +180,12 @@ class ImportedRun:
 
 
 def restored_state(template: RunState, tensors: Mapping[str, np.ndarray], where: str) -> RunState:
-    """Returns the state with a server's tensors.
+    """Returns a state with the values of a server's tensors.
 
     Args:
         template: A state of the same algorithm and aggregation.
         tensors: Tensors by name, as `read_server_state` returns them.
-        where: Source of the tensors, for the message.
+        where: Path of the tensors, for the message.
     """
     names, values = leaf_names(template), []
     for name, leaf in zip(names, tf.nest.flatten(template)):
@@ -205,7 +205,7 @@ def restored_state(template: RunState, tensors: Mapping[str, np.ndarray], where:
 
 @dataclasses.dataclass(frozen=True)
 class ServerRun:
-    """The run made from a server's state, and its number of completed rounds."""
+    """The run made from a server's state, with its number of completed rounds."""
 
     path: Path
     spec: RunSettings
@@ -213,7 +213,7 @@ class ServerRun:
 
 
 def import_state(given: RunArguments) -> ServerRun:
-    """Makes the run's folder."""
+    """Creates the run's folder."""
     args = given.args
     plan, server_state = args.plan, args.server_state
     check_free(args.output_dir, "--output_dir")

@@ -1,4 +1,4 @@
-"""Epsilon, noise or rounds before any training."""
+"""The command privacy: epsilon, noise or rounds of a private run before training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tff_agnostic.program.commands.privacy_options import AccountingOptions
 from tff_agnostic.program.options.flag_table import Needs, check_needs
 from tff_agnostic.program.options.flags import option_values
 
-# Flags that have an effect with some values of another one only.
+# Flags that only have an effect with certain values of another flag.
 NEEDS: Needs = {
     "clients_per_round": ("privacy", ("central", "distributed")),
     "cohort_sampling": ("privacy", ("central", "distributed")),
@@ -40,15 +40,15 @@ NEEDS: Needs = {
 # Factors of the requested noise and rounds in the table of neighbouring settings.
 _NOISE_FACTORS = (0.5, 1.0, 2.0)
 _ROUND_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-# A printed noise multiplier is a multiple of one over this number.
+# Printed noise multipliers are multiples of one over this number.
 _SHOWN = 10**6
-# From here on an epsilon is printed with 4 significant digits.
+# Epsilons of at least this value are printed with 4 significant digits.
 _LARGE = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The third of noise, epsilon and rounds, and the guarantee.
+    """The missing one of noise, epsilon and rounds, with the guarantee.
 
     Attributes:
         sentence: The answer in words.
@@ -61,7 +61,7 @@ class Answer:
     statement: PrivacyStatement
 
     def note(self) -> Optional[str]:
-        """Returns a warning about too much noise for a cohort; None if there is no reason."""
+        """Returns a warning if a cohort is small for the noise; otherwise None."""
         clients_per_round = self.options.clients_per_round
         if clients_per_round is None:
             return None
@@ -82,7 +82,7 @@ class Answer:
         }
 
     def neighbours(self) -> str:
-        """Returns a table of epsilon for other numbers of rounds and other noise."""
+        """Returns a table of epsilon for other numbers of rounds and other noise multipliers."""
         guarantee = self.statement
         noises = [factor * guarantee.noise_multiplier for factor in _NOISE_FACTORS]
         accounts = [_accountant(self.options, z, guarantee.accountant) for z in noises]
@@ -97,7 +97,7 @@ class Answer:
 
 
 def answer(options: AccountingOptions) -> Answer:
-    """Returns the third of --noise_multiplier, --target_epsilon and --rounds."""
+    """Returns the missing one of --noise_multiplier, --target_epsilon and --rounds."""
     missing = [name for name in _QUESTIONS if getattr(options, name) is None]
     if len(missing) != 1:
         given = ", ".join(f"--{name}" for name in _QUESTIONS if name not in missing) or "none"
@@ -123,7 +123,7 @@ def _noise_for_epsilon(options: AccountingOptions) -> Answer:
         options.known_delta,
         options.privacy_accountant,
     )
-    # Rounded up: the printed number must suffice.
+    # Round up: the printed noise must suffice.
     noise = math.ceil(noise * _SHOWN) / _SHOWN
     guarantee = _statement(options, noise, options.rounds)
     return Answer(f"the noise multiplier is {noise:.6f}", options, guarantee)
@@ -141,7 +141,7 @@ def _rounds_for_budget(options: AccountingOptions) -> Answer:
     return Answer(f"the budget lasts for {counted(rounds, 'round')}", options, guarantee)
 
 
-# Keyed by the missing setting.
+# Functions by the missing setting.
 _QUESTIONS: dict[str, Callable[[AccountingOptions], Answer]] = {
     "noise_multiplier": _noise_for_epsilon,
     "target_epsilon": _settings_epsilon,
@@ -179,7 +179,7 @@ class PlanningOptions(AccountingOptions):
     """The flags of `privacy`.
 
     Attributes:
-        output_dir: Folder for privacy.json; it is not written if not given.
+        output_dir: Folder for privacy.json; without it, nothing is written.
     """
 
     output_dir: Optional[Path] = None

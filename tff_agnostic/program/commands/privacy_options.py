@@ -30,7 +30,7 @@ from tff_agnostic.privacy.tree import Participations
 
 @dataclasses.dataclass(frozen=True)
 class AccountingOptions(Options):
-    """The question and the settings of a run; every field is a flag of `privacy`.
+    """Settings of a private run that determine epsilon, noise and rounds. Every field is a flag.
 
     Attributes:
         privacy: Who adds noise: central, a trusted server; distributed, clients before a secure
@@ -84,7 +84,7 @@ class AccountingOptions(Options):
     participation: Union[SecretParticipation, PublicParticipation] = SecretParticipation()
 
     def __post_init__(self) -> None:
-        """Checks values together too; see `Options`."""
+        """Checks combinations of values, too; see `Options`."""
         super().__post_init__()
         PRIVACIES.given("--privacy", self.privacy)
         if self.clients is None:
@@ -94,7 +94,7 @@ class AccountingOptions(Options):
         _ = self.mechanism(1.0)
 
     def noise_multipliers(self, noise_multiplier: float) -> dict[str, float]:
-        """Returns z_g = z / sqrt(w_g) of each group that a round releases."""
+        """Returns z_g = z / sqrt(w_g) for each group of values that a round releases."""
         shares = {"update": self.update_share, "statistics": 1 - self.update_share}
         return {name: float(noise_multiplier) / math.sqrt(w) for name, w in shares.items()}
 

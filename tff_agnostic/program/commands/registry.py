@@ -1,6 +1,6 @@
-"""Every command by name, and where it is described.
+"""Registry of commands: the module and the name of each.
 
-Nothing is imported before a command is asked for: some need no TensorFlow, which takes seconds.
+A command is imported when it is requested: some need no TensorFlow, whose import takes seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from tff_agnostic.base.registry import Registry
 
-# The installed program, whose first argument is the name of a command.
+# Program of the wheel; its first argument is the name of a command.
 PROGRAM = "tff-agnostic"
 COMMANDS: Registry[str] = Registry(
     "command",
@@ -33,23 +33,23 @@ COMMANDS: Registry[str] = Registry(
         "tune": "studies.tune:TUNE",
     },
 )
-# The command of plan_runner, with options described there.
+# plan_runner describes the options of this command.
 OTHER_COMMANDS = ("run_plan",)
-# Commands on data know no runs, and so no algorithms with settings of the names of their flags.
+# Commands on data have no algorithms, so their flags cannot collide with a user's settings.
 _ON_DATA = ("import_data", "export_data")
 
 
 def command(name: str) -> Any:
-    """Returns the `run.command.Command` of a name."""
+    """Returns the `program.commands.Command` of a name."""
     module, _, attribute = COMMANDS[name].partition(":")
     return getattr(importlib.import_module(f"tff_agnostic.program.{module}"), attribute)
 
 
 @functools.cache
 def own_flags() -> frozenset[str]:
-    """Returns the flags that commands have of their own.
+    """Returns the commands' own flags.
 
-    Users' algorithms cannot have settings of these names, in whatever command.
+    A user's algorithm cannot have settings of these names.
     """
     names = (name for name in COMMANDS if name not in _ON_DATA)
     return frozenset(flag for name in names for flag in command(name).options)

@@ -1,4 +1,4 @@
-"""Saving as a command: the models of a run for Keras, as a SavedModel, or for TensorFlow Lite."""
+"""The command save_model: a run's models as Keras files, SavedModels or TensorFlow Lite files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tff_agnostic.saving.tflite import NOT_QUANTIZED
 
 @dataclasses.dataclass(frozen=True)
 class SaveOptions(DataOptions):
-    """Flags of `save_model`; those of data and tasks give the new places of files that have moved.
+    """Flags of `save_model`. Flags of data and tasks give the new paths of moved files.
 
     Attributes:
         checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it.
@@ -33,7 +33,7 @@ class SaveOptions(DataOptions):
 
 
 def save_model(given: RunArguments) -> SavedModels:
-    """Saves every model of a checkpoint, and its card."""
+    """Saves every model of a checkpoint, and a model card."""
     flags = given.args
     with flags_in_errors(flags):
         check_request(flags.format, flags.quantize)

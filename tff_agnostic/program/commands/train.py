@@ -1,4 +1,4 @@
-"""Training as a command: one run, its table, and its report."""
+"""The command train: one run, its table, and its report."""
 
 from __future__ import annotations
 

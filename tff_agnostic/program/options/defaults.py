@@ -1,4 +1,4 @@
-"""Tasks of the command line: tasks of the library, and the defaults of their runs."""
+"""Tasks of the command line: the library's tasks with defaults for their runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class TaskDefaults:
     Attributes:
         task: Name of the library's task.
         summary: One-line description, for help texts.
-        settings: Settings of runs by flag, where they differ from the defaults of their classes.
-        settings_by_algorithm: Settings of runs of single algorithms, by the algorithm's name.
-        options: Options of the task, where they differ from the defaults of their class.
+        settings: Settings of runs, by flag, that differ from the defaults of their classes.
+        settings_by_algorithm: Settings of runs for single algorithms, by algorithm.
+        options: Options of the task that differ from the defaults of their class.
         heldout: Options that evaluate the task on held-out examples instead of the test examples;
             empty for tasks on stores, whose splits have a common option.
     """
@@ -77,8 +77,8 @@ DEFAULTS: Registry[TaskDefaults] = Registry(
             "the point nearest to the farthest of 5 domains; true answer 0",
             {
                 "rounds": 1000,
-                # Most of the 50 clients and small steps keep the noise of sampling cohorts far
-                # below the distances of interest.
+                # Cohorts of most of the 50 clients, and small steps, keep the sampling noise far
+                # below the differences between methods.
                 "clients_per_round": 40,
                 "client_batch_size": 20,
                 "client_learning_rate": 0.02,
@@ -88,7 +88,7 @@ DEFAULTS: Registry[TaskDefaults] = Registry(
                 "checkpoint_every": 50,
             },
         ),
-        # docs/results/adult_early_stopping.md has the choice, and its influence on the comparison.
+        # docs/results/adult_early_stopping.md explains this choice and its effect on comparisons.
         "adult": TaskDefaults(
             "adult",
             "UCI Adult census income; domains doctorate or not (files in --data_dir)",
@@ -98,7 +98,7 @@ DEFAULTS: Registry[TaskDefaults] = Registry(
                 "client_batch_size": 50,
                 "client_learning_rate": 1.0,
                 "lambda_learning_rate": 0.1,
-                # The domains' shares of the training rows.
+                # Each domain's fraction of the training rows.
                 "lambda_initial": (0.0127, 0.9873),
                 "window": 5,
                 "evaluate_every": 20,
@@ -202,7 +202,7 @@ DEFAULTS: Registry[TaskDefaults] = Registry(
             },
         ),
         # Section 5.3 of Mohri et al. 2019: documents and conversations in capitals without
-        # punctuation, 10,000 words. The paper has the Penn Treebank and the Cornell movie
+        # punctuation, 10,000 words. The paper uses the Penn Treebank and the Cornell movie
         # dialogues; `import_data --format=text_folders --case=upper --punctuation=drop` turns such
         # texts into a store.
         "two_domain_lm": TaskDefaults(

@@ -1,4 +1,4 @@
-"""Flags of a command: read together, refused where they have no effect, and named in errors."""
+"""Tables of a command's flags: reading, checks for flags without effect, and names in errors."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tff_agnostic.program.options.flags import (
 
 
 class FlagTable(Registry[Flag]):
-    """Flags by name: defined for absl, and read from the command line or from Python."""
+    """Flags by name, for absl's command line and for calls from Python."""
 
     @classmethod
     def join(cls, users: Iterable[tuple[str, str, type]]) -> FlagTable:
-        """Joins the flags of several classes of options; those of one name are one flag.
+        """Joins the flags of several classes of options; flags of one name become one flag.
 
         Args:
-            users: Kind and name of what has the options, and their class; every run has them if
-                the name is "".
+            users: Triples of kind, name and options class. A name of "" means that every run has
+                the options.
         """
         table: dict[str, Flag] = {}
         for kind, name, options in users:
@@ -59,9 +59,9 @@ class FlagTable(Registry[Flag]):
         """Defines flags for absl.
 
         Args:
-            names: Names of the flags to define; all if None.
-            without: Names of those not to define.
-            default_text: From a flag to the text of its default.
+            names: Names of the flags to define; None for all.
+            without: Names of the flags to omit.
+            default_text: Called with a flag; returns the text of its default.
         """
         for name, flag in self.items():
             if (names is not None and name not in names) or name in without:
@@ -74,7 +74,7 @@ class FlagTable(Registry[Flag]):
             flag.define(default_text(flag))
 
     def from_flags(self) -> dict[str, Any]:
-        """Returns the values that the command line gives, by flag."""
+        """Returns the values on the command line, by flag."""
         defined = absl_flags.FLAGS
         return {
             name: flag.parsed(defined[name].value)
@@ -83,10 +83,10 @@ class FlagTable(Registry[Flag]):
         }
 
     def unused_message(self, name: str, chosen: Mapping[str, Any]) -> str:
-        """Returns the error of a flag that a choice does not have, with the choices that have it.
+        """Returns the error for a flag without effect, which lists the choices that have the flag.
 
         Args:
-            name: Name of the flag, which not everything has.
+            name: Name of a flag that only some choices have.
             chosen: Choices by kind, such as {"task": "digits"}.
         """
         users = self[name].users
@@ -95,7 +95,7 @@ class FlagTable(Registry[Flag]):
         return f"--{name} has no effect with --{kind}={chosen[kind]}: it needs --{kind}={needed}"
 
     def check_used(self, names: Iterable[str], kind: str, choice: str) -> None:
-        """Refuses flags that a choice, such as the task digits, does not have."""
+        """Rejects flags that a choice, such as the task digits, does not have."""
         for name in names:
             if (kind, choice) not in self[name].users:
                 raise UserError(self.unused_message(name, {kind: choice}))
@@ -123,7 +123,7 @@ def assignments(where: str, text: str) -> Iterator[tuple[str, str]]:
                 yield name, ",".join(values)
             name, values = before.strip(), [value]
         elif name:
-            # A part without a name belongs to a value with commas.
+            # A part without a name belongs to the previous value, which contains commas.
             values.append(part)
         else:
             raise UserError(f"{where}: expected NAME=VALUE, found {part!r}")
@@ -132,19 +132,19 @@ def assignments(where: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_field(name: str, values: Sequence[str]) -> bool:
-    """Returns whether a name is a field of the member that a value has begun."""
+    """Returns whether a name is a field of the union's member at which a value starts."""
     member, colon, _ = values[0].partition(":") if values else ("", "", "")
     return bool(colon) and name.strip() in _fields_by_member().get(member, ())
 
 
 def _fields_by_member() -> Mapping[str, frozenset[str]]:
-    """Returns the names of the fields of all members of unions, by the members' names."""
+    """Returns the field names of all members of unions, by member."""
     fields: dict[str, frozenset[str]] = {}
     for kind in _subclasses(Options):
         try:
             flags = option_flags(kind)
         except NameError:
-            # A user's class with an unknown annotation, which is refused where it is used.
+            # Ignore a user's class with an unknown annotation; it is rejected where it is used.
             continue
         for flag in flags:
             for name, member in flag.members.items():
@@ -159,18 +159,18 @@ def _subclasses(kind: type) -> Iterator[type]:
         yield from _subclasses(subclass)
 
 
-# From a flag to another one and the values of it with which the first has an effect.
+# From a flag to the flag that it needs, and the values with which it has an effect.
 Needs = Mapping[str, tuple[str, tuple[Any, ...]]]
 
 
 def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -> None:
-    """Refuses given flags without effect."""
+    """Rejects given flags that have no effect."""
     for name in given:
         if name not in needs:
             continue
         other, wanted = needs[name]
         value = values[other]
-        # A member of a union may have fields.
+        # A union's member may have fields.
         if (value.partition(":")[0] if isinstance(value, str) else value) not in wanted:
             raise UserError(
                 f"--{name} has no effect with --{other}={flag_text(value)}: it needs "
@@ -180,7 +180,7 @@ def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -
 
 @contextlib.contextmanager
 def flags_in_errors(*options: Any) -> Iterator[None]:
-    """While entered, errors about a field of these options, or a file there, name the flag."""
+    """Makes errors about the fields of these options, and about files in them, name the flag."""
     mistake: Optional[UserError] = None
     try:
         yield
@@ -188,14 +188,14 @@ def flags_in_errors(*options: Any) -> Iterator[None]:
         mistake = _with_flag(e, options)
     except UserError as e:
         mistake = _with_file_flag(e, options)
-    # Raised here, it has no trace of the error before.
+    # Raise here, so that the error has no trace of the earlier exception.
     if mistake is not None:
         raise mistake
 
 
 @contextlib.contextmanager
 def flags_in_hints(kind: type) -> Iterator[None]:
-    """While entered, messages with advice about options of a class name their flags."""
+    """Makes advice about options in errors name the flags instead."""
     mistake: Optional[UserError] = None
     try:
         yield
@@ -208,9 +208,9 @@ def flags_in_hints(kind: type) -> Iterator[None]:
 
 
 def hints_with_flags(text: str, kind: type) -> str:
-    """Returns a text with flags instead of options: those with a value, or with an underscore.
+    """Returns a text in which flags replace options: those with a value, or with an underscore.
 
-    Names in quotes are data.
+    Names in quotes are data, which stay unchanged.
     """
     names = [flag.name for flag in option_flags(kind)]
     joined = [name for name in names if "_" in name]
@@ -223,7 +223,7 @@ def _with_flag(error: OptionError, options: Iterable[Any]) -> UserError:
         for flag in option_flags(type(one)):
             value = flag.value_in(one)
             if error.kind is not None and type(value) is error.kind:
-                # A field of a member of a union.
+                # A field of a union's member.
                 return UserError(f"--{flag.name}: {error}")
         named = flag_error(error, option_flags(type(one)))
         if named is not None:
@@ -235,6 +235,6 @@ def _with_file_flag(error: UserError, options: Iterable[Any]) -> UserError:
     for one in options:
         for flag in option_flags(type(one)):
             if any(str(error).startswith(f"{path}:") for path in flag.files_in(one)):
-                # An error of a user's code stays one, with its lines.
+                # Errors of user code stay unchanged, with the user's lines.
                 return type(error)(f"--{flag.name}: {error}")
     return error

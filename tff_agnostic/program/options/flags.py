@@ -1,12 +1,12 @@
-"""Flags from options: every field of a dataclass of options is a flag.
+"""Flags derived from options: every field of an options class is a flag.
 
 A field of a part is named after the part: `client.learning_rate` is `--client_learning_rate`. A
 union of options is one flag, which names a member and its fields: `--lambda_set=ball:radius=0.5`.
 Help is the attribute's text in the class's docstring.
 
-Values by flag are what config.json, rows of a comparison and trials of a search hold: booleans,
-numbers and texts, tuples of them, and a text for a member of a union. `build` makes options from
-them, `option_values` is its inverse.
+Values by flag are in config.json, in comparisons and in trials of searches: booleans, numbers,
+strings, their tuples, and a string for a union's member. `build` creates options from them, and
+`option_values` is its inverse.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _DEFINE: Mapping[type, Any] = {
     float: absl_flags.DEFINE_float,
     tuple: absl_flags.DEFINE_list,
 }
-# With `Annotated`, a tuple of texts whose flag may be given several times.
+# In `Annotated`: a tuple of strings whose flag may be repeated.
 REPEATED = "repeated"
-# Text for None where a flag takes members of a union.
+# Text for None in a flag of a union.
 NONE = "none"
-# Between numbers within a member of a union, whose fields are separated by commas.
+# Separator of numbers within a union's member, as commas separate its fields.
 _SLASH = "/"
 _SEPARATORS: Mapping[str, str] = {",": "commas", _SLASH: "slashes"}
 
@@ -61,12 +61,12 @@ class Flag:
 
     Attributes:
         name: Name of the flag.
-        path: Names of the fields from the options to the value.
+        path: Field names from the options to the value.
         owner: The class that has the field.
         hint: Annotation of the field.
-        default: Value of the field by default; `dataclasses.MISSING` if it has to be given.
-        users: Pairs of kind and name of the algorithms, tasks or sums that have the flag; empty if
-            every run has it.
+        default: Default of the field; `dataclasses.MISSING` if required.
+        users: Pairs (kind, name) of the algorithms, tasks or sums with this flag; empty if every
+            run has it.
     """
 
     name: str
@@ -83,12 +83,12 @@ class Flag:
 
     @property
     def kind(self) -> type:
-        """Type of its values: bool, int, float, str, Path or tuple; str for a union."""
+        """Type of the values: bool, int, float, str, Path or tuple; str for a union."""
         return str if self.members else plain_type(_simple(self.hint))
 
     @property
     def item(self) -> type:
-        """Type of a tuple's items; the kind itself of other flags."""
+        """Type of a tuple's items; otherwise the type of the values."""
         if self.kind is not tuple:
             return self.kind
         items = typing.get_args(unannotated(_simple(self.hint)))
@@ -96,17 +96,17 @@ class Flag:
 
     @property
     def is_path(self) -> bool:
-        """Whether it names files."""
+        """Whether the value is a path."""
         return self.item is Path
 
     def value_in(self, options: Any) -> Any:
-        """Returns the value of the field in options."""
+        """Returns the field's value in options."""
         for name in self.path:
             options = getattr(options, name)
         return options
 
     def files_in(self, options: Any) -> tuple[Path, ...]:
-        """Returns the paths in the field of options, or in the member of a union there."""
+        """Returns the paths in the field, or in the field's union member."""
         value = self.value_in(options)
         if isinstance(value, Options):
             value = tuple(vars(value).values())
@@ -116,11 +116,11 @@ class Flag:
 
     @property
     def user_names(self) -> str:
-        """Names of what has the flag."""
+        """Names of the choices that have the flag."""
         return ", ".join(name for _, name in self.users)
 
     def define(self, default: str = "") -> None:
-        """Defines the flag for absl, without a default: a value is one that a user gave.
+        """Defines the flag for absl without a default, so that only given flags have values.
 
         Args:
             default: Text of the default, for the help.
@@ -133,10 +133,10 @@ class Flag:
         define(self.name, None, self.help(default))
 
     def help(self, default: str) -> str:
-        """Returns the text of the help: meaning, choices, what has the flag, and its default."""
+        """Returns the help text: meaning, choices, users of the flag, and default."""
         text = self.text
         choices = self.choices
-        # A text that explains every choice names them all.
+        # A text that explains every choice already lists them.
         if choices and not all(re.search(rf"\b{re.escape(c)}\b", text) for c in choices):
             listed = ", ".join(choices)
             text += f" One of: {listed}{'' if listed.endswith('.') else '.'}"
@@ -146,12 +146,12 @@ class Flag:
 
     @property
     def text(self) -> str:
-        """Text of the field in the docstring of its class."""
+        """Text of the field in its class's docstring."""
         return attribute_text(self.owner, self.path[-1])
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Names that it takes, and the forms of a union's members; empty for other flags."""
+        """Names of the choices, and forms of a union's members; empty for other flags."""
         if self.members:
             none = (NONE,) if is_optional(self.hint) else ()
             return (*none, *(_form(name, kind) for name, kind in self.members.items()))
@@ -164,25 +164,25 @@ class Flag:
         return ()
 
     def default_text(self) -> str:
-        """Returns the default as a flag has it; "" if there is none."""
+        """Returns the default as text; "" if there is no default."""
         if self.default is dataclasses.MISSING or self.default in (None, "", ()):
             return ""
         return flag_text(self.to_value(self.default))
 
     def parsed(self, text: Any) -> Any:
-        """Returns the value of a text, or of the object that absl made of it."""
+        """Returns the value of a string, or of absl's parsed value."""
         field = self.from_value(text)
-        # A member's name may also be a name of another task: "lstm".
+        # Members of unions and other values may share names, such as "lstm".
         has_names = any(plain_type(m) is str for m in alternatives(self.hint) if not is_options(m))
         is_bare = has_names and isinstance(field, Options) and text in self.members
         return text if is_bare else self.to_value(field)
 
     def check_type(self, value: Any) -> None:
-        """Checks a value that was read from a file."""
+        """Checks a value's type, after reading it from a file."""
         self.from_value(value, separator="," if self.members or self.is_path else None)
 
     def to_value(self, value: Any) -> Any:
-        """Returns the value of a field as a value of the flag."""
+        """Returns the flag's value for a field's value."""
         if value is None:
             return NONE if self.members else None
         if isinstance(value, Options):
@@ -195,11 +195,11 @@ class Flag:
         return value
 
     def from_value(self, value: Any, separator: Optional[str] = ",") -> Any:
-        """Returns the value of the field that a value of the flag stands for.
+        """Returns the field's value for a flag's value.
 
         Args:
-            separator: Separator of the items in a text, which may stand for numbers, as on the
-                command line; None if a text is only a text.
+            separator: Separator of items in strings, which may represent numbers, as on the command
+                line; None if strings are values themselves.
         """
         where = f"--{self.name}"
         if value is None or isinstance(value, (Options, Mapping)):
@@ -216,14 +216,14 @@ class Flag:
             Registry(_words(self.name), {**none, **self.members}).given(where, value)
         errors: list[UserError] = []
         for hint in simple:
-            # A number out of range is not a name.
+            # Report a number out of range as such, not as an unknown name.
             if plain_type(hint) in (Path, str) and any(isinstance(e, OptionError) for e in errors):
                 continue
             try:
                 return _parse(where, hint, value, separator)
             except UserError as e:
                 errors.append(e)
-        # The error about a path fits an empty text best.
+        # For an empty string the error about a path fits best.
         raise errors[-1 if value == "" else 0]
 
 
@@ -231,7 +231,7 @@ class Flag:
 def union_members(hint: Any) -> dict[str, type[Options]]:
     """Returns the classes of options in a union by name: `projected_gradient: ProjectedGradient`.
 
-    The words with which the names of all classes end are not part of the names.
+    The words at the end that all classes share are not part of the names.
     """
     kinds = [member for member in alternatives(hint) if is_options(member)]
     words = [re.findall(r"[A-Z][a-z0-9]*", kind.__name__) for kind in kinds]
@@ -241,7 +241,7 @@ def union_members(hint: Any) -> dict[str, type[Options]]:
 
 
 def _member_text(name: str, member: Options) -> str:
-    """Returns a member of a union as a text: `ball:radius=0.5`."""
+    """Returns a union's member as text: `ball:radius=0.5`."""
     fields = [
         f"{flag.name}={_within(flag.to_value(flag.value_in(member)))}"
         for flag in option_flags(type(member))
@@ -316,7 +316,7 @@ def _scalar(where: str, kind: type, value: Any, from_text: bool) -> Any:
             return lower == "true" if lower in ("true", "false") else _no(value)
         return kind(value)
     types = (int, float) if kind is float else (kind,)
-    # Python takes True for a number.
+    # Python treats True as a number.
     if not isinstance(value, types) or isinstance(value, bool) != (kind is bool):
         return _no(value)
     return kind(value)
@@ -327,17 +327,17 @@ def _no(value: Any) -> Any:
 
 
 def _simple(hint: Any) -> Any:
-    """Returns the first annotation of a union that is no class of options."""
+    """Returns a union's first annotation that is not a class of options."""
     return next(m for m in alternatives(hint) if not is_options(m))
 
 
 def unannotated(hint: Any) -> Any:
-    """Returns an annotation without the ranges and choices of `Annotated`."""
+    """Returns an annotation without `Annotated`'s ranges and choices."""
     return typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
 
 
 def plain_type(hint: Any) -> type:
-    """Returns the type of the values that an annotation takes: tuple for tuples of anything."""
+    """Returns the type of an annotation's values; tuple for any tuple."""
     hint = unannotated(hint)
     if typing.get_origin(hint) is Literal:
         return type(typing.get_args(hint)[0])
@@ -350,7 +350,7 @@ def _words(name: str) -> str:
 
 
 def flag_text(value: Any) -> str:
-    """Returns a value as a flag has it."""
+    """Returns a value as the text of a flag."""
     if value is None:
         return "not given"
     if isinstance(value, bool):
@@ -359,11 +359,11 @@ def flag_text(value: Any) -> str:
 
 
 def option_flags(kind: Any, prefix: str = "") -> tuple[Flag, ...]:
-    """Returns the flags of a class of options, those of its parts in their place."""
+    """Returns the flags of a class of options, with the flags of its parts in their place."""
     return _all_flags(kind, prefix)
 
 
-# Made once for a class: a command asks for them several times. mypy takes classes for unhashable.
+# Cached, as a command asks several times. mypy considers classes unhashable.
 @functools.cache
 def _all_flags(kind: Any, prefix: str) -> tuple[Flag, ...]:
     return tuple(_own_flags(kind, prefix, (), _defaults(kind)))
@@ -387,19 +387,19 @@ def _own_flags(
 
 
 def _prefix(prefix: str, field: str) -> str:
-    """Returns the prefix of the flags of a part: `lambda_` may have an underscore for Python."""
+    """Returns the prefix of a part's flags, without the underscore of a name such as `lambda_`."""
     return f"{prefix}{field.rstrip('_')}_"
 
 
 def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefix: str = "") -> Any:
-    """Returns options with values by flag; the flags of others are ignored.
+    """Returns options with values by flag; other flags are ignored.
 
     Args:
-        default: Options with the values of flags that are missing; those of the class if None.
+        default: Options that provide missing values; None for the defaults of the class.
         prefix: Prefix of the names of its flags.
 
     Raises:
-        UserError: If a value is wrong; it names the flag.
+        UserError: If a value is invalid; the error names the flag.
     """
     arguments = {}
     defaults = _defaults(kind) if default is None else vars(default)
@@ -414,13 +414,14 @@ def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefi
             arguments[name] = defaults[name]
         else:
             text = re.split(r"[.;](?: |$)", attribute_text(kind, name))[0]
-            if not text[1:2].isupper():  # An abbreviation stays.
+            # An abbreviation keeps its capitals.
+            if not text[1:2].isupper():
                 text = f"{text[:1].lower()}{text[1:]}"
             raise UserError(f"--{prefix}{name}: expected {text}, found none")
     try:
         return kind(**arguments)
     except OptionError as e:
-        # A member of a union may not go with the other fields.
+        # A union's member may be incompatible with other fields.
         member = next((name for name, value in arguments.items() if type(value) is e.kind), "")
         error = UserError(f"--{prefix}{member}{': ' * bool(member)}{e}")
         raise flag_error(e, option_flags(kind, prefix)) or error from None
@@ -434,10 +435,10 @@ def option_values(options: Any) -> dict[str, Any]:
 
 
 def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a class of options that were read from a file, by flag.
+    """Returns a class's values by flag, after checking their types, for values read from a file.
 
     Args:
-        values: Values by flag, as the file has them; others than those of `kind` are ignored.
+        values: Values by flag; names that are not flags of `kind` are ignored.
 
     Raises:
         KeyError: If a value is missing.
@@ -448,7 +449,7 @@ def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flag_error(error: OptionError, flags: Iterable[Flag]) -> Optional[UserError]:
-    """Returns an error about a field as one about its flag; None if no flag has the field."""
+    """Returns an option's error as an error about its flag; None if no flag has the field."""
     for flag in flags:
         is_owner = error.kind is None or issubclass(error.kind, flag.owner)
         if flag.path[-1] == error.field and is_owner:
@@ -461,7 +462,7 @@ def flag_error(error: OptionError, flags: Iterable[Flag]) -> Optional[UserError]
 
 @functools.cache
 def _attributes(kind: Any) -> Mapping[str, str]:
-    """Returns the texts under "Attributes:" in the docstring of a class, by name."""
+    """Returns the entries under "Attributes:" in a class's docstring, by name."""
     lines = inspect.cleandoc(vars(kind).get("__doc__") or "").splitlines()
     start = next((k for k, line in enumerate(lines) if line.strip() == "Attributes:"), len(lines))
     texts: dict[str, list[str]] = {}
@@ -479,7 +480,7 @@ def _attributes(kind: Any) -> Mapping[str, str]:
 
 
 def attribute_text(kind: type, field: str) -> str:
-    """Returns the text of a field in the docstring of the class that declares it."""
+    """Returns a field's text in the docstring of its class."""
     for base in kind.__mro__:
         if field in _attributes(base):
             return _attributes(base)[field].replace("`", "")

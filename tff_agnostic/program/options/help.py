@@ -1,4 +1,4 @@
-"""Help of a command: its flags in groups, with the defaults that hold for the chosen values.
+"""Help of a command: its flags in groups, with the defaults for the chosen values.
 
 A command on runs has more than a hundred flags, and a run of one task and one algorithm uses half
 of them. `--help` shows these in groups: a group is the class of options that declares the flags,
@@ -26,8 +26,8 @@ class Group(NamedTuple):
     """Flags that belong together.
 
     Attributes:
-        name: Name for `--help=NAME`.
-        heading: Subject of the flags.
+        name: Name in `--help=NAME`.
+        heading: Heading of the group.
         flags: The flags.
     """
 
@@ -36,16 +36,16 @@ class Group(NamedTuple):
     flags: Sequence[Flag]
 
 
-# From a flag to the text of its default; "" if it has none.
+# Called with a flag; returns the text of its default, or "".
 DefaultText = Callable[[Flag], str]
 
 
 def flag_groups(options: type, has: Callable[[Flag], bool] = lambda flag: True) -> list[Group]:
-    """Returns the flags of a class of options, a group for each class that declares some.
+    """Returns the flags of a class of options in groups, one per declaring class.
 
     Args:
-        options: A class of options; its own fields come first, then those of its bases and parts.
-        has: Whether a flag is shown.
+        options: A class of options. Its own fields come first, then those of its bases and parts.
+        has: Called with a flag; returns whether to show it.
     """
     by_class: dict[type, list[Flag]] = {}
     for flag in option_flags(options):
@@ -57,7 +57,7 @@ def flag_groups(options: type, has: Callable[[Flag], bool] = lambda flag: True) 
 
 
 def own_groups(options: type) -> list[Group]:
-    """Returns the groups of a command's flags; those that only it has are called "command"."""
+    """Returns the groups of a command's flags; the group of its own flags is called "command"."""
     first, *others = flag_groups(options) or [Group("command", "", [])]
     if first.name != _group_name(options):
         return [first, *others]
@@ -75,7 +75,7 @@ def _heading(kind: type) -> str:
 
 
 def without_repeated(groups: Iterable[Group]) -> list[Group]:
-    """Returns the groups without flags that an earlier group has, and without empty groups."""
+    """Returns the groups without flags of earlier groups, and without empty groups."""
     seen: set[str] = set()
     result = []
     for group in groups:
@@ -95,8 +95,8 @@ def help_page(
     """Returns the page of `--help`.
 
     Args:
-        default_text: From a flag to the default that holds for the chosen values.
-        last: Lines about flags that are not shown.
+        default_text: Called with a flag; returns its default for the chosen values.
+        last: Lines about the flags that are not shown.
     """
     parts = [(doc or "").strip()]
     for group in groups:

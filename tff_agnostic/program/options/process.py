@@ -1,7 +1,7 @@
-"""A command as a process: its arguments, start, signals, and exit status.
+"""The process of a command: arguments, start, signals, and exit status.
 
-Flag files are defaults: a flag of the command line wins, wherever it stands, and is given once.
-absl would read flag files that never end, and let the last of several values win.
+Flag files contain defaults: a flag of the command line wins wherever it is, and may occur once.
+absl alone would read endless files, and would use the last of several values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FLAG_FILE = "flagfile"
 _COMMENTS = ("#", "//")
 _USAGE_STATUS = 2
 _FAILURE_STATUS = 1
-# How absl refuses a flag's value.
+# absl's errors about a flag's value.
 _NO_NUMBER = re.compile(
     r"flag --(?P<flag>\w+)=(?P<value>.*): "
     r"(?:(?P<is_whole>invalid literal for int)|could not convert string to float).*",
@@ -43,19 +43,18 @@ _LEFT = (
     "an algorithm"
 )
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# Who stops all processes of a job at once reaches a command twice: itself, and by its parent, which
-# passes on what it is sent. `timeout` signals a process and its group.
+# A signal to a whole job reaches a command twice: directly, and through its parent, which forwards
+# signals. `timeout` likewise signals a process and its group.
 _ONE_REQUEST_SECONDS = 0.5
 
 
 def split_flag_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the lines of the flag files among some arguments, and the other arguments.
+    """Returns the lines of the flag files in some arguments, and the other arguments.
 
-    A flag file has a flag in each line, or names another flag file. Lines that begin with # or //
-    are comments.
+    A line of a flag file is a flag, the name of another flag file, or a comment after # or //.
 
     Args:
-        arguments: The arguments of a command, without the name of the program.
+        arguments: The arguments of a command, without the program's name.
     """
     lines: list[str] = []
     others: list[str] = []
@@ -91,13 +90,13 @@ def _lines(name: str, readers: tuple[str, ...]) -> Iterator[str]:
 
 
 def flag_parts(text: str) -> tuple[str, str, str]:
-    """Returns the name of a flag, "=" if a value follows it in the same argument, and the value."""
+    """Splits an argument into the flag's name, "=" if a value follows, and the value."""
     if not text.startswith("-"):
         return "", "", ""
     return text.removeprefix("-").removeprefix("-").partition("=")
 
 
-# Returns the exit status, if it is not 0.
+# Returns the exit status if it is not 0.
 Main = Callable[[Sequence[str]], Optional[int]]
 
 
@@ -106,17 +105,17 @@ def run_app(
     main: Main,
     help_text: Optional[Callable[[str], str]] = None,
 ) -> NoReturn:
-    """Runs a binary with absl's flags, and ends the process with its exit status.
+    """Runs a binary with absl's flags, then ends the process with its exit status.
 
     Args:
-        help_text: Returns the page of --help, called with "", or of --help=GROUP; if None, absl
-            prints its own page.
+        help_text: Called with "" or a group; returns the help page. If None, absl prints its own
+            page.
     """
     escape_output()
-    # The handler has the stream of when absl was imported.
+    # absl's handler keeps the stream from the time of its import.
     logging.get_absl_handler().python_handler.setStream(sys.stderr)
     drop_tff_context_at_exit()
-    # The flags of `app.run`, which is not called: they would be taken and do nothing.
+    # Remove the flags of `app.run`, which is not called: they would have no effect.
     for flag in list(flags.FLAGS.flags_by_module_dict().get(app.__name__, [])):
         delattr(flags.FLAGS, flag.name)
     try:
@@ -126,10 +125,10 @@ def run_app(
     before = set(flags.FLAGS)
     define(define_flags)
     for name in set(flags.FLAGS) - before:
-        # Otherwise --help shows only what the main module itself defines.
+        # Otherwise --help shows only flags of the main module.
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
-    # Not `app.run`: TensorFlow is imported when it is first used. If absl's app runs by then,
-    # TensorFlow makes its context in the middle of its own import, and Keras is of no use.
+    # Avoid `app.run`, as TensorFlow is imported later: if absl's app already runs, TensorFlow
+    # creates its context in the middle of its import, and Keras fails.
     app.define_help_flags()
     faulthandler.enable()
     if group is not None and help_text is not None:
@@ -139,7 +138,7 @@ def run_app(
 
 
 def define(define_flags: Callable[[], None]) -> None:
-    """Defines a binary's flags; ends the process if a user's algorithm, which has some, is none."""
+    """Defines a binary's flags; ends the process if a user's algorithm is invalid."""
     try:
         define_flags()
     except UserError as e:
@@ -147,10 +146,10 @@ def define(define_flags: Callable[[], None]) -> None:
 
 
 def exit_status(main: Main, argv: Sequence[str]) -> int:
-    """Calls `main`, and returns the exit status; errors of a user have one line, no traceback.
+    """Calls `main` and returns the exit status; user errors print one line without traceback.
 
-    The status is 2 after a user's mistake, 1 after the death of a worker, and 128 plus the signal's
-    number for a run that a signal stopped, as in shells.
+    The status is 2 after a user error, 1 after the death of a worker, and 128 plus the signal's
+    number after a stop by a signal, as in shells.
     """
     try:
         with _sigint_as_exception():
@@ -160,11 +159,11 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
     except UserError as e:
         return _failed(e)
     except BrokenPipeError:
-        # The reader, such as `head`, has seen enough. Python flushes again at its end.
+        # The reader, such as `head`, has closed the pipe. Python would flush again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as e:
-        # A file or folder that may not be read, say; without a name it is no user's file.
+        # For example an unreadable file. An error without a file name is not a user's error.
         if e.filename is None:
             raise
         return _failed(UserError(f"{e.filename}: {e.strerror}"))
@@ -176,7 +175,7 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
         print(e, file=sys.stderr)
         return 128 + e.signal_number
     except SystemExit:
-        # No command leaves so: code of a user's file does that runs in the middle of something.
+        # Only code of a user's file, run in the middle of a command, exits this way.
         print(f"error: {_LEFT}", file=sys.stderr)
         return _FAILURE_STATUS
     except KeyboardInterrupt:
@@ -186,7 +185,7 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _sigint_as_exception() -> Iterator[None]:
-    """While something runs that cleans up; before and after it SIGINT may end the process."""
+    """Makes SIGINT an exception while cleanup code runs; otherwise it may end the process."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -197,14 +196,14 @@ def _sigint_as_exception() -> Iterator[None]:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses the flags, and returns what is left; ends the process if one is wrong.
+    """Parses the flags and returns the remaining arguments; ends the process if a flag is invalid.
 
-    Or if one asks for help, which absl calls a failure.
+    It also ends the process if a flag asks for help.
     """
     logging.use_absl_handler()
     try:
         lines, arguments = split_flag_files(argv[1:])
-        # absl ends at the first argument that is no flag: what is left is refused by the command.
+        # absl stops at the first argument that is not a flag; the command rejects the rest.
         rest = [argv[0], *parse(lines, flags.FLAGS, once=False)]
         rest += parse(arguments, flags.FLAGS)
     except (UserError, flags.Error) as e:
@@ -212,16 +211,16 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     except SystemExit:
         sys.exit()
     if not flags.FLAGS["verbosity"].present:
-        # TFF's compiler has much to say at the default level.
+        # TFF's compiler logs much at the default level.
         logging.set_verbosity(logging.WARNING)
     return rest
 
 
 def parse(arguments: Sequence[str], defined: flags.FlagValues, once: bool = True) -> list[str]:
-    """Parses flags over earlier values, and returns the other arguments.
+    """Parses flags over earlier values; returns the other arguments.
 
     Args:
-        once: Whether a second value of a flag is an error.
+        once: Whether a repeated flag is an error.
     """
     singles = [
         flag for flag in map(defined.__getitem__, defined) if not isinstance(flag, flags.MultiFlag)
@@ -236,7 +235,7 @@ def parse(arguments: Sequence[str], defined: flags.FlagValues, once: bool = True
 
 
 def _in_words(error: Exception) -> Exception:
-    """Returns absl's error about a flag that is not a number in words, others as they are."""
+    """Rewords absl's error about a flag that is not a number; other errors stay unchanged."""
     match = _NO_NUMBER.fullmatch(str(error))
     if match is None:
         return error
@@ -255,11 +254,11 @@ def _failed(error: Exception) -> int:
 
 
 def resume_command(name: str, output_dir: Path) -> str:
-    """Returns the command line that resumes the run of this process.
+    """Returns the command line that resumes this process's run.
 
     Args:
-        name: Name of the binary, as `./run` knows it.
-        output_dir: Folder of the run, which may be one that the user did not name.
+        name: Name of the binary, as in `./run NAME`.
+        output_dir: Folder of the run; the user may not have named it.
     """
     program = Path(sys.argv[0]).absolute()
     script = program.parent.parent / "run"
@@ -280,13 +279,13 @@ def resume_command(name: str, output_dir: Path) -> str:
 
 
 class StopRequest:
-    """While entered, notes the first SIGINT or SIGTERM; a later one acts as usual.
+    """Records the first SIGINT or SIGTERM while entered; later signals have their usual effect.
 
     Args:
-        one_request_seconds: How soon after the first a signal is taken for the same request.
+        one_request_seconds: Seconds during which a further signal counts as the same request.
 
     Attributes:
-        signal_number: The signal that was noted, or None.
+        signal_number: The recorded signal; None if there is none.
     """
 
     def __init__(self, one_request_seconds: float = _ONE_REQUEST_SECONDS) -> None:
@@ -297,7 +296,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         """Installs the handlers."""
-        # Elsewhere Python takes no handlers, and gets no signals.
+        # Python allows handlers in the main thread only, which receives all signals.
         is_main = threading.current_thread() is threading.main_thread()
         for number in _SIGNALS if is_main else ():
             self._previous[number] = signal.signal(number, self._note)
@@ -308,7 +307,7 @@ class StopRequest:
         self._restore()
 
     def check(self, done: str) -> None:
-        """Raises `Interrupted` if a signal was noted; `done` says what was saved."""
+        """Raises `Interrupted` if a signal was recorded."""
         if self.signal_number is not None:
             raise Interrupted(f"stopped and saved after {done}", self.signal_number)
 
@@ -328,7 +327,7 @@ class StopRequest:
 
 
 class Interrupted(Exception):
-    """A run was stopped by a signal after it had been saved.
+    """A signal stopped the run, which is saved.
 
     Attributes:
         signal_number: The signal.
@@ -339,12 +338,12 @@ class Interrupted(Exception):
         self.signal_number = signal_number
 
     def with_command(self, command: str) -> Interrupted:
-        """Returns the interruption with the command that resumes the run."""
+        """Returns the same exception with the command that resumes the run."""
         return Interrupted(f"{self}; go on with: {command}", self.signal_number)
 
 
 def asked_for(arguments: Iterable[str]) -> Optional[str]:
-    """Returns the group of flags whose help is requested, "" for the page, None for no help."""
+    """Returns the group whose help is requested, "" for the page, None for no help."""
     for argument in arguments:
         if argument == "--":
             return None

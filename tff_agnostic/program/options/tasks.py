@@ -1,4 +1,4 @@
-"""Options of tasks on the command line and in files of runs."""
+"""Options of tasks, on the command line and in the files of runs."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ def check_format(place: object, stated: Any) -> None:
 
     Args:
         place: The file that contains the flags.
-        stated: The format according to the file; None if the file states none.
+        stated: Format that the file states; None if it states none.
     """
     if stated != FORMAT:
         raise UserError(
@@ -37,12 +37,12 @@ def task_flags() -> FlagTable:
 
 
 def check_task_options(task: str, names: Iterable[str]) -> None:
-    """Refuses options of tasks, by their flags, that a task does not have."""
+    """Rejects options, by flag, that a task does not have."""
     task_flags().check_used(names, "task", task)
 
 
 def task_in(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the name of a run's task and the values of its options, from the values of a run."""
+    """Returns the name of a run's task and the values of its options, from the run's values."""
     kind = DEFAULTS[values["task"]].spec.options
     return values["task"], option_values(build(kind, checked(kind, values)))
 
@@ -62,10 +62,10 @@ def load_run_task(task: str, values: Mapping[str, Any], context: TaskContext) ->
 
     Args:
         values: Values by flag that differ from the task's defaults.
-        context: Seed of the run and places of the data.
+        context: Seed of the run, and paths of the data.
     """
     options = task_options(task, values)
-    # Errors about a file of data name the file: the context has no paths here.
+    # Errors about data files name the file itself, as the context has no paths here.
     with flags_in_errors(options, TaskContext(context.seed)):
         loaded = load_task(DEFAULTS[task].task, options, context)
 

@@ -1,7 +1,7 @@
-"""An algorithm of a user's own: a Python file that defines `ALGORITHM`, an `AlgorithmSpec`.
+"""Users' algorithms: Python files that define `ALGORITHM`, an `AlgorithmSpec`.
 
-The results of its functions are checked, and errors in them show the lines of the user's file. A
-round is traced as soon as the algorithm is built, so that mistakes are found before anything runs.
+Results of a file's functions are checked, and errors show the user's lines. A round is traced when
+the algorithm is built, so that mistakes appear before training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tff_agnostic.program.options.flags import option_flags
 
 _SUFFIX = ".py"
 _DEFINITION = "ALGORITHM"
-# Names in the fingerprint of a run: the user's file, and the files next to it that it imports.
+# Keys of a run's fingerprint: the user's file, and the modules that it imports from its folder.
 OWN_CODE = ("algorithm", "files that the algorithm imports")
 _KINDS = (bool, int, float, str, Path)
 _ITEMS = (int, float, str, Path)
@@ -34,37 +34,37 @@ _KEPT_FILES = 16
 
 
 def is_user_file(name: str) -> bool:
-    """Returns whether the name of an algorithm is that of a Python file."""
+    """Returns whether the name of an algorithm is a Python file."""
     return name.endswith(_SUFFIX)
 
 
 def algorithm_named(name: str) -> core.AlgorithmSpec:
-    """Returns a registered algorithm by its name, or a user's by the path of its file."""
+    """Returns a registered algorithm by name, or a user's algorithm by path."""
     return load_user_algorithm(Path(name)) if is_user_file(name) else ALGORITHMS[name]
 
 
 def algorithm_label(name: str) -> str:
-    """Returns the short name of an algorithm, for folders and messages: a file's without suffix."""
+    """Returns the short name of an algorithm, for folders and messages: a file's stem."""
     return Path(name).stem if is_user_file(name) else name
 
 
 def load_user_algorithm(path: Path) -> core.AlgorithmSpec:
     """Returns the algorithm that a Python file defines.
 
-    A file that has not changed is executed once, so that its settings are of one class.
+    An unchanged file is executed only once, so that its settings have one class.
     """
     return _load_current(path).spec
 
 
 def algorithm_fingerprint(name: str) -> dict[str, str]:
-    """Returns digests of the code of a user's algorithm; none for a registered one.
+    """Returns digests of a user's algorithm's code; empty for a registered algorithm.
 
-    The algorithm has to be built before, as building may import further files.
+    Call it after building the algorithm, as building may import further files.
     """
     if not is_user_file(name):
         return {}
     loaded = _load_current(Path(name))
-    # Later digests may have more: what runs may import, too, and a second run finds it imported.
+    # Keep the first digests: later ones may include files that the running algorithm imports.
     digests = loaded.digests or loaded.file.digests()
     return {
         ours: digests[key] for ours, key in zip(OWN_CODE, ("file", "imports")) if key in digests
@@ -73,7 +73,7 @@ def algorithm_fingerprint(name: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def building_options(name: str) -> Iterator[None]:
-    """While an algorithm's options are made: errors of a user's own checks have its lines."""
+    """Makes errors raised while an algorithm's options are built show the user's lines."""
     if not is_user_file(name):
         yield
         return
@@ -130,7 +130,7 @@ def _loaded(path: Path, mtime_ns: int, size: int) -> _Loaded:
 def _check_options(options: Any) -> None:
     if not (isinstance(options, type) and issubclass(options, Options)):
         raise UserError(f"options: expected a subclass of Options, found {_shown(options)}")
-    # Unlike `dataclasses.fields`, this has the constants of the class too.
+    # Unlike `dataclasses.fields`, this includes the class's constants.
     declared = set(options.__dataclass_fields__)
     undeclared = sorted(set(vars(options).get("__annotations__", {})) - declared)
     if undeclared:
@@ -168,7 +168,7 @@ def _shown(value: Any) -> str:
     return getattr(value, "__name__", repr(value))
 
 
-# Raises a `UserError` if what a function returned for its arguments is not what it should be.
+# Raises a `UserError` if a function's result is invalid for its arguments.
 Check = Callable[..., None]
 
 
@@ -176,7 +176,7 @@ Check = Callable[..., None]
 class _UserFunction:
     """A user's function, whose errors show the lines of the user's file.
 
-    Two are equal if their functions are equal: work that was traced for one serves the other.
+    Instances with equal functions are equal, so that they share traces.
     """
 
     file: UserFile
@@ -264,7 +264,7 @@ def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> 
 
 
 def trace_round(algorithm: core.Algorithm) -> None:
-    """Traces a round with a single client, for the errors that its functions raise."""
+    """Traces a round with a single client, to find the errors that its functions raise."""
 
     def round_(examples: Any) -> Any:
         state = algorithm.initialize()
@@ -282,7 +282,7 @@ def trace_round(algorithm: core.Algorithm) -> None:
         algorithm.models(next_state)
         return algorithm.main_model(next_state)
 
-    # On the CPU: there is nothing to run.
+    # Trace on the CPU: nothing runs.
     with tf.device("CPU:0"):
         tf.function(round_, autograph=False).get_concrete_function(algorithm.client_data_spec)
 
