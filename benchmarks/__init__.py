@@ -1,4 +1,4 @@
 """Measurements of this package and of other simulators, from a checkout; not installed.
 
-Python packages that bring a `benchmarks` of their own hide a folder of that name without this file.
+Without this file, Python packages with a folder `benchmarks` of their own would hide this folder.
 """

@@ -1,4 +1,4 @@
-"""Times rounds of this package and of other simulators, and at scale: tables, JSON, Markdown.
+"""Times rounds of this package and of other simulators, also at scale: tables, JSON, Markdown.
 
 Example: ./run benchmark --workload=emnist_cnn --peers=fedjax,pfl
 """
@@ -38,9 +38,9 @@ from tff_agnostic.runtimes.registry import RUNTIMES
 _RUNS = Path("runs")
 _SCALE = "scale"
 _DEVICES = ["cpu", "gpu"]
-# Below the heading of the page's part that holds the section.
+# Text below the heading of the generated section.
 _PAGE_HEADINGS = 4
-# The workloads that each value of --workload stands for.
+# Workloads by the value of --workload.
 _CHOICES: Registry[list[str]] = Registry(
     "workload",
     {**{name: [name] for name in [*WORKLOADS, _SCALE]}, "all": [*WORKLOADS, _SCALE]},
@@ -89,7 +89,7 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Times what the flags say; prints and writes the tables; returns 1 if a side failed."""
+    """Runs the benchmarks that the flags select; returns 1 if a side failed."""
     del argv
     names, peers = _CHOICES[flags.FLAGS.workload], chosen_peers()
     ours = own_sides(flags.FLAGS.runtime, flags.FLAGS.device)
@@ -129,22 +129,22 @@ def main(argv: Sequence[str]) -> int:
         else:
             compared = compare(chosen_workload(name), [*ours, *peers], protocol(path, name))
             report = dataclasses.replace(report, workloads=[*report.workloads, compared])
-        # After each: the next one may be interrupted.
+        # Write after each workload, as the next one may be interrupted.
         write(report, path)
-    # At the end only: a page is for readers, whom half of the results would mislead.
+    # Write the page at the end only, as half of the results would mislead its readers.
     if page is not None:
         page.replace_section(report.section(_PAGE_HEADINGS))
     return finish(report, path)
 
 
 def chosen_workload(name: str) -> Workload:
-    """Returns a workload, with as many clients as the flags say."""
+    """Returns a workload, with the number of clients from the flags."""
     workload, clients = WORKLOADS[name], flags.FLAGS.clients
     return workload if clients is None else dataclasses.replace(workload, clients=clients)
 
 
 def priced_algorithms() -> list[str]:
-    """Returns the algorithms whose price is asked for; none if peers are timed."""
+    """Returns the algorithms whose overhead to measure; none if peers are timed."""
     if flags.FLAGS.algorithms is None:
         return []
     names = chosen_algorithms(flags.FLAGS.algorithms)
@@ -162,7 +162,7 @@ def priced_algorithms() -> list[str]:
 
 
 def chosen_peers() -> list[SideSpec]:
-    """Returns the peers that the flags name."""
+    """Returns the peers that the flags select."""
     names = flags.FLAGS.peers
     if flags.FLAGS.device != "cpu":
         if flags.FLAGS["peers"].present and names != ["none"]:
@@ -182,7 +182,7 @@ def chosen_peers() -> list[SideSpec]:
 
 
 def chosen_page() -> Optional[Page]:
-    """Returns the page that the flags name, if they do."""
+    """Returns the page that the flags name, if any."""
     if not flags.FLAGS.page:
         return None
     page = Page(Path(flags.FLAGS.page))
@@ -201,7 +201,7 @@ def output_folder() -> Path:
 
 
 def protocol(path: Path, name: str) -> Protocol:
-    """Returns the numbers of rounds and repetitions; makes a log folder for the workload `name`."""
+    """Returns numbers of rounds and repetitions; creates a log folder for the workload `name`."""
     logs = path / "logs" / name
     make_folder(logs)
     return Protocol(
@@ -220,7 +220,7 @@ def write(report: Report, path: Path) -> None:
 
 
 def finish(report: Report, path: Path) -> int:
-    """Prints the tables, and the sides that failed; returns 1 if there are any."""
+    """Prints the tables and the failed sides; returns 1 if a side failed."""
     print(f"\n{report.text()}\n\ntables: {path / 'benchmark.md'}, {path / 'benchmark.json'}")
     failed = report.failures()
     for line in failed:

@@ -41,16 +41,17 @@ _REPLICATES = 1000
 
 
 class Judges(NamedTuple):
-    """Data of a choice: clients of each domain, examples of each client, and seeds."""
+    """Data of a choice: numbers of clients per domain, of examples per client, and of seeds."""
 
     clients: int
     examples: int
     seeds: int
 
 
-# As on the promise's problems, and as few as on digits with a noisy and a rare domain.
+# Numbers of clients as on `recommend_promise`'s problems, and as on digits with a noisy and a rare
+# domain.
 JUDGES = (Judges(40, 20, 5), Judges(12, 5, 3), Judges(12, 5, 5), Judges(24, 5, 3))
-# Confidence levels: the lower end of the 95% interval is above 0; 95% and 90% one-sided.
+# Confidence levels of a gain above 0: 95% two-sided, 95% one-sided, and 90% one-sided.
 LEVELS = (0.975, 0.95, 0.9)
 
 
@@ -87,7 +88,7 @@ def trained(row: str, clients: Drawn, domains: np.ndarray, rate: float, seed: in
 
 
 def _moved(lambdas: np.ndarray, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns lambda after an exponentiated step on mean losses; absent domains keep theirs."""
+    """Returns lambda after an exponentiated step on mean losses; absent domains keep it."""
     present = counts > 0
     moved = np.where(present, lambdas * np.exp(_DOMAIN_RATE * sums / np.maximum(counts, 1)), 0.0)
     return np.where(present, moved * lambdas[present].sum() / moved.sum(), lambdas)
@@ -99,10 +100,10 @@ def right(weights: np.ndarray, clients: Drawn) -> np.ndarray:
 
 
 def worst_domain_gain(ours: np.ndarray, theirs: np.ndarray, draws: np.ndarray) -> Spread:
-    """Returns the gain of a method's worst domain, with its error over clients and seeds.
+    """Returns the gain in a method's worst domain, with its error over clients and seeds.
 
     Args:
-        ours: Accuracies [seeds, domains, clients] of clients of one size.
+        ours: Accuracies [seeds, domains, clients] of the method.
         theirs: Accuracies of the baseline, in the same shape.
         draws: Weight of each client, [replicates, domains, clients].
     """
@@ -129,7 +130,7 @@ def surest(rows: Mapping[str, Spread], level: float) -> Optional[str]:
 
 
 class Outcome(NamedTuple):
-    """Gains of the choice and of the best method on fresh clients; whether the choice is worse."""
+    """Gains of the choice and of the best method, and whether the choice is worse than FedAvg."""
 
     gain: float
     best: float

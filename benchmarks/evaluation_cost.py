@@ -62,7 +62,7 @@ def _examples(_: str, columns: Mapping[str, np.ndarray]) -> Examples:
 
 
 def ways(task: Task, runtime: CohortRuntime) -> Ways:
-    """Returns functions that evaluate the initial model: losses and metrics alone, and in full."""
+    """Returns functions that evaluate the initial model: losses and metrics alone, and fully."""
     weights = task.model.initial_weights
     alone = runtime.measurement(model_measurement(task.model, task.num_domains), PlainSum())
     evaluate = prepared_evaluation(runtime, task, PlainSum())
@@ -107,7 +107,7 @@ def seconds(both: Ways, turns: int) -> np.ndarray:
 
 
 def main() -> None:
-    """Prints medians, their ratio, and the quartiles of the ratio of turns side by side."""
+    """Prints medians, their ratio, and the quartiles of the ratios of paired turns."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--turns", type=int, default=41)
     parser.add_argument("--models", type=int, help="Time a family of so many models.")

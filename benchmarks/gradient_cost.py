@@ -62,7 +62,7 @@ def seconds(num_domains: int, runtime: CohortRuntime) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    """Prints the ratio of the medians, and the quartiles of the ratio of rounds side by side."""
+    """Prints the ratio of the medians, and the quartiles of the ratios of paired rounds."""
     rows = []
     with CohortRuntime() as runtime:
         for num_domains in _DOMAINS:

@@ -41,10 +41,10 @@ class Case(NamedTuple):
 
     Attributes:
         accuracies: Accuracy of each domain; the first domain is worst, and gains most.
-        gains: Gain of each domain.
+        gains: Gain in each domain.
         of_client: Standard deviation of the accuracy over clients.
         of_gain: Standard deviation of the gain over clients.
-        of_both: Standard deviation of the accuracy of a client with a seed and a model.
+        of_both: Standard deviation of the accuracy over pairs of client and seed.
         of_seed: Standard deviation of the accuracy of a seed's model in a domain.
         of_size: Standard deviation of the logarithm of a client's number of examples.
         kind: Additional gain of one client in ten.

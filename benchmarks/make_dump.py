@@ -1,9 +1,9 @@
-"""Writes a Posts.xml of any size, to see how an import of one goes.
+"""Writes a Posts.xml of any size, for measuring imports.
 
 Example: python benchmarks/make_dump.py --megabytes=1000 --output=big/Posts.xml
 
-Posts have about the lengths and the markup of Stack Exchange's, and words with Zipf's frequencies.
-Only the standard library is needed.
+Posts have about the lengths and the markup of Stack Exchange's posts, and words with Zipf's
+frequencies. Only the standard library is needed.
 """
 
 import argparse
@@ -19,7 +19,7 @@ _POSTS_PER_USER = 8
 
 
 def sentences(draw: random.Random) -> list[str]:
-    """Returns sentences to make posts of."""
+    """Returns sentences for posts."""
     letters = "etaoinshrdlucmfw"
     words = ["".join(draw.choices(letters, k=draw.randint(2, 9))) for _ in range(_NUM_WORDS)]
     weights = list(itertools.accumulate(1 / k for k in range(1, _NUM_WORDS + 1)))
@@ -30,7 +30,7 @@ def sentences(draw: random.Random) -> list[str]:
 
 
 def body(draw: random.Random, texts: list[str]) -> str:
-    """Returns a post's HTML, 1 to 5 paragraphs and at times code."""
+    """Returns a post's HTML: 1 to 5 paragraphs, sometimes with code."""
     parts = []
     for _ in range(draw.randint(1, 5)):
         text = " ".join(draw.choices(texts, k=draw.randint(1, 4)))
@@ -43,7 +43,7 @@ def body(draw: random.Random, texts: list[str]) -> str:
 
 
 def rows(seed: int) -> Iterator[str]:
-    """Yields rows without end: a question, then some answers to it."""
+    """Yields an endless sequence of rows: a question, then some answers to it."""
     draw = random.Random(seed)
     texts = sentences(draw)
     question = 0
@@ -53,7 +53,7 @@ def rows(seed: int) -> Iterator[str]:
         type_attributes = 'PostTypeId="1" Title="Why?" Tags="&lt;a&gt;&lt;b&gt;"'
         if not is_question:
             type_attributes = f'PostTypeId="2" ParentId="{question}"'
-        # Users come as posts do: there are more of them in a longer dump.
+        # The number of users grows with the number of posts.
         user = int(draw.random() ** 3 * (post // _POSTS_PER_USER + 1))
         owner = f'OwnerUserId="{user}" ' if draw.random() < 0.99 else ""
         yield (

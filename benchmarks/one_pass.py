@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.one_pass --data_dir=FOLDER --output_dir=FOLDER --page=FILE.md
 
-Each pair of methods differs in `--measure_losses` alone and has the same seeds. A killed call
+The methods of a pair differ only in `--measure_losses`, and have the same seeds. A killed call
 resumes; data sets whose files are missing are skipped.
 """
 
@@ -27,25 +27,25 @@ from tff_agnostic.program.studies.gains import gain
 _SMALL = ["digits", "adult", "hard_digits", "flights", "fashion_mnist", "speeches"]
 _BEFORE, _WHILE = "before", "while"
 _MANY_EPOCHS = 5
-# The second setting of each method: domain weights that follow losses faster.
+# Second setting of each method: domain weights that follow losses faster.
 _FASTER = 5.0
 _DECIMALS = 3
 _PLACES = ("task", "data_dir", "data")
 
 
 class Pair(NamedTuple):
-    """Settings that both methods of a pair have, next to those of the data set."""
+    """Settings of both methods of a pair, in addition to the data set's."""
 
     name: str
     settings: Mapping[str, Any]
 
 
 class Methods(NamedTuple):
-    """The methods that are compared on a data set.
+    """The compared methods on a data set.
 
     Attributes:
-        pairs: The pairs of AgnosticFedAvg.
-        rows: Settings of each method by its name: FedAvg, and two methods of each pair.
+        pairs: The pairs of AgnosticFedAvg's settings.
+        rows: Settings of each method by name: FedAvg, and two methods per pair.
     """
 
     pairs: list[Pair]
@@ -53,7 +53,7 @@ class Methods(NamedTuple):
 
 
 def methods(data: DataSet, read: Mapping[str, Any], many_epochs: bool) -> Methods:
-    """Returns the methods that are compared on a data set.
+    """Returns the compared methods on a data set.
 
     Args:
         data: The data set.

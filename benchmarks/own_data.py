@@ -8,8 +8,8 @@ compare FedAvg with AgnosticFedAvg, and save all models. The second computation 
 plain TensorFlow predicts each raw row with the saved models, and NumPy computes accuracies, gains
 and intervals. Only the list of test clients comes from the store.
 
-Its intervals need no replicates. With u_ck, the part of client c in the gain of seed k, the
-variances over clients are sums of squares (Cochran 1977, equation 6.13, of a difference of ratios).
+Its intervals need no replicates. With u_ck, client c's part of the gain of seed k, the variances
+over clients are sums of squares (Cochran 1977, equation 6.13, for a difference of ratios).
 """
 
 import argparse
@@ -119,7 +119,7 @@ def _run(folder: Path, *arguments: str) -> None:
 
 
 def trained(table: Table, rows: Sequence[Row], folder: Path, trials: int, rounds: int) -> None:
-    """Imports a table, compares both arms on it, and saves each model as a SavedModel."""
+    """Imports a table, compares both methods on it, and saves each model as a SavedModel."""
     with open(folder / "table.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -185,7 +185,7 @@ def sums(rows: Sequence[Row], domains: Sequence[str], predictions: Sequence[np.n
 
 
 def accuracy_gain(ours: Sums, theirs: Sums, domain: Any) -> tuple[float, float]:
-    """Returns a gain in accuracy, the mean over seeds, and half of its 95% interval.
+    """Returns a gain in accuracy, averaged over seeds, and half the width of its 95% interval.
 
     Args:
         ours: Sums of the method.
@@ -250,7 +250,7 @@ def compared(name: str, rows: Sequence[Row], folder: Path, trials: int) -> str:
 
 
 def main() -> None:
-    """Prints both computations of both tables."""
+    """Prints both computations for both tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)

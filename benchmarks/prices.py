@@ -1,7 +1,7 @@
 """The overhead over FedAvg of every algorithm, every kind of sum, and evaluations.
 
-All rows take turns in one process, on the cohort of a workload. The results are ratios: of seconds,
-and of processor seconds; other work on the machine changes the latter less.
+All rows take turns in one process, on the cohort of a workload. The results are ratios of seconds,
+and of processor seconds, which depend less on other work on the machine.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ def prices(
         workload: The cohort and its model.
         names: Names of the algorithms.
         rounds: Number of measured turns of each row.
-        say: Called with lines on the progress.
+        say: Called with progress lines.
     """
     with CohortRuntime() as runtime:
         rows: list[_Row] = []
@@ -77,7 +77,7 @@ def prices(
             say(f"turn {number + 1}/{rounds}")
     medians = dict(zip((row.title for row in rows), np.median(took, axis=1)))
     result = [_price(row, medians) for row in rows]
-    # TensorFlow's functions complain if the end of Python collects them.
+    # TensorFlow's functions print errors if Python collects them at its end.
     rows.clear()
     gc.collect()
     return result
@@ -87,7 +87,7 @@ def chosen_algorithms(names: Sequence[str]) -> list[str]:
     """Returns the names of the chosen algorithms; "all" stands for the registry.
 
     Raises:
-        UserError: If a name is unknown, or is given twice.
+        UserError: If a name is unknown or repeated.
     """
     if list(names) == ["all"]:
         return list(ALGORITHMS)
@@ -153,13 +153,13 @@ def _algorithm(
 
 
 def _taken(spec: AlgorithmSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that an algorithm has."""
+    """Returns the settings that apply to an algorithm."""
     names = {field.name for field in dataclasses.fields(spec.options)}
     return {name: value for name, value in settings.items() if name in names}
 
 
 def _ensemble(model: Model) -> Model:
-    """Returns a mixture of models that differ."""
+    """Returns a mixture of different models."""
     initial, rng = model.initial_weights, np.random.default_rng(0)
     members = [
         ModelWeights(

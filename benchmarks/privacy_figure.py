@@ -14,7 +14,7 @@ from tff_agnostic.program.reports import figures
 _NO_NOISE = "no noise"
 _ROW = re.compile(r"\| (?P<name>\w*) +\| (?P<epsilon>no noise|\d+) \|(?P<cells>.*)\|")
 _CELL = re.compile(r"(?P<mean>[\d.]+) \((?P<deviation>[\d.]+)\)")
-# Kinds of noise in the order of the columns, each with z and two accuracies.
+# Kinds of noise in column order, each with z and two accuracies.
 _KINDS = ("central", "distributed", "tree")
 _STYLES = dict(zip(_KINDS, ("o-", "s-.", "D--")))
 _COLOURS = {"FedAvg": "#0072b2", "AgnosticFedAvg": "#d55e00"}
@@ -22,13 +22,14 @@ _TITLES = ("high-school writers, the worst domain", "all writers")
 
 
 class Point(NamedTuple):
-    """A mean over seeds.
+    """Mean results over seeds.
 
     Attributes:
         method: Name of the algorithm.
         kind: Kind of noise.
-        epsilon: Epsilon as the table has it.
-        accuracies: Mean and standard deviation in percent, of the worst domain and of all.
+        epsilon: Epsilon, as printed in the table.
+        accuracies: Mean and standard deviation in percent, for the worst domain and for all
+            domains.
     """
 
     method: str
@@ -38,7 +39,7 @@ class Point(NamedTuple):
 
 
 def read_points(page: str) -> list[Point]:
-    """Returns the points of the table of a page; a row without a name has the name above it."""
+    """Returns the points of a page's table; a row without a name continues the row above."""
     points, method = [], ""
     for row in filter(None, map(_ROW.fullmatch, map(str.strip, page.splitlines()))):
         method = row["name"] or method
@@ -63,7 +64,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             for j, kind in enumerate(_KINDS):
                 line = [p for p in points if (p.method, p.kind) == (method, kind)]
                 line.sort(key=lambda point: ticks.index(point.epsilon))
-                # Points of one epsilon are next to each other.
+                # Points with equal epsilon are next to each other.
                 x = [ticks.index(p.epsilon) + 0.05 * (2 * j + shift - 2.5) for p in line]
                 means, deviations = zip(*(p.accuracies[k] for p in line))
                 label = f"{method}, {kind}"

@@ -2,9 +2,9 @@
 
     .venv/bin/python -m benchmarks.private_cost
 
-Softmax regression, of the size of MNIST's by default, on clients with random examples. All sides
-take turns in one process, on the same cohort. The results are ratios: of seconds, and of processor
-seconds; other work on the machine changes the latter less.
+Softmax regression, of MNIST's size by default, on clients with random examples. All sides take
+turns in one process, on the same cohort. The results are ratios of seconds, and of processor
+seconds, which depend less on other work on the machine.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.training.private_cohorts import noise_key
 
 _PLAIN, _SECURE = "plain", "secure"
-# The sum below each kind of noise, which is also its baseline.
+# Aggregation to which each kind adds noise, and which is its baseline.
 _WITHOUT_NOISE = {
     **{name: name for name in (_PLAIN, _SECURE)},
     **{"central": _PLAIN, "tree": _PLAIN, "distributed": _SECURE},
@@ -57,7 +57,7 @@ def sums_without_and_with_noise(
     kinds: Sequence[str] = KINDS,
     generators: Sequence[str] = tuple(NOISE_GENERATORS),
 ) -> dict[str, Aggregation]:
-    """Returns sums without noise, and each kind of noise over plain or secure ones.
+    """Returns sums without noise, and each kind of noise on top of plain or secure sums.
 
     Args:
         clients: Number of clients of a cohort.
@@ -73,7 +73,7 @@ def sums_without_and_with_noise(
     for name in kinds:
         spec = PRIVACIES[name]
         assert spec.build is not None
-        # A server's noise has one generator.
+        # A server's noise has a single generator.
         adds_at_clients = issubclass(spec.options, DistributedOptions)
         for chosen in [{"noise_generator": g} for g in generators] if adds_at_clients else [{}]:
             options = build(

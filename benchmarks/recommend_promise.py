@@ -10,11 +10,10 @@ Each problem is a store of three domains, with a linear model for two classes dr
 - both: one domain is rare, another one noisy;
 - nothing: all domains have the same distribution.
 
-The search of the command chooses on 80 validation clients of each domain. The trained models, each
-method's at its best setting, are then evaluated on 400 fresh clients of each domain, in NumPy: the
-result is the gain in the worst domain over FedAvg, of the choice and of the portfolio's best
-method. The gains on validation clients are saved as well. Problems that are already in the file are
-skipped.
+The command's search chooses on 80 validation clients per domain. Each method's models at its best
+setting are then evaluated on 400 fresh clients per domain, in NumPy. The results are the gains in
+the worst domain over FedAvg, of the choice and of the portfolio's best method. The gains on
+validation clients are saved as well. Problems that are already in the file are skipped.
 """
 
 import argparse
@@ -53,7 +52,7 @@ _FEATURES = 8
 _EXAMPLES = 20
 ROUNDS, _RATE = 60, 1.0
 _TRIES, _TRIALS = 2, 5
-# Clients of each domain: for validation, for the command's final test, and for the fresh gain.
+# Clients per domain: for validation, for the command's final test, and for the fresh gain.
 HELDOUT, TEST, FRESH = 80, 3, 400
 _REPLICATES = 1000
 
@@ -63,7 +62,7 @@ class Domain(NamedTuple):
 
     Attributes:
         weights: Weights of the true scores, [features].
-        margin: Factor of the true scores; labels are less certain with a small one.
+        margin: Factor of the true scores; labels are less certain if it is small.
         noise: Fraction of wrong labels.
         clients: Number of training clients.
     """
@@ -80,7 +79,8 @@ def problem(kind: str, rng: np.random.Generator) -> list[Domain]:
     shared /= np.linalg.norm(shared)
     other = rng.normal(size=_FEATURES)
     other -= shared * (other @ shared)
-    # At an angle: one model serves both, and neither as well as its own would.
+    # The weights are at an angle: one model serves both domains, but neither as well as a separate
+    # model would.
     turned = shared * rng.uniform(-0.3, 0.5) + other / np.linalg.norm(other)
     margin, many = rng.uniform(3, 6), int(rng.integers(30, 60))
     few = int(rng.integers(4, 9))
@@ -105,7 +105,7 @@ class Drawn(NamedTuple):
 
 
 def drawn(domain: Domain, clients: int, rng: np.random.Generator) -> Drawn:
-    """Returns new clients of a domain, each with its own weights close to the domain's."""
+    """Returns new clients of a domain; each has weights close to the domain's."""
     x = rng.normal(size=(clients, _EXAMPLES, _FEATURES))
     client_weights = domain.weights + rng.normal(scale=0.1, size=(clients, 1, _FEATURES))
     scores = domain.margin * np.sum(x * client_weights, axis=-1)
@@ -136,7 +136,7 @@ def accuracies(kernel: np.ndarray, bias: np.ndarray, fresh: Sequence[Drawn]) -> 
 def worst_gain(
     ours: np.ndarray, theirs: np.ndarray, rng: np.random.Generator
 ) -> tuple[float, tuple[float, float]]:
-    """Returns the gain of a method's worst domain over a baseline's, with its 95% interval.
+    """Returns the gain in a method's worst domain over a baseline's, with its 95% interval.
 
     The interval is over fresh clients, drawn with replacement, for fixed models.
 
@@ -208,7 +208,7 @@ def run_problem(number: int, kind: str, folder: Path) -> dict[str, Any]:
 
 
 def validated(gain: Gain) -> dict[str, Any]:
-    """Returns a gain on validation clients as JSON values, for trying other rules on it."""
+    """Returns a gain on validation clients as JSON values, for testing other rules on it."""
     spread = {} if gain.spread is None else dataclasses.asdict(gain.spread)
     return {name: finite_or_none(value) for name, value in {"mean": gain.mean, **spread}.items()}
 
@@ -216,7 +216,8 @@ def validated(gain: Gain) -> dict[str, Any]:
 def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, SearchResults]:
     """Returns the search of `recommend`, without the final runs on test clients.
 
-    The final runs have the seeds and the training clients of the search, and so the same models.
+    The final runs have the seeds and the training clients of the search, and therefore the same
+    models.
     """
     request = parse_request(given)
     name = request.first.config.runtime

@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.round_parts --workload=stackoverflow_lstm
 
 The domain pass and each client's first local step start from the same weights. The row of the first
-batch is the possible saving of a domain pass that takes this batch's losses from the local step.
+batch shows what a domain pass could save that takes this batch's losses from the local step.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _WHOLE = "AgnosticFedAvg's round"
 
 
 def parts(workload: Workload, runtime: CohortRuntime) -> dict[str, Callable[[], object]]:
-    """Returns a function for each part, which runs it."""
+    """Returns a function per part, which runs it."""
     model = dataclasses.replace(MODELS[workload.model](workload), metrics=())
     clients = make_clients(workload)
     first = [{k: v[: workload.batch_size] for k, v in client.items()} for client in clients]

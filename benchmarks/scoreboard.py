@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.scoreboard --data_dir=FOLDER --output_dir=FOLDER --page=FILE.md
 
 Each data set gets a search as `recommend` runs it. Then every method trains again at its best
-setting and is evaluated once on the test clients. A killed call resumes; data sets whose files are
+setting, and is evaluated once on the test clients. A killed call resumes; data sets whose files are
 missing are skipped.
 """
 
@@ -93,7 +93,7 @@ class DataSet:
         settings: Settings of every method, by flag.
         task_options: Options of the task, by flag.
         raw: Options of the import; None if the task reads the files itself, or needs none.
-        table: Yields the rows of an imported table, its head first, made from the files.
+        table: Yields the rows of an imported table, the header first.
         model: Text of the user's model.
     """
 
@@ -112,7 +112,7 @@ class DataSet:
         return tuple(n for n in self.needs if data_dir is None or not (data_dir / n).exists())
 
     def prepare(self, data_dir: Optional[Path], folder: Path) -> dict[str, Any]:
-        """Returns the arguments of `recommend` for the data, which it writes into a folder once."""
+        """Returns the arguments of `recommend` for the data, which it prepares in a folder once."""
         make_folder(folder)
         inputs = [data_dir / name for name in self.needs] if data_dir is not None else []
         arguments: dict[str, Any] = {"task": self.task, **self.task_options}
@@ -131,7 +131,7 @@ class DataSet:
                 inputs = [folder / _TABLE]
             texts = tuple(map(str, inputs))
             options = dataclasses.replace(self.raw, input=texts, output=str(store))
-            # Default shares do not apply to a source with test examples of its own.
+            # A source with its own test examples has no default split.
             given = () if options.split == ImportOptions().split else ("split",)
             print(checked_import(options, given=given).run(ReadLog()).text())
         return {**arguments, "data": store}
@@ -140,7 +140,7 @@ class DataSet:
 def _hard_digits(inputs: list[Path]) -> Iterator[Iterable[Any]]:
     del inputs
     yield DIGITS_HEADER
-    # An interval over half of the held-out clients needs more than six.
+    # An interval over half of the held-out clients requires more than six.
     yield from hard_digits(evaluated_clients=24)
 
 
@@ -161,7 +161,7 @@ def _languages(inputs: list[Path]) -> Iterator[Iterable[Any]]:
 
 
 def _flights(inputs: list[Path]) -> Iterator[Iterable[Any]]:
-    """Yields the flights that arrived, by plane and carrier; those without a plane are left out."""
+    """Yields the flights that arrived, by plane and carrier, without those lacking a plane."""
     yield "plane", "carrier", "late", "origin", *_NUMBERS
     with open(inputs[0], newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -173,7 +173,7 @@ def _flights(inputs: list[Path]) -> Iterator[Iterable[Any]]:
 
 
 def _speeches(inputs: list[Path]) -> Iterator[Iterable[Any]]:
-    """Yields the speeches of LANGUAGE.csv files, by speaker: whether they are from the chair."""
+    """Yields the speeches of LANGUAGE.csv files, by speaker; the label is "by the chair"."""
     yield "speaker", "language", "chair", "text"
     for path in sorted(inputs[0].glob("*.csv")):
         with csv_field_limit(_MAX_CHARACTERS), open(path, newline="", encoding="utf-8") as file:
@@ -220,7 +220,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             "emnist",
             ("mnist_by_writer",),
             "MNIST with the writers of QMNIST, as docs/reference/data_sets.md has it",
-            # From the page of the experiment.
+            # Settings from the experiment's page.
             settings={"rounds": 120, "client_learning_rate": 0.086, "server_learning_rate": 0.019},
             task_options={"num_classes": 10, "high_school_writers": 50},
             raw=EXPERIMENTS["mnist_by_writer"].raw_data,
@@ -293,7 +293,7 @@ DATA_SETS: Registry[DataSet] = Registry(
                 label_column="chair",
                 text_column="text",
                 split=_SPLIT,
-                # Few speakers are chairs: a split by speaker may have none of a language.
+                # Few speakers are chairs: a split by speaker may lack chairs of a language.
                 split_by="example",
             ),
             table=_speeches,
@@ -310,7 +310,7 @@ class Board:
         data: The data set.
         final: Every method at its best setting on the test clients.
         choice: The method that `recommend` chooses.
-        missing: Reasons of methods without a result.
+        missing: Reasons for methods without a result.
     """
 
     data: DataSet
@@ -341,7 +341,7 @@ class Board:
 
     @property
     def is_near(self) -> bool:
-        """Whether the choice is within 2 points (.05 of a loss) or the interval of the best."""
+        """Whether the choice is within 2 points (.05 of a loss), or the interval, of the best."""
         if self.best == self.choice:
             return True
         behind = gain(self.final, self.best, self.choice, WORST, self.measure)
@@ -349,11 +349,11 @@ class Board:
         return is_close or behind.is_open or behind.direction() < 0
 
     def worst(self, row: str) -> float:
-        """Returns the mean of the worst domain's measure."""
+        """Returns the mean of the measure in the worst domain."""
         return self.final.trials[row].mean(WORST, self.measure.name)
 
     def payers(self, row: str) -> list[str]:
-        """Returns the domains that are worse than with FedAvg, with simultaneous intervals."""
+        """Returns the domains that are worse off than with FedAvg, by simultaneous intervals."""
         names = self.final.domain_names
         gains = {name: gain(self.final, row, BASELINE, name, self.measure) for name in names}
         finite = {name: g for name, g in gains.items() if not math.isnan(g.mean)}
@@ -361,7 +361,7 @@ class Board:
 
 
 def run(data: DataSet, given: RunArguments, folder: Path) -> Board:
-    """Makes the missing runs of a data set, and returns the results."""
+    """Completes the runs of a data set, and returns the results."""
     request = parse_request(given)
     runtime_name = request.first.config.runtime
     options = given.runtime_options(runtime_name)
@@ -379,14 +379,14 @@ def run(data: DataSet, given: RunArguments, folder: Path) -> Board:
 def data_arguments(
     data: DataSet, read: Mapping[str, Any], shared: Mapping[str, Any]
 ) -> RunArguments:
-    """Returns the request to `recommend` on a data set.
+    """Returns the request to `recommend` for a data set.
 
     Args:
         read: Arguments of the data; see `DataSet.prepare`.
         shared: Arguments that all data sets share.
     """
     settings = {**data.settings, **shared}
-    # Only the last round is evaluated: no curves are drawn.
+    # Only the last round is evaluated, as no curves are drawn.
     rounds = settings.get("rounds", resolve(data.task, {}, {}).config.rounds)
     return recommend_arguments({"evaluate_every": rounds, **settings, **read})
 
@@ -424,7 +424,7 @@ def summary(boards: Mapping[str, Board]) -> str:
 
 
 def table(board: Board) -> str:
-    """Returns a table with a line per method, the choice marked."""
+    """Returns a table with a line per method, in which the choice is marked."""
     measure, names = board.measure, board.final.domain_names
     rows = [
         [

@@ -3,11 +3,10 @@
     .venv/bin/python -m benchmarks.secure_sum_cost
 
 The script runs the protocol alone, without a network and without training: all clients and the
-server take turns in one process. Each client has random integers of 32 bits. A fraction of the
-clients vanishes after sending its shares, the most expensive case for the server. The cost of a
-client is the mean over the clients that stay. On the plain side these clients send the same
-integers, in the same number of bits, without masks, and the server adds them up. Both sums must be
-equal.
+server take turns in one process. Each client has random 32-bit integers. A fraction of the clients
+vanishes after sending its shares, the most expensive case for the server. The cost of a client is
+the mean over the remaining clients. On the plain side these clients send the same integers, in the
+same messages but without masks.
 """
 
 import argparse
@@ -38,10 +37,10 @@ class Cost:
     """Cost of one sum.
 
     Attributes:
-        client: Processor seconds of all clients that stay.
+        client: Processor seconds of all remaining clients.
         server: Processor seconds of the server.
-        down: Bytes to all clients that stay.
-        up: Bytes from all clients that stay.
+        down: Bytes to all remaining clients.
+        up: Bytes from all remaining clients.
     """
 
     client: float = 0.0
@@ -50,7 +49,7 @@ class Cost:
     up: int = 0
 
     def charge_client(self, call: Callable[[], bytes], request: bytes = b"") -> bytes:
-        """Calls a client, adds its cost, and returns its answer."""
+        """Calls a client, adds its cost, and returns its output."""
         began = time.process_time()
         answer = call()
         self.client += time.process_time() - began
@@ -73,12 +72,12 @@ def _plan(clients: int, values: int) -> SumPlan:
 
 
 def _values(client: int, values: int) -> np.ndarray:
-    """Returns a client's integers: each call draws the same ones again, to save memory."""
+    """Returns a client's integers; each call draws them again, to save memory."""
     return np.random.default_rng(client).integers(0, 1 << _BITS, values, np.uint64)
 
 
 def plain(clients: int, values: int, vanish: int) -> tuple[Cost, np.ndarray]:
-    """Returns the cost and the sum of integers that are sent without masks."""
+    """Returns the cost and the sum of integers sent without masks."""
     cost, (tensor,) = Cost(), _plan(clients, values).tensors
     total = np.zeros(values, np.uint64)
     for number in range(vanish, clients):

@@ -1,10 +1,10 @@
-"""Measures what commands take before they have work to do: their help, and a flag they refuse.
+"""Measures the start-up of commands: their help, and an invalid flag.
 
     .venv/bin/python -m benchmarks.start_up [--checkout=FOLDER] [--only='train --help']
 
-Processor seconds are those of the command and its children, the least of `--repetitions`. Lines are
-those that it prints, modules those in `sys.modules` when it ends. Another checkout, with an
-environment of its own, is measured in the same way: what counts is the ratio on one machine.
+Processor seconds are the minimum over `--repetitions`, for the command and its children. Lines are
+the printed lines, modules the entries of `sys.modules` at the end. Another checkout, with its own
+environment, is measured in the same way: compare ratios on one machine.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _COMMANDS = {
     "report --help": ["report", "--help"],
     "run_plan --help": ["run_plan", "--help"],
 }
-# Ends as the command does, and says last how many modules it imported.
+# Exits as the command does, after printing the number of imported modules.
 _SCRIPT = """
 import runpy, sys
 sys.argv = sys.argv[1:]

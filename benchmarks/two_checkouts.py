@@ -1,4 +1,4 @@
-"""Times AgnosticFedAvg in two checkouts, a start and a round each in turn.
+"""Times AgnosticFedAvg in two checkouts, alternating a start and a round of each.
 
     .venv/bin/python -m benchmarks.two_checkouts BEFORE NOW --workload=logistic
     .venv/bin/python -m benchmarks.two_checkouts . . --environments .venv .venv-today
@@ -81,7 +81,7 @@ class _Side:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Plays the rounds, and prints medians and their ratios."""
+    """Runs the rounds, and prints medians and their ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("before", type=Path)
     parser.add_argument("now", type=Path)

@@ -1,1 +1,1 @@
-"""Command-line applications; thin, over `tff_agnostic.program.runs`."""
+"""Command-line applications: thin wrappers of `tff_agnostic.program.commands`."""

@@ -1,8 +1,8 @@
 """Starts a command by its name: `python -m binaries train --help`.
 
-The command runs in a child process, and this one waits for it: see `watched`. From the first moment
-on Ctrl-C ends it in one line: TensorFlow takes seconds to import, and an exception would end that
-in pages of traceback.
+The command runs in a child process, and this one waits for it: see `watched`. Ctrl-C ends the
+command in one line from the start: TensorFlow takes seconds to import, and an exception during the
+import would print pages of traceback.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from tff_agnostic.program.commands.registry import COMMANDS, OTHER_COMMANDS, PRO
 
 _HELP = ("--help", "-h", "help")
 _QUOTES = '"' * 3
-# Importing and tracing make millions of objects that stay. With Python's default thresholds the
-# collector takes a fifth of the seconds before a command begins.
+# Importing and tracing create millions of permanent objects. With Python's default thresholds the
+# collector takes a fifth of the time before a command starts.
 _GC_THRESHOLDS = (50_000, 20, 50)
 
 _FAILURE_STATUS = 1
@@ -34,7 +34,7 @@ _NOT_DONE = (
     b"error: the command ended before it was done: its process was ended with status 0, as "
     b"os._exit(0) in a Python file of a model or an algorithm does\n"
 )
-# Signals that are for the command.
+# Signals to forward to the command.
 _PASSED_ON = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
     *(signal.SIGUSR1, signal.SIGUSR2),
@@ -44,7 +44,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def module_command() -> None:
-    """Runs the command that the first argument names, as if its module had been run."""
+    """Runs the command that the first argument names, as if its module were run."""
     with watched():
         _prepare()
         name = _named(sys.argv.pop(1) if len(sys.argv) > 1 else "")
@@ -98,11 +98,11 @@ def _usage() -> str:
 def watched() -> Iterator[None]:
     """Continues in a child process; the calling process exits with the child's status or signal.
 
-    A Python file of a user can end its process with status 0 before the command is done: by
-    os._exit, by exec, or in C. No code in that process notices. So the child reports the status of
-    the completed command. A child that ends with 0 and has reported nothing has failed.
+    A user's Python file can end its process with status 0 before the command is done: by os._exit,
+    by exec, or in C, which no code in that process notices. So the child reports the status of the
+    completed command. A child that exits with 0 without a report has failed.
     """
-    # The parent may have ignored SIGCHLD: then waiting for a child is impossible.
+    # If the parent ignored SIGCHLD, waiting for a child would be impossible.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     waited_for = {signal.SIGCHLD, *_PASSED_ON}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
@@ -112,7 +112,7 @@ def watched() -> Iterator[None]:
         os.close(report)
         _end_as(child, reports)
     os.close(reports)
-    # Die with the parent, the process that the user knows.
+    # The kernel ends the child with its parent, the process that the user knows.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(_FAILURE_STATUS)
@@ -128,13 +128,13 @@ def watched() -> Iterator[None]:
 
 
 def _report(report: int, status: int, watched_process: int) -> None:
-    # A process that the command has forked must not report.
+    # A process that the command forks must not report.
     if os.getpid() == watched_process:
         os.write(report, b"%d" % status)
 
 
 def _end_as(child: int, reports: int) -> NoReturn:
-    """Waits for the end of a child, and ends this process in the same way."""
+    """Waits for a child's end, and ends this process in the same way."""
     while True:
         sent = signal.sigwaitinfo({signal.SIGCHLD, *_PASSED_ON})
         if sent.si_signo == signal.SIGCHLD:
@@ -142,7 +142,8 @@ def _end_as(child: int, reports: int) -> NoReturn:
             if ended:
                 break
         elif sent.si_code <= 0:
-            # A process sent it to this process only. A terminal sends its signals to the child too.
+            # The signal was sent to this process only; signals from a terminal also reach the
+            # child.
             os.kill(child, sent.si_signo)
     code = os.waitstatus_to_exitcode(how)
     if code < 0:
@@ -156,8 +157,8 @@ def _end_as(child: int, reports: int) -> NoReturn:
 
 
 def _reported(reports: int) -> int:
-    """Returns the status that the child reported before it ended; -1 if it reported none."""
-    # Processes that the child started may still have the other end.
+    """Returns the status that the child reported; -1 without a report."""
+    # Processes that the child started may still hold the other end.
     os.set_blocking(reports, False)
     try:
         return int(os.read(reports, 16) or -1)
@@ -167,7 +168,7 @@ def _reported(reports: int) -> int:
 
 def _end_by(number: int) -> None:
     """Ends this process by a signal."""
-    # No second core file: the child has written one.
+    # Write no second core file, as the child has written one.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
@@ -186,7 +187,7 @@ def _prepare() -> None:
 
 
 def _end_at_once_on_sigint() -> None:
-    # A shell lets what it starts in the background ignore SIGINT.
+    # A shell makes background processes ignore SIGINT.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 

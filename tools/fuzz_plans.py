@@ -1,4 +1,4 @@
-"""Plays mutated exports in run_plan's sandbox, and watches what they try to reach.
+"""Runs mutated exports in run_plan's sandbox, and reports attempts to escape.
 
     .venv/bin/python tools/fuzz_plans.py --plan EXPORT [EXPORT ...] --minutes=30
 
@@ -35,7 +35,7 @@ _MAX_FAILED_STARTS = 10
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Fuzzes for as long as the command line says; returns 1 if there are finds."""
+    """Fuzzes for the given time; returns 1 if there are finds."""
     parser = argparse.ArgumentParser(prog="fuzz_plans", description=__doc__)
     parser.add_argument("--plan", type=Path, nargs="+", required=True, help="exports to begin with")
     parser.add_argument("--minutes", type=float, default=30.0)
@@ -61,7 +61,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _play_batch(asked: Any, first: int, last: int, canary: Path, tally: Tally) -> int:
-    """Executes mutants in one process; returns the number of the next one."""
+    """Runs mutants in one process; returns the number of the next mutant."""
     exports = [str(path.resolve()) for path in asked.plan]
     kernel = find_kernel()
     payload = {
@@ -79,12 +79,12 @@ def _play_batch(asked: Any, first: int, last: int, canary: Path, tally: Tally) -
             run_isolated("fuzzing.playing:play_mutants", payload, LIMITS.bounds, watcher, reads)
         except IsolationError as e:
             if watcher.number < first:
-                # A machine with other work may take long to import TensorFlow.
+                # A busy machine may take long to import TensorFlow.
                 tally.ends["starts that failed"] += 1
                 if tally.ends["starts that failed"] > _MAX_FAILED_STARTS:
                     raise
                 return first
-            # A crash or a limit: the line names the mutant, for a look at it.
+            # After a crash or a limit, print the mutant, so that it can be examined.
             kind = "ended at a limit" if "--max_" in str(e) and "SIG" not in str(e) else "crashes"
             tally.ends[kind] += 1
             print(f"mutant {watcher.number}: {e}", flush=True)

@@ -1,4 +1,4 @@
-"""Whether two checkouts compute the same: hashes of what the same commands write in each.
+"""Compares two checkouts by hashes of the files that the same commands write.
 
     python tools/ledger.py list
     python tools/ledger.py record CHECKOUT FILE [--only PATTERN ...]
@@ -43,36 +43,36 @@ from typing import Any, NamedTuple
 # Files that are not hashed: times, pictures, logs, and pages that show both.
 _NOT_HASHED = (
     *("*.png", "*.svg", "*.html", "*/tensorboard/*", "*.lock", "*.sqlite-journal", "*.db"),
-    # When trials began and ended.
+    # Times at which trials began and ended.
     "*/journal.log",
 )
-# Files without numbers of a result: settings, and digests.
+# Files without numbers of results: settings and digests.
 _WITHOUT_NUMBERS = ("*/config.json", "*/fingerprint.json", "*/resuming.json")
-# Numbers in JSON files that are no result: settings, and sizes of files with their names in them.
+# Numbers in JSON files that are not results: settings, and sizes of files that contain their names.
 _NO_RESULTS = re.compile(r"\.json: \.(settings|task_options)[._]|\.num_bytes$")
-# Keys of JSON files that hold times or versions.
+# Keys of times and versions in JSON files.
 _TIMES = re.compile(r"seconds|duration|created|^versions$|^time$|^command$|^date$")
-# Columns of CSV files that hold times.
+# Columns of times in CSV files.
 _TIME_COLUMNS = re.compile(r"seconds|time")
-# The member of a checkpoint that has no array of the state.
+# Member of a checkpoint without an array of the state.
 _HEADER = "header.npy"
 _SAVED_MODEL = re.compile(r"^saved/.*(\.keras|\.tflite|/saved_model\.pb)$")
-# How the output of a failed command begins.
+# Start of the output of a failed command.
 _FAILED = "exit status"
 _RENAMED_FLAGS = "tools/renamed_flags.toml"
 _THIS_FOLDER = Path(__file__).parent
 
-# By entry: its files, and its numbers, each with a hash.
+# By entry: hashes of its files, and of its numbers.
 Hashes = dict[str, dict[str, dict[str, str]]]
 
 
 class Entry(NamedTuple):
-    """One line of the ledger.
+    """A command of the ledger.
 
     Attributes:
-        name: Its name, for patterns.
+        name: Name, for patterns.
         command: A command and its flags.
-        after: The entry in whose folder it runs; "" for a folder for itself.
+        after: Entry in whose folder the command runs; "" for a separate folder.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Entry(NamedTuple):
 
     @property
     def is_training(self) -> bool:
-        """Whether it runs in the process that all trainings share."""
+        """Whether the command runs in the process that all trainings share."""
         return self.command[0] == "train" and not self.after
 
 
@@ -108,7 +108,7 @@ _UNIGRAM = {
     "checkpoint_every": 2,
     "seed": 3,
 }
-# Every algorithm with settings that are no defaults.
+# Every algorithm with settings other than the defaults.
 _ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
     "agnostic_fed_avg": {**_TOY, "lambda_learning_rate": 0.1, "window": 2},
     "fed_avg": {**_TOY, "server_optimizer": "momentum"},
@@ -162,7 +162,7 @@ _MODES = ("vectorised", "streamed")
 
 _TOY_FLAGS = tuple(f"--{name}={value}" for name, value in _TOY.items())
 _COMMANDS = (
-    # Unlike trainings, in a process for itself, as a shell starts it.
+    # Unlike trainings, this command has its own process, as in a shell.
     Entry(
         "shell/train",
         ("train", *_TOY_FLAGS, "--algorithm=agnostic_fed_avg", "--output_dir=run"),
@@ -264,7 +264,7 @@ _COMMANDS = (
 
 
 def entries() -> Iterator[Entry]:
-    """Yields all entries, each after the one in whose folder it runs."""
+    """Yields all entries; an entry follows the one in whose folder it runs."""
     for algorithm, settings in _ALGORITHMS.items():
         for (sums, sum_settings), mode in itertools.product(_SUMS.items(), _MODES):
             name = f"round/{algorithm}/{sums}/{mode}"
@@ -297,7 +297,7 @@ def _flag_text(value: Any) -> str:
 
 
 def renamed(flags: Sequence[str], table: Mapping[str, str]) -> list[str]:
-    """Returns flags as a checkout calls them that has renamed some.
+    """Returns flags under a checkout's own names for them.
 
     Args:
         flags: Flags with today's names.
@@ -325,7 +325,7 @@ def record(checkout: Path, patterns: Sequence[str]) -> Hashes:
     """Runs entries in a checkout; returns the hashes of what they write, by entry."""
     chosen = [e for e in entries() if any(fnmatch.fnmatch(e.name, p) for p in patterns)]
     needed = {e.after for e in chosen}
-    # Entries that others read are made too, whatever the patterns.
+    # Include entries that others need, whatever the patterns.
     while more := [e for e in entries() if e.name in needed and e not in chosen]:
         chosen += more
         needed |= {e.after for e in more}
@@ -381,7 +381,7 @@ class _Ledger:
         self._run(self._folder, "base_predictors", *predictors)
 
     def train(self, trainings: Sequence[Entry]) -> Hashes:
-        """Runs all trainings in one process of the checkout: traces serve several of them."""
+        """Runs all trainings in one process of the checkout, as they share traces."""
         calls = []
         for entry in trainings:
             self._link_inputs(self._path(entry.name))
@@ -433,7 +433,7 @@ class _Ledger:
         done = subprocess.run(
             [self._checkout / ".venv/bin/python", "-c", code, self._checkout, _THIS_FOLDER],
             cwd=self._folder,
-            # Workers of Ray and TFF are processes of their own.
+            # Workers of Ray and TFF are separate processes.
             env={**os.environ, "PYTHONPATH": str(self._checkout), "TF_CPP_MIN_LOG_LEVEL": "3"},
             input=stdin,
             text=True,
@@ -472,7 +472,7 @@ class _Ledger:
 
 
 def train_all() -> None:
-    """In a process of a checkout: trains as standard input says, each in its folder."""
+    """Trains, in a process of a checkout, as standard input specifies, each entry in its folder."""
     from binaries import train
     from tests.binaries.harness import Caller
 
@@ -482,13 +482,13 @@ def train_all() -> None:
         os.chdir(folder)
         outcome = call(train, *flags)
         if outcome.status:
-            # Not every algorithm takes every kind of sum: a refusal is part of the ledger.
+            # Not every algorithm supports every kind of sum: an error is part of the ledger.
             Path("refused.txt").write_text(f"{outcome.error}\n")
             print(f"   refused: {outcome.error}", file=sys.stderr)
 
 
 def predict_all() -> None:
-    """In a process of a checkout: prints hashes of saved models' predictions on made-up inputs."""
+    """Prints, in a process of a checkout, hashes of saved models' predictions on made-up inputs."""
     import numpy as np
     import tensorflow as tf
 
@@ -527,7 +527,7 @@ def _array_parts(array: Any) -> tuple[bytes, ...]:
 
 
 def _numbers(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yields each array or number of a file's content, with a name; those of a column as one."""
+    """Yields each array or number of a file, with a name; a column is one array."""
     if path.suffix == ".npz":
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
@@ -551,7 +551,7 @@ def _json_numbers(value: Any, place: str) -> Iterator[tuple[str, bytes]]:
     elif isinstance(value, list):
         for k, item in enumerate(value):
             yield from _json_numbers(item, f"{place}[{k}]")
-    # Sizes of files change with the names in them.
+    # Sizes of files change with the names that they contain.
     elif isinstance(value, (int, float)) and type(value) is not bool and place[-5:] != "bytes":
         yield place, repr(value).encode()
 
@@ -561,7 +561,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _hash(path: Path, folder: str) -> str:
-    """Returns the hash of a file's content, whatever its folder is called and when it was made."""
+    """Returns the hash of a file's content, without folder names and times."""
     if path.suffix in (".npz", ".keras", ".zip"):
         with zipfile.ZipFile(path) as archive:
             members = {name: archive.read(name) for name in sorted(archive.namelist())}
@@ -595,7 +595,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def compare(before: Hashes, after: Hashes, tables: Sequence[str]) -> list[str]:
-    """Returns a line for each entry whose hashes differ in the tables, or that one side lacks."""
+    """Returns a line for each entry that differs between the tables, or that one of them lacks."""
     lines = []
     for name in sorted({*before, *after}):
         if name not in before or name not in after:

@@ -27,7 +27,7 @@ from typing import Any
 _FAULTS = Path(__file__).with_name("planted_faults.toml")
 _PACKAGES = ("binaries", "plan_runner", "tests", "tff_agnostic")
 _SELECTIONS = ("-m=not slow and not nightly", "-m=slow")
-# Files of tests to run for a fault, and processor seconds for each selection.
+# Files of tests to run for a fault, and processor seconds, for each selection.
 _MAX_FILES = 24
 _MAX_SECONDS = 100
 # Seconds until a test counts as hanging, on a busy machine.
@@ -50,7 +50,7 @@ def planted(source: str, edits: list[list[str]]) -> str:
 
 
 class Imports:
-    """Which modules of a checkout import which."""
+    """The imports between the modules of a checkout."""
 
     def __init__(self, checkout: Path) -> None:
         self._root = checkout
@@ -127,7 +127,7 @@ def first_failure(checkout: Path, selection: str, tests: list[str]) -> str | Non
 
 
 def run(checkout: Path, results: Path, only: list[str], selections: list[str]) -> None:
-    """Plants each fault, and writes the first failing test of each selection."""
+    """Plants each fault, and records the first failing test of each selection."""
     entries: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {}
     imports = Imports(checkout)
     for fault in tomllib.loads(_FAULTS.read_text(encoding="utf-8"))["fault"]:

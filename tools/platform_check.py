@@ -1,8 +1,8 @@
-"""Reads the messages of an export with the platform's own definitions of them.
+"""Checks the messages of an export against the platform's own definitions.
 
-The definitions are .proto files, which the user fetches: none of them is in this project. Each
-message must be parsed without unknown fields, and must be serialized to the same bytes.
-`tools/check_against_platform` calls this.
+The user fetches the definitions, .proto files that are not part of this project. Each message must
+be parsed without unknown fields, and be serialized to the same bytes.
+`tools/check_against_platform` calls this script.
 """
 
 import argparse
@@ -78,11 +78,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 class _Definitions:
-    """The messages that a folder of .proto files and TensorFlow's own define.
+    """The messages defined by a folder of .proto files and by TensorFlow.
 
     Raises:
-        PlanError: If there is no such file, none defines a message of an export, or protoc cannot
-            compile them.
+        PlanError: If the folder has no such file, lacks a message of an export, or protoc cannot
+            compile a file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ class _Definitions:
             raise PlanError(f"--protos: expected one of {expected} in {folder}, found none")
 
     def find(self, name: str) -> Any:
-        """Returns the class of a message; None if it is not defined."""
+        """Returns the class of a message; None if it is undefined."""
         with contextlib.suppress(KeyError):
             return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(name))
         return None
@@ -126,7 +126,7 @@ def _check_export(path: Path, definitions: _Definitions) -> int:
 
 
 def _line(name: str, content: bytes, definitions: _Definitions) -> tuple[str, bool]:
-    """Returns the line on a file, and whether it conforms to the definitions."""
+    """Returns a line about the file, and whether it conforms to the definitions."""
     kind = definitions.find(_MESSAGES[name])
     if kind is None:
         return f"{name}: not checked, {_MESSAGES[name]} is not among the definitions", True

@@ -1,4 +1,4 @@
-"""Runs the test file that Bazel names with pytest, and reports as Bazel wants it."""
+"""Runs the test file that Bazel names with pytest, and reports in Bazel's form."""
 
 import os
 import sys

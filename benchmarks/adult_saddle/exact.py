@@ -1,17 +1,17 @@
-"""The exact saddle of logistic regression on two domains, by SciPy, without the package's code.
+"""The exact saddle of logistic regression on two domains, by SciPy, independent of the package.
 
-The binary form, with one weight per feature and a bias b: the score of the class 1 is s = x w + b,
-an example's loss is log(1 + exp(-s)) for the class 1 and log(1 + exp(s)) for the class 0. The game
-is min over (w, b), max over lambda in [0, 1], of
+The binary form has one weight per feature and a bias b: the score of class 1 is s = x w + b, an
+example's loss is log(1 + exp(-s)) for class 1 and log(1 + exp(s)) for class 0. The game is min over
+(w, b), max over lambda in [0, 1], of
 
     lambda L_0(w, b) + (1 - lambda) L_1(w, b) + ridge / 2 (||w||^2 + b^2)
 
-with L_k the mean loss of domain k. For a fixed lambda the least w is unique. The minimum over w is
-a concave function of lambda with the slope L_0 - L_1, and its zero is the saddle's lambda.
+with L_k the mean loss of domain k. For a fixed lambda the optimal w is unique. The minimum over w
+is a concave function of lambda with the slope L_0 - L_1, whose zero is the saddle's lambda.
 
-Softmax of two scores u_0, u_1 is this with w = u_1 - u_0. Of all pairs with that difference
-(-w / 2, w / 2) has the least norm, ||u_0||^2 + ||u_1||^2 = ||w||^2 / 2: a ridge of 2 r on the two
-scores' weights is a ridge of r here.
+Softmax of two scores u_0, u_1 is this form with w = u_1 - u_0. Of all pairs with that difference,
+(-w / 2, w / 2) has the minimum norm, ||u_0||^2 + ||u_1||^2 = ||w||^2 / 2: a ridge of 2 r on the two
+scores' weights equals a ridge of r here.
 """
 
 from typing import NamedTuple, Optional
@@ -19,12 +19,12 @@ from typing import NamedTuple, Optional
 import numpy as np
 from scipy import optimize, special
 
-# Tolerance of lambda, and of the gradient at a least w.
+# Tolerance of lambda, and of the gradient at an optimal w.
 _TOLERANCE = 1e-9
 
 
 class Saddle(NamedTuple):
-    """A least w, and its losses.
+    """The optimal w for a lambda, and its losses.
 
     Attributes:
         lambda_: Weight of domain 0.
@@ -40,10 +40,10 @@ class Saddle(NamedTuple):
 
 
 class TwoDomains:
-    """Logistic regression on two domains, with equal examples put together."""
+    """Logistic regression on two domains, with equal examples merged."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, domain_id: np.ndarray, ridge: float) -> None:
-        """Puts equal rows together.
+        """Merges equal rows.
 
         Args:
             x: Features [n, d].
@@ -70,11 +70,11 @@ class TwoDomains:
         return float(self.losses(w) @ [lambda_, 1 - lambda_] + self._ridge / 2 * w @ w)
 
     def worst(self, w: np.ndarray) -> float:
-        """Returns the objective's largest value over lambda."""
+        """Returns the maximum of the objective over lambda."""
         return float(self.losses(w).max() + self._ridge / 2 * w @ w)
 
     def least(self, lambda_: float, start: Optional[np.ndarray] = None) -> Saddle:
-        """Returns the best w for a fixed lambda.
+        """Returns the optimal w for a fixed lambda.
 
         Args:
             lambda_: Weight of domain 0.
@@ -118,7 +118,7 @@ class TwoDomains:
         return self.least(lambda_, at.w)
 
     def gap(self, w: np.ndarray, lambda_: float) -> float:
-        """Returns max over lambda at w less min over w at lambda: 0 at the saddle only."""
+        """Returns max over lambda at w, minus min over w at lambda: 0 at the saddle only."""
         return self.worst(w) - self.least(lambda_, w).value
 
 

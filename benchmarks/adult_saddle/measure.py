@@ -38,10 +38,10 @@ class Run(NamedTuple):
     """A run whose gap is measured.
 
     Attributes:
-        label: In the figure.
-        rounds: How many.
-        num_clients: Clients that the rows are dealt to.
-        cohort: Clients of a round, drawn uniformly.
+        label: Label in the figure.
+        rounds: Number of rounds.
+        num_clients: Number of clients to which the rows are dealt.
+        cohort: Clients per round, drawn uniformly.
         settings: Settings of `StochasticAflOptions`.
         arguments: Further arguments of `stochastic_afl`.
     """
@@ -90,7 +90,7 @@ def binary(weights: list[np.ndarray]) -> np.ndarray:
 
 
 def dealt(table: Table, num_clients: int) -> list[dict[str, np.ndarray]]:
-    """Returns clients that the rows are dealt to at random."""
+    """Returns clients to which the rows are dealt at random."""
     x, y, domain_id = table
     parts = even_partition(len(y), num_clients, np.random.default_rng(0))
     return [{"x": x[rows], "y": y[rows], "domain_id": domain_id[rows]} for rows in parts]
@@ -101,12 +101,12 @@ def build(table: Table, share: float, settings: Mapping[str, Any], **arguments: 
 
     Args:
         table: The training rows.
-        share: Share of them that a round is expected to have.
+        share: Expected fraction of the rows in a round.
         settings: Settings of `StochasticAflOptions`.
         **arguments: Further arguments of `stochastic_afl`.
     """
     counts = tuple(share * np.bincount(table[2]).astype(float))
-    # The two scores have weights each, half as large: exact.py.
+    # Each of the two scores has weights, half as large; see exact.py.
     model = logistic_regression(table[0].shape[1], 2, 2 * RIDGE)
     options = flags.build(StochasticAflOptions, dict(lambda_initial=(0.5, 0.5), **settings))
     problem = Problem(model, ("doctorate", "non-doctorate"), 0, counts)
@@ -134,7 +134,7 @@ def gaps(table: Table, game: TwoDomains, run: Run, runtime: CohortRuntime) -> di
 
 
 def figure(curves: dict[str, dict[int, float]]) -> Figure:
-    """Returns the gaps over the rounds, both axes logarithmic."""
+    """Returns a figure of the gaps over the rounds, with logarithmic axes."""
     result = Figure(figsize=(7, 4.5), layout="constrained")
     axes = result.subplots()
     for i, (label, gap) in enumerate(curves.items()):

@@ -1,4 +1,4 @@
-"""Compares AgnosticFedAvg here with the paper's authors' own, in FedJAX 0.0.17, round by round.
+"""Compares AgnosticFedAvg here with the authors' implementation in FedJAX 0.0.17, round by round.
 
     .venv/bin/python benchmarks/fedjax_agreement/agree.py
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 _FOLDER = Path(__file__).resolve().parent
-# The package is used from this checkout, installed or not.
+# Use the package of this checkout, whether installed or not.
 sys.path.insert(0, str(_FOLDER.parents[1]))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -128,9 +128,9 @@ def _state_arrays(state: Any) -> tuple[np.ndarray, ...]:
 
 
 def relative_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Returns the largest absolute difference over the largest absolute value.
+    """Returns the largest absolute difference, divided by the largest absolute value.
 
-    It is NaN if anything is not finite.
+    NaN if any value is not finite.
     """
     ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
     return float(np.max(np.abs(ours - theirs)) / np.max(np.abs(theirs)))
@@ -164,7 +164,7 @@ def main() -> int:
     with TffRuntime() as runtime:
         ours = [run_ours(runtime, problem) for problem in problems]
     largest = max(map(compare, problems, ours, theirs))
-    # Written so that NaN is a failure.
+    # This form treats NaN as a failure.
     agrees = largest <= _TOLERANCE
     print(f"\nlargest relative difference {largest:.1e}: " + ("agrees" if agrees else "DIFFERS"))
     return 0 if agrees else 1

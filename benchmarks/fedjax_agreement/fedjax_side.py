@@ -1,4 +1,4 @@
-"""Runs `fedjax.algorithms.agnostic_fed_avg` on a problem. For FedJAX's own environment.
+"""Runs `fedjax.algorithms.agnostic_fed_avg` on a problem, in FedJAX's own environment.
 
 Usage: fedjax_side.py PROBLEM.npz TRAJECTORY.npz
 """
@@ -18,7 +18,7 @@ from problem import Problem, Trajectory, load_problem, save_trajectory
 class PaperBatches(fedjax.ClientDataset):
     """Training batches as in CLIENT line 7: the last batch of an epoch may be smaller.
 
-    FedJAX's own `shuffle_repeat_batch` fills it with examples of the next epoch.
+    FedJAX's own `shuffle_repeat_batch` fills the last batch with examples of the next epoch.
     """
 
     def shuffle_repeat_batch(self, hparams: fedjax.ShuffleRepeatBatchHParams) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""The problem that both sides solve, and the files for its exchange. NumPy only.
+"""The problem that both sides solve, and the files that they exchange. NumPy only.
 
 Both environments import this module.
 """
@@ -28,8 +28,8 @@ class Settings:
         window_size: r.
         initial_weights: lambda_0.
         initial_counts: N_0.
-        own_batches: Whether FedJAX makes its own batches, filled up from the next epoch. If not, it
-            gets the paper's batches, and the last one may be smaller.
+        own_batches: Whether FedJAX builds its own batches, filled up from the next epoch, instead
+            of the paper's batches, of which the last one may be smaller.
     """
 
     name: str
@@ -94,8 +94,8 @@ def make_problem(
 ) -> Problem:
     """Draws a problem with domains that differ in size, in difficulty and in their classes.
 
-    The last domain is on a third of the clients only, so that some rounds are without it. There are
-    never `window_size` such rounds in a row: FedJAX's weights would become NaN.
+    Only a third of the clients have the last domain, so that some rounds lack it. It is never
+    absent for `window_size` rounds in a row, as FedJAX's weights would become NaN.
     """
     rng = np.random.default_rng(seed)
     num_features, num_classes, num_domains = 6, 4, len(settings.initial_weights)

@@ -1,1 +1,1 @@
-"""A noisy and a rare domain of digits, on which lambda that follows losses gives one up."""
+"""Digits with a noisy and a rare domain: lambda that follows losses neglects one of them."""

@@ -18,7 +18,7 @@ import numpy as np
 from tff_agnostic.base.later import sklearn
 
 PIXELS = tuple(f"p{i}" for i in range(64))
-# Header of the table whose rows `hard_digits` yields.
+# Header of the table of `hard_digits`.
 DIGITS_HEADER = ("user", "kind", "split", "digit", *PIXELS)
 _DIGITS_TRAINING = {"usual": 360, "noisy": 360, "rare": 54}
 _DIGITS_EVALUATED = {"heldout": 120, "test": 119}

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-# Before JAX is imported, which reads it.
+# Set before the import of JAX, which reads it.
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={os.cpu_count()}"
 
 import fedjax
@@ -17,7 +17,7 @@ from benchmarks.timing.workloads import Workload
 
 
 def logistic(workload: Workload) -> fedjax.Model:
-    """Returns softmax regression, as FedJAX's tutorials write a model."""
+    """Returns softmax regression, written as in FedJAX's tutorials."""
     sample = {
         "x": jnp.zeros((1, *workload.features), jnp.float32),
         "y": jnp.zeros((1,), jnp.int32),
@@ -71,13 +71,13 @@ def make_agnostic(model: fedjax.Model, workload: Workload) -> fedjax.FederatedAl
     )
 
 
-# One client after another on all cores, or a device for each core, each with clients of its own.
+# One client after another on all cores, or one device per core, each with its own clients.
 BACKENDS = {"one device": "jit", "a device for each core": "pmap"}
 ALGORITHMS = {"fed_avg": make_fed_avg, "agnostic_fed_avg": make_agnostic}
 
 
 def main() -> None:
-    """Runs the rounds that are asked for."""
+    """Runs the requested rounds."""
     side = Side.from_command_line()
     workload = side.workload
     model = MODELS[workload.model](workload)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-# Before they are imported, which reads them: nothing leaves this machine.
+# Set before the imports, which read them: no data leave this machine.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
@@ -28,7 +28,7 @@ _BACKEND = {
 
 
 class EveryClientCounts(FedAvg):
-    """FedAvg that stops if a client has failed."""
+    """FedAvg that stops if a client fails."""
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         """Averages the replies."""
@@ -40,7 +40,7 @@ class EveryClientCounts(FedAvg):
 
 
 def main() -> None:
-    """Runs the rounds that are asked for."""
+    """Runs the requested rounds."""
     side = Side.from_command_line()
     workload = side.workload
     logging.getLogger("flwr").setLevel(logging.WARNING)

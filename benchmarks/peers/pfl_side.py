@@ -25,7 +25,7 @@ THREADS = {"one thread": 1, "a thread for each core": os.cpu_count() or 1}
 
 
 class PflModule(nn.Module):
-    """A model with the two methods that pfl asks for."""
+    """A model with the two methods that pfl requires."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -36,13 +36,13 @@ class PflModule(nn.Module):
         return mean_loss(self.model(x), y)
 
     def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
-        """Returns no metrics: pfl evaluates clients in the first round with any settings."""
+        """Returns no metrics. pfl evaluates clients in the first round, whatever the settings."""
         del x, y
         return {}
 
 
 class RoundByRound(TrainingProcessCallback):
-    """Starts each round of `FederatedAveraging.run` when it is asked for."""
+    """Starts each round of `FederatedAveraging.run` on request."""
 
     def __init__(self, rounds: Iterator[str]) -> None:
         self._rounds = rounds
@@ -68,7 +68,7 @@ class RoundByRound(TrainingProcessCallback):
 
 
 def main() -> None:
-    """Runs the rounds that are asked for."""
+    """Runs the requested rounds."""
     side = Side.from_command_line()
     workload = side.workload
     module = PflModule(make_model(workload))

@@ -1,4 +1,4 @@
-"""One workload, this package and its peers, side by side."""
+"""One workload on this package and its peers."""
 
 from collections.abc import Sequence
 

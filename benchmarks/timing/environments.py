@@ -1,4 +1,4 @@
-"""Python environments of the peers, made on first use in the checkout's benchmarks/.venvs."""
+"""Python environments of the peers, created on first use in the checkout's benchmarks/.venvs."""
 
 import contextlib
 import fcntl
@@ -18,11 +18,11 @@ _CHECKOUT = BENCHMARKS.parent
 def peer_python(name: str) -> Path:
     """Returns the Python of the environment that requirements/NAME.txt describes.
 
-    The environment is made on first use, and again after a change of the file; pip has to reach a
-    package index then.
+    The environment is created on first use, and again after a change of the file, for which pip
+    needs a package index.
 
     Raises:
-        SideError: If the environment cannot be made.
+        SideError: If the environment cannot be created.
     """
     requirements = BENCHMARKS / "peers" / "requirements" / f"{name}.txt"
     folder = BENCHMARKS / ".venvs" / name
@@ -39,12 +39,12 @@ def peer_python(name: str) -> Path:
     return folder / "bin" / "python"
 
 
-# Variables that would mix environments, or make each start compile its imports.
+# Variables that would mix environments, or make every start compile its imports.
 _NOT_PASSED_ON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
 
 
 def isolated() -> dict[str, str]:
-    """Returns this process's variables without those that would distort the measurement."""
+    """Returns this process's variables, without variables that would distort the measurement."""
     return {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
 
 

@@ -1,10 +1,10 @@
-"""Runs a command and leaves no process of it behind, whatever happens to it or to its parent.
+"""Runs a command and ends all of its processes, even if the command or its parent is killed.
 
 Usage: python guard.py PARENT_PID COMMAND...
 
-Descendants of the command that lose their parent, such as daemons, become children of this process,
-which kills all of them when the command ends, when it is asked to end, or when its parent dies,
-by kill -9 too. Standard library only; it does not import the package.
+Descendants that lose their parent, such as daemons, become children of this process. It kills all
+descendants when the command exits, when it receives a signal, or when its parent dies, even by kill
+-9. Standard library only; it does not import the package.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def _die_with_parent() -> None:
 
 
 class _Ended(Exception):
-    """Asked to end."""
+    """A signal requests the end."""
 
 
 def _end(number: int, frame: Optional[FrameType]) -> None:
@@ -45,23 +45,24 @@ def _kill_descendants() -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        # Their own children are now ours.
+        # Orphans of ended children are now our children.
         for pid in pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
 
 def main(parent: int, command: list[str]) -> int:
-    """Returns the command's exit status, as a shell has it."""
+    """Returns the command's exit status, as a shell reports it."""
     signal.signal(signal.SIGTERM, _end)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     status = 128 + signal.SIGTERM
     try:
-        # The parent may have died before it was asked for.
+        # The parent may have died before this request.
         if os.getppid() == parent:
             child = subprocess.Popen(command, preexec_fn=_die_with_parent)
-            # Theirs alone: the other end has to see when the command closes them.
+            # Only the command keeps them, so that the other end notices when the command closes
+            # them.
             os.close(0)
             os.close(1)
             code = child.wait()

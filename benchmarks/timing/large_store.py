@@ -1,9 +1,9 @@
-"""The cost of opening a store of many clients, sampling and counting them, and reading some.
+"""Costs of opening a store with many clients, sampling and counting them, and reading some.
 
     .venv/bin/python -m benchmarks.timing.large_store [--clients=1000000]
 
-Processor seconds are per step; peak memory is of the process so far. The store has two splits and
-five domains, and is deleted afterwards.
+Processor seconds are per step; the peak memory is the process's so far. The store has two splits
+and five domains, and is deleted afterwards.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _CLIENTS_AT_ONCE = 100_000
 
 
 def write_store(path: Path, clients: int) -> None:
-    """Writes a store with this many training clients, and a tenth as many held-out clients."""
+    """Writes a store with this many training clients, and one tenth as many held-out clients."""
     draw = np.random.default_rng(0)
     values = draw.normal(size=(len(DOMAINS), 8)).astype(np.float32)
     with StoreWriter(path) as writer:
@@ -69,7 +69,7 @@ def training_clients(
 
 
 def steps(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields the name and the result of each step, after the step."""
+    """Yields each step's name and result after running it."""
     clients = training_clients(path)
     yield "open", len(clients.client_ids)
     for sampling in ("uniform", "stratified"):
@@ -82,7 +82,7 @@ def steps(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def measured(path: Path) -> list[tuple[str, float, int]]:
-    """Returns the name, the processor seconds and the peak memory in bytes so far of each step."""
+    """Returns each step's name, processor seconds, and the peak memory in bytes so far."""
     result = []
     last = time.process_time()
     for name, _ in steps(path):
@@ -92,7 +92,7 @@ def measured(path: Path) -> list[tuple[str, float, int]]:
 
 
 def main() -> None:
-    """Writes the store in a temporary folder and prints the steps, a line of JSON each."""
+    """Writes the store to a temporary folder, and prints a line of JSON per step."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--store", type=Path, help="Measure this store, which was written before.")

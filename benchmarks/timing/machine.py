@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A machine, as far as measurements depend on it.
+    """Properties of a machine that affect measurements.
 
     Attributes:
         cpu: Model of the processor.

@@ -1,4 +1,4 @@
-"""The package's own side of a benchmark: one algorithm on one runtime."""
+"""The side of this package: one algorithm on one runtime."""
 
 import dataclasses
 from importlib.util import find_spec
@@ -25,7 +25,7 @@ MODELS: Registry[Callable[[Workload], Model]] = Registry(
     },
 )
 
-# TensorFlow Federated is on the reference platform only.
+# Only the reference platform has TensorFlow Federated.
 _PACKAGES = [
     name
     for name in ("tensorflow", "tensorflow-federated")
@@ -34,10 +34,10 @@ _PACKAGES = [
 
 
 def main() -> None:
-    """Runs the rounds that are asked for."""
+    """Runs the requested rounds."""
     side = Side.from_command_line()
     workload = side.workload
-    # Losses are all that the algorithm needs, and all that any peer measures while it trains.
+    # The algorithm needs losses only, and no peer measures more while training.
     model = dataclasses.replace(MODELS[workload.model](workload), metrics=())
     name, *settings = side.algorithm.split(":")
     spec = ALGORITHMS[name]
@@ -46,7 +46,7 @@ def main() -> None:
         {
             "client_learning_rate": workload.learning_rate,
             "client_batch_size": workload.batch_size,
-            # The mean over the batch, as the peers have it.
+            # The mean over the batch, as in the peers.
             "client_normalizer": "batch",
             **dict(setting.split("=") for setting in settings),
         },

@@ -26,7 +26,7 @@ class Page:
         self._parts()
 
     def replace_section(self, text: str) -> None:
-        """Replaces the section by a text; the rest of the page stays unchanged.
+        """Replaces the section by new text; the rest of the page stays unchanged.
 
         Args:
             text: Blocks of Markdown.

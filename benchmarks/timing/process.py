@@ -20,7 +20,7 @@ _KILL_SECONDS = 60.0
 
 
 class SideError(Exception):
-    """A side has failed, and was ended; the one-line message has the side's last output."""
+    """A failed side, which was ended; the one-line message has the side's last output."""
 
 
 class SideProcess:
@@ -36,7 +36,7 @@ class SideProcess:
         round_limit: Maximum seconds per round; the first round includes the start.
 
     Attributes:
-        setting: Setting of the last round, if the side has several; or "".
+        setting: Setting of the last round; "" if the side has only one.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SideProcess:
         self.setting = ""
 
     def __enter__(self) -> "SideProcess":
-        """Starts it."""
+        """Starts the side."""
         with open(self._log, "wb") as log:
             self._started = time.perf_counter()
             self._deadline = time.monotonic() + self._round_limit
@@ -73,7 +73,7 @@ class SideProcess:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Ends it with all its descendants: at leisure, or, after an exception, at once."""
+        """Ends the side and its descendants: normally, or at once after an exception."""
         process = self._running
         self.close()
         if exc_info[0] is not None:
@@ -93,14 +93,14 @@ class SideProcess:
 
     @property
     def age(self) -> float:
-        """Seconds since it was started."""
+        """Seconds since the start."""
         return time.perf_counter() - self._started
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """Lets a side that is held run; holds it when the block ends.
+        """Lets a held side run, and holds it again when the block ends.
 
-        A side that only waits takes time all the same, if it polls, as Ray and Flower do.
+        Even a waiting side uses processor time if it polls, as Ray and Flower do.
         """
         release(self.pid)
         try:
@@ -109,11 +109,11 @@ class SideProcess:
             hold(self.pid)
 
     def close(self) -> None:
-        """Closes the side's input, which ends it; does not wait for its end."""
+        """Closes the side's input, which ends the side, without waiting for the end."""
         release(self.pid)
         stdin = self._running.stdin
         assert stdin is not None
-        # It may have ended already.
+        # The side may have exited already.
         with contextlib.suppress(BrokenPipeError):
             stdin.close()
 
@@ -121,7 +121,7 @@ class SideProcess:
         """Waits until the side is ready; returns the versions of its packages.
 
         Raises:
-            SideError: If it ends before, or takes too long.
+            SideError: If the side exits first, or takes too long.
         """
         return dict(self._answer("ready")["ready"])
 
@@ -129,14 +129,14 @@ class SideProcess:
         """Runs one round; returns its seconds.
 
         Raises:
-            SideError: If it ends before, or takes too long.
+            SideError: If the side exits first, or takes too long.
         """
         stdin = self._running.stdin
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):
             stdin.write(b"round\n")
             stdin.flush()
-        # It may have been held since the last round, which is no fault of its own.
+        # The side may have been held since the last round, so its time starts now.
         if self._deadline is None:
             self._deadline = time.monotonic() + self._round_limit
         answer = self._answer("seconds")
@@ -152,7 +152,7 @@ class SideProcess:
     def _answer(self, key: str) -> dict[str, Any]:
         while True:
             line = self._line()
-            # Anything else was printed by one of its libraries.
+            # A library of the side printed any other line.
             with contextlib.suppress(ValueError):
                 message = json.loads(line)
                 if isinstance(message, dict) and key in message:

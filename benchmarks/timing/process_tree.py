@@ -1,4 +1,4 @@
-"""A process with all its descendants, from /proc: their memory, and holding them."""
+"""The descendants of a process, from /proc: measuring their memory, and holding them."""
 
 import contextlib
 import os
@@ -15,10 +15,10 @@ def descendants(pid: int) -> list[int]:
     children = defaultdict(list)
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            # A process may end while it is looked at.
+            # A process may exit meanwhile.
             with contextlib.suppress(OSError):
                 stat = (folder / "stat").read_text()
-                # The name, in parentheses, may hold anything.
+                # The name, in parentheses, may contain any characters.
                 parent = int(stat.rpartition(")")[2].split()[1])
                 children[parent].append(int(folder.name))
     result, unseen = [], [pid]
@@ -30,12 +30,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def hold(pid: int) -> None:
-    """Stops everything below `pid` from running."""
+    """Stops everything below `pid`."""
     _send(pid, signal.SIGSTOP)
 
 
 def release(pid: int) -> None:
-    """Lets everything below `pid` run again."""
+    """Resumes everything below `pid`."""
     _send(pid, signal.SIGCONT)
 
 
@@ -46,7 +46,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def memory_bytes(pid: int) -> int:
-    """Returns a process's proportional set size: shared pages are divided among the sharers."""
+    """Returns a process's proportional set size, in which shared pages count proportionally."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

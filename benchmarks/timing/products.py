@@ -1,4 +1,4 @@
-"""The matrix products that a round of AgnosticFedAvg cannot do without, by model."""
+"""The matrix products that any implementation of an AgnosticFedAvg round needs, by model."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ class Product:
         m: Rows of the left matrix.
         k: Columns of the left matrix.
         n: Columns of the right matrix.
-        count: Times in a round.
-        batch: Independent products that one operation computes.
+        count: Number of products per round.
+        batch: Number of independent products in one operation.
     """
 
     m: int
@@ -38,11 +38,11 @@ class Layer:
 
     Attributes:
         rows: Rows for each example, such as the positions of a convolution.
-        inputs: Columns of what comes in, such as a patch.
-        outputs: Columns of what goes out.
-        first: Whether no gradient of what comes in is needed.
-        steps: Steps of a recurrent layer, which come one after the other with `rows` rows each;
-            the gradient of its weights is one product for all.
+        inputs: Number of input columns, such as the size of a patch.
+        outputs: Number of output columns.
+        first: Whether the gradient with respect to the inputs is not needed.
+        steps: Number of sequential steps of a recurrent layer, each with `rows` rows; the gradient
+            of its weights is one product over all steps.
     """
 
     rows: int
@@ -91,11 +91,11 @@ def _logistic(workload: Workload) -> list[Layer]:
 
 @dataclasses.dataclass(frozen=True)
 class _Form:
-    """How a model becomes products.
+    """A model as products.
 
     Attributes:
-        layers: Its layers.
-        vectorised: Whether a step of all clients is one operation, as it is for small models.
+        layers: The layers.
+        vectorised: Whether one operation computes a step of all clients, as for small models.
     """
 
     layers: Callable[[Workload], list[Layer]]

@@ -1,4 +1,4 @@
-"""A side with AgnosticFedAvg's matrix products alone as its round, in TensorFlow."""
+"""A side whose round is the matrix products of AgnosticFedAvg alone, in TensorFlow."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,21 +19,21 @@ def operands(product: Product) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def multiplier(products: Sequence[Product]) -> Callable[[], None]:
-    """Returns a function that computes products, of matrices that are drawn here."""
+    """Returns a function that computes products of random matrices."""
     made = [(product.count, *operands(product)) for product in products]
 
     def multiply_all() -> None:
         for count, left, right in made:
             for _ in range(count):
                 result = tf.linalg.matmul(left, right)
-            # The operations of a CPU are synchronous; reading one value makes sure of it.
+            # CPU operations are synchronous; on other devices reading a value waits for them.
             _ = result[(0,) * len(result.shape)].numpy()
 
     return multiply_all
 
 
 def main() -> None:
-    """Runs the rounds that are asked for."""
+    """Runs the requested rounds."""
     side = Side.from_command_line()
     multiply_all = multiplier(round_products(side.workload))
     for _ in side.rounds(side.workload.parameters, packages=["tensorflow"]):

@@ -1,4 +1,4 @@
-"""The tables of a benchmark: for a terminal and for a Markdown page."""
+"""Tables of a benchmark, for terminals and Markdown pages."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class Report:
         command: The command line.
         date: ISO date and time.
         machine: The machine of the measurements.
-        protocol: Numbers of rounds and repetitions, in words.
+        protocol: Text about the numbers of rounds and repetitions.
         workloads: Results with other sides.
         scale: Growth of this package's rounds; None if not measured.
         prices: Overheads of algorithms and sums over FedAvg, by workload.
@@ -65,7 +65,7 @@ class Report:
         """Returns the report as a section of a page.
 
         Args:
-            level: Level of the headings, one for each workload.
+            level: Level of the headings, of which each workload has one.
         """
         heading = "#" * level
         blocks = [f"    {self.command}", f"{self.date}. {self.machine}. {self.protocol}"]
@@ -101,7 +101,7 @@ class Report:
 
 
 def workload_blocks(result: WorkloadResult, style: str) -> list[str]:
-    """Returns the table of one workload and the line below it.
+    """Returns the table of a workload, and the line below it.
 
     Args:
         result: The workload's numbers.
@@ -142,7 +142,7 @@ def price_table(prices: Sequence[Price], style: str) -> str:
 
 
 def scale_blocks(result: ScaleResult, style: str) -> list[str]:
-    """Returns the table of cohorts and the line on memory over rounds.
+    """Returns the table of cohorts, and the line about memory over rounds.
 
     Args:
         result: The numbers.

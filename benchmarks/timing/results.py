@@ -14,9 +14,9 @@ class SideResult:
         title: Name in tables.
         description: The workload's sizes.
         seconds: Seconds of every steady-state round.
-        first_round: Seconds from the start of the process to the end of its first round.
-        peak_bytes: Largest memory of its processes, while it started and in a round.
-        settings: The setting of the steady-state rounds, if the side has several.
+        first_round: Seconds from the start of the process to the end of the first round.
+        peak_bytes: Maximum memory of its processes, at the start and in rounds.
+        settings: Setting of the steady-state rounds; empty if the side has only one.
         versions: Versions of its packages.
         failure: One-line message; None if the side has not failed.
     """
@@ -59,7 +59,7 @@ class SideResult:
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """Cost of one row, compared with another one.
+    """Cost of one row relative to another row.
 
     Attributes:
         title: Name of the row.
@@ -83,8 +83,8 @@ class WorkloadResult:
     Attributes:
         name: The workload's name.
         description: Its sizes.
-        sides: A result for each side.
-        products: Rounds that are the matrix products alone.
+        sides: A result per side.
+        products: Rounds of the matrix products alone.
         flops: Additions and multiplications of those products.
     """
 

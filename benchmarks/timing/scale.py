@@ -24,7 +24,7 @@ class ScalePlan:
 
     Attributes:
         cohorts: Cohorts to time, each in its own processes.
-        long_run: Cohort of the long run, for measuring memory.
+        long_run: Cohort of the long run, which measures memory.
         long_rounds: Rounds of the long run.
         look_every: Rounds between two measurements of memory.
         store_clients: Clients of the store to open, sample and count; 0 for no store.
@@ -45,13 +45,13 @@ class ScalePlan:
 
 @dataclasses.dataclass(frozen=True)
 class CohortResult:
-    """A cohort's timings, compared with those of a base.
+    """A cohort's timings, compared with a base cohort.
 
     Attributes:
         workload: The cohort.
         side: Its timings.
-        linear: Seconds per client over those of the base; None if either is unknown.
-        extra_bytes: Peak memory above that of the base.
+        linear: Seconds per client relative to the base; None if either is unknown.
+        extra_bytes: Peak memory in excess of the base.
     """
 
     workload: Workload
@@ -66,7 +66,7 @@ class LongRun:
 
     Attributes:
         clients: Clients of a round.
-        memory_bytes: Memory, by the number of rounds before.
+        memory_bytes: Memory by the number of completed rounds.
         failure: One-line message; None without a failure.
     """
 
@@ -76,7 +76,7 @@ class LongRun:
 
     @property
     def growth_bytes(self) -> Optional[int]:
-        """Growth of the memory after the first measurement, when everything is set up."""
+        """Growth of the memory after the first measurement, when the setup is complete."""
         looks = list(self.memory_bytes.values())
         return looks[-1] - looks[0] if len(looks) > 1 else None
 
@@ -87,7 +87,7 @@ class StoreResult:
 
     Attributes:
         clients: Number of its training clients.
-        steps: The name, the processor seconds and the peak memory in bytes so far of each step.
+        steps: Name, processor seconds, and peak memory in bytes so far, of each step.
         failure: One-line message; None without a failure.
     """
 
@@ -135,9 +135,9 @@ class ScaleResult:
 
 
 def measure_scale(spec: SideSpec, plan: ScalePlan, protocol: Protocol) -> ScaleResult:
-    """Times every cohort of the plan, in turn, and watches the memory of the long run.
+    """Times every cohort of the plan, and measures the memory of the long run.
 
-    The base of comparisons is the plan's second cohort.
+    The plan's second cohort is the base of comparisons.
     """
     contestants = [
         Contestant(

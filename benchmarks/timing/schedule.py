@@ -35,10 +35,10 @@ class Protocol:
     Attributes:
         rounds: Steady-state rounds of a repetition.
         repeats: Repetitions, each with new processes.
-        round_limit: Maximum seconds of a round, or of the start with the first round; a slower side
-            has failed.
+        round_limit: Maximum seconds of a round, or of the start including the first round; a slower
+            side fails.
         logs: Folder for the output of the sides.
-        say: Called with lines on the progress.
+        say: Called with progress lines.
     """
 
     rounds: int
@@ -61,7 +61,7 @@ def measure(contestants: Sequence[Contestant], protocol: Protocol) -> list[SideR
                 if result.failure is None:
                     log = protocol.logs / f"{number:02}-{repetition}.log"
                     with _failing(result, protocol):
-                        # Alone: the others wait for their next round.
+                        # The side runs alone; the others wait for their next round.
                         side = _start(contestant, result, protocol, log, stack)
                         running.append((side, result))
             _run_in_turn(running, protocol)
@@ -86,7 +86,7 @@ def _start(
         result.versions = side.ready()
         side.round()
         age = side.age
-    # Append only after the first round: the lists have one entry per repetition.
+    # Append only after the first round, so that the lists have one entry per repetition.
     result.first_round.append(age)
     result.peak_bytes.append(memory.peak_bytes)
     result.seconds.append([])
@@ -107,7 +107,7 @@ def _run_in_turn(running: Sequence[tuple[SideProcess, SideResult]], protocol: Pr
         protocol.say(f"round {number + 1}/{WARM_UP_ROUNDS + protocol.rounds}")
     for side, result in running:
         if result.failure is None:
-            # This round does not count, because reading the memory slows the simulator.
+            # Do not count this round, because reading the memory slows the simulator.
             with _failing(result, protocol), side.released(), PeakMemory(side.pid) as memory:
                 side.round()
             result.peak_bytes[-1] = max(result.peak_bytes[-1], memory.peak_bytes)

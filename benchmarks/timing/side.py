@@ -1,7 +1,7 @@
-"""The timed process's end of a benchmark's protocol. Standard library and NumPy only.
+"""The timed process's end of the protocol of benchmarks. Standard library and NumPy only.
 
-A side prepares, reports on standard output that it is ready, and then for each line of standard
-input runs one round and prints its seconds. In between it blocks, so that others can use the CPU.
+A side prepares, reports on standard output that it is ready, and then runs one round per line of
+standard input, printing the round's seconds. In between it blocks, so that others can use the CPU.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from typing import Any, TextIO
 
 from benchmarks.timing.workloads import Workload, make_clients
 
-# The first round of a setting may compile; the second one counts.
+# The first round of a setting may compile; only the second one counts.
 _ROUNDS_PER_SETTING = 2
-# The number of warm-up rounds depends on it.
+# The number of warm-up rounds depends on this limit.
 MAX_SETTINGS = 2
-# Rounds after the first one until every side runs its fastest setting.
+# Number of rounds after the first one until every side runs its fastest setting.
 WARM_UP_ROUNDS = _ROUNDS_PER_SETTING * MAX_SETTINGS - 1
 
 
@@ -68,8 +68,8 @@ class Side:
     def rounds(self, parameters: int, packages: Sequence[str]) -> Iterator[int]:
         """Reports that the side is ready; yields the number of each requested round.
 
-        The time of a round is the time between two items: the caller completes the work of a round
-        before it requests the next item.
+        A round's time is the time between two items: the caller completes a round before it
+        requests the next item.
 
         Args:
             parameters: Number of trainable scalars of the side's model.
@@ -123,7 +123,7 @@ class Side:
 
 
 def _take_standard_output() -> TextIO:
-    """Returns standard output, and redirects the libraries' prints to standard error."""
+    """Returns standard output, and redirects later prints of libraries to standard error."""
     channel = os.fdopen(os.dup(1), "w")
     sys.stdout.flush()
     os.dup2(2, 1)

@@ -40,10 +40,10 @@ class SideSpec:
     client_mode: str = "auto"
 
     def command(self, workload: Workload) -> list[str]:
-        """Returns its command line.
+        """Returns the side's command line.
 
         Raises:
-            SideError: If its environment cannot be made.
+            SideError: If its environment cannot be created.
         """
         python = Path(sys.executable) if self.environment is None else peer_python(self.environment)
         program = ["-m", self.module] if self.script is None else [self._script_path(self.script)]
@@ -83,14 +83,14 @@ PEERS: Registry[SideSpec] = Registry(
     },
 )
 
-# Title of the baseline.
+# Title of the baseline side.
 OURS = "AgnosticFedAvg"
 
 
 def own_sides(runtime: str, device: str = "cpu") -> list[SideSpec]:
     """Returns this package's sides; the first one is the baseline.
 
-    On an accelerator AgnosticFedAvg also runs with one client after another, and on the CPU.
+    On an accelerator, AgnosticFedAvg also runs with sequential clients, and on the CPU.
     """
     _ = RUNTIMES[runtime], DEVICES[device]
     ours = SideSpec(title=OURS, algorithm="agnostic_fed_avg", runtime=runtime, device=device)
@@ -112,5 +112,5 @@ def own_sides(runtime: str, device: str = "cpu") -> list[SideSpec]:
 
 
 def products_side() -> SideSpec:
-    """Returns the side whose round is the matrix products of AgnosticFedAvg, and nothing else."""
+    """Returns the side whose round is only the matrix products of AgnosticFedAvg."""
     return SideSpec(title="matrix products alone", module=_PRODUCTS_SIDE)

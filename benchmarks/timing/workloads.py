@@ -1,4 +1,4 @@
-"""The workloads of benchmarks: shapes of cohorts and models, and random data of these shapes.
+"""Workloads of benchmarks: shapes of cohorts and models, with random data.
 
 NumPy only: every side imports this module in its own environment.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from tff_agnostic.base.registry import Registry
 
-# Examples of a step of this package's domain pass, and so of every side's.
+# Number of examples per step of this package's domain pass; all sides use it.
 _DOMAIN_PASS_BATCH = 256
 
 
@@ -21,17 +21,17 @@ class Workload:
 
     Attributes:
         name: Name for tables.
-        model: Name of the model; every side has one of this name.
-        clients: Clients of a round.
-        examples: Examples of each client.
-        batch_size: Examples of a local step; divides `examples`.
+        model: Name of the model, which every side implements.
+        clients: Number of clients per round.
+        examples: Number of examples per client.
+        batch_size: Number of examples per local step; divides `examples`.
         features: Shape of one example.
         labels: Shape of one example's labels.
         classes: Exclusive upper limit of labels and token ids.
-        tokens: Whether examples are int32 token ids, and not float32.
+        tokens: Whether examples are int32 token ids instead of float32.
         parameters: Number of trainable scalars of every side's model.
-        domains: Domains of an agnostic algorithm.
-        learning_rate: Learning rate of the clients; the server's is 1.
+        domains: Number of domains of an agnostic algorithm.
+        learning_rate: Learning rate of the clients; the server's rate is 1.
     """
 
     name: str
@@ -49,16 +49,16 @@ class Workload:
 
     @property
     def steps(self) -> int:
-        """Local steps of one client."""
+        """Number of local steps of one client."""
         return self.examples // self.batch_size
 
     @property
     def domain_pass_batch(self) -> int:
-        """Examples of a step of the domain pass."""
+        """Number of examples per step of the domain pass."""
         return min(self.examples, _DOMAIN_PASS_BATCH)
 
     def describe(self) -> str:
-        """Returns the sizes in words."""
+        """Returns the sizes as text."""
         unit = f"sentences x {self.features[0]} tokens" if self.tokens else "examples"
         return (
             f"{self.clients:,} clients x {self.examples} {unit}, batch {self.batch_size}, "
@@ -92,7 +92,7 @@ def logistic(clients: int, domains: int = 2) -> Workload:
     )
 
 
-# The models of Reddi et al. 2021, and a small one that shows a simulator's own overhead.
+# The models of Reddi et al. 2021, and a small model that shows a simulator's overhead.
 WORKLOADS: Registry[Workload] = Registry(
     "workload",
     {
@@ -124,9 +124,9 @@ WORKLOADS: Registry[Workload] = Registry(
 
 
 def make_clients(workload: Workload, seed: int = 0) -> list[dict[str, Any]]:
-    """Returns the round's clients, the same ones for a seed on every side.
+    """Returns the round's clients, which depend on the seed alone, not on the side.
 
-    Token ids are from 1 on: 0 pads sentences, and these are full.
+    Token ids start at 1: 0 pads sentences, and these are full.
 
     Returns:
         For each client "x" [n, *features], "y" int32 [n, *labels], "domain_id" int32 [n].

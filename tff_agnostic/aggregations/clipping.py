@@ -1,4 +1,4 @@
-"""Groups of values with a share of the budget each: clipping, and noisy sums.
+"""Groups of values, each with a share of the privacy budget: clipping, and noisy sums.
 
 All values that clients send in a round form one release. Every value belongs to a group with a
 bounded l2 norm. Noise with standard deviation z_g times the bound of group g, for all groups, is as

@@ -84,10 +84,11 @@ _WORD_BYTES = 8
 #     16 bits   number of the communication step in its round
 #     8 bits    use: noise of the server, or a client's draws
 #
-# and the other two are a number of 64 bits: of the release, or of the tree's node, for the server's
-# noise; 2^32 times that of the release plus the client's place in its cohort for a client's. So no
-# two draws of a key share a nonce. All values of a step are in one stream, whose block counter
-# begins at 0 and ends below 2^32. Evaluations and cohorts have keys of their own.
+# The other two words are a 64-bit number. For the server's noise it is the index of the release or
+# of the tree's node; for a client's draws, 2^32 times the index of the release plus the client's
+# place in its cohort. So no two draws of a key share a nonce. All values of a step are in one
+# stream, whose block counter starts at 0 and ends below 2^32. Evaluations and cohorts have separate
+# keys.
 _USE_SHIFT, _EXCHANGE_SHIFT, _MAX_EXCHANGES = 24, 8, 2**16
 _SERVER_USE, _CLIENT_USE = 1, 2
 # Number of values drawn at once, with about 300 bytes each; complete blocks.
@@ -284,7 +285,7 @@ class NoiseGenerator(abc.ABC):
         """On a client: returns its random numbers in a communication step for each group.
 
         Args:
-            place: Index of the client in its cohort, int32 scalar.
+            place: Place of the client in its cohort, int32 scalar.
         """
         number = release.number * 2**32 + tf.cast(place, tf.int64)
         sizes = [codec.size for codec in codecs]

@@ -11,8 +11,9 @@ A round of Algorithm 2 asks for the losses, finds their quantile, and trains the
 If the threshold is known before, from the previous round or tracked, the round has one step; see
 `tail_thresholds`. Algorithm 1 keeps a threshold for several rounds, which then have no survey.
 
-In Algorithm 2 every client with a loss of at least the threshold counts in full; here, by default,
-clients at the threshold count with the rest of theta. `--preset=paper` is the algorithm as printed.
+In Algorithm 2 every client with a loss of at least the threshold counts in full. Here, by default,
+clients at the threshold share the part of theta that the clients above it leave. `--preset=paper`
+is the algorithm as printed.
 """
 
 from __future__ import annotations
@@ -122,13 +123,13 @@ class SurveyMessage(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """Output of a client in a survey: its answer for each level."""
+    """A client's answer to a survey, for each level."""
 
     answers: tuple[Any, ...]
 
 
 class LevelMessage(NamedTuple):
-    """Message of the training for a level: w_t and eta_t."""
+    """Message for training a level: w_t and eta_t."""
 
     weights: core.ModelWeights
     threshold: Any
@@ -145,8 +146,8 @@ class LevelOutput(NamedTuple):
 
     Attributes:
         delta: w_t - w_k times the client's weight, with the structure of the trainable weights.
-        weight: alpha_k times the fraction of it that counts, float32 scalar.
-        answer: Its answer for the next threshold; () after a survey.
+        weight: alpha_k times its counted fraction, float32 scalar.
+        answer: The client's answer for the next threshold; () after a survey.
     """
 
     delta: list[tf.Tensor]
@@ -160,7 +161,7 @@ class TailOutput(NamedTuple):
     Attributes:
         levels: Output for each level.
         domain_sums: Losses, counts and metric sums per domain at the first level's w_t.
-        clients: Outcome of the client.
+        clients: Whether and how the client took part.
     """
 
     levels: tuple[LevelOutput, ...]
@@ -236,7 +237,8 @@ def tail_work(
         ) -> tuple[LevelOutput, tf.Tensor]:
             loss, whole = _loss(sums), _whole_weight(client_weighting, sums)
             weight = share * tf.cast(whole, tf.float32)
-            # A client outside of the tail may have weights that are not finite: 0 * NaN is NaN.
+            # Exclude clients outside of the tail explicitly: their weights may be infinite, and 0 *
+            # NaN is NaN.
             delta = [
                 tf.where(weight > 0, weight * (w - w_k), 0.0)
                 for w, w_k in zip(weights.trainable, trained)

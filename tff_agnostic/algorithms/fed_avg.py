@@ -1,8 +1,8 @@
 """FedAvg and its variations: on one domain only, FedProx, FedAvg-Sub.
 
-FedAvg (McMahan et al. 2017) has the components of Algorithm 1 of Ro et al. 2021 with a constant
-alpha of 1 for every domain: beta^k is the client's number of examples. Target-only: alpha is 1 for
-one domain and 0 for the others.
+FedAvg (McMahan et al. 2017) has the components of Algorithm 1 of Ro et al. 2021, with a constant
+alpha of 1 for every domain: beta^k is the client's number of examples. On one domain only, alpha is
+1 for that domain and 0 for the others.
 
 FedProx: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2. Client k
 minimises F_k(w) + mu / 2 ||w - w^t||^2 approximately: the gradient of every local step gains mu (w
@@ -37,7 +37,7 @@ _SHARE = core.ReportField(
 )
 # McMahan et al. 2017, Algorithm 1: SGD on each batch's mean loss, and the average of the weights.
 _PAPER = {**core.AVERAGE, "client_normalizer": "batch"}
-# Distinguishes this draw from those of a client's shuffling, which count from 0.
+# Distinguishes this draw from the draws of a client's shuffling, which count from 0.
 _DRAW = -2
 
 
@@ -218,7 +218,7 @@ def sub_client_work(
     train: Callable[[core.Broadcast, core.Clients], core.TrainingOutput],
     cohort_share: float,
 ) -> core.TrainingOutput:
-    """FedAvg (`train`) if the client is drawn; otherwise zeros, counted as without weight."""
+    """FedAvg (`train`) for drawn clients; zeros, counted as without weight, for the others."""
     output = train(broadcast, clients)
     is_drawn = takes_part(clients.seed, cohort_share)
     kept: core.TrainingOutput = core.zero_unless(is_drawn, output)

@@ -197,7 +197,7 @@ def stochastic_afl(
         # lambda_t = Project_Lambda(lambda_{t-1} + gamma_lambda delta_lambda L)
         counts = sums.trained_and_measured()
         if options.loss_estimate == "unbiased" and options.lambda_.absent == ZERO:
-            # The 0 of a trained, but not measured domain also counts in the mean.
+            # The loss of 0 of a domain that is trained but not measured also enters the mean.
             counts = tf.cast(sums.counts, tf.float32), None
         lambda_ = ascent.next(state.lambda_, by_lambda, *counts, factor)
 

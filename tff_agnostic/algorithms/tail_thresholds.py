@@ -98,7 +98,7 @@ class TrackedThreshold(Options):
 
 @dataclasses.dataclass(frozen=True)
 class ExactBoundary(Options):
-    """Clients at the threshold count with the rest of theta."""
+    """Clients at the threshold share the part of theta that clients above it leave."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ class SmoothBoundary(Options):
     """Clients above the threshold count more with larger losses: the smoothed objective.
 
     Attributes:
-        width: Distance from the threshold to the loss from which on a client counts in full.
+        width: Distance above the threshold from which on a client counts in full.
     """
 
     width: Annotated[float, Within(above=0)] = 0.1
@@ -121,11 +121,10 @@ Boundary = Union[ExactBoundary, PaperBoundary, SmoothBoundary]
 
 
 class Cut(NamedTuple):
-    """A threshold at which clients count in part.
+    """A threshold, with the fraction of weight that clients exactly at it have.
 
     Attributes:
-        bin: Its position among the losses, an integer scalar: index of a bin of `GRID`, or the
-            `loss_key` a loss.
+        bin: Index of a bin of `GRID`, or the `loss_key` of a loss; an integer scalar.
         share: Fraction of their weight with which clients at the threshold count, float32 scalar.
     """
 
@@ -165,10 +164,10 @@ class Threshold(Protocol):
     theta: float
 
     def initial(self) -> Any:
-        """Returns eta before any loss is known, with which all clients count in full."""
+        """Returns eta before any loss is known; all clients then count in full."""
 
     def share(self, eta: Any, loss: tf.Tensor) -> tf.Tensor:
-        """Returns the fraction of their weight with which clients count, float32 in [0, 1]."""
+        """Returns the fraction of each client's weight that counts, float32 in [0, 1]."""
 
     def question(self, *answers: Any) -> Any:
         """Returns the question of the next survey, from the summed answers to earlier surveys."""
@@ -244,7 +243,7 @@ def find_quantile(
         left, rounding = theta * total, _ROUNDING * total
     else:
         left, rounding = within.left, within.rounding
-    # Integer arithmetic, so that sums are exact.
+    # Use integer arithmetic, so that sums are exact.
     above = tf.cumsum(weights, exclusive=True, reverse=True)
     is_tail = (above <= left + rounding) & (weights > 0)
     bin_ = tf.argmax(tf.cast(is_tail, tf.int32), output_type=tf.int32)
@@ -263,9 +262,9 @@ def exact_share(quantile: Quantile) -> tf.Tensor:
 
 
 def paper_share(quantile: Quantile) -> tf.Tensor:
-    """Returns the fraction of Algorithm 2, line 6: F_k >= Quantile(1 - theta) counts in full.
+    """Returns the counted fraction as in line 6 of Algorithm 2: F_k >= Quantile(1 - theta).
 
-    More than theta of the weight counts: 51 of 100 equal clients at theta = 0.5.
+    More than theta of the weight may count: 51 of 100 equal clients at theta = 0.5.
     """
     del quantile
     return tf.constant(1.0)
@@ -354,7 +353,7 @@ class _Refined(_HistogramThreshold):
         return self._search(answers)[0]
 
     def answer(self, question: Digits, loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        # The weight at a digit; zeros for losses of other prefixes.
+        # The weight at a digit; zeros for losses with other prefixes.
         digits = tf.bitwise.right_shift(loss_key(loss), question.shift)
         prefix = tf.bitwise.right_shift(digits, tf.constant(_DIGIT_BITS, tf.int64))
         digit = tf.bitwise.bitwise_and(digits, tf.constant(_NUM_DIGITS - 1, tf.int64))
@@ -476,7 +475,7 @@ def smoothed_eta(histogram: tf.Tensor, theta: float, nu: float) -> tf.Tensor:
         histogram: The clients' weights, int64 [1 + bins], first for losses below 0, with a positive
             sum.
         theta: Conformity level, in (0, 1].
-        nu: Distance from eta to the loss from which on a client counts in full.
+        nu: Distance above eta from which on a client counts in full.
     """
     # Place losses below 0 so that they only count if eta is below the reach of all other losses.
     centers = np.concatenate([[-GRID.upper], GRID.centers()])
@@ -496,7 +495,7 @@ def smoothed_eta(histogram: tf.Tensor, theta: float, nu: float) -> tf.Tensor:
     weighted = sum_from(some, weights * centers) - sum_from(full, weights * centers)
     counted = in_full + (weighted - kinks * weight) / nu
     target = theta * tf.reduce_sum(weights)
-    # The last kink with enough counted weight; at the first one all clients count.
+    # The last kink with enough counted weight; at the first kink all clients count.
     last = tf.reduce_sum(tf.cast(counted >= target * (1 - _SMOOTHED_ROUNDING), tf.int32)) - 1
     last = tf.clip_by_value(last, 0, len(kinks) - 2)
     falls = counted[last] - counted[last + 1]

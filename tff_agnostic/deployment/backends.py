@@ -1,12 +1,12 @@
 """Execution backends of exports: the platform's servers and devices, or a fleet on Flower.
 
-An export for a fleet is a folder with a README next to the plan's folder, whose files all have to
-be in its manifest.
+An export for a fleet is a folder with a README next to the plan's folder, as the manifest must list
+every file in the plan's folder.
 
 An export for the platform has a message that creates a task at a server. It is JSON in the mapping
 of proto3 (names in camelCase, 64-bit integers as strings), with the messages of the On-Device
 Personalization server: `shuffler/proto/task.proto` of privacysandbox/odp-federatedcompute at commit
-015930f. No server has received it.
+015930f. No server has received it yet.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ServerTaskSettings(Options):
     over_selection: Annotated[float, Within(least=0.0)] = 0.3
 
     def __post_init__(self) -> None:
-        """Also refuses populations that cannot be part of a task's address."""
+        """Checks the values, and that the population can be part of a task's address."""
         super().__post_init__()
         if not _IN_ADDRESS.fullmatch(self.population):
             expected = "a name of letters, digits, '.', '_' and '-', for an address"
@@ -60,10 +60,10 @@ def task_message(
 ) -> dict[str, Any]:
     """Returns a CreateTaskRequest for rounds of a kind with at least `clients_per_round` devices.
 
-    The server's answer says where to upload the plans and the checkpoint.
+    The server's response contains the upload addresses of the plans and the checkpoint.
 
     Args:
-        min_separation: Minimum number of rounds from one of a device to its next.
+        min_separation: Minimum number of rounds from one participation of a device to its next.
     """
     most = int(clients_per_round * (1.0 + settings.over_selection))
     info = _INFOS[kind](settings.population, min_separation)
@@ -83,7 +83,7 @@ def _training(population: str, min_separation: int) -> dict[str, Any]:
     del population
     policies = [
         {"id": "rounds_between", "minSepPolicy": {"minimumSeparation": str(min_separation)}},
-        # A device service was seen to fail on a device without examples.
+        # Device services have been seen to fail on devices without examples.
         {"id": "examples", "dataAvailabilityPolicy": {"minExampleCount": 1}},
     ]
     return {"trainingInfo": {"eligibilityTaskInfo": {"eligibilityPolicies": policies}}}
@@ -94,7 +94,7 @@ def _evaluation(population: str, min_separation: int) -> dict[str, Any]:
     return {
         "evaluationInfo": {
             "checkPointSelector": {"iterationSelector": {"size": "1"}},
-            # The server needs the name, also of the task's own population.
+            # The server requires the name even for the task's own population.
             "trainingPopulationName": population,
         }
     }
@@ -108,7 +108,7 @@ _INFOS: Registry[Callable[[str, int], dict[str, Any]]] = Registry(
 FCP, FLOWER = "fcp", "flower"
 # Folder of the plan in an export for a fleet.
 PLAN = "plan"
-# Secure sums need 3 clients; one more may fail.
+# Secure sums need 3 clients; allow one more to fail.
 _DEMO_NODES = 4
 _README = """\
 # {algorithm} on {task}, after {rounds}: a plan for a fleet
@@ -124,10 +124,11 @@ class Backend:
     """An execution backend of exports.
 
     Attributes:
-        profiles: Names of the profiles that it runs, the default first.
-        not_verified: Claims that no test has shown for a new export.
-        is_fleet: Whether it is a fleet, whose nodes add the noise, and which has no task message.
-        without: Options of an export that have no effect with it.
+        profiles: Names of the supported profiles, the default first.
+        not_verified: Claims that no test has verified for a new export.
+        is_fleet: Whether nodes of a fleet run the plan. They add the noise, and need no task
+            message.
+        without: Export options without effect.
     """
 
     profiles: tuple[str, ...]
@@ -172,13 +173,13 @@ def choose_profile(backend: str, given: str | None) -> str:
 
 
 def demo_size(manifest: Mapping[str, Any]) -> int:
-    """Returns the number of nodes of a demo, which has at least those that the noise needs."""
+    """Returns the number of nodes of a demo, at least the number that the noise needs."""
     noise = manifest["privacy"].get("differential_privacy", {})
     return max(_DEMO_NODES, noise.get("fewest_clients", 0))
 
 
 def write_readme(folder: Path, manifest: Mapping[str, Any], how_to: str) -> None:
-    """Writes the README of an export for a fleet next to its plan, with lines on running it."""
+    """Writes the README of a fleet's export next to its plan, including how to run it."""
     sha256 = hashlib.sha256((folder / PLAN / "manifest.json").read_bytes()).hexdigest()
     readme = _README.format(
         algorithm=manifest["algorithm"],

@@ -99,7 +99,7 @@ class ExampleFormat:
                 for name, spec in self._specs()
             },
         )
-        # An assertion by an op that every device has, which reports the id and the range.
+        # Assert by an op that every device has, which reports the id and the range.
         parsed["domain_id"] = tf.gather(
             tf.range(self.num_domains, dtype=tf.int64), parsed["domain_id"], name="domain_id"
         )
@@ -152,7 +152,7 @@ class TfFunction:
     """A TensorFlow graph as a function of tensors.
 
     Attributes:
-        graph_def: The graph, not optimised, since each runner optimises it for its machine.
+        graph_def: The graph, not optimised, as each runner optimises it for its machine.
         parameters: Names of the tensors to feed.
         results: Names of the tensors to fetch.
         parameter_type: TFF type with the parameters as leaves.
@@ -168,7 +168,7 @@ class TfFunction:
     def __call__(self, arguments: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Adds the graph to the current one, under `name`, and returns the results."""
         return tf.graph_util.import_graph_def(
-            # Two graphs of a form may have different functions of one name.
+            # Two graphs of one form may contain different functions of the same name.
             with_renamed_functions(self.graph_def, f"{name}_function"),
             input_map=dict(zip(self.parameters, arguments, strict=True)),
             return_elements=list(self.results),
@@ -198,7 +198,7 @@ def build_client_graph(
 ) -> tuple[tf.compat.v1.GraphDef, plan_pb2.ClientPhase]:
     """Returns the graph of a client, and its phase.
 
-    Inputs are the path of the server's checkpoint, the path of the update, if there is one, and the
+    Inputs are the paths of the server's checkpoint and of the update, if there is one, and the
     token of the device's datasets.
     """
     spec = plan_pb2.TensorflowSpec()
@@ -266,12 +266,12 @@ def _names(spec: plan_pb2.TensorflowSpec, router: plan_pb2.FederatedComputeIORou
 def serialized_examples(
     token: tf.Tensor, selector: bytes, max_examples: Optional[int]
 ) -> tf.Tensor:
-    """Returns the examples of the device, serialised, string [n].
+    """Returns the device's serialised examples, string [n].
 
     This registers the op's signature in TensorFlow, without a kernel.
 
     Args:
-        token: The client's name of its datasets, a string scalar.
+        token: The client's name for its datasets, a string scalar.
         selector: A serialised ExampleSelector.
         max_examples: Number of first examples to read; None for all.
     """
@@ -294,13 +294,13 @@ def serialized_examples(
     )
     if max_examples is not None:
         dataset = dataset.take(max_examples)
-    # A device without examples has no batch, and keeps the empty one.
+    # A device without examples has no batch, and keeps this empty one.
     batches = dataset.batch(tf.int64.max)
     return batches.reduce(tf.zeros([0], tf.string), lambda _, batch: batch)
 
 
 def from_local_computation(computation: tff.Computation) -> TfFunction:
-    """Returns the TensorFlow of a computation with at most one placement."""
+    """Returns the TensorFlow function of a computation with at most one placement."""
     block = tff.backends.mapreduce.consolidate_and_extract_local_processing(
         computation.to_building_block(), without_graph_optimization()
     )

@@ -13,7 +13,7 @@ from tff_agnostic.base.report_fields import ReportFields
 from tff_agnostic.deployment.client_graph import ExampleSource
 from tff_agnostic.deployment.graphs import Leaf, file_path, restore, save
 
-# Limit of the platform's protocol.
+# The platform's protocol has this limit.
 _LARGEST_MODULUS = 1 << 62
 
 
@@ -25,8 +25,8 @@ class PlanSettings:
         source: Source of the clients' examples.
         quantities: Descriptions of the round's metrics.
         max_clients: Maximum number of clients in a secure sum.
-        modular: Prefixes of the values that clients send modulo 2^bits, since more bits of their
-            sums would reveal more than the account has.
+        modular: Prefixes of the values that clients send modulo 2^bits. Wider sums would reveal
+            more than the privacy account assumes.
     """
 
     source: ExampleSource
@@ -35,7 +35,7 @@ class PlanSettings:
     modular: tuple[str, ...] = ()
 
     def modulus(self, path: str, bits: int) -> int:
-        """Returns the modulus of a secure sum, of the leaf with that path."""
+        """Returns the modulus of the secure sum of the leaf with this path."""
         if path.partition("/")[0] in self.modular:
             return 1 << bits
         return sum_modulus(bits, self.max_clients)
@@ -92,10 +92,10 @@ class CompiledPlan:
     """A plan and its parts.
 
     Attributes:
-        client_graph: The client's graph in `plan`.
+        client_graph: The client's graph in the plan.
         client_phase: The client's phase in `plan`.
-        tensors: All sent tensors.
-        secure: Tensors of secure sums; none in the profile `daf`.
+        tensors: Tensors of all checkpoints.
+        secure: Securely summed tensors; empty in the profile `daf`.
     """
 
     plan: plan_pb2.Plan
@@ -115,11 +115,11 @@ class Variables:
         ]
 
     def read(self) -> list[tf.Tensor]:
-        """Returns the values."""
+        """Returns the values of the variables."""
         return [variable.read_value() for variable in self._variables]
 
     def initialize(self) -> list[tf.Operation]:
-        """Returns ops that set all to zero."""
+        """Returns ops that set all variables to zero."""
         return [variable.initializer for variable in self._variables]
 
     def assign(self, values: Sequence[tf.Tensor]) -> list[tf.Operation]:
@@ -131,7 +131,7 @@ class Variables:
             ]
 
     def add(self, values: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """Returns ops that add to all."""
+        """Returns ops that add values to all variables."""
         return [
             variable.assign_add(value, read_value=False)
             for variable, value in zip(self._variables, values)
@@ -141,10 +141,10 @@ class Variables:
 def checkpoint_op(
     name: str, variables: Variables, also_saved: Optional[Variables] = None
 ) -> plan_pb2.CheckpointOp:
-    """Returns a message by which variables are saved to a checkpoint, and restored from one.
+    """Returns the message that saves variables to a checkpoint, and restores them from it.
 
     Args:
-        also_saved: Tensors that are saved with them and not restored.
+        also_saved: Tensors that are saved along with them, but not restored.
     """
     saved = [variables] if also_saved is None else [variables, also_saved]
     with tf.name_scope(name):

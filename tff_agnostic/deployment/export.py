@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from tff_agnostic.runtimes.tff import TffRuntime
 
 STATE = "server_state.ckpt"
-# Whether a device gets TensorFlow's graph in addition to TFLite's, by name.
+# Graph choices by name: whether a device gets TensorFlow's graph in addition to TFLite's.
 CLIENT_GRAPHS: Registry[bool] = Registry("client graph", {"tflite": False, "both": True})
-# The file with the message that creates the task at a server.
+# File of the message that creates the task at a server.
 TASK_MESSAGE = "task.json"
 FORMAT = "tff_agnostic federated export"
 FORMAT_VERSION = 2
@@ -111,15 +111,16 @@ class ExportRequest:
         num_parameters: Number of the model's weights, |W|.
         max_clients_per_round: Maximum number of clients in a secure sum.
         column_ranges: Ranges of the made-up clients' columns; see `rounds.column_ranges`.
-        aggregation: Aggregation of the profile.
+        aggregation: The profile's aggregation.
         max_examples: Number of a client's first examples to use; None for all.
         collection_uri: The example collection on a device.
         client_graph: Name of the graphs for devices; see `CLIENT_GRAPHS`.
-        restore: Called with the initial state; returns the state to start from. None to keep it.
-        about: Entries of the manifest on the task, the settings and the domains.
+        restore: Called with the initial state; returns the state to start from. None for the
+            initial state.
+        about: Manifest entries about the task, the settings and the domains.
         noise: Noise of private sums; None without noise.
         rounds: Name of the kind of rounds; see `KINDS`.
-        evaluation: The report of an evaluation; None for a training.
+        evaluation: Report of an evaluation; None for training.
         task_message: The message that creates the task at a server; see `backends.task_message`.
         backend: Name of the execution backend; see `BACKENDS`.
     """
@@ -151,7 +152,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
     """Writes an export to a new or empty folder; returns the manifest.
 
     Args:
-        runtime: Runs the conformance rounds; the caller has entered it.
+        runtime: Runtime for the conformance rounds; the caller starts it.
     """
     profile, kind = PROFILES[request.profile], KINDS[request.rounds]
     _ = CLIENT_GRAPHS[request.client_graph]
@@ -228,7 +229,7 @@ def check_single_step(algorithm: Algorithm) -> None:
 
 
 def _write_plan(folder: Path, plan: CompiledPlan, lite: TfLiteGraph, with_graph: bool) -> int:
-    """Writes the plan, and a device's part of it; returns the size of that part."""
+    """Writes the plan, and a device's part of it; returns the size of the device's part."""
     client_only = plan_pb2.ClientOnlyPlan(tflite_graph=lite.content, phase=plan.client_phase)
     if with_graph:
         client_only.graph = plan.client_graph.SerializeToString(deterministic=True)
@@ -241,12 +242,13 @@ def _write_plan(folder: Path, plan: CompiledPlan, lite: TfLiteGraph, with_graph:
 def _write_state(
     path: Path, state: RunState, plan: CompiledPlan, noise: Optional[FleetNoise]
 ) -> None:
-    # If nodes draw the noise, the key is zeros, which replaces the run's.
+    # If nodes draw the noise, a key of zeros replaces the run's key.
     state = state if noise is None else with_key(state, noise.key)
     if noise is None or not noise.has_secret:
         write_checkpoint(path, named_values(state, plan.tensors.state, SERVER))
         return
-    # TensorFlow writes a file for all users, here in a folder that only its owner enters.
+    # TensorFlow writes files that all users may read, here in a folder that only its owner may
+    # enter.
     with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as hidden:
         secret = Path(hidden) / path.name
         write_checkpoint(secret, named_values(state, plan.tensors.state, SERVER))
@@ -343,7 +345,7 @@ def _described(leaf: Leaf) -> dict[str, Any]:
 def byte_counts(
     plan: CompiledPlan, num_parameters: int, num_domains: int, plan_bytes: int
 ) -> dict[str, Any]:
-    """Returns a client's numbers and bytes of a round, for the manifest.
+    """Returns the numbers and bytes that a client transfers in a round, for the manifest.
 
     "values" counts numbers, "payload_bytes" their bytes without names and framing, and
     "checkpoint_bytes" the bytes of the file. "download_bytes" includes the plan.
@@ -376,7 +378,7 @@ def _checkpoint(structure: Sequence[Leaf], prefix: str) -> dict[str, int]:
 
 
 def _secure(plan: CompiledPlan) -> dict[str, int]:
-    # Each number in the bits of the modulus, packed.
+    # Each number has the bits of its modulus, packed.
     widths = [(_size(value.leaf), (value.modulus - 1).bit_length()) for value in plan.secure]
     return {
         "values": sum(size for size, _ in widths),
@@ -395,7 +397,7 @@ class TfLiteGraph:
     Attributes:
         content: The flatbuffer.
         flex_ops: TensorFlow's ops in it, for which the client needs the Flex delegate.
-        oldest_runtime: Version of the first TFLite that has all the others.
+        oldest_runtime: First version of TFLite with all its other ops.
     """
 
     content: bytes
@@ -408,7 +410,7 @@ def convert_client_graph(
 ) -> TfLiteGraph:
     """Converts a client's graph; inputs, outputs and target ops keep their names.
 
-    ExternalDataset becomes a Flex op, too, since the platform's client has a TensorFlow kernel.
+    ExternalDataset becomes a Flex op, too, as the platform's client has a TensorFlow kernel for it.
 
     Raises:
         ValueError: If an op is neither TFLite's nor TensorFlow's.
@@ -423,7 +425,7 @@ def convert_client_graph(
     )
 
     spec = phase.tensorflow_spec
-    # The platform's client finds inputs by these names, and outputs by this order.
+    # The platform's client finds inputs by these names, and outputs in this order.
     inputs = [spec.dataset_token_tensor_name, *_names(spec.input_tensor_specs)]
     converter = tf.compat.v1.lite.TFLiteConverter(
         lowered(graph_def),
@@ -438,7 +440,7 @@ def convert_client_graph(
     ]
     # Otherwise only ops of TensorFlow's builds for devices become Flex ops.
     converter._experimental_allow_all_select_tf_ops = True
-    # No public option keeps an op without output, such as one that saves.
+    # No public option keeps an op without outputs, such as one that saves.
     converter._control_output_arrays = list(spec.target_node_names) or None
     outputs = _names(spec.output_tensor_specs)
     content = in_fixed_order(compacted(converter.convert(), outputs))

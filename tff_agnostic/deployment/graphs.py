@@ -1,4 +1,4 @@
-"""Graphs with bytes that depend on the computation only.
+"""Graphs whose bytes depend on the computation alone.
 
 TensorFlow and Keras number functions, layers and nodes by process. Here nodes are named after their
 op and position, functions after the order of their first use.
@@ -31,7 +31,7 @@ INTERMEDIATE_STATE = "intermediate_state"
 METRICS = "metrics"
 # Characters that TensorFlow accepts in the name of a node.
 _NOT_IN_NODES = re.compile(r"[^A-Za-z0-9_.\\/>-]")
-# TensorFlow's notes in nodes: names of other nodes, and numbers of the process.
+# Attributes in which TensorFlow notes names of other nodes, and numbers of the process.
 _NOTES = ("_class", "_gradient_op_type")
 
 
@@ -69,7 +69,7 @@ def save(
 
 
 def finished(graph: tf.Graph, needed: Iterable[str]) -> tf.compat.v1.GraphDef:
-    """Returns the graph of the needed nodes, with names that do not depend on the process.
+    """Returns the graph of the required nodes, with names that do not depend on the process.
 
     Args:
         needed: Names of the nodes to run, fetch or feed.
@@ -134,7 +134,7 @@ def leaves(structure: tff.Type) -> tuple[Leaf, ...]:
 
 
 def node_name(path: str) -> str:
-    """Returns a path as the name of a node, in which spaces are not allowed."""
+    """Returns a path as the name of a node, without spaces."""
     return _NOT_IN_NODES.sub("_", path)
 
 
@@ -146,7 +146,7 @@ def named(structure: Iterable[Leaf], prefix: str) -> list[tf.TensorSpec]:
 def leaf_names(state: Any) -> list[str]:
     """Returns the names in a server's checkpoint, in the order of `tf.nest.flatten`."""
     names = [leaf.name for leaf in named(leaves(type_from_spec(tensor_specs(state))), SERVER)]
-    # TFF has its own order, which is not TensorFlow's where there are mappings.
+    # TFF's order differs from TensorFlow's if the state contains mappings.
     numbered = tf.nest.pack_sequence_as(state, list(range(len(names))))
     order = tff.structure.flatten(tff.structure.from_container(numbered, recursive=True))
     name_by_number = dict(zip(order, names))
@@ -178,7 +178,7 @@ def _leaves(structure: tff.Type, path: tuple[str, ...]) -> Iterator[Leaf]:
 def with_renamed_nodes(
     graph_def: tf.compat.v1.GraphDef,
 ) -> tuple[tf.compat.v1.GraphDef, dict[str, str]]:
-    """Returns a copy with names of nodes that depend on the graph only, and the new names."""
+    """Returns a copy whose node names depend on the graph alone, and the new names."""
     new_names = _numbered(graph_def.node)
     renamed = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
@@ -189,9 +189,9 @@ def with_renamed_nodes(
 
 
 def with_renamed_functions(graph_def: tf.compat.v1.GraphDef, prefix: str) -> tf.compat.v1.GraphDef:
-    """Returns a copy with names of and in functions that depend on the graph only.
+    """Returns a copy whose function names, and names inside functions, depend on the graph alone.
 
-    The copy has neither unused functions nor TensorFlow's notes in nodes.
+    Unused functions, and TensorFlow's notes in nodes, are removed.
 
     Args:
         prefix: Prefix of the functions' names.
@@ -252,7 +252,7 @@ def _rename_inside(function: Any) -> None:
     _rename_map(function.ret, results, lambda reference: _renamed(reference, new_names))
     _rename_map(function.control_ret, controls, lambda name: new_names[name])
     for attributes in function.arg_attr.values():
-        # A note for users.
+        # TensorFlow's note for users.
         attributes.attr.pop("_user_specified_name", None)
 
 
@@ -306,7 +306,7 @@ def write_checkpoint(path: Path, values: dict[str, np.ndarray]) -> None:
 
 
 def checkpoint_bytes(specs: Sequence[tf.TensorSpec]) -> int:
-    """Returns the bytes of a checkpoint with such tensors, and small integers."""
+    """Returns the bytes of a checkpoint with these tensors, filled with small integers."""
     zeros = {spec.name: np.zeros(spec.shape, spec.dtype.as_numpy_dtype) for spec in specs}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint"

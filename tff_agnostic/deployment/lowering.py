@@ -1,7 +1,7 @@
 """Replacements of operations that TensorFlow Lite or devices lack, by TFLite's own ops.
 
-Each computes the same integers, and the same floats up to rounding: bitwise ops on int64, gradients
-of convolutions and of maximum pooling on images [n, height, width, channels], and others.
+Replacements compute the same integers, and the same floats up to rounding: bitwise ops on int64,
+gradients of convolutions and of maximum pooling on images [n, height, width, channels], and others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from tff_agnostic.base.later import tf
 
-# Ops with their last inputs as arguments of the called functions.
+# Ops whose last inputs are arguments of the functions that they call.
 _CALLS = ("Case", "If", "PartitionedCall", "While")
 _CALL_KINDS = ("", "Stateful", "Stateless")
 _BITS = 64
@@ -26,14 +26,15 @@ _POWERS = [2**k for k in range(_BITS - 1)] + [_LOWEST_INT64]
 _LOWEST = float(np.finfo(np.float32).min)
 _PREFIX = "lowered"
 
-# KnownInputs values of a node's inputs, by position.
+# Known values of a node's inputs, by position.
 KnownInputs = Sequence[Optional[np.ndarray]]
 
 
 class KnownValues:
-    """KnownInputs inputs of the nodes of a graph and of its functions.
+    """Known inputs of the nodes of a graph and of its functions.
 
-    The shapes of a function's arguments are the common ones of its callers, if no dataset calls it.
+    A function's argument has a known shape if all callers agree on it, and no dataset calls the
+    function.
     """
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
@@ -164,7 +165,7 @@ def _without_sign(x: tf.Tensor) -> tf.Tensor:
 def _to_bits(x: tf.Tensor) -> tf.Tensor:
     """Returns the bits of numbers [...], bool [..., 64]."""
     x = tf.expand_dims(x, -1)
-    # The two highest powers of 2 are not moduli of int64.
+    # The two highest powers of 2 exceed int64's moduli.
     low = tf.math.floormod(x, tf.constant(_POWERS[1:-1], tf.int64)) >= _POWERS[:-2]
     return tf.concat([low, _without_sign(x) >= _POWERS[-2], x < 0], axis=-1)
 
@@ -184,7 +185,7 @@ Gradient = Callable[["tf.Tensor", "tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 def convolution_filter_gradient(
     shape: Iterable[int], strides: Sequence[int], padding: bytes
 ) -> Gradient:
-    """Returns the function of `Conv2DBackpropFilter`, a matrix product per place of the filter.
+    """Returns the function of `Conv2DBackpropFilter`: a matrix product per position of the filter.
 
     Args:
         shape: Shape of the filter: height, width, channels of the images, and of the outputs.
@@ -210,7 +211,7 @@ def convolution_filter_gradient(
 
 
 def max_pool_gradient(sizes: Sequence[int], strides: Sequence[int], padding: bytes) -> Gradient:
-    """Returns the function of `MaxPoolGrad`, which counts the first of equal maxima."""
+    """Returns the function of `MaxPoolGrad`; of equal maxima the first one counts."""
     height, width = sizes[1:3]
     stride = list(strides[1:3])
 
@@ -240,7 +241,7 @@ def _span(outputs: tf.Tensor, stride: Sequence[int]) -> tf.Tensor:
 def _window_offsets(
     images: tf.Tensor, size: Sequence[int], span: tf.Tensor, stride: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], tf.Tensor]]:
-    """Yields each place of a window, row by row, and its pixels in all windows."""
+    """Yields each offset within a window, row by row, with its pixels in all windows."""
     for row, column in np.ndindex(*size):
         rows = slice(row, row + span[0], stride[0])
         columns = slice(column, column + span[1], stride[1])
@@ -279,7 +280,7 @@ def _spread(images: tf.Tensor, stride: Sequence[int]) -> tf.Tensor:
     return tf.reshape(rows, [n, height * stride[0], width * stride[1], channels])
 
 
-# (a node's attributes, its known inputs) -> function of the inputs; None to keep the op.
+# (a node's attributes, its known inputs) -> function of the inputs; None keeps the op.
 Lowering = Callable[[Any, KnownInputs], Optional[Callable[..., Any]]]
 
 
@@ -291,9 +292,9 @@ def tensor_scatter_sub(tensor: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor
 def sparse_softmax_cross_entropy(
     features: tf.Tensor, labels: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the loss [n] of scores [n, classes], and its gradient; fails for other labels."""
+    """Returns the loss [n] of scores [n, classes], and its gradient; fails for invalid labels."""
     num_classes = tf.shape(features)[1]
-    # Fail for invalid labels, as the op does.
+    # Fail for invalid labels, as the original op does.
     classes = tf.gather(tf.range(num_classes), labels)
     is_label = tf.one_hot(classes, num_classes, dtype=features.dtype)
     loss = -tf.reduce_sum(is_label * tf.nn.log_softmax(features), axis=1)
@@ -338,7 +339,7 @@ LOWERINGS: Mapping[tuple[str, str], Lowering] = {
 
 
 def lowered(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-    """Returns a copy without the ops of `LOWERINGS`, functions' bodies included."""
+    """Returns a copy without the ops of `LOWERINGS`, also in the bodies of functions."""
     result = tf.compat.v1.GraphDef()
     result.CopyFrom(graph_def)
     made: dict[str, Any] = {}
@@ -356,7 +357,7 @@ def lowered(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
                 continue
             function = _function(node, compute, inputs)
             made[function.signature.name] = function
-            # An op of a function's name is a call of it.
+            # An op named after a function is a call of it.
             node.op = function.signature.name
             node.attr.clear()
     result.library.function.extend(made[name] for name in sorted(made))
@@ -364,7 +365,7 @@ def lowered(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
 
 
 def _function(node: Any, compute: Callable[..., Any], inputs: KnownInputs) -> Any:
-    """Returns a function with the inputs and outputs of the node."""
+    """Returns a function that replaces a node, with the same inputs and outputs."""
     from tensorflow.python.framework import op_def_registry
 
     definition = op_def_registry.get(node.op)
@@ -391,6 +392,6 @@ def _function(node: Any, compute: Callable[..., Any], inputs: KnownInputs) -> An
 
 
 def _dtype(node: Any) -> Any:
-    # Some ops have a list here.
+    # For some ops this attribute is a list.
     number = node.attr["T"].type if "T" in node.attr else 0
     return tf.as_dtype(number).name if number else None

@@ -1,7 +1,7 @@
 """Metrics of a round as scalars, which the platform's servers record.
 
-A metric with an entry per domain has scalars NAME/0 to NAME/(p - 1), and NAME/overall for all
-domains where it follows. Metrics with more dimensions are in the checkpoint only.
+A metric per domain becomes scalars NAME/0 to NAME/(p - 1), and NAME/overall if all domains have a
+common value. Metrics with more dimensions are in the checkpoint only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class EvaluationMetrics:
         model: The model to evaluate.
         worst_min_examples: Minimum number of examples of the worst domain.
         percentiles: Percentiles of the clients' values, each in (0, 100).
-        measurement: (model, p) -> the clients' measurement; sums with noise have other bounds.
+        measurement: Called with (model, p); returns the clients' measurement, which has other
+            bounds with noise.
         tidied: Post-processing of the sums.
     """
 
@@ -55,7 +56,8 @@ class EvaluationMetrics:
         """Returns the report.
 
         Args:
-            aggregator: The report of the aggregation, such as what secure sums clipped.
+            aggregator: Report of the aggregation, such as the number of values that secure sums
+                clipped.
 
         Returns:
             "domains": each measure, float32 [p], and "num_examples". "overall": the same for all
@@ -103,14 +105,14 @@ class EvaluationMetrics:
 
 
 def quantiles(grid: Grid, histograms: tf.Tensor, q: float) -> tf.Tensor:
-    """Returns the q-quantile of the clients of each histogram; see `histograms.quantile`.
+    """Returns the q-quantile over clients of each histogram; see `histograms.quantile`.
 
     Args:
-        histograms: Clients in each bin, int64 [rows, num_bins].
+        histograms: Number of clients in each bin, int64 [rows, num_bins].
         q: In [0, 1].
 
     Returns:
-        float64 [rows]; NaN where there are no clients.
+        float64 [rows]; NaN without clients.
     """
     ranks = tf.cumsum(histograms, axis=1)
     total = ranks[:, -1:]
@@ -120,7 +122,7 @@ def quantiles(grid: Grid, histograms: tf.Tensor, q: float) -> tf.Tensor:
     centers = tf.constant(grid.centers(), tf.float64)
 
     def at(position: tf.Tensor) -> tf.Tensor:
-        """Returns the center of the first bin with a rank beyond the position."""
+        """Returns the center of the first bin whose ranks exceed the position."""
         is_before = ranks <= tf.cast(position, tf.int64)
         index = tf.reduce_sum(tf.cast(is_before, tf.int32), axis=1)
         return tf.gather(centers, tf.minimum(index, grid.num_bins - 1))
@@ -151,7 +153,7 @@ def _nan(dtype: tf.DType) -> tf.Tensor:
 
 
 class Overall(NamedTuple):
-    """A metric of all domains, computed from the entries of the domains.
+    """A metric over all domains, computed from the entries per domain.
 
     Attributes:
         metric: Path of the metric with an entry per domain.
@@ -163,10 +165,11 @@ class Overall(NamedTuple):
 
 
 def overall_metrics(quantities: ReportFields, scope: str = "") -> Iterator[Overall]:
-    """Yields the metrics with a value of all domains.
+    """Yields the metrics with a value for all domains together.
 
     Numbers of examples are summed. Means over a domain's examples are averaged, weighted by the
-    first numbers of examples of the same report. Other metrics, such as perplexities, have none.
+    preceding numbers of examples in the same report. Other metrics, such as perplexities, have no
+    overall value.
     """
     counts = None
     for key, quantity in quantities.items():
@@ -184,7 +187,7 @@ def overall_metrics(quantities: ReportFields, scope: str = "") -> Iterator[Overa
 def scalar_outputs(
     metrics: Sequence[Leaf], values: Sequence[tf.Tensor], quantities: ReportFields
 ) -> dict[str, tf.Tensor]:
-    """Returns the scalars of a round's metrics, as nodes of their names."""
+    """Returns the scalars of a round's metrics, as nodes named after them."""
     by_path = {leaf.path: value for leaf, value in zip(metrics, values)}
     scalars: dict[str, tf.Tensor] = {}
     for leaf in metrics:

@@ -1,7 +1,7 @@
 """Noise of a private plan: its keys, and its description in a manifest.
 
 A server adds noise in its result graph, with the secret key in its state. Public conformance rounds
-have a public key, in a separate state. Nodes of a fleet add noise outside of the graphs; then no
+have a public key, in a separate state. Nodes of a fleet add noise outside of the graphs, so no
 state has a key, and conformance rounds have no noise.
 """
 
@@ -30,7 +30,7 @@ from tff_agnostic.computations.round import RoundStep
 from tff_agnostic.deployment.compiled_plan import CompiledPlan
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 
-# Public: the noise of conformance rounds protects no client.
+# This key is public, as conformance rounds have no real clients.
 CONFORMANCE_KEY = (0x434F4E464F524D41, 0x4E4345204B455920) * 2
 _SECRET = (
     "keep server_state.ckpt and every state after it secret, as well as what the prepare graph "
@@ -64,14 +64,15 @@ _SECURE = "sums over the clients of a round of the values below, and nothing of 
 
 
 class NodesAccount(NamedTuple):
-    """The privacy loss of a client whose nodes add the noise.
+    """Privacy account of a client whose nodes add the noise.
 
     Attributes:
         delta: The delta of the epsilons.
-        epsilons: Called with a state; returns epsilon after a client was in 1, 2, ... sums.
-        takes_part: Probability that a client sends its values, as two integers.
+        epsilons: Called with a state; returns the epsilons after a client's values were in 1, 2,
+            ... sums.
+        takes_part: Probability that a client sends its values, as a fraction of two integers.
         taken_for_granted: The account's assumption, a sentence without full stop.
-        adjacency: Difference of neighbouring client populations.
+        adjacency: How neighbouring client populations differ.
     """
 
     delta: float
@@ -89,11 +90,11 @@ class FleetNoise(NamedTuple):
         guarantee: Called with the exported state; returns `PrivacyStatement.to_dict` of a fleet
             with the run's settings.
         expected_devices: Mean number of devices in a round, if the graphs divide by it.
-        server_must: Further duties of a server.
-        nodes: The account of nodes that add the noise themselves; None if the server adds it.
-        draw: The draw of cohorts of the guarantee, as in `fleet.node_noise.server_noise.Draw`;
-            empty if nodes add the noise.
-        rounds: Number of rounds of the guarantee.
+        server_must: Further duties of the server.
+        nodes: Account for nodes that add the noise; None if the server adds it.
+        draw: The guarantee's draw of cohorts, as in `fleet.node_noise.server_noise.Draw`; empty if
+            nodes add the noise.
+        rounds: Number of rounds that the guarantee covers.
     """
 
     key: tuple[int, ...]
@@ -113,7 +114,7 @@ class FleetNoise(NamedTuple):
 def with_key(state: RunState, key: Sequence[int]) -> RunState:
     """Returns a state with another key of the noise, before its first release.
 
-    The tree starts again, since another key's nodes cannot be subtracted.
+    The tree starts again, as noise of another key's nodes cannot be subtracted.
     """
     aggregations = tuple(
         aggregation._replace(noise_key=np.array(key, np.int64), releases=np.int64(0))
@@ -123,7 +124,7 @@ def with_key(state: RunState, key: Sequence[int]) -> RunState:
 
 
 def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str, Any]:
-    """Returns the manifest's entry on noise in the sums of a step, with the server's duties."""
+    """Returns the manifest's entry on a step's noise, with the server's duties."""
     release, private_state = step.aggregation, state.aggregations[0]
     assert isinstance(release, CentralDpSum)
     z = float(private_state.noise_multiplier)
@@ -176,10 +177,10 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
 def node_noise_facts(
     step: RoundStep, state: RunState, noise: FleetNoise, plan: CompiledPlan
 ) -> dict[str, Any]:
-    """Returns the manifest's entry on noise of nodes, which `fleet.node_noise` reads.
+    """Returns the manifest's entry on the nodes' noise, for `fleet.node_noise`.
 
     Args:
-        step: Step with the integers that nodes add noise to.
+        step: The step with the integers that get noise.
         plan: Plan with the names of the tensors.
     """
     release, account = step.aggregation, noise.nodes
@@ -237,7 +238,7 @@ def _part_names(release: DeviceSum, bounds: Any, plan: CompiledPlan) -> tuple[li
 
     Returns:
         The names of values, paddings and the number of clients; their specs in the structure of
-        `Integers`; the number of values.
+        `Integers`; and the number of values.
     """
     value_bounds = release.released_bounds(bounds)
     num_values, num_parts = len(tf.nest.flatten(value_bounds)), len(plan.secure)
@@ -247,7 +248,7 @@ def _part_names(release: DeviceSum, bounds: Any, plan: CompiledPlan) -> tuple[li
         [next(numbers) for _ in range(num_parts - num_values - 1)],
         next(numbers),
     )
-    # TFF has its own order, which is not TensorFlow's where there are mappings.
+    # TFF's order differs from TensorFlow's if the values contain mappings.
     order = tff.structure.flatten(tff.structure.from_container(numbered, recursive=True))
     secure = dict(zip(order, plan.secure))
 
@@ -266,7 +267,7 @@ def _clipping_kind(options: PrivacyOptions) -> str:
 def privacy_facts(
     plan: CompiledPlan, algorithm: Algorithm, aggregation: Aggregation, max_clients: int
 ) -> dict[str, Any]:
-    """Returns the server's view, and the bit width and bounds of each secure sum.
+    """Returns the manifest's entry on the server's view, with bits and bounds of secure sums.
 
     Args:
         max_clients: Maximum number of clients in a sum.

@@ -1,7 +1,7 @@
 """Training and evaluation as rounds of a plan, and the conformance rounds.
 
-An evaluation's round keeps the training's state, so a server can evaluate any checkpoint of the
-training. With noise the sums have a state, too: a key, and the number of releases.
+An evaluation keeps the training's state, so that a server can evaluate any checkpoint of the
+training. Noisy sums also have a state: a key, and the number of releases.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 TRAINING, EVALUATION = "training", "evaluation"
 NUM_ROUNDS = 3
-# Sizes of the made-up clients. One has no examples, and one has a single domain.
+# Sizes of the made-up clients: one has no examples, and another one a single domain.
 _SIZES = {"client_0": 7, "client_1": 3, "client_2": 0, "client_3": 12}
 NUM_CLIENTS = len(_SIZES)
 _SINGLE_DOMAIN = "client_1"
@@ -48,7 +48,7 @@ class PlannedRounds:
 
     Attributes:
         round_: (state at the server, client data) -> (state, metrics) at the server.
-        quantities: Descriptions of the metrics with a value of all domains.
+        quantities: Descriptions of the metrics with an overall value.
         initialize: Returns the state before the first round.
         next: (state, cohort) -> (next state, the server's report).
     """
@@ -66,9 +66,9 @@ class PlanKind:
     Attributes:
         rounds: Returns the rounds.
         algorithm: Returns the algorithm with the steps of these rounds.
-        step: Returns the only step of a round, with its aggregation.
-        num_conformance_rounds: Number of rounds that an export must reproduce.
-        is_in_paper: Whether Ro et al. 2021 count its values.
+        step: Returns the single step of a round, with its aggregation.
+        num_conformance_rounds: Number of rounds that a runner of the export must reproduce.
+        is_in_paper: Whether Ro et al. 2021 count the numbers that these rounds send.
     """
 
     rounds: Callable[[TffRuntime, ExportRequest], PlannedRounds]
@@ -94,13 +94,13 @@ def _measurement(request: ExportRequest) -> Measurement:
 
 
 def _evaluated(request: ExportRequest) -> Algorithm:
-    """Returns the algorithm with rounds of one step, an evaluation."""
+    """Returns the algorithm whose rounds are evaluations, with a single step."""
     step = _measurement(request).step
     return dataclasses.replace(request.algorithm, steps=(step,), single_step_options=())
 
 
 def _evaluation_rounds(runtime: TffRuntime, request: ExportRequest) -> PlannedRounds:
-    """Returns evaluations of the main model, which change the state of the aggregation only."""
+    """Returns evaluations of the main model, which only change the state of the aggregation."""
     algorithm, aggregation = request.algorithm, request.aggregation
     measurement, metrics = _measurement(request), _metrics(request)
     check_measurement(aggregation, measurement)
@@ -148,7 +148,7 @@ def _evaluation_rounds(runtime: TffRuntime, request: ExportRequest) -> PlannedRo
         with runtime.installed():
             return round_(state, [to_numpy_examples(client) for client in cohort])
 
-    # The report has the values of all domains, and needs no descriptions.
+    # The report contains overall values, and needs no descriptions.
     return PlannedRounds(round_, OrderedDict(), initialize, next_)
 
 
@@ -162,7 +162,7 @@ KINDS: Registry[PlanKind] = Registry(
             NUM_ROUNDS,
             True,
         ),
-        # A second evaluation of the same model would differ in its noise only.
+        # A second evaluation of the same model would only differ in its noise.
         EVALUATION: PlanKind(
             _evaluation_rounds,
             _evaluated,
@@ -205,7 +205,7 @@ def public_ranges(columns: Mapping[str, Any]) -> Any:
 def synthetic_clients(
     columns: Mapping[str, Any], ranges: Any, num_domains: int
 ) -> dict[str, Examples]:
-    """Returns clients with uniformly random examples in the ranges, by name."""
+    """Returns clients with uniformly random examples within the ranges, by name."""
     rng = np.random.default_rng(0)
 
     def column(spec: Any, range_: Any, size: int) -> Any:
@@ -234,7 +234,7 @@ def expected_rounds(
     tensors: PlanTensors,
     num_rounds: int = NUM_ROUNDS,
 ) -> list[dict[str, np.ndarray]]:
-    """Returns state and metrics after each round of one cohort, by their names in checkpoints."""
+    """Returns state and metrics after each round of a cohort, by their names in checkpoints."""
     rounds = []
     for _ in range(num_rounds):
         state, metrics = training.next(state, cohort)

@@ -65,7 +65,7 @@ def exponentiated_gradient(
     """
     losses = tf.convert_to_tensor(losses)
     exponents = learning_rate * losses
-    # Equal up to a factor of all weights, but with other rounding: used only if necessary.
+    # Equal up to a common factor of all weights, but rounded differently: used only if necessary.
     from_largest = learning_rate * (losses - tf.reduce_max(losses))
     in_range = tf.reduce_all(tf.math.is_finite(exponents))
     logits = tf.math.log(lambda_) + tf.where(in_range, exponents, from_largest)
@@ -140,8 +140,8 @@ def cvar_step(
 ) -> tf.Tensor:
     """Returns (1 - rate) lambda + rate pi, where pi is the worst mixture of the level.
 
-    Weights that are not free do not change, and pi is the worst of the mixtures with these weights:
-    the free weights share the rest within their bounds alpha_i / theta, or in proportion to alpha
+    Weights that are not free do not change, and pi is the worst of the mixtures with these weights.
+    The free weights share the rest within their bounds alpha_i / theta, or in proportion to alpha
     if the rest exceeds these bounds.
 
     Args:
@@ -233,7 +233,7 @@ class LambdaPlayer(Options):
     baseline_losses: Literal["training", "heldout"] = "training"
 
     def __post_init__(self) -> None:
-        """Checks the values, and that CVaR has no other set; see `Options`."""
+        """Checks the values, and that CVaR has the default set; see `Options`."""
         super().__post_init__()
         if isinstance(self.update, Cvar) and not isinstance(self.set, SimplexSet):
             expected = "simplex with the update cvar, whose level is a set of mixtures"
@@ -283,7 +283,7 @@ class LambdaOptions(Options):
         return FREEZE
 
     def with_baselines(self, baselines: Iterable[float]) -> Self:
-        """Returns the options with these baselines of excess losses."""
+        """Returns the options with other baselines of excess losses."""
         player = dataclasses.replace(self.lambda_, baselines=tuple(baselines))
         return dataclasses.replace(self, lambda_=player)
 
@@ -393,7 +393,7 @@ class LambdaAscent:
         updated = self._updated(coordinates, gradient, rate, has_loss if keeps_weights else None)
         is_positive = updated > 0
         if keeps_weights:
-            # The free weights share the rest in the proportions of the update.
+            # The free weights share the rest in the proportions of their updated values.
             present = tf.cast(has_loss, coordinates.dtype)
             share = tf.math.divide_no_nan(updated * present, tf.reduce_sum(updated * present))
             kept = coordinates * (1.0 - present)

@@ -82,8 +82,8 @@ class Ball(LambdaSet):
         of 1 + (L_i - nu) / (2 mu).
         """
         center = np.array(self.center, np.float64)
-        # The mixture depends neither on a constant nor on a positive factor of all losses. With a
-        # largest loss of 0 its domain has the factor 1 for any mu.
+        # The mixture does not change if all losses gain a constant or a positive factor. With a
+        # largest loss of 0, its domain has the factor 1 for any mu.
         below_worst = np.asarray(losses, np.float64) - np.max(losses)
         span = -np.min(below_worst)
         if span == 0:
@@ -154,7 +154,7 @@ def _euclidean(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
 
     x_i = w_i max(v_i + mu - nu, 0) with w_i = 1 / (1 + mu / m_i); nu as in `project_to_simplex`.
     """
-    # Divided by 1 + mu, so that no term grows with mu.
+    # Divide by 1 + mu, so that no term grows with mu.
     weights = (1.0 + mu) / (1.0 + mu / center)
     values = (point + mu) / (1.0 + mu)
     order = tf.argsort(values, direction="DESCENDING")
@@ -195,7 +195,7 @@ def _entropic(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
         total, slope = x_and_slope(nu)
         return step + 1, nu + (total - 1.0) / slope
 
-    # At this nu one x_i alone is 1: left of the root, from where Newton's steps do not overshoot.
+    # At this nu a single x_i is 1: left of the root, where Newton's steps do not overshoot.
     lowest = tf.reduce_max(tf.where(is_positive, log_y - k, -np.inf))
     _, nu = tf.while_loop(lambda step, _: step < _NEWTON_STEPS, newton, (tf.constant(0), lowest))
     x = tf.where(is_positive, _solve_x_plus_log_x(log_y - nu, k), 0.0)

@@ -28,8 +28,8 @@ def excess_losses(
 ) -> tf.Tensor:
     """Returns max(L_k - b_k, 0), and 0 for a domain that was not measured.
 
-    A domain below its baseline counts as at its baseline: estimates from few examples are often
-    below, and a negative excess would take lambda from a domain because of noise.
+    A domain below its baseline counts as at its baseline: estimates from few examples are often too
+    low, and a negative excess would take lambda from a domain because of noise.
 
     Args:
         losses: L, the mean losses of the domains in a round, float32 [p].

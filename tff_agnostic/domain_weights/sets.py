@@ -79,12 +79,12 @@ class LambdaSet(Protocol):
         """
 
     def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
-        """Describes the set, for files that are read without the run's settings."""
+        """Describes the set as JSON, for readers without the run's settings."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Simplex(LambdaSet):
-    """The simplex Delta_p."""
+    """The simplex Delta_p: all mixtures."""
 
     def worst(self, losses: np.ndarray) -> np.ndarray:
         """Returns the vertex of the domain with the largest loss."""

@@ -21,7 +21,7 @@ from tff_agnostic.privacy.sampling import PLD, RDP
 
 # Maximum epsilon that `pld` computes; larger values guarantee nothing anyway.
 _MAX_COMPUTED = 100.0
-# Upper end of the search for a noise multiplier: with more noise nothing is learned.
+# Upper end of the search for a noise multiplier: with more noise, models learn nothing.
 _MAX_NOISE = 2.0**20
 # Relative tolerance of a calibrated noise multiplier.
 _TOLERANCE = 1e-6
@@ -30,7 +30,7 @@ _TOLERANCE = 1e-6
 _COARSER = 30.0
 # With these few integer orders a bound takes a twentieth of the time.
 _FEW_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
-# More than any run has; privacy losses of many more would take hours.
+# More rounds than any run has; privacy losses of many more would take hours.
 MAX_ROUNDS = 2**20
 UNIT = "client"
 _EVALUATIONS = "evaluations: their numbers are exact, and the evaluated clients are not protected"

@@ -19,8 +19,8 @@ import numpy as np
 Divergence = Callable[[np.ndarray], np.ndarray]
 # Above this order the sums are slow; the divergence without sampling is the bound.
 _MAX_SAMPLED_ORDER = 256
-# Number of standard deviations beyond which an integrand vanishes, and minimum number of steps per
-# standard deviation.
+# Number of standard deviations beyond which an integrand is negligible, and minimum number of steps
+# per standard deviation.
 _FAR, _STEPS = 12.0, 4
 
 

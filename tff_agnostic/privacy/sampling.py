@@ -42,7 +42,7 @@ class CohortSampling(Protocol):
 
     @property
     def rate(self) -> float:
-        """Maximum probability of any client to be in a round's cohort."""
+        """Maximum probability that a client is in a round's cohort."""
 
     @property
     def sensitivity(self) -> float:
@@ -159,7 +159,7 @@ class _WithoutReplacement:
 
     @property
     def rate(self) -> float:
-        """Returns the maximum probability of a client to be drawn."""
+        """Returns the maximum probability that a client is drawn."""
         drawn, clients = self._densest
         return float(drawn) / float(clients)
 
@@ -302,7 +302,7 @@ class SecretCohorts:
 class KnownCohorts:
     """The server chooses the reporting clients of a round, and knows them: no amplification.
 
-    Rounds are then a client's own: the rounds in which it reported.
+    Rounds are then counted per client: the rounds in which it reported.
     """
 
     adjacency = ZERO_OUT
@@ -518,7 +518,7 @@ def _check_cohort(drawn: float, clients: int) -> None:
         raise OptionError("clients_per_round", expected, Verbatim(f"{drawn:g}"))
 
 
-# Schemes that are determined by the numbers of clients and of clients per round.
+# Schemes that the numbers of clients and of clients per round determine.
 COHORT_SAMPLINGS: Registry[Callable[[int, int], CohortSampling]] = Registry(
     "cohort sampling",
     {"poisson": PoissonCohorts, "fixed_size": FixedSizeCohorts, "uniform": FixedSizeCohorts},

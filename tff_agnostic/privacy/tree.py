@@ -21,7 +21,7 @@ from tff_agnostic.base.options import OptionError, Verbatim
 _UNBOUNDED = 2**31
 # Maximum steps of the search for the worst pattern, which take about half a minute.
 _MAX_STEPS = 3 * 10**6
-# Replaces a number of free rounds if no such pattern exists.
+# Marks sums without any pattern, instead of a number of free rounds.
 _IMPOSSIBLE = -1
 
 
@@ -76,7 +76,7 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
 
     It is exact: the maximum over every pattern that the participations allow (Kairouz et al. 2021,
     appendix D.2, covers one tree). One participation in one tree of T rounds gives floor(log2 T) +
-    1; a client that participates in several trees has the sum over them.
+    1; for a client that participates in several trees, the values of the trees add up.
 
     Args:
         rounds: T, at least 0.

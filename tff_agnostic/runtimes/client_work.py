@@ -84,7 +84,7 @@ class ShardFunction:
 class ClientWork:
     """The work of each client in a step: its output, encoded for the sum.
 
-    Equal work does the same, and shares traces.
+    Equal instances share traces.
 
     Attributes:
         step: The step for clients, which may be sent to other processes; see
@@ -255,7 +255,7 @@ class CompiledClientWork:
         )
 
     def _trace(self, fn: Any, clients_spec: Any) -> Any:
-        # Outside of any device scope, so that the trace runs on whichever device calls it.
+        # Trace outside of any device scope, so that the function runs on whichever device calls it.
         with tf.device(None):
             return tf.function(
                 fn, autograph=False, jit_compile=self._jit_compile
@@ -446,7 +446,7 @@ def _choose(
 
 
 # (work, cohort, maximum clients of a shard) -> function that runs a shard, and the shards. It
-# depends on its arguments alone, so that the number of devices or workers does not change sums.
+# depends on its arguments alone, so that the number of devices or workers does not affect sums.
 CLIENT_MODES: Registry[Callable[[CompiledClientWork, Sequence[Examples], Optional[int]], Plan]] = (
     Registry("client mode", {"auto": _choose, "vectorised": _vectorise, "streamed": _stream})
 )

@@ -52,8 +52,9 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
 ]
-# Script that becomes the worker. The kernel kills it when the parent dies, also by SIGKILL, which
-# no handler in the parent could catch. The check covers a parent that died before the request.
+# Script that becomes the worker. The kernel kills the worker when its parent dies, even by SIGKILL,
+# which no handler in the parent could catch. The check covers a parent that died before the
+# request.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -132,8 +133,8 @@ class TffWorker:
         return tff.framework.ResourceManagingExecutorFactory(connect)
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
-        # The kernel considers the end of the thread that started the process as the death of the
-        # parent. This dedicated thread ends with the worker, or with Python.
+        # The kernel treats the end of the thread that started the process as the parent's death.
+        # This dedicated thread ends with the worker, or with Python.
         started: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._release.clear()
 

@@ -1,4 +1,4 @@
-"""Keras files: written with equal bytes for equal models, and loaded in one place."""
+"""Keras files: equal bytes for equal models, and a checked way to load them."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def keras_archive(
 
 
 def _without_circumstances(content: bytes, about: Mapping[str, Any]) -> bytes:
-    """Returns a .keras file without dates, and with small numbers instead of addresses."""
+    """Returns a .keras file without dates, and with small numbers in place of memory addresses."""
     target_bytes = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(content)) as source,
         zipfile.ZipFile(target_bytes, "w") as target,
     ):
         for name in sorted(source.namelist()):
-            # A member without a date gets the first day of the format.
+            # The first day of the format replaces a member's date.
             data = source.read(name)
             if name == METADATA:
                 data = _undated(data, about)
@@ -101,10 +101,10 @@ def _rewritten(config: bytes) -> bytes:
 
 
 class KerasFileError(UserError):
-    """A file is not a Keras model that this process loads.
+    """A file is not a Keras model that this process can load.
 
     Attributes:
-        needs_trust: Whether the file loads only where it may run code.
+        needs_trust: Whether loading requires permission to run the file's code.
     """
 
     def __init__(self, message: str, needs_trust: bool = False) -> None:
@@ -120,7 +120,7 @@ def read_keras(file: Path, classes: Mapping[str, Any], *, trust: bool = False) -
         trust: Whether the file may run code.
 
     Raises:
-        KerasFileError: If Keras cannot load the file, or only a trusted one.
+        KerasFileError: If Keras cannot load the file, or only with trust.
     """
     try:
         return load_keras(file, classes, trust)
@@ -167,7 +167,8 @@ def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> t
         trust: Whether the file may run code.
 
     Raises:
-        UnsafeKerasFile: If the file is not trusted, and has other content than layers and numbers.
+        UnsafeKerasFile: If the file is not trusted, and contains anything except layers and
+            numbers.
         Exception: Any error of Keras.
     """
     load = keras_platform().load
@@ -178,9 +179,9 @@ def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> t
 
 
 def architecture_text(keras_model: tf.keras.Model) -> str:
-    """Returns a string that is equal for models of the same layers, whatever their names.
+    """Returns a string that is equal for models with equal layers, whatever the names.
 
-    For a model without a configuration, it has the class and the shapes of the weights.
+    For a model without a configuration, the string has its class and the shapes of its weights.
     """
     try:
         config = keras_model.get_config()
@@ -201,10 +202,10 @@ def _renamed(value: Any, names: dict[str, str], is_naming: bool) -> Any:
 
 
 class NotForKeras(UserError):
-    """A model cannot be a .keras file.
+    """The model cannot become a .keras file.
 
     Attributes:
-        reason: The cause, in one line.
+        reason: The cause, as a one-line string.
     """
 
     def __init__(self, reason: str) -> None:
@@ -213,7 +214,7 @@ class NotForKeras(UserError):
 
 
 def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
-    """Returns the Keras model of a model, with the trained values and of Keras' own layers.
+    """Returns a model's Keras model, with trained values and Keras' own layers in place of ours.
 
     Raises:
         NotForKeras: If a layer of this package cannot be replaced.
@@ -228,7 +229,7 @@ def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
     ):
         for variable, value in zip(variables, values):
             variable.assign(value)
-    # Names of later layers do not depend on the process.
+    # Make the names of later layers independent of the process.
     name_layers_afresh()
     plain = plain_keras(keras_model)
     ours = {n: kind for n, kind in foreign_layers(plain).items() if kind.startswith(_OURS)}
@@ -243,7 +244,7 @@ def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
 
 
 def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
-    """Writes the file; returns the layers that need the user's code for loading, if any.
+    """Writes the file; returns the layers that require the user's code for loading, if any.
 
     Raises:
         NotForKeras: If Keras cannot save the model.
@@ -262,7 +263,7 @@ def load(path: Path, trained: TrainedModel) -> Any:
     """Returns the saved model as a function of x.
 
     Raises:
-        NotForKeras: If Keras cannot load what it saved, as where a layer has no `get_config`.
+        NotForKeras: If Keras cannot load its own file, as if a layer lacks `get_config`.
     """
     assert trained.model.keras_model is not None
     with _keras_errors():
@@ -275,9 +276,9 @@ def _keras_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, UserError):
-        # These have a message, or are errors of the disk.
+        # These errors have a clear message, or come from the disk.
         raise
-    # Keras and layers of users raise errors of many kinds.
+    # Keras and users' layers raise errors of many kinds.
     except Exception as e:
         line = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
         raise NotForKeras(

@@ -1,4 +1,4 @@
-"""Refuses Keras files that hold code: an untrusted file may have known layers and numbers only.
+"""Rejects Keras files with code: an untrusted file may only contain known layers and numbers.
 
 Keras' safe mode refuses a lambda in a `.keras` file, and nothing else. In both formats a
 configuration may name modules to import and functions of TensorFlow to call, such as
@@ -32,11 +32,11 @@ _MAX_RATIO = 10
 # Bytes that a small file may unpack to, whatever the ratio: configurations compress well.
 _FREE_BYTES = 1 << 26
 
-# Modules to search for a class if a file names none, as for layers in HDF5.
+# Modules in which to search for a class without a module, as for layers in HDF5.
 _PLACES = ("layers", "layers.experimental", "initializers", "regularizers", "constraints", "models")
 _MODULE = "keras"
 _APPLICATIONS = "keras.src.applications."
-# Classes that have no public name, and the private modules in which `.keras` files look for them.
+# Classes without a public name, and the private modules that `.keras` files name for them.
 _FUNCTIONAL = "Functional"
 _MODELS = (_FUNCTIONAL, "Model", "Sequential")
 _OPS = ("TFOpLambda", "SlicingOpLambda")
@@ -48,16 +48,16 @@ _PRIVATE = {
     **dict.fromkeys(
         (*_OPS, *_MEMBER_LAYERS, _CLASS_METHOD), ("keras.src.layers.core.tf_op_layer",)
     ),
-    # Only HDF5 has these.
+    # Layers that only exist in HDF5 files.
     "BatchNormalizationV1": (),
     "BatchNormalizationV2": (),
 }
-# Functions of `keras.ops` on symbolic inputs, which touch only tensors.
+# Functions of `keras.ops` on symbolic inputs, which only access tensors.
 _KERAS_OPS = "keras.src.ops."
 _LAMBDA = "Lambda"
-# TFF loads it, and it registers its layers, which unpickle functions.
+# TFF loads this library, whose registered layers unpickle functions.
 _UNPICKLES = "tensorflow_probability."
-# Values, not objects of a class.
+# Values instead of objects of a class.
 _VALUES = (
     "__keras_tensor__",
     "__tensor__",
@@ -71,13 +71,13 @@ _SPECS = ("tf.TensorSpec", "tf.RaggedTensorSpec", "tf.SparseTensorSpec")
 _FUNCTION = "function"
 _FUNCTIONS = ("activations", "losses", "metrics")
 
-# Functions that TFOpLambda may call: they touch only tensors. All of a namespace, or
-# single functions.
+# Functions that TFOpLambda may call, as they only access tensors: all of a namespace, or single
+# functions.
 _OP_SPACES = {
     "__operators__", "bitwise", "dtypes", "image", "linalg", "math", "nn", "ragged", "signal",
     "sparse", "strings",
 }  # fmt: skip
-_NO_OPS = {"nn.fixed_unigram_candidate_sampler"}  # Reads a file.
+_NO_OPS = {"nn.fixed_unigram_candidate_sampler"}  # Excluded, as it reads a file.
 _OP_NAMES = {
     "argsort", "batch_to_space", "bitcast", "boolean_mask", "broadcast_to", "cast",
     "clip_by_global_norm", "clip_by_norm", "clip_by_value", "concat", "convert_to_tensor",
@@ -133,21 +133,21 @@ def _kinds() -> tuple[Any, ...]:
 
 
 class UnsafeKerasFile(ValueError):
-    """A Keras file has parts that are not read from an untrusted file; the message names them."""
+    """An untrusted Keras file has parts that are not read; the message names them."""
 
 
 @contextlib.contextmanager
 def open_checked(path: Path, allowed: Mapping[str, Any]) -> Iterator[Union[Path, h5py.File]]:
-    """Yields a checked file for Keras, with a limit on the variables that Keras creates.
+    """Yields a checked file for Keras, and limits the variables that Keras creates meanwhile.
 
     Args:
         path: A .keras or .h5 file, distinguished by its content, as in Keras.
-        allowed: Classes and functions that the caller hands to Keras for it, by name.
+        allowed: Classes and functions that the caller passes to Keras for this file, by name.
 
     Raises:
-        UnsafeKerasFile: If it holds code, has unknown names, links to other files, or unpacks to
-            many times its size.
-        Exception: Whatever reading a damaged file raises.
+        UnsafeKerasFile: If the file contains code, unknown names or links to other files, or
+            unpacks to many times its size.
+        Exception: Any error from reading a damaged file.
     """
     size = path.stat().st_size
     if path.suffix == ".keras" and zipfile.is_zipfile(path):
@@ -167,14 +167,14 @@ def open_checked(path: Path, allowed: Mapping[str, Any]) -> Iterator[Union[Path,
 
 
 def check_config(config: Any, allowed: Mapping[str, Any]) -> None:
-    """Checks the configuration of a model: the objects in it, wherever they are nested.
+    """Checks the configuration of a model, including all nested objects.
 
     Args:
         config: Content of the JSON.
         allowed: See `open_checked`.
 
     Raises:
-        UnsafeKerasFile: If one is code, or not known.
+        UnsafeKerasFile: If an object is code, or unknown.
     """
     values = [config]
     while values:
@@ -199,7 +199,7 @@ def _check_object(value: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:
         if value.get("type_spec") not in _SPECS:
             raise UnsafeKerasFile(f"the type {value.get('type_spec')!r:.60}, which is not known")
     elif name not in _VALUES and not _is_own(registered, allowed):
-        # Keras looks for registered names first.
+        # Keras searches registered names first.
         if registered not in (None, name):
             raise UnsafeKerasFile(f"the class {registered!r:.60}{_unknown()}")
         _check_class(name, module, config if isinstance(config, Mapping) else {})
@@ -249,7 +249,7 @@ def _from_module(module: Optional[str]) -> str:
 
 
 def _is_own(name: Any, allowed: Mapping[str, Any]) -> bool:
-    """Returns whether a name is the caller's, or Keras, this package or a user registered it."""
+    """Returns whether the caller passes a name, or Keras, this package or a user registered it."""
     if not isinstance(name, str):
         return False
     value = allowed.get(name, tf.keras.utils.get_custom_objects().get(name))
@@ -261,7 +261,7 @@ def _is_own(name: Any, allowed: Mapping[str, Any]) -> bool:
 
 def _is_keras_module(name: str, module: Optional[str]) -> bool:
     if module == tf.constant_initializer.__module__:
-        # TensorFlow's own initializers, such as EfficientNetV2 has.
+        # Some of TensorFlow's own initializers are in models such as EfficientNetV2.
         return name in {kind.__name__ for kind in _initializers()}
     places = [_public(place) for place in _PLACES] if module is None else [_keras_module(module)]
     kinds = [vars(place).get(name) for place in places if place is not None]
@@ -270,7 +270,7 @@ def _is_keras_module(name: str, module: Optional[str]) -> bool:
 
 def _keras_module(name: str) -> Any:
     if name.startswith((_APPLICATIONS, _KERAS_OPS)):
-        # Some have layers of their own.
+        # Some objects contain layers.
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
     is_public = name == _MODULE or name.startswith(f"{_MODULE}.")
@@ -299,7 +299,7 @@ def _named(config: Mapping[str, Any]) -> str:
 
 
 def _check_order(layers: Sequence[Any]) -> None:
-    """Checks that layers do not wait for one another's outputs: Keras would try for ever."""
+    """Checks that no layers wait for each other's outputs, as Keras would loop forever."""
     waiting: dict[str, list[list[tuple[str, int]]]] = {}
     ready: dict[str, int] = {}
     for layer in layers:
@@ -308,7 +308,7 @@ def _check_order(layers: Sequence[Any]) -> None:
         name, nodes = layer.get("name"), layer.get("inbound_nodes")
         if isinstance(name, str) and isinstance(nodes, list):
             waiting[name] = [_node_inputs(node) for node in nodes]
-            # An input has an output at once, and so may have a model within the model.
+            # An input has an output immediately, and a nested model may have one.
             ready[name] = int(not nodes or layer.get("class_name") in _MODELS)
     is_new = True
     while is_new:
@@ -326,7 +326,7 @@ def _check_order(layers: Sequence[Any]) -> None:
 
 
 def _node_inputs(node: Any) -> list[tuple[str, int]]:
-    """Returns the outputs that a layer is called with, as (layer, number of its call)."""
+    """Returns the outputs that a layer is called with, as (layer, index of its call)."""
     inputs, values = [], [node]
     while values:
         value = values.pop()
@@ -355,7 +355,7 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
 
 
 def _checked_weights(file: h5py.File, size: int) -> int:
-    """Checks the numbers of an HDF5 file, and returns how many bytes they have."""
+    """Checks the numbers of an HDF5 file; returns their size in bytes."""
     total, groups, seen = 0, [file], {_address(file)}
     while groups:
         group = groups.pop()
@@ -371,7 +371,8 @@ def _checked_weights(file: h5py.File, size: int) -> int:
                 groups.append(item)
             elif isinstance(item, h5py.Dataset):
                 if item.is_virtual or item.external:
-                    # Kept by the trace until Python ends, a virtual one ends it with a fault.
+                    # Virtual datasets crash Python at exit, as the exception's trace keeps them
+                    # alive.
                     del item
                     raise UnsafeKerasFile(f"{where!r:.100}, whose numbers are in another file")
                 if item.dtype.hasobject:
@@ -392,8 +393,8 @@ def _check_size(unpacked: int, size: int) -> None:
 
 
 def _at_most(num_bytes: int) -> Callable[..., tf.Variable]:
-    """Returns a creator of variables that makes no more than a file has weights for."""
-    # Some are made twice, and some, such as counters, are no weights.
+    """Returns a variable creator that allows no more numbers than a file has weights."""
+    # Some variables are created twice, and some, such as counters, are not weights.
     left = max(_FREE_BYTES, 4 * num_bytes)
 
     def create(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
@@ -401,7 +402,7 @@ def _at_most(num_bytes: int) -> Callable[..., tf.Variable]:
         shape, dtype = arguments.get("shape"), arguments.get("dtype")
         values = arguments.get("initial_value")
         if shape is None and callable(values):
-            # Keras 3 gives none: the values are traced, and not made.
+            # Keras 3 passes no shape here: trace the values, without computing them.
             with tf.Graph().as_default():
                 shape = values().shape
         if shape is not None and dtype is not None:

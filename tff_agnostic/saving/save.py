@@ -23,7 +23,7 @@ _KERAS = "keras"
 
 @dataclasses.dataclass(frozen=True)
 class SavedFile:
-    """A saved file.
+    """A file in one of the formats.
 
     Attributes:
         model: Name of the model: "model", or a family member's name.
@@ -32,7 +32,7 @@ class SavedFile:
         path: Name of the file or folder.
         num_bytes: Size of the file.
         about: Facts for the model card.
-        check: Comparison with the run's model; None if it was not measured.
+        check: Comparison with the run's model; None without a comparison.
     """
 
     model: str
@@ -45,7 +45,7 @@ class SavedFile:
 
 
 def check_request(formats: Sequence[str], quantize: str) -> None:
-    """Checks the formats to write, and that a quantization applies to one of them."""
+    """Checks the formats to write, and that the quantization applies to one of them."""
     if not formats:
         raise OptionError("format", f"some of {', '.join(FORMATS)}", Verbatim("none"))
     for name in formats:
@@ -70,7 +70,8 @@ def save_models(
     Args:
         folder: An existing folder.
         formats: Names of `FORMATS`.
-        quantize: A name of `QUANTIZATIONS`, for additional files of formats that can quantise.
+        quantize: A name of `QUANTIZATIONS`, for additional files of formats that support
+            quantization.
         checked_on: Source of the examples to check files on; see `check_file`.
     """
     check_request(formats, quantize)
@@ -108,7 +109,7 @@ class KerasFiles(NamedTuple):
 
     Attributes:
         saved: The files.
-        left_out: Reason for each model without a file, in one line.
+        left_out: One-line reason for each model without a file.
     """
 
     saved: list[SavedFile]
@@ -116,7 +117,7 @@ class KerasFiles(NamedTuple):
 
 
 def save_for_keras(folder: Path, task: Task, models: Mapping[str, ModelWeights]) -> KerasFiles:
-    """Writes a .keras file of every model that Keras can save, without measuring it.
+    """Writes a .keras file of every model that Keras can save, without comparing predictions.
 
     The predictors of an ensemble are saved as `predictor_NAME.keras`.
     """
@@ -148,7 +149,7 @@ def _predictors(task: Task) -> dict[str, TrainedModel]:
 
 
 def _trained(task: Task, model: Model, weights: ModelWeights) -> TrainedModel:
-    # The task describes the inputs of its own model only.
+    # The task describes only the inputs of its own model.
     inputs = task.inputs if model is task.model else None
     return TrainedModel(model, weights, task.class_names, task.words, inputs)
 

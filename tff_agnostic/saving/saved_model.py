@@ -36,7 +36,7 @@ def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
     """Writes the folder; returns the inputs and outputs of its signatures."""
     served = ServedModel(trained)
     signatures = served.signatures()
-    # Gradients of recurrent layers are large, and not needed.
+    # Omit gradients: those of recurrent layers are large.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     with tensorflow_writes():
         tf.saved_model.save(served, str(path), signatures, options)
@@ -64,7 +64,7 @@ def load(path: Path, trained: TrainedModel) -> Any:
     names = trained.output_names()
 
     def predict_x(x: Any) -> Any:
-        # Only `loaded` keeps the variables that the signature reads.
+        # Only `loaded` keeps the signature's variables alive.
         _ = loaded
         outputs = predict(**{n: tf.convert_to_tensor(v) for n, v in inputs_by_name(x).items()})
         return tf.nest.pack_sequence_as(structure, [outputs[name] for name in names])
@@ -137,7 +137,7 @@ class ServedModel(tf.Module):
         return self._trained.words is not None and are_ids and spec.shape.rank == 2
 
     def _answers(self, are_scores: Optional[bool], x: Any) -> dict[str, tf.Tensor]:
-        """Returns the predictions for n examples; classes too, if the loss is one of classes."""
+        """Returns the predictions for n examples, including classes for a classifier."""
         predictions, names = self.predict(x), self._trained.class_names
         if are_scores is None:
             return {OUTPUT: predictions}
@@ -167,7 +167,7 @@ class ServedModel(tf.Module):
         return answer.get_concrete_function()
 
     def _store_words(self, text: tf.Tensor) -> tf.Tensor:
-        """Returns texts in words that spaces separate; unchanged if no import's rule is known."""
+        """Returns texts as words separated by spaces; unchanged if the import's rule is unknown."""
         inputs = self._trained.inputs
         columns = None if inputs is None else inputs.columns
         return text if columns is None or not columns.words else store_words(text, columns.words)
@@ -192,7 +192,7 @@ class ServedModel(tf.Module):
         def answer(text: tf.Tensor, best: tf.Tensor) -> dict[str, tf.Tensor]:
             x, last = _begins(table, self._store_words(text), ids, length)
             scores = tf.gather(self.predict(x), last, batch_dims=1)
-            # Propose words only, neither padding nor marks.
+            # Propose words only: neither padding nor sentence marks.
             shares = tf.nn.softmax(scores)[:, 1 : ids.vocabulary_size + 1]
             top = tf.math.top_k(shares, tf.minimum(best, ids.vocabulary_size))
             return {
@@ -214,7 +214,8 @@ def class_probabilities(predictions: tf.Tensor, are_scores: bool) -> tf.Tensor:
     """Returns the probability of each class, float [n, classes].
 
     Args:
-        predictions: A number for each class, [n, classes]; or [n] or [n, 1], of the second of two.
+        predictions: A number per class, [n, classes]; or numbers of the second of two classes, [n]
+            or [n, 1].
         are_scores: Whether they are scores, or probabilities.
     """
     if predictions.shape.rank == 2 and predictions.shape[1] != 1:
@@ -256,12 +257,12 @@ def _begins(
 
 BY_COLUMN = "by_column"
 
-# Cells of columns: float32 [n] or [n, items] of numbers, string [n] of categories.
+# Values of table columns: numbers are float32 [n] or [n, items], categories string [n].
 _Cells = Mapping[str, Any]
 
 
 def argument_names(columns: Iterable[str]) -> dict[str, str]:
-    """Returns the name of each column as an argument of letters and digits.
+    """Returns each column's name as an argument name of letters and digits.
 
     `dep delay` is `dep_delay`, `1st` is `_1st`, and `class` is `class_`.
     """
@@ -289,7 +290,7 @@ def signature(trained: TrainedModel, answers: Callable[[Any], dict[str, tf.Tenso
 
     Args:
         trained: A model with inputs that `are_of_columns`.
-        answers: Called with x; returns the answers.
+        answers: Called with x; returns the outputs.
     """
     inputs = trained.inputs
     assert inputs is not None
@@ -335,7 +336,7 @@ def _number(entry: Entry, cells: _Cells, inputs: ModelInputs) -> tf.Tensor:
         assert inputs.columns is not None
         gaps = tf.math.is_nan(number)
         if entry.is_standardized and entry.statistics is not None:
-            # The import computes in float64, too.
+            # Compute in float64, like the import.
             difference = tf.cast(number, tf.float64) - entry.statistics.mean
             number = tf.cast(difference / entry.statistics.unit, tf.float32)
         may_be_missing = inputs.columns.missing_cells is not None
@@ -345,7 +346,7 @@ def _number(entry: Entry, cells: _Cells, inputs: ModelInputs) -> tf.Tensor:
 
 
 def _is_value(column: tf.Tensor, values: tuple[str, ...], inputs: ModelInputs) -> tf.Tensor:
-    """Returns whether cells are each of some categories, bool [n, values]."""
+    """Returns whether each cell is each of some categories, bool [n, values]."""
     assert inputs.columns is not None
     cells = tf.strings.strip(column)
     missing = inputs.columns.missing_cells

@@ -1,4 +1,4 @@
-"""A trained model for TensorFlow Lite, plain or quantised, with one example per call."""
+"""A trained model for TensorFlow Lite, plain or quantised; each call takes one example."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _leave(converter: tf.lite.TFLiteConverter) -> None:
 
 
 def _int8(converter: tf.lite.TFLiteConverter) -> None:
-    # Dynamic range: 8 bits for weights of at least 1,024 numbers, float32 for sums.
+    # Dynamic range: 8 bits for weights with at least 1,024 numbers, float32 for sums.
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
 
 
@@ -34,7 +34,7 @@ def _float16(converter: tf.lite.TFLiteConverter) -> None:
     converter.target_spec.supported_types = [tf.float16]
 
 
-# Functions that set the converter, keyed by the type of the stored weights.
+# Functions that configure the converter, by the type of the stored weights.
 QUANTIZATIONS: Registry[Callable[[tf.lite.TFLiteConverter], None]] = Registry(
     "quantisation", {NOT_QUANTIZED: _leave, "int8": _int8, "float16": _float16}
 )
@@ -57,7 +57,7 @@ def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> d
     QUANTIZATIONS[quantize](converter)
     try:
         content = converter.convert()
-    # Errors of the converter have no common base, and are pages long.
+    # The converter's errors have no common base, and are pages long.
     except Exception as e:
         line = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
         raise UserError(f"format tflite: TensorFlow cannot convert this model ({line})") from e
@@ -78,7 +78,7 @@ def _layers(model: Model) -> list[Any]:
 
 
 def load(path: Path, trained: TrainedModel) -> Any:
-    """Returns the saved model as a function of x, called example by example."""
+    """Returns the saved model as a function of x, which calls the model per example."""
     with warnings.catch_warnings():
         # The warning of TensorFlow 2.21 names a package that it does not install.
         warnings.filterwarnings("ignore", message="(?s).*tf.lite.Interpreter is deprecated")

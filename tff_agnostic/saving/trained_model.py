@@ -22,11 +22,11 @@ OUTPUT = "predictions"
 _MAX_EXAMPLES = 2000
 _NUM_MADE_UP = 256
 TEST, MADE_UP = "test", "made-up"
-# Tolerance for rounding in another order.
+# Tolerance for rounding in a different order.
 _TOLERANCE = 1e-5
 
 
-# No repr: warnings of TensorFlow would print exact statistics of training clients.
+# No repr, as TensorFlow's warnings would print exact statistics of training clients.
 @dataclasses.dataclass(frozen=True, repr=False)
 class TrainedModel:
     """A model with its trained weights.
@@ -58,7 +58,7 @@ class TrainedModel:
         return self.model.predict(tensors, x, False, seed)
 
     def input_specs(self, num_examples: Optional[int] = None) -> dict[str, tf.TensorSpec]:
-        """Returns the spec of each input by name, for any number of examples if None."""
+        """Returns the spec of each input by name, for any number of examples by default."""
         return {
             name: tf.TensorSpec([num_examples, *spec.shape[1:]], spec.dtype, name=name)
             for name, spec in inputs_by_name(self.model.example_spec["x"]).items()
@@ -69,7 +69,7 @@ class TrainedModel:
         return output_names(self.output_structure())
 
     def output_structure(self) -> Any:
-        """Returns predictions of one example of zeros."""
+        """Returns predictions for one example of zeros."""
         zeros = tf.nest.map_structure(
             lambda spec: tf.zeros([1, *(n or 1 for n in spec.shape[1:])], spec.dtype),
             self.model.example_spec["x"],
@@ -109,8 +109,8 @@ class FileCheck:
         source: Source of the examples: `TEST` or `MADE_UP`.
         largest_difference: Largest absolute difference of two predictions; None if it is infinite.
         is_same: Whether all predictions agree up to 1e-5, absolute or relative.
-        domains: The examples of each domain, and each measure of the run's model and of the file;
-            None if it is undefined. Empty with made-up examples.
+        domains: By domain: number of examples, and each measure of the run's model and of the file,
+            None if undefined. Empty with made-up examples.
     """
 
     num_examples: int
@@ -126,11 +126,11 @@ def check_file(
     predict: Callable[[Any], Any],
     source: str = TEST,
 ) -> FileCheck:
-    """Calls a saved file and the run's model on the same examples.
+    """Compares a saved file with the run's model on the same examples.
 
     Args:
         trained: The run's model.
-        task: The task, whose test clients are drawn until they have 2,000 examples.
+        task: The task, whose test clients are drawn until they have 2,000 examples together.
         predict: The file, as a function of x.
         source: `MADE_UP` for random examples, which depend on no client's data; else `TEST`.
     """
@@ -157,7 +157,7 @@ def check_file(
 def made_up(trained: TrainedModel) -> Examples:
     """Returns examples with random inputs, and without labels.
 
-    Floats are normal, integers are ids of categories, domains or words, else 0 or 1.
+    Floats are normally distributed. Integers are ids of categories, domains or words, else 0 or 1.
     """
     rng = np.random.default_rng(0)
     by_name = {}
@@ -173,7 +173,7 @@ def made_up(trained: TrainedModel) -> Examples:
 
 
 def _num_ids(trained: TrainedModel, name: str) -> int:
-    """Returns the number of ids of an input of integers."""
+    """Returns the number of ids of an integer input."""
     column = None if trained.inputs is None else trained.inputs.inputs.get(name)
     if not isinstance(column, Whole):
         return 2

@@ -1,4 +1,4 @@
-"""Text as a user types it, turned into a store's words by TensorFlow's string operations."""
+"""Typed text as words of a store, by TensorFlow's string operations."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from tff_agnostic.base.later import tf
 
-# Characters that separate words in Python's str.split; RE2's \s is ASCII only.
+# Characters that separate words in Python's str.split; RE2's \s covers ASCII only.
 _SPACES = r"[\pZ\s\x{1c}-\x{1f}\x{85}\v]+"
-# Python's \w in RE2, whose own is ASCII only.
+# Python's \w in RE2, whose own \w covers ASCII only.
 _WORD_CHARACTERS = r"\p{L}\p{N}_"
 _LITERAL = rf"</?[{_WORD_CHARACTERS}]+>"
 _HAS_LETTER = r"(?s).*[\p{L}\p{N}].*"
@@ -19,7 +19,7 @@ _NO_LETTERS = r"[^\p{L}\p{M}]"
 def store_words(text: tf.Tensor, rule: Mapping[str, Any]) -> tf.Tensor:
     """Returns texts as the import stores them: words separated by single spaces.
 
-    Texts without a letter or digit become empty. Words of a store stay the same.
+    Texts without a letter or digit become empty. Words from a store stay the same.
 
     Args:
         text: Strings [n].
@@ -43,7 +43,7 @@ def store_words(text: tf.Tensor, rule: Mapping[str, Any]) -> tf.Tensor:
 
 
 def _re2(pattern: str) -> str:
-    """Returns a pattern of the import's, which has no group, in RE2's syntax."""
+    """Returns an import's pattern, which has no groups, in RE2's syntax."""
     inside = pattern.replace(r"[\w", rf"[{_WORD_CHARACTERS}")
     return inside.replace(r"\w", rf"[{_WORD_CHARACTERS}]")
 

@@ -63,7 +63,7 @@ def with_domain_input(task: Task, kind: str) -> Task:
         train=ClientsWithDomain(task.train),
         test=ClientsWithDomain(task.test),
         model=with_domain(task.model, task.num_domains),
-        # These concern the weights of the task's model.
+        # These positions and frozen layers concern the weights of the task's model.
         tracked_weights={},
         inputs=ModelInputs({**inputs, INPUT: domain}, columns),
     )
@@ -132,7 +132,7 @@ def _with_domain(model: Model, num_domains: int) -> Model:
         domain = tf.keras.Input([], dtype=tf.int32, name=INPUT)
         scores = network(inputs if isinstance(x_spec, Mapping) else inputs[ONLY])
         vectors = layers.Embedding(num_domains, size, embeddings_initializer="zeros", name=LAYER)
-        # All steps of a sentence share the vector.
+        # All positions of a sentence share the vector.
         shape = [1] * (len(scores.shape) - 2) + [size]
         added = layers.Reshape(shape, name=f"{LAYER}_of_steps")(vectors(domain))
         scores = layers.Add(name="scores")([added, scores])

@@ -34,7 +34,7 @@ def load_task(name: str, options: Union[Options, Mapping[str, Any]], context: Ta
 
     Args:
         name: Name of the task.
-        options: Options of the task, or a mapping of those that differ from its defaults.
+        options: Options of the task, or a mapping with those that differ from its defaults.
         context: Seed, and paths of the data.
     """
     spec = TASKS[name]

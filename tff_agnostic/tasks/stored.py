@@ -132,7 +132,7 @@ def _described(features: Mapping[str, Feature]) -> str:
 
 
 def domains_by_name(domain_names: Sequence[str], path: Path, feature: str = DOMAIN) -> DomainLookup:
-    """Returns the function that looks up the domain that each example names.
+    """Returns a function that looks up the domain of each example by its name.
 
     Args:
         domain_names: The task's domains.

@@ -48,7 +48,8 @@ class StoredInputs:
     Attributes:
         features: The features to read.
         categories: The known values of each categorical column; value k has the id k + 1.
-        spec: Spec of x with a first dimension of None: one, or a mapping of them by name.
+        spec: Spec of x with a first dimension of None: a single spec, or a mapping of specs by
+            name.
         described: Meaning of the inputs.
     """
 
@@ -145,7 +146,7 @@ class StoredInputs:
         """Returns the categories' part of a `Task.fingerprint`, empty without categories."""
         if not self.categories:
             return {}
-        # In the order of the columns, which is the order of the inputs.
+        # The order of the columns is the order of the inputs.
         return {CATEGORIES: digest(repr(list(self.categories.items())).encode())}
 
 

@@ -198,7 +198,7 @@ class Corpus:
         """
         names = self.domains.names
         features = {TOKENS: Feature("string"), **self.domains.features}
-        # The words come first, so that a message names the words if words and data changed.
+        # List the words first, so that a message names them if words and data have changed.
         fingerprint = {"vocabulary": vocabulary_digest(self.words)}
         if labels is not None:
             features[labels.name] = labels.feature
@@ -222,7 +222,7 @@ class Corpus:
 
         Args:
             sequence_length: T.
-            advice: How to keep these words.
+            advice: Advice on how to keep these words.
         """
         # TFF's stores do not count their sentences.
         if self.store.description.kind is None:
@@ -378,7 +378,7 @@ def load_unigram(options: UnigramOptions, context: TaskContext) -> Task:
     """Returns the task: K + 1 outcomes, the last one for any other word."""
     corpus = _stored_corpus(options, context)
     num_words = len(corpus.words)
-    # Bytes, as in stores: nothing must be decoded.
+    # Bytes, as in stores, so that no decoding is needed.
     id_by_word = {word.encode(): k for k, word in enumerate(corpus.words)}
     lookup_domains = corpus.domains.domain_lookup(corpus.store)
 

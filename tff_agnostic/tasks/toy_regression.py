@@ -1,9 +1,9 @@
 """Toy regression (Ro et al. 2021, appendix B): find the point nearest to the farthest domain.
 
-Each domain is a set of points in R with centre c_i; the sets are spread over clients at random. The
-model is one number w, the loss of a point y is (y - w)^2. All domains have the same variance, so
-the worst domain is the one with the farthest centre, and because the outermost centres are -1 and
-1, the true answer is w = 0. FedAvg finds the mean of all points instead.
+Each domain is a set of points in R with centre c_i, spread over clients at random. The model is one
+number w, and the loss of a point y is (y - w)^2. All domains have the same variance, so the worst
+domain is the one with the farthest centre. As the outermost centres are -1 and 1, the optimum is w
+= 0. FedAvg finds the mean of all points instead.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
 @functools.cache
 def _model(policy: str) -> Model:
     """Returns the model, the same for all trials, so that they share traced functions."""
-    del policy  # Part of the cache key: Keras' policy.
+    del policy  # Keras' policy is a part of the cache key.
 
     def build() -> tf.keras.Model:
         initializer = tf.keras.initializers.Constant(_INITIAL_VALUE)

@@ -20,7 +20,7 @@ _MAX_CLIENTS = 10
 
 
 class Diverged(UserError):
-    """No client had finite values with these settings; other settings may keep them finite."""
+    """No client had finite values with these settings; others may keep the values finite."""
 
 
 def diverged(

@@ -1,1 +1,1 @@
-"""Mutated exports, how they are played, and who watches; see `tools/fuzz_plans.py`."""
+"""Mutated exports: how they are created, run and monitored; see `tools/fuzz_plans.py`."""

@@ -3,7 +3,7 @@
 import random
 
 
-class ClientNoise:
+class Draws:
     """Random draws for one mutant.
 
     Attributes:

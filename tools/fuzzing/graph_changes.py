@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 
-from fuzzing.draws import ClientNoise
+from fuzzing.draws import Draws
 from plan_runner import plan_pb2
 
 # Operations that write, read or connect, by a string.
@@ -25,11 +25,11 @@ class GraphChanges:
     """A few changes of a plan, drawn at random.
 
     Args:
-        draws: Draws them.
-        checked: Whether graphs are checked; otherwise something in them works to reach the canary.
+        draws: Source of the random draws.
+        checked: Whether graphs will be checked; if not, some added operation reaches the canary.
     """
 
-    def __init__(self, draws: ClientNoise, checked: bool) -> None:
+    def __init__(self, draws: Draws, checked: bool) -> None:
         self._draws, self._rng, self._checked = draws, draws.rng, checked
         operations = pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
         self._ops = op_def_pb2.OpList.FromString(operations).op
@@ -103,7 +103,7 @@ class GraphChanges:
         return self._rng.choice([name, name, f"{name}:1", f"^{name}", f"{name}:0"])
 
     def _replace(self, graph: Any, nodes: Any, node: Any) -> None:
-        """Makes another operation of a node, often one of files."""
+        """Replaces the operation of a node, often by one on files."""
         telling = [op for op in self._ops if re.search("File|Save|Restore|Debug|Py|Rpc", op.name)]
         self._become(nodes, node, self._rng.choice(self._rng.choice([self._ops, telling])))
 
@@ -141,7 +141,7 @@ class GraphChanges:
             value.list.SetInParent()
 
     def _add(self, graph: Any, nodes: Any, node: Any) -> None:
-        """Adds a copy, perhaps of another operation, and has something wait for it."""
+        """Adds a copy of a node, perhaps with another operation, that other nodes wait for."""
         added = nodes.add()
         added.CopyFrom(node)
         added.name = f"added_{len(nodes)}"
@@ -151,7 +151,7 @@ class GraphChanges:
         self._rng.choice(waiting).input.append(f"^{added.name}")
 
     def _reach(self, graph: Any, nodes: Any, node: Any) -> None:
-        """Adds an operation that reaches something and works, and has a file's operation wait."""
+        """Adds a valid operation on files or addresses, with a file operation that waits for it."""
         definition = self._named[self._rng.choice(_REACHING)]
         added = graph.node.add(name=f"reach_{len(graph.node)}", op=definition.name)
         for number, argument in enumerate(definition.input_arg):
@@ -241,7 +241,7 @@ class GraphChanges:
         graph.versions.min_consumer = self._rng.choice([0, 0, 1, 2**31 - 1])
 
     def _get_in_between(self, graph: Any, nodes: Any, node: Any) -> None:
-        """Puts something between a path and the operation that takes it."""
+        """Inserts an operation between a path and the operation that takes it."""
         takers = [n for n in graph.node if n.op in ("SaveSlices", "RestoreV2", "Save", "SaveV2")]
         if not takers:
             return

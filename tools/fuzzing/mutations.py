@@ -1,4 +1,4 @@
-"""Mutants: exports with a few changes, drawn at random, whose hashes are right again."""
+"""Mutants: exports with a few random changes, and with matching hashes."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import flatbuffers
 from tensorflow.lite.python import schema_py_generated as schema
 
-from fuzzing.draws import ClientNoise
+from fuzzing.draws import Draws
 from fuzzing.graph_changes import GraphChanges
 from plan_runner import plan_pb2
 
@@ -20,17 +20,17 @@ class Mutation:
     """A few changes of an export.
 
     Args:
-        rng: Draws them.
-        canary: A path outside of what the process may write.
-        checked: Whether graphs are checked; otherwise something in them works to reach it.
+        rng: Generator of all draws.
+        canary: A path that the sandboxed process must not write.
+        checked: Whether graphs will be checked; if not, some added operation reaches the canary.
     """
 
     def __init__(self, rng: random.Random, canary: str, checked: bool) -> None:
-        self._rng, self._draws = rng, ClientNoise(rng, canary)
+        self._rng, self._draws = rng, Draws(rng, canary)
         self._graphs = GraphChanges(self._draws, checked)
 
     def apply(self, folder: Path) -> None:
-        """Changes an export, and its manifest's hashes."""
+        """Changes an export, and updates the hashes in its manifest."""
         kinds: list[tuple[Callable[[Path], None], int]] = [
             (self._graphs.change_plan, 10),
             (self._change_tflite, 4),

@@ -23,7 +23,7 @@ _TRACED = (
 _LINE = re.compile(r"\d+ +(\w+)\((.*)\) += (-?\d+|\?)")
 _HALF = re.compile(r"(\d+) +(\w+)\((.*) <unfinished \.\.\.>")
 _REST = re.compile(r"(\d+) +<\.\.\. \w+ resumed>(.*)")
-# A path, after the folder of the descriptor that it is relative to.
+# A path, after the folder that its descriptor refers to.
 _PATH = re.compile(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>, )?"((?:[^"\\]|\\.)*)"')
 _OPENS = ("open", "openat", "creat", "openat2")
 _SIGNALS = ("kill", "tgkill", "tkill")
@@ -48,7 +48,7 @@ class Find:
 
 
 class Tally:
-    """The finds, and the number of mutants by the kind of their end."""
+    """The finds, and the number of mutants by kind of end."""
 
     def __init__(self) -> None:
         self.finds: list[Find] = []

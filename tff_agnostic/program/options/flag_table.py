@@ -102,7 +102,7 @@ class FlagTable(Registry[Flag]):
 
 
 def _joined(hint: Any, other: Any) -> Any:
-    """Returns an annotation that takes the values of two; ranges and names that differ are open."""
+    """Returns an annotation that accepts the values of both, without their ranges or names."""
     if hint == other:
         return hint
     members = [unannotated(m) for m in (*alternatives(hint), *alternatives(other))]

@@ -1,1 +1,1 @@
-"""One run: its settings, its folder, the loop, and what it leaves."""
+"""A run: its settings, its folder, its training, and its results."""

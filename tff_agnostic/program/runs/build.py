@@ -68,11 +68,11 @@ from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation
 from tff_agnostic.training.private import PrivateTraining
 from tff_agnostic.training.problems import expected_counts
 
-# Largest number of clients that are read before the first round for counts that no store has.
+# Maximum number of clients to read before the first round, for counts that the store lacks.
 MAX_READS = 2000
-# Maximum number of clients that are read for the counts in result.json.
+# Maximum number of clients to read for the counts in result.json.
 _MAX_READS = 200
-# Largest number of differences in a message about another model.
+# Maximum number of differences to list between two models.
 _MAX_DIFFERENCES = 5
 
 
@@ -82,17 +82,17 @@ class RunParts:
 
     Attributes:
         task: The loaded task.
-        remarks: Warnings about its data before the first round; none in a private run.
+        remarks: Warnings about the data, before the first round; none in a private run.
         algorithm: The algorithm.
         fingerprint: Digests of data, model and imports.
-        privacy: Noise and account of a private run; None in others.
-        summed: How clients' outputs are summed, with noise if there is any.
-        training: The rounds.
-        train: The clients of the rounds: those of the task, or their pooled examples.
+        privacy: Noise and account of a private run; None for other runs.
+        summed: Aggregation of the clients' outputs, including any noise.
+        training: Executes the rounds.
+        train: Clients of the rounds: the task's clients, or their pooled examples.
         initial: The state before the first round.
-        quantities: Descriptions of the numbers that rounds report, the privacy spent among them.
-        evaluations: Evaluations of the models, when they are due.
-        rows: The rows of metrics.csv.
+        quantities: Descriptions of the quantities that rounds report, including the spent privacy.
+        evaluations: Evaluates the models in the rounds that are due.
+        rows: Rows of metrics.csv.
     """
 
     task: Task
@@ -119,20 +119,20 @@ def run_parts(
     """Builds the parts of a run.
 
     Args:
-        saved: The folder's run, which is resumed; None for a new run.
+        saved: The run to resume; None for a new run.
     """
     config = spec.config
     task = load_task(spec)
     with flags_in_errors(config):
         check_cohort_size(len(task.train.client_ids), config.clients_per_round)
     check_readable(task.test, MAX_READS)
-    # Warnings have exact numbers of the data, which a private run must not publish.
+    # Warnings contain exact counts, which a private run must not publish.
     is_private = PRIVACIES[config.privacy].build is not None
     remarks = [] if is_private else data_remarks(task, config, share_kept_out(spec.algorithm))
     remarks += [] if is_private else rare_domains(task, spec)
     if config.pooled:
         remarks.append(pooled_examples(len(task.train.client_ids), config.clients_per_round))
-    # The initial model may be gone by now.
+    # The initial model may be missing by now.
     begun = with_saved_start(saved, spec)
     algorithm = build_algorithm(begun, task)
     fingerprint = begun.fingerprint(task)
@@ -180,9 +180,9 @@ def run_parts(
 
 
 def check_readable(clients: ClientDataset, max_clients: int) -> None:
-    """Reads up to `max_clients` clients, evenly spaced, for the errors that reading them raises.
+    """Reads up to `max_clients` clients, evenly spaced, to raise their errors early.
 
-    Such an error should come before hours of training, not after them.
+    Such an error should appear before hours of training.
     """
     ids = clients.client_ids
     for i in np.unique(np.linspace(0, len(ids) - 1, min(len(ids), max_clients)).astype(int)):
@@ -225,7 +225,7 @@ def _clipped(
 ) -> ReportFields:
     """Returns the columns of clipped values in evaluations."""
     if privacy is not None and privacy.evaluation is not None:
-        # Clients do not report the values that private evaluations clip.
+        # Private evaluations clip values without reporting the clipped ones.
         return {}
     bounds = evaluation_bounds(task.model, aggregation.limits)
     return aggregation.quantities(bounds).get("clipped", {})
@@ -249,13 +249,13 @@ def build_algorithm(spec: RunSettings, task: Task) -> Algorithm:
 
 
 def build_lambda_set(spec: RunSettings, task: Task) -> Optional[LambdaSet]:
-    """Returns the set Lambda of a run; None if it has all mixtures.
+    """Returns the set Lambda of a run; None if it contains all mixtures.
 
     The centre of a ball is the training mixture of `task`.
     """
     options = spec.algorithm
     if not isinstance(options, LambdaOptions) or isinstance(options.lambda_.set, SimplexSet):
-        # The worst of all mixtures is the worst domain.
+        # The worst of all mixtures is a single domain.
         return None
     expected_counts = np.asarray(_expected_counts(spec, task))
     with flags_in_errors(options):
@@ -294,7 +294,7 @@ def _expected_in_round(spec: RunSettings, task: Task, counts: np.ndarray) -> tup
 
 
 def _as_summed(spec: RunSettings, task: Task) -> ClientDataset:
-    """Returns the training clients with the examples that --limit_examples leaves them."""
+    """Returns the training clients with their first --limit_examples examples."""
     for part in (spec.privacy, spec.update_aggregator, spec.aggregation):
         if isinstance(part, LimitedOptions):
             return FirstExamples(task.train, part.limit.examples)
@@ -305,8 +305,9 @@ def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[R
     """Returns warnings about a run's data before its first round.
 
     Args:
-        task: The run's task; `RunSettings.load_task` has limited its clients to --max_examples.
-        kept_out: Share of each client's examples that is not trained on; see `share_kept_out`.
+        task: The run's task. `RunSettings.load_task` has already limited its clients to
+            --max_examples.
+        kept_out: Fraction of each client's examples that is held out; see `share_kept_out`.
     """
     remarks = list(task.remarks())
     counts = training_counts(task).counts
@@ -323,7 +324,7 @@ def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[R
 
 
 def rare_domains(task: Task, spec: RunSettings) -> list[Remark]:
-    """Returns warnings about domains in few rounds, where a run's lambda follows their losses."""
+    """Returns warnings about domains in few rounds, if lambda follows the domains' losses."""
     counts, config = training_counts(task).counts, spec.config
     if counts is None or not moves_lambda(spec.algorithm):
         return []
@@ -339,7 +340,7 @@ def rare_domains(task: Task, spec: RunSettings) -> list[Remark]:
 
 
 def share_kept_out(algorithm: Any) -> float:
-    """Returns the share of examples that an algorithm keeps out of training."""
+    """Returns the fraction of examples that an algorithm holds out of training."""
     return algorithm.measured_share if isinstance(algorithm, HoldoutOptions) else 0.0
 
 
@@ -350,12 +351,12 @@ def _small_domain_remarks(counts: np.ndarray, task: Task, split: str, fewest: in
 
 @dataclasses.dataclass(frozen=True)
 class SplitCounts:
-    """The clients of a split.
+    """Number of clients and examples in a split.
 
     Attributes:
         num_clients: Number of clients.
-        counts: Examples of each client and domain, int64 [clients, p]; None if they are unknown and
-            there are too many clients to read.
+        counts: Examples of each client and domain, int64 [clients, p]; None if they are unknown,
+            and the clients are too many to read.
     """
 
     num_clients: int
@@ -374,13 +375,13 @@ class SplitCounts:
 
 
 def training_counts(task: Task) -> SplitCounts:
-    """Returns the counts of the training clients, with examples beyond --max_examples."""
+    """Returns the counts of the training clients, including examples beyond --max_examples."""
     clients = task.train.clients if isinstance(task.train, FirstExamples) else task.train
     return _counts(clients, task.num_domains)
 
 
 def evaluation_counts(task: Task) -> SplitCounts:
-    """Returns the counts of the clients that are evaluated."""
+    """Returns the counts of the evaluated clients."""
     return _counts(task.test, task.num_domains)
 
 
@@ -392,11 +393,11 @@ def _counts(clients: ClientDataset, num_domains: int) -> SplitCounts:
 
 
 def model_to_start_from(path: Optional[Path], model: Model, trust: bool = False) -> Model:
-    """Returns a model with other initial weights.
+    """Returns a model with initial weights from a file.
 
     Args:
-        path: A .keras or .h5 file, or a checkpoint, whose main model is taken; None keeps the
-            initial weights.
+        path: A .keras or .h5 file, or a checkpoint, of which the main model is used; None keeps the
+            model.
         trust: Whether a Keras file may run code.
     """
     if path is None:

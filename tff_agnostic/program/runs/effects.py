@@ -1,4 +1,4 @@
-"""Settings that the other settings of a run ignore."""
+"""Settings that have no effect with the other settings of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _STEPS = ("exponentiated_gradient", "projected_gradient")
 _MOVING = (*_STEPS, "cvar")
-# Settings that need certain values of another setting.
+# Settings that only have an effect with certain values of another setting.
 NEEDS: Needs = {
     "boundary": ("threshold", ("survey", "refined", "lagged")),
     "loss_estimate": ("lambda_update", _MOVING),
@@ -32,7 +32,7 @@ NEEDS: Needs = {
 }
 # At level 1 every client trains.
 _THRESHOLD_FLAGS = ("boundary", "threshold")
-# At level 1 lambda goes to the training mixture, whatever the losses, and starts there by default.
+# At level 1 lambda moves to the training mixture whatever the losses, and starts there by default.
 _CVAR_FLAGS = ("lambda_absent", "lambda_baselines")
 
 
@@ -49,7 +49,7 @@ class _Ignored(NamedTuple):
 
 
 def check_effect(flag: str, run: RunSettings) -> None:
-    """Refuses a given setting that the other settings of a run ignore."""
+    """Rejects a given setting that has no effect with the other settings of a run."""
     check_needs(NEEDS, run.settings(), [flag])
     ignored = (
         _ignored_by_level(flag, run.algorithm)
@@ -89,8 +89,9 @@ def _ignored_by_baselines(flag: str, run: RunSettings) -> Optional[_Ignored]:
 
 
 def _ignored_by_noise(flag: str, config: RunConfig) -> Optional[_Ignored]:
-    # Private updates are clipped by their norm. The bound of a coordinate only sets the rounding of
-    # secure sums without noise of the clients, and maybe bounds of a user's algorithm.
+    # Private updates are clipped by their norm. The bound of a coordinate only determines the
+    # rounding of secure sums without noise of the clients, and possibly bounds of a user's
+    # algorithm.
     rounds = config.aggregation == "secure" and config.privacy != "distributed"
     if flag != "limit_update" or config.privacy == "none" or rounds:
         return None

@@ -1,4 +1,4 @@
-"""The evaluations of a run: after which rounds, with which noise, and who has seen them."""
+"""The evaluations of a run: due rounds, noise, and the ledger of releases."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tff_agnostic.training.evaluate import Evaluator
 from tff_agnostic.training.loop import FinishedRound, Observer
 from tff_agnostic.training.private_evaluation import PrivateEvaluation, Release, evaluation_key
 
-# The evaluation of each model of a run by its name, the main model first.
+# The evaluation of each model by name, the main model first.
 Reports = Mapping[str, EvaluationReport]
 
 
 class Evaluations(Observer):
-    """Evaluates the models of a run after the rounds in which an evaluation is due.
+    """Evaluates the models of a run in the rounds that are due.
 
     Args:
-        rounds: Rounds of the run; the last evaluation is after the last one, on all test clients.
+        rounds: Rounds of the run. The evaluation after the last round uses all test clients.
         ledger: Ledger of private evaluations; None without noise.
 
     Attributes:
@@ -53,11 +53,11 @@ class Evaluations(Observer):
         }
 
     def releases(self) -> Sequence[Release]:
-        """Returns the private evaluations so far, in their order."""
+        """Returns the private evaluations so far, in order."""
         return [] if self.ledger is None else self.ledger.releases
 
     def after_round(self, finished: FinishedRound) -> None:
-        """Evaluates the models of a round that is due."""
+        """Evaluates the models after a round if an evaluation is due."""
         if self.is_due(finished.num):
             finished.evaluation = self(finished.state)
 
@@ -70,7 +70,7 @@ class Evaluations(Observer):
         return self._evaluated[round_num == self._rounds] if self.is_due(round_num) else None
 
     def num_due(self, after: int, up_to: int) -> int:
-        """Returns the number of evaluations that are due after one round, up to another."""
+        """Returns the number of evaluations due after one round, up to another round."""
         due = up_to // self._every - after // self._every
         return due + (after < up_to == self._rounds and self._rounds % self._every > 0)
 
@@ -80,7 +80,8 @@ class Evaluations(Observer):
         models = self._algorithm.models(state.algorithm)
         on_all = round_num == self._rounds
         if self._evaluator.noise is not None:
-            # How many clients were not finite is known with noise only: nothing is made of it.
+            # Private evaluations only have a noisy number of non-finite clients, which shows
+            # nothing.
             return self._private(state, models, on_all, self._evaluator.noise)
         reports = self._evaluator.evaluate_models(models, on_all, None)
         for report in reports.values():
@@ -91,7 +92,7 @@ class Evaluations(Observer):
     def evaluate_start(self, initial: RunState) -> Optional[EvaluationReport]:
         """Returns the main model's evaluation before the first round, on all test clients.
 
-        None where evaluations are private: it would be one more release.
+        None if evaluations are private, as it would be a further release.
         """
         if self._evaluator.noise is not None:
             return None
@@ -104,11 +105,11 @@ class Evaluations(Observer):
         on_all: bool,
         noise: PrivateEvaluation,
     ) -> Reports:
-        """Evaluates with noise of its own, and enters the release in the ledger.
+        """Evaluates with separate noise, and enters the release in the ledger.
 
-        A repeated evaluation has equal sums and equal noise: it is the same release. If its sums
-        differ, as on processors that add in no fixed order, it has the noise of its next attempt,
-        and is one more release.
+        A repeated evaluation has equal sums and equal noise, so it is the same release. If its sums
+        differ, as on processors that add in no fixed order, it gets the noise of its next attempt,
+        and is a further release.
         """
         assert self.ledger is not None
         round_num, evaluated = int(state.round_num), self._evaluated[on_all]
@@ -131,5 +132,5 @@ class Evaluations(Observer):
 
 
 def num_evaluations(rounds: int, every: int) -> int:
-    """Returns the number of evaluations in a run, the one after its last round among them."""
+    """Returns the number of evaluations of a run, including the one after its last round."""
     return -(-rounds // every)

@@ -43,7 +43,7 @@ from tff_agnostic.program.runs.options import RunConfig
 from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.tasks.task import Task
 
-# Fields of `RunConfig` that a plan does not depend on.
+# Fields of `RunConfig` that do not affect a plan.
 SIMULATION_SETTINGS = (
     "runtime",
     "aggregation",
@@ -60,15 +60,15 @@ SIMULATION_SETTINGS = (
 OPTIONS, SETTINGS_FORMAT, FINGERPRINT = "task_options", "settings_format", "fingerprint"
 # Entry of an evaluation's manifest.
 EVALUATED_MODEL = "evaluated_model"
-# Prefix of the app's own collections, the only ones of our clients.
+# Prefix of the app's own collections; our clients read no others.
 _APP_PREFIX = "app:/"
-# Number of clients to read for the ranges of the made-up clients' values.
+# Number of clients to read for the value ranges of made-up clients.
 _MAX_READS = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSettings(Options):
-    """Settings of a fleet that simulations do not have; every field is a flag.
+    """Settings of a fleet that simulations lack; every field is a flag.
 
     Attributes:
         collection_uri: The example collection to read on a device.
@@ -98,12 +98,12 @@ def export_request(
     """Returns the export request of a run.
 
     Args:
-        spec: The run to deploy; its aggregation is the profile's.
+        spec: The run to deploy. The profile determines its aggregation.
         profile: Name of the kind of plan.
         restore: See `ExportRequest`.
         kind: Name of the kind of rounds.
         task_settings: Settings of the server's task.
-        models: Name of the model to evaluate, of an algorithm with several; the main one if None.
+        models: Name of the model to evaluate if the algorithm has several; None for the main model.
         backend: Name of the execution backend.
     """
     config, aggregation = spec.config, spec.build_aggregation()
@@ -162,7 +162,7 @@ def export_request(
 
 
 def _client_ranges(task: Task, algorithm: Algorithm) -> Any:
-    """Returns the `column_ranges` of some training clients."""
+    """Returns the `column_ranges` of several training clients."""
     ids = task.train.client_ids
     chosen = np.unique(np.linspace(0, len(ids) - 1, _MAX_READS).astype(int))
     return column_ranges((task.train.read(ids[i]) for i in chosen), algorithm.client_data_spec)
@@ -200,7 +200,7 @@ def _check_device(device: DeviceSettings, config: RunConfig, aggregation: Aggreg
 
 
 def _room_for(config: RunConfig, device: DeviceSettings, aggregation: Aggregation) -> int:
-    """Returns the maximum number of clients of a round; conformance rounds must fit, too."""
+    """Returns the maximum number of clients of a round, which includes conformance rounds."""
     given = device.max_clients_per_round
     if isinstance(aggregation, DeviceSum):
         # Sums of more integers could wrap around.
@@ -211,18 +211,19 @@ def _room_for(config: RunConfig, device: DeviceSettings, aggregation: Aggregatio
                 f"is divided, found {given}"
             )
         return most
-    # Servers select more clients than needed, as some drop out.
+    # Servers select more clients than they need, as some drop out.
     return given or max(2 * config.clients_per_round, NUM_CLIENTS)
 
 
 def _options_without_paths(spec: RunSettings) -> dict[str, Any]:
-    # Paths are private, and would make the bytes depend on the machine.
+    # Paths are private, and would make the plan depend on the machine.
     paths = {flag.name for flag in option_flags(DEFAULTS[spec.task].spec.options) if flag.is_path}
     return {name: value for name, value in spec.task_options.items() if name not in paths}
 
 
 def _max_examples(kind: str, config: RunConfig, aggregation: Aggregation) -> Optional[int]:
-    # Cut clients as simulations do: to the used examples of training, then to the summed ones.
+    # Cut clients as simulations do: first to the used examples of training, then to the summed
+    # ones.
     used = config.max_examples if kind == TRAINING else None
     bounds = [used] if used is not None else []
     if aggregation.cuts_clients:
@@ -231,7 +232,7 @@ def _max_examples(kind: str, config: RunConfig, aggregation: Aggregation) -> Opt
 
 
 def summary(manifest: dict[str, Any]) -> str:
-    """Returns the summary of an export for users."""
+    """Returns an export's summary for its users."""
     counts = manifest["bytes_per_client_and_round"]
     rows = []
     for direction in ("down", "up"):
@@ -274,7 +275,7 @@ def _noise_lines(manifest: dict[str, Any]) -> list[str]:
             "run_plan adds no noise: it is a node that does",
         ]
     epsilon = math.inf if simulated["epsilon"] is None else simulated["epsilon"]
-    # Training releases its rounds, an evaluation itself.
+    # Training releases its rounds; an evaluation releases its own sums.
     releases = counted(simulated["rounds"], "round") if "rounds" in simulated else "an evaluation"
     return [
         f"noise of z {noise['noise_multiplier']:.4g} in the server's result graph: "
@@ -289,17 +290,17 @@ def _noise_lines(manifest: dict[str, Any]) -> list[str]:
 def write_clients(
     folder: Path, config: RunConfig, task: Task, example_format: ExampleFormat, completed: int
 ) -> str:
-    """Writes a task's training clients for `run_plan`, and the cohorts that a run would draw.
+    """Writes a task's training clients for `run_plan`, and the next cohorts of a simulation.
 
-    The cohorts of a private run are a secret of its server: they are not written.
+    The cohorts of a private run are its server's secret, and are not written.
 
     Args:
-        folder: New or empty folder for a file NAME.tfrecord of each client, and cohorts.txt.
+        folder: New or empty folder for one file NAME.tfrecord per client, and cohorts.txt.
         config: Settings of the run, with its number of rounds.
         completed: Number of earlier rounds.
 
     Returns:
-        A line on the written files.
+        A line about the written files.
     """
     is_private = PRIVACIES[config.privacy].build is not None
     clients, sampling = task.train, COHORT_SAMPLINGS[config.cohort_sampling]
@@ -316,10 +317,10 @@ def write_test_clients(folder: Path, task: Task, example_format: ExampleFormat) 
     """Writes a task's test clients for `run_plan`, all of them as one cohort.
 
     Args:
-        folder: New or empty folder for a file NAME.tfrecord of each client, and cohorts.txt.
+        folder: New or empty folder for one file NAME.tfrecord per client, and cohorts.txt.
 
     Returns:
-        A line on the written files.
+        A line about the written files.
     """
     count = _write_clients(folder, task.test, [task.test.client_ids], example_format)
     return f"{count} {task.test_split} clients, and the cohort of all of them: {folder}"

@@ -1,4 +1,4 @@
-"""A complete run, read back from its folder."""
+"""Completed runs, read from their folders."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from tff_agnostic.saving.save import FORMATS, check_request
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """A run that is complete.
+    """A completed run.
 
     Attributes:
-        path: Its folder.
-        table: The evaluation of its main model after the last round as text, with the weights of
-            the domains.
+        path: Folder of the run.
+        table: The final evaluation of its main model as text, with the weights of the domains.
     """
 
     path: Path
@@ -37,7 +36,7 @@ class FinishedRun:
 
     @property
     def settings(self) -> RunSettings:
-        """Settings of the run, as its folder has them."""
+        """Settings of the run, as stored in its folder."""
         return RunFolder(self.path).spec()
 
     @property
@@ -46,12 +45,12 @@ class FinishedRun:
         return read_json(RunFolder(self.path).result)
 
     def by_group(self) -> ByGroup:
-        """Returns the measures overall and of each domain, and how far apart those are."""
+        """Returns the measures overall, per domain, and their spread over domains."""
         run = read_run(self.path)
         return measures_by_group(run.result, run.measures)
 
     def history(self) -> Mapping[str, np.ndarray]:
-        """Returns the columns of metrics.csv by name: a number per round, NaN where it has none."""
+        """Returns the columns of metrics.csv by name: a number per round, NaN if missing."""
         return read_history(RunFolder(self.path).metrics)
 
     def keras_model(
@@ -60,12 +59,12 @@ class FinishedRun:
         custom_objects: Optional[Mapping[str, Any]] = None,
         trust: bool = False,
     ) -> tf.keras.Model:
-        """Returns a trained model, as the run left it in model/.
+        """Returns a trained model from the run's folder model/.
 
         Args:
-            name: Name of the model, where the run has a family or an ensemble.
-            custom_objects: Classes of your own layers in the model, by name.
-            trust: Whether the model may run code, such as Lambda layers have.
+            name: Name of the model, for runs with a family or an ensemble.
+            custom_objects: Classes of the user's layers in the model, by name.
+            trust: Whether the model may run code, such as Lambda layers.
         """
         folder, ending = RunFolder(self.path).model, FORMATS["keras"].file_name
         path = folder / f"{name}{ending}"
@@ -77,7 +76,7 @@ class FinishedRun:
     def save(
         self, folder: Union[str, Path], formats: Sequence[str] = ("keras",), quantize: str = "none"
     ) -> SavedModels:
-        """Saves the models of the newest checkpoint, and a card, as `./run save_model` does.
+        """Saves the models of the newest checkpoint, and a model card, as `./run save_model` does.
 
         Args:
             folder: Folder to write; new or empty.

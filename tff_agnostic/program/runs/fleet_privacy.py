@@ -69,9 +69,9 @@ class FleetPrivacy(NamedTuple):
 
     Attributes:
         aggregation: Sums with noise.
-        noise: The noise of the fleet.
-        restore: Called with the initial state; returns the state to start from. Its key is not the
-            fleet's.
+        noise: The fleet's noise, for the manifest.
+        restore: Called with the initial state; returns the state to start from, whose key differs
+            from the fleet's.
         evaluation_changes: Fields of `EvaluationMetrics` to replace.
     """
 
@@ -94,8 +94,7 @@ def fleet_privacy(
     Args:
         kind: Name of the kind of rounds.
         restore: Called with the initial state; returns the state of the run's training.
-        nodes_add_noise: Whether the plan is for nodes that add noise themselves; the platform's
-            devices do not.
+        nodes_add_noise: Whether the plan's nodes add noise; the platform's devices do not.
     """
     privacy = spec.config.privacy
     if PRIVACIES[privacy].build is None:
@@ -129,7 +128,7 @@ def _node_privacy(
     simulated = privacy.aggregation()
     assert isinstance(simulated, DistributedDpSum)
     fields = {field.name: getattr(simulated, field.name) for field in dataclasses.fields(simulated)}
-    # The state's noise may have been computed for fewer rounds than the run has now.
+    # The state's noise may be for fewer rounds than the run has now.
     fields["noise_multiplier"] = float(trained(simulated).aggregations[0].noise_multiplier)
     aggregation = DeviceSum(**fields)
     run_noise, rounds = run_noisy_cohorts(spec, task), spec.config.rounds
@@ -137,7 +136,7 @@ def _node_privacy(
     sampling: IntegerSampling = KnownCohorts()
     if isinstance(run_noise.sampling, SecretCohorts):
         takes_part = (spec.config.clients_per_round, run_noise.noise_clients)
-        # Nodes take part in any order: each sum counts for every node.
+        # As nodes take part in any order, each sum counts for every node.
         sampling = SecretCohorts(run_noise.noise_clients, run_noise.noise_clients, takes_part[0])
 
     def epsilons(state: RunState) -> list[float]:
@@ -166,7 +165,7 @@ def _node_privacy(
 def _training_privacy(
     spec: RunSettings, task: Task, algorithm: Algorithm, trained: _Trained
 ) -> FleetPrivacy:
-    # A fleet's rounds of training have no evaluations.
+    # A fleet's training rounds include no evaluations.
     without = dataclasses.replace(spec.privacy, private_evaluation=None)
     privacy = _privacy(dataclasses.replace(spec, privacy=without), task, algorithm)
     aggregation = _sums(privacy)
@@ -224,11 +223,11 @@ def _evaluation_privacy(
 
 
 def _draw(mechanism: Mechanism, clients: int, per_round: float) -> dict[str, Any]:
-    """Returns the manifest's entry on the sampling of cohorts that an account assumes.
+    """Returns the manifest's entry on the cohort sampling that an account assumes.
 
     Args:
         clients: Number of clients of the population.
-        per_round: Clients of a round, on average.
+        per_round: Expected number of clients per round.
     """
     if isinstance(mechanism, TreeNoise):
         limits, rate = mechanism.participations, 1.0
@@ -264,7 +263,7 @@ def _privacy(spec: RunSettings, task: Task, algorithm: Algorithm) -> PrivateTrai
 
 def _guarantee(privacy: PrivateTraining, rounds: int) -> Callable[[RunState], dict[str, Any]]:
     def guarantee(state: RunState) -> dict[str, Any]:
-        # Keep the noise of the training, regardless of the flags.
+        # Keep the noise of the training run, whatever the flags.
         privacy.resume_from(state)
         return privacy.statement(rounds).to_dict()
 

@@ -1,12 +1,12 @@
-"""The folder of a run: read once, locked, checked, written.
+"""The folder of a run: reading, locking, checking, writing.
 
-It holds digests of the files and the code that the run was trained with, and a copy of the model
-that the run started from: the model may be a checkpoint of another run, which deletes it when it is
-resumed. Both are written before config.json, which makes the folder that of a run.
+The folder contains digests of the files and the code of the training, and a copy of the initial
+model, as that may be a checkpoint that its own run deletes. Both are written before config.json,
+which marks the folder as a run's.
 
-Checkpoints have the settings that they were trained with. They are compared with config.json, which
-a person can edit, and to which a person can copy checkpoints of another run with equal shapes. The
-settings are stored as values, so that a message can name the setting and the value to put back.
+Checkpoints contain the settings of their training. They are compared with config.json, as users may
+edit it, or copy checkpoints of another run with equal shapes. Settings are stored as values, so
+that a message can name the setting and the value to restore.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ from tff_agnostic.tasks.task import DATA, Task
 CHECKPOINT = ".npz"
 # Suffixes of files that a run can start from.
 FILES = (CHECKPOINT, *KERAS_FILES)
-# Hints about a part that differs, by its name in the fingerprint.
+# Hints about a differing part, by its name in the fingerprint.
 _HINTS = {
     "base_predictors": "; an ensemble of Keras files is resumed with the Keras that it began with",
 }
-# Key in config.json: how rounds were executed, as far as it can change last bits.
+# Key in config.json of the runtime settings that can change last bits.
 _EXECUTION = "execution"
 FINGERPRINT = "fingerprint.json"
-# The setting that names the model; also the name of its digest and of its copy.
+# Setting with the initial model; also the name of its digest and of its copy.
 INITIAL_MODEL = "initial_model"
 _BLOCK = 1 << 20
-# A killed process holds its locks until its memory is freed.
+# A killed process keeps its locks until its memory is freed.
 _PATIENCE_SECONDS = 3.0
 # Parts of `Checkpoint.trained_with`.
 _SETTINGS, _FINGERPRINT = "settings", "made_of"
-# Largest number of settings in a message about a checkpoint of another run.
+# Maximum number of settings to list about a checkpoint of another run.
 _MAX_SETTINGS = 5
 
 
@@ -79,7 +79,7 @@ class RunFolder:
     """Paths of a run's files.
 
     Args:
-        path: The folder.
+        path: Folder of the run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +95,7 @@ class RunFolder:
         self.model = path / "model"
 
     def saved(self) -> SavedRun:
-        """Reads the run that the folder holds."""
+        """Reads the folder's run."""
         flags = read_json(self.config)
         execution = flags.get(_EXECUTION, {})
         if not isinstance(flags.get("rounds"), int) or not isinstance(execution, dict):
@@ -107,21 +107,21 @@ class RunFolder:
         return SavedRun(self, flags, execution)
 
     def read(self) -> Optional[SavedRun]:
-        """Reads the run that the folder holds; None if it holds none."""
+        """Reads the folder's run; None if the folder has none."""
         return self.saved() if self.config.exists() else None
 
     def spec(self) -> RunSettings:
-        """Returns the run that the folder holds; see `SavedRun.spec`."""
+        """Returns the folder's run; see `SavedRun.spec`."""
         return self.saved().spec()
 
     def check(self, spec: RunSettings, resume: bool) -> Optional[SavedRun]:
-        """Checks that a run may begin or be resumed in the folder; writes nothing.
+        """Checks that a run may start or resume in the folder; writes nothing.
 
         A resumed run may have more rounds than before, and other values of the settings in
-        `CHANGEABLE_ON_RESUME`. Files whose content the fingerprint has may have moved.
+        `CHANGEABLE_ON_RESUME`. Files in the fingerprint may have moved.
 
         Returns:
-            The folder's run, if it holds one.
+            The folder's run; None if it has none.
         """
         with write_errors(self.path):
             saved = self.read()
@@ -138,18 +138,18 @@ class RunFolder:
 
     @contextlib.contextmanager
     def claim(self, spec: RunSettings, resume: bool) -> Iterator[Optional[SavedRun]]:
-        """While entered, the folder is that of a run, and other processes are kept out.
+        """Reserves the folder for a run, and excludes other processes, while entered.
 
         Yields:
-            The folder's run, if it holds one; see `check`.
+            The folder's run; None if it has none. See `check`.
         """
         with self.locked():
-            # Checked within the lock: another process may have been faster.
+            # Check again under the lock: another process may have been faster.
             yield self.check(spec, resume)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes the folder if it is missing, and keeps other processes out of it while entered."""
+        """Creates the folder if it is missing, and locks it while entered."""
         make_folder(self.path)
         with folder_lock(self.path, patience=_PATIENCE_SECONDS) as is_ours:
             if not is_ours:
@@ -160,15 +160,15 @@ class RunFolder:
     def write_config(
         self, spec: RunSettings, fingerprint: Mapping[str, str], execution: Mapping[str, Any]
     ) -> None:
-        """Makes the folder that of a run.
+        """Writes config.json, which marks the folder as a run's.
 
         Args:
             fingerprint: `RunSettings.fingerprint`.
-            execution: How its rounds are executed, as far as that can change last bits.
+            execution: Runtime settings of its rounds that can change last bits.
         """
         is_new = not self.config.exists()
         write_fingerprint(self.path, fingerprint, spec.config.initial_model, is_new)
-        # Last: a folder with this file belongs to a run.
+        # Write it last: a folder with this file belongs to a run.
         flags = {"format": FORMAT, **spec.flags(), _EXECUTION: dict(execution)}
         write_json(self.config, flags)
 
@@ -182,12 +182,12 @@ class RunFolder:
 
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
-    """A run as its folder has it, complete or not; config.json is read once.
+    """A run as stored in its folder, completed or not; config.json is read once.
 
     Attributes:
         folder: The folder.
         flags: Content of config.json.
-        execution: Runtime settings of the run's rounds; empty before its first start.
+        execution: Runtime settings of the run's rounds; empty before the first start.
     """
 
     folder: RunFolder
@@ -196,7 +196,7 @@ class SavedRun:
 
     @functools.cached_property
     def fingerprint(self) -> Mapping[str, str]:
-        """Digests of the files and the code that the run was trained with."""
+        """Digests of the files and the code of the training."""
         path = self.folder.fingerprint
         return read_json(path) if path.exists() else {}
 
@@ -208,15 +208,15 @@ class SavedRun:
 
     @property
     def last_evaluation(self) -> tuple[int, int]:
-        """Number of its last round, and of rounds between evaluations."""
+        """The last round, and the number of rounds between evaluations."""
         return int(self.flags["rounds"]), int(self.flags["evaluate_every"])
 
     def spec(self, algorithm: Optional[str] = None) -> RunSettings:
-        """Returns the run.
+        """Returns the run's settings.
 
         Args:
             algorithm: Path of the Python file of the run's algorithm, which may have moved; ignored
-                if the algorithm is not a file.
+                for a registered algorithm.
         """
         flags, config = self.flags, self.folder.config
         if algorithm and is_user_file(algorithm) and is_user_file(str(flags.get("algorithm"))):
@@ -229,7 +229,7 @@ class SavedRun:
             raise UserError(f"{config}: {e}") from e
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Checks that a checkpoint was trained with the settings and the parts of the folder."""
+        """Checks that a checkpoint has the settings and the parts of the folder's run."""
         settings = checkpoint.trained_with.get(_SETTINGS)
         if settings is None:
             raise UserError(
@@ -257,7 +257,7 @@ class SavedRun:
     def check_fingerprint(
         self, fingerprint: Mapping[str, str], others: Collection[str] = ()
     ) -> None:
-        """Checks that a run is made of what this one was trained with.
+        """Checks that a run has the same parts as this one, such as data and code.
 
         Args:
             fingerprint: `RunSettings.fingerprint`, or `Task.fingerprint` without an algorithm.
@@ -274,18 +274,18 @@ class SavedRun:
                 )
 
     def check_weights_fit(self, task: Task) -> None:
-        """Checks that a task has the run's model and labels, so that its weights mean the same.
+        """Checks that a task has the run's model and labels, so that its weights fit.
 
-        The examples and the code that trains may be others.
+        Examples and training code may differ.
         """
         training_files = [*self.spec().paths()]
         self.check_fingerprint(task.fingerprint, others=(DATA, *OWN_CODE, *training_files))
 
     def check_execution(self, spec: RunSettings, execution: Mapping[str, Any]) -> None:
-        """Checks that a private run is resumed with the execution that the folder has.
+        """Checks that a private run resumes with the folder's runtime settings.
 
-        A round that a crash lost is released again, with the same noise. Another execution rounds
-        its exact sum in another way, and the difference of the two releases has no noise.
+        A round that a crash lost is released again with the same noise. Other runtime settings may
+        round its exact sum differently, and the difference of the two releases would have no noise.
 
         Args:
             execution: See `RunFolder.write_config`.
@@ -303,7 +303,7 @@ class SavedRun:
 
 
 def check_same(saved: SavedRun, spec: RunSettings, resume: bool) -> None:
-    """Checks that a run is the one that a folder holds, and may be resumed."""
+    """Checks that a run equals the folder's run except for permitted changes."""
     path, earlier = saved.folder.path, saved.spec(spec.config.algorithm)
     different = differences(earlier, spec, saved.known_content)
     if different:
@@ -327,11 +327,11 @@ def _label(name: str) -> str:
 def changes(
     saved: Optional[SavedRun], spec: RunSettings, execution: Mapping[str, Any]
 ) -> list[str]:
-    """Returns a line for each change of a resumed run that its user should know.
+    """Returns a note for each change of a resumed run that its user should know.
 
     Args:
-        saved: The folder's run, if it holds one.
-        execution: How its rounds are executed from now on; see `RunFolder.write_config`.
+        saved: The folder's run; None if it has none.
+        execution: Runtime settings from now on; see `RunFolder.write_config`.
     """
     if saved is None:
         return []
@@ -347,7 +347,7 @@ def changes(
 def with_saved_start(saved: Optional[SavedRun], spec: RunSettings) -> RunSettings:
     """Returns a resumed run that starts from the folder's copy of its initial model.
 
-    A run that names another file keeps it: the content of that file is compared.
+    If the run names another file, that file's content is compared instead.
     """
     model = spec.config.initial_model
     if saved is None or model is None or str(model) != saved.flags.get(INITIAL_MODEL):
@@ -360,10 +360,10 @@ def with_saved_start(saved: Optional[SavedRun], spec: RunSettings) -> RunSetting
 
 
 def is_unstarted(folder: Path) -> bool:
-    """Returns whether a folder holds only files that a run writes before its config."""
+    """Returns whether a folder only contains files that a run writes before its config."""
     if not folder.is_dir():
         return False
-    # Reference runs, which give the baselines of excess losses, are trained before the config.
+    # Baseline runs of excess losses are trained before the config is written.
     paths = {path for path in folder.iterdir() if not is_temporary(path)} - {folder / BASELINES}
     if not paths:
         return True
@@ -375,7 +375,7 @@ def is_unstarted(folder: Path) -> bool:
 
 
 def saved_start(folder: Path) -> Optional[Path]:
-    """Returns the copy of the initial model of a folder's run; None if it has none."""
+    """Returns the copy of the initial model in a run's folder; None if it has none."""
     fingerprint = _fingerprint(folder)
     return next((path for path in _copies(folder) if _has_digest(path, fingerprint)), None)
 
@@ -383,12 +383,12 @@ def saved_start(folder: Path) -> Optional[Path]:
 def write_fingerprint(
     folder: Path, fingerprint: Mapping[str, str], initial_model: Optional[Path], is_new: bool
 ) -> None:
-    """Writes the fingerprint of a run, and a copy of its initial model, into its folder.
+    """Writes a run's fingerprint, and a copy of its initial model, into its folder.
 
     Args:
         fingerprint: `RunSettings.fingerprint`.
-        initial_model: The file that the run starts from; None if it starts from none.
-        is_new: Whether the folder has no config yet; leftovers of a killed run are then removed.
+        initial_model: File that the run starts from; None if there is none.
+        is_new: Whether the folder has no config yet; a killed run's leftovers are then removed.
     """
     if is_new:
         for path in _copies(folder):
@@ -404,14 +404,14 @@ def write_fingerprint(
 
 def _copy(folder: Path, model: Path, fingerprint: Mapping[str, str]) -> None:
     copy = folder / f"{INITIAL_MODEL}{model.suffix}"
-    # A checkpoint of a private run holds the key of its noise.
+    # A private run's checkpoint contains the key of its noise.
     owner_only = model.suffix == CHECKPOINT
     try:
         with open(model, "rb") as file, atomic_file(copy, owner_only) as kept:
             while block := file.read(_BLOCK):
                 kept.write(block)
             kept.flush()
-            # Checked before the copy gets its name.
+            # Check the copy before it gets its name.
             if not _has_digest(Path(kept.name), fingerprint):
                 raise UserError(
                     f"--{INITIAL_MODEL}: {model} has changed since it was read: start again"
@@ -430,7 +430,7 @@ def _has_digest(copy: Path, fingerprint: Mapping[str, str]) -> bool:
 
 
 def _fingerprint(folder: Path) -> dict[str, str]:
-    """Returns the digests in a folder; none if the file is missing or of another program."""
+    """Returns the digests in a folder; empty if the file is missing or not ours."""
     try:
         digests = read_json(folder / FINGERPRINT)
     except UserError:
@@ -439,7 +439,7 @@ def _fingerprint(folder: Path) -> dict[str, str]:
 
 
 def find_checkpoint(path: Path) -> tuple[SavedRun, Checkpoint]:
-    """Returns the run of a checkpoint, and the checkpoint; a folder stands for its newest one."""
+    """Returns a checkpoint with its run; for a folder, its newest checkpoint."""
     is_folder, folder = path.is_dir(), checkpoint_folder(path)
     checkpoint = newest_checkpoint(folder.checkpoints) if is_folder else read_checkpoint(path)
     saved = folder.saved()
@@ -448,12 +448,12 @@ def find_checkpoint(path: Path) -> tuple[SavedRun, Checkpoint]:
 
 
 def checkpoint_folder(path: Path) -> RunFolder:
-    """Returns the folder of the run of a checkpoint; `path` may be the folder itself."""
+    """Returns the folder of a checkpoint's run; `path` may be the folder itself."""
     return RunFolder(path if path.is_dir() else path.absolute().parent.parent)
 
 
 def stored_algorithm(folder: RunFolder) -> str:
-    """Returns the algorithm of the run in a folder; "" if it has no readable config."""
+    """Returns the algorithm of a folder's run; "" if its config is not readable."""
     try:
         algorithm = read_json(folder.config).get("algorithm", "")
     except UserError:
@@ -464,7 +464,7 @@ def stored_algorithm(folder: RunFolder) -> str:
 def trained_with(
     spec: RunSettings, fingerprint: Mapping[str, str]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Returns the settings and digests of a run that its checkpoints store.
+    """Returns the settings and digests of a run for its checkpoints.
 
     Args:
         fingerprint: `RunSettings.fingerprint`.
@@ -473,13 +473,13 @@ def trained_with(
     settings = {
         name: value
         for name, value in spec.flags().items()
-        # A file may have moved, but a run without one differs from a run with one.
+        # A file may have moved, but a run without the file differs from a run with it.
         if name not in CHANGEABLE_ON_RESUME and (name not in paths or value is None)
     }
-    # A task may read a folder that no flag names.
+    # A task may read a folder without a flag.
     settings.pop("data_dir", None)
     if is_user_file(spec.config.algorithm):
-        # The fingerprint has the content of the file.
+        # The fingerprint has a digest of the file's content.
         del settings["algorithm"]
     return {_SETTINGS: settings, _FINGERPRINT: dict(fingerprint)}
 

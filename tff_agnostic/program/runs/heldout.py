@@ -1,6 +1,6 @@
-"""Held-out splits: the examples by which settings are chosen.
+"""Held-out splits: the examples for choosing settings.
 
-Their clients neither train nor belong to the test.
+Held-out clients are neither in training nor in the test split.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from tff_agnostic.tasks.stored import SplitOptions
 from tff_agnostic.tasks.task import HELDOUT_SPLIT, Task
 
 _STORE_OPTIONS = {"test_split": HELDOUT_SPLIT}
-# Divides the training clients, so that the other splits stay unseen.
+# Divides the training clients, so that the other splits remain unseen.
 _DIVISION = "train_share"
 
 
 def heldout_defaults(task: str) -> Mapping[str, Any]:
-    """Returns the options that select the held-out split of a task; empty if it has none."""
+    """Returns the options that select a task's held-out split; empty if it has none."""
     entry = DEFAULTS[task]
     return _STORE_OPTIONS if issubclass(entry.spec.options, SplitOptions) else entry.heldout
 
 
 def split_options(task: str) -> frozenset[str]:
-    """Returns the names of the options that choose the evaluated clients of a task."""
+    """Returns the names of the options that select a task's evaluated clients."""
     return frozenset((*heldout_defaults(task), *_STORE_OPTIONS, _DIVISION))
 
 
 def heldout_options(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options with which a task is evaluated on its held-out examples."""
+    """Returns the options that evaluate a task on its held-out examples."""
     defaults = heldout_defaults(task)
     if not defaults:
         raise UserError(
@@ -57,7 +57,7 @@ def heldout_options(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_store(path: Optional[Path]) -> None:
-    """Checks, before anything is loaded, that a store has held-out clients to choose settings by.
+    """Checks that a store has held-out clients, before anything is loaded.
 
     Args:
         path: The store; None if the task reads none.

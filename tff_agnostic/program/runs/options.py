@@ -1,4 +1,4 @@
-"""Every option that a run may have, and whose it is."""
+"""The options of runs, and the parts of a run that have them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PRESETS: Registry[str] = Registry(
         PAPER: "the algorithm or figure of the paper to the letter",
     },
 )
-# Options that a run may have otherwise when it is resumed, and a sentence about its earlier rounds.
+# Options that may change when a run is resumed, with a sentence about its earlier rounds.
 CHANGEABLE_ON_RESUME: Mapping[str, str] = {
     "runtime": "numbers may differ in their last bits from those of an uninterrupted run",
     "rounds": "",
@@ -54,7 +54,7 @@ CHANGEABLE_ON_RESUME: Mapping[str, str] = {
     "checkpoint_every": "",
     "keep_checkpoints": "",
 }
-# Options that no folder keeps, and their values in a run that was read: they are given each time.
+# Options that folders do not store, with their values in a run read from a folder.
 NOT_STORED: Mapping[str, Any] = {"trust": False}
 
 
@@ -140,7 +140,7 @@ class RunConfig(Options):
             raise UserError(
                 f"--client_percentiles: expected numbers above 0 and below 100, found {first}"
             )
-        # Columns are called so: percentiles that round to one name are one.
+        # Percentiles name columns, so two that round to one name are equal.
         names = list(map(percentile_name, self.client_percentiles))
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -149,7 +149,7 @@ class RunConfig(Options):
             )
 
 
-# The parts of a run that a flag chooses, by the flag; members have settings, their `options`.
+# Registries of a run's parts, by the flag that chooses the part; their entries have `options`.
 RUN_PARTS: Mapping[str, Registry] = {
     "algorithm": ALGORITHMS,
     "aggregation": AGGREGATIONS,
@@ -159,21 +159,21 @@ RUN_PARTS: Mapping[str, Registry] = {
 
 
 def update_limit_options(config: RunConfig) -> type[Options]:
-    """Returns the class of options of the sums next to an aggregator of updates."""
+    """Returns the options class of the sums alongside an aggregator of updates."""
     return Options if config.update_aggregator is None else LimitedOptions
 
 
 def registered_settings() -> Iterator[tuple[str, str, type]]:
-    """Yields (kind, name, settings) of everything registered that a run is made of."""
+    """Yields (kind, name, options class) of every registered part of runs."""
     for kind, registry in RUN_PARTS.items():
         for name, spec in registry.items():
             yield kind, name, spec.options
 
 
 def run_flags(files: Iterable[str] = ()) -> FlagTable:
-    """Returns every option of runs by its flag: the registered ones, and those of users' files.
+    """Returns the options of runs by flag: of all registered parts, and of users' algorithms.
 
-    Made once per process, and once more for each set of users' options.
+    Built once per process and set of users' algorithms.
     """
     return _run_options(tuple((name, find_algorithm(name).options) for name in files))
 
@@ -182,7 +182,8 @@ def run_flags(files: Iterable[str] = ()) -> FlagTable:
 def _run_options(user_options: tuple[tuple[str, type], ...]) -> FlagTable:
     parts = [("config", "", RunConfig), *registered_settings()]
     if user_options:
-        # config.json has the values of all of them by name; of algorithms' a file may take some.
+        # config.json stores the values of all parts by name. A user's algorithm may share a flag
+        # with another algorithm, but not with any other part.
         others = [kind for part, _, kind in parts if part != "algorithm"]
         taken = {flag.name for kind in others for flag in option_flags(kind)} | {*task_flags()}
         for name, options in user_options:
@@ -202,7 +203,7 @@ def runtime_flags() -> FlagTable:
 
 
 def unused_message(flag: str, config: RunConfig) -> str:
-    """Returns why a setting that was given does nothing in a run, and what it needs."""
+    """Returns why a given setting has no effect in a run, and what it needs."""
     option = run_flags().get(flag)
     if option is None or not option.users:
         return f"--{flag} has no effect with --algorithm={config.algorithm}"
@@ -236,12 +237,12 @@ def algorithm_options(name: str, values: Mapping[str, Any]) -> Any:
 
 
 def stored_values(options: Any) -> dict[str, Any]:
-    """Returns the values of options by flag, without those that no folder keeps."""
+    """Returns the values of options by flag, without options that folders do not store."""
     return {name: v for name, v in option_values(options).items() if name not in NOT_STORED}
 
 
 def paths_in(options: Any) -> dict[str, Any]:
-    """Returns the values of the flags that name files: a path, a tuple of paths, or None."""
+    """Returns the values of path flags: a path, a tuple of paths, or None."""
     paths = {}
     for flag in option_flags(type(options)):
         value, files = flag.value_in(options), flag.files_in(options)
@@ -253,10 +254,10 @@ def paths_in(options: Any) -> dict[str, Any]:
 
 
 def resolve_initial_model(path: Path) -> Path:
-    """Returns the file that training starts from, also where a run's folder was given.
+    """Returns the file with the initial model, also if the user gives a run's folder.
 
-    A folder stands for its newest readable checkpoint. The other run may delete it when it is
-    resumed, so a run that starts from it keeps a copy (`runs.folder`).
+    A folder stands for its newest readable checkpoint. The other run may delete that checkpoint
+    when it is resumed, so a run that starts from it keeps a copy (`runs.folder`).
     """
     if path.is_dir():
         try:
@@ -276,18 +277,18 @@ def resolve_initial_model(path: Path) -> Path:
 
 @functools.lru_cache(maxsize=16)
 def _newest_file(folder: Path, changed: int) -> Optional[Path]:
-    """Reads checkpoints, and warns of damaged ones, once for all trials of a comparison."""
+    """Reads checkpoints and warns of damaged ones, once for all trials of a comparison."""
     del changed
     return newest_checkpoint_file(folder)
 
 
 def _changed(folder: Path) -> int:
-    """Returns when a file was last added to a folder or taken away, in nanoseconds."""
+    """Returns the last time at which a file of a folder was added or removed, in nanoseconds."""
     return folder.stat().st_mtime_ns if folder.is_dir() else 0
 
 
 def with_absolute_paths(options: Any) -> Any:
-    """Returns options in which every path is absolute."""
+    """Returns options with absolute paths."""
 
     def resolved(value: Any) -> Any:
         if isinstance(value, Options):
@@ -302,10 +303,10 @@ def with_absolute_paths(options: Any) -> Any:
 
 
 def absolute(path: Optional[Path]) -> Optional[str]:
-    """Returns a path resolved: however a file is named, it is the same run."""
+    """Returns a resolved path, so that all names of a file give the same run."""
     return str(path.resolve()) if path is not None else None
 
 
 def optional_path(text: Optional[str]) -> Optional[Path]:
-    """Returns the path that a setting has as text, None if it has none."""
+    """Returns a setting's path as text; None if it has none."""
     return Path(text) if text is not None else None

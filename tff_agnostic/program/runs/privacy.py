@@ -1,4 +1,4 @@
-"""Private training of a run: its settings, and the flags in its statement."""
+"""Private training of a run: its settings, and the flags in its guarantee."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def private_training(
 
 
 def cohort_plan(spec: RunSettings, task: Task) -> CohortPlan:
-    """Returns the clients of a private run, and how cohorts are drawn from them."""
+    """Returns the clients of a private run, with the sampling of its cohorts."""
     config = spec.config
     return CohortPlan(
         task.train,
@@ -65,7 +65,7 @@ def cohort_plan(spec: RunSettings, task: Task) -> CohortPlan:
 
 
 def run_noisy_cohorts(spec: RunSettings, task: Task) -> NoisyCohorts:
-    """Returns the clients whose noise is in the sums of a run with distributed privacy."""
+    """Returns the clients that add noise in a run with distributed privacy."""
     options = spec.privacy
     assert isinstance(options, DistributedOptions)
     _check_participation(spec)
@@ -82,11 +82,10 @@ def check_plan(
     completed: int,
     evaluations: Evaluations,
 ) -> None:
-    """Refuses other evaluations than those for which a budget's noise was computed.
+    """Rejects other evaluations than those for which a budget's noise was computed.
 
     Args:
-        earlier: Rounds of the run that is resumed, and rounds between its evaluations; None for a
-            new run.
+        earlier: Rounds of the resumed run, and rounds between its evaluations; None for a new run.
     """
     has_budget = private.evaluation is not None and isinstance(
         getattr(spec.privacy, "private_evaluation", None), BudgetEvaluation
@@ -126,7 +125,7 @@ def _check_participation(spec: RunSettings) -> None:
 
 
 def _start_flags(spec: RunSettings) -> list[str]:
-    """Returns the flags that name trained models with which a run begins."""
+    """Returns the flags that name initial models."""
     values = {
         "--initial_model": spec.config.initial_model,
         "--base_predictors": getattr(spec.algorithm, "base_predictors", None),
@@ -135,7 +134,7 @@ def _start_flags(spec: RunSettings) -> list[str]:
 
 
 def _released_statistics(task: Task) -> list[str]:
-    """Returns the statistics of training clients that models release, in one text."""
+    """Returns a text about the statistics of training clients that models release."""
     inputs = task.inputs
     are_released = {
         "means and deviations": inputs is not None

@@ -1,8 +1,8 @@
 """The ledger of private evaluations.
 
 A release is written to the run's ledger, `releases.jsonl`, before its numbers are shown. A crash
-loses rounds, and their rows of metrics.csv, but numbers that were shown stay known. The account of
-a resumed run therefore counts the lines of the ledger, not the rows.
+loses rounds with their rows of metrics.csv, but shown numbers remain known. The account of a
+resumed run therefore counts the ledger's lines instead of rows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class ReleaseLedger:
     """The ledger of one run.
 
     Args:
-        path: The file. Its digests are of exact data, such as names of clients, so only its owner
-            may read it.
+        path: The file, which only its owner may read, as its digests are of exact data, such as
+            client ids.
 
     Attributes:
-        releases: The releases in their order.
+        releases: The releases in order.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,12 +33,12 @@ class ReleaseLedger:
         self.releases: list[Release] = []
 
     def load(self, shown: int) -> None:
-        """Reads the file; `write` brings it up to date.
+        """Reads the file; `write` then removes a cut-off line.
 
-        A last line without a line end was cut off by a crash, before its evaluation was shown.
+        A last line without a line break was cut off by a crash, before its evaluation was shown.
 
         Args:
-            shown: Number of evaluations of a model in metrics.csv; the file has at least as many.
+            shown: Number of evaluations in metrics.csv; the file must have at least as many.
         """
         *lines, _cut_off = self._content().split("\n")
         self.releases = [self._release(n, line) for n, line in enumerate(lines, start=1)]
@@ -50,7 +50,7 @@ class ReleaseLedger:
             )
 
     def write(self) -> None:
-        """Writes the file again if its lines differ from the releases."""
+        """Rewrites the file if its lines differ from the releases."""
         content = "".join(f"{_line(release)}\n" for release in self.releases)
         if content != self._content():
             with atomic_file(self._path, owner_only=True) as file:
@@ -58,11 +58,11 @@ class ReleaseLedger:
             sync_folder(self._path.parent)
 
     def enter(self, release: Release) -> bool:
-        """Enters a release, which may be shown afterwards, unless its noise was used before.
+        """Enters a release before it is shown, unless its noise was used for other sums.
 
         Returns:
-            False if other sums were released with the same noise: the difference of the two would
-            be exact. A release that is entered twice counts once.
+            False if other sums were released with the same noise, as their difference would be
+            exact. A release entered twice counts once.
         """
         same_noise = [earlier for earlier in self.releases if earlier.place == release.place]
         if not same_noise:
@@ -71,7 +71,7 @@ class ReleaseLedger:
         return all(earlier.sums == release.sums for earlier in same_noise)
 
     def evaluations(self) -> set[tuple[int, str]]:
-        """Returns round and `evaluated` of each release."""
+        """Returns the round and `evaluated` of each release."""
         return {(r.round_num, r.evaluated) for r in self.releases}
 
     def _content(self) -> str:

@@ -1,4 +1,4 @@
-"""Models of a run's checkpoint, saved for other programs, with a card."""
+"""Models of a run's checkpoint, saved for other programs, with a model card."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SavedModels:
 
     Attributes:
         path: Folder of the files.
-        files: The files, each with its size and its comparison with the run's model.
+        files: Each file with its size and its comparison with the run's model.
     """
 
     path: Path
@@ -35,17 +35,17 @@ def save_run_models(
     quantize: str,
     current: Callable[[RunSettings], RunSettings] = lambda spec: spec,
 ) -> SavedModels:
-    """Saves every model of a checkpoint, and its card.
+    """Saves every model of a checkpoint, and a model card.
 
-    Each file is loaded again, and compared with the run's model on test examples. Files of private
-    runs are compared on made-up examples: metrics of test examples would be exact.
+    Each file is loaded and compared with the run's model on test examples. For private runs the
+    examples are made up, as metrics of test examples would be exact.
 
     Args:
         checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it.
         output_dir: Folder to write; new or empty.
         formats: Formats to write: some of "keras", "saved_model", "tflite".
         quantize: Number format of a second TensorFlow Lite file: "none", "int8" or "float16".
-        current: Called with the settings of the run; returns those with the present paths of files.
+        current: Called with the settings of the run; returns them with the current paths of files.
     """
     saved_run, states = find_checkpoint(checkpoint)
     spec = current(saved_run.spec())

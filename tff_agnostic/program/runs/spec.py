@@ -1,7 +1,7 @@
-"""A run with every value resolved, as flags and as JSON; how two runs differ.
+"""Complete settings of a run, as flags and as JSON, and differences of two runs.
 
-Options are one flat name space of flags. Whose they are is decided here: a flag that none of the
-chosen ones has is refused, as it would do nothing.
+Options share one name space of flags. This module rejects a given flag that no chosen part of the
+run has, as it would have no effect.
 """
 
 from __future__ import annotations
@@ -63,27 +63,27 @@ from tff_agnostic.tasks.domain_input import with_domain_input
 from tff_agnostic.tasks.task import DATA, Task, TaskContext
 
 DATA_PATH_FLAGS = ("data_dir", "data")
-# First in a message about different runs.
+# Flags that come first in a message about different runs.
 _CHIEF = ("task", "algorithm", "aggregation")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """Settings of a run; no value is left to a default.
+    """Complete settings of a run, with all defaults resolved.
 
     Attributes:
         task: Name of the task.
         task_options: Every option of the task.
         data_dir: Folder with the task's files, absolute.
         data: The client store, absolute.
-        config: Options that every run has.
+        config: Options of every run.
         algorithm: Options of the algorithm, an instance of its spec's `options`.
         aggregation: Options of the aggregation.
         privacy: Options of differential privacy.
-        update_aggregator: Limits of the sums next to an aggregator of updates.
-        given: Flags of the settings that a user gave.
-        baseline_domains: Names of the domains in the file or the run that has the baselines, in
-            order; empty where baselines are from neither.
+        update_aggregator: Limits of the sums alongside an aggregator of updates.
+        given: Flags that the user gave.
+        baseline_domains: Names of the domains in the baselines' file or run, in order; empty if
+            neither provides them.
     """
 
     task: str
@@ -99,12 +99,12 @@ class RunSettings:
     baseline_domains: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def settings(self) -> dict[str, Any]:
-        """Returns the values of all settings but the task's, by flag."""
+        """Returns the values of all settings by flag, without the task's options."""
         return {name: value for part in self.parts for name, value in stored_values(part).items()}
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The dataclasses of settings that the run has, without the task's."""
+        """The options of the run's parts, without the task's."""
         return (
             self.config,
             self.algorithm,
@@ -115,15 +115,15 @@ class RunSettings:
 
     @property
     def is_private(self) -> bool:
-        """Whether it trains with differential privacy."""
+        """Whether the run trains with differential privacy."""
         return self.config.privacy != "none"
 
     def paths(self) -> dict[str, Any]:
-        """Returns the paths in the settings, without the task's, by flag."""
+        """Returns the paths in the settings by flag, without the task's options."""
         return {**paths_in(self.config), **paths_in(self.algorithm)}
 
     def flags(self) -> dict[str, Any]:
-        """Returns every flag and its value, as config.json has them."""
+        """Returns all flags with their values, as in config.json."""
         flags: dict[str, Any] = {
             "task": self.task,
             "data_dir": self.data_dir,
@@ -138,7 +138,7 @@ class RunSettings:
         return AGGREGATIONS[self.config.aggregation].build(self.aggregation)
 
     def build_training_aggregation(self) -> Aggregation:
-        """Returns the aggregation of training, where updates may have another aggregator."""
+        """Returns the aggregation of training, in which updates may have a separate aggregator."""
         config = self.config
         if config.update_aggregator is None:
             return self.build_aggregation()
@@ -152,12 +152,12 @@ class RunSettings:
             )
 
     def fingerprint(self, task: Task) -> dict[str, str]:
-        """Returns digests of the run's data, model and code; complete once the run was built.
+        """Returns digests of the run's data, model and code; complete after the run was built.
 
-        A private run has none of its data: with it, a person who knows all other clients could
-        check a guess about one. Its checkpoints have a keyed digest instead.
+        A private run has no digests of its data: someone who knows all other clients could use them
+        to verify a guess about one client. Its checkpoints contain a keyed digest instead.
         """
-        # Paths in a tuple name parts of the task, which has their digests.
+        # Paths in a tuple name parts of the task, which provides their digests.
         file_digests = {
             name: file_digest(path) for name, path in self.paths().items() if isinstance(path, Path)
         }
@@ -167,7 +167,7 @@ class RunSettings:
         return {**digests, **algorithm_fingerprint(self.config.algorithm), **file_digests}
 
     def load_task(self) -> Task:
-        """Loads the task, with the ensemble as its model if the algorithm mixes predictors.
+        """Loads the task; its model is an ensemble if the algorithm mixes predictors.
 
         See `tasks.registry.load_task`.
         """
@@ -189,7 +189,7 @@ class RunSettings:
 
 
 def path_flags(spec: RunSettings) -> set[str]:
-    """Returns the flags of a run that say where files lie."""
+    """Returns the flags of a run with paths."""
     paths = {*DATA_PATH_FLAGS}
     paths.update(
         flag.name for flag in option_flags(DEFAULTS[spec.task].spec.options) if flag.is_path
@@ -207,19 +207,19 @@ def resolve(
     inherited: Optional[Mapping[str, Any]] = None,
     shared: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> RunSettings:
-    """Returns the settings of a run: given ones, defaults of the task, defaults of the options.
+    """Returns complete settings from given flags, the task's defaults, and the options' defaults.
 
     Args:
-        inherited: Options of an earlier run, which what was given replaces.
-        shared: Options that were given for several runs, and need not have an effect on this one.
+        inherited: Options of an earlier run, which given flags override.
+        shared: Options shared by several runs; they may lack an effect on this one.
     """
     defaults = DEFAULTS[task]
-    # The first layer that has a flag decides.
+    # The first layer with a flag determines its value.
     layers = [dict(one) for one in (given, shared, inherited or {}, defaults.settings)]
     name = ChainMap(*layers).get("algorithm", RunConfig.algorithm)
     if is_user_file(name):
         name = absolute(Path(name))
-    # An earlier run's preset is in its settings already.
+    # An earlier run's settings already include its preset.
     preset = ChainMap(*layers[:2]).get("preset", NO_PRESET)
     tuned = {} if inherited is not None else defaults.settings_by_algorithm.get(name, {})
     values = ChainMap(
@@ -231,7 +231,7 @@ def resolve(
     )
     config = build(RunConfig, values)
     if config.initial_model is not None and ("initial_model" in given or "initial_model" in shared):
-        # Otherwise it is an earlier run's, which may be evaluated where the file is gone.
+        # Otherwise the path is an earlier run's, which may be evaluated without the file.
         config = dataclasses.replace(
             config, initial_model=resolve_initial_model(config.initial_model)
         )
@@ -258,7 +258,7 @@ def resolve(
 
 
 def from_flags(flags: Mapping[str, Any]) -> RunSettings:
-    """Returns the spec whose `flags()` these are.
+    """Returns the settings with these `flags()`.
 
     Raises:
         KeyError: If a flag is missing.
@@ -287,7 +287,7 @@ def from_flags(flags: Mapping[str, Any]) -> RunSettings:
 
 
 def check_pooled(config: RunConfig) -> None:
-    """Refuses settings that only have a meaning with federated clients."""
+    """Rejects settings that only have a meaning with federated clients."""
     if not config.pooled:
         return
     reason = "which has the examples of all clients in one place"
@@ -310,7 +310,7 @@ def check_pooled(config: RunConfig) -> None:
 
 
 def check_update_aggregator(config: RunConfig) -> None:
-    """Refuses settings that cannot be combined with an aggregator of TFF."""
+    """Rejects settings that are incompatible with an aggregator of TFF."""
     if config.update_aggregator is None:
         return
     aggregator = option_values(config)["update_aggregator"]
@@ -333,13 +333,13 @@ def check_update_aggregator(config: RunConfig) -> None:
 
 
 def check_federated(config: RunConfig, what: str) -> None:
-    """Refuses to make something for a fleet from a run of pooled examples."""
+    """Rejects a fleet export of a run on pooled examples."""
     if config.pooled:
         raise UserError(f"--pooled: expected a federated run {what}, found one of pooled examples")
 
 
 def check_flags_used(run: RunSettings, flags: Iterable[str]) -> None:
-    """Refuses settings that were given, by their flags, but have no effect on a run."""
+    """Rejects given settings, by flag, that have no effect on a run."""
     names = {flag.name for part in run.parts for flag in option_flags(type(part))}
     for flag in flags:
         if flag not in names:
@@ -348,7 +348,7 @@ def check_flags_used(run: RunSettings, flags: Iterable[str]) -> None:
 
 
 def is_used(run: RunSettings, flag: str) -> bool:
-    """Returns whether a setting does anything in a run."""
+    """Returns whether a setting has an effect in a run."""
     try:
         check_flags_used(run, [flag])
     except UserError:
@@ -357,7 +357,7 @@ def is_used(run: RunSettings, flag: str) -> bool:
 
 
 def check_used_by_any(runs: Sequence[RunSettings], flags: Iterable[str]) -> None:
-    """Refuses settings that were given, by their flags, but have no effect on any of the runs."""
+    """Rejects given settings, by flag, that have no effect on any of the runs."""
     for flag in flags:
         if not any(is_used(run, flag) for run in runs):
             check_flags_used(runs[0], [flag])
@@ -370,7 +370,7 @@ def based_on(
     data_dir: Optional[Path],
     data: Optional[Path],
 ) -> RunSettings:
-    """Returns a run with the settings of an earlier one, except for those that are given."""
+    """Returns a run with an earlier run's settings, except for given ones."""
     return resolve(
         earlier.task,
         given,
@@ -384,21 +384,21 @@ def based_on(
 def differences(
     earlier: RunSettings, spec: RunSettings, known_content: Container[str]
 ) -> list[str]:
-    """Returns the differences of two runs in words, such as "--seed is 0 there and 1 here".
+    """Returns the differences of two runs as text, such as "--seed is 0 there and 1 here".
 
     Args:
-        earlier: The run of a folder.
-        spec: The run that is to be resumed there.
-        known_content: Names in the fingerprint of the earlier run: these files may have moved, as
+        earlier: The folder's run.
+        spec: The run to resume in the folder.
+        known_content: Names in the fingerprint of the earlier run. These files may have moved, as
             their content is compared when they are read.
     """
     saved, current = earlier.flags(), spec.flags()
     free = {*CHANGEABLE_ON_RESUME, *_found_by_content(spec, known_content)}
-    # A flag that only one of them has belongs to another algorithm or aggregation.
+    # A flag of only one run belongs to another algorithm or aggregation.
     names = sorted({*current} & {*saved}, key=lambda name: (name not in _CHIEF, name))
     different = [name for name in names if current[name] != saved[name] and name not in free]
     if {*different} & {*_CHIEF}:
-        # Another task, algorithm or aggregation has other defaults.
+        # Another task, algorithm or aggregation implies other defaults.
         different = [name for name in different if name in _CHIEF or name in spec.given]
     return [
         f"--{name} is {flag_text(saved[name])} there and {flag_text(current[name])} here"
@@ -407,7 +407,7 @@ def differences(
 
 
 def settings_changes(earlier: RunSettings, spec: RunSettings) -> list[str]:
-    """Returns a line for each changed setting of a resumed run that its user should know."""
+    """Returns a note for each changed setting of a resumed run that its user should know."""
     saved, current = earlier.settings(), spec.settings()
     return [
         f"--{flag} was {flag_text(saved[flag])} until now and is {flag_text(current[flag])}: "
@@ -418,21 +418,21 @@ def settings_changes(earlier: RunSettings, spec: RunSettings) -> list[str]:
 
 
 def _found_by_content(spec: RunSettings, known_content: Container[str]) -> set[str]:
-    """Returns the flags of files whose content is known."""
+    """Returns the flags of files with a known content."""
     flags = {*DATA_PATH_FLAGS} if DATA in known_content else set()
     return flags | {flag for flag in path_flags(spec) if flag in known_content}
 
 
 def check_clients_per_round(config: RunConfig, aggregation: Aggregation) -> None:
-    """Checks the number of clients in a round; the task need not be loaded."""
+    """Checks the number of clients per round, before or after loading the task."""
     _check("clients_per_round", config.clients_per_round, aggregation)
 
 
 def check_random_sizes(config: RunConfig, aggregation: Aggregation) -> None:
-    """Checks that no cohort can have fewer clients than a sum needs: the run would end there.
+    """Checks that no cohort can have too few clients for a sum, which would end the run.
 
     Args:
-        aggregation: Aggregation of training, with noise if there is any.
+        aggregation: Aggregation of training, including any noise.
     """
     if config.cohort_sampling in SIZES_BY_CHANCE and aggregation.min_clients > 1:
         raise UserError(
@@ -442,7 +442,7 @@ def check_random_sizes(config: RunConfig, aggregation: Aggregation) -> None:
 
 
 def check_evaluation_clients(config: RunConfig, aggregation: Aggregation) -> None:
-    """Checks the number of clients of evaluations between rounds, if there is one."""
+    """Checks the number of clients of evaluations between rounds, if the user gives one."""
     if config.evaluation_clients is not None:
         _check("evaluation_clients", config.evaluation_clients, aggregation)
 
@@ -465,10 +465,10 @@ def _check(flag: str, value: int, aggregation: Aggregation) -> None:
 
 
 def flags_without_folders(spec: RunSettings) -> dict[str, Any]:
-    """Returns all flags of a run, with names of files instead of their paths."""
+    """Returns all flags of a run, with file names instead of paths."""
     flags, paths = spec.flags(), spec.paths()
     named = {name: _file_names(flags[name]) for name in path_flags(spec)}
-    # Options of one of several kinds, such as a set of mixtures, may have a field with a file.
+    # A union's member, such as a set of mixtures, may have a field with a file.
     named |= {
         name: flags[name].replace(str(path), path.name)
         for name, path in paths.items()

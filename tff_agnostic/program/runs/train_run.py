@@ -1,4 +1,4 @@
-"""One run in a folder of its own, from Python: its settings as options, and training to its end."""
+"""Runs from Python: their settings as options, and training in a folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tff_agnostic.runtimes.options import ExecutionOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.runtime import Runtime
 
-# A path that a caller names.
+# A path that the caller names.
 PathName = Union[str, "os.PathLike[str]"]
 
 
@@ -41,14 +41,14 @@ def run_settings(
     data: Optional[PathName] = None,
     data_dir: Optional[PathName] = None,
 ) -> RunSettings:
-    """Returns the settings of a run; options that are None have the defaults of the task.
+    """Returns the settings of a run; options that are None have the task's defaults.
 
     `dataclasses.replace(run_settings("digits").config, rounds=5)` changes a default of the task.
 
     Args:
-        task: Name of the task, as `--task` takes it.
+        task: Name of the task, as in `--task`.
         task_options: Options of the task, such as `tasks.digits.DigitsOptions(num_clients=50)`.
-        config: Options that every run has. It names the algorithm, the aggregation and the privacy.
+        config: Options of every run, which name the algorithm, the aggregation and the privacy.
         algorithm: Options of the algorithm that `config` names.
         aggregation: Options of the aggregation that `config` names.
         privacy: Options of the privacy that `config` names.
@@ -56,7 +56,7 @@ def run_settings(
         data_dir: Folder of raw files, for tasks that read one.
 
     Raises:
-        OptionError: If options are not those of what `config` names.
+        OptionError: If options are not of the part that `config` names.
     """
     kind = DEFAULTS[task].spec.options
     given: dict[str, Any] = {} if config is None else option_values(config)
@@ -98,15 +98,14 @@ def train_run(
 
     Args:
         settings: Settings of the run.
-        folder: Folder of the run; new, empty, or that of this run.
-        runtime: Options of the runtime that the settings name; its defaults, or those of the run
-            that is resumed, if None.
-        resume: Whether to resume the run in the folder, if there is one.
-        show_progress: Whether to show a bar on a terminal or in a notebook, or lines elsewhere.
+        folder: Folder of the run: new, empty, or this run's.
+        runtime: Options of the named runtime; if None, its defaults, or a resumed run's options.
+        resume: Whether to resume the folder's run, if it has one.
+        show_progress: Whether to show progress, as a bar or in lines.
 
     Raises:
-        UserError: If the folder holds another run, or a setting does not fit the data.
-        Interrupted: If Ctrl-C, or a notebook's stop button, ended the run, which was saved.
+        UserError: If the folder has another run, or a setting does not fit the data.
+        Interrupted: If Ctrl-C, or a notebook's stop button, stopped the run, which is saved.
     """
     path = Path(folder)
     saved = RunFolder(path).read() if resume else None
@@ -128,9 +127,9 @@ def runtime_options(
 
     Args:
         runtime: Name of the runtime.
-        given: Options that were given, by flag.
-        execution: Earlier execution of a resumed run; see `Runtime.execution`. Options that may
-            change last bits keep these values, unless one of them is given.
+        given: Given options, by flag.
+        execution: Earlier execution of a resumed run; see `Runtime.execution`. Its options that may
+            change last bits are kept unless the user gives others.
     """
     kept = {
         f.name: execution[f.name] for f in option_flags(ExecutionOptions) if f.name in execution
@@ -141,7 +140,7 @@ def runtime_options(
 
 @contextlib.contextmanager
 def started(runtime: str, options: Options) -> Iterator[Any]:
-    """While entered, a runtime runs, and errors about its options name their flags."""
+    """Starts a runtime while entered; errors about its options name their flags."""
     with flags_in_errors(options), RUNTIMES[runtime].build(options) as entered:
         yield entered
 
@@ -154,14 +153,14 @@ def train_in_folder(
     resume: bool,
     show_progress: bool,
 ) -> FinishedRun:
-    """Trains a run, and prints what its user should know; see `train_run`.
+    """Trains a run, and prints notes and warnings for its user; see `train_run`.
 
     Args:
         spec: Settings of the run.
         path: Folder of the run.
-        runtime: Executes the rounds; entered by the caller.
-        stop: Notes the signals that ask to stop.
-        resume: Whether to resume the run in the folder, if there is one.
+        runtime: Runtime of the rounds; the caller starts it.
+        stop: Records the signals that request a stop.
+        resume: Whether to resume the folder's run, if it has one.
         show_progress: Whether to show progress.
     """
     (spec,) = with_baselines([spec], path, runtime, stop, show_progress=show_progress)

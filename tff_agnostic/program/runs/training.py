@@ -1,4 +1,4 @@
-"""A training run: the state from which it begins or resumes, its observers, and its result."""
+"""A training run: its initial or resumed state, its observers, and its result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _RATE_FLAGS = "--client_learning_rate or --server_learning_rate"
 
 
 def has_result(path: Path, config: RunConfig) -> bool:
-    """Returns whether a result.json has all rounds of a run, evaluated as its settings say."""
+    """Returns whether a result.json has all rounds of a run, with the run's evaluations."""
     if not path.exists():
         return False
     result = read_json(path)
@@ -52,7 +52,7 @@ def has_result(path: Path, config: RunConfig) -> bool:
         distributions = result["overall"]["over_clients"].values()
         has_statistics = all(name in one for one in distributions for name in statistics)
     except (AttributeError, LookupError, TypeError):
-        # Damaged numbers are an error where they are read.
+        # Damaged numbers raise an error where they are read.
         has_statistics = True
     return bool(
         result.get("rounds") == config.rounds
@@ -62,16 +62,16 @@ def has_result(path: Path, config: RunConfig) -> bool:
 
 
 class TrainingRun:
-    """A run from its first round, or the newest checkpoint, to its result.
+    """A run from its first round, or from the newest checkpoint, to its result.
 
     Args:
-        resume: Whether to resume the run in `folder`, if it holds one.
+        resume: Whether to resume the folder's run, if it has one.
 
     Attributes:
         spec: The run.
         parts: Data, algorithm, sums, noise, rows and evaluations of the run.
-        left_out: A line for each model without a Keras file at the end of the run.
-        harm: Remarks of `harm.remarks_at_end`.
+        left_out: One line per model that could not be saved as a Keras file.
+        harm: Warnings of `harm.remarks_at_end`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TrainingRun:
         resume: bool,
         load_task: Callable[[RunSettings], Task] = RunSettings.load_task,
     ) -> None:
-        # Before the rest, which takes a while.
+        # Fail before the slow part.
         self._saved = folder.check(spec, resume)
         self.spec = spec
         self._folder = folder
@@ -109,15 +109,15 @@ class TrainingRun:
         """Trains, evaluates, and writes the output of the run.
 
         Args:
-            show_progress: Whether to show a bar on a terminal, or lines elsewhere.
-            observers: Further observers, which see a round before it has a checkpoint. An exception
-                of theirs ends the run there.
+            show_progress: Whether to show progress, as a bar or in lines.
+            observers: Further observers, called before a round is saved. Their exceptions end the
+                run.
 
         Returns:
             The evaluation of the main model after the last round.
 
         Raises:
-            Interrupted: If a signal asked to stop; the run was saved.
+            Interrupted: If a signal requested a stop; the run is saved.
         """
         with self._folder.claim(self.spec, self._resume) as self._saved, _rate_flags():
             state = self._start()
@@ -145,10 +145,10 @@ class TrainingRun:
     def observers(
         self, stop: StopRequest, show_progress: bool, others: Sequence[Observer]
     ) -> Iterator[Observer]:
-        """Yields the observers of the run in their order.
+        """Yields the observers of the run in order.
 
-        The account is brought up to date before a row shows its numbers, and a row is written
-        before a checkpoint counts on it.
+        The account must be current before a row shows its numbers, and a row must be written before
+        a checkpoint relies on it.
         """
         parts, config, history = self.parts, self.spec.config, self.parts.rows.history
         yield parts.evaluations
@@ -189,14 +189,14 @@ class TrainingRun:
         return Cohorts(sampling(self.parts.task.train, num_domains, size, config.seed))
 
     def is_complete(self) -> bool:
-        """Returns whether the folder holds the result of this run."""
+        """Returns whether the folder has the result of this run."""
         if not self._folder.result.exists():
             return False
         self._folder.check(self.spec, resume=True)
         return has_result(self._folder.result, self.spec.config)
 
     def _start(self) -> RunState:
-        """Returns the initial state, or that of the newest checkpoint; loads rows and account."""
+        """Returns the initial state, or the newest checkpoint's; loads rows and account."""
         state = self.parts.initial
         checkpoint = self._checkpoints.load_latest() if self._resume else None
         if self.parts.privacy is not None:
@@ -210,16 +210,16 @@ class TrainingRun:
         if self.parts.privacy is not None:
             self._account_from(self.parts.privacy, state)
             if checkpoint is not None and not self.parts.privacy.accounts_for(self.parts.summed):
-                # A run of more rounds keeps the noise that was computed for fewer.
+                # A run with more rounds keeps the noise computed for fewer.
                 summed = self.parts.privacy.aggregation()
                 training = self._runtime.training(self.parts.algorithm, summed)
                 self.parts = dataclasses.replace(self.parts, summed=summed, training=training)
         return state
 
     def _check_same_releases(self, checkpoint: Optional[Checkpoint]) -> None:
-        """Checks that rounds that a crash lost will be the same releases when they are run again.
+        """Checks that rounds lost in a crash will be released unchanged when they are repeated.
 
-        Settings, cohorts and the execution of rounds are unchanged; see `RunFolder`.
+        Settings, cohorts and runtime settings are unchanged; see `RunFolder`.
         """
         if checkpoint is None and self._folder.metrics.exists():
             raise UserError(
@@ -230,7 +230,7 @@ class TrainingRun:
         self._check_same_data(checkpoint)
 
     def _check_same_data(self, checkpoint: Optional[Checkpoint]) -> None:
-        """Checks that a private run resumes with the examples that its checkpoint was made of."""
+        """Checks that a private run resumes with the examples of its checkpoint."""
         if checkpoint is not None and not is_keyed_digest(checkpoint.data, self._data):
             raise UserError(
                 f"{self._folder.path}: expected the examples that the private run there was "
@@ -246,14 +246,14 @@ class TrainingRun:
         earlier = None if self._saved is None else self._saved.last_evaluation
         check_plan(privacy, self.spec, earlier, int(state.round_num), evaluations)
         if ledger is not None:
-            # Before metrics.csv forgets rows.
+            # Check before rows are dropped from metrics.csv.
             ledger.write()
 
     def _evaluate_as_in_one_run(self, state: RunState) -> Optional[Reports]:
-        """Gives rows the evaluations that they have where nothing was interrupted.
+        """Makes the evaluations in rows those of an uninterrupted run.
 
-        A shorter run was evaluated after its last round, and on all test clients, where this one
-        may not be, or on some of them. Other evaluations stay, whenever they were due.
+        A shorter run was evaluated after its last round on all test clients; this run may evaluate
+        on fewer clients there, or not at all. All other evaluations stay.
         """
         config, completed = self.spec.config, int(state.round_num)
         last, every = (0, 1) if self._saved is None else self._saved.last_evaluation
@@ -266,7 +266,7 @@ class TrainingRun:
         reports = self.parts.evaluations(state)
         self.parts.rows.change_evaluation(completed, reports)
         if self.parts.privacy is not None:
-            # It may be of other clients than those that were evaluated then, if any were.
+            # The clients of that evaluation, if there was one, may have been others.
             self.parts.rows.history.change(completed, self.parts.privacy.account.spent(completed))
         return reports if is_last else None
 
@@ -294,7 +294,7 @@ class TrainingRun:
         )
 
     def table(self, report: EvaluationReport) -> str:
-        """Returns the table of an evaluation with the weights of domains, as the run calls them."""
+        """Returns the table of an evaluation with the weights of domains under the run's labels."""
         return evaluation_table(
             report, self.parts.rows.domain_weights(), self.parts.rows.weight_name
         )
