@@ -94,7 +94,6 @@ class _Form:
     """A model as products.
 
     Attributes:
-        layers: The layers.
         vectorised: Whether one operation computes a step of all clients, as for small models.
     """
 

@@ -220,7 +220,6 @@ class PrivateAggregation(Aggregation):
 
     Attributes:
         inner: The sum of clipped outputs.
-        options: Options.
         name: Name in the registry.
         expected_clients: Expected number of clients of a round; public.
         noise_key: Secret numbers of the generator; ignored by equality.

@@ -89,7 +89,6 @@ def named(
     knows the sum of a round's weights.
 
     Args:
-        aggregator: The aggregator.
         limited: Limits of the other values' sums.
         run_options: Options of the run's aggregation. If it is secure, it sums the other values,
             and rounds are refused in which clients send anything except secure sums.

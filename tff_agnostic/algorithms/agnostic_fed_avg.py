@@ -111,7 +111,6 @@ def agnostic_fed_avg(
 
     Args:
         problem: The learning problem.
-        options: The options.
         slope: Slope of an additional term of lambda's objective; see `lambda_ascent`.
         initial_counts: N_0, p positive numbers that fill the window before the first round; None
             for the expected counts of a round. With r = 1 only their ratios matter; with r > 1 they

@@ -216,7 +216,7 @@ def tail_work(
         client_weighting: A name in `core.CLIENT_WEIGHTINGS`.
         is_surveyed: Whether thresholds come from surveys; otherwise clients send statistics of
             their losses here.
-        holdout: Splits measured from trained examples.
+        holdout: Selects the examples that clients hold out of training, to measure losses on.
     """
     alpha = tf.ones([num_domains])
     training = holdout.training(clients)

@@ -82,7 +82,6 @@ def fed_avg(
 
     Args:
         problem: The learning problem.
-        options: The options.
         name: Name of the algorithm or variation.
         alpha: Scale of each domain, p numbers; all 1 if None.
         proximal: mu of FedProx.

@@ -65,7 +65,6 @@ def fed_boost(
 
     Args:
         problem: The learning problem, whose model is an ensemble.
-        options: The options.
         mean_first: Whether the main model is the ensemble of the mean, alpha^A, as in figure 1.
     """
     model, p = require_ensemble(problem.model, "fed_boost"), problem.num_domains
@@ -145,7 +144,6 @@ def afl_boost(
 
     Args:
         problem: The learning problem, whose model is an ensemble.
-        options: The options.
         weighs_by_cohort: Whether an example of domain k has the weight lambda_k / m, with the
             number m of the cohort's examples, as in lines 4 and 5 of figure 2, instead of lambda_k
             / N_k, as in objective (11).

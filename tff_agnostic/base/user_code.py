@@ -54,9 +54,6 @@ class UserFile:
 
     Args:
         path: The file.
-
-    Attributes:
-        path: The file.
     """
 
     def __init__(self, path: Path) -> None:

@@ -152,7 +152,6 @@ class AlphaSteps:
     Attributes:
         model: The ensemble.
         options: Options of the steps.
-        seed: Seed of the run.
     """
 
     model: EnsembleModel

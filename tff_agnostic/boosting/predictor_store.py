@@ -79,11 +79,7 @@ class PredictorStore(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class OneArchitecture:
-    """Predictors of one architecture: an array [q, ...] per weight.
-
-    Attributes:
-        architecture: The architecture.
-    """
+    """Predictors of one architecture: an array [q, ...] per weight."""
 
     architecture: Architecture
 

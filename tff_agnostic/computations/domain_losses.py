@@ -274,7 +274,6 @@ class Holdout:
     Attributes:
         share: Fraction of held-out examples in [0, 1); with 0 no example is held out, and all are
             measured.
-        seed: Seed of the run.
     """
 
     share: float = 0.0

@@ -397,7 +397,7 @@ def trace_outputs(
 
     Args:
         model: The model to trace.
-        compute: The function, of `ModelWeights`.
+        compute: The function; its first argument is a `ModelWeights`.
         while_tracing: Called at the end of the trace.
 
     Raises:

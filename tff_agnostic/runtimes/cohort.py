@@ -203,7 +203,6 @@ class CohortTraining:
     """Rounds as pure functions of an algorithm; see `runtime.Training`.
 
     Args:
-        algorithm: The algorithm to run.
         aggregation: The aggregation of each sum.
         sum_over_clients: Returns the function that runs client work for a cohort.
     """

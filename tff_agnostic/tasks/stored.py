@@ -164,7 +164,6 @@ def text_inputs(store: Store, kind: str) -> ModelInputs:
     """Returns the meaning of the only input of a model of texts.
 
     Args:
-        store: The store.
         kind: A name of `data.inputs`.
     """
     columns = store.description.columns
@@ -230,7 +229,6 @@ def distinct_values(
     Every example of the splits is read once.
 
     Args:
-        store: The store.
         feature: Name of the feature.
         splits: Names of the splits to read.
         option: The option that names the feature, for messages.

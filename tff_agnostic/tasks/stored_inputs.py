@@ -41,7 +41,6 @@ class StoredInputs:
     is a separate input otherwise. Missing and unknown values have the id 0 or no entry.
 
     Args:
-        store: The store.
         encoding: Form of categories: "one_hot" or "ids".
         categories: The known values of each categorical column; the store's if None.
 
@@ -244,7 +243,6 @@ class ChosenLabels:
     """Classes of another feature than the label, such as question or answer.
 
     Args:
-        store: The store.
         feature: Name of the feature, strings or integers; every value is a class.
         splits: Names of the splits that the task reads.
 

@@ -168,9 +168,7 @@ class Corpus:
     """A store of texts with a vocabulary.
 
     Attributes:
-        store: The store.
         words: The vocabulary, the most frequent word first.
-        domains: The domains.
     """
 
     store: Store
@@ -190,7 +188,6 @@ class Corpus:
 
         Args:
             test_split: Name of the split to evaluate on.
-            model: The model.
             to_examples: Called with a client's id and columns; returns its examples.
             labels: Labels of the texts; None without labels.
             has_counts: Whether every text is an example: the store has the numbers of texts.

@@ -83,7 +83,6 @@ class Evaluator:
     """Evaluates on the test clients of a task.
 
     Args:
-        task: The task.
         evaluate: Evaluation of the task's model, as `prepared_evaluation` returns it.
         sample: Number of clients of evaluations between rounds, the same clients each time; None
             for all.
@@ -91,9 +90,6 @@ class Evaluator:
         worst_min_examples: See `EvaluationReport`.
         lambda_set: Set of domain mixtures whose worst case is reported; None for none.
         percentiles: Percentiles over clients in the report.
-        noise: Noise of private evaluations; None without noise.
-
-    Attributes:
         noise: Noise of private evaluations; None without noise.
     """
 
@@ -206,7 +202,6 @@ def prepared_evaluation(
 
     Args:
         runtime: Executes the evaluation.
-        task: The task.
         aggregation: The aggregation without noise.
         noise: Noise of private evaluations; None without noise.
     """
@@ -274,7 +269,6 @@ def evaluate_choice(
     """Evaluates each test client's choice of a model.
 
     Args:
-        task: The task.
         models: Weights of each model of the family by its name, the main model first.
         runtime: Executes the evaluation.
         aggregation: The aggregation of client outputs.

@@ -32,7 +32,6 @@ class FinishedRound:
     """A round as passed to the observers, which may add to it.
 
     Attributes:
-        algorithm: The algorithm.
         num: Number of the round, from 1.
         last: Number of the last round.
         state: State of the server after the round.
@@ -186,7 +185,6 @@ def run_rounds(
 
     Args:
         training: The rounds of `algorithm` with `aggregation`.
-        algorithm: The algorithm.
         aggregation: The aggregation of client outputs.
         clients: The training clients.
         cohorts: The cohorts of the rounds.

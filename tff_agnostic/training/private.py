@@ -69,7 +69,6 @@ class PrivateTraining:
         kind: A name in `PRIVACIES` with noise: "central", "distributed" or "tree".
         options: Options of this kind.
         inner: The aggregation of clipped outputs; a secure sum for distributed noise.
-        algorithm: The algorithm.
         plan: The clients, and the sampling of cohorts.
         task: The task whose test clients are evaluated with the noise of
             `options.private_evaluation`; None without such evaluations.

@@ -111,7 +111,6 @@ class CohortPlan:
 
         Args:
             state: A state with the key.
-            algorithm: The algorithm.
             reporting: Number of clients that report in a round.
             bundle: Number of silent clients per entry.
         """

@@ -124,7 +124,6 @@ def clients_from_arrays(
     """Converts arrays of clients to the types of a model, and checks them.
 
     Args:
-        model: The model.
         clients: The arrays of each client by its id; see `classification`.
         num_domains: Number of domains p.
     """

@@ -70,8 +70,6 @@ class BasePredictor:
     """A predictor of an ensemble.
 
     Attributes:
-        weights: The weights.
-        architecture: The architecture.
         key: String that identifies the architecture; "" for the task's model.
     """
 
@@ -287,8 +285,6 @@ class _RunPredictors:
 
         Args:
             path: The given path, for messages.
-            folder: The folder of the run.
-            checkpoint: The checkpoint.
         """
         fingerprint = _content(folder / "fingerprint.json")
         mixing_task = self._mixing.task

@@ -52,7 +52,6 @@ class Predictors:
     """The written predictors.
 
     Attributes:
-        options: The options.
         made: The predictors.
         skipped: Number of clients of each group with too few clients for its own model.
         num_outcomes: Number of outcomes of a predictor.

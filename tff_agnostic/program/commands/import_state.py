@@ -149,7 +149,6 @@ class ImportedRun:
     """A run that takes over a fleet's state.
 
     Args:
-        spec: The run.
         task: The run's task, loaded.
 
     Attributes:

@@ -28,7 +28,6 @@ class Group(NamedTuple):
     Attributes:
         name: Name in `--help=NAME`.
         heading: Heading of the group.
-        flags: The flags.
     """
 
     name: str

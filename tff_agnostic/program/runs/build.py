@@ -83,7 +83,6 @@ class RunParts:
     Attributes:
         task: The loaded task.
         remarks: Warnings about the data, before the first round; none in a private run.
-        algorithm: The algorithm.
         fingerprint: Digests of data, model and imports.
         privacy: Noise and account of a private run; None for other runs.
         summed: Aggregation of the clients' outputs, including any noise.

@@ -27,9 +27,6 @@ class Evaluations(Observer):
     Args:
         rounds: Rounds of the run. The evaluation after the last round uses all test clients.
         ledger: Ledger of private evaluations; None without noise.
-
-    Attributes:
-        ledger: Ledger of private evaluations; None without noise.
     """
 
     def __init__(

@@ -185,7 +185,6 @@ class SavedRun:
     """A run as stored in its folder, completed or not; config.json is read once.
 
     Attributes:
-        folder: The folder.
         flags: Content of config.json.
         execution: Runtime settings of the run's rounds; empty before the first start.
     """

@@ -97,7 +97,6 @@ def train_run(
     """Trains one model into a folder, as `./run train` does.
 
     Args:
-        settings: Settings of the run.
         folder: Folder of the run: new, empty, or this run's.
         runtime: Options of the named runtime; if None, its defaults, or a resumed run's options.
         resume: Whether to resume the folder's run, if it has one.

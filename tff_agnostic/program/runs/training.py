@@ -68,7 +68,6 @@ class TrainingRun:
         resume: Whether to resume the folder's run, if it has one.
 
     Attributes:
-        spec: The run.
         parts: Data, algorithm, sums, noise, rows and evaluations of the run.
         left_out: One line per model that could not be saved as a Keras file.
         harm: Warnings of `harm.remarks_at_end`.
