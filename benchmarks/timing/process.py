@@ -57,7 +57,6 @@ class SideProcess:
         self.setting = ""
 
     def __enter__(self) -> "SideProcess":
-        """Starts the side."""
         with open(self._log, "wb") as log:
             self._started = time.perf_counter()
             self._deadline = time.monotonic() + self._round_limit

@@ -73,7 +73,6 @@ class PeakMemory:
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> "PeakMemory":
-        """Starts sampling."""
         self._thread.start()
         return self
 

@@ -64,7 +64,6 @@ class DeltaFlOptions(core.AveragingOptions, core.ClientWeightingOptions, core.Ho
     boundary: Boundary = ExactBoundary()
 
     def __post_init__(self) -> None:
-        """Checks the values, and their combinations; see `Options`."""
         super().__post_init__()
         is_smooth = isinstance(self.boundary, SmoothBoundary)
         if isinstance(self.threshold, RefinedThreshold) and is_smooth:

@@ -123,7 +123,6 @@ class OneOf:
         return isinstance(other, OneOf) and self.registry is other.registry
 
     def __hash__(self) -> int:
-        """Returns a hash of the identity of the registry."""
         return hash(id(self.registry))
 
     @property
@@ -146,7 +145,6 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         for name, hint in hints(type(self)).items():
             check(name, hint, getattr(self, name), type(self))
 

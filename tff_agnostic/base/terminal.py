@@ -50,7 +50,6 @@ class PrintableStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        """Returns an attribute of the wrapped stream."""
         return getattr(self._wrapped, name)
 
 

@@ -28,7 +28,6 @@ class TokenIds:
     vocabulary_size: int
 
     def __post_init__(self) -> None:
-        """Checks the range."""
         if self.vocabulary_size < 1:
             raise ValueError(
                 f"vocabulary_size: expected at least 1 word, found {self.vocabulary_size}"

@@ -68,7 +68,6 @@ class EnsembleOptions(Options):
     base_predictors: Optional[tuple[Path, ...]] = None
 
     def __post_init__(self) -> None:
-        """Checks the values, and that the list is not empty; see `Options`."""
         super().__post_init__()
         if self.base_predictors == ():
             raise self.error("base_predictors", "at least one path")
@@ -109,7 +108,6 @@ class BoostOptions(EnsembleOptions):
     repetitions: Annotated[int, Within(least=1)] = 1
 
     def __post_init__(self) -> None:
-        """Checks the values, and that every predictor can be sampled again; see `Options`."""
         super().__post_init__()
         if (
             self.mirror_map != "entropy"

@@ -112,7 +112,6 @@ class Piecewise(Options):
     factors: Annotated[tuple[float, ...], Within(above=0)] = (0.1,)
 
     def __post_init__(self) -> None:
-        """Checks the rounds and factors against each other; see `Options`."""
         super().__post_init__()
         rounds = self.rounds
         if not rounds or rounds[0] < 1 or any(b <= a for a, b in itertools.pairwise(rounds)):

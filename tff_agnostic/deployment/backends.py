@@ -45,7 +45,6 @@ class ServerTaskSettings(Options):
     over_selection: Annotated[float, Within(least=0.0)] = 0.3
 
     def __post_init__(self) -> None:
-        """Checks the values, and that the population can be part of a task's address."""
         super().__post_init__()
         if not _IN_ADDRESS.fullmatch(self.population):
             expected = "a name of letters, digits, '.', '_' and '-', for an address"

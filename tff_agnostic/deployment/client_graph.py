@@ -69,7 +69,6 @@ class ExampleFormat:
     num_domains: int
 
     def __post_init__(self) -> None:
-        """Raises a `UserError` if a `tf.train.Example` cannot hold a column."""
         for name, spec in self._specs():
             _ = _STORED_AS[spec.dtype.name]
             if not spec.shape[1:].is_fully_defined():

@@ -233,7 +233,6 @@ class LambdaPlayer(Options):
     baseline_losses: Literal["training", "heldout"] = "training"
 
     def __post_init__(self) -> None:
-        """Checks the values, and that CVaR has the default set; see `Options`."""
         super().__post_init__()
         if isinstance(self.update, Cvar) and not isinstance(self.set, SimplexSet):
             expected = "simplex with the update cvar, whose level is a set of mixtures"

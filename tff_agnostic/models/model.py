@@ -87,7 +87,6 @@ class Model:
         )
 
     def __hash__(self) -> int:
-        """Returns the hash of the parts that `__eq__` compares."""
         return hash((id(self.example_spec), *self._functions()))
 
     def _functions(self) -> tuple:

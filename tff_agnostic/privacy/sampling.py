@@ -110,7 +110,6 @@ class PoissonCohorts:
     sensitivity = 1.0
 
     def __post_init__(self) -> None:
-        """Raises a `UserError` if the cohort is larger than the fleet."""
         _check_cohort(self.expected_clients, self.clients)
 
     @property
@@ -193,7 +192,6 @@ class FixedSizeCohorts(_WithoutReplacement):
     adjacency = REPLACE_ONE
 
     def __post_init__(self) -> None:
-        """Raises a `UserError` if the cohort is larger than the fleet."""
         _check_cohort(self.clients_per_round, self.clients)
 
     @property
@@ -227,7 +225,6 @@ class StratifiedCohorts(_WithoutReplacement):
     adjacency = "replace one client by another of the same stratum"
 
     def __post_init__(self) -> None:
-        """Raises a `UserError` if the cohort is larger than the fleet."""
         if not self.strata or min(self.strata) < 1:
             raise UserError(f"strata: expected clients in each, found {self.strata}")
         _check_cohort(self.clients_per_round, sum(self.strata))
@@ -271,7 +268,6 @@ class SecretCohorts:
     sensitivity = 1.0
 
     def __post_init__(self) -> None:
-        """Raises a `UserError` if the numbers of clients are inconsistent."""
         check_answering(self.clients, self.answering, self.expected_clients)
 
     @property
@@ -341,7 +337,6 @@ class CountedCohorts:
     sensitivity = 2.0
 
     def __post_init__(self) -> None:
-        """Raises a `UserError` if the cohort is larger than the fleet."""
         _check_cohort(self.expected_clients, self.clients)
 
     @property

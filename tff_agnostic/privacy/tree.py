@@ -41,7 +41,6 @@ class Participations:
     restart_every: Optional[int] = None
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         for flag, value in (
             ("max_participations", self.max_participations),
             ("min_separation", self.min_separation),

@@ -95,7 +95,6 @@ class CohortRuntime(SummingRuntime):
         self._compile = functools.lru_cache(maxsize=_KEPT_TRACES)(CompiledClientWork)
 
     def __enter__(self) -> CohortRuntime:
-        """Finds the devices."""
         drop_tff_context_at_exit()
         one_thread_per_operation()
         self._devices = DEVICES[self._options.device]()
@@ -104,7 +103,6 @@ class CohortRuntime(SummingRuntime):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stops the threads."""
         if self._lanes is not None:
             self._lanes.close()
         self._lanes = None
@@ -157,8 +155,6 @@ class SumOnLanes:
     def __call__(
         self, broadcast: Any, cohort: Sequence[Examples], client_state: Any = ()
     ) -> ClientResult:
-        """Returns the sum over the cohort; see `SumOverClients`."""
-
         def run_shard(run: ShardFunction, shard: Shard) -> ClientResult:
             clients = [cohort[k] for k in shard]
             return run(broadcast, clients, select_shard_states(client_state, shard), shard)

@@ -35,7 +35,6 @@ class ExecutionOptions(Options):
     xla: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the values, and client mode and XLA together; see `Options`."""
         super().__post_init__()
         if self.xla and self.client_mode == "vectorised":
             raise self.error("client_mode", "auto or streamed with xla")
@@ -66,7 +65,6 @@ class CohortOptions(ExecutionOptions):
     lanes: Optional[Annotated[int, Within(least=1, most=_MAX_LANES)]] = None
 
     def __post_init__(self) -> None:
-        """Checks the values, and that a TPU uses XLA; see `Options`."""
         super().__post_init__()
         if self.device == "tpu" and not self.xla:
             raise self.error("device", "auto, cpu or gpu without xla")
@@ -94,7 +92,6 @@ class RayOptions(ExecutionOptions):
     gpus_per_worker: Annotated[float, Within(least=0.0)] = 0.0
 
     def __post_init__(self) -> None:
-        """Checks the values, and the form of the address; see `Options`."""
         super().__post_init__()
         host, _, port = self.ray_address.rpartition(":")
         is_address = bool(host) and "/" not in host and port.isdigit()

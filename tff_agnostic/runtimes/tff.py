@@ -210,7 +210,6 @@ class TffRuntime(Runtime):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stops the worker."""
         self._stack.close()
 
     def installed(self) -> AbstractContextManager:

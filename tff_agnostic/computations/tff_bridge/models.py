@@ -227,7 +227,6 @@ class _WeightTensor:
         return self._tensor if dtype is None else tf.cast(self._tensor, dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """Returns the tensor's attribute."""
         return getattr(self._tensor, name)
 
     def value(self) -> tf.Tensor:

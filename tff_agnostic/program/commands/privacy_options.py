@@ -84,7 +84,6 @@ class AccountingOptions(Options):
     participation: Union[SecretParticipation, PublicParticipation] = SecretParticipation()
 
     def __post_init__(self) -> None:
-        """Checks combinations of values, too; see `Options`."""
         super().__post_init__()
         PRIVACIES.given("--privacy", self.privacy)
         if self.clients is None:

@@ -295,7 +295,6 @@ class StopRequest:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        """Installs the handlers."""
         # Python allows handlers in the main thread only, which receives all signals.
         is_main = threading.current_thread() is threading.main_thread()
         for number in _SIGNALS if is_main else ():
@@ -303,7 +302,6 @@ class StopRequest:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Restores the handlers."""
         self._restore()
 
     def check(self, done: str) -> None:

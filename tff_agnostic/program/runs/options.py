@@ -132,7 +132,6 @@ class RunConfig(Options):
     keep_checkpoints: Annotated[int, Within(least=1)] = 2
 
     def __post_init__(self) -> None:
-        """Checks the percentiles too; see `Options`."""
         super().__post_init__()
         outside = [f"{p:g}" for p in self.client_percentiles if not 0 < p < 100]
         if outside or not self.client_percentiles:
