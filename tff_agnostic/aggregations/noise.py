@@ -108,6 +108,7 @@ class TreeResidual:
     restart_every: Optional[int] = None
 
     def __call__(self, draw: Draw, release: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+        """See `Noise`."""
         tree, t = tf.constant(0, tf.int64), release + 1
         if self.restart_every is not None:
             tree, t = release // self.restart_every, release % self.restart_every + 1

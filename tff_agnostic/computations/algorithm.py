@@ -92,6 +92,7 @@ class HashablePartial:
         object.__setattr__(self, "static", tuple(static.items()))
 
     def __call__(self, *args: Any) -> Any:
+        """Returns `function(*args, **static)`."""
         return self.function(*args, **dict(self.static))
 
 

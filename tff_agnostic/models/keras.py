@@ -462,6 +462,7 @@ class WeightPenalties(_WeightFunctions):
     """The sum of regularizers of single weights, as a function of the trainable weights."""
 
     def __call__(self, weights: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the sum of the penalties, a scalar."""
         return tf.add_n([penalty(weights[position]) for position, penalty in self.functions])
 
 
@@ -469,6 +470,7 @@ class WeightConstraints(_WeightFunctions):
     """Constraints of single weights, as a function of the trainable weights."""
 
     def __call__(self, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns weights that satisfy their constraints."""
         constrain = dict(self.functions)
         return [constrain[k](w) if k in constrain else w for k, w in enumerate(weights)]
 

@@ -72,6 +72,7 @@ class ColumnLoss:
     loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
     def __call__(self, labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of each example."""
         column = labels[:, tf.newaxis] if len(labels.shape) == 1 else labels
         return self.loss(column, tf.reshape(predictions, [-1, 1]))
 
@@ -154,6 +155,7 @@ class SentenceLoss:
     expected_length: Optional[float] = None
 
     def __call__(self, labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of each sentence."""
         total = tf.reduce_sum(word_cross_entropies(labels, scores), axis=1)
         if self.expected_length is not None:
             return total / self.expected_length

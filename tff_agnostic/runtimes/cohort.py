@@ -155,6 +155,8 @@ class SumOnLanes:
     def __call__(
         self, broadcast: Any, cohort: Sequence[Examples], client_state: Any = ()
     ) -> ClientResult:
+        """See `SumOverClients`."""
+
         def run_shard(run: ShardFunction, shard: Shard) -> ClientResult:
             clients = [cohort[k] for k in shard]
             return run(broadcast, clients, select_shard_states(client_state, shard), shard)
