@@ -10,7 +10,6 @@ and on 2,000 clients of a store that are not kept in memory.
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,13 +17,14 @@ import numpy as np
 from tabulate import tabulate
 
 from benchmarks.timing import large_store
+from benchmarks.timing.turns import take_turns
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.computations.evaluation import model_measurement
 from tff_agnostic.data.clients import InMemoryClients, in_parts
 from tff_agnostic.data.store_format import LABEL
 from tff_agnostic.metrics.evaluation_report import evaluation_report
 from tff_agnostic.models import logistic_regression, next_word_lstm
-from tff_agnostic.models.model import Examples, ModelWeights
+from tff_agnostic.models.model import Examples, Model, ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
@@ -35,6 +35,18 @@ _STORED = 2_000
 _WARM = 3
 
 Ways = tuple[Callable[[], object], Callable[[], object]]
+
+
+def different_weights(model: Model, number: int) -> list[ModelWeights]:
+    """Returns weights that differ slightly from a model's initial weights."""
+    initial, rng = model.initial_weights, np.random.default_rng(0)
+    return [
+        ModelWeights(
+            [np.asarray(w + rng.normal(0, 0.01, w.shape), np.float32) for w in initial.trainable],
+            initial.non_trainable,
+        )
+        for _ in range(number)
+    ]
 
 
 def sentences() -> Task:
@@ -78,13 +90,8 @@ def ways(task: Task, runtime: CohortRuntime) -> Ways:
 
 def family_ways(task: Task, runtime: CohortRuntime, num_models: int) -> Ways:
     """Returns functions that evaluate models: each by itself, and all in one pass."""
-    initial, rng = task.model.initial_weights, np.random.default_rng(0)
     models = {
-        str(k): ModelWeights(
-            [np.asarray(w + rng.normal(0, 0.01, w.shape), np.float32) for w in initial.trainable],
-            initial.non_trainable,
-        )
-        for k in range(num_models)
+        str(k): weights for k, weights in enumerate(different_weights(task.model, num_models))
     }
     evaluator = Evaluator(task, prepared_evaluation(runtime, task, PlainSum()))
 
@@ -92,18 +99,6 @@ def family_ways(task: Task, runtime: CohortRuntime, num_models: int) -> Ways:
         return [evaluator(weights, on_all=True) for weights in models.values()]
 
     return by_itself, lambda: evaluator.evaluate_models(models, True, None)
-
-
-def seconds(both: Ways, turns: int) -> np.ndarray:
-    """Returns the processor seconds of each turn and way, [turns, 2]."""
-    result = np.zeros([turns + _WARM, 2])
-    for turn in range(turns + _WARM):
-        # Alternate the order.
-        for way in (0, 1) if turn % 2 else (1, 0):
-            began = time.process_time()
-            both[way]()
-            result[turn, way] = time.process_time() - began
-    return result[_WARM:]
 
 
 def main() -> None:
@@ -125,9 +120,10 @@ def main() -> None:
             cases = [("digits", family_ways(digits, runtime, num_models), turns)]
             cases.append(("a store", family_ways(in_store, runtime, num_models), turns))
         for name, both_ways, num_turns in cases:
-            took = seconds(both_ways, num_turns)
-            low, high = np.percentile(took[:, 1] / took[:, 0], [25, 75])
-            alone, all_ = np.median(took, axis=0)
+            took = take_turns(dict(zip(both, both_ways)), num_turns, _WARM)
+            first, second = (seconds[:, 1] for seconds in took.values())
+            low, high = np.percentile(second / first, [25, 75])
+            alone, all_ = np.median(first), np.median(second)
             times = [f"{1000 * alone:.1f}", f"{1000 * all_:.1f}"]
             rows.append([name, *times, f"{all_ / alone:.3f}", f"{low:.3f} to {high:.3f}"])
     headers = ["", *(f"{way}, ms" for way in both), "ratio", "middle half of the turns"]

@@ -5,12 +5,13 @@
 Rounds of both take turns in one process, on the same clients; the result is their ratio.
 """
 
-import time
-from typing import Any
+import dataclasses
 
 import numpy as np
 from tabulate import tabulate
 
+from benchmarks.timing.turns import take_turns, training_turn
+from benchmarks.timing.workloads import logistic, make_clients
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.algorithms import Problem
 from tff_agnostic.algorithms.saddle_point import all_domains, drawn_by_lambda
@@ -18,47 +19,26 @@ from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochas
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.cohort import CohortRuntime
 
-_CLIENTS, _EXAMPLES, _FEATURES, _CLASSES = 100, 200, 60, 10
+_CLIENTS, _EXAMPLES = 100, 200
 _DOMAINS = (2, 10, 100)
 _ROUNDS, _WARM = 60, 5
 _GRADIENTS = {"per_domain": all_domains, "weighted": drawn_by_lambda}
 
 
-def clients(num_domains: int) -> list[dict[str, np.ndarray]]:
-    """Returns random clients, each with examples of any domain."""
-    rng = np.random.default_rng(num_domains)
-    return [
-        {
-            "x": rng.normal(size=[_EXAMPLES, _FEATURES]).astype(np.float32),
-            "y": rng.integers(_CLASSES, size=_EXAMPLES).astype(np.int32),
-            "domain_id": rng.integers(num_domains, size=_EXAMPLES).astype(np.int32),
-        }
-        for _ in range(_CLIENTS)
-    ]
-
-
 def seconds(num_domains: int, runtime: CohortRuntime) -> dict[str, np.ndarray]:
     """Returns the seconds of each round with each gradient."""
-    cohort = clients(num_domains)
+    workload = dataclasses.replace(logistic(_CLIENTS, num_domains), examples=_EXAMPLES)
+    cohort = make_clients(workload)
     names = tuple(map(str, range(num_domains)))
     counts = (_CLIENTS * _EXAMPLES / num_domains,) * num_domains
-    problem = Problem(logistic_regression(_FEATURES, _CLASSES), names, 0, counts)
-    trainings: dict[str, Any] = {
-        gradient: runtime.training(
-            stochastic_afl(problem, StochasticAflOptions(), weights_gradient=estimate), PlainSum()
-        )
-        for gradient, estimate in _GRADIENTS.items()
-    }
-    states = {gradient: training.initialize() for gradient, training in trainings.items()}
-    took: dict[str, list[float]] = {gradient: [] for gradient in _GRADIENTS}
-    for k in range(_WARM + _ROUNDS):
-        # Alternate the order.
-        for gradient in list(_GRADIENTS)[:: 1 if k % 2 else -1]:
-            start = time.perf_counter()
-            states[gradient], _ = trainings[gradient].next(states[gradient], cohort)
-            if k >= _WARM:
-                took[gradient].append(time.perf_counter() - start)
-    return {gradient: np.array(times) for gradient, times in took.items()}
+    model = logistic_regression(*workload.features, workload.classes)
+    problem = Problem(model, names, 0, counts)
+    calls = {}
+    for gradient, estimate in _GRADIENTS.items():
+        algorithm = stochastic_afl(problem, StochasticAflOptions(), weights_gradient=estimate)
+        calls[gradient] = training_turn(runtime, algorithm, PlainSum(), cohort)
+    took = take_turns(calls, _ROUNDS, _WARM)
+    return {gradient: times[:, 0] for gradient, times in took.items()}
 
 
 def main() -> None:

@@ -6,16 +6,16 @@ and of processor seconds, which depend less on other work on the machine.
 
 import dataclasses
 import gc
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.evaluation_cost import ways
+from benchmarks.evaluation_cost import different_weights, ways
 from benchmarks.private_cost import sums_without_and_with_noise
 from benchmarks.timing.own_side import MODELS
 from benchmarks.timing.results import Price
+from benchmarks.timing.turns import take_turns, training_turn
 from benchmarks.timing.workloads import Workload, make_clients
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.algorithms import ALGORITHMS, Problem
@@ -24,7 +24,7 @@ from tff_agnostic.boosting.alpha import BoostOptions
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.computations.algorithm import Algorithm, AlgorithmSpec
 from tff_agnostic.data.clients import InMemoryClients
-from tff_agnostic.models.model import Model, ModelWeights
+from tff_agnostic.models.model import Model
 from tff_agnostic.program.options.flags import build
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.tasks.task import Task
@@ -68,14 +68,8 @@ def prices(
                 row.turn()
             say(f"{row.title} is ready")
             rows.append(row)
-        took = np.zeros([len(rows), rounds, 2])
-        for number in range(rounds):
-            for k in np.roll(np.arange(len(rows)), number):
-                start = time.perf_counter(), time.process_time()
-                rows[k].turn()
-                took[k, number] = time.perf_counter() - start[0], time.process_time() - start[1]
-            say(f"turn {number + 1}/{rounds}")
-    medians = dict(zip((row.title for row in rows), np.median(took, axis=1)))
+        took = take_turns({row.title: row.turn for row in rows}, rounds, say=say)
+    medians = {title: np.median(seconds, axis=0) for title, seconds in took.items()}
     result = [_price(row, medians) for row in rows]
     # TensorFlow's functions print errors if Python collects them at its end.
     rows.clear()
@@ -110,14 +104,7 @@ def _rows(workload: Workload, names: Sequence[str], runtime: CohortRuntime) -> I
     clients = make_clients(workload)
 
     def training_row(title: str, algorithm: Algorithm, aggregation: Aggregation) -> _Row:
-        training = runtime.training(algorithm, aggregation)
-        state = training.initialize()
-
-        def turn() -> None:
-            nonlocal state
-            state, _ = training.next(state, clients)
-
-        return _Row(title, FED_AVG, turn)
+        return _Row(title, FED_AVG, training_turn(runtime, algorithm, aggregation, clients))
 
     for name in [FED_AVG, *(name for name in names if name != FED_AVG)]:
         for changes in ({}, *_VARIANTS.get(name, ())):
@@ -140,7 +127,7 @@ def _algorithm(
 ) -> Algorithm:
     spec = ALGORITHMS[name]
     if issubclass(spec.options, BoostOptions):
-        model = _ensemble(model)
+        model = ensemble(model, different_weights(model, _PREDICTORS))
     settings = {
         "client_learning_rate": workload.learning_rate,
         "client_batch_size": workload.batch_size,
@@ -156,19 +143,6 @@ def _taken(spec: AlgorithmSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that apply to an algorithm."""
     names = {field.name for field in dataclasses.fields(spec.options)}
     return {name: value for name, value in settings.items() if name in names}
-
-
-def _ensemble(model: Model) -> Model:
-    """Returns a mixture of different models."""
-    initial, rng = model.initial_weights, np.random.default_rng(0)
-    members = [
-        ModelWeights(
-            [np.asarray(w + rng.normal(0, 0.01, w.shape), np.float32) for w in initial.trainable],
-            initial.non_trainable,
-        )
-        for _ in range(_PREDICTORS)
-    ]
-    return ensemble(model, members)
 
 
 def _task(model: Model, clients: Sequence[Mapping[str, Any]], domains: int) -> Task:

@@ -8,13 +8,15 @@ seconds, which depend less on other work on the machine.
 """
 
 import argparse
-import time
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
 from tabulate import tabulate
 
+from benchmarks.timing.turns import take_turns, training_turn
+from benchmarks.timing.workloads import WORKLOADS, make_clients
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.aggregations.noise_generators import NOISE_GENERATORS
 from tff_agnostic.aggregations.private_sum import DistributedOptions
@@ -23,7 +25,6 @@ from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.computations.algorithm import Problem
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.model import Examples
 from tff_agnostic.program.options.flags import build
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.training.private_cohorts import noise_key
@@ -37,18 +38,6 @@ _WITHOUT_NOISE = {
 KINDS = tuple(name for name, spec in PRIVACIES.items() if spec.build is not None)
 _NOISE_MULTIPLIER = 0.5
 _DOMAINS, _WARM = 2, 2
-
-
-def _clients(settings: argparse.Namespace) -> list[Examples]:
-    rng, n = np.random.default_rng(0), settings.examples
-    return [
-        {
-            "x": rng.normal(size=[n, settings.features]).astype(np.float32),
-            "y": rng.integers(settings.classes, size=n).astype(np.int32),
-            "domain_id": rng.integers(_DOMAINS, size=n).astype(np.int32),
-        }
-        for _ in range(settings.clients)
-    ]
 
 
 def sums_without_and_with_noise(
@@ -93,20 +82,19 @@ def _costs(sides: Mapping[str, Aggregation], settings: argparse.Namespace) -> di
     counts = (settings.clients * settings.examples / _DOMAINS,) * _DOMAINS
     problem = Problem(model, tuple(map(str, range(_DOMAINS))), 0, counts)
     spec = ALGORITHMS[settings.algorithm]
-    cohort = _clients(settings)
-    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    sizes = {name: getattr(settings, name) for name in ("clients", "examples", "classes")}
+    workload = dataclasses.replace(
+        WORKLOADS["logistic"], features=(settings.features,), domains=_DOMAINS, **sizes
+    )
+    cohort = make_clients(workload)
     with CohortRuntime() as runtime:
         algorithm = spec.build(
             problem, build(spec.options, dict(client_batch_size=settings.examples))
         )
-        trainings = {name: runtime.training(algorithm, side) for name, side in sides.items()}
-        states = {name: training.initialize() for name, training in trainings.items()}
-        for k in range(_WARM + settings.rounds):
-            for name in list(sides)[:: 1 if k % 2 else -1]:
-                start, used = time.perf_counter(), time.process_time()
-                states[name], _ = trainings[name].next(states[name], cohort)
-                costs[name].append((time.perf_counter() - start, time.process_time() - used))
-    return {name: np.array(took[_WARM:]) for name, took in costs.items()}
+        calls = {
+            name: training_turn(runtime, algorithm, side, cohort) for name, side in sides.items()
+        }
+        return take_turns(calls, settings.rounds, _WARM)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:

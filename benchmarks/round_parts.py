@@ -9,7 +9,6 @@ batch shows what a domain pass could save that takes this batch's losses from th
 import argparse
 import dataclasses
 import sys
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +17,7 @@ from tabulate import tabulate
 from benchmarks.timing.own_side import MODELS
 from benchmarks.timing.products import products_by_part
 from benchmarks.timing.products_side import multiplier
+from benchmarks.timing.turns import take_turns, training_turn
 from benchmarks.timing.workloads import WORKLOADS, Workload, make_clients
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.algorithms import ALGORITHMS, Problem
@@ -45,9 +45,7 @@ def parts(workload: Workload, runtime: CohortRuntime) -> dict[str, Callable[[], 
             ),
         )
         algorithm = spec.build(Problem.numbered(model, workload.domains), options)
-        training = runtime.training(algorithm, PlainSum())
-        state = training.initialize()
-        return lambda: training.next(state, clients)
+        return training_turn(runtime, algorithm, PlainSum(), clients)
 
     calls = {
         _WHOLE: training_round("agnostic_fed_avg"),
@@ -68,15 +66,10 @@ def main() -> None:
     arguments = parser.parse_args()
     with CohortRuntime() as runtime:
         calls = parts(WORKLOADS[arguments.workload], runtime)
-        took: dict[str, list[float]] = {name: [] for name in calls}
-        # The first turn compiles.
-        for turn in range(1 + arguments.turns):
-            for name, call in calls.items():
-                start = time.process_time()
-                call()
-                took[name].append(time.process_time() - start)
-            print(f"turn {turn}/{arguments.turns}", file=sys.stderr, flush=True)
-    medians = {name: float(np.median(seconds[1:])) for name, seconds in took.items()}
+        took = take_turns(
+            calls, arguments.turns, 1, lambda line: print(line, file=sys.stderr, flush=True)
+        )
+    medians = {name: float(np.median(seconds[:, 1])) for name, seconds in took.items()}
     rows = [[name, f"{s:.2f}", f"{s / medians[_WHOLE]:.2f}"] for name, s in medians.items()]
     print(tabulate(rows, ["", "processor s", "share"], "github", disable_numparse=True))
 
