@@ -121,7 +121,7 @@ _SETTINGS = [
     (_POWER, "size_power: dict = None", "options: expected size_power to be bool, int, "),
     (_POWER, 'size_power: "Unknown" = None', "options fails: NameError: name 'Unknown'"),
     (_POWER, _POWER.replace("1.0", "-1.0"), "size_power: expected at least 0, found -1.0"),
-    (_SPEC, _SPEC.replace('"By size"', "None"), "label: expected a text, found None"),
+    (_SPEC, _SPEC.replace('"By size"', "None"), "label: expected a string, found None"),
     (_SPEC, f"{_SPEC[:-1]}, paper_settings={{'pover': 2.0}})", "paper_settings: expected flags"),
     (_SPEC, f"{_SPEC[:-1]}, paper_settings={{'size_power': '2'}})", "paper_settings: --size_power"),
     # Flags of a run, of an aggregation and of a task, and an option of another algorithm.

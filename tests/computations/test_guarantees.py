@@ -92,7 +92,7 @@ def test_every_guarantee_has_a_check():
 def test_rejects_one_value_in_a_plain_sum(request, runtime):
     runtime, aggregation = request.getfixturevalue(runtime), _Leaky()
     message = _refused(runtime.training, build("agnostic_fed_avg"), aggregation)
-    assert "secure aggregation was asked for, but 1 values of a client" in message
+    assert "secure aggregation is required, but 1 values of a client" in message
     assert message.endswith(": mood")
     assert message.startswith("step 'training': ")
     message = _refused(runtime.evaluation, *_EVALUATED, aggregation)
@@ -111,7 +111,7 @@ def test_aggregation_without_guarantees_is_not_checked(streaming_runtime):
 def test_leaking_step_is_refused_by_name(streaming_runtime):
     leaky = _Leaky(leaks=lambda bounds: "weighted_delta" not in bounds._fields)
     message = _refused(streaming_runtime.training, build("above_mean"), leaky)
-    assert message.startswith("step 'survey': secure aggregation was asked for, but 1 ")
+    assert message.startswith("step 'survey': secure aggregation is required, but 1 ")
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_rejects_sums_outside_of_the_steps(process, way):
         return next_(state, client_data), leaked
 
     message = _refused(check_process, SecureSum(), _with_next(process, with_a_sum))
-    assert message == f"secure aggregation was asked for, but the round has {way}"
+    assert message == f"secure aggregation is required, but the round has {way}"
 
 
 def test_plain_sums_have_no_report():

@@ -427,9 +427,9 @@ _IMPURE: dict[str, tuple[Callable[[], Model], str]] = {
     ),
     "normalization": (
         lambda: _build(layers.Normalization, lambda: layers.Dense(3)),
-        r"'normalization' has seen no data.*mean=data.x_mean",
+        r"'normalization' is not adapted to data.*mean=data.x_mean",
     ),
-    "recurrent state": (_stateful, "no other state"),
+    "recurrent state": (_stateful, "no state except weights"),
     "assignment": (lambda: _build(_Counting), r"not a pure function of its weights.*_counting"),
     "activity regularizer": (
         lambda: _build(lambda: layers.Dense(3, activity_regularizer="l2")),

@@ -382,7 +382,9 @@ def test_rejects_unreachable_epsilons():
         group = IntegerGroup(z, narrow.clip, narrow.dimension)
         return [DistributedNoise((group,), "discrete_gaussian", _SECRET, 50, 50)]
 
-    with pytest.raises(UserError, match="target_epsilon: expected one that some noise reaches"):
+    with pytest.raises(
+        UserError, match="target_epsilon: expected a budget that some noise attains"
+    ):
         noise_for_epsilon(mechanisms, [120], 1e-4, 1e-6)
     with pytest.raises(UserError, match=r"target_epsilon: expected less than .* has already"):
         noise_for_epsilon(lambda z: [TreeNoise(z, Participations(1))], [1], 1e9, 1e-3)

@@ -213,7 +213,7 @@ def replaced(stores) -> Iterator[Path]:
 
 _REFUSED = (
     "expected the examples that the private run there was trained with, found different ones: a "
-    "round that is run again has the same noise, and other sums would show the difference"
+    "repeated round has the same noise, so that other sums would reveal exact differences"
 )
 
 

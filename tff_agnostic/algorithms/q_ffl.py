@@ -170,7 +170,7 @@ def q_ffl(problem: core.Problem, options: QFflOptions) -> core.Algorithm:
 def _check_losses(report: Mapping[str, Any]) -> None:
     if (num_clients := int(report["finalizer"]["negative"])) > 0:
         raise UserError(
-            "q-FFL: expected losses of at least 0, as their powers weigh the clients, "
+            "q-FFL: expected losses of at least 0, whose powers weight the clients, "
             f"found {counted(num_clients, 'client')} with a mean loss below 0; add a "
             "constant to the loss, or use TERM (term), which constants do not change"
         )

@@ -135,8 +135,8 @@ def stochastic_afl(
     model, p = problem.model, problem.num_domains
     if model.constraint is not None:
         raise UserError(
-            "Stochastic-AFL: expected a model without weight constraints, which its "
-            "mean of iterates does not meet, found one with constraints"
+            "Stochastic-AFL: expected a model without weight constraints, as the mean of its "
+            "iterates may violate them, found one with constraints"
         )
     optimizer = options.server.build(model)
     ascent = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts, slope)

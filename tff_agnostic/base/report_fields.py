@@ -85,7 +85,9 @@ def paired(
     """
     if set(quantities) != set(report):
         different = ", ".join(sorted(set(quantities) ^ set(report)))
-        raise ValueError(f"expected a report of what is described, found a difference: {different}")
+        raise ValueError(
+            f"expected a report of the described quantities, found other ones: {different}"
+        )
     for key, quantity in quantities.items():
         if isinstance(quantity, Mapping):
             yield from paired(quantity, report[key])

@@ -118,7 +118,7 @@ def require_only_secure_sums(computation: tff.Computation) -> SecurityReport:
     if not report.is_secure:
         names = _names_in_plain_aggregations(computation)
         where = f"; in the source: {', '.join(names)}" if names else ""
-        raise UserError(f"secure aggregation was asked for, but {report.summary()}{where}")
+        raise UserError(f"secure aggregation is required, but {report.summary()}{where}")
     return report
 
 
@@ -134,7 +134,7 @@ def require_no_plain_sums(computation: tff.Computation) -> None:
     tff.framework.transform_postorder(computation.to_building_block(), visit)
     if names:
         raise UserError(
-            f"secure aggregation was asked for, but the round has {', '.join(sorted(set(names)))}"
+            f"secure aggregation is required, but the round has {', '.join(sorted(set(names)))}"
         )
 
 

@@ -127,8 +127,8 @@ def leaves(structure: tff.Type) -> tuple[Leaf, ...]:
         other = paths.setdefault(node_name(leaf.path), leaf.path)
         if other != leaf.path:
             raise UserError(
-                "export: expected names that still differ where nodes of a graph have _ for a "
-                f"space and the like, found {other!r} and {leaf.path!r}"
+                "export: expected names that differ when _ replaces spaces and the like, found "
+                f"{other!r} and {leaf.path!r}"
             )
     return result
 

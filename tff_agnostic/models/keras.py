@@ -275,8 +275,8 @@ def refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
             )
         if isinstance(module, tf.keras.layers.Normalization) and _has_seen_nothing(module):
             raise ValueError(
-                f"layer {module.name!r} has seen no data, and leaves numbers as they are: give it "
-                "mean=data.x_mean and variance=data.x_deviation**2"
+                f"layer {module.name!r} is not adapted to data, and leaves numbers unchanged: give "
+                "it mean=data.x_mean and variance=data.x_deviation**2"
             )
         if getattr(module, "activity_regularizer", None) is not None:
             raise ValueError(
@@ -429,8 +429,8 @@ def refuse_captured_state(traced: Any) -> None:
     if any(tensor.dtype == tf.resource for tensor in traced.graph.external_captures):
         names = sorted({variable.name for variable in traced.graph.variables})
         raise ValueError(
-            "the model's call may reach its weights through attributes of layers only, and no "
-            f"other state; it reads {', '.join(names) or 'a resource'} in another way"
+            "the model's call: expected no state except weights in attributes of layers, found "
+            f"{', '.join(names) or 'a resource'}"
         )
 
 

@@ -243,7 +243,7 @@ def noise_for_epsilon(
     if cheap is None:
         smallest = f"{epsilon(_MAX_NOISE):.6g} is left with a noise multiplier of {_MAX_NOISE:g}"
         target = Verbatim(f"{target_epsilon:g}: {smallest}")
-        raise OptionError("target_epsilon", "one that some noise reaches", target)
+        raise OptionError("target_epsilon", "a budget that some noise attains", target)
     high = _first_power(lambda z: cheap(z) <= target_epsilon)
     noise = _calibrated(epsilon, cheap, high, target_epsilon)
     if noise <= MIN_NOISE:

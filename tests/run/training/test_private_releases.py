@@ -451,8 +451,8 @@ def test_private_run_resumes_with_its_execution(
 
     assert refused(streaming_runtime) == (
         f"--client_mode: expected auto, with which the private run in {folder} was executed, found "
-        "streamed: a round that is run again has the same noise, and other last bits would show "
-        "the difference"
+        "streamed: a repeated round has the same noise, so that other last bits would reveal exact "
+        "differences"
     )
     assert refused(tff_runtime, runtime="tff").startswith("--runtime: expected cohort, with which")
     config = json.loads((folder / "config.json").read_text())
@@ -462,7 +462,7 @@ def test_private_run_resumes_with_its_execution(
         elsewhere.setattr("importlib.metadata.version", lambda _: "3.1.0")
         message = refused(cohort_runtime)
     assert message.startswith(f"tensorflow: expected {version[:4]}, with which the private run in")
-    assert ", found 3.1: a round that is run again has the same noise" in message
+    assert ", found 3.1: a repeated round has the same noise" in message
     # A release that did not write how it executed rounds is not asked.
     del config["execution"]
     (folder / "config.json").write_text(json.dumps(config))

@@ -208,8 +208,8 @@ class FactorySum(PlacedAggregation):
         result_type = process.next.type_signature.result.result.member
         if not values_type.is_assignable_from(result_type):
             raise UserError(
-                f"aggregations.from_tff: expected a factory that returns what it is given, "
-                f"{values_type}, found one that returns {result_type}"
+                "aggregations.from_tff: expected a factory whose results have the type of its "
+                f"values, {values_type}, found {result_type}"
             )
         return process
 

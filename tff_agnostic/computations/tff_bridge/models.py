@@ -368,8 +368,8 @@ def _built_once(build: Callable[[], Any], seed: int) -> Any:
         }
         if not set(position_by_id) <= {id(variable) for variable in made}:
             raise UserError(
-                "models.from_tff: expected a function that makes all weights of its model when it "
-                "is called, found some that were made before"
+                "models.from_tff: expected a function that creates all weights of its model, found "
+                "weights created before its call"
             )
         if any(variable.constraint is not None for variable in groups[0]):
             raise UserError(
@@ -400,7 +400,7 @@ def _built_with(model: _VariableModel, weights: ModelWeights) -> Iterator[Any]:
         del creator, kwargs
         variable = next(remaining, None)
         if variable is None:
-            raise UserError("the model makes more variables than when it was built first")
+            raise UserError("the model creates more variables than in its first build")
         if variable.group is None:
             return _WeightTensor(tf.constant(variable.value), is_weight=False)
         value = tf.convert_to_tensor(list(weights[variable.group])[variable.position])

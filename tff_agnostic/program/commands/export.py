@@ -192,8 +192,8 @@ def _check_summed_in_plans(spec: RunSettings) -> None:
     aggregator = option_values(spec.config)["update_aggregator"]
     if aggregator != NONE:
         raise UserError(
-            f"--update_aggregator: expected none of a run to export, found {aggregator}: the "
-            "server of a plan adds updates up"
+            f"--update_aggregator: expected none for an export, found {aggregator}: the server of "
+            "a plan sums updates"
         )
 
 

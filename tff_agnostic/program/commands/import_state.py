@@ -106,7 +106,7 @@ def exported_run(
     if "differential_privacy" in manifest.get("privacy", {}):
         raise UserError(
             "--plan: expected the export of a run without --privacy, found one of a private run: "
-            "what it has released since, and its key, are known to its server alone"
+            "only its server knows its key and its later releases"
         )
     task = manifest["task"]
     settings = stored_values(build(RunConfig, DEFAULTS[task].settings))

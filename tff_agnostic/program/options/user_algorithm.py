@@ -113,7 +113,7 @@ def _loaded(path: Path, mtime_ns: int, size: int) -> _Loaded:
     with file.running("options"):
         _check_options(spec.options)
         if not isinstance(spec.label, str):
-            raise UserError(f"label: expected a text, found {_shown(spec.label)}")
+            raise UserError(f"label: expected a string, found {_shown(spec.label)}")
         _check_paper_settings(spec)
 
     def build(problem: core.Problem, options: Any, **arguments: Any) -> core.Algorithm:

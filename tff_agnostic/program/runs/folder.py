@@ -296,8 +296,8 @@ class SavedRun:
                 raise UserError(
                     f"{_label(name)}: expected {flag_text(value)}, with which the private "
                     f"run in {self.folder.path} was executed, found {flag_text(current[name])}: a "
-                    "round that is run again has the same noise, and other last bits would show "
-                    "the difference"
+                    "repeated round has the same noise, so that other last bits would reveal exact "
+                    "differences"
                 )
 
 

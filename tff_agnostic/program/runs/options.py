@@ -222,8 +222,7 @@ def preset_settings(preset: str, algorithm: str) -> Mapping[str, Any]:
     spec = find_algorithm(algorithm)
     if not spec.paper_settings:
         raise UserError(
-            f"--preset=paper: expected an algorithm that says what its paper has, found {algorithm}"
-            ", whose ALGORITHM has no paper_settings"
+            f"--preset=paper: expected an algorithm with paper_settings, found {algorithm} without"
         )
     return spec.paper_settings
 

@@ -265,7 +265,7 @@ def from_flags(flags: Mapping[str, Any]) -> RunSettings:
     """
     for flag in ("task", "data_dir", "data"):
         if not isinstance(flags[flag], (str, type(None))):
-            raise UserError(f"--{flag}: expected a text, found {flags[flag]!r:.100}")
+            raise UserError(f"--{flag}: expected a string, found {flags[flag]!r:.100}")
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()}
     task, options = task_in(values)
     config = build(RunConfig, checked(RunConfig, {**values, **NOT_STORED}))
@@ -304,7 +304,7 @@ def check_pooled(config: RunConfig) -> None:
             )
     if Trait.PARTITION_BLIND not in find_algorithm(config.algorithm).traits:
         raise UserError(
-            "--algorithm: expected one to which clients do not matter, such as fed_avg or "
+            "--algorithm: expected one that ignores the division into clients, such as fed_avg or "
             f"agnostic_fed_avg, with --pooled, {reason}, found {config.algorithm}"
         )
 

@@ -224,7 +224,7 @@ class TrainingRun:
             raise UserError(
                 f"{self._folder.checkpoints}: expected a checkpoint, which holds the key of the "
                 "private run's noise, found none: its rounds would be released again with other "
-                "noise, which no account has"
+                "noise, which no account covers"
             )
         self._check_same_data(checkpoint)
 
@@ -233,8 +233,8 @@ class TrainingRun:
         if checkpoint is not None and not is_keyed_digest(checkpoint.data, self._data):
             raise UserError(
                 f"{self._folder.path}: expected the examples that the private run there was "
-                "trained with, found different ones: a round that is run again has the same noise, "
-                "and other sums would show the difference"
+                "trained with, found different ones: a repeated round has the same noise, so "
+                "that other sums would reveal exact differences"
             )
 
     def _account_from(self, privacy: PrivateTraining, state: RunState) -> None:
