@@ -117,9 +117,7 @@ def _gains(right: np.ndarray) -> np.ndarray:
     return np.stack([gain[..., 0], gain[..., -1], worst], axis=-1)
 
 
-def coverage(
-    case: Case, clients: int, seeds: int, repetitions: int, seed: int = 0
-) -> Sequence[Coverage]:
+def coverage(case: Case, clients: int, seeds: int, repetitions: int) -> Sequence[Coverage]:
     """Returns the coverage of the true gain by the intervals, for each gain of `_WHAT`.
 
     Args:
@@ -127,10 +125,9 @@ def coverage(
         clients: Test clients of each domain.
         seeds: Trials of each algorithm.
         repetitions: Number of draws of clients and seeds.
-        seed: Seed of the draws.
     """
-    rng = np.random.default_rng([seed, clients, seeds])
-    truth = _truth(np.random.default_rng(seed), case)
+    rng = np.random.default_rng([0, clients, seeds])
+    truth = _truth(np.random.default_rng(0), case)
     held = np.zeros((2, len(_WHAT)))
     width, effective = np.zeros(len(_WHAT)), np.zeros(len(_WHAT))
     for _ in range(repetitions):

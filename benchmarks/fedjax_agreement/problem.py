@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+_ROUNDS, _CLIENTS_PER_ROUND = 25, 4
+
 Client = dict[str, np.ndarray]
 
 
@@ -89,9 +91,7 @@ class Trajectory:
         return Trajectory(*[np.stack([np.asarray(v) for v in column]) for column in zip(*rounds)])
 
 
-def make_problem(
-    settings: Settings, num_rounds: int = 25, clients_per_round: int = 4, seed: int = 0
-) -> Problem:
+def make_problem(settings: Settings, seed: int) -> Problem:
     """Draws a problem with domains that differ in size, in difficulty and in their classes.
 
     Only a third of the clients have the last domain, so that some rounds lack it. It is never
@@ -115,8 +115,8 @@ def make_problem(
         )
     cohorts: list[np.ndarray] = []
     window = [np.ones([num_domains])] * settings.window_size
-    while len(cohorts) < num_rounds:
-        cohort = rng.choice(len(clients), size=clients_per_round, replace=False)
+    while len(cohorts) < _ROUNDS:
+        cohort = rng.choice(len(clients), size=_CLIENTS_PER_ROUND, replace=False)
         domain_ids = np.concatenate([clients[k]["domain_id"] for k in cohort])
         next_window = [*window[1:], np.bincount(domain_ids, minlength=num_domains)]
         if np.all(np.sum(next_window, axis=0) > 0):

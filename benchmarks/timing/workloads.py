@@ -123,15 +123,15 @@ WORKLOADS: Registry[Workload] = Registry(
 )
 
 
-def make_clients(workload: Workload, seed: int = 0) -> list[dict[str, Any]]:
-    """Returns the round's clients, which depend on the seed alone, not on the side.
+def make_clients(workload: Workload) -> list[dict[str, Any]]:
+    """Returns the round's clients, the same on every side.
 
     Token ids start at 1: 0 pads sentences, and these are full.
 
     Returns:
         For each client "x" [n, *features], "y" int32 [n, *labels], "domain_id" int32 [n].
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     n, low = workload.examples, int(workload.tokens)
     clients = []
     for _ in range(workload.clients):

@@ -187,17 +187,16 @@ def check_delta(delta: float, clients: int) -> None:
         raise OptionError("delta", expected, Verbatim(f"{delta:g}"))
 
 
-def check_tail(tail: float, delta: float, field: str = "delta") -> None:
+def check_tail(tail: float, delta: float) -> None:
     """Raises a `UserError` if noise lies beyond its generator's tail with too high a probability.
 
     Args:
         tail: Bound of the probability over the complete run.
         delta: The delta of (epsilon, delta).
-        field: Name of the option that sets delta.
     """
     if tail > _TAIL_SHARE * delta:
         raise OptionError(
-            field,
+            "delta",
             f"at least {tail / _TAIL_SHARE:.3g}, {1 / _TAIL_SHARE:g} times the probability of "
             "noise beyond the tail of its generator over the whole run",
             Verbatim(f"{delta:.3g}: fewer rounds make it less"),
