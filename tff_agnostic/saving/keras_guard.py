@@ -371,8 +371,7 @@ def _checked_weights(file: h5py.File, size: int) -> int:
                 groups.append(item)
             elif isinstance(item, h5py.Dataset):
                 if item.is_virtual or item.external:
-                    # Virtual datasets crash Python at exit, as the exception's trace keeps them
-                    # alive.
+                    # A virtual dataset crashes Python at exit if the exception's trace keeps it.
                     del item
                     raise UnsafeKerasFile(f"{where!r:.100}, whose numbers are in another file")
                 if item.dtype.hasobject:

@@ -63,7 +63,7 @@ def with_domain_input(task: Task, kind: str) -> Task:
         train=ClientsWithDomain(task.train),
         test=ClientsWithDomain(task.test),
         model=with_domain(task.model, task.num_domains),
-        # These positions and frozen layers concern the weights of the task's model.
+        # Positions of the old model's weights do not apply.
         tracked_weights={},
         inputs=ModelInputs({**inputs, INPUT: domain}, columns),
     )

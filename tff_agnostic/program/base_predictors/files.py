@@ -395,7 +395,7 @@ def _predictors_in(mixing: MixingTask, paths: Sequence[Path]) -> Mapping[str, Ba
     """Returns the predictors in files and folders, by name."""
     runs, architectures = _RunPredictors(mixing), dict[str, Architecture]()
     predictors: dict[str, BasePredictor] = {}
-    # The runs of a study have equal last folders; use the folders above for their names.
+    # Runs of a study may have equal last folders; then the folders above name them.
     shown = [*paths]
     while len({*shown}) == len(shown) > 1 == len({path.name for path in shown}):
         shown = [path.parent for path in shown]

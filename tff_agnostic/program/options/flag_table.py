@@ -102,7 +102,7 @@ class FlagTable(Registry[Flag]):
 
 
 def _joined(hint: Any, other: Any) -> Any:
-    """Returns an annotation that accepts the values of both, without their ranges or names."""
+    """Returns an annotation for the values of two; different ones lose their ranges and names."""
     if hint == other:
         return hint
     members = [unannotated(m) for m in (*alternatives(hint), *alternatives(other))]
