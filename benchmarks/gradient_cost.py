@@ -31,7 +31,8 @@ def seconds(num_domains: int, runtime: CohortRuntime) -> dict[str, np.ndarray]:
     cohort = make_clients(workload)
     names = tuple(map(str, range(num_domains)))
     counts = (_CLIENTS * _EXAMPLES / num_domains,) * num_domains
-    model = logistic_regression(*workload.features, workload.classes)
+    (num_features,) = workload.features
+    model = logistic_regression(num_features, workload.classes)
     problem = Problem(model, names, 0, counts)
     calls = {}
     for gradient, estimate in _GRADIENTS.items():
