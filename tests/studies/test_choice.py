@@ -52,9 +52,7 @@ def _trials(rng, seeds=4, replicates=50):
         for k in range(seeds)
     ]
     tail = {"superquantile": {m: rng.uniform(size=[seeds]) for m in _MEASURES}}
-    trials = Trials(
-        by_name, [], over_clients=tail, resampled=drawn, seeds=list(range(seeds)), num_clients={}
-    )
+    trials = Trials(by_name, [], over_clients=tail, resampled=drawn, seeds=list(range(seeds)))
     return trials, values, np.array([[entry.values[m] for entry in drawn] for m in _MEASURES])
 
 
@@ -215,6 +213,15 @@ def test_recommendation_names_limit_and_nearest_method():
     text = " ".join(sentences(_found(rows), objective, None, None))
     assert "average_may_lose" not in text
     assert "no other method is significantly better" in text
+
+
+def test_diverged_method_is_excluded_whatever_average_may_lose():
+    rows = {"sure": dataclasses.replace(_judged(0.2, 0.01), is_whole=False)}
+    for may_lose in (None, 0.03):
+        text = " ".join(sentences(_found(rows), _objective("worst:accuracy"), None, may_lose))
+        assert "no method that may be chosen is significantly better" in text
+        assert "Numbers that are not finite exclude SURE, with worst:accuracy +20.0" in text
+        assert "average_may_lose" not in text
 
 
 def _judged(mean, error, loss=0.0):

@@ -44,7 +44,7 @@ def _sentences(worst, domains, overall=0.002, clients=40.0, error=0.02, seed_par
     actual["a"] = _gain("a", 0.6, 0.6 + worst, error, clients, seed_part)
     actual[WORST] = _gain(WORST, 0.6, 0.6 + worst, error, clients, seed_part)
     actual[OVERALL] = _gain(OVERALL, 0.9, 0.9 + overall, 0.004, 40.0, seed_part)
-    context = ClaimContext("Ours", "FedAvg", _ACCURACY, "test", trials, "a", "a", {"a": 40})
+    context = ClaimContext("Ours", "FedAvg", _ACCURACY, "test", trials, "a", "a")
     return "\n".join(verdict(context, actual))
 
 
@@ -155,9 +155,7 @@ def _row(accuracies, noise, resampled=True, seed=0, seeds=(1, 2, 3)):
         )
         for v in by_seed
     ]
-    return Trials(
-        values, [{}] * 3, resampled=drawn if resampled else (), num_clients={"a": 30}, seeds=seeds
-    )
+    return Trials(values, [{}] * 3, resampled=drawn if resampled else (), seeds=seeds)
 
 
 def _comparison(rows, names=_NAMES):

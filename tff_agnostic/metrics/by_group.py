@@ -19,7 +19,7 @@ class ByGroup:
 
     Attributes:
         overall: Each measure on all examples; NaN where it is undefined.
-        by_group: by_group[MEASURE][DOMAIN]; `pandas.DataFrame(of.by_group)` has a line a domain.
+        by_group: by_group[MEASURE][DOMAIN]; `pandas.DataFrame` makes a row per domain of it.
         higher_is_better: Which direction is good, of each measure.
         not_counted: Domains with too few examples to be the worst or the best; they are in
             `by_group`, and nowhere else.
@@ -66,23 +66,15 @@ class ByGroup:
 
 
 def measures_by_group(result: Mapping[str, Any], measures: Mapping[str, Measure]) -> ByGroup:
-    """Returns the measures of a run.
+    """Returns the measures of a run."""
 
-    Args:
-        result: Content of result.json.
-        measures: The measures by name.
-    """
+    def number(values: Mapping[str, Any], name: str) -> float:
+        return math.nan if values[name] is None else float(values[name])
 
-    def number(value: Optional[float]) -> float:
-        return math.nan if value is None else float(value)
-
-    domains = result["domains"]
+    domains = result["domains"].items()
     return ByGroup(
-        overall={name: number(result["overall"][name]) for name in measures},
-        by_group={
-            name: {domain: number(values[name]) for domain, values in domains.items()}
-            for name in measures
-        },
+        overall={name: number(result["overall"], name) for name in measures},
+        by_group={name: {d: number(values, name) for d, values in domains} for name in measures},
         higher_is_better={name: values.higher_is_better for name, values in measures.items()},
         not_counted=tuple(result.get("not_counted", ())),
     )

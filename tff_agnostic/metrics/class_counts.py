@@ -51,7 +51,6 @@ def class_report(names: Sequence[str], summed: Any) -> ClassReport:
     """Returns the report of summed counts.
 
     Args:
-        names: Names of the domains.
         summed: A `ClassSums`, or () if nothing was counted. Noisy counts below 0 become 0.
     """
     if summed == ():

@@ -54,7 +54,6 @@ class TrainingColumns:
         algorithms would mislead a reader.
 
         Args:
-            report: The report of the round.
             weights: The main model after the round.
         """
         pairs = list(paired(self._quantities, report))
@@ -75,10 +74,7 @@ class EvaluationColumns:
 
     Args:
         models: Names of the models, the main one first.
-        measures: The models' measures, by name.
         clipped: Counts of values beyond the bounds of secure sums, by field of clients' outputs.
-        split: Split of the evaluated clients.
-        percentiles: The reported percentiles over clients.
 
     Attributes:
         columns: For each model and measure a column per domain, of all examples, of the worst
@@ -122,7 +118,9 @@ class EvaluationColumns:
                 over_clients = report.overall.measures[name].over_clients()
                 values += [over_clients[statistic] for statistic in self._statistics]
             values += [report.clipped[field] for field in self._clipped]
-        return {column.name: _defined(v) for column, v in zip(self.columns, values)}
+        # An empty cell, not a NaN.
+        known = (None if isinstance(v, float) and math.isnan(v) else v for v in values)
+        return dict(zip((column.name for column in self.columns), known))
 
     def _model_columns(self, index: int) -> Iterable[Column]:
         further = self._models[index] if index > 0 else None
@@ -132,7 +130,9 @@ class EvaluationColumns:
             yield Column(quantity)
             yield Column(tested_worst(measure, self._split, further))
             for statistic in self._statistics:
-                yield Column(tested_over_clients(measure, statistic, self._split, further))
+                name = f"{measure.name} over clients/{statistic}"
+                label = f"{statistic} of {measure.name} over the {self._split} clients"
+                yield Column(_tested(measure, name, label, self._split, further))
         for field, quantity in self._clipped.items():
             name = _column_name(f"clipped {field}", self._split, further)
             label = f"{quantity.label}, in evaluations"
@@ -143,11 +143,8 @@ def tested(measure: Measure, split: str = TEST, further_model: Optional[str] = N
     """Returns a measure on the clients of a split, of the run's main model or of a further one."""
     model = "" if further_model is None else f" of {further_model}"
     label = f"{measure.name}{model} on the {split} clients"
-    return dataclasses.replace(
-        _evaluated(measure, measure.name, label, split, further_model),
-        per_domain=True,
-        is_drawn=True,
-    )
+    quantity = _tested(measure, measure.name, label, split, further_model)
+    return dataclasses.replace(quantity, per_domain=True, is_drawn=True)
 
 
 def tested_worst(
@@ -155,27 +152,14 @@ def tested_worst(
 ) -> ReportField:
     """Returns a measure of the worst counted domain; see `tested`."""
     label = f"{measure.name} of the worst domain on the {split} clients"
-    return _evaluated(measure, f"worst {measure.name}", label, split, further_model)
+    return _tested(measure, f"worst {measure.name}", label, split, further_model)
 
 
-def tested_over_clients(
-    measure: Measure, statistic: str, split: str = TEST, further_model: Optional[str] = None
-) -> ReportField:
-    """Returns a statistic of a measure over clients; see `tested` and `statistic_names`."""
-    name = f"{measure.name} over clients/{statistic}"
-    label = f"{statistic} of {measure.name} over the {split} clients"
-    return _evaluated(measure, name, label, split, further_model)
-
-
-def _evaluated(
+def _tested(
     measure: Measure, name: str, label: str, split: str, further_model: Optional[str]
 ) -> ReportField:
-    return ReportField(
-        _column_name(name, split, further_model),
-        label,
-        unit=measure.unit,
-        higher_is_better=measure.higher_is_better,
-    )
+    column, better = _column_name(name, split, further_model), measure.higher_is_better
+    return ReportField(column, label, unit=measure.unit, higher_is_better=better)
 
 
 def _column_name(name: str, split: str, further_model: Optional[str]) -> str:
@@ -219,22 +203,13 @@ def example_counts(quantities: Sequence[ReportField]) -> Optional[ReportField]:
     return counts
 
 
-def _defined(value: Any) -> Any:
-    # An empty cell, not a NaN.
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
 class RunRows:
     """The rows of metrics.csv of a run, filled by its rounds and evaluations.
 
     Args:
-        path: Path of the file.
         quantities: Quantities that rounds report; see `Training.quantities`.
-        training: Columns of rounds.
-        evaluations: Columns of evaluations.
 
     Attributes:
-        history: The rows.
         weight_name: Name of the domains' weights; empty without weights.
     """
 
@@ -265,7 +240,6 @@ class RunRows:
         """Adds the row of a round, and returns its numbers.
 
         Args:
-            report: The report of the round.
             weights: The main model after the round.
             reports: The evaluation of each model, by its name; None without one.
         """

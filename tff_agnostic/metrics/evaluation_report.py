@@ -151,14 +151,7 @@ def _intervals(
     histogram: np.ndarray,
     percentiles: Sequence[float],
 ) -> dict[str, Interval]:
-    """See `Measured.ends`.
-
-    Args:
-        ratio: Ratio of the sums over the examples.
-        denominator: Sum of the denominator over the examples; for an accuracy their number.
-        mean_ratio: Mean of the clients' ratios.
-        histogram: Number of clients by ratio on the measure's grid, int [bins].
-    """
+    """See `Measured.ends`."""
     metric, grid = measure.metric, grid_of(measure.metric)
     centers, smallest = grid.centers(), not measure.higher_is_better
     is_share = measure.unit is Unit.SHARE and (metric is None or not metric.transform)
@@ -170,10 +163,13 @@ def _intervals(
     ]
     # No ratio is below 0 or beyond the end of a linear grid.
     upper = grid.upper if isinstance(grid, LinearGrid) else math.inf
-    return {
-        name: None if ends is None else _in_order(values_of(metric, np.clip(ends, 0.0, upper)))
-        for name, ends in zip((VALUE, *statistic_names(percentiles)), intervals)
-    }
+    results: dict[str, Interval] = {}
+    for name, ends in zip((VALUE, *statistic_names(percentiles)), intervals):
+        results[name] = None
+        if ends is not None:
+            low, high = sorted(values_of(metric, np.clip(ends, 0.0, upper)).tolist())
+            results[name] = low, high
+    return results
 
 
 def values_of(metric: Optional[Metric], ratios: np.ndarray) -> np.ndarray:
@@ -181,17 +177,11 @@ def values_of(metric: Optional[Metric], ratios: np.ndarray) -> np.ndarray:
     return ratios if metric is None else np.asarray(metric.value(ratios))
 
 
-def _in_order(ends: np.ndarray) -> tuple[float, float]:
-    low, high = sorted(ends.tolist())
-    return low, high
-
-
 @dataclasses.dataclass(frozen=True)
 class SetReport:
     """A domain's examples, or all examples.
 
     Attributes:
-        num_examples: Number of examples.
         measures: "loss" and the metrics, by name.
     """
 
@@ -270,8 +260,6 @@ class EvaluationReport:
 
     Attributes:
         domains: Report of each domain by name.
-        overall: Report of all examples together.
-        measures: The measures by name.
         clients: Numbers of clients: evaluated, without examples, with values that are not finite.
         clipped: Number of values beyond their bounds by field of the clients' outputs; empty for
             plain sums.
@@ -405,8 +393,6 @@ def evaluation_report(
     Args:
         summed: Sum of the clients' outputs.
         clipped: Number of values beyond their bounds by field, for secure sums.
-        split: Split of the evaluated clients.
-        worst_min_examples: See `EvaluationReport`.
         lambda_set: The algorithm's set of mixtures, if it has one.
         percentiles: The reported percentiles over clients, each in (0, 100).
     """
@@ -501,23 +487,21 @@ def client_values_from_json(content: Mapping[str, Any]) -> ClientValues:
     """Returns the inverse of `ClientValues.to_json`.
 
     Raises:
-        LookupError: If a field is missing.
-        TypeError: If a field has another type.
-        ValueError: If lists of one distribution have different lengths.
+        LookupError, TypeError, ValueError: If the content is not that of `to_json`.
     """
     histogram, sizes = content["histogram"], content["by_size"]
+
+    def numbers(values: Sequence[Any]) -> list[float]:
+        return [math.nan if value is None else float(value) for value in values]
+
     result = ClientValues(
-        values=_numbers(histogram["value"]),
+        values=numbers(histogram["value"]),
         clients=list(map(int, histogram["clients"])),
         sizes=list(map(int, sizes["examples"])),
         size_clients=list(map(int, sizes["clients"])),
-        size_means=_numbers(sizes["mean"]),
+        size_means=numbers(sizes["mean"]),
     )
     by_size = result.sizes, result.size_clients, result.size_means
     if len(result.values) != len(result.clients) or len({*map(len, by_size)}) != 1:
         raise ValueError("expected lists of one length")
     return result
-
-
-def _numbers(values: Sequence[Any]) -> list[float]:
-    return [float("nan") if value is None else float(value) for value in values]

@@ -26,7 +26,6 @@ def cell(value: float, unit: Unit, decimals: int) -> str:
     """Returns a number as text: shares in percent, factors with few decimals, "-" for NaN.
 
     Args:
-        unit: Unit of the number.
         decimals: Digits of a plain number; a share has as many before it is in percent.
     """
     if math.isnan(value):
@@ -80,7 +79,6 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
     number.
 
     Args:
-        names: Distinct names.
         width: Maximum number of characters, at least 8.
     """
     lines = [printable(" ".join(name.split())) for name in names]

@@ -192,16 +192,6 @@ class Resampled:
         arrays = {name: values.astype(np.float32) for name, values in self.values.items()}
         return {_CLIENTS: self.clients, **{f"{_VALUES}{n}": array for n, array in arrays.items()}}
 
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Resampled:
-        """Returns the inverse of `to_arrays`."""
-        values = {
-            name[len(_VALUES) :]: np.asarray(array, np.float64)
-            for name, array in arrays.items()
-            if name.startswith(_VALUES)
-        }
-        return cls(values, np.asarray(arrays[_CLIENTS], np.float64))
-
 
 class Needed(NamedTuple):
     """Factors of clients, seeds, or both, that would show an effect; None if no factor does."""
@@ -343,19 +333,22 @@ def combined(
     return Spread(mean, client_variance, seed_variance, total, freedom)
 
 
-def read_resampled(paths: Sequence[Path]) -> tuple[Resampled, ...]:
-    """Returns the replicates of several evaluations; empty if a file is missing."""
-    if not all(path.is_file() for path in paths):
-        return ()
-    results = []
-    for path in paths:
-        try:
-            results.append(Resampled.from_arrays(read_npz(path)))
-        except LookupError as e:
-            raise UserError(
-                f"{path}: expected replicates of an evaluation, found incompatible arrays"
-            ) from e
-    return tuple(results)
+def read_resampled(path: Path) -> Optional[Resampled]:
+    """Returns the replicates of an evaluation from a file of `Resampled.to_arrays`.
+
+    None without the file.
+    """
+    if not path.is_file():
+        return None
+    arrays = read_npz(path)
+    if _CLIENTS not in arrays:
+        raise UserError(f"{path}: expected replicates of an evaluation, found incompatible arrays")
+    values = {
+        name[len(_VALUES) :]: np.asarray(array, np.float64)
+        for name, array in arrays.items()
+        if name.startswith(_VALUES)
+    }
+    return Resampled(values, np.asarray(arrays[_CLIENTS], np.float64))
 
 
 def has_enough(clients: float) -> bool:

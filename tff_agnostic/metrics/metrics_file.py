@@ -54,7 +54,6 @@ class History:
     files. A missing value is an empty cell. The length is the number of rows.
 
     Args:
-        path: Path of the file.
         columns: The reported columns, in the order of the file.
 
     Attributes:
@@ -81,19 +80,16 @@ class History:
         rows = rows[:completed_rounds]
         rounds = [row[ROUND] for row in rows if _is_whole(row)]
         if rounds != [str(i + 1) for i in range(completed_rounds)]:
+            found = f"{len(rounds)} whole rows, {rounds[0]} to {rounds[-1]}" if rounds else "none"
             raise UserError(
                 f"{self._path}: expected rows of rounds 1 to {completed_rounds}, as the checkpoint "
-                f"says, found {_described(rounds)}"
+                f"says, found {found}"
             )
-        self.columns, self._lines = self._own, []
-        if rows:
-            self._take_over(rows)
-
-    def _take_over(self, rows: Sequence[_Cells]) -> None:
-        names = [name for name in rows[0] if name != ROUND]
-        further = set(names) - {column.name for column in self._own}
-        kept = [name for name in names if name in further and any(row[name] for row in rows)]
-        self.columns += tuple(Column(ReportField(name, label=name)) for name in kept)
+        known = {ROUND, *(column.name for column in self._own)}
+        further = [name for name in (rows[0] if rows else ()) if name not in known]
+        kept = [name for name in further if any(row[name] for row in rows)]
+        self.columns = (*self._own, *(Column(ReportField(name, label=name)) for name in kept))
+        self._lines = []
         for row in rows:
             cells = (row.get(column.name, "") for column in self.columns)
             self._lines.append(csv_text([[row[ROUND], *cells]]))
@@ -190,10 +186,6 @@ def _is_whole(row: _Cells) -> bool:
     except (TypeError, ValueError):
         return False
     return ROUND in row and bool(numbers)
-
-
-def _described(rounds: Sequence[str]) -> str:
-    return f"{len(rounds)} whole rows, {rounds[0]} to {rounds[-1]}" if rounds else "none"
 
 
 def _format(value: Any) -> str:

@@ -230,13 +230,13 @@ def _compared(path):
 
 def test_flag_files_describe_best_trials(tmp_path):
     arms, path = _arms(), tmp_path / "best.flags"
-    settings = {name: arm.best_settings(_SAMPLED[name], 9) for name, arm in arms.items()}
+    specs = {name: arm.best_run(_SAMPLED[name]) for name, arm in arms.items()}
     expected = {name: _expected(arm, _SAMPLED[name]) for name, arm in arms.items()}
     for name, arm in arms.items():
-        path.write_text(train_flags(arm, settings[name], "The best."))
+        path.write_text(train_flags(arm, specs[name], "The best."))
         assert given(train, f"--flagfile={path}").spec() == expected[name]
         assert list(_compared(path).values()) == [expected[name]]
-    text = compare_flags(arms, settings, "The best of each.") or ""
+    text = compare_flags(arms, specs, "The best of each.") or ""
     path.write_text(text)
     assert _compared(path) == expected
     # Shared settings are listed once.
@@ -248,11 +248,11 @@ def test_comparison_needs_equal_options_of_task():
     arms = _arms("concentration=0.1..1;client_learning_rate=0.1..1")
 
     def text(*values):
-        settings = {
-            name: arm.best_settings({"concentration": value}, 9)
+        specs = {
+            name: arm.best_run({"concentration": value})
             for (name, arm), value in zip(arms.items(), values)
         }
-        return compare_flags(arms, settings, "The best of each.")
+        return compare_flags(arms, specs, "The best of each.")
 
     assert "--concentration=0.25\n" in text(0.25, 0.25, 0.25)
     assert text(0.25, 0.5, 0.25) is None
@@ -264,8 +264,7 @@ def test_flag_file_has_paths_of_task(tmp_path):
     search = "--search=client_learning_rate=0.1..1"
     (arm,) = searched_arms(given(tune, "--task=custom", *flags, search)).values()
     path = tmp_path / "best.flags"
-    settings = arm.best_settings({"client_learning_rate": 0.25}, 0)
-    path.write_text(train_flags(arm, settings, "The best."))
+    path.write_text(train_flags(arm, arm.best_run({"client_learning_rate": 0.25}), "The best."))
     spec = given(train, f"--flagfile={path}").spec()
     assert (spec.task_options["model"], spec.data) == (str(model), str(store))
     assert spec.algorithm.client.learning_rate == 0.25

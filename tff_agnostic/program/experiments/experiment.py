@@ -34,7 +34,6 @@ class PaperTable:
     """A table of a paper.
 
     Attributes:
-        source: Paper and table.
         cells: {MEASURE: {METHOD: {COLUMN: text as printed}}}; columns as in `Experiment.columns`.
     """
 
@@ -50,7 +49,6 @@ def printed(columns: Sequence[str], rows: Mapping[str, str]) -> dict[str, dict[s
     """Returns the cells of a printed table.
 
     Args:
-        columns: The columns.
         rows: Cells of each method, separated by bars.
     """
     return {row: dict(zip(columns, map(str.strip, text.split("|")))) for row, text in rows.items()}
@@ -107,8 +105,6 @@ class Experiment:
     """An experiment: a task, methods on it, and the paper's numbers.
 
     Attributes:
-        title: Heading of its page.
-        task: Name of the task.
         arms: The methods, by the names of their folders.
         paper: The paper's table.
         measures: Metrics to tabulate, in order.
@@ -142,6 +138,11 @@ class Experiment:
         return dataclasses.replace(self.raw_data, input=(str(data_dir),), output=str(output))
 
 
+def arm(label: str, algorithm: str, **settings: Any) -> Arm:
+    """Returns a method with its algorithm and further settings."""
+    return Arm(label, {"algorithm": algorithm, **settings})
+
+
 def fed_avg_arms(target: str, label: Optional[str] = None) -> dict[str, Arm]:
     """Returns the three methods of every table of Ro et al. 2021.
 
@@ -150,15 +151,12 @@ def fed_avg_arms(target: str, label: Optional[str] = None) -> dict[str, Arm]:
         label: Label of the domain in the table, if it is not its name.
     """
     return {
-        "fed_avg": Arm("FedAvg", {"algorithm": "fed_avg"}),
-        "fed_avg_target_only": Arm(
-            f"FedAvg ({label or target})",
-            {"algorithm": "fed_avg_target_only", "target_domain": target},
+        "fed_avg": arm("FedAvg", "fed_avg"),
+        "fed_avg_target_only": arm(
+            f"FedAvg ({label or target})", "fed_avg_target_only", target_domain=target
         ),
         # Section 4: "we set L to zero for that round".
-        "agnostic_fed_avg": Arm(
-            "AgnosticFedAvg", {"algorithm": "agnostic_fed_avg", "lambda_absent": "zero"}
-        ),
+        "agnostic_fed_avg": arm("AgnosticFedAvg", "agnostic_fed_avg", lambda_absent="zero"),
     }
 
 
@@ -169,7 +167,6 @@ def store_path(
 
     Args:
         data_dir: Folder of raw files, or the folder that the task reads itself.
-        data: A client store.
         folder: Folder of a new store.
     """
     if data is not None and data_dir is not None:
@@ -185,12 +182,7 @@ def store_path(
 
 
 def prepare(experiment: Experiment, data_dir: Optional[Path], store: Optional[Path]) -> None:
-    """Makes the missing store of the raw files in `data_dir`.
-
-    Args:
-        data_dir: Folder of raw files.
-        store: See `store_path`.
-    """
+    """Makes the missing store of the raw files in `data_dir`."""
     if experiment.raw_data is None or data_dir is None or store is None or store.exists():
         return
     if not data_dir.is_dir():

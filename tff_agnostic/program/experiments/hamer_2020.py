@@ -16,6 +16,7 @@ from tff_agnostic.program.experiments.experiment import (
     Experiment,
     PaperTable,
     UnigramPredictors,
+    arm,
 )
 from tff_agnostic.program.studies.comparison import OVERALL, WORST
 from tff_agnostic.program.studies.methods import Arm
@@ -31,18 +32,16 @@ def _arm(label: str, sampling: str) -> Arm:
     )
     if sampling == "weighted":
         sampled["uniform_share"] = 0.0
-    return Arm(
+    return arm(
         label,
-        {
-            "algorithm": "fed_boost",
-            "rounds": 300,
-            # All of them, in every round.
-            "clients_per_round": _SPEAKERS,
-            "alpha_learning_rate": 0.01,
-            "predictor_sampling": sampling,
-            "gradient_estimator": "masked",
-            **sampled,
-        },
+        "fed_boost",
+        rounds=300,
+        # All of them, in every round.
+        clients_per_round=_SPEAKERS,
+        alpha_learning_rate=0.01,
+        predictor_sampling=sampling,
+        gradient_estimator="masked",
+        **sampled,
     )
 
 
@@ -82,26 +81,19 @@ _TRAINED: dict[str, Any] = {
 }
 
 
-def _site_model(site: str) -> Arm:
-    settings = {"algorithm": "fed_avg_target_only", "target_domain": site}
-    return Arm(f"model of {site}", {**_TRAINED, **settings})
-
-
 def _mixture(label: str, algorithm: str, sampling: str) -> Arm:
     sampled: dict[str, Any] = {} if sampling == "none" else {"budget": 2, "uniform_share": 0.0}
     if algorithm == "afl_boost":
         sampled["lambda_absent"] = "zero"
-    return Arm(
+    return arm(
         label,
-        {
-            **_SHARED,
-            "algorithm": algorithm,
-            "rounds": 40,
-            "alpha_learning_rate": 0.3,
-            "predictor_sampling": sampling,
-            "gradient_estimator": "centred",
-            **sampled,
-        },
+        algorithm,
+        rounds=40,
+        alpha_learning_rate=0.3,
+        predictor_sampling=sampling,
+        gradient_estimator="centred",
+        **_SHARED,
+        **sampled,
     )
 
 
@@ -114,16 +106,17 @@ STACKEXCHANGE = Experiment(
         "network": "lstm:embedding=24,units=48",
     },
     arms={
-        **{site: _site_model(site) for site in _SITES},
-        "agnostic_fed_avg": Arm(
+        **{
+            site: arm(f"model of {site}", "fed_avg_target_only", target_domain=site, **_TRAINED)
+            for site in _SITES
+        },
+        "agnostic_fed_avg": arm(
             "AgnosticFedAvg",
-            {
-                **_TRAINED,
-                "algorithm": "agnostic_fed_avg",
-                "lambda_absent": "zero",
-                "lambda_learning_rate": 0.1,
-                "window": 10,
-            },
+            "agnostic_fed_avg",
+            lambda_absent="zero",
+            lambda_learning_rate=0.1,
+            window=10,
+            **_TRAINED,
         ),
         "fed_boost": _mixture("FedBoost, 2 of 3", "fed_boost", "weighted"),
         "afl_boost": _mixture("AFLBoost, 2 of 3", "afl_boost", "weighted"),

@@ -13,6 +13,7 @@ from tff_agnostic.program.experiments.experiment import (
     OVER_CLIENTS,
     Experiment,
     PaperTable,
+    arm,
 )
 from tff_agnostic.program.studies.comparison import OVERALL
 from tff_agnostic.program.studies.methods import Arm
@@ -42,7 +43,7 @@ def _arm(label: str, algorithm: str, **settings: Any) -> Arm:
         "server_optimizer": "sgd",
         "server_learning_rate": 1.0,
     }
-    return Arm(label, {"algorithm": algorithm, **shared, **settings})
+    return arm(label, algorithm, **shared, **settings)
 
 
 def _delta_fl(theta: float, **settings: Any) -> Arm:
@@ -61,16 +62,14 @@ DELTA_FL = Experiment(
         "fed_prox": _arm("FedProx", "fed_prox", mu=0.01),
         "q_ffl": _arm("q-FFL", "q_ffl", q=0.01),
         "stand_in": _arm("q-FFL, q = 10 (the paper's AFL)", "q_ffl", q=10.0),
-        "stochastic_afl": Arm(
+        "stochastic_afl": arm(
             "Stochastic-AFL of writer groups",
-            {
-                "algorithm": "stochastic_afl",
-                "rounds": 200,
-                "clients_per_round": 50,
-                "server_optimizer": "sgd",
-                "server_learning_rate": 1.0,
-                "lambda_learning_rate": 0.1,
-            },
+            "stochastic_afl",
+            rounds=200,
+            clients_per_round=50,
+            server_optimizer="sgd",
+            server_learning_rate=1.0,
+            lambda_learning_rate=0.1,
         ),
         "agnostic_fed_avg": _arm(
             "AgnosticFedAvg of writer groups",

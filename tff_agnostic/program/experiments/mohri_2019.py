@@ -3,50 +3,48 @@
 from __future__ import annotations
 
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.program.experiments.experiment import Experiment, PaperTable, printed
+from tff_agnostic.program.experiments.experiment import Experiment, PaperTable, arm, printed
 from tff_agnostic.program.studies.comparison import OVERALL, WORST
-from tff_agnostic.program.studies.methods import Arm
 
 _DOCTORATE, _OTHERS = "doctorate", "non-doctorate"
-_FIXED = {"algorithm": "stochastic_afl", "lambda_update": "fixed"}
 ADULT = Experiment(
     title="Adult: doctorate or not",
     task="adult",
     # Learning rates are the best of `./run tune` for 600 rounds.
     arms={
-        "doctorate": Arm(
+        "doctorate": arm(
             f"L {_DOCTORATE}",
-            {**_FIXED, "lambda_initial": (1.0, 0.0), "server_learning_rate": 0.04},
+            "stochastic_afl",
+            lambda_update="fixed",
+            lambda_initial=(1.0, 0.0),
+            server_learning_rate=0.04,
         ),
-        "non_doctorate": Arm(
+        "non_doctorate": arm(
             f"L {_OTHERS}",
-            {
-                **_FIXED,
-                "lambda_initial": (0.0, 1.0),
-                "server_optimizer": "adagrad",
-                "server_learning_rate": 0.8,
-            },
+            "stochastic_afl",
+            lambda_update="fixed",
+            lambda_initial=(0.0, 1.0),
+            server_optimizer="adagrad",
+            server_learning_rate=0.8,
         ),
         # The task's domain weights are the domains' shares of the rows.
-        "uniform": Arm("L uniform", {**_FIXED, "server_learning_rate": 3.0}),
-        "stochastic_afl": Arm(
-            "L agnostic",
-            {
-                "algorithm": "stochastic_afl",
-                "lambda_initial": (0.5, 0.5),
-                "server_learning_rate": 2.9,
-                "lambda_learning_rate": 0.0053,
-            },
+        "uniform": arm(
+            "L uniform", "stochastic_afl", lambda_update="fixed", server_learning_rate=3.0
         ),
-        "fed_avg": Arm("FedAvg", {"algorithm": "fed_avg", "client_learning_rate": 2.1}),
-        "agnostic_fed_avg": Arm(
+        "stochastic_afl": arm(
+            "L agnostic",
+            "stochastic_afl",
+            lambda_initial=(0.5, 0.5),
+            server_learning_rate=2.9,
+            lambda_learning_rate=0.0053,
+        ),
+        "fed_avg": arm("FedAvg", "fed_avg", client_learning_rate=2.1),
+        "agnostic_fed_avg": arm(
             "AgnosticFedAvg",
-            {
-                "algorithm": "agnostic_fed_avg",
-                "lambda_absent": "zero",
-                "client_learning_rate": 0.3,
-                "lambda_learning_rate": 0.1,
-            },
+            "agnostic_fed_avg",
+            lambda_absent="zero",
+            client_learning_rate=0.3,
+            lambda_learning_rate=0.1,
         ),
     },
     paper=PaperTable(
@@ -69,38 +67,26 @@ ADULT = Experiment(
     harder_domain=_DOCTORATE,
     trials=50,
 )
-_STOCHASTIC_AFL = {"algorithm": "stochastic_afl"}
 _SHIRT, _PULLOVER, _T_SHIRT = "shirt", "pullover", "t-shirt/top"
 FASHION_MNIST = Experiment(
     title="Fashion-MNIST: three garments",
     task="fashion_mnist",
     # Learning rates are the best of `./run tune`.
     arms={
-        "uniform": Arm(
-            "L uniform",
-            {**_STOCHASTIC_AFL, "lambda_update": "fixed", "server_learning_rate": 0.027},
+        "uniform": arm(
+            "L uniform", "stochastic_afl", lambda_update="fixed", server_learning_rate=0.027
         ),
-        "stochastic_afl": Arm(
-            "L agnostic",
-            {**_STOCHASTIC_AFL, "server_learning_rate": 0.016, "lambda_learning_rate": 0.026},
+        "stochastic_afl": arm(
+            "L agnostic", "stochastic_afl", server_learning_rate=0.016, lambda_learning_rate=0.026
         ),
-        "fed_avg": Arm(
-            "FedAvg",
-            {
-                "algorithm": "fed_avg",
-                "client_learning_rate": 0.016,
-                "server_learning_rate": 0.034,
-            },
-        ),
-        "agnostic_fed_avg": Arm(
+        "fed_avg": arm("FedAvg", "fed_avg", client_learning_rate=0.016, server_learning_rate=0.034),
+        "agnostic_fed_avg": arm(
             "AgnosticFedAvg",
-            {
-                "algorithm": "agnostic_fed_avg",
-                "lambda_absent": "zero",
-                "client_learning_rate": 0.023,
-                "server_learning_rate": 0.0011,
-                "lambda_learning_rate": 0.044,
-            },
+            "agnostic_fed_avg",
+            lambda_absent="zero",
+            client_learning_rate=0.023,
+            server_learning_rate=0.0011,
+            lambda_learning_rate=0.044,
         ),
     },
     paper=PaperTable(
@@ -125,23 +111,16 @@ FASHION_MNIST = Experiment(
     raw_data=ImportOptions(format="idx", classes=(0, 2, 6)),
 )
 _DOCUMENTS, _CONVERSATIONS = "documents", "conversations"
-
-
-def _target(domain: str) -> Arm:
-    settings = {"algorithm": "fed_avg_target_only", "target_domain": domain}
-    return Arm(f"L {domain}", settings)
-
-
 TWO_DOMAIN_LM = Experiment(
     title="Documents and conversations: a language model",
     task="two_domain_lm",
     arms={
-        "fed_avg_documents": _target(_DOCUMENTS),
-        "fed_avg_conversations": _target(_CONVERSATIONS),
-        "fed_avg": Arm("L uniform", {"algorithm": "fed_avg"}),
-        "agnostic_fed_avg": Arm(
-            "L agnostic", {"algorithm": "agnostic_fed_avg", "lambda_absent": "zero"}
-        ),
+        **{
+            f"fed_avg_{name}": arm(f"L {name}", "fed_avg_target_only", target_domain=name)
+            for name in (_DOCUMENTS, _CONVERSATIONS)
+        },
+        "fed_avg": arm("L uniform", "fed_avg"),
+        "agnostic_fed_avg": arm("L agnostic", "agnostic_fed_avg", lambda_absent="zero"),
     },
     paper=PaperTable(
         source="Mohri et al. 2019, table 3 (Penn Treebank and Cornell movie dialogues)",

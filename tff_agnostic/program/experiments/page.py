@@ -7,13 +7,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from tff_agnostic.base.errors import counted
 from tff_agnostic.base.later import matplotlib
 from tff_agnostic.metrics.columns import tested
 from tff_agnostic.metrics.formatting import UNDEFINED, sentence, with_percent
-from tff_agnostic.metrics.metrics_file import ROUND, Column
+from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models.model import Measure
 from tff_agnostic.program.experiments.experiment import (
     OVER_CLIENTS,
@@ -32,20 +30,15 @@ from tff_agnostic.program.reports.document import (
     Table,
     text,
 )
-from tff_agnostic.program.reports.figures import (
-    LEGEND_ROW,
-    WIDTH,
-    draw_grid,
-    label_course,
-    new_figure,
-    percent_axis,
-    plain_text,
-    plot_spread,
-    scale_axis,
-)
+from tff_agnostic.program.reports.figures import LEGEND_ROW, WIDTH, new_figure, plain_text
 from tff_agnostic.program.runs.spec import RunSettings, resolve
 from tff_agnostic.program.studies.comparison import OVERALL, Comparison, Trials
-from tff_agnostic.program.studies.comparison_page import last_sections, mean_and_spread, notes
+from tff_agnostic.program.studies.comparison_page import (
+    draw_courses,
+    last_sections,
+    mean_and_spread,
+    notes,
+)
 
 # Settings that do not change the numbers after the last round.
 _NOT_NUMBERS = (
@@ -64,7 +57,6 @@ def page(
     """Returns the page, which a terminal shows in part.
 
     Args:
-        command: The command.
         facts: Lines about the execution.
     """
     lines = [*facts]
@@ -90,7 +82,7 @@ def page(
         [
             Section("Results", [*tables, Sentences([source])], in_terminal=True),
             Section("The course of training", [Figure(about, draw)]),
-            Section("How it was run", text(lines)),
+            Section("How it was run", text(*lines)),
             *last_sections(comparison, [Sentences([command], "command")]),
         ],
     )
@@ -104,7 +96,7 @@ def table(experiment: Experiment, comparison: Comparison, name: str) -> Table:
     for arm, description in experiment.arms.items():
         row: list[Cell] = [description.label]
         for column in columns:
-            row.append(_ours(comparison.trials[arm], column, measure))
+            row.append(_number(comparison.trials[arm], column, measure))
             row.append(experiment.paper.cell(name, arm, column) or UNDEFINED)
         rows.append(row)
     headings = [""]
@@ -117,19 +109,11 @@ def table(experiment: Experiment, comparison: Comparison, name: str) -> Table:
 def curve(experiment: Experiment, comparison: Comparison) -> matplotlib.figure.Figure:
     """Returns the measure of the harder domain over the rounds, as figure 1 of Ro et al. 2021."""
     result = new_figure(WIDTH, 3.6 + LEGEND_ROW * len(experiment.arms))
-    axes = result.subplots()
     domain = harder_domain(experiment, comparison)
     course = Column(tested(comparison.measures[experiment.curve], comparison.split), domain)
-    for i, (name, arm) in enumerate(experiment.arms.items()):
-        histories = comparison.trials[name].histories
-        rounds = histories[0][ROUND]
-        by_trial = np.array([history[course.name] for history in histories])
-        plot_spread(axes, rounds, by_trial, i, arm.label)
-    label_course(axes, f"{experiment.curve} of {plain_text(domain)}")
-    unit = comparison.measures[experiment.curve].unit
-    scale_axis(axes, unit, whole=1.0)
-    percent_axis(axes, unit)
-    draw_grid(axes)
+    trials = ((arm.label, comparison.trials[name]) for name, arm in experiment.arms.items())
+    title = f"{experiment.curve} of {plain_text(domain)}"
+    draw_courses(result.subplots(), trials, course, title)
     result.legend(loc="outside upper center", fontsize="small")
     return result
 
@@ -174,7 +158,7 @@ def _columns(experiment: Experiment, comparison: Comparison) -> list[str]:
     return [*first, *domains, *(c for c in others if c != OVERALL)]
 
 
-def _ours(trials: Trials, column: str, measure: Measure) -> Number:
+def _number(trials: Trials, column: str, measure: Measure) -> Number:
     if column.endswith(OVER_CLIENTS):
         values = trials.over_clients.get(column.removesuffix(OVER_CLIENTS))
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -31,7 +30,7 @@ from tff_agnostic.program.experiments.page import page as experiment_page
 from tff_agnostic.program.experiments.page import settings_that_differ
 from tff_agnostic.program.options.flags import REPEATED
 from tff_agnostic.program.reports.document import to_terminal
-from tff_agnostic.program.reports.html import chosen_title, write_page
+from tff_agnostic.program.reports.html import write_page
 from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any, resolve
 from tff_agnostic.program.studies.compare import COMPARE_FILE
 from tff_agnostic.program.studies.comparison import MAX_TRIALS
@@ -102,7 +101,9 @@ def _reproduce(given: RunArguments, experiment: Experiment, at: Session) -> None
         prepare(experiment, args.data_dir, store)
         prepare_predictors(experiment, next(iter(specs.values())), runtime, folder)
         # Another process may share the runs: predictors are complete before a method mixes them.
-        for part in [*_predictors(experiment, specs), specs]:
+        predictors = experiment.base_predictors
+        first = predictors.arms if isinstance(predictors, ArmsAsPredictors) else ()
+        for part in [{arm: specs[arm] for arm in first}, specs] if first else [specs]:
             comparison = train_rows(
                 runs, trainer, part, {}, labels, "reproduce", given.show_progress
             )
@@ -117,17 +118,8 @@ def _reproduce(given: RunArguments, experiment: Experiment, at: Session) -> None
         *settings_that_differ({arm: runs[0] for arm, runs in specs.items()}, experiment),
     ]
     page = experiment_page(experiment, comparison, given.typed, facts)
-    title = chosen_title(folder, None, page.title)
     print(f"\n{to_terminal(page)}")
-    report = write_page(folder, dataclasses.replace(page, title=title))
-    print(f"\nreport: {report}")
-
-
-def _predictors(
-    experiment: Experiment, specs: Mapping[str, Sequence[RunSettings]]
-) -> Iterator[Mapping[str, Sequence[RunSettings]]]:
-    if isinstance(experiment.base_predictors, ArmsAsPredictors):
-        yield {arm: specs[arm] for arm in experiment.base_predictors.arms}
+    print(f"\nreport: {write_page(folder, page)}")
 
 
 def trial_specs(
@@ -136,8 +128,6 @@ def trial_specs(
     """Returns the runs of each method.
 
     Args:
-        trials: Runs of each method.
-        store: The data, if the task reads a store.
         folder: Folder of the trials and of the predictors that methods mix.
     """
     settings, further = given.settings, overrides(given, tuple(experiment.arms))
@@ -145,7 +135,9 @@ def trial_specs(
     options = {**experiment.task_options, **given.task_options(experiment.task)}
     specs = {}
     for arm, row in experiment.arms.items():
-        shared = {**_shortened(experiment, row.settings, given.args.scale), **settings}
+        full = resolve(experiment.task, dict(row.settings), experiment.task_options).config.rounds
+        rounds = max(1, round(full * given.args.scale))
+        shared = {"rounds": rounds, "evaluate_every": max(1, rounds // _EVALUATIONS), **settings}
         chosen = {k: v for k, v in row.settings.items() if k not in settings}
         seed = shared.get("seed", 0)
         specs[arm] = [
@@ -167,12 +159,6 @@ def _mixed(experiment: Experiment, folder: Path, trial: int) -> dict[str, Any]:
     if experiment.base_predictors is None:
         return {}
     return {"base_predictors": experiment.base_predictors.paths(folder, trial)}
-
-
-def _shortened(experiment: Experiment, settings: Mapping[str, Any], scale: float) -> dict[str, int]:
-    full = resolve(experiment.task, dict(settings), experiment.task_options).config.rounds
-    rounds = max(1, round(full * scale))
-    return {"rounds": rounds, "evaluate_every": max(1, rounds // _EVALUATIONS)}
 
 
 REPRODUCE = RunCommand(

@@ -33,7 +33,6 @@ class Claim:
         ours: Name of the method that the claim is about.
         theirs: Name of the method or constant predictor that it is compared with.
         group: Name of the group: a domain, `ALL` or the worst domain.
-        measure: The compared measure.
         before: Value of the other method.
         after: Value of this method.
         interval: Interval of the gain, positive if this method is better; None without one.
@@ -143,19 +142,18 @@ def worst_sentences(claims: Sequence[Claim]) -> list[str]:
         claims: A claim for each domain, against all examples.
     """
     ordered = sorted(claims, key=lambda claim: claim.gain)
+    measured = [claim for claim in ordered if claim.interval is not None]
     worst = {"The worst domain": ordered[:1]}
-    measured = [claim for claim in ordered if claim.interval is not None][:1]
-    if measured != ordered[:1]:
-        worst["Of the domains with an interval the worst"] = measured
-    lines = []
-    for start, listed in worst.items():
-        for claim in listed:
-            value, overall = (value_text(v, claim.measure) for v in (claim.after, claim.before))
-            lines.append(
-                f"{start} is {short(claim.group)}: {claim.measure.name} {value} against {overall} "
-                f"on {ALL}, {claim.difference} ({claim.qualified_certainty})."
-            )
-    return lines
+    if measured[:1] != ordered[:1]:
+        worst["Of the domains with an interval the worst"] = measured[:1]
+    return [
+        f"{start} is {short(claim.group)}: {claim.measure.name} "
+        f"{value_text(claim.after, claim.measure)} against "
+        f"{value_text(claim.before, claim.measure)} on {ALL}, {claim.difference} "
+        f"({claim.qualified_certainty})."
+        for start, listed in worst.items()
+        for claim in listed
+    ]
 
 
 def gain_text(claim: Claim) -> str:
@@ -164,11 +162,7 @@ def gain_text(claim: Claim) -> str:
 
 
 def objective_sentence(claim: Claim, clients: str) -> str:
-    """Returns the sentence of a claim about an objective, which names its own group.
-
-    Args:
-        clients: Names the evaluated clients.
-    """
+    """Returns the sentence of a claim about an objective, which names its own group."""
     return (
         f"On the {clients}, {claim.ours} has {claim.values} of {claim.theirs}: {gain_text(claim)}."
     )
@@ -244,7 +238,6 @@ def majority_sentence(worse: Mapping[str, tuple[float, float]], count: int) -> s
 
     Args:
         worse: Accuracy of the model and of the most frequent class in these domains, by name.
-        count: Number of all domains.
     """
     listed = [
         f"{short(n)} {100 * ours:.1f}%, {100 * constant:.1f}%"
@@ -257,11 +250,7 @@ def majority_sentence(worse: Mapping[str, tuple[float, float]], count: int) -> s
 
 
 def few_clients_reason(split: str, clients: float) -> str:
-    """Returns the reason for the missing interval of a group of few clients.
-
-    Args:
-        clients: Effective number of clients: the number of equal size with as much information.
-    """
+    """Returns the reason for the missing interval of a group of few effective clients."""
     return f"too few {split_name(split)} clients for an interval ({clients:.1f})"
 
 

@@ -61,7 +61,6 @@ class Series:
     """The values of one model or method.
 
     Attributes:
-        name: Label in the legend.
         by_domain: Value of each domain.
         overall: Value for all examples together; None if it is not drawn.
     """
@@ -90,10 +89,8 @@ def draw_domains(
 
     Args:
         series: The compared series; the first one decides about the order.
-        label: Name of the measure.
         unit: Unit of the values; shares are drawn in percent, factors on a logarithmic axis.
         higher_is_better: Which end is the worst.
-        not_counted: Domains with too few examples to be called worst or best.
     """
     names = worst_first(series, higher_is_better)
     num_hidden, names = len(names[MAX_DOMAINS:]), names[:MAX_DOMAINS]
@@ -178,12 +175,9 @@ def client_figure(
     Values that are not finite count among the clients without being drawn.
 
     Args:
-        name: Name of the measure.
-        unit: Unit of the measure.
         rows: The trials of each method by its label. The distribution is of all trials; means by
             size are over the trials that have clients of the size, with their standard deviation. A
             single method has no legend.
-        split: Split of the clients.
     """
     figure = new_figure(WIDTH, 6.4 + LEGEND_ROW * len(rows))
     below, by_size = figure.subplots(2, 1)

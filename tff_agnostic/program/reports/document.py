@@ -103,7 +103,6 @@ class Sentences:
     """Lines of text.
 
     Attributes:
-        lines: The lines.
         kind: "warning" for important lines, "command" for command lines.
     """
 
@@ -132,8 +131,6 @@ class Section:
     """A part of a page; without blocks it is not shown.
 
     Attributes:
-        title: Heading of the section.
-        blocks: Content of the section.
         in_terminal: Whether a terminal shows the section.
         is_folded: Whether a browser shows the heading alone until a reader opens the section.
     """
@@ -151,13 +148,7 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """A report.
-
-    Attributes:
-        title: Heading of the page.
-        subtitle: Line below the heading.
-        sections: The sections in order.
-    """
+    """A report."""
 
     title: str
     subtitle: str
@@ -174,7 +165,7 @@ def warnings(lines: Sequence[str]) -> list[Block]:
     return [Sentences(lines, "warning")] if lines else []
 
 
-def text(lines: Sequence[str]) -> list[Block]:
+def text(*lines: str) -> list[Block]:
     """Returns a block of sentences; nothing without lines."""
     return [Sentences(lines)] if lines else []
 

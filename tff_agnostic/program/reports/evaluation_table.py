@@ -38,7 +38,13 @@ def evaluation_table(
     """
 
     def table(measures: Sequence[str]) -> str:
-        columns = [_domains(report, measures[0]), _examples(report)]
+        worst = report.worst_domain(measures[0])
+        names = [f"{name} (worst)" if name == worst else name for name in report.domains]
+        counts = [str(domain.num_examples) for domain in report.domains.values()]
+        columns = [
+            ["domain", *names, "difference", "all"],
+            [f"{split_name(report.split)} examples", *counts, "", str(report.overall.num_examples)],
+        ]
         columns += [column for name in measures for column in _measured(report, name)]
         if domain_weights:
             weights = [domain_weights.get(name) for name in report.domains]
@@ -61,7 +67,6 @@ def not_counted_line(names: Iterable[str], least: int, examples: str) -> str:
     """Returns the line that names the domains that are not counted.
 
     Args:
-        names: The domains.
         least: --worst_min_examples.
         examples: Name of the counted examples, such as "test examples".
     """
@@ -77,18 +82,6 @@ def clipped_lines(report: EvaluationReport) -> list[str]:
     if not clipped:
         return []
     return ["values beyond the bounds of secure sums, which were clipped: " + ", ".join(clipped)]
-
-
-def _domains(report: EvaluationReport, measure: str) -> list[str]:
-    worst = report.worst_domain(measure)
-    names = [f"{name} (worst)" if name == worst else name for name in report.domains]
-    return ["domain", *names, "difference", "all"]
-
-
-def _examples(report: EvaluationReport) -> list[str]:
-    counts = [str(domain.num_examples) for domain in report.domains.values()]
-    heading = f"{split_name(report.split)} examples"
-    return [heading, *counts, "", str(report.overall.num_examples)]
 
 
 def _over_clients(report: EvaluationReport) -> str:

@@ -45,13 +45,7 @@ _BAND = 0.12
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """The style of one of several series.
-
-    Attributes:
-        color: Colour of matplotlib.
-        line: Line style.
-        marker: Marker of points.
-    """
+    """The style of one of several series."""
 
     color: str
     line: str
@@ -110,7 +104,6 @@ def scale_axis(
     no positive value.
 
     Args:
-        unit: Unit of the drawn values.
         names: "x", "y" or "xy".
         whole: The drawn value of a share of 1.
     """
@@ -138,9 +131,6 @@ def figure_of(
 
     The worst of many domains in the end, or the largest if neither direction is good, have colours
     and names; the others are grey.
-
-    Args:
-        values: The columns of metrics.csv.
     """
     shown = _highlighted(quantity, columns, values)
     others = [column for column in columns if column not in shown]
@@ -156,10 +146,7 @@ def figure_of(
     for i, (column, label) in enumerate(zip(shown, labels)):
         text = None if column.domain is None else plain_text(label)
         plot_series(axes, values[ROUND], values[column.name], i, label=text)
-    label_course(axes, quantity.label)
-    scale_axis(axes, quantity.unit, whole=1.0)
-    percent_axis(axes, quantity.unit)
-    draw_grid(axes)
+    finish_course(axes, quantity.label, quantity.unit)
     if quantity.per_domain:
         handles, texts = axes.get_legend_handles_labels()
         # Grey curves are drawn first, to lie below, and listed last.
@@ -202,9 +189,7 @@ def plot_spread(
     """Plots the mean of curves over trials, and a band of one standard deviation around it.
 
     Args:
-        x: Rounds, [rounds].
         by_trial: The curve of each trial, [trials, rounds]; NaN for missing values.
-        index: Position of the series.
     """
     with np.errstate(invalid="ignore"):  # Perplexities may be infinite.
         mean, std = by_trial.mean(axis=0), by_trial.std(axis=0, ddof=len(by_trial) > 1)
@@ -219,10 +204,13 @@ def plot_spread(
     )
 
 
-def label_course(axes: matplotlib.axes.Axes, label: str) -> None:
-    """Labels the axes of curves over the rounds, which are integers."""
+def finish_course(axes: matplotlib.axes.Axes, label: str, unit: Unit) -> None:
+    """Labels and scales the axes of curves over the rounds, which are integers."""
     axes.set(xlabel="round", ylabel=label)
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    scale_axis(axes, unit, whole=1.0)
+    percent_axis(axes, unit)
+    draw_grid(axes)
 
 
 def plot_known(axes: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, **style: Any) -> None:
@@ -231,16 +219,13 @@ def plot_known(axes: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, **style
     axes.plot(x[is_finite], y[is_finite], **style)
 
 
-def last_known(values: np.ndarray) -> float:
-    """Returns the last finite value of a course; NaN if there is none."""
-    is_finite = values[np.isfinite(values)]
-    return float(is_finite[-1]) if len(is_finite) else float("nan")
-
-
 def _highlighted(quantity: ReportField, columns: Sequence[Column], values: Values) -> list[Column]:
     """Returns the columns with a colour: the worst ones in the end."""
     if len(columns) <= _MAX_COLORED:
         return list(columns)
     sign = -1.0 if quantity.higher_is_better else 1.0
-    ends = {column: sign * last_known(values[column.name]) for column in columns}
+    ends = {}
+    for column in columns:
+        known = values[column.name][np.isfinite(values[column.name])]
+        ends[column] = sign * known[-1] if len(known) else np.nan
     return sorted(columns, key=lambda c: (np.isnan(ends[c]), -ends[c]))[:_HIGHLIGHTED]

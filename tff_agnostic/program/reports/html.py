@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import functools
 import io
 import re
@@ -34,38 +35,30 @@ _NUMBER = re.compile(r"(?<![\w#.])-?\d+\.\d+(?![\w.])")
 _BETWEEN_TAGS = re.compile(r">\s+<")
 
 
-def write_page(folder: Path, page: Page) -> Path:
-    """Writes page.json and report.html into a folder, and returns the path of the latter."""
+def write_page(folder: Path, page: Page, title: Optional[str] = None) -> Path:
+    """Writes page.json and report.html into a folder, and returns the path of the latter.
+
+    Args:
+        title: Heading; by default the heading of the earlier page, or else of this one.
+    """
+    if not title and (folder / PAGE).is_file():
+        title = str(read_json(folder / PAGE).get("title") or "")
+    page = dataclasses.replace(page, title=title or page.title)
     drawing = functools.cache(svg)
     write_text(folder / REPORT, to_html(page, drawing))
     write_json(folder / PAGE, to_json(page, drawing))
     return folder / REPORT
 
 
-def chosen_title(folder: Path, given: Optional[str], default: str) -> str:
-    """Returns the title of a folder's page: the given one, the earlier page's, or the default."""
-    path = folder / PAGE
-    if given or not path.is_file():
-        return given or default
-    return str(read_json(path).get("title") or default)
-
-
 def to_html(page: Page, drawing: Any = None) -> str:
-    """Returns a page as HTML, in which names from users are escaped.
+    """Returns a page as HTML, in which names from users are escaped."""
 
-    Args:
-        drawing: Returns a figure as SVG; `svg` if None.
-    """
-    template = _environment().get_template(_TEMPLATE)
-    text: str = template.render(page=page, image=_image(drawing or svg))
-    return text
-
-
-def _image(drawing: Any) -> Any:
     def image(figure: Figure) -> str:
-        return f"data:image/svg+xml;base64,{base64.b64encode(drawing(figure).encode()).decode()}"
+        encoded = base64.b64encode((drawing or svg)(figure).encode())
+        return f"data:image/svg+xml;base64,{encoded.decode()}"
 
-    return image
+    text: str = _environment().get_template(_TEMPLATE).render(page=page, image=image)
+    return text
 
 
 @functools.cache

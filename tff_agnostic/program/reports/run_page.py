@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import math
-import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,22 +13,14 @@ import numpy as np
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.later import matplotlib
 from tff_agnostic.base.report_fields import ReportField, Role, Unit
-from tff_agnostic.metrics.class_counts import (
-    ACCURACY,
-    BY_CLASS,
-    CLASS_COUNTS,
-    CONFUSION,
-    GET,
-    HAVE,
-    RIGHT,
-    constant_accuracies,
-)
-from tff_agnostic.metrics.evaluation_report import client_values_from_json
+from tff_agnostic.metrics.class_counts import ACCURACY, CLASS_COUNTS, constant_accuracies
+from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE, client_values_from_json
 from tff_agnostic.metrics.formatting import capitalized, with_percent
 from tff_agnostic.metrics.intervals import MIN_CLIENTS
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 from tff_agnostic.models.model import Measure
 from tff_agnostic.program.reports.claims import split_name
+from tff_agnostic.program.reports.class_tables import class_blocks
 from tff_agnostic.program.reports.distributions import (
     Estimate,
     Series,
@@ -49,12 +37,11 @@ from tff_agnostic.program.reports.document import (
     Section,
     Sentences,
     Table,
-    names,
     text,
     warnings,
 )
 from tff_agnostic.program.reports.figures import Values, figure_of
-from tff_agnostic.program.reports.html import chosen_title, write_page
+from tff_agnostic.program.reports.html import write_page
 from tff_agnostic.program.reports.run_record import (
     RESULT,
     RunRecord,
@@ -65,63 +52,57 @@ from tff_agnostic.program.reports.run_record import (
 )
 from tff_agnostic.program.reports.run_verdict import run_verdict
 from tff_agnostic.program.reports.run_warnings import caveats, harm
+from tff_agnostic.program.reports.sections import (
+    NOT_FLAGS,
+    TAIL,
+    command_blocks,
+    data_blocks,
+    facts,
+    measure_facts,
+    versions_blocks,
+)
 
-_MAX_CLASSES = 20
-# Keys of config.json that are not settings.
-NOT_FLAGS = ("format", "execution")
 _PLAIN = "plain"
-# The folders of a path in an argument, which may hold several: "--arms=mine=/home/me/a.py:q=1;...".
-_FOLDERS = re.compile(r"(?<![^=,;:])/(?:[^/,;:=]+/)*(?=[^/,;:=])")
 # Noise of clients instead of the server's.
 _DISTRIBUTED = "distributed"
 _ALL = "all"
-TAIL = "CVaR (worst 10% of clients)"
 _NUM_CLIENTS = "num_clients"
-_STATISTICS = {"superquantile": TAIL}
 # Points of a curve, and of all curves of a figure, which keep pages small.
 _MAX_POINTS, _MIN_POINTS = 300, 20
 _FIGURE_POINTS = 3000
 # Domains in the table of weights.
 _MAX_WEIGHTS = 10
-# Maximum number of classes of a domain, those with most wrong answers.
-_DOMAIN_CLASSES = 5
 
 
-def run_page(
-    run: RunRecord, command: Optional[Sequence[str]] = None, title: Optional[str] = None
-) -> Page:
+def run_page(run: RunRecord, command: Optional[Sequence[str]] = None) -> Page:
     """Returns the page.
 
     Args:
         command: Command that trains the run again; None if it is unknown.
-        title: Heading; by default the algorithm and the task.
     """
+    drawn = [q for q in run.quantities if q.is_drawn and q.role is not Role.DOMAIN_WEIGHT]
+    courses = [_course_figure(run, quantity) for quantity in drawn if run.drawn(quantity)]
     return Page(
-        title or default_title(run),
+        f"{run.label} on {run.result['task']}",
         "A report of one run, laid out after model cards (Mitchell et al. 2019); seed "
         f"{run.get('seed')}, {run.get('rounds')} rounds.",
         [
-            Section("The verdict", text(run_verdict(run))),
+            Section("The verdict", text(*run_verdict(run))),
             Section("In short", _summary(run)),
             Section("What to know first", warnings(caveats(run))),
             Section("The model", [_model(run)]),
             Section("The data", data_blocks(run, run.is_private), is_folded=True),
             Section("What was measured", [measure_facts(run), _intervals(run)], is_folded=True),
             Section("Results by domain", _domains(run)),
-            Section("Confusion matrix", _classes(run), is_folded=True),
+            Section("Confusion matrix", class_blocks(run), is_folded=True),
             Section("The tail of the clients", _tail(run), is_folded=True),
             Section("The models of the family", _family(run)),
-            Section("The course of training", _course(run), is_folded=True),
+            Section("The course of training", courses, is_folded=True),
             Section("Weights of the domains", _weights(run), is_folded=True),
-            Section("What the server saw", server_blocks(run), is_folded=True),
+            Section("What the server saw", [*_sums(run), *_privacy(run)], is_folded=True),
             Section("How to make it again", _reproduction(run, command), is_folded=True),
         ],
     )
-
-
-def default_title(run: RunRecord) -> str:
-    """Returns the title of a run's page without a given one."""
-    return f"{run.label} on {run.result['task']}"
 
 
 def write_run_report(
@@ -131,14 +112,14 @@ def write_run_report(
 
     Args:
         command: Command that trains the run again; None if it is unknown.
+        title: See `html.write_page`.
     """
     run = read_run(folder)
-    heading = chosen_title(folder, title, default_title(run))
     try:
-        page = run_page(run, command, heading)
+        page = run_page(run, command)
     except (AttributeError, LookupError, TypeError, ValueError) as e:
         raise UserError(f"{folder / RESULT}: expected the result of a run, found: {e}") from e
-    return write_page(folder, page)
+    return write_page(folder, page, title)
 
 
 @contextmanager
@@ -165,11 +146,11 @@ def _summary(run: RunRecord) -> list[Block]:
         rows.append(
             [
                 with_percent(name, unit),
-                _worst_value(run, measure),
+                run.measured(measure, "domains", worst),
                 worst or "-",
                 run.number("overall", name, unit=unit),
                 run.number("difference", name, unit=unit),
-                run.number("overall", "over_clients", name, "superquantile", unit=unit),
+                run.number("overall", "over_clients", name, SUPERQUANTILE, unit=unit),
             ]
         )
     headings = ["", "worst domain", "its name", "all examples", "best - worst", TAIL]
@@ -179,23 +160,14 @@ def _summary(run: RunRecord) -> list[Block]:
         epsilon = private.get("epsilon")
         shown = "infinite" if epsilon is None else f"{epsilon:.4g}"
         blocks += text(
-            [
-                f"Training is ({shown}, {private['delta']:.3g})-differentially private for each "
-                f"{private['unit']}."
-            ]
+            f"Training is ({shown}, {private['delta']:.3g})-differentially private for each "
+            f"{private['unit']}."
         )
     return blocks
 
 
 def _split(run: RunRecord) -> str:
     return split_name(run.split)
-
-
-def _worst_value(run: RunRecord, measure: Measure) -> Number:
-    domain = run.get("worst", measure.name, "domain")
-    if domain is None:
-        return run.number("worst", measure.name, "value", unit=measure.unit)
-    return run.measured(measure, "domains", domain)
 
 
 def _model(run: RunRecord) -> Table:
@@ -237,7 +209,7 @@ def _domains(run: RunRecord) -> list[Block]:
     """Returns the numbers of every domain, the worst first ("Quantitative Analyses")."""
     blocks: list[Block] = []
     for measure in metrics_first(run.measures):
-        series = domain_series(run, measure)
+        series = _domain_series(run, measure)
         draw = functools.partial(
             domain_figure,
             [series],
@@ -254,16 +226,12 @@ def _domains(run: RunRecord) -> list[Block]:
     return blocks
 
 
-def domain_series(run: RunRecord, measure: Measure) -> Series:
-    """Returns a measure of every domain with its interval."""
-
-    def estimate(name: str) -> Estimate:
-        value = run.measured(measure, "domains", name)
-        low, high = (_float(end) for end in value.interval or (None, None))
-        return Estimate(_float(value.value), low, high)
-
-    overall = _float(run.get("overall", measure.name))
-    return Series(run.label, {name: estimate(name) for name in run.domains}, overall)
+def _domain_series(run: RunRecord, measure: Measure) -> Series:
+    by_domain = {}
+    for name in run.domains:
+        ends = run.measured(measure, "domains", name).interval or ()
+        by_domain[name] = Estimate(run.value("domains", name, measure.name), *ends)
+    return Series(run.label, by_domain, run.value("overall", measure.name))
 
 
 def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
@@ -329,7 +297,7 @@ def _tail(run: RunRecord) -> list[Block]:
             ]
             for label, group in sets
         ]
-        headings = ["domain", "clients", *(_STATISTICS.get(s, s) for s in statistics)]
+        headings = ["domain", "clients", *(TAIL if s == SUPERQUANTILE else s for s in statistics)]
         caption = f"{with_percent(name, measure.unit)} over the {_split(run)} clients"
         blocks.append(Table(caption, headings, rows))
         values = {
@@ -347,79 +315,6 @@ def _tail(run: RunRecord) -> list[Block]:
     return blocks
 
 
-def _classes(run: RunRecord) -> list[Block]:
-    """Returns the counts of answers by class, the worst domain first; nothing if not counted."""
-    confusion, by_class = run.result.get(CONFUSION), run.result.get(BY_CLASS)
-    evaluated = [name for name in run.domains if run.get("domains", name, "num_examples")]
-
-    def accuracy(name: str) -> float:
-        value = run.get("domains", name, ACCURACY)
-        # Undefined accuracies are last.
-        return math.inf if value is None else value
-
-    ordered = sorted(evaluated, key=accuracy)
-    blocks: list[Block] = []
-    if confusion:
-        blocks.append(_confusion_table(run, confusion, ordered))
-    elif by_class:
-        blocks.append(_class_table(run, by_class, ordered))
-    if blocks and run.get("privacy", "evaluation"):
-        blocks += text(["All counts have the noise of the evaluation; none is below 0."])
-    return blocks
-
-
-def _class_names(run: RunRecord, count: int) -> list[str]:
-    classes = run.about("model", "classes")
-    is_known = isinstance(classes, list) and len(classes) == count
-    return list(map(str, classes if is_known else range(count)))
-
-
-def _ratio(part: float, whole: float) -> Number:
-    return Number(part / whole if whole else None, Unit.SHARE)
-
-
-def _confusion_table(run: RunRecord, tables: Mapping[str, Any], ordered: Sequence[str]) -> Table:
-    classes = _class_names(run, len(next(iter(tables.values()))))
-    rows: list[Sequence[Cell]] = [
-        [f"{name}, {classes[i]}", *map(number, counts), _ratio(counts[i], sum(counts))]
-        for name in ordered
-        for i, counts in enumerate(tables[name])
-        if sum(counts)
-    ]
-    return Table(
-        "Confusion matrix of each domain, the worst domain first",
-        ["domain, class", *classes, "right, %"],
-        rows,
-        [
-            f"Rows are classes of a domain's {_split(run)} examples, columns the model's answers; "
-            "right: the share of the row whose answer is its class."
-        ],
-    )
-
-
-def _class_table(run: RunRecord, by_class: Mapping[str, Any], ordered: Sequence[str]) -> Table:
-    classes = _class_names(run, len(next(iter(by_class.values()))[HAVE]))
-    rows: list[Sequence[Cell]] = []
-    for name in ordered:
-        counts = by_class[name]
-        wrong = np.subtract(counts[HAVE], counts[RIGHT])
-        order = [i for i in np.argsort(-wrong, kind="stable").tolist() if wrong[i] > 0]
-        for i in order[:_DOMAIN_CLASSES]:
-            have, get, right = (counts[key][i] for key in (HAVE, GET, RIGHT))
-            shares = (_ratio(right, have), _ratio(right, get))
-            rows.append([f"{name}, {classes[i]}", *map(number, (have, get, right)), *shares])
-    return Table(
-        "Classes with most wrong answers, the worst domain first",
-        ["domain, class", "examples", "answers", "right", "recall, %", "precision, %"],
-        rows,
-        [
-            f"Of each domain the {_DOMAIN_CLASSES} classes with most wrong answers. Recall: the "
-            "share of the class with the right answer; precision: the share of these answers that "
-            f"are right. All classes are in result.json under {BY_CLASS}."
-        ],
-    )
-
-
 def _family(run: RunRecord) -> list[Block]:
     """Returns the numbers of several models; nothing of a run with one model."""
     further: Mapping[str, Any] = run.result.get("models") or {}
@@ -428,7 +323,7 @@ def _family(run: RunRecord) -> list[Block]:
     main = run.result["main_model"]
     models: dict[str, tuple[Any, ...]] = {main: (), **{n: ("models", n) for n in further}}
     blocks = text(
-        [f"The run trained several models. The rest of this page is about the first one, {main}."]
+        f"The run trained several models. The rest of this page is about the first one, {main}."
     )
     for measure in metrics_first(run.measures):
         name = measure.name
@@ -436,7 +331,7 @@ def _family(run: RunRecord) -> list[Block]:
             "worst domain": ("worst", name, "value"),
             "all examples": ("overall", name),
             "best - worst": ("difference", name),
-            TAIL: ("overall", "over_clients", name, "superquantile"),
+            TAIL: ("overall", "over_clients", name, SUPERQUANTILE),
             **{domain: ("domains", domain, name) for domain in run.domains},
         }
         rows: list[list[Cell]] = [
@@ -446,12 +341,6 @@ def _family(run: RunRecord) -> list[Block]:
         caption = f"{with_percent(name, measure.unit)}, of each model"
         blocks.append(Table(caption, ["", *paths], rows))
     return blocks
-
-
-def _course(run: RunRecord) -> list[Block]:
-    """Returns the curves of all drawn quantities."""
-    drawn = [q for q in run.quantities if q.is_drawn and q.role is not Role.DOMAIN_WEIGHT]
-    return [course_figure(run, quantity) for quantity in drawn if run.drawn(quantity)]
 
 
 def _weights(run: RunRecord) -> list[Block]:
@@ -471,12 +360,10 @@ def _weights(run: RunRecord) -> list[Block]:
     headings = ["domain", "first round", "minimum", "mean", "maximum", "last round"]
     blocks: list[Block] = [
         *text(
-            [
-                f"{capitalized(quantity.label)}: {quantity.name} in metrics.csv. If one domain "
-                "keeps all of the weight, training serves that domain alone."
-            ]
+            f"{capitalized(quantity.label)}: {quantity.name} in metrics.csv. If one domain keeps "
+            "all of the weight, training serves that domain alone."
         ),
-        course_figure(run, quantity),
+        _course_figure(run, quantity),
         Table("Over the rounds", headings, rows, max_rows=_MAX_WEIGHTS),
     ]
     loss = run.number("worst_mixture", "loss")
@@ -485,22 +372,17 @@ def _weights(run: RunRecord) -> list[Block]:
     return blocks
 
 
-def course_figure(run: RunRecord, quantity: ReportField) -> Figure:
-    """Returns the figure of a quantity over the rounds."""
+def _course_figure(run: RunRecord, quantity: ReportField) -> Figure:
     columns = run.drawn(quantity)
 
     def draw() -> matplotlib.figure.Figure:
-        return figure_of(quantity, columns, thinned(columns, run.columns))
+        return figure_of(quantity, columns, _thinned(columns, run.columns))
 
     return Figure(f"{quantity.label} over the rounds", draw)
 
 
-def thinned(columns: Sequence[Column], values: Values) -> Values:
-    """Returns evenly spaced rounds of a long run, among them the last one.
-
-    Args:
-        values: The columns of metrics.csv.
-    """
+def _thinned(columns: Sequence[Column], values: Values) -> Values:
+    """Returns evenly spaced rounds of a long run, among them the last one."""
     has_value = np.any([np.isfinite(values[column.name]) for column in columns], axis=0)
     (rounds,) = np.nonzero(has_value)
     limit = _FIGURE_POINTS // max(1, len(columns))
@@ -516,146 +398,22 @@ def _reproduction(run: RunRecord, command: Optional[Sequence[str]]) -> list[Bloc
     execution = run.config.get("execution") or {}
     return [
         *command_blocks(command, run.is_private),
-        *_facts("Digests of its files and code:", run.fingerprint),
+        *facts("Digests of its files and code:", run.fingerprint),
         *versions_blocks(run),
-        *_facts("All settings (config.json):", settings),
-        *_facts("Execution of the rounds, which can change last bits:", execution),
+        *facts("All settings (config.json):", settings),
+        *facts("Execution of the rounds, which can change last bits:", execution),
     ]
-
-
-def _float(value: Any) -> float:
-    return float("nan") if value is None else float(value)
-
-
-# --- Sections that pages of studies have as well
-
-
-def data_blocks(run: RunRecord, is_private: bool) -> list[Block]:
-    """Returns clients and examples of each domain ("Training Data", "Evaluation Data").
-
-    Args:
-        run: A run on the data.
-        is_private: Whether any model of the page was trained on them with differential privacy.
-    """
-    splits = {"train": "training", "evaluated": _split(run)}
-    counts = {split: run.about("data", split, "domains") for split in splits}
-    totals = {
-        split: sum(domain["examples"] for domain in domains.values()) if domains else None
-        for split, domains in counts.items()
-    }
-
-    def domain_cells(split: str, name: str) -> list[Cell]:
-        domain, total = (counts[split] or {}).get(name, {}), totals[split]
-        share = domain["examples"] / total if total else None
-        numbers: list[Cell] = [number(domain.get(key)) for key in ("clients", "examples")]
-        return [*numbers, Number(share, Unit.SHARE, 3)]
-
-    rows: list[Sequence[Cell]] = [
-        [name, *(part for split in splits for part in domain_cells(split, name))]
-        for name in run.domains
-    ]
-    in_all: list[Cell] = ["in all"]
-    for split in splits:
-        in_all += [number(run.about("data", split, "clients")), number(totals[split]), ""]
-    headings = ["domain"]
-    for what in splits.values():
-        headings += [f"{what} clients", f"{what} examples", "share, %"]
-    notes = [
-        f"Examples of the {what} clients were not counted: {_reason(run, split)}."
-        for split, what in splits.items()
-        if counts[split] is None
-    ]
-    notes.append("A client may have examples of several domains.")
-    if is_private and any(counts.values()):
-        notes.append("These counts are exact: no epsilon covers them.")
-    return [Table("Clients and examples of each domain", headings, [*rows, in_all], notes)]
-
-
-def _reason(run: RunRecord, split: str) -> str:
-    """Returns the reason why the examples of a split were not counted."""
-    guarantee = run.get("privacy", "evaluation") if split == "evaluated" else run.is_private
-    return "the run is private" if guarantee else "all of them would have to be read"
-
-
-def measure_facts(run: RunRecord) -> Table:
-    """Returns a description of each measure."""
-    rows: list[Sequence[Cell]] = [
-        (measure.name, with_percent(f"{measure.better} is better", measure.unit, "in percent"))
-        for measure in metrics_first(run.measures)
-    ]
-    share = run.result["superquantile_share"]
-    rows.append((TAIL, f"the mean of the worst {share:.0%} of the clients, each counted once"))
-    classes = run.about("model", "classes")
-    if classes:
-        rows.append(("Classes", f"{len(classes)}: {names(list(map(str, classes)), _MAX_CLASSES)}"))
-    return Table("", (), rows)
-
-
-def command_blocks(command: Optional[Sequence[str]], is_private: bool) -> list[Block]:
-    """Returns a command and its conditions.
-
-    Args:
-        command: Arguments of the command; None if they are unknown.
-        is_private: Whether the noise of the training is secret.
-    """
-    if not command:
-        return text(["The command is not known here; all settings are below."])
-    but = ", except for the noise and the cohorts of private training, which are secret"
-    conditions = (
-        "Files are named without their folders. Equal settings, data and versions give equal "
-        f"numbers{but if is_private else ''}."
-    )
-    return [Sentences([shlex.join(command)], "command"), Sentences([conditions])]
-
-
-def typed_blocks(command: str) -> list[Block]:
-    """Returns a typed command without the folders of files."""
-    parts = [_FOLDERS.sub("", part) for part in shlex.split(command)]
-    line = Sentences([shlex.join(parts)], "command")
-    return [line, Sentences(["Files are named without their folders."])]
-
-
-def versions_blocks(run: RunRecord) -> list[Block]:
-    """Returns the versions of the software; nothing if they were not recorded."""
-    return _facts("Versions:", run.about("versions") or {})
-
-
-def _facts(title: str, values: Mapping[str, Any]) -> list[Block]:
-    if not values:
-        return []
-    rows: list[Sequence[Cell]] = [(name, setting_value(value)) for name, value in values.items()]
-    return [Table(title, (), rows)]
-
-
-def setting_value(value: Any) -> str:
-    """Returns the value of a setting as text; of files the names alone."""
-    if value is None:
-        return "not given"
-    if isinstance(value, list):
-        return ",".join(str(_without_folder(item)) for item in value)
-    return _without_folder(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _without_folder(value: Any) -> Any:
-    # Readers of a page need not know the folders of its author.
-    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
-
-
-def server_blocks(run: RunRecord) -> list[Block]:
-    """Returns the values that reached the server, and the guarantees about them."""
-    return [*_sums(run), *_privacy(run)]
 
 
 def _sums(run: RunRecord) -> list[Block]:
+    """Returns the values that reached the server in sums."""
     if run.config.get("pooled"):
-        return text(["No federated training: the examples of all clients were in one place."])
+        return text("No federated training: the examples of all clients were in one place.")
     if run.config.get("aggregation", _PLAIN) == _PLAIN:
         return text(
-            [
-                "Plain sums: training and evaluation use sums over clients only, but the server "
-                "that adds them up can see each client's values. Models, losses, counts and "
-                "metrics of a client are readable to the server."
-            ]
+            "Plain sums: training and evaluation use sums over clients only, but the server that "
+            "adds them up can see each client's values. Models, losses, counts and metrics of a "
+            "client are readable to the server."
         )
     security: Mapping[str, Any] = run.about("security")
     plain = security["plain"]
@@ -672,7 +430,7 @@ def _sums(run: RunRecord) -> list[Block]:
             "Clients add noise before their integers are summed: the server sees no exact sum of "
             "the training, and no sum of too few clients. Sums of evaluations are exact."
         )
-        return text(lines)
+        return text(*lines)
     if min_clients is not None:
         limit = counted(min_clients, "client")
         lines.append(f"A sum is of at least {limit}; smaller cohorts are refused.")
@@ -680,17 +438,15 @@ def _sums(run: RunRecord) -> list[Block]:
         "Sums are exact: they do not hide the number of examples of each domain, the values of a "
         "domain that one client of a cohort holds alone, and the difference of two sums."
     )
-    return text(lines)
+    return text(*lines)
 
 
 def _privacy(run: RunRecord) -> list[Block]:
     guarantee = run.get("privacy")
     if not guarantee:
         return text(
-            [
-                "No differential privacy: the model may have memorised something of single "
-                "clients, and nothing bounds how much."
-            ]
+            "No differential privacy: the model may have memorised something of single clients, "
+            "and nothing bounds how much."
         )
     epsilon = run.number("privacy", "epsilon")
     rows: list[Sequence[Cell]] = [

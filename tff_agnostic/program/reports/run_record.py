@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
@@ -12,6 +13,7 @@ import numpy as np
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import read_json
 from tff_agnostic.base.report_fields import ReportField, Role, Unit
+from tff_agnostic.metrics.columns import with_role
 from tff_agnostic.metrics.evaluation_report import VALUE
 from tff_agnostic.metrics.intervals import MIN_CLIENTS, Resampled, read_resampled
 from tff_agnostic.metrics.metrics_file import Column, read_history
@@ -57,6 +59,11 @@ class RunRecord:
             except (LookupError, TypeError):
                 return None
         return value
+
+    def value(self, *keys: Any) -> float:
+        """Returns the number at a path in result.json; NaN if it is missing or null."""
+        value = self.get(*keys)
+        return math.nan if value is None else float(value)
 
     def about(self, *keys: Any) -> Any:
         """Returns a value of the run's description; None if it is missing."""
@@ -141,7 +148,7 @@ def metrics_first(measures: Mapping[str, Measure]) -> list[Measure]:
 
 def weight_quantity(run: RunRecord) -> Optional[ReportField]:
     """Returns the quantity with the domains' weights; None if the run did not report it."""
-    quantity = next((q for q in run.quantities if q.role is Role.DOMAIN_WEIGHT), None)
+    quantity = with_role(run.quantities, Role.DOMAIN_WEIGHT)
     return quantity if quantity is not None and run.drawn(quantity) else None
 
 
@@ -149,7 +156,6 @@ def read_run(folder: Path, where: str = "") -> RunRecord:
     """Reads the files of a complete run.
 
     Args:
-        folder: The run's folder.
         where: See `RunRecord`.
     """
     path = folder / RESULT
@@ -186,5 +192,5 @@ def read_run(folder: Path, where: str = "") -> RunRecord:
         read_history(folder / "metrics.csv"),
         measures,
         where,
-        next(iter(read_resampled([folder / _RESAMPLED])), None),
+        read_resampled(folder / _RESAMPLED),
     )

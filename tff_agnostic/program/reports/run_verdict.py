@@ -6,7 +6,6 @@ domain.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,17 +49,10 @@ def _worst_claims(run: RunRecord) -> list[Claim]:
     """Returns the claims about counted domains and all examples, in the first measure."""
     measure = metrics_first(run.measures)[0]
     excluded = run.result.get("not_counted") or ()
-    names = [n for n in run.domains if n not in excluded and _is_known(run, measure, n)]
-    overall = run.get("overall", measure.name)
-    if len(names) < 2 or overall is None:
-        return []
-    values = {name: (run.get("domains", name, measure.name), overall) for name in names}
-    return _claims(run, measure, values, ALL)
-
-
-def _is_known(run: RunRecord, measure: Measure, domain: str) -> bool:
-    value = run.get("domains", domain, measure.name)
-    return value is not None and not math.isnan(value)
+    overall = run.value("overall", measure.name)
+    pairs = {n: (run.value("domains", n, measure.name), overall) for n in run.domains}
+    known = {n: p for n, p in pairs.items() if n not in excluded and not np.isnan(p).any()}
+    return _claims(run, measure, known, ALL) if len(known) > 1 else []
 
 
 def _majority_claims(run: RunRecord) -> list[Claim]:
@@ -71,11 +63,10 @@ def _majority_claims(run: RunRecord) -> list[Claim]:
     measure = run.measures[ACCURACY]
     total = {ALL: np.sum([counts[name] for name in run.domains], axis=0).tolist()}
     constants = {**constant_accuracies(total), **constant_accuracies(counts)}
-    values = {n: (run.get("domains", n, ACCURACY), c) for n, c in constants.items() if n != ALL}
-    pairs = {n: pair for n, pair in values.items() if _is_known(run, measure, n)}
-    if ALL in constants:
-        pairs = {ALL: (run.get("overall", ACCURACY), constants[ALL]), **pairs}
-    return _claims(run, measure, pairs, _MAJORITY)
+    paths = {n: ("overall",) if n == ALL else ("domains", n) for n in constants}
+    pairs = {n: (run.value(*path, ACCURACY), constants[n]) for n, path in paths.items()}
+    known = {n: pair for n, pair in pairs.items() if not np.isnan(pair[0])}
+    return _claims(run, measure, known, _MAJORITY)
 
 
 def _claims(

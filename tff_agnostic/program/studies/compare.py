@@ -16,12 +16,11 @@ from tff_agnostic.program.commands.command_line import (
     RunArguments,
     RunCommand,
     compare_command,
-    session,
     train_command,
 )
 from tff_agnostic.program.options.process import Interrupted, StopRequest
 from tff_agnostic.program.reports.document import Page, table_text, to_terminal
-from tff_agnostic.program.reports.html import chosen_title, write_page
+from tff_agnostic.program.reports.html import write_page
 from tff_agnostic.program.runs.baselines import with_baselines
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.spec import RunSettings
@@ -36,10 +35,9 @@ from tff_agnostic.program.studies.methods import (
     given_arms,
     trial_specs,
 )
-from tff_agnostic.program.studies.rows import train_rows
+from tff_agnostic.program.studies.rows import Stages, staged, train_rows
 from tff_agnostic.program.studies.runset import RunSet
-from tff_agnostic.program.studies.stages import Stages, staged
-from tff_agnostic.program.studies.trainer import RunTrainer
+from tff_agnostic.program.studies.trainer import RunTrainer, study
 from tff_agnostic.program.studies.verdict import neglected, verdicts
 
 COMPARE_FILE = "compare.json"
@@ -110,11 +108,9 @@ def compare(given: RunArguments) -> ComparedRuns:
     labels = {name: arm.label for name, arm in arms.items()}
     # All methods share the runtime.
     runtime_name = _first(specs).config.runtime
-    with session(given, f"compare-{args.task}") as at, at.running(runtime_name) as (runtime, stop):
-        trainer = RunTrainer(runtime, stop)
-        identity = {"study": "compare", "task": args.task}
-        with RunSet(at.path, identity, trainer, args.resume, stop) as runs:
-            return train_comparison(runs, trainer, specs, stages, labels, given.show_progress)
+    identity = {"study": "compare", "task": args.task}
+    with study(given, f"compare-{args.task}", identity, runtime_name) as (runs, trainer):
+        return train_comparison(runs, trainer, specs, stages, labels, given.show_progress)
 
 
 def compare_runs(
@@ -148,7 +144,10 @@ def compare_runs(
     if len(facts) > 1:
         raise OptionError("rows", "one task, runtime and seed", sorted(facts))
     ((_, name, seed),) = facts
-    specs = {row: [_with_seed(spec, seed + k) for k in range(trials)] for row, spec in rows.items()}
+    specs = {}
+    for row, spec in rows.items():
+        configs = (dataclasses.replace(spec.config, seed=seed + k) for k in range(trials))
+        specs[row] = [dataclasses.replace(spec, config=config) for config in configs]
     options = runtime_options(name, {}, {}) if runtime is None else runtime
     path, labels = Path(folder), {row: row for row in rows}
     try:
@@ -195,8 +194,8 @@ def train_comparison(
     specs = {row: specs[row] for row in comparison.trials}
     harm = neglected(comparison, {row: row_settings[0] for row, row_settings in specs.items()})
     words = {row: (LAST_LAYER, WORDS[LAST_LAYER].settings) for row in stages if row in specs}
-    heading = chosen_title(path, None, f"Comparison on {task}")
-    page = comparison_page(comparison, compare_command(specs, words), harm, heading)
+    title = f"Comparison on {task}"
+    page = comparison_page(comparison, compare_command(specs, words), harm, title)
     return ComparedRuns(path, comparison, page, tuple(harm))
 
 
@@ -210,10 +209,6 @@ def command_of_run(folder: Path) -> Optional[list[str]]:
 
 def _first(specs: Mapping[str, Sequence[RunSettings]]) -> RunSettings:
     return next(iter(specs.values()))[0]
-
-
-def _with_seed(spec: RunSettings, seed: int) -> RunSettings:
-    return dataclasses.replace(spec, config=dataclasses.replace(spec.config, seed=seed))
 
 
 def _show(compared: ComparedRuns) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ OVERALL = "(overall)"
 WORST = "(worst)"
 DIFFERENCE = "(difference)"
 SUMMARIES = (WORST, OVERALL, DIFFERENCE)
-_NUM_CLIENTS = "num_clients"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,6 @@ class Trials:
         client_values: The clients' values of each measure in each trial that reported them.
         privacy: (epsilon, delta) of each private trial.
         resampled: The values of each trial with other samples of clients; empty if one has none.
-        num_clients: Evaluated clients of each domain in the first trial; empty if unknown.
         seeds: Seeds of the trials.
         class_counts: Test examples of each class in each domain of the first trial; empty if they
             were not counted.
@@ -71,7 +69,6 @@ class Trials:
     client_values: Mapping[str, Sequence[ClientValues]] = dataclasses.field(default_factory=dict)
     privacy: Sequence[tuple[float, float]] = ()
     resampled: Sequence[Resampled] = ()
-    num_clients: Mapping[str, int] = dataclasses.field(default_factory=dict)
     seeds: Sequence[int] = ()
     class_counts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     non_finite: int = 0
@@ -90,8 +87,6 @@ class Comparison:
     """Trials of several methods on one task.
 
     Attributes:
-        domain_names: Names of the domains.
-        measures: The measures by name.
         trials: The trials of each method, by its name.
         labels: Labels of methods in tables and figures; by default their names.
         split: Split of the evaluated clients: "test", or "heldout".
@@ -199,8 +194,6 @@ def read_trials(
 
     Args:
         names: Names of each method's runs, by the name of the method.
-        labels: See `Comparison`.
-        remarks: See `Comparison`.
     """
     records = {
         row: [read_run(path, f"{path.relative_to(folder)}/") for path in paths]
@@ -237,7 +230,7 @@ def collect(runs: Sequence[RunRecord], like: RunRecord) -> Trials:
     ]
     is_counted = np.array([[d not in few for d in names] for few in excluded])
     by_domain = {
-        name: np.array([[_number(r["domains"][d][name]) for d in names] for r in results])
+        name: np.array([[run.value("domains", d, name) for d in names] for run in runs])
         for name in measures
     }
     values: dict[str, dict[str, np.ndarray]] = {
@@ -252,19 +245,18 @@ def collect(runs: Sequence[RunRecord], like: RunRecord) -> Trials:
         low[~defined.any(axis=1)] = high[~defined.any(axis=1)] = np.nan
         values[WORST][name] = low if measure.higher_is_better else high
         values[DIFFERENCE][name] = high - low
-        values[OVERALL][name] = np.array([_number(r["overall"][name]) for r in results])
+        values[OVERALL][name] = np.array([run.value("overall", name) for run in runs])
+    drawn = [run.resampled for run in runs if run.resampled is not None]
     return Trials(
         values,
         [run.columns for run in runs],
         {name for few in excluded for name in few},
         over_clients={
-            statistic: {
-                name: np.array(
-                    [_number(run.get("overall", "over_clients", name, statistic)) for run in runs]
-                )
+            s: {
+                name: np.array([run.value("overall", "over_clients", name, s) for run in runs])
                 for name in measures
             }
-            for statistic in _statistics(like)
+            for s in _statistics(like)
         },
         client_values={
             name: [
@@ -280,33 +272,19 @@ def collect(runs: Sequence[RunRecord], like: RunRecord) -> Trials:
             for run in runs
             if (private := run.get("privacy"))
         ],
-        resampled=_resampled(runs),
+        resampled=drawn if len(drawn) == len(runs) else [],
         seeds=[int(r["seed"]) for r in results],
         class_counts=results[0].get("class_counts", {}),
         non_finite=sum(int(run.get("clients", "non_finite") or 0) for run in runs),
-        num_clients={
-            name: int(count)
-            for name, domain in results[0]["domains"].items()
-            if (count := domain["over_clients"].get("loss", {}).get(_NUM_CLIENTS)) is not None
-        },
     )
 
 
-def _statistics(run: RunRecord) -> Iterator[str]:
-    """Yields the statistics of distributions over clients that a run reported."""
+def _statistics(run: RunRecord) -> list[str]:
+    """Returns the statistics of distributions over clients that a run reported."""
     reported = run.result["overall"]["over_clients"].values()
-    return iter(dict.fromkeys(s for values in reported for s in values if s != _NUM_CLIENTS))
-
-
-def _resampled(runs: Sequence[RunRecord]) -> list[Resampled]:
-    drawn = [run.resampled for run in runs if run.resampled is not None]
-    return drawn if len(drawn) == len(runs) else []
+    return list(dict.fromkeys(s for values in reported for s in values if s != "num_clients"))
 
 
 def std_of(values: np.ndarray) -> float:
     """Returns the sample standard deviation over trials; NaN for a single one."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else value

@@ -41,15 +41,14 @@ from tff_agnostic.program.reports.evaluation_table import not_counted_line
 from tff_agnostic.program.reports.figures import (
     LEGEND_ROW,
     WIDTH,
-    draw_grid,
-    label_course,
+    finish_course,
     legend_above,
     new_figure,
-    percent_axis,
     plot_spread,
-    scale_axis,
 )
-from tff_agnostic.program.reports.run_page import (
+from tff_agnostic.program.reports.run_record import RunRecord, metrics_first
+from tff_agnostic.program.reports.run_warnings import data_caveats, harm, training_caveats
+from tff_agnostic.program.reports.sections import (
     NOT_FLAGS,
     TAIL,
     command_blocks,
@@ -58,13 +57,12 @@ from tff_agnostic.program.reports.run_page import (
     setting_value,
     versions_blocks,
 )
-from tff_agnostic.program.reports.run_record import RunRecord, metrics_first
-from tff_agnostic.program.reports.run_warnings import data_caveats, harm, training_caveats
 from tff_agnostic.program.studies.comparison import (
     DIFFERENCE,
     OVERALL,
     WORST,
     Comparison,
+    Trials,
     std_of,
 )
 from tff_agnostic.program.studies.gains import gains, tied
@@ -89,18 +87,20 @@ def comparison_page(
     """Returns the page, which a terminal shows in part.
 
     Args:
-        command: Command of the comparison.
         warned: A line for each neglected domain; see `neglected`.
     """
     labels = ", ".join(comparison.label(row) for row in comparison.trials)
-    verdict = [*text(verdicts(comparison)), *warnings([f"{line}." for line in warned])]
+    verdict = [*text(*verdicts(comparison)), *warnings([f"{line}." for line in warned])]
+    baseline, measure = comparison.baseline, comparison.main_measure
+    others = [row for row in comparison.trials if row != baseline]
+    verdict += [gain_figure(comparison, row, baseline, measure) for row in others[:_MAX_FIGURES]]
     harms = _trial_lines(comparison, harm)
     return Page(
         title,
         f"{labels}: {counted(comparison.num_trials, 'trial')} each. Numbers are means over the "
         "trials and, in parentheses, standard deviations.",
         [
-            Section("The verdict", [*verdict, *_verdict_figures(comparison)], in_terminal=True),
+            Section("The verdict", verdict, in_terminal=True),
             Section("In short", [*warnings(harms), *summaries(comparison)]),
             Section("What to know first", warnings(_caveats(comparison)), in_terminal=True),
             Section("What was compared", _methods(comparison)),
@@ -190,7 +190,6 @@ def _has_tied(numbers: Iterable[Sequence[Number]]) -> bool:
 
 
 def _client_table(comparison: Comparison, measure: Measure) -> list[Block]:
-    """Returns the distribution of a measure over the clients; nothing if no trial reported it."""
     reported = dict.fromkeys(
         s for trials in comparison.trials.values() for s in trials.over_clients
     )
@@ -232,7 +231,7 @@ def by_domain(comparison: Comparison) -> list[Block]:
     """Returns a table and a figure of each measure; the first method's worst domain comes first."""
     blocks: list[Block] = []
     for measure in metrics_first(comparison.measures):
-        ordered = worst_first(domain_series(comparison, measure.name), measure.higher_is_better)
+        ordered = worst_first(_domain_series(comparison, measure.name), measure.higher_is_better)
         about = (
             f"{measure.name} of the worst domain over the rounds, and of every domain at the end, "
             "sorted by the first method, the worst on top; bands and error bars are one standard "
@@ -246,7 +245,6 @@ def by_domain(comparison: Comparison) -> list[Block]:
 def over_clients(comparison: Comparison) -> list[Block]:
     """Returns the distributions over the clients as tables and figures."""
     blocks: list[Block] = []
-    split = split_name(comparison.split)
     for measure in metrics_first(comparison.measures):
         blocks += _client_table(comparison, measure)
         rows = {
@@ -254,14 +252,13 @@ def over_clients(comparison: Comparison) -> list[Block]:
             for row, trials in comparison.trials.items()
             if trials.client_values.get(measure.name)
         }
-        if rows:
-            about = (
-                f"{measure.name} in all trials of each method: the share of the clients with a "
-                "value up to that, and the mean of the clients by their number of examples, with "
-                "one standard deviation over the trials"
-            )
-            draw = functools.partial(client_figure, measure.name, measure.unit, rows, split)
-            blocks.append(Figure(about, draw))
+        about = (
+            f"{measure.name} in all trials of each method: the share of the clients with a value "
+            "up to that, and the mean of the clients by their number of examples, with one "
+            "standard deviation over the trials"
+        )
+        clients = (measure.name, measure.unit, rows, split_name(comparison.split))
+        blocks += [Figure(about, functools.partial(client_figure, *clients))] if rows else []
     return blocks
 
 
@@ -290,12 +287,6 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 # --- Sections of the page
-
-
-def _verdict_figures(comparison: Comparison) -> list[Block]:
-    baseline, measure = comparison.baseline, comparison.main_measure
-    rows = [row for row in comparison.trials if row != baseline]
-    return [gain_figure(comparison, row, baseline, measure) for row in rows[:_MAX_FIGURES]]
 
 
 def gain_figure(comparison: Comparison, row: str, other: str, measure: Measure) -> Figure:
@@ -341,15 +332,12 @@ def _caveats(comparison: Comparison) -> list[str]:
 def _methods(comparison: Comparison) -> list[Block]:
     """Returns the methods with the settings in which they differ, and the folders of their runs."""
     settings = {row: runs[0].config for row, runs in comparison.records.items()}
-    flags = dict.fromkeys(flag for row_settings in settings.values() for flag in row_settings)
+    first = comparison.first.config
     different = [
         flag
-        for flag in flags
+        for flag in dict.fromkeys(flag for config in settings.values() for flag in config)
         if flag not in ("algorithm", "seed", *NOT_FLAGS)
-        and any(
-            row_settings.get(flag) != comparison.first.config.get(flag)
-            for row_settings in settings.values()
-        )
+        and any(config.get(flag) != first.get(flag) for config in settings.values())
     ]
     rows: list[Sequence[Cell]] = []
     folders: list[Sequence[Cell]] = []
@@ -383,17 +371,10 @@ def figure(comparison: Comparison, measure: str) -> matplotlib.figure.Figure:
     curves, ends = result.subplots(2, 1, height_ratios=(3.2, below))
     measured = comparison.measures[measure]
     course = Column(tested_worst(measured, comparison.split))
-    for i, (label, trials) in enumerate(zip(labels, comparison.trials.values())):
-        rounds = trials.histories[0][ROUND]
-        by_trial = np.array([history[course.name] for history in trials.histories])
-        plot_spread(curves, rounds, by_trial, i, label)
     title = f"{measure} on the {split_name(comparison.split)} clients"
-    label_course(curves, title)
+    draw_courses(curves, zip(labels, comparison.trials.values()), course, title)
     curves.set_title("Worst domain")
-    scale_axis(curves, measured.unit, whole=1.0)
-    percent_axis(curves, measured.unit)
-    draw_grid(curves)
-    series = domain_series(comparison, measure)
+    series = _domain_series(comparison, measure)
     ends.set_title("Every domain after the last round")
     higher = measured.higher_is_better
     draw_domains(ends, series, title, measured.unit, higher, comparison.not_counted)
@@ -401,23 +382,27 @@ def figure(comparison: Comparison, measure: str) -> matplotlib.figure.Figure:
     return result
 
 
-def domain_series(comparison: Comparison, measure: str) -> list[Series]:
+def draw_courses(
+    axes: matplotlib.axes.Axes, trials: Iterable[tuple[str, Trials]], course: Column, title: str
+) -> None:
+    """Draws a column of metrics.csv over the rounds: means and spreads of labelled trials."""
+    for i, (label, entry) in enumerate(trials):
+        by_trial = np.array([history[course.name] for history in entry.histories])
+        plot_spread(axes, entry.histories[0][ROUND], by_trial, i, label)
+    finish_course(axes, title, course.quantity.unit)
+
+
+def _domain_series(comparison: Comparison, measure: str) -> list[Series]:
     """Returns the mean of each method in every domain, with one standard deviation over trials."""
-    return [
-        Series(
-            label,
-            {
-                domain: _estimate(trials.mean(domain, measure), trials.std(domain, measure))
-                for domain in comparison.domain_names
-            },
-        )
-        for label, trials in zip(_labels(comparison), comparison.trials.values())
-    ]
+    series = []
+    for label, trials in zip(_labels(comparison), comparison.trials.values()):
+        by_domain = {}
+        for domain in comparison.domain_names:
+            mean, std = trials.mean(domain, measure), trials.std(domain, measure)
+            by_domain[domain] = Estimate(mean, mean - std, mean + std)
+        series.append(Series(label, by_domain))
+    return series
 
 
 def _labels(comparison: Comparison) -> list[str]:
     return short_names([comparison.label(row) for row in comparison.trials], _LABEL_WIDTH)
-
-
-def _estimate(mean: float, std: float) -> Estimate:
-    return Estimate(mean, mean - std, mean + std)

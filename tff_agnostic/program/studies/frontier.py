@@ -33,7 +33,6 @@ class Mixture:
 
     Attributes:
         name: Name of the folder of its trials, equal for any number of points.
-        label: Label in tables.
         weights: lambda, p numbers that sum to 1.
         line: The domain on the line to which it lies; None of the training mixture and of two
             domains.
@@ -58,8 +57,6 @@ def mixtures(
     Args:
         points: Points of a line, with its ends; at least 2.
         shares: Fraction of the training examples of each domain, [p].
-        names: Names of the domains.
-        max_mixtures: Maximum number of mixtures.
     """
     trained = np.flatnonzero(shares)
     if len(trained) < 2:
@@ -75,7 +72,7 @@ def mixtures(
             f"points per line and {len(trained)} domains"
         )
     names = [" ".join(name.split()) for name in names]
-    first = Mixture(TRAINING_MIXTURE, "training mixture", _tuple(shares))
+    first = Mixture(TRAINING_MIXTURE, "training mixture", tuple(shares.tolist()))
     others = (_between if is_pair else _to_domains)(shares, points, names)
     return [first, *others]
 
@@ -89,7 +86,7 @@ def _to_domains(shares: np.ndarray, points: int, names: Sequence[str]) -> Iterat
             else:
                 weights = (1 - way) * shares + way * np.eye(len(shares))[domain]
                 label = f"{100 * way:.3g}% of the way to {names[domain]}"
-                point = Mixture(f"to_{domain}_{way:.6g}", label, _tuple(weights))
+                point = Mixture(f"to_{domain}_{way:.6g}", label, tuple(weights.tolist()))
             yield dataclasses.replace(point, line=domain, way=way)
 
 
@@ -107,17 +104,13 @@ def _between(shares: np.ndarray, points: int, names: Sequence[str]) -> Iterator[
         yield Mixture(
             "lambda_" + "_".join(f"{i}-{weights[i]:.6g}" for i in pair),
             ", ".join(f"{100 * weights[i]:.3g}% {names[i]}" for i in pair),
-            _tuple(weights),
+            tuple(weights.tolist()),
         )
 
 
 def _vertex(domain: int, names: Sequence[str]) -> Mixture:
     weights = np.eye(len(names))[domain]
-    return Mixture(f"only_{domain}", f"{names[domain]} only", _tuple(weights))
-
-
-def _tuple(weights: np.ndarray) -> tuple[float, ...]:
-    return tuple(float(weight) for weight in weights)
+    return Mixture(f"only_{domain}", f"{names[domain]} only", tuple(weights.tolist()))
 
 
 class FrontierOutcome(enum.Enum):
@@ -165,8 +158,6 @@ def judge(
     Args:
         means: Mean of the worst domain's measure at each mixture, by its name, the training
             mixture's first; NaN if no domain was counted.
-        algorithms: Names of the algorithms.
-        higher_is_better: Whether larger values are better.
         direction: Called with two methods; returns 1 if the first is better, -1 if worse, else 0.
     """
     training = next(iter(means))

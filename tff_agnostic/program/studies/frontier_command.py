@@ -14,22 +14,19 @@ from tff_agnostic.base.files import write_json
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.domain_weights.ascent import LambdaOptions
-from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, session
+from tff_agnostic.program.commands.command_line import RunArguments, RunCommand
 from tff_agnostic.program.reports.document import to_terminal
-from tff_agnostic.program.reports.html import chosen_title, write_page
+from tff_agnostic.program.reports.html import write_page
 from tff_agnostic.program.runs.build import training_examples
 from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.compare import CompareOptions
 from tff_agnostic.program.studies.comparison import MAX_TRIALS
-from tff_agnostic.program.studies.frontier import Frontier, Mixture, mixtures
+from tff_agnostic.program.studies.frontier import Frontier, mixtures
 from tff_agnostic.program.studies.frontier_page import frontier_page, to_json
 from tff_agnostic.program.studies.methods import Arm, given_arms, trial_specs
-from tff_agnostic.program.studies.rows import train_rows
-from tff_agnostic.program.studies.runset import RunSet
-from tff_agnostic.program.studies.stages import staged
-from tff_agnostic.program.studies.trainer import RunTrainer
+from tff_agnostic.program.studies.rows import staged, train_rows
+from tff_agnostic.program.studies.trainer import study
 from tff_agnostic.program.studies.verdict import neglected
-from tff_agnostic.tasks.task import Task
 
 FRONTIER_FILE = "frontier.json"
 # Algorithms that can train on a fixed mixture.
@@ -62,8 +59,15 @@ def draw_frontier(given: RunArguments) -> None:
     arms = given_arms(given)
     # The data of the first trial.
     task = given.spec_of({"algorithm": args.grid_algorithm}).load_task()
-    points = _mixtures(args, task, len(arms))
-    mixture_arms = _mixture_arms(args, points)
+    counts = training_examples(task)
+    max_mixtures = max(0, MAX_TRIALS // args.trials - len(arms))
+    shares = counts / max(1, np.sum(counts))
+    points = mixtures(args.grid_points, shares, task.domain_names, max_mixtures)
+    # Any mixture may be fixed, also outside of the algorithms' set.
+    fixed = {"algorithm": args.grid_algorithm, "lambda_update": _FIXED, "lambda_set": "simplex"}
+    mixture_arms = {
+        point.name: Arm(point.label, {**fixed, "lambda_initial": point.weights}) for point in points
+    }
     if taken := sorted(arms.keys() & {_MIXTURES, *mixture_arms}):
         raise UserError(
             f"--arms: expected labels other than {_MIXTURES} and the mixtures' names, found "
@@ -75,16 +79,12 @@ def draw_frontier(given: RunArguments) -> None:
     stages = staged(given, rows, specs)
     runtime_name = next(iter(specs.values()))[0].config.runtime
     identity = {"study": "frontier", "task": args.task}
-    with (
-        session(given, f"frontier-{args.task}") as at,
-        at.running(runtime_name) as (runtime, stop),
-        RunSet(at.path, identity, trainer := RunTrainer(runtime, stop), args.resume, stop) as runs,
-    ):
+    with study(given, f"frontier-{args.task}", identity, runtime_name) as (runs, trainer):
         print(
             f"{counted(len(rows) * args.trials, 'run')} on {args.task}: "
             f"{counted(len(points), 'mixture')} and {', '.join(arms)}, "
             f"{counted(args.trials, 'trial')} of each; fewer with smaller --grid_points or "
-            f"--trials: {at.path}"
+            f"--trials: {runs.folder}"
         )
         labels = {row: arm.label for row, arm in rows.items()}
         comparison = train_rows(
@@ -95,11 +95,10 @@ def draw_frontier(given: RunArguments) -> None:
     points = [point for point in points if point.name in comparison.trials]
     harm = neglected(comparison, {row: specs[row][0] for row in comparison.trials})
     frontier = Frontier(comparison, points)
-    write_json(at.path / FRONTIER_FILE, to_json(frontier))
-    title = chosen_title(at.path, None, f"What is attainable on {args.task}")
-    page = frontier_page(frontier, title, given.typed, harm)
+    write_json(runs.folder / FRONTIER_FILE, to_json(frontier))
+    page = frontier_page(frontier, f"What is attainable on {args.task}", given.typed, harm)
     print(f"\n{to_terminal(page)}")
-    print(f"\nreport: {write_page(at.path, page)}")
+    print(f"\nreport: {write_page(runs.folder, page)}")
 
 
 def _check_not_private(specs: Mapping[str, Sequence[RunSettings]]) -> None:
@@ -109,25 +108,6 @@ def _check_not_private(specs: Mapping[str, Sequence[RunSettings]]) -> None:
                 f"--privacy={first.config.privacy}: expected none for {row}: the training mixture "
                 "is computed from exact counts of the training clients"
             )
-
-
-def _mixtures(args: FrontierOptions, task: Task, num_algorithms: int) -> list[Mixture]:
-    counts = training_examples(task)
-    max_mixtures = MAX_TRIALS // args.trials - num_algorithms
-    shares = counts / max(1, np.sum(counts))
-    return mixtures(args.grid_points, shares, task.domain_names, max(0, max_mixtures))
-
-
-def _mixture_arms(args: FrontierOptions, points: Sequence[Mixture]) -> Mapping[str, Arm]:
-    # Any mixture may be fixed, also outside of the algorithms' set.
-    fixed = {
-        "algorithm": args.grid_algorithm,
-        "lambda_update": _FIXED,
-        "lambda_set": "simplex",
-    }
-    return {
-        point.name: Arm(point.label, {**fixed, "lambda_initial": point.weights}) for point in points
-    }
 
 
 FRONTIER = RunCommand(

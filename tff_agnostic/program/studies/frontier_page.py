@@ -36,8 +36,8 @@ from tff_agnostic.program.reports.figures import (
     plot_known,
     scale_axis,
 )
-from tff_agnostic.program.reports.run_page import typed_blocks
 from tff_agnostic.program.reports.run_warnings import data_caveats
+from tff_agnostic.program.reports.sections import typed_blocks
 from tff_agnostic.program.studies.comparison import DIFFERENCE, OVERALL, WORST
 from tff_agnostic.program.studies.comparison_page import (
     caption,
@@ -267,7 +267,7 @@ def frontier_page(frontier: Frontier, title: str, command: str, warned: Sequence
     comparison = frontier.comparison
     labels = ", ".join(comparison.label(row) for row in frontier.algorithms)
     caveats = [*map(sentence, notes(comparison)), *data_caveats(comparison.first)]
-    verdict: list[Block] = [*text(frontier.sentences), *warnings([f"{line}." for line in warned])]
+    verdict: list[Block] = [*text(*frontier.sentences), *warnings([f"{line}." for line in warned])]
     return Page(
         title,
         f"{counted(len(frontier.mixtures), 'mixture')} of {len(comparison.domain_names)} domains, "
@@ -277,7 +277,7 @@ def frontier_page(frontier: Frontier, title: str, command: str, warned: Sequence
             Section("The verdict", [*verdict, _figure(frontier)], in_terminal=True),
             Section("Every mixture and method", [frontier_table(frontier)], in_terminal=True),
             Section("What to know first", warnings(caveats), in_terminal=True),
-            Section("What the verdict means", text([_RULE]), is_folded=True),
+            Section("What the verdict means", text(_RULE), is_folded=True),
             *last_sections(comparison, typed_blocks(command)),
         ],
     )

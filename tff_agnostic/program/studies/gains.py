@@ -109,9 +109,6 @@ def gain(comparison: Comparison, row: str, baseline: str, name: str, measure: Me
     """Returns the gain of a method over another in one group.
 
     Without trials of the same seeds the gain has a mean and no interval.
-
-    Args:
-        name: A domain, `OVERALL` or `WORST`.
     """
     names, sides = comparison.domain_names, (comparison.trials[row], comparison.trials[baseline])
     ours, theirs = (estimates(entry, names, name, measure) for entry in sides)
@@ -126,7 +123,6 @@ class Estimates:
         values: Value in each trial, [K].
         replicates: Value in each replicate, [K, B]; None if clients were not resampled.
         clients: Effective number of clients; NaN if they were not resampled.
-        seeds: Seeds of the trials.
         is_smooth: See `intervals.combined`.
     """
 
@@ -165,11 +161,7 @@ def difference(
 
 
 def tied(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]:
-    """Returns the methods that do not differ significantly from the best one in a group.
-
-    Args:
-        name: A domain, `OVERALL` or `WORST`.
-    """
+    """Returns the methods that do not differ significantly from the best one in a group."""
     means = {row: entry.mean(name, measure.name) for row, entry in comparison.trials.items()}
     defined = {row: mean for row, mean in means.items() if not math.isnan(mean)}
     if not defined:

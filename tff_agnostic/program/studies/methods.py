@@ -39,7 +39,6 @@ class Arm:
     """A method of a comparison.
 
     Attributes:
-        label: Label in tables.
         settings: Settings of its runs by flag, with the algorithm; those of the second stage of two
             stages.
         word: Its shorthand in --arms; empty without one.
@@ -109,10 +108,6 @@ def parsed_arms(text: str, parse: Callable[[str, str], Any]) -> dict[str, Arm]:
     "mild=q_ffl:q=0.1;strong=q_ffl:q=5;fed_avg" are three: "mild", "strong" and "fed_avg". Without
     a label a method has its algorithm's name. A value may have commas. A member of `WORDS` may
     replace an algorithm.
-
-    Args:
-        text: The flag's text.
-        parse: (flag, text) -> value.
     """
     arms: dict[str, Arm] = {}
     for label, algorithm, settings in _split(text):

@@ -40,20 +40,15 @@ FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 NOTHING_NEW = 20
 # Number of trials that are drawn at random and not pruned.
 NUM_AT_FIRST = 5
-_BITS = 32
 _ASK = ".ask"
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The budget of a search.
+    """The trials of each method, and the seconds of training of all together; None for any number.
 
     A method that finds nothing new to train, in `NOTHING_NEW` trials in a row, has no more trials
     by time.
-
-    Attributes:
-        trials: Number of trials of each method; None for any number.
-        seconds: Seconds of training of all methods together; None for any time.
     """
 
     trials: Optional[int]
@@ -65,9 +60,6 @@ class Claim:
     """A trial that this process runs; closed after `Studies.end`.
 
     Attributes:
-        name: Name of the method.
-        study: Study of the method, with the trial's sampler.
-        trial: The trial.
         runs_of: Number of the trial whose runs it uses: an earlier one with equal values that had
             finished when this one was claimed, as a run is a function of its settings, or itself.
         held: Holds the lock of the trial.
@@ -108,8 +100,6 @@ class Studies:
     """The studies of a search.
 
     Args:
-        runs: The runs of the search.
-        higher_is_better: Whether larger objectives are better.
         seed: Seed of the search.
         warm_up: First step of a trial in which it may end early.
     """
@@ -133,7 +123,6 @@ class Studies:
         """Adds the study of a method and its first trial, if they are missing or failed.
 
         Args:
-            name: Name of the method.
             first: Values of its first trial, by flag; the others are drawn.
         """
         with self._runs.hold(_ASK, wait=True):
@@ -297,10 +286,6 @@ def sampler_seed(seed: int, trial: int) -> int:
     """Returns the seed of the sampler that draws a trial's settings.
 
     Each trial has its own sampler, so that its draws do not depend on restarts of the search.
-
-    Args:
-        seed: Seed of the search.
-        trial: Number of the trial, from 0.
     """
     text = f"{seed}/{trial}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[: _BITS // 8], "big")
+    return int.from_bytes(hashlib.sha256(text).digest()[:4], "big")

@@ -45,13 +45,7 @@ FINALISTS = 2
 
 
 def learning_rates(row: str, first: RunSettings, number: int) -> list[dict[str, float]]:
-    """Returns the changed learning rates of each setting of a method, by flag.
-
-    Args:
-        row: A member of `PORTFOLIO`.
-        first: A run at the first setting.
-        number: Number of settings.
-    """
+    """Returns the changed learning rates of each setting of a method, by flag."""
     values, flags = first.settings(), PORTFOLIO[row]
     # Neighbours come first.
     tried = FACTORS if len(flags) > 1 else [(factor,) for factor in _ONE_RATE]
@@ -84,7 +78,6 @@ def schedule_within(
         seconds: The time for all runs.
         used: Seconds of the first settings and of references.
         by_row: Seconds of one run of each method, which are part of `used`.
-        most: The requested schedule.
         final: Number of methods in the final runs next to FedAvg; the longest ones are assumed.
 
     Raises:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
@@ -47,9 +48,9 @@ from tff_agnostic.program.studies.portfolio import (
     schedule_within,
 )
 from tff_agnostic.program.studies.recommendation import FINAL, WORSE, SearchResults
+from tff_agnostic.program.studies.rows import split_into_stages, stage_job
 from tff_agnostic.program.studies.runset import Job, RunSet
 from tff_agnostic.program.studies.search_space import Objective
-from tff_agnostic.program.studies.stages import Stages, split_into_stages, stage_job
 from tff_agnostic.program.studies.trainer import RunTrainer
 from tff_agnostic.program.studies.validation_clients import ValidationClients
 
@@ -77,13 +78,7 @@ class Budget(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The settings of the portfolio's runs.
-
-    Attributes:
-        given: The user's request.
-        arms: The methods by their names.
-        clients: The validation clients.
-    """
+    """The settings of the portfolio's runs: the user's request, the methods, and who validates."""
 
     given: RunArguments
     arms: Mapping[str, Arm]
@@ -95,8 +90,6 @@ class Rows:
         """Returns a run of a method.
 
         Args:
-            changes: Settings of this run, by flag.
-            trial: Number of the trial, from 0.
             is_final: Whether the run has all training clients, and is evaluated on test clients.
         """
         given, seed = self.given, self.given.settings.get("seed", 0) + trial
@@ -105,13 +98,11 @@ class Rows:
         return given.spec_of(settings, options if is_final else self.clients.options(options))
 
     def stages(
-        self, row: str, changes: Mapping[str, Any], trial: int, is_final: bool = False
-    ) -> tuple[Optional[RunSettings], RunSettings]:
-        """Returns the first stage of a run, if it has one, and the evaluated stage; see `spec`."""
-        spec = self.spec(row, changes, trial, is_final)
-        if row != LAST_LAYER:
-            return None, spec
-        return split_into_stages(self.spec(BASELINE, changes, trial, is_final), spec)
+        self, changes: Mapping[str, Any], trial: int, is_final: bool = False
+    ) -> tuple[RunSettings, RunSettings]:
+        """Returns both stages of a run of `LAST_LAYER`; see `spec`."""
+        both = (self.spec(row, changes, trial, is_final) for row in (BASELINE, LAST_LAYER))
+        return split_into_stages(*both)
 
     def without(self, names: Collection[str]) -> Rows:
         """Returns the other methods; without references all validation clients validate."""
@@ -174,11 +165,7 @@ class PortfolioSearch:
     """The search for a recommendation.
 
     Attributes:
-        rows: The settings of the runs.
         fixed: Settings of each method at all its settings, by flag.
-        objective: The objective.
-        runs: The runs on validation clients.
-        trainer: Trains the runs.
         may_lose: Largest loss of the average; see `choice.chosen`.
     """
 
@@ -189,6 +176,17 @@ class PortfolioSearch:
     trainer: RunTrainer
     may_lose: Optional[float] = None
 
+    @functools.cached_property
+    def settings(self) -> dict[str, list[dict[str, Any]]]:
+        """All settings of each method by flag, in the order of the tries."""
+        return {
+            row: [
+                {**fixed, **changes}
+                for changes in learning_rates(row, self.rows.spec(row, fixed, 0), len(FACTORS))
+            ]
+            for row, fixed in self.fixed.items()
+        }
+
     def run(self, budget: Budget, all_final: bool = False) -> SearchResults:
         """Makes the missing runs, and returns the results.
 
@@ -196,22 +194,16 @@ class PortfolioSearch:
             all_final: Whether --hours includes final runs of every method, and not only of FedAvg
                 and the choice.
         """
-        tries = {
-            row: [
-                {**fixed, **changes}
-                for changes in learning_rates(row, self.rows.spec(row, fixed, 0), len(FACTORS))
-            ]
-            for row, fixed in self.fixed.items()
-        }
-        self._make(tries, list(tries), 0, [0], "the first settings")
-        schedule = self._schedule(budget, list(tries), all_final)
+        rows = list(self.settings)
+        self._make(rows, 0, [0], "the first settings")
+        schedule = self._schedule(budget, rows, all_final)
         given_up: dict[str, str] = {}
         for k in range(1, schedule.tries):
-            standings = self._compare_best_settings(*self._best(tries, k))
+            standings = self._compare_best_settings(*self._best(k))
             given_up |= dict.fromkeys(clearly_worse(standings, self.objective.unit), WORSE)
-            live = [row for row in tries if row not in given_up]
-            self._make(tries, live, k, [0], f"setting {k + 1} of {schedule.tries}")
-        best, tried = self._best(tries, schedule.tries)
+            live = [row for row in rows if row not in given_up]
+            self._make(live, k, [0], f"setting {k + 1} of {schedule.tries}")
+        best, tried = self._best(schedule.tries)
         standings = self._compare_best_settings(best, tried)
         given_up |= dict.fromkeys(_equal_rows(tried, best), _EQUAL)
         given_up |= dict.fromkeys(worse(standings), WORSE)
@@ -223,10 +215,10 @@ class PortfolioSearch:
                     given_up[row] = f"as good as {rival} in one trial, which has more trials"
         live = [BASELINE, *finalists]
         for row in live:
-            self._make(tries, [row], best[row], range(1, schedule.trials), f"more trials of {row}")
+            self._make([row], best[row], range(1, schedule.trials), f"more trials of {row}")
         confirmed = {}
         for row in live:
-            jobs = [self._job(tries, row, best[row], k) for k in range(schedule.trials)]
+            jobs = [self._job(row, best[row], k) for k in range(schedule.trials)]
             reason = next((r for job in jobs if (r := self._reason(job)) is not None), None)
             if reason is None:
                 confirmed[row] = jobs
@@ -241,7 +233,7 @@ class PortfolioSearch:
             comparison,
             judged(comparison, self.objective, BASELINE),
             tried,
-            {row: tries[row][k] for row, k in best.items()},
+            {row: self.settings[row][k] for row, k in best.items()},
             given_up,
             schedule,
         )
@@ -256,43 +248,27 @@ class PortfolioSearch:
         stages = {}
         if LAST_LAYER in specs:
             changes = searched.changes[LAST_LAYER]
-            pairs = [self.rows.stages(LAST_LAYER, changes, k, is_final=True) for k in trials]
-            stages[LAST_LAYER] = Stages(*zip(*pairs))
+            stages[LAST_LAYER] = [self.rows.stages(changes, k, is_final=True) for k in trials]
         labels = {row: self.rows.arms[row].label for row in specs}
-        path, trainer = (
-            self.runs.folder / FINAL,
-            RunTrainer(self.trainer.runtime, self.trainer.stop),
-        )
+        path = self.runs.folder / FINAL
+        trainer = RunTrainer(self.trainer.runtime, self.trainer.stop)
         with RunSet(path, {"study": FINAL}, trainer, True, trainer.stop) as runs:
             show = self.rows.given.show_progress
             return train_comparison(runs, trainer, specs, stages, labels, show)
 
-    def _make(
-        self,
-        tries: Mapping[str, Sequence[Mapping[str, Any]]],
-        rows: Sequence[str],
-        setting: int,
-        trials: Iterable[int],
-        what: str,
-    ) -> None:
-        jobs = [self._job(tries, row, setting, trial) for row in rows for trial in trials]
+    def _make(self, rows: Sequence[str], setting: int, trials: Iterable[int], what: str) -> None:
+        jobs = [self._job(row, setting, trial) for row in rows for trial in trials]
         show = self.rows.given.show_progress
         with LongWork(what, len(jobs), "runs", visible=show) as work:
             self.runs.make(jobs, work)
         self.trainer.stop.check(what)
 
-    def _job(
-        self,
-        tries: Mapping[str, Sequence[Mapping[str, Any]]],
-        row: str,
-        setting: int,
-        trial: int,
-    ) -> Job[RunSettings]:
-        first, spec = self.rows.stages(row, tries[row][setting], trial)
+    def _job(self, row: str, setting: int, trial: int) -> Job[RunSettings]:
         name = f"{_SEARCH}/{trial_name(_folder(row, setting), trial)}"
-        if first is None:
-            return Job(name, spec)
-        return stage_job(name, f"{FIRST_STAGES}/{name}", first, spec, self.rows.clients.judging)
+        changes = self.settings[row][setting]
+        if row != LAST_LAYER:
+            return Job(name, self.rows.spec(row, changes, trial))
+        return stage_job(name, *self.rows.stages(changes, trial), self.rows.clients.judging)
 
     def _reason(self, job: Job[RunSettings]) -> Optional[str]:
         outcome = self.runs.outcome(job)
@@ -315,17 +291,18 @@ class PortfolioSearch:
         final = max(1, len(rows) - 1) if all_final else 1
         return schedule_within(budget.hours * _SECONDS_PER_HOUR, used, one, most, final)
 
-    def _best(
-        self, tries: Mapping[str, Sequence[Mapping[str, Any]]], number: int
-    ) -> tuple[dict[str, int], Comparison]:
+    def _best(self, number: int) -> tuple[dict[str, int], Comparison]:
         """Returns the best of several settings of each method, and the first trial of all."""
         jobs = {
-            (row, k): self._job(tries, row, k, 0)
-            for row, settings in tries.items()
+            (row, k): self._job(row, k, 0)
+            for row, settings in self.settings.items()
             for k in range(min(number, len(settings)))
         }
-        done = {key: job for key, job in jobs.items() if not self.runs.open([job])}
-        complete = {key: job for key, job in done.items() if self._reason(job) is None}
+        complete = {
+            key: job
+            for key, job in jobs.items()
+            if (outcome := self.runs.outcome(job)) is not None and outcome.reason is None
+        }
         if not any(row == BASELINE for row, _ in complete):
             raise UserError(_nothing(self._reason(jobs[BASELINE, 0])))
         tried = self._comparison({_folder(*key): [job] for key, job in complete.items()})

@@ -27,16 +27,14 @@ from tff_agnostic.program.commands.command_line import (
     RunCommand,
     TaskOptions,
     compare_command,
-    session,
     train_command,
 )
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.process import StopRequest
-from tff_agnostic.program.reports.document import Page, to_terminal
-from tff_agnostic.program.reports.html import chosen_title, write_page
+from tff_agnostic.program.reports.document import to_terminal
+from tff_agnostic.program.reports.html import write_page
 from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any
 from tff_agnostic.program.studies.choice import REGRET, chosen, parse_share
-from tff_agnostic.program.studies.compare import ComparedRuns
 from tff_agnostic.program.studies.comparison import BASELINE, trial_folder
 from tff_agnostic.program.studies.methods import LAST_LAYER, WORDS, Arm, arms_of_algorithms
 from tff_agnostic.program.studies.portfolio import FACTORS, IF_NAMED, PORTFOLIO
@@ -44,7 +42,7 @@ from tff_agnostic.program.studies.portfolio_search import Budget, PortfolioSearc
 from tff_agnostic.program.studies.recommendation import Recommendation, recommendation_page
 from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.search_space import Objective, parse_objective
-from tff_agnostic.program.studies.trainer import RunTrainer
+from tff_agnostic.program.studies.trainer import RunTrainer, study
 from tff_agnostic.program.studies.validation_clients import ValidationClients, check_judges
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import Task
@@ -91,66 +89,26 @@ class RecommendOptions(TaskOptions):
         return Budget(self.tries, self.trials, self.hours)
 
 
-@dataclasses.dataclass(frozen=True)
-class Recommended:
-    """A written recommendation.
-
-    Attributes:
-        path: Folder of all runs.
-        made: The recommendation.
-        page: Its report.
-        final: The choice and FedAvg on the test clients.
-        command: Command that trains the recommended model again.
-    """
-
-    path: Path
-    made: Recommendation
-    page: Page
-    final: ComparedRuns
-    command: Sequence[str]
-
-    @property
-    def model(self) -> Path:
-        """Folder of the run with the recommended model."""
-        return trial_folder(self.final.path, self.made.row, 0).path
-
-    def write_report(self) -> Path:
-        """Writes the report, and those of the last runs; returns the path of the former."""
-        self.final.write_report()
-        return write_page(self.path, self.page)
-
-
-def recommend(given: RunArguments) -> Recommended:
-    """Trains the portfolio, chooses, trains the choice on all clients, and writes the results."""
+def recommend(given: RunArguments) -> None:
+    """Trains the portfolio, chooses, trains the choice on all clients; prints and writes all."""
     args, request = given.args, parse_request(given)
-    objective, first = request.objective, request.first
-    with (
-        session(given, f"recommend-{args.task}") as at,
-        at.running(first.config.runtime) as (runtime, stop),
-        RunSet(
-            at.path,
-            request.identity,
-            trainer := request.trainer(runtime, stop),
-            args.resume,
-            stop,
-        ) as runs,
-    ):
-        print(f"{', '.join(request.rows.arms)} on {args.task}, by {objective.name}: {at.path}")
+    objective, first, may_lose = request.objective, request.first, request.may_lose
+    name, judging = f"recommend-{args.task}", request.rows.clients.judging
+    with study(given, name, request.identity, first.config.runtime, judging) as (runs, trainer):
+        path = runs.folder
+        print(f"{', '.join(request.rows.arms)} on {args.task}, by {objective.name}: {path}")
         search, excluded = request.search(runs, trainer)
         searched = search.run(args.budget)
-        choice = chosen(searched.judged, request.may_lose)
+        choice = chosen(searched.judged, may_lose)
         final = search.train_final(dict.fromkeys([BASELINE, choice or BASELINE]), searched)
         clients = search.rows.clients.described(search.rows.clients.judging(first))
     compared = final.comparison
-    made = Recommendation(
-        searched, objective, choice, request.may_lose, compared, excluded, clients
-    )
+    made = Recommendation(searched, objective, choice, may_lose, compared, excluded, clients)
     command = _command(search.rows, made)
-    title = chosen_title(at.path, None, f"Recommendation for {args.task}")
-    page = recommendation_page(made, command, given.typed, title)
-    recommended = Recommended(at.path, made, page, final, command)
+    page = recommendation_page(made, command, given.typed, f"Recommendation for {args.task}")
+    model = trial_folder(final.path, made.row, 0).path
     write_json(
-        at.path / FILE,
+        path / FILE,
         {
             "task": args.task,
             "objective": objective.name,
@@ -158,12 +116,16 @@ def recommend(given: RunArguments) -> Recommended:
             "settings": searched.changes[made.row],
             "sentences": made.sentences,
             "verdict": made.verdict,
-            "model": str((recommended.model / "model").relative_to(at.path)),
+            "model": str((model / "model").relative_to(path)),
             "command": list(command),
             "schedule": searched.schedule._asdict(),
         },
     )
-    return recommended
+    print(f"\n{to_terminal(page)}")
+    print(f"\nmodel: {model}")
+    print(f"to train it again: {shlex.join(command)}")
+    final.write_report()
+    print(f"report: {write_page(path, page)}")
 
 
 def _command(rows: Rows, made: Recommendation) -> list[str]:
@@ -183,7 +145,6 @@ class RecommendRequest:
     Attributes:
         rows: The methods, before any is excluded.
         first: FedAvg at its first setting.
-        objective: The objective.
         may_lose: Largest loss of the average; see `choice.chosen`.
     """
 
@@ -229,7 +190,12 @@ def parse_request(given: RunArguments) -> RecommendRequest:
     arms, seed = _portfolio(args.portfolio), given.settings.get("seed", 0)
     rows = Rows(given, arms, ValidationClients(args.task, args.data, seed, True))
     first = rows.spec(BASELINE, {}, 0)
-    _check_private(first)
+    if first.config.privacy != "none":
+        raise UserError(
+            f"--privacy={first.config.privacy}: expected none: validation clients and the training "
+            "of every row would have to be in the account of the model that is handed over; choose "
+            "with `tune` on public data, or train FedAvg"
+        )
     rows = rows.without(())
     check_used_by_any([rows.spec(row, {}, 0) for row in arms], given.settings)
     task = rows.clients.judging(first)
@@ -253,15 +219,6 @@ def _portfolio(words: Sequence[str]) -> dict[str, Arm]:
     return arms_of_algorithms([BASELINE, *(word for word in words if word != BASELINE)])
 
 
-def _check_private(spec: RunSettings) -> None:
-    if spec.config.privacy != "none":
-        raise UserError(
-            f"--privacy={spec.config.privacy}: expected none: validation clients and the training "
-            "of every row would have to be in the account of the model that is handed over; choose "
-            "with `tune` on public data, or train FedAvg"
-        )
-
-
 def _check_defined(objective: Objective, task: Task, least: int) -> None:
     """Checks that a domain can be the worst one, where the objective needs one."""
     counts = client_domain_counts(task.test, task.num_domains).sum(axis=0)
@@ -274,17 +231,6 @@ def _check_defined(objective: Objective, task: Task, least: int) -> None:
         )
 
 
-def _show(recommended: Recommended) -> None:
-    print(f"\n{to_terminal(recommended.page)}")
-    print(f"\nmodel: {recommended.model}")
-    print(f"to train it again: {shlex.join(recommended.command)}")
-
-
 RECOMMEND = RunCommand(
-    "recommend",
-    RecommendOptions,
-    recommend,
-    _show,
-    Recommended.write_report,
-    without=("algorithm",),
+    "recommend", RecommendOptions, recommend, lambda nothing: None, without=("algorithm",)
 )

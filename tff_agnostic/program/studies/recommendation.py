@@ -28,7 +28,7 @@ from tff_agnostic.program.reports.document import (
     text,
 )
 from tff_agnostic.program.reports.html import REPORT
-from tff_agnostic.program.reports.run_page import typed_blocks
+from tff_agnostic.program.reports.sections import typed_blocks
 from tff_agnostic.program.studies.choice import Standing, attained, judged
 from tff_agnostic.program.studies.comparison import BASELINE, OVERALL, WORST, Comparison
 from tff_agnostic.program.studies.gains import Gain
@@ -52,7 +52,6 @@ class SearchResults:
         tried: First trial of each method at each setting, by METHOD-SETTING.
         changes: Best setting of each method, by flag.
         given_up: Why a method had no more runs, by its name.
-        schedule: The number of settings and trials.
     """
 
     confirmed: Comparison
@@ -69,7 +68,6 @@ class Recommendation:
 
     Attributes:
         searched: Results on the validation clients.
-        objective: The objective.
         choice: The method that is significantly better than FedAvg; None without one.
         may_lose: Largest loss of the average; None for any loss.
         final: The choice and FedAvg on the test clients.
@@ -92,12 +90,12 @@ class Recommendation:
 
     @property
     def sentences(self) -> list[str]:
-        """The recommendation, its reasons, and what it would take to know more."""
+        """See `sentences`."""
         return sentences(self.searched, self.objective, self.choice, self.may_lose)
 
     @property
     def verdict(self) -> list[str]:
-        """The results on the test clients; see `on_test`."""
+        """See `on_test`."""
         return on_test(self.final, self.objective, self.choice)
 
 
@@ -111,8 +109,16 @@ def sentences(
         row: entry for row, entry in searched.judged.items() if entry.may_be_chosen(may_lose)
     }
     lost = [row for row in searched.judged if row not in allowed]
-    excluded = [f"{_named(searched, objective, row)}" for row in lost]
-    lines = [f"--average_may_lose excludes {'; '.join(excluded)}."] if excluded else []
+    # A method that diverged for some clients may not be chosen, whatever its average is.
+    whole = [row for row in lost if searched.judged[row].is_whole]
+    lines = [
+        f"{reason} {'; '.join(_named(searched, objective, row) for row in rows)}."
+        for reason, rows in (
+            ("--average_may_lose excludes", whole),
+            ("Numbers that are not finite exclude", [row for row in lost if row not in whole]),
+        )
+        if rows
+    ]
     if choice is not None:
         standing = searched.judged[choice]
         claim = _claim(searched.confirmed, choice, standing.gain, objective)
@@ -123,7 +129,7 @@ def sentences(
             *lines,
         ]
     fed_avg = f"Recommended: FedAvg{_with(searched.changes[BASELINE])}:"
-    if lost and not allowed and may_lose is not None:
+    if lost and whole == lost and not allowed and may_lose is not None:
         nearest = min(lost, key=lambda row: (math.isnan(loss := searched.judged[row].loss), loss))
         return [
             f"{fed_avg} no other method meets --average_may_lose={100 * may_lose:g}%.",
@@ -164,9 +170,7 @@ def on_test(final: Comparison, objective: Objective, choice: Optional[str]) -> l
     """Returns the results on the test clients: the model's, the objective's, then the domains'.
 
     Args:
-        final: FedAvg and the choice on the test clients.
         objective: The objective of the choice. Regret is that of these two methods.
-        choice: The chosen method; None if it is FedAvg.
     """
     lines = [_model_line(final, choice or BASELINE)]
     if choice is not None and objective.name != f"worst:{final.main_measure.name}":
@@ -223,15 +227,15 @@ def recommendation_page(
     more = f"The test clients were evaluated once, after the choice. More: {FINAL}/{REPORT}."
     name = with_percent(objective.name, objective.unit)
     tried: list[Sequence[Cell]] = [
-        [row, _number(_first(searched.tried, row, objective), objective.unit)]
+        [row, _number(float(attained(searched.tried, row, objective).values[0]), objective.unit)]
         for row in searched.tried.trials
     ]
     return Page(
         title,
         made.clients,
         [
-            Section("The recommendation", text(made.sentences), in_terminal=True),
-            Section("Results on the test clients", text([*made.verdict, more]), in_terminal=True),
+            Section("The recommendation", text(*made.sentences), in_terminal=True),
+            Section("Results on the test clients", text(*made.verdict, more), in_terminal=True),
             Section("What was compared", [_standings(made, f"On the {clients}")]),
             Section(
                 "What was tried",
@@ -244,7 +248,6 @@ def recommendation_page(
 
 
 def _standings(made: Recommendation, caption: str) -> Table:
-    """Returns the best setting, the objective and the loss of the average of each method."""
     searched, objective = made.searched, made.objective
     unit, in_points = objective.unit, ", points" if objective.unit is Unit.SHARE else ""
     rows: list[Sequence[Cell]] = []
@@ -273,10 +276,6 @@ def _standings(made: Recommendation, caption: str) -> Table:
     ]
     notes = [f"{row} is excluded: {why}" for row, why in made.excluded.items()]
     return Table(caption, headings, rows, notes)
-
-
-def _first(comparison: Comparison, row: str, objective: Objective) -> float:
-    return float(attained(comparison, row, objective).values[0])
 
 
 def _number(value: float, unit: Unit) -> Number:

@@ -53,7 +53,6 @@ class Job(Generic[Settings]):
 
     Attributes:
         name: Name of its folder, which may have several parts: "fed_avg/trial_00".
-        settings: Settings of the run.
         after: The run that is made first, once for all jobs that name it; None without one.
         second_stage: Called with the settings and the folder of the first run; returns the settings
             of a run that starts from its model.
@@ -89,7 +88,6 @@ class Outcome(NamedTuple):
     """The end of a run.
 
     Attributes:
-        path: Folder of the run.
         reason: Reason of an end without a result; None of a run with a result.
     """
 
@@ -101,11 +99,8 @@ class RunSet(Generic[Settings]):
     """The runs of a study, as a context manager.
 
     Args:
-        folder: Folder of the study.
         identity: Facts by which the study is recognized, such as its task.
-        trainer: Trains the runs.
         resume: Whether the folder may hold runs of the study.
-        stop: Requests to stop.
     """
 
     def __init__(
@@ -314,23 +309,12 @@ class _Clock(Observer):
 
 
 def run_folder(folder: Path, name: str) -> Path:
-    """Returns the folder of a run.
-
-    Args:
-        folder: Folder of the study.
-        name: Name of the run; see `Job`.
-    """
+    """Returns the folder of a run."""
     return folder / _RUNS / name / _RUN
 
 
 def check_study(folder: Path, identity: Mapping[str, Any], resume: bool) -> None:
-    """Checks that a study may use a folder; writes nothing.
-
-    Args:
-        folder: The folder, which may be missing.
-        identity: See `RunSet`.
-        resume: See `RunSet`.
-    """
+    """Checks that a study may use a folder; writes nothing."""
     file = folder / STUDY
     with write_errors(folder):
         if is_new_or_empty(folder):

@@ -154,12 +154,7 @@ class Space:
     by_method: Mapping[str, Mapping[str, Dimension]]
 
     def dimensions(self, name: str, has: Sequence[str]) -> dict[str, Dimension]:
-        """Returns the dimensions of an algorithm by flag, in their order.
-
-        Args:
-            name: Name of the method.
-            has: Flags of the settings that it has.
-        """
+        """Returns the dimensions of an algorithm by flag, in their order."""
         separate = self.by_method.get(name, {})
         strange = next((flag for flag in separate if flag not in has), None)
         if strange is not None:
@@ -178,10 +173,6 @@ def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> S
 
     "client_learning_rate=log:0.01..1;q_ffl:q=0.1..5" has one setting of every algorithm, and one
     of q_ffl.
-
-    Args:
-        settings: Searchable settings, by flag; see `searchable`.
-        names: Names of the methods.
     """
     shared: dict[str, Dimension] = {}
     by_method: dict[str, dict[str, Dimension]] = {name: {} for name in names}
@@ -248,7 +239,6 @@ class Term:
     Attributes:
         weight: Weight in the objective; all weights sum to 1.
         statistic: A member of `STATISTICS`, or `DOMAIN_TERM`.
-        measure: The measure.
         domain: Name of the domain; None for numbers of all domains.
     """
 

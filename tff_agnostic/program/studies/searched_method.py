@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -11,12 +11,10 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.sampling import check_cohort_size
 from tff_agnostic.program.commands.command_line import (
     RunArguments,
-    arm_text,
-    with_algorithm_options,
+    compare_command,
+    train_command,
 )
-from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flag_table import flags_in_errors
-from tff_agnostic.program.options.flags import flag_text
 from tff_agnostic.program.options.user_algorithm import is_user_file
 from tff_agnostic.program.runs.build import build_algorithm
 from tff_agnostic.program.runs.heldout import split_options
@@ -24,9 +22,7 @@ from tff_agnostic.program.runs.spec import (
     RunSettings,
     check_clients_per_round,
     check_random_sizes,
-    is_used,
 )
-from tff_agnostic.program.studies.methods import SHARED_SETTINGS
 from tff_agnostic.program.studies.search_space import Dimension, task_settings
 from tff_agnostic.tasks.task import Task
 
@@ -37,7 +33,6 @@ class SearchedArm:
 
     Attributes:
         name: Name of its folder.
-        label: Label in tables and figures.
         given: The user's request; its settings are those of all methods.
         settings: Settings of this method, with the algorithm, by flag.
         options: Options of the task, by field: given ones, and those of the held-out split.
@@ -110,24 +105,11 @@ class SearchedArm:
                 except UserError as e:
                     raise UserError(f"--search: {flag}={dim.text}: {self.name}: {e}") from None
 
-    def best_settings(self, sampled: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Returns the flags of `train` for the sampled values, without seed and split.
-
-        Args:
-            sampled: See `spec`.
-        """
-        spec = self.spec(sampled, seed)
-        flags, fixed = spec.flags(), split_options(self.task)
-        options = sorted(name for name in self.options if name not in fixed)
-        names = [*self.given.settings, *self.settings, *options, *self.dimensions]
-        task_flags = DEFAULTS[self.task].spec.option_names
-        return {
-            name: flags[name]
-            for name in dict.fromkeys(names)
-            if name not in ("algorithm", "seed")
-            and name in flags
-            and (name in task_flags or is_used(spec, name))
-        }
+    def best_run(self, sampled: Mapping[str, Any]) -> RunSettings:
+        """Returns a run with sampled values as `train` makes it: without seed and split."""
+        fixed, given = split_options(self.task), self.given.task_options(self.task)
+        options = {name: value for name, value in given.items() if name not in fixed}
+        return dataclasses.replace(self, options=options).spec(sampled, 0)
 
     def _resolved(self, values: Mapping[str, Any], seed: int) -> RunSettings:
         searchable = task_settings(self.task)
@@ -152,60 +134,28 @@ def check_run(spec: RunSettings, task: Task) -> None:
 # --- Flag files of the best settings
 
 
-def train_flags(arm: SearchedArm, settings: Mapping[str, Any], remark: str) -> str:
-    """Returns a file with the best settings of one method, for `train` and `compare`.
-
-    Args:
-        settings: The settings; see `SearchedArm.best_settings`.
-        remark: Comment in the file.
-    """
+def train_flags(arm: SearchedArm, spec: RunSettings, remark: str) -> str:
+    """Returns a file with the flags of a run of a method, for `train` and `compare`."""
     # Each of the two commands has one of these flags, and overlooks the other.
-    which = {"undefok": "algorithm,algorithms", "algorithm": arm.file_or_name}
-    which["algorithms"] = arm.file_or_name
-    return _file(remark, {**_data_flags(arm), **which, **settings})
+    which = ["--undefok=algorithm,algorithms", f"--algorithms={arm.file_or_name}"]
+    return _file(remark, [*which, *train_command(spec, keeps_folders=True)[2:]])
 
 
 def compare_flags(
-    arms: Mapping[str, SearchedArm], settings: Mapping[str, Mapping[str, Any]], remark: str
+    arms: Mapping[str, SearchedArm], specs: Mapping[str, RunSettings], remark: str
 ) -> Optional[str]:
-    """Returns a file with the flags of a comparison, each method with its best settings.
+    """Returns a file with the flags of a comparison of runs, one of each method.
 
     None if they have different options of the task, which the methods of a comparison share.
-
-    Args:
-        arms: The methods by name.
-        settings: The settings of each method; see `SearchedArm.best_settings`.
-        remark: Comment in the file.
     """
-    first = next(iter(arms.values()))
-    separate = {f for arm in arms.values() for f in (*arm.settings, *arm.dimensions)}
-    shared = {
-        *DEFAULTS[first.task].spec.option_names,
-        *SHARED_SETTINGS,
-        *({*first.given.settings} - separate),
-    }
-    common: dict[str, Any] = {}
-    for values in settings.values():
-        for flag, value in values.items():
-            if flag in shared and common.setdefault(flag, value) != value:
-                return None
-    rows = [_row(arm, settings[name], shared) for name, arm in arms.items()]
-    return _file(remark, {**_data_flags(first), **common, "arms": ";".join(rows)})
+    first, *others = (spec.task_options for spec in specs.values())
+    if any(options != first for options in others):
+        return None
+    files = {name: (arm.file_or_name, ()) for name, arm in arms.items()}
+    rows = {name: [spec] for name, spec in specs.items()}
+    flags = compare_command(rows, files, keeps_folders=True)[2:]
+    return _file(remark, [flag for flag in flags if not flag.startswith("--trials=")])
 
 
-def _row(arm: SearchedArm, settings: Mapping[str, Any], shared: Collection[str]) -> str:
-    separate = {flag: value for flag, value in settings.items() if flag not in shared}
-    return arm_text(arm.name, arm.file_or_name, separate)
-
-
-def _data_flags(arm: SearchedArm) -> dict[str, Any]:
-    paths = {"data_dir": arm.given.args.data_dir, "data": arm.given.args.data}
-    # The file may be used in another folder.
-    given = {name: str(path.resolve()) for name, path in paths.items() if path is not None}
-    return {"task": arm.task, **given}
-
-
-def _file(remark: str, flags: Mapping[str, Any]) -> str:
-    given = {flag: flag_text(value) for flag, value in flags.items() if value is not None}
-    lines = [f"--{flag}={text}" for flag, text in with_algorithm_options(given).items()]
-    return "\n".join([f"# {remark}", *lines, ""])
+def _file(remark: str, flags: Sequence[str]) -> str:
+    return "\n".join([f"# {remark}", *flags, ""])

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from tff_agnostic.boosting.alpha import EnsembleOptions
+from tff_agnostic.program.commands.command_line import RunArguments, session
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.progress import tqdm
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.runs.training import TrainingRun
+from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.loop import Observer
 
 # Number of kept tasks: one for each seed of a comparison.
 _MAX_KEPT = 16
+
+
+@contextlib.contextmanager
+def study(
+    given: RunArguments,
+    name: str,
+    identity: Mapping[str, Any],
+    runtime: str,
+    load_task: Optional[Callable[[RunSettings], Task]] = None,
+) -> Iterator[tuple[RunSet[RunSettings], RunTrainer]]:
+    """While entered, a command makes the runs of a study in its folder; see `session`, `RunSet`.
+
+    Args:
+        runtime: Name of the runtime, which all runs share.
+    """
+    with session(given, name) as at, at.running(runtime) as (entered, stop):
+        trainer = RunTrainer(entered, stop, load_task)
+        with RunSet(at.path, identity, trainer, given.args.resume, stop) as runs:
+            yield runs, trainer
 
 
 class LoadedTasks:
@@ -52,7 +74,6 @@ class RunTrainer:
 
     Args:
         runtime: Executes the rounds; entered by the caller.
-        stop: Requests to stop.
         load_task: Returns the task of a run; `LoadedTasks` if not given.
     """
 

@@ -25,11 +25,11 @@ from tff_agnostic.base.files import (
 from tff_agnostic.base.options import Within
 from tff_agnostic.metrics.evaluation_report import EvaluationReport, domains_below
 from tff_agnostic.models.model import measures_of
-from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, session
+from tff_agnostic.program.commands.command_line import RunArguments, RunCommand
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.progress import LongWork
 from tff_agnostic.program.reports.document import to_terminal
-from tff_agnostic.program.reports.html import chosen_title, write_page
+from tff_agnostic.program.reports.html import write_page
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.heldout import check_heldout, check_store, heldout_options
 from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any
@@ -59,7 +59,7 @@ from tff_agnostic.program.studies.searched_method import (
     compare_flags,
     train_flags,
 )
-from tff_agnostic.program.studies.trainer import RunTrainer
+from tff_agnostic.program.studies.trainer import RunTrainer, study
 from tff_agnostic.program.studies.tuning_page import (
     SearchResult,
     described,
@@ -128,27 +128,25 @@ def tune(given: RunArguments) -> None:
         arm.check(seeds[0], task)
     warm_up = _warm_up(given, arms)
     wanted = {**identity(arms, objective.name, seeds, task), "prune_after": warm_up}
-    with session(given, f"tune-{args.task}") as at:
-        with at.running(spec.config.runtime) as (runtime, stop):
-            trainer = RunTrainer(runtime, stop)
-            with RunSet(at.path, wanted, trainer, args.resume, stop) as runs:
-                if _is_private(arms, seeds[0]):
-                    check_private_data(at.path, task)
-                print(
-                    f"{', '.join(arms)} on {args.task}, by {objective.name} on the "
-                    f"{task.test_split} clients: {at.path}"
-                )
-                studies = Studies(runs, objective.higher_is_better, seeds[0], warm_up)
-                search = Search(arms, studies, runs, trainer, objective, seeds, _budget(args))
-                search.begin()
-                if spec.config.privacy != "none":
-                    print(
-                        "note: epsilon is that of one run; the choice among several is not covered"
-                    )
-                search.run(stop, given.show_progress)
-        # All results of one process are of the same trials, and none replaces newer ones.
-        with folder_lock(at.path, wait=True):
-            report(search, given.typed)
+    name, runtime = f"tune-{args.task}", spec.config.runtime
+    seconds = None if args.hours is None else args.hours * _SECONDS_PER_HOUR
+    with study(given, name, wanted, runtime) as (runs, trainer):
+        if _is_private(arms, seeds[0]):
+            check_private_data(runs.folder, task)
+        print(
+            f"{', '.join(arms)} on {args.task}, by {objective.name} on the {task.test_split} "
+            f"clients: {runs.folder}"
+        )
+        studies = Studies(runs, objective.higher_is_better, seeds[0], warm_up)
+        budget = Budget(args.trials or (None if args.hours else _TRIALS), seconds)
+        search = Search(arms, studies, runs, trainer, objective, seeds, budget)
+        search.begin()
+        if spec.config.privacy != "none":
+            print("note: epsilon is that of one run; the choice among several is not covered")
+        search.run(trainer.stop, given.show_progress)
+    # All results of one process are of the same trials, and none replaces newer ones.
+    with folder_lock(runs.folder, wait=True):
+        report(search, given.typed)
 
 
 def searched_arms(given: RunArguments) -> dict[str, SearchedArm]:
@@ -174,27 +172,19 @@ def searched_arms(given: RunArguments) -> dict[str, SearchedArm]:
             "nothing"
         )
     search = parse_search(args.search, searchable(args.task, given.options), list(arms))
-    flags = {flag for spec in specs.values() for flag in spec.flags()}
-    useless = next((flag for flag in search.shared if flag not in flags), None)
-    if useless is not None:
-        raise UserError(f"--search: {useless} has no effect: none of {', '.join(arms)} has it")
+    flags = {name: spec.flags() for name, spec in specs.items()}
+    for flag in search.shared:
+        if not any(flag in has for has in flags.values()):
+            raise UserError(f"--search: {flag} has no effect: none of {', '.join(arms)} has it")
     return {
-        name: dataclasses.replace(
-            arm, dimensions=search.dimensions(name, list(specs[name].flags()))
-        )
+        name: dataclasses.replace(arm, dimensions=search.dimensions(name, list(flags[name])))
         for name, arm in arms.items()
     }
 
 
 def _seeds(given: RunArguments) -> tuple[int, ...]:
-    """Returns the seeds of the runs of every trial."""
     first: int = given.settings.get("seed", 0)
     return tuple(first + k for k in range(given.args.repeats))
-
-
-def _budget(args: TuneOptions) -> Budget:
-    trials = _TRIALS if args.trials is None and args.hours is None else args.trials
-    return Budget(trials, None if args.hours is None else args.hours * _SECONDS_PER_HOUR)
 
 
 def _warm_up(given: RunArguments, arms: Mapping[str, SearchedArm]) -> int:
@@ -210,9 +200,7 @@ def identity(
     """Returns the identity of a search (see `RunSet`), without its budget and private digests.
 
     Args:
-        arms: The methods, by their names.
         seeds: Seeds of the runs of each trial.
-        task: The task, loaded.
     """
     specs = {name: arm.spec({}, seeds[0]) for name, arm in arms.items()}
     # Files of the user may change under the same name.
@@ -237,7 +225,6 @@ def identity(
 
 
 def _is_private(arms: Mapping[str, SearchedArm], seed: int) -> bool:
-    """Whether a method of a search trains with differential privacy."""
     return any(arm.spec({}, seed).config.privacy != "none" for arm in arms.values())
 
 
@@ -258,13 +245,7 @@ class Search:
     """A search for settings of several methods.
 
     Attributes:
-        arms: The methods, by their names.
-        studies: The studies of the methods.
-        runs: The runs of the search.
-        trainer: Trains the runs.
-        objective: The objective.
         seeds: Seeds of the runs of each trial, whose mean counts.
-        budget: The budget.
     """
 
     arms: Mapping[str, SearchedArm]
@@ -280,9 +261,8 @@ class Search:
         for name, arm in self.arms.items():
             values, outside = arm.start(self.seeds[0])
             if outside:
-                print(
-                    f"note: {name}: no trial has exactly the given settings: {', '.join(outside)}"
-                )
+                listed = ", ".join(outside)
+                print(f"note: {name}: no trial has exactly the given settings: {listed}")
             self.studies.add(name, values)
 
     def run(self, stop: StopRequest, show_progress: bool) -> None:
@@ -311,13 +291,11 @@ class Search:
                 )
 
     def _done(self) -> float:
-        """Returns the used part of the budget, over all processes."""
         if self.budget.trials is None:
             return sum(map(self.runs.seconds, self.arms))
         return sum(len(self.studies.trials(n, FINISHED)) for n in self.arms) * len(self.seeds)
 
     def _end(self, claim: Claim, work: LongWork) -> None:
-        """Runs a trial to its end."""
         where = f"{claim.name}, trial {claim.trial.number} ({shown_values(claim.trial.params)})"
         try:
             value, reason = self.outcome(claim, work)
@@ -391,14 +369,8 @@ class Watch(Observer):
     """Reports the evaluations of a trial to Optuna, and ends trials that are not promising.
 
     In the run of the k-th seed, counted from 0, a reported value is the mean of that evaluation and
-    of the results of earlier seeds. Its step is k times the rounds of a run, plus the round.
-
-    Args:
-        claim: The trial.
-        objective: The objective.
-        rounds: Rounds of a run.
-        num_runs: Number of runs of the trial.
-        values: Results of the earlier seeds.
+    of `values`, the results of earlier seeds. Its step is k times the rounds of a run, plus the
+    round.
     """
 
     def __init__(
@@ -411,8 +383,7 @@ class Watch(Observer):
     ) -> None:
         self._trial: Trial = claim.trial
         self._objective = objective
-        self._before = rounds * len(values)
-        self._rounds = rounds * num_runs
+        self._before, self._rounds = rounds * len(values), rounds * num_runs
         self._reported = claim.reported()
         self._values = [*values]
 
@@ -445,7 +416,6 @@ def report(search: Search, command: str) -> None:
 
     Args:
         search: The search, which has ended; other processes may still run trials of it.
-        command: Command of the search.
     """
     objective, path = search.objective, search.runs.folder
     trials = {name: search.studies.trials(name, FINISHED) for name in search.arms}
@@ -453,8 +423,7 @@ def report(search: Search, command: str) -> None:
     result = SearchResult(path, labels, objective, search.seeds, trials)
     specs = {n: search.arms[n].spec(t.params, search.seeds[0]) for n, t in result.best.items()}
     task = next(iter(search.arms.values())).task
-    title = chosen_title(path, None, f"Search on {task}")
-    page = tuning_page(result, specs, command, title)
+    page = tuning_page(result, specs, command, f"Search on {task}")
     write_json(
         path / RESULT,
         {
@@ -471,8 +440,7 @@ def report(search: Search, command: str) -> None:
         )
     _write_flags(search, result)
     print(f"report: {write_page(path, page)}")
-    none = [name for name in trials if name not in result.best]
-    if none:
+    if none := [name for name in trials if name not in result.best]:
         raise UserError(
             f"{', '.join(none)}: expected a complete trial, found none: the table above has the "
             "reasons; search in other ranges, or resume with more --trials"
@@ -480,25 +448,25 @@ def report(search: Search, command: str) -> None:
 
 
 def _write_flags(search: Search, result: SearchResult) -> None:
-    objective, path, settings = search.objective, search.runs.folder, {}
+    objective, path, specs = search.objective, search.runs.folder, {}
     for name, trial in result.best.items():
         arm = search.arms[name]
-        settings[name] = arm.best_settings(trial.params, search.seeds[0])
+        specs[name] = arm.best_run(trial.params)
         which = (
             f"trial {trial.number}, the best of {len(result.trials[name])}: {objective.name} "
             f"{objective.text(float(trial.value or 0.0))} on the held-out clients"
         )
         file = path / name / BEST_FLAGS
         make_folder(file.parent)
-        write_text(file, train_flags(arm, settings[name], f"{arm.label} on {arm.task}: {which}."))
+        write_text(file, train_flags(arm, specs[name], f"{arm.label} on {arm.task}: {which}."))
         print(f"{name}: {which}: ./run train --flagfile={file}")
     # Flags of earlier trials would be wrong.
     with write_errors(path):
         (path / COMPARE_FLAGS).unlink(missing_ok=True)
-    if len(search.arms) == 1 or len(settings) < len(search.arms):
+    if len(search.arms) == 1 or len(specs) < len(search.arms):
         return
     remark = f"The best of each by {objective.name} on the held-out clients."
-    text = compare_flags(search.arms, settings, remark)
+    text = compare_flags(search.arms, specs, remark)
     if text is None:
         print(
             f"note: no {COMPARE_FLAGS}: methods of a comparison share the options of the task, in "

@@ -23,9 +23,9 @@ from tff_agnostic.program.reports.document import (
     text,
     warnings,
 )
-from tff_agnostic.program.reports.run_page import typed_blocks
 from tff_agnostic.program.reports.run_record import number
 from tff_agnostic.program.reports.run_warnings import data_caveats
+from tff_agnostic.program.reports.sections import typed_blocks
 from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.comparison import Comparison, read_trials
 from tff_agnostic.program.studies.comparison_page import gain_figure, last_sections
@@ -47,9 +47,6 @@ class SearchResult:
     """Results of a search.
 
     Attributes:
-        folder: Folder of the search.
-        labels: Labels of the methods, by their names.
-        objective: The objective.
         seeds: Seeds of the runs of each trial.
         trials: The finished trials of each method.
     """
@@ -100,7 +97,7 @@ class SearchResult:
 
     @property
     def sentences(self) -> list[str]:
-        """The verdict, which `limits_of_search` ends."""
+        """The verdict, which ends with the limits of a search."""
         lines = []
         for name, trial in self.best.items():
             if name not in self.given:
@@ -115,7 +112,21 @@ class SearchResult:
                 lines += row_sentences(self.runs, name, as_given(name), _MORE_SEEDS)
         if self.best:
             lines += verdicts(self.best_runs, _MORE_SEEDS)
-        return [*dict.fromkeys(lines), *limits_of_search(len(self.seeds), len(self.trials))]
+        # The best of several trials does not show all differences.
+        if len(self.seeds) == 1:
+            lines.append(
+                "Each trial is one run of one seed (--repeats=1): how much of a difference between "
+                "trials is chance is not known, and another seed may choose other settings; "
+                "--repeats=3 shows more."
+            )
+        better = (
+            ": ./run compare shows which algorithm is better, with its best settings and new seeds"
+        )
+        lines.append(
+            "The best of several trials looks better than it is on the validation clients that "
+            f"chose it{better * (len(self.trials) > 1)}."
+        )
+        return list(dict.fromkeys(lines))
 
 
 def as_given(name: str) -> str:
@@ -131,32 +142,6 @@ def best_trial(trials: Sequence[FrozenTrial], objective: Objective) -> Optional[
     return complete[min(values, key=lambda n: (values[n], n))] if values else None
 
 
-def limits_of_search(num_seeds: int, num_methods: int) -> list[str]:
-    """Returns sentences about the differences that the best of several trials does not show.
-
-    Args:
-        num_seeds: Runs of each trial.
-        num_methods: Number of searched methods.
-    """
-    lines = []
-    if num_seeds == 1:
-        lines.append(
-            "Each trial is one run of one seed (--repeats=1): how much of a difference between "
-            "trials is chance is not known, and another seed may choose other settings; "
-            "--repeats=3 shows more."
-        )
-    others = (
-        ": ./run compare shows which algorithm is better, with its best settings and new seeds"
-        if num_methods > 1
-        else ""
-    )
-    lines.append(
-        "The best of several trials looks better than it is on the validation clients that chose "
-        f"it{others}."
-    )
-    return lines
-
-
 def tuning_page(
     result: SearchResult, specs: Mapping[str, RunSettings], command: str, title: str
 ) -> Page:
@@ -164,13 +149,16 @@ def tuning_page(
 
     Args:
         specs: The first run of each best trial.
-        command: Command of the search.
     """
     num_trials = counted(sum(map(len, result.trials.values())), "trial")
     sections = [
-        Section("The verdict", text(result.sentences), in_terminal=True),
+        Section("The verdict", text(*result.sentences), in_terminal=True),
         Section("Domains before and after", _figures(result) if result.best else []),
-        Section("All trials", _trial_tables(result), in_terminal=True),
+        Section(
+            "All trials",
+            [trial_table(result.labels[n], t, result.objective) for n, t in result.trials.items()],
+            in_terminal=True,
+        ),
         Section("The best settings", [_best(result)], in_terminal=True),
     ]
     if result.best:
@@ -185,13 +173,9 @@ def tuning_page(
 
 def _figures(result: SearchResult) -> list[Block]:
     """Returns the gains of the best settings over the given ones, and of methods over FedAvg."""
-    baseline = result.best_runs.baseline
-    pairs = [
-        (name, as_given(name))
-        for name, trial in result.given.items()
-        if trial.number != result.best[name].number
-    ]
-    pairs += [(name, baseline) for name in result.best if name != baseline]
+    baseline, best = result.best_runs.baseline, result.best
+    given = [n for n, trial in result.given.items() if trial.number != best[n].number]
+    pairs = [(n, as_given(n)) for n in given] + [(n, baseline) for n in best if n != baseline]
     measure = result.runs.main_measure
     return [gain_figure(result.runs, row, other, measure) for row, other in pairs]
 
@@ -211,13 +195,6 @@ def _best(result: SearchResult) -> Table:
     return Table(
         "The best trial of each algorithm", ["", "trial", heading, "settings"], rows, notes
     )
-
-
-def _trial_tables(result: SearchResult) -> list[Block]:
-    return [
-        trial_table(result.labels[name], trials, result.objective)
-        for name, trials in result.trials.items()
-    ]
 
 
 def trial_table(label: str, trials: Sequence[FrozenTrial], objective: Objective) -> Table:

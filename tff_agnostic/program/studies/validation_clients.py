@@ -39,7 +39,6 @@ def one_in(counts: np.ndarray, parts: int, rng: np.random.Generator) -> np.ndarr
 
     Args:
         counts: Examples of each client and domain, int64 [n, p].
-        parts: Number of parts.
 
     Returns:
         bool [n].
@@ -56,7 +55,6 @@ class ValidationClients:
     """Loads tasks that are evaluated on validation clients.
 
     Attributes:
-        task: Name of the task.
         data: The client store, of tasks that read one.
         seed: Seed of the divisions, equal for all runs.
         is_halved: Whether half of the held-out clients stop references.
@@ -137,9 +135,6 @@ def check_judges(task: Task) -> list[str]:
 
     Clients of different sizes count as fewer clients of one size: Kish's number, as for the
     intervals of `metrics.intervals`.
-
-    Args:
-        task: See `ValidationClients.judging`.
 
     Raises:
         UserError: If every domain has too few.

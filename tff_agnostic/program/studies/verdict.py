@@ -15,7 +15,6 @@ import numpy as np
 
 from tff_agnostic.base.later import matplotlib
 from tff_agnostic.base.report_fields import Unit
-from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.metrics.class_counts import ACCURACY, no_better_than_majority
 from tff_agnostic.metrics.formatting import short_names, shown
 from tff_agnostic.metrics.intervals import MIN_CLIENTS
@@ -62,7 +61,7 @@ from tff_agnostic.program.studies.gains import Gain, attained, gain, gains, wors
 
 _NAME_WIDTH = 24
 # A difference counts as 0 if showing it takes more than this many times the data; the second number
-# is for differences below `_LITTLE` of the measure.
+# is for differences below `_LITTLE` of the measure: a point of a share, or 1% of a value.
 _MANY, _MANY_FOR_LITTLE = 50, 10
 _LITTLE = 0.01
 # With fewer trials, their spread is too uncertain for an estimate of the number that is needed.
@@ -80,14 +79,9 @@ class ClaimContext:
     """Two compared methods.
 
     Attributes:
-        ours: Name of the method.
-        theirs: Name of the method that it is compared with.
-        measure: The compared measure.
-        split: Split of the clients: "test", or "heldout".
         trials: Trials of each method.
         worst: Worst domain of the method, in the mean over the trials.
         their_worst: Worst domain of the other method.
-        clients: Number of clients of each domain by name; empty if unknown.
         more_seeds: The flag for more seeds.
     """
 
@@ -98,14 +92,12 @@ class ClaimContext:
     trials: int
     worst: str
     their_worst: str
-    clients: Mapping[str, int] = dataclasses.field(default_factory=dict)
     more_seeds: str = TRIALS
 
     def claim(self, gain: Gain, group: str, tests: int = 1) -> Claim:
         """Returns the claim of a gain.
 
         Args:
-            group: Name of the group.
             tests: Number of intervals that hold together.
         """
         interval = gain.interval(tests)
@@ -187,12 +179,7 @@ def worst_sentence(comparison: Comparison, row: str, baseline: str) -> str:
 
 
 def why_no_interval(gain: Gain, split: str, num_trials: int) -> str:
-    """Returns the reason why a gain has no interval.
-
-    Args:
-        split: Split of the clients.
-        num_trials: Trials of each method.
-    """
+    """Returns the reason why a gain has no interval."""
     if gain.has_too_few_clients:
         return few_clients_reason(split, gain.clients)
     if num_trials < 2 and not gain.has_clients:
@@ -209,8 +196,6 @@ def shortfall(gain: Gain, split: str, trials: int, more_seeds: str = TRIALS) -> 
     """Returns the data that an interval without 0 would take; empty if they are unknown.
 
     Args:
-        split: Split of the clients.
-        trials: Trials of each method.
         more_seeds: The flag for more seeds.
     """
     clients = f"{split_name(split)} clients"
@@ -224,7 +209,8 @@ def shortfall(gain: Gain, split: str, trials: int, more_seeds: str = TRIALS) -> 
     if gain.spread is None:
         return ""
     needed = gain.spread.needed()
-    is_little = _is_little(gain)
+    whole = gain.largest if math.isfinite(gain.largest) else abs(gain.before)
+    is_little = abs(gain.mean) < _LITTLE * whole
     if trials < _MIN_TRIALS and not is_little:
         return (
             f"{trials} trials are too few to estimate how many would show a difference: "
@@ -269,7 +255,6 @@ def _context(
         len(trials.histories),
         worst_domain(trials, names, measure),
         worst_domain(comparison.trials[baseline], names, measure),
-        trials.num_clients,
         more_seeds,
     )
 
@@ -309,12 +294,6 @@ def _next(context: ClaimContext, worst: Gain) -> list[str]:
     return [f"{_NEXT}{'; '.join(steps)}."] if steps else []
 
 
-def _is_little(gain: Gain) -> bool:
-    """Whether a gain is below a hundredth of the measure: a point of a share, or 1% of a value."""
-    whole = gain.largest if math.isfinite(gain.largest) else abs(gain.before)
-    return abs(gain.mean) < _LITTLE * whole
-
-
 def _two_digits(number: float) -> str:
     return f"{float(f'{number:.2g}'):g}"
 
@@ -327,43 +306,27 @@ def neglected(comparison: Comparison, runs: Mapping[str, RunSettings]) -> list[s
     Args:
         runs: A run of each method.
     """
-    plain = comparison.baseline
+    plain, names, measure = comparison.baseline, comparison.domain_names, comparison.main_measure
+    lines: list[str] = []
     if not comparison.is_plain(plain):
-        return []
-    return [
-        line
-        for row in comparison.trials
-        if moves_lambda(runs[row].algorithm)
-        for line in _neglected_by(comparison, row, plain, runs[row].algorithm)
-    ]
-
-
-def _neglected_by(
-    comparison: Comparison, row: str, plain: str, options: LambdaOptions
-) -> list[str]:
-    trials, measure, names = (
-        comparison.trials[row],
-        comparison.main_measure,
-        comparison.domain_names,
-    )
-    each = [last_lambda(history, names) for history in trials.histories]
-    defined = [lambda_ for lambda_ in each if lambda_ is not None]
-    if not defined:
-        return []
-    lines = []
-    for name, weight in weightless_domains(np.mean(defined, axis=0), names, options).items():
-        difference = gain(comparison, row, plain, name, measure)
-        after, before = (value_text(v, measure) for v in (difference.after, difference.before))
-        label = comparison.label(row)
-        values = (
-            f"{measure.name} {after}, {comparison.label(plain)} {before}, and lambda {weight:.2g} "
-            f"in the mean of the last rounds: {lambda_advice(options)}"
-        )
-        if difference.direction() < 0:
-            lines.append(f"{label} neglects {name}: {values}")
-        elif difference.mean < 0 and difference.interval() is None:
-            reason = why_no_interval(difference, comparison.split, len(trials.histories))
-            lines.append(f"{label} may neglect {name} ({reason}): {values}")
+        return lines
+    for row, trials in comparison.trials.items():
+        options = runs[row].algorithm
+        each = [last_lambda(h, names) for h in trials.histories if moves_lambda(options)]
+        defined = [lambda_ for lambda_ in each if lambda_ is not None]
+        weights = weightless_domains(np.mean(defined, axis=0), names, options) if defined else {}
+        for name, weight in weights.items():
+            change, label = gain(comparison, row, plain, name, measure), comparison.label(row)
+            after, before = (value_text(v, measure) for v in (change.after, change.before))
+            values = (
+                f"{measure.name} {after}, {comparison.label(plain)} {before}, and lambda "
+                f"{weight:.2g} in the mean of the last rounds: {lambda_advice(options)}"
+            )
+            if change.direction() < 0:
+                lines.append(f"{label} neglects {name}: {values}")
+            elif change.mean < 0 and change.interval() is None:
+                reason = why_no_interval(change, comparison.split, len(trials.histories))
+                lines.append(f"{label} may neglect {name} ({reason}): {values}")
     return lines
 
 
@@ -374,16 +337,14 @@ def verdict_figure(
 
     The baseline's worst domain is on top. Error bars are 95% intervals; those of gains hold
     together.
-
-    Args:
-        gains: Gain of each domain.
     """
     names, split = comparison.domain_names, split_name(comparison.split)
     labels = short_names([comparison.label(name) for name in (baseline, row)], _NAME_WIDTH)
-    series = [
-        Series(label, {d: _estimate(comparison, name, d, measure) for d in names})
-        for label, name in zip(labels, (baseline, row))
-    ]
+    series = []
+    for label, name in zip(labels, (baseline, row)):
+        values = {d: attained(comparison.trials[name], names, d, measure) for d in names}
+        estimates = {d: Estimate(mean, *(interval or ())) for d, (mean, interval) in values.items()}
+        series.append(Series(label, estimates))
     heights = [domains_height(len(names), 2), domains_height(len(names), 1)]
     figure = new_figure(WIDTH, sum(heights) + 3 * LEGEND_ROW)
     before, gained = figure.subplots(2, 1, height_ratios=heights)
@@ -427,10 +388,3 @@ def _lengths(gain: Gain, count: int, unit: Unit) -> tuple[float, float]:
         return math.nan, math.nan
     low, high = (shown(end, unit) for end in interval)
     return shown(gain.mean, unit) - low, high - shown(gain.mean, unit)
-
-
-def _estimate(comparison: Comparison, row: str, domain: str, measure: Measure) -> Estimate:
-    trials, names = comparison.trials[row], comparison.domain_names
-    mean, interval = attained(trials, names, domain, measure)
-    low, high = interval or (math.nan, math.nan)
-    return Estimate(mean, low, high)
