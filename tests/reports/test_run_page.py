@@ -178,6 +178,10 @@ def test_private_run_has_no_exact_counts(tmp_path, without_pictures, evaluation)
     test_note = "Examples of the test clients were not counted: the run is private."
     assert (test_note in text) == bool(evaluation)
     assert ("These counts are exact: no epsilon covers them." in text) == (not evaluation)
+    # Intervals would not cover the noise of a private evaluation.
+    (table,) = _tables(tmp_path, "accuracy, % (higher")
+    assert any("interval" in row[1] for row in table["rows"]) == (not evaluation)
+    assert ("Numbers have no intervals" in text) == bool(evaluation)
 
 
 def test_few_clients_have_no_interval(tmp_path, without_pictures):

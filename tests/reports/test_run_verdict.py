@@ -1,5 +1,7 @@
 """The verdict of a run with made-up numbers, whose intervals are closed forms."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -90,6 +92,15 @@ def test_equal_clients_have_wilson_interval():
     low = 100 / (1 + stats.norm.ppf(1 - 0.025 / 4) ** 2 / 25) - 60
     expected = f"good: 60.0% to 100.0%, +40.0 points (95% interval {low:+.1f} to +40.0)"
     assert expected in " ".join(run_verdict(_run({**_ACCURACIES, "good": 1.0}, error=0.0)))
+
+
+def test_without_any_interval_no_difference_is_certain():
+    run = _run(counts={})
+    few = dataclasses.replace(run.resampled, clients=np.ones(5))
+    worst, scope, note, what_next = run_verdict(dataclasses.replace(run, resampled=few))
+    assert "too few test clients for an interval (1.0)" in worst
+    assert scope.startswith("There is no interval: no difference is certain. There is one seed")
+    assert "equal size" in note and "4 domains without an interval need more" in what_next
 
 
 _PRIVATE = {"privacy": {"epsilon": 1.0, "evaluation": {"epsilon": 1.0}}}

@@ -83,7 +83,20 @@ def test_few_clients_have_no_interval():
         "Ours has accuracy 72.0% against 60.0% of FedAvg in the worst domain (a), +12.0 points; "
         "too few test clients for an interval (2.0)."
     ) in text
-    assert "Next: an interval needs test clients that are worth at least 3 of equal size" in text
+    assert (
+        "Next: an interval needs test clients that are worth at least 3 of equal size, and there "
+        "are 2.0: add some, or join similar domains"
+    ) in text
+
+
+def test_interval_of_all_examples_alone_has_its_scope():
+    actual = {n: _gain(n, 0.6, 0.7, 0.02, clients=1.0) for n in ("a", "b", WORST)}
+    actual[OVERALL] = _gain(OVERALL, 0.9, 0.92, 0.004)
+    text = "\n".join(verdict(_context("a", "a"), actual))
+    assert "No domain has an interval: no difference of a domain is certain." in text
+    assert "Intervals are of 95%, over other test clients and other seeds (3 trials).\n" in text
+    # Nor could the frontier tell which weights help.
+    assert "join similar domains." in text and "frontier" not in text
 
 
 def test_intervals_without_clients_say_so():
@@ -266,6 +279,10 @@ def test_figure_has_domains_before_and_after(names):
     assert len(before.get_yticks()) == len(gained.get_yticks()) == 3
     assert gained.get_legend_handles_labels()[1] == ["better", "no significant difference"]
     assert svg(Figure("", lambda: figure))
+    # Without an interval nothing is known of a difference.
+    few = {name: dataclasses.replace(entry, clients=2.0) for name, entry in domain_gains.items()}
+    _, gained = verdict_figure(comparison, "ours", "fed_avg", _ACCURACY, few).axes
+    assert gained.get_legend_handles_labels()[1] == ["no interval"]
 
 
 # Lambda of a is near 0, of b not.

@@ -20,7 +20,8 @@ _DOMAIN_CLASSES = 5
 
 def class_blocks(run: RunRecord) -> list[Block]:
     """Returns the counts of answers by class, the worst domain first; nothing if not counted."""
-    confusion, by_class = run.result.get(CONFUSION), run.result.get(BY_CLASS)
+    confusion: Mapping[str, Any] = run.result.get(CONFUSION) or {}
+    by_class: Mapping[str, Any] = run.result.get(BY_CLASS) or {}
     if not (confusion or by_class):
         return []
     evaluated = [name for name in run.domains if run.get("domains", name, "num_examples")]
@@ -29,7 +30,7 @@ def class_blocks(run: RunRecord) -> list[Block]:
     ordered = sorted(evaluated, key=lambda n: math.inf if accuracies[n] is None else accuracies[n])
     make = _confusion_table if confusion else _class_table
     blocks: list[Block] = [make(run, confusion or by_class, ordered)]
-    if run.get("privacy", "evaluation"):
+    if run.has_noisy_numbers:
         blocks += text("All counts have the noise of the evaluation; none is below 0.")
     return blocks
 

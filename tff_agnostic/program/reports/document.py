@@ -63,7 +63,7 @@ class Number:
         return " ".join(parts) + _TIED * (self.mark == "tied")
 
     def _rounded(self, value: float) -> str:
-        if isinstance(value, int):
+        if isinstance(value, int) and self.unit is Unit.NONE:
             return str(value)
         rounded = signed if self.is_difference else cell
         return rounded(value, self.unit, self.decimals)

@@ -192,6 +192,8 @@ def _inputs(inputs: object) -> str:
 
 
 def _intervals(run: RunRecord) -> Sentences:
+    if run.has_noisy_numbers:
+        return Sentences(["Numbers have no intervals, which would not cover their noise."])
     return Sentences(
         [
             f"Numbers in brackets are {run.result['interval_level']:.0%} confidence intervals over "
@@ -268,7 +270,8 @@ def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
         headings.append("most frequent class")
         notes.append("Most frequent class: accuracy of always answering a domain's own one.")
     clients = (run.get("domains", n, "over_clients", name, _NUM_CLIENTS) for n in run.domains)
-    if unit is Unit.SHARE and any(count and count < MIN_CLIENTS for count in clients):
+    has_intervals = unit is Unit.SHARE and not run.has_noisy_numbers
+    if has_intervals and any(count and count < MIN_CLIENTS for count in clients):
         notes.append(f"Without an interval: fewer than {MIN_CLIENTS} {_split(run)} clients.")
     if not_counted:
         limit = run.result.get("worst_min_examples")

@@ -77,7 +77,8 @@ class RunRecord:
         """Returns a measure of a group with its interval.
 
         The interval of all examples treats examples as independent, so a group of few clients has
-        none: it would ignore how clients differ.
+        none: it would ignore how clients differ. Private evaluations have none: it would ignore
+        their noise.
 
         Args:
             group: Path of the group in result.json, such as "domains" and its name.
@@ -88,7 +89,8 @@ class RunRecord:
         keys = (*group, measure.name) if is_value else (*over_clients, statistic)
         has_enough = (self.get(*over_clients, "num_clients") or 0) >= MIN_CLIENTS
         ends = self.get(*group, "intervals", measure.name, statistic)
-        ends = ends if has_enough or not is_value else None
+        if self.has_noisy_numbers or (is_value and not has_enough):
+            ends = None
         interval = (ends[0], ends[1]) if ends else None
         return dataclasses.replace(self.number(*keys, unit=measure.unit), interval=interval)
 
@@ -96,6 +98,11 @@ class RunRecord:
     def is_private(self) -> bool:
         """Whether training was differentially private."""
         return bool(self.result.get("privacy"))
+
+    @property
+    def has_noisy_numbers(self) -> bool:
+        """Whether the evaluation was differentially private."""
+        return bool(self.get("privacy", "evaluation"))
 
     @property
     def split(self) -> str:

@@ -7,7 +7,6 @@ domain.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -40,7 +39,7 @@ def run_verdict(run: RunRecord) -> list[str]:
         *worst_sentences(worst),
         *overall,
         *domain_sentences(domains),
-        *_scope(run, [*worst, *domains]),
+        *_scope(run, [*worst, *constants]),
         _next_step(run, worst),
     ]
 
@@ -138,9 +137,8 @@ def _interval(
 
 def _scope(run: RunRecord, claims: Sequence[Claim]) -> list[str]:
     """Returns the coverage of the intervals, or the reason for missing ones."""
-    privacy: Any = run.result.get("privacy") or {}
     split = split_name(run.split)
-    if privacy.get("evaluation"):
+    if run.has_noisy_numbers:
         return [
             f"There are no intervals for other {split} clients: private evaluations do not "
             "resample clients, and the numbers have the noise of the evaluation. No difference "
@@ -149,10 +147,10 @@ def _scope(run: RunRecord, claims: Sequence[Claim]) -> list[str]:
     if run.resampled is None:
         return ["There are no intervals, because the test clients were not resampled."]
     joint = "; those of a comparison's domains hold together" if claims else ""
-    lines = [
-        f"Intervals are of 95%, over other {split} clients{joint}. There is one seed, so how much "
-        "another seed would change is not known."
-    ]
+    text = f"Intervals are of 95%, over other {split} clients{joint}."
+    if claims and all(claim.interval is None for claim in claims):
+        text = "There is no interval: no difference is certain."
+    lines = [f"{text} There is one seed, so how much another seed would change is not known."]
     is_any_without = any(claim.interval is None for claim in claims)
     return [*lines, *([enough_clients_note()] if is_any_without else [])]
 

@@ -74,7 +74,7 @@ def data_blocks(run: RunRecord, is_private: bool) -> list[Block]:
 
 def _reason(run: RunRecord, split: str) -> str:
     """Returns the reason why the examples of a split were not counted."""
-    guarantee = run.get("privacy", "evaluation") if split == "evaluated" else run.is_private
+    guarantee = run.has_noisy_numbers if split == "evaluated" else run.is_private
     return "the run is private" if guarantee else "all of them would have to be read"
 
 

@@ -104,7 +104,7 @@ def staged(
         specs: The runs of each row, with all its rounds.
     """
     plain = next((specs[row] for row, arm in arms.items() if _is_plain(arm)), None)
-    stages = {}
+    stages: dict[str, Stages] = {}
     for row in (row for row, arm in arms.items() if arm.word == LAST_LAYER):
         first = plain or [
             given.spec_of({"algorithm": BASELINE, "seed": spec.config.seed}) for spec in specs[row]

@@ -70,8 +70,9 @@ _MORE_TRIALS = 10
 # Flag of `compare` and `frontier` for more seeds.
 TRIALS = "--trials"
 _NEXT = "Next: "
-_MARKERS = {1: "^", -1: "v", 0: "o"}
-_DIRECTIONS = {1: "better", -1: "worse", 0: "no significant difference"}
+_MARKERS = {1: "^", -1: "v", 0: "o", None: "o"}
+# Names of a gain's directions; None without an interval.
+_DIRECTIONS = {1: "better", -1: "worse", 0: "no significant difference", None: "no interval"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +133,7 @@ def verdict(
         *(domain_sentences(claims, "Who pays: ") if len(claims) > 1 else []),
         sentence(context.claim(overall, ALL)),
         *(_next(context, worst) if has_next else []),
-        *_scope(context, [worst, *domains], len(domains)),
+        *_scope(context, [worst, *domains, overall], domains),
     ]
 
 
@@ -202,7 +203,7 @@ def shortfall(gain: Gain, split: str, trials: int, more_seeds: str = TRIALS) -> 
     if gain.has_too_few_clients:
         return (
             f"an interval needs {clients} that are worth at least {MIN_CLIENTS} of equal size, "
-            f"and there are {gain.clients:.1f}"
+            f"and there are {gain.clients:.1f}: add some, or join similar domains"
         )
     if trials < 2:
         return f"one seed says nothing about others: {more_seeds}=3 or more"
@@ -259,7 +260,7 @@ def _context(
     )
 
 
-def _scope(context: ClaimContext, all_gains: Sequence[Gain], count: int) -> list[str]:
+def _scope(context: ClaimContext, all_gains: Sequence[Gain], domains: Sequence[Gain]) -> list[str]:
     """Returns the scope of the intervals."""
     defined = [gain for gain in all_gains if gain.interval() is not None]
     few = any(gain.has_too_few_clients for gain in all_gains)
@@ -271,8 +272,8 @@ def _scope(context: ClaimContext, all_gains: Sequence[Gain], count: int) -> list
     if defined[0].has_seeds:
         over.append(f"seeds ({context.trials} {context.more_seeds.lstrip('-')})")
     text = f"Intervals are of 95%, over other {' and other '.join(over)}"
-    if count > 1:
-        text += f"; those of single domains hold for all {count} together"
+    if len(domains) > 1 and any(gain.interval() for gain in domains):
+        text += f"; those of single domains hold for all {len(domains)} together"
     if not defined[0].has_clients:
         text += f". They do not cover other {clients}"
     if not defined[0].has_seeds:
@@ -286,7 +287,7 @@ def _next(context: ClaimContext, worst: Gain) -> list[str]:
     if worst.direction() == 0:
         text = shortfall(worst, context.split, context.trials, context.more_seeds)
         steps += [text] if text else []
-    if worst.direction() < 1:
+    if worst.direction() < 1 and not worst.has_too_few_clients:
         steps.append(
             "`./run frontier` shows whether any weights of the domains could help; if the worst "
             "domain is hard with any weight, --lambda_baselines follows excess losses"
@@ -359,22 +360,22 @@ def verdict_figure(
 def _draw_gains(
     axes: matplotlib.axes.Axes, gains: list[Gain], count: int, measure: Measure
 ) -> None:
+    directions = [gain.direction(count) if gain.interval(count) else None for gain in gains]
     for direction, text in _DIRECTIONS.items():
-        places = [k for k, gain in enumerate(gains) if gain.direction(count) == direction]
+        places = [k for k, other in enumerate(directions) if other == direction]
         if not places:
             continue
         means = np.array([shown(gains[k].mean, measure.unit) for k in places])
         lengths = [_lengths(gains[k], count, measure.unit) for k in places]
-        color = ERROR_BAR if direction == 0 else look(2 if direction > 0 else 3).color
+        color = look(2 if direction > 0 else 3).color if direction else ERROR_BAR
         style: dict[str, Any] = {"marker": _MARKERS[direction], "color": color, "linestyle": ""}
+        style["fillstyle"] = "none" if direction is None else "full"
         axes.errorbar(
             means, places, xerr=np.array(lengths).T, capsize=2, linewidth=1, label=text, **style
         )
     axes.axvline(0.0, color=ERROR_BAR, linewidth=1)
-    bare = [" (no interval)" * (gain.interval(count) is None) for gain in gains]
     names = short_names([gain.name for gain in gains], _NAME_WIDTH)
-    ticks = [f"{plain_text(name)}{mark}" for name, mark in zip(names, bare)]
-    axes.set_yticks(range(len(gains)), ticks, fontsize="small")
+    axes.set_yticks(range(len(gains)), list(map(plain_text, names)), fontsize="small")
     axes.set_ylim(len(gains) - 0.5, -0.5)
     in_points = ", points" if measure.unit is Unit.SHARE else ""
     axes.set_xlabel(f"gain in {measure.name}{in_points}")
