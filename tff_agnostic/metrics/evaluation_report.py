@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -206,14 +206,8 @@ class SetReport:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class WorstMixture:
-    """The worst of a set of mixtures of domains.
-
-    Attributes:
-        loss: sum_i lambda_i L_i.
-        lambda_: Weight of each domain by name.
-    """
+class WorstMixture(NamedTuple):
+    """The worst of a set of mixtures: its loss, sum_i lambda_i L_i, and lambda_i by domain."""
 
     loss: float
     lambda_: Mapping[str, float]
@@ -333,9 +327,7 @@ class EvaluationReport:
         if self.lambda_set is None:
             return {}
         worst = self.worst_mixture()
-        values: dict[str, Any] = {"loss": None, "lambda": None}
-        if worst is not None:
-            values = {"loss": worst.loss, "lambda": dict(worst.lambda_)}
+        values = dict(zip(("loss", "lambda"), worst or (None, None)))
         return {"worst_mixture": {**self.lambda_set.to_json(tuple(self.domains)), **values}}
 
     def _counted_values(self, measure: str) -> dict[str, float]:

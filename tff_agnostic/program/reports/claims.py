@@ -86,24 +86,18 @@ class Claim:
         return f"{signed(self.after - self.before, unit, _DECIMALS)}{points(unit)}"
 
     @property
-    def ends(self) -> str:
-        """The interval of the difference, such as "-10.3 to +28.6"; empty without one."""
+    def certainty(self) -> str:
+        """The interval, such as "95% interval -10.3 to +28.6", or the reason for having none."""
         if self.interval is None:
-            return ""
+            return self.why_no_interval or "no interval"
         ends = self.interval if self.measure.higher_is_better else [-e for e in self.interval[::-1]]
         low, high = (signed(end, self.measure.unit, _DECIMALS) for end in ends)
-        return f"{low} to {high}"
-
-    @property
-    def certainty(self) -> str:
-        """The interval, or the reason for having none."""
-        return f"95% interval {self.ends}" if self.ends else self.why_no_interval
+        return f"95% interval {low} to {high}"
 
     @property
     def qualified_certainty(self) -> str:
         """The certainty, and whether the difference is not significant."""
-        uncertain = "not significant, " if self.direction == 0 else ""
-        return f"{uncertain}{self.certainty}" if self.certainty else "no interval"
+        return f"{'not significant, ' * (self.direction == 0)}{self.certainty}"
 
     @property
     def change(self) -> str:
@@ -158,7 +152,7 @@ def worst_sentences(claims: Sequence[Claim]) -> list[str]:
 
 def gain_text(claim: Claim) -> str:
     """Returns a difference with its interval, such as "+3.0 points (95% interval +1.0 to +5.0)"."""
-    return f"{claim.difference} ({claim.certainty or 'no interval'})"
+    return f"{claim.difference} ({claim.certainty})"
 
 
 def objective_sentence(claim: Claim, clients: str) -> str:
