@@ -95,9 +95,6 @@ def constant_accuracies(counts: Mapping[str, Sequence[int]]) -> dict[str, float]
 
     Domains with a single class are omitted: if domains are classes, a model that does not know the
     domain cannot answer so.
-
-    Args:
-        counts: Examples of each class, by domain.
     """
     return {
         name: max(examples) / sum(examples)
@@ -109,12 +106,7 @@ def constant_accuracies(counts: Mapping[str, Sequence[int]]) -> dict[str, float]
 def no_better_than_majority(
     counts: Mapping[str, Sequence[int]], accuracies: Mapping[str, Optional[float]]
 ) -> dict[str, tuple[float, float]]:
-    """Returns the accuracies of a model and of the most frequent class where the latter is as good.
-
-    Args:
-        counts: Examples of each class, by domain.
-        accuracies: Accuracy of the model, by domain.
-    """
+    """Returns the accuracies of a model and of the most frequent class, where that is as good."""
     worse = {}
     for name, constant in constant_accuracies(counts).items():
         accuracy: Any = accuracies.get(name)

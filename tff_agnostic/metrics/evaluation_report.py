@@ -114,11 +114,7 @@ def measured(
     """Returns a measure on a set of examples, from sums.
 
     Args:
-        numerator: Sum of the numerator over the examples.
-        denominator: Sum of the denominator over the examples.
-        over_clients: Sums over clients.
         row: Row of the set in `over_clients`.
-        percentiles: The reported percentiles, each in (0, 100).
     """
     grid = grid_of(measure.metric)
     num_clients = int(over_clients.num_clients[row])
@@ -383,10 +379,8 @@ def evaluation_report(
     """Returns the report of an evaluation.
 
     Args:
-        summed: Sum of the clients' outputs.
         clipped: Number of values beyond their bounds by field, for secure sums.
         lambda_set: The algorithm's set of mixtures, if it has one.
-        percentiles: The reported percentiles over clients, each in (0, 100).
     """
     sums = summed.sums
     ratios = {"loss": (sums.losses, sums.counts)}

@@ -220,11 +220,7 @@ class Spread:
     freedom: float
 
     def interval(self, tests: int = 1) -> Interval:
-        """Returns the interval; None if nothing varies or nothing is known.
-
-        Args:
-            tests: Number of intervals that hold together, by Bonferroni's inequality.
-        """
+        """Returns the interval; None if nothing varies or is known; see `share_interval`."""
         if not (self.total > 0 and self.freedom > 0):
             return None
         half = self._quantile(tests) * math.sqrt(self.total)

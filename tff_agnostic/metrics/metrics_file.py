@@ -100,11 +100,7 @@ class History:
         write_text(self._path, "".join([*lines, *self._lines]))
 
     def append(self, round_num: int, values: Mapping[str, Any]) -> Numbers:
-        """Adds the row of a round, and returns its numbers.
-
-        Args:
-            values: Value of every column by name; None for a missing value.
-        """
+        """Adds the row of a round, and returns its numbers."""
         cells = [_format(values[column.name]) for column in self._own]
         further = [""] * (len(self.columns) - len(self._own))
         line = csv_text([[str(round_num), *cells, *further]])

@@ -56,12 +56,7 @@ def printed(columns: Sequence[str], rows: Mapping[str, str]) -> dict[str, dict[s
 
 @dataclasses.dataclass(frozen=True)
 class UnigramPredictors:
-    """Base predictors by counting; see `base_predictors.counting`.
-
-    Attributes:
-        group_by: Unit of one predictor, such as "client".
-        smoothing: Fraction of the uniform distribution.
-    """
+    """Base predictors by counting; see `base_predictors.counting`."""
 
     group_by: str
     smoothing: float
@@ -147,7 +142,6 @@ def fed_avg_arms(target: str, label: Optional[str] = None) -> dict[str, Arm]:
     """Returns the three methods of every table of Ro et al. 2021.
 
     Args:
-        target: Name of the domain that the second one trains on.
         label: Label of the domain in the table, if it is not its name.
     """
     return {

@@ -129,11 +129,7 @@ def harder_domain(experiment: Experiment, comparison: Comparison) -> str:
 
 
 def settings_that_differ(specs: Mapping[str, RunSettings], experiment: Experiment) -> list[str]:
-    """Returns a line for each setting in which the runs differ from the experiment's.
-
-    Args:
-        specs: A run of each method.
-    """
+    """Returns a line for each setting in which the runs differ from the experiment's."""
     changes: dict[tuple[str, str, str], list[str]] = {}
     for row, arm in experiment.arms.items():
         usual = resolve(experiment.task, dict(arm.settings), experiment.task_options).flags()

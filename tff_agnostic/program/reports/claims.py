@@ -169,7 +169,6 @@ def domain_sentences(claims: Sequence[Claim], worse: str = "") -> list[str]:
     interval.
 
     Args:
-        claims: A claim for each domain, between the same methods.
         worse: Beginning of the sentence about domains that are worse off; empty for claims against
             a constant predictor.
     """

@@ -46,9 +46,7 @@ class Estimate:
     """A number with its error bar.
 
     Attributes:
-        value: The number; NaN if it is undefined.
         low: Lower end of the error bar; NaN without one.
-        high: Upper end of the error bar.
     """
 
     value: float

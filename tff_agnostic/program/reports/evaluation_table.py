@@ -34,7 +34,6 @@ def evaluation_table(
 
     Args:
         domain_weights: Weight of each domain; empty for no column of weights.
-        weights_name: Heading of the weights.
     """
 
     def table(measures: Sequence[str]) -> str:

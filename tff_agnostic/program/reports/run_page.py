@@ -75,11 +75,7 @@ _MAX_WEIGHTS = 10
 
 
 def run_page(run: RunRecord, command: Optional[Sequence[str]] = None) -> Page:
-    """Returns the page.
-
-    Args:
-        command: Command that trains the run again; None if it is unknown.
-    """
+    """Returns the page."""
     drawn = [q for q in run.quantities if q.is_drawn and q.role is not Role.DOMAIN_WEIGHT]
     courses = [_course_figure(run, quantity) for quantity in drawn if run.drawn(quantity)]
     return Page(
@@ -112,7 +108,6 @@ def write_run_report(
 
     Args:
         command: Command that trains the run again; None if it is unknown.
-        title: See `html.write_page`.
     """
     run = read_run(folder)
     try:

@@ -37,7 +37,6 @@ class RunRecord:
         config: Content of config.json.
         fingerprint: Content of fingerprint.json; empty without the file.
         columns: Columns of metrics.csv by name.
-        measures: The measures by name.
         where: Folder of the run with a slash, relative to the page; empty for the page's own run.
         resampled: Values with other samples of test clients; None if clients were not resampled.
     """

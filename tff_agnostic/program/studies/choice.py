@@ -111,11 +111,7 @@ def _regret(trials: Trials, best: Mapping[str, float], measure: Measure) -> Esti
 
 
 def judged(comparison: Comparison, objective: Objective, baseline: str) -> dict[str, Standing]:
-    """Returns the standing of each row but the baseline.
-
-    Args:
-        baseline: The row of FedAvg.
-    """
+    """Returns the standing of each row but the baseline."""
     theirs, measure = attained(comparison, baseline, objective), objective.terms[0].measure
     average = comparison.trials[baseline].mean(OVERALL, measure.name)
     scale = 1.0 if measure.unit is Unit.SHARE else abs(average)
@@ -156,7 +152,6 @@ def best_looking(
     Args:
         rows: Standings by one trial of each row.
         number: Maximum number of rows.
-        may_lose: See `chosen`.
     """
 
     def rank(row: str) -> tuple[bool, float]:
@@ -166,12 +161,7 @@ def best_looking(
 
 
 def near(better: float, unit: Unit) -> float:
-    """Returns the largest difference that counts as near.
-
-    Args:
-        better: Objective of the better row.
-        unit: Unit of the objective.
-    """
+    """Returns the largest difference from a better row's objective that counts as near."""
     if unit is Unit.FACTOR:
         return better * math.expm1(_NATS)
     return _POINTS if unit is Unit.SHARE else _NATS

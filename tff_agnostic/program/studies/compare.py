@@ -174,11 +174,7 @@ def train_comparison(
     """Makes the missing trials of a comparison, and writes compare.json.
 
     Args:
-        runs: The runs of the comparison.
-        trainer: Trains the runs.
-        specs: The trials of each method, by its name.
         stages: The stages of methods with two.
-        labels: See `Comparison`.
     """
     path, task = runs.folder, _first(specs).task
     every = [spec for row in specs.values() for spec in row]

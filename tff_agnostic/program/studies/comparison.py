@@ -55,7 +55,6 @@ class Trials:
         client_values: The clients' values of each measure in each trial that reported them.
         privacy: (epsilon, delta) of each private trial.
         resampled: The values of each trial with other samples of clients; empty if one has none.
-        seeds: Seeds of the trials.
         class_counts: Test examples of each class in each domain of the first trial; empty if they
             were not counted.
         non_finite: Number of test clients of all trials with numbers that are not finite; no value

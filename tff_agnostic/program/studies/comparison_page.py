@@ -148,7 +148,6 @@ def marked(
     """Returns the means of the trials of each method, the best one marked.
 
     Args:
-        values: The trials of each method; None if it did not report the number.
         higher_is_better: Direction, if it is not the measure's.
         tied_rows: The methods that do not differ significantly from the best one.
     """

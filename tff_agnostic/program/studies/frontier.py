@@ -184,7 +184,6 @@ class Frontier:
     """The results of fixed mixtures and of algorithms.
 
     Attributes:
-        comparison: The trials of every mixture and every algorithm.
         mixtures: The mixtures, which are methods of the comparison by their names; the training
             mixture is the first.
     """

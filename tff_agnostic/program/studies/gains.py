@@ -30,12 +30,9 @@ class Gain:
     Attributes:
         name: Name of the group: a domain, `OVERALL` or `WORST`.
         before: Value of the other method, the mean over its trials.
-        after: Value of this method.
-        mean: The gain.
         spread: The gain with its variance; None without pairs of trials.
         clients: Effective number of test clients; NaN if clients were not resampled.
         largest: Largest possible gain and loss: 1 of a share.
-        trials: Trials of each method.
     """
 
     name: str

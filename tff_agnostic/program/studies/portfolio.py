@@ -59,7 +59,6 @@ class Schedule(NamedTuple):
     """The number of runs.
 
     Attributes:
-        tries: Settings of each method.
         trials: Seeds of finalists, and of the final runs.
     """
 

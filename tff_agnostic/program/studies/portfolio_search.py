@@ -67,7 +67,6 @@ class Budget(NamedTuple):
 
     Attributes:
         tries: Settings of each method; None for `TRIES`, or as many as fit into the hours.
-        trials: Seeds of finalists, and of the final runs.
         hours: Hours of training over all processes and restarts; None for no limit.
     """
 

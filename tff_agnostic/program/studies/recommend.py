@@ -144,7 +144,6 @@ class RecommendRequest:
 
     Attributes:
         rows: The methods, before any is excluded.
-        first: FedAvg at its first setting.
         may_lose: Largest loss of the average; see `choice.chosen`.
     """
 

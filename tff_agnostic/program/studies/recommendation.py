@@ -70,7 +70,6 @@ class Recommendation:
         searched: Results on the validation clients.
         choice: The method that is significantly better than FedAvg; None without one.
         may_lose: Largest loss of the average; None for any loss.
-        final: The choice and FedAvg on the test clients.
         excluded: Reasons of methods that were not tried, by their names.
         clients: Sentence on the validation clients.
     """
@@ -148,7 +147,6 @@ def sentences(
 
 
 def _named(searched: SearchResults, objective: Objective, row: str) -> str:
-    """Returns a method with its gain in the objective and its loss of the average."""
     standing = searched.judged[row]
     gain = gain_text(_claim(searched.confirmed, row, standing.gain, objective))
     return (
@@ -158,7 +156,6 @@ def _named(searched: SearchResults, objective: Objective, row: str) -> str:
 
 
 def _claim(comparison: Comparison, row: str, gain: Gain, objective: Objective) -> Claim:
-    """Returns the claim of a method's gain over FedAvg in the objective."""
     interval = gain.interval()
     reason = "" if interval else why_no_interval(gain, comparison.split, gain.trials)
     measure = Measure(objective.name, objective.unit, objective.higher_is_better)
@@ -167,11 +164,7 @@ def _claim(comparison: Comparison, row: str, gain: Gain, objective: Objective) -
 
 
 def on_test(final: Comparison, objective: Objective, choice: Optional[str]) -> list[str]:
-    """Returns the results on the test clients: the model's, the objective's, then the domains'.
-
-    Args:
-        objective: The objective of the choice. Regret is that of these two methods.
-    """
+    """Returns the results on the test clients: the model's, the objective's, then the domains'."""
     lines = [_model_line(final, choice or BASELINE)]
     if choice is not None and objective.name != f"worst:{final.main_measure.name}":
         gain = judged(final, objective, BASELINE)[choice].gain
@@ -181,7 +174,6 @@ def on_test(final: Comparison, objective: Objective, choice: Optional[str]) -> l
 
 
 def _model_line(final: Comparison, row: str) -> str:
-    """Returns the sentence with the values of the recommended model, and of FedAvg's."""
     measure = final.main_measure
 
     def values(method: str) -> str:
@@ -199,12 +191,11 @@ def _model_line(final: Comparison, row: str) -> str:
 
 
 def _with(changes: Mapping[str, Any]) -> str:
-    flags = setting_text(changes)
+    flags = _setting_text(changes)
     return f" with {flags}" if flags else ""
 
 
-def setting_text(changes: Mapping[str, Any]) -> str:
-    """Returns changed learning rates as flags; empty without any."""
+def _setting_text(changes: Mapping[str, Any]) -> str:
     changed = {n: v for n, v in changes.items() if isinstance(v, float)}
     return " and ".join(f"--{name}={value:.4g}" for name, value in changed.items())
 
@@ -268,7 +259,7 @@ def _standings(made: Recommendation, caption: str) -> Table:
             )
             loss = _number(standing.loss, Unit.SHARE)
         label = searched.confirmed.label(row)
-        rows.append([label, setting_text(changes) or "as given", value, gain, loss, status])
+        rows.append([label, _setting_text(changes) or "as given", value, gain, loss, status])
     headings = [
         *("", "best setting", with_percent(objective.name, unit)),
         f"gain over FedAvg{in_points} [95% interval]",

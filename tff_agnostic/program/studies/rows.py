@@ -53,7 +53,6 @@ def train_rows(
     """Makes the missing trials, and returns the methods whose trials all have results.
 
     Args:
-        specs: The trials of each method, by its name.
         stages: The stages of methods with two; see `staged`.
         command: Name of the command, for its progress.
 
@@ -99,9 +98,6 @@ def staged(
     """Returns the stages of the rows with two.
 
     The first stage is the first row of FedAvg, or FedAvg with the settings of all rows.
-
-    Args:
-        specs: The runs of each row, with all its rounds.
     """
     plain = next((specs[row] for row, arm in arms.items() if _is_plain(arm)), None)
     stages: dict[str, Stages] = {}

@@ -147,7 +147,6 @@ class Space:
 
     Attributes:
         shared: Dimensions of whichever algorithms have the setting, by flag.
-        by_method: Dimensions of one algorithm, by its name and flag.
     """
 
     shared: Mapping[str, Dimension]
@@ -322,7 +321,6 @@ def parse_objective(
     Args:
         text: "worst", "superquantile:loss", "domain(es-AR)" or "0.7*worst+0.3*overall", say.
         measures: Measures of an evaluation, the loss first.
-        more: Names of further numbers, in addition to `STATISTICS`.
     """
     terms = []
     for match in _terms(text, domains):

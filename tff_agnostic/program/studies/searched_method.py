@@ -32,7 +32,6 @@ class SearchedArm:
     """A method whose settings are searched.
 
     Attributes:
-        name: Name of its folder.
         given: The user's request; its settings are those of all methods.
         settings: Settings of this method, with the algorithm, by flag.
         options: Options of the task, by field: given ones, and those of the held-out split.
@@ -87,9 +86,6 @@ class SearchedArm:
         """Checks that both ends of every range, and every choice, make a run.
 
         The other dimensions have given values, or their first values if these are outside.
-
-        Args:
-            task: The task, loaded with the given options.
         """
         given, _ = self.start(seed)
         options = self.spec({}, seed).task_options

@@ -32,11 +32,7 @@ def study(
     runtime: str,
     load_task: Optional[Callable[[RunSettings], Task]] = None,
 ) -> Iterator[tuple[RunSet[RunSettings], RunTrainer]]:
-    """While entered, a command makes the runs of a study in its folder; see `session`, `RunSet`.
-
-    Args:
-        runtime: Name of the runtime, which all runs share.
-    """
+    """While entered, a command makes the runs of a study in its folder; see `session`, `RunSet`."""
     with session(given, name) as at, at.running(runtime) as (entered, stop):
         trainer = RunTrainer(entered, stop, load_task)
         with RunSet(at.path, identity, trainer, given.args.resume, stop) as runs:
@@ -73,7 +69,6 @@ class RunTrainer:
     """Trains runs in their folders; see `runset.Trainer`.
 
     Args:
-        runtime: Executes the rounds; entered by the caller.
         load_task: Returns the task of a run; `LoadedTasks` if not given.
     """
 

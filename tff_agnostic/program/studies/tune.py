@@ -242,11 +242,7 @@ def check_private_data(folder: Path, task: Task) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """A search for settings of several methods.
-
-    Attributes:
-        seeds: Seeds of the runs of each trial, whose mean counts.
-    """
+    """A search for settings of several methods."""
 
     arms: Mapping[str, SearchedArm]
     studies: Studies

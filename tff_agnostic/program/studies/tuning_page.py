@@ -44,12 +44,7 @@ _MORE_SEEDS = "--repeats"
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """Results of a search.
-
-    Attributes:
-        seeds: Seeds of the runs of each trial.
-        trials: The finished trials of each method.
-    """
+    """Results of a search."""
 
     folder: Path
     labels: Mapping[str, str]

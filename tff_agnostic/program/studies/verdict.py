@@ -141,9 +141,6 @@ def verdicts(comparison: Comparison, more_seeds: str = TRIALS) -> list[str]:
     """Returns the sentences of each method and FedAvg, or the first one; none of a single method.
 
     Sentences that all methods share are stated once, at the end.
-
-    Args:
-        more_seeds: The flag for more seeds.
     """
     baseline, measure = comparison.baseline, comparison.main_measure
     rows = [row for row in comparison.trials if row != baseline]
@@ -303,9 +300,6 @@ def neglected(comparison: Comparison, runs: Mapping[str, RunSettings]) -> list[s
     """Returns a line for each domain that a method serves worse than FedAvg, at a lambda near 0.
 
     Without an interval, the line states the values and the reason.
-
-    Args:
-        runs: A run of each method.
     """
     plain, names, measure = comparison.baseline, comparison.domain_names, comparison.main_measure
     lines: list[str] = []
