@@ -30,7 +30,7 @@ SHARED_SETTINGS = ("runtime", "seed", "worst_min_examples", "client_percentiles"
 # Names of folders: of runs, and of the best flags of a search next to other folders.
 _NAME = re.compile(r"[\w][\w .+-]*")
 _TAKEN = ("runs", "trials", "baselines", "first_stages")
-# Shorthand of rows of two stages; see `studies.stages`.
+# Shorthand of rows of two stages; see `studies.rows`.
 LAST_LAYER = "last_layer"
 
 
