@@ -260,7 +260,7 @@ def test_intervals_stay_within_possible_gains(changes, unit, interval):
 
 def test_few_trials_have_a_reason_for_no_interval():
     gain = Gain("worst", 0.5, 0.9, 0.4, Spread(0.4, math.nan, 0.1, 0.1, 1.0), math.nan, 1.0, 2)
-    (*_, nearest) = sentences(
+    (*_, nearest, further) = sentences(
         _found({"wide": Standing(gain, 0.0)}), _objective("worst:accuracy"), None, None
     )
     assert nearest.startswith(
@@ -270,6 +270,7 @@ def test_few_trials_have_a_reason_for_no_interval():
     assert (
         "2 trials are too few to estimate how many would show a difference: --trials=10" in nearest
     )
+    assert further.startswith("Next: `./run frontier`")
     for trials, where in ((1, "for all clients"), (2, "in both trials"), (5, "in all trials")):
         same = Gain("worst", 0.5, 0.9, 0.4, Spread(0.4, 0.0, 0.0, 0.0, 1.0), 30.0, 1.0, trials)
         reason = f"no interval: the difference is the same {where}"

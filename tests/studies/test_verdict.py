@@ -247,13 +247,13 @@ def test_recommendation_states_values_of_its_model():
     objective = parse_objective("worst:accuracy", comparison.measures, _NAMES)
     first, *_ = on_test(comparison, objective, "ours")
     assert first == (
-        "The recommended model, of the first seed, has accuracy 69.9% in its worst domain and "
+        "The recommended model, of the first seed, has accuracy 69.9% in its worst domain (b) and "
         "78.2% on all examples of the test clients; FedAvg of the same seed has 59.9% in its worst "
-        "domain and 76.6% on all examples."
+        "domain (a) and 76.6% on all examples."
     )
     first, *_ = on_test(comparison, objective, None)
     assert first.endswith(
-        "59.9% in its worst domain and 76.6% on all examples of the test clients."
+        "59.9% in its worst domain (a) and 76.6% on all examples of the test clients."
     )
 
 
@@ -264,6 +264,8 @@ def test_majority_is_compared_with_every_method():
     lines = verdicts(_comparison(rows))
     expected = "accuracy is not above that of always answering the most frequent class in 1 of 3"
     assert [line.split(":")[0] for line in lines if expected in line] == ["fed_avg", "Ours"]
+    # The worst domain is the headline.
+    assert "in the worst domain" in lines[0]
 
 
 @pytest.mark.parametrize("names", [_NAMES, AWKWARD_NAMES[:3]])

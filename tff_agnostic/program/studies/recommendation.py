@@ -15,6 +15,7 @@ from tff_agnostic.program.reports.claims import (
     Claim,
     gain_text,
     objective_sentence,
+    short,
     split_name,
     value_text,
 )
@@ -30,7 +31,7 @@ from tff_agnostic.program.reports.document import (
 from tff_agnostic.program.reports.html import REPORT
 from tff_agnostic.program.reports.sections import typed_blocks
 from tff_agnostic.program.studies.choice import Standing, attained, judged
-from tff_agnostic.program.studies.comparison import BASELINE, OVERALL, WORST, Comparison
+from tff_agnostic.program.studies.comparison import BASELINE, OVERALL, Comparison
 from tff_agnostic.program.studies.gains import Gain
 from tff_agnostic.program.studies.portfolio import Schedule
 from tff_agnostic.program.studies.search_space import Objective
@@ -143,7 +144,7 @@ def sentences(
         advice = shortfall(gain, comparison.split, gain.trials) if gain.mean > 0 else ""
         ending = f": {advice}." if advice else "."
         lines.append(f"The nearest is {_named(searched, objective, nearest)}{ending}")
-    return lines
+    return [*lines, "Next: `./run frontier` shows whether any weights of the domains could help."]
 
 
 def _named(searched: SearchResults, objective: Objective, row: str) -> str:
@@ -177,11 +178,15 @@ def _model_line(final: Comparison, row: str) -> str:
     measure = final.main_measure
 
     def values(method: str) -> str:
-        worst, overall = (
-            value_text(float(final.trials[method].values[group][measure.name][0]), measure)
-            for group in (WORST, OVERALL)
-        )
-        return f"{worst} in its worst domain and {overall} on all examples"
+        trials = final.trials[method]
+        first = {
+            n: float(trials.values[n][measure.name][0]) for n in (*final.domain_names, OVERALL)
+        }
+        counted = [n for n in final.domain_names if n not in trials.not_counted]
+        pick = min if measure.higher_is_better else max
+        worst = pick(counted or final.domain_names, key=lambda name: first[name])
+        lowest, overall = (value_text(first[name], measure) for name in (worst, OVERALL))
+        return f"{lowest} in its worst domain ({short(worst)}) and {overall} on all examples"
 
     baseline = f"; FedAvg of the same seed has {values(BASELINE)}" if row != BASELINE else ""
     return (

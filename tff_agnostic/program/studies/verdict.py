@@ -153,7 +153,8 @@ def verdicts(comparison: Comparison, more_seeds: str = TRIALS) -> list[str]:
         )
         for row in rows
     ]
-    shared = [line for line in by_row[0] if all(line in lines for lines in by_row)]
+    others = by_row[1:]
+    shared = [line for line in by_row[0] if others and all(line in lines for lines in others)]
     lines = [line for row_lines in by_row for line in row_lines if line not in shared]
     # A constant predictor is compared with every method, the baseline among them.
     constants = [line for row in (baseline, *rows) for line in _majority(comparison, row)]
