@@ -72,8 +72,9 @@ def test_worst_domain_with_interval_is_named_too():
         "(too few test clients for an interval (2.0))."
     )
     assert second.startswith("Of the domains with an interval the worst is bad: accuracy 40.0% ag")
-    # A domain with few examples is not called the worst.
-    assert "is bad" in run_verdict(_run({**_ACCURACIES, "few": 0.1}, not_counted=["few"]))[0]
+    # A domain with few examples is not called the worst, and has no interval either.
+    worst, *_, what_next = run_verdict(_run({**_ACCURACIES, "few": 0.1}, not_counted=["few"]))
+    assert "is bad" in worst and "1 domain without an interval" in what_next
 
 
 def test_constant_worst_domain_has_wilson_interval():

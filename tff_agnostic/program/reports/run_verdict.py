@@ -40,7 +40,7 @@ def run_verdict(run: RunRecord) -> list[str]:
         *overall,
         *domain_sentences(domains),
         *_scope(run, [*worst, *constants]),
-        _next_step(run, worst),
+        _next_step(run, [*worst, *domains]),
     ]
 
 
@@ -157,7 +157,7 @@ def _scope(run: RunRecord, claims: Sequence[Claim]) -> list[str]:
 
 def _next_step(run: RunRecord, claims: Sequence[Claim]) -> str:
     """Returns the advice for domains without an interval, and for a comparison."""
-    without = sum(claim.why_no_interval != "" for claim in claims)
+    without = len({claim.group for claim in claims if claim.why_no_interval})
     more = ""
     if without:
         more = (
