@@ -99,7 +99,7 @@ def test_store_is_opened_read_only(tmp_path):
     store = load_store(path)
     store.read("train", "a")
     with pytest.raises(UserError, match="cannot read the store: attempt to write a readonly"):
-        store._query("DELETE FROM examples")
+        list(store._query("DELETE FROM examples"))
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["s.sqlite"]
 
@@ -119,7 +119,7 @@ def test_changed_or_removed_store_is_reported(tmp_path):
 
 
 def test_locked_store_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("tff_agnostic.data.client_store._PATIENCE", 0.05)
+    monkeypatch.setattr("tff_agnostic.data.tff_store._PATIENCE", 0.05)
     path = text_store(tmp_path / "s.sqlite")
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("PRAGMA locking_mode=EXCLUSIVE")

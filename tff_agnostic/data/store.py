@@ -16,7 +16,7 @@ import difflib
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -25,9 +25,13 @@ import numpy as np
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import digest
 from tff_agnostic.base.later import tf
-from tff_agnostic.data.client_store import described_by
 from tff_agnostic.data.clients import ListedClients
-from tff_agnostic.data.store_format import Feature, StoreDescription, description_of
+from tff_agnostic.data.store_format import (
+    Feature,
+    StoreDescription,
+    described_by,
+    description_of,
+)
 from tff_agnostic.models.model import Examples
 
 # A run reads a client in many rounds. A comparison has as many splits in memory as seeds.
@@ -194,12 +198,7 @@ class ArrowStore(Store):
         self.check_unchanged()
         rows = self.examples.rows.get(split, {})
         if client_id not in rows:
-            nearest = difflib.get_close_matches(client_id, rows)
-            meant = f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
-            raise UserError(
-                f"{self.path}: client {client_id}: expected examples in split {split}, found none"
-                f"{meant}"
-            )
+            raise no_examples(self.path, split, client_id, rows)
         stored = self.description.features
         for name, feature in features.items():
             if name not in stored or stored[name].kind != feature.kind:
@@ -256,10 +255,7 @@ class ArrowStore(Store):
     def check_unchanged(self) -> None:
         """See `Store.check_unchanged`."""
         if self._current_version() != self._version:
-            raise UserError(
-                f"{self.path}: the store was changed while it was read: let what writes to it end, "
-                "and start again"
-            )
+            raise changed(self.path)
 
     def _current_version(self) -> tuple[int, int]:
         try:
@@ -269,6 +265,30 @@ class ArrowStore(Store):
                 f"{self.path}: expected a client store with {EXAMPLES}, found none ({e.strerror})"
             ) from e
         return status.st_mtime_ns, status.st_size
+
+
+def no_examples(path: Path, split: str, client: str, clients: Iterable[str]) -> UserError:
+    """Returns the error for a client without examples.
+
+    Args:
+        path: The store.
+        split: Name of the split.
+        client: Id of the client.
+        clients: Ids of the clients with examples.
+    """
+    nearest = difflib.get_close_matches(client, clients)
+    meant = f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
+    return UserError(
+        f"{path}: client {client}: expected examples in split {split}, found none{meant}"
+    )
+
+
+def changed(path: Path) -> UserError:
+    """Returns the error for a store that is no longer the one that was opened."""
+    return UserError(
+        f"{path}: the store was changed while it was read: let what writes to it end, and start "
+        "again"
+    )
 
 
 def load_store(path: Path) -> Store:

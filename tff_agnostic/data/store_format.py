@@ -10,15 +10,14 @@ from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from tff_agnostic.data import client_store
-
+FORMAT_VERSION = 1
 # The feature that names an example's domain.
-DOMAIN = client_store.DOMAIN
+DOMAIN = "domain"
 # The feature that holds a sentence, its words separated by single spaces.
 TOKENS = "tokens"
-LABEL = client_store.LABEL
+LABEL = "label"
 # The split to train on; statistics and categories are of its clients.
-TRAIN = client_store.TRAIN
+TRAIN = "train"
 TEST = "test"
 TEXT = "text"
 FEATURES = "features"
@@ -156,7 +155,30 @@ class StoreDescription:
         if "categories" in value:
             # Pairs: the order of columns is that of the inputs.
             value["categories"] = list(value["categories"].items())
-        return json.dumps({"version": client_store.FORMAT_VERSION, **value}, sort_keys=True)
+        return json.dumps({"version": FORMAT_VERSION, **value}, sort_keys=True)
+
+
+def described_by(text: str) -> dict[str, Any]:
+    """Returns the JSON of a description.
+
+    Raises:
+        ValueError: If it is of another version, or no JSON.
+    """
+    try:
+        value: Any = json.loads(text)
+        # JSON can write half a character, which no text can hold.
+        json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError as e:
+        raise ValueError(f"expected the description of a store, found invalid JSON ({e})") from e
+    version = value.get("version") if isinstance(value, dict) else None
+    if version != FORMAT_VERSION:
+        is_newer = isinstance(version, int) and version > FORMAT_VERSION
+        raise ValueError(
+            f"expected a store of version {FORMAT_VERSION}, found {version!r}"
+            + ("; a newer store needs a newer program" if is_newer else "")
+        )
+    description: dict[str, Any] = value
+    return description
 
 
 def description_of(value: Mapping[str, Any]) -> StoreDescription:

@@ -82,7 +82,6 @@ class StoreWriter:
         self._scratch = contextlib.ExitStack()
         self._folder = path.parent
         self._is_complete = False
-        self._last_look: Any = None
         self._records: list[tuple[str, Record, Optional[int]]] = []
         self._parts: list[pa.RecordBatch] = []
         self._num_bytes = 0
@@ -120,12 +119,8 @@ class StoreWriter:
         Raises:
             ValueError: If its features differ from the first example's in name, type or shape.
         """
-        look = tuple([(name, _look(value)) for name, value in record.features.items()])
-        # Most records have the types of the record before.
-        if look != self._last_look:
-            features = {**record.features, DOMAIN: record.domain}
-            self._check({name: _value_feature(name, value) for name, value in features.items()})
-            self._last_look = look
+        features = {**record.features, DOMAIN: record.domain}
+        self._check({name: _value_feature(name, value) for name, value in features.items()})
         self._records.append((split, record, unit))
         if len(self._records) >= _RECORDS_AT_ONCE:
             self._add_records()
@@ -156,10 +151,8 @@ class StoreWriter:
             UNIT: pa.array(units, pa.int64()),
         }
         features: dict[str, Any] = {DOMAIN: pa.array([record.domain for record in records])}
-        for name, feature in self.features.items():
-            if name != DOMAIN:
-                values = [record.features[name] for record in records]
-                features[name] = _column(values, feature)
+        for name in records[0].features:
+            features[name] = column_from([record.features[name] for record in records])
         self._add(keys, features)
 
     def _add(self, keys: Columns, features: Columns) -> None:
@@ -413,10 +406,6 @@ def _filled(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), np.float32(0), values)
 
 
-def _look(value: Value) -> Any:
-    return (value.dtype, value.shape) if isinstance(value, np.ndarray) else type(value)
-
-
 def _value_feature(name: str, value: Value) -> Feature:
     if isinstance(value, str):
         return Feature("string")
@@ -434,11 +423,9 @@ def _column_feature(name: str, column: Any) -> Feature:
     return Feature("string") if pa.types.is_string(column.type) else Feature("int64")
 
 
-def _column(values: Sequence[Value], feature: Feature) -> Any:
-    if feature.dtype == "string":
-        return pa.array(values, pa.string())
-    with np.errstate(over="ignore"):
-        return np.asarray(values).astype(feature.dtype).reshape(len(values), *feature.shape)
+def column_from(values: Sequence[Value]) -> Any:
+    """Returns the values of one feature, at least one, as a column; see `add_columns`."""
+    return pa.array(values, pa.string()) if isinstance(values[0], str) else np.asarray(values)
 
 
 def _arrow(column: Any) -> pa.Array:

@@ -15,19 +15,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import sqlite3
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.files import file_digest, scratch_folder
 from tff_agnostic.base.later import tf
-from tff_agnostic.data.client_store import ClientStore
-from tff_agnostic.data.store import ArrowStore, Store
-from tff_agnostic.data.store_format import TEXT, Feature, StoreDescription, description_of
+from tff_agnostic.data.store import ArrowStore, Store, changed, no_examples
+from tff_agnostic.data.store_format import (
+    TEXT,
+    Feature,
+    StoreDescription,
+    described_by,
+    description_of,
+)
 
 _TABLES = """
 CREATE TABLE examples (
@@ -49,17 +56,70 @@ CREATE INDEX examples_by_client ON examples (client_id, split_name);
 CREATE INDEX metadata_by_split ON client_metadata (split_name, client_id);
 CREATE INDEX domains_by_split ON client_domains (split_name, client_id);
 """
+# Columns of the tables that TFF reads.
+_TFF_TABLES = {
+    "examples": {"split_name", "client_id", "serialized_example_proto"},
+    "client_metadata": {"client_id", "split_name", "num_examples"},
+}
+# Seconds to wait for a process that writes to the file.
+_PATIENCE = 5.0
+# First bytes of a file of SQLite.
+_SQLITE = b"SQLite format 3\0"
 # A crash leaves no file at its place: no journal is needed to go back.
 _PRAGMAS = "PRAGMA page_size=16384; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
 
 
-class TffStore(ClientStore, Store):
+class TffStore(Store):
     """An SQLite file of TFF's, opened read-only; TensorFlow parses its examples."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.description = self._description()
+        self.path = path
+        self._local = threading.local()
         self._counts: dict[str, dict[str, int]] = {}
+        self._check_tables()
+        self._data_version = self._version()
+        self.description = self._description()
+
+    def splits(self) -> tuple[str, ...]:
+        """See `Store.splits`."""
+        sql = "SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name"
+        return tuple(name for (name,) in self._query(sql, kinds=(str,)))
+
+    def client_counts(self, split: str) -> dict[str, int]:
+        """See `Store.client_counts`."""
+        counts: dict[str, int] = {}
+        # Deleted rows leave gaps, and no row counts twice.
+        ((left,),) = self._query("SELECT coalesce(MAX(rowid), 0) FROM examples")
+        # The order of UTF-8's bytes is Python's order.
+        for client, n in self._query(
+            "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? "
+            "ORDER BY client_id COLLATE BINARY",
+            [split],
+            (str, int),
+        ):
+            if client in counts:
+                raise UserError(f"{self.path}: expected each client of split {split} once")
+            if not 0 <= n <= left:
+                raise self._wrong_count(client, split, f"0 to {counted(left, 'example')}", n)
+            counts[client] = n
+            left -= n
+        if not counts:
+            raise UserError(
+                f"{self.path}: expected clients in split {split}, found the splits "
+                f"{', '.join(self.splits()) or '(none)'}"
+            )
+        return counts
+
+    def read(self, split: str, client_id: str) -> list[bytes]:
+        """Returns the serialized examples of one client."""
+        rows = self._query(
+            "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ?",
+            [client_id, split],
+            (bytes,),
+        )
+        examples = [example for (example,) in rows]
+        self.check_unchanged()
+        return examples
 
     def columns(
         self, split: str, client_id: str, features: Mapping[str, Feature]
@@ -67,8 +127,17 @@ class TffStore(ClientStore, Store):
         """See `Store.columns`."""
         if split not in self._counts:
             self._counts[split] = self.client_counts(split)
-        serialized = self.examples(split, client_id, self._counts[split])
-        return parse_examples(serialized, features, f"{self.path}: client {client_id}")
+        counts = self._counts[split]
+        examples = self.read(split, client_id) if client_id in counts else []
+        if not examples:
+            raise no_examples(self.path, split, client_id, () if client_id in counts else counts)
+        where = f"{self.path}: client {client_id}"
+        if len(examples) != counts[client_id]:
+            raise UserError(
+                f"{where}: expected {counted(counts[client_id], 'example')} in split {split}, as "
+                f"the table client_metadata has it, found {len(examples)}"
+            )
+        return parse_examples(examples, features, where)
 
     def domain_table(self, split: str) -> Optional[np.ndarray]:
         """See `Store.domain_table`."""
@@ -78,7 +147,7 @@ class TffStore(ClientStore, Store):
         rows = {client: row for row, client in enumerate(clients)}
         domains = {name: k for k, name in enumerate(self.description.domains)}
         table = np.full([len(rows), len(domains)], -1, np.int64)
-        for client, domain, n in self._stream(
+        for client, domain, n in self._query(
             "SELECT client_id, domain, num_examples FROM client_domains WHERE split_name = ?",
             [split],
             (str, str, int),
@@ -107,14 +176,13 @@ class TffStore(ClientStore, Store):
 
     def sentence_lengths(self, split: str) -> dict[int, int]:
         """See `Store.sentence_lengths`."""
-        lengths = dict(
-            self._query(
-                "SELECT words, SUM(num_sentences) FROM sentence_lengths WHERE split_name = ? "
-                "GROUP BY words ORDER BY words",
-                [split],
-                (int, int),
-            )
+        rows = self._query(
+            "SELECT words, SUM(num_sentences) FROM sentence_lengths WHERE split_name = ? "
+            "GROUP BY words ORDER BY words",
+            [split],
+            (int, int),
         )
+        lengths = dict(rows)
         if any(words < 0 or n < 0 for words, n in lengths.items()):
             raise UserError(f"{self.path}: expected numbers of sentences, found negative ones")
         return lengths
@@ -123,14 +191,11 @@ class TffStore(ClientStore, Store):
         """See `Store.vocabulary`."""
         if self.description.kind is None:
             raise UserError(f"{self.path}: expected a vocabulary, found a store without one")
-        rows = self._query(
-            "SELECT word FROM vocabulary ORDER BY rank LIMIT ?",
-            [-1 if size is None else size],
-            (str,),
-        )
-        if not rows:
+        sql = "SELECT word FROM vocabulary ORDER BY rank LIMIT ?"
+        words = tuple(word for (word,) in self._query(sql, [-1 if size is None else size], (str,)))
+        if not words:
             raise UserError(f"{self.path}: expected a vocabulary, found an empty one")
-        return tuple(row[0] for row in rows)
+        return words
 
     def digest(self) -> str:
         """See `Store.digest`."""
@@ -138,13 +203,105 @@ class TffStore(ClientStore, Store):
         self.check_unchanged()
         return name
 
+    def check_unchanged(self) -> None:
+        """See `Store.check_unchanged`."""
+        if self._version() != self._data_version:
+            raise changed(self.path)
+
+    def _version(self) -> tuple[int, int]:
+        try:
+            status = os.stat(self.path)
+        except OSError as e:
+            raise UserError(f"{self.path}: the store is gone ({e.strerror})") from e
+        return status.st_mtime_ns, status.st_size
+
+    def _wrong_count(
+        self, client: str, split: str, expected: str, actual: Union[int, str]
+    ) -> UserError:
+        return UserError(
+            f"{self.path}: client {client!r:.60} of split {split}: expected {expected}, found "
+            f"{actual}"
+        )
+
+    def _query(
+        self, sql: str, parameters: Sequence[Any] = (), kinds: tuple[type, ...] = ()
+    ) -> Iterator[Any]:
+        """Yields rows one by one: of a million clients they would need much memory at once."""
+        try:
+            for row in self._connection().execute(sql, parameters):
+                # SQLite lets a column hold values of any type.
+                for value, kind in zip(row, kinds):
+                    if type(value) is not kind:
+                        raise UserError(
+                            f"{self.path}: expected a client store with {kind.__name__} where it "
+                            f"has {value!r:.60} ({type(value).__name__})"
+                        )
+                yield row
+        except sqlite3.OperationalError as e:
+            if "locked" in str(e):
+                raise UserError(f"{self.path}: another process is writing to the store") from e
+            raise UserError(f"{self.path}: cannot read the store: {e}") from e
+        except sqlite3.DatabaseError as e:
+            with open(self.path, "rb") as file:
+                if file.read(len(_SQLITE)) == _SQLITE:
+                    message = f"expected an SQLite file, found a damaged one: {e}"
+                else:
+                    message = (
+                        "expected a client store, found a file of another format (./run "
+                        "import_data makes a store of tables, texts and images)"
+                    )
+            raise UserError(f"{self.path}: {message}") from e
+
+    def _connection(self) -> sqlite3.Connection:
+        # SQLite's connections must not be carried into another thread, or through a fork.
+        if getattr(self._local, "pid", None) != os.getpid():
+            uri = self.path.absolute().as_uri() + "?mode=ro"
+            self._local.connection = sqlite3.connect(uri, uri=True, timeout=_PATIENCE)
+            # See SQLite's advice on untrusted files.
+            self._local.connection.executescript(
+                "PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON;"
+            )
+            self._local.pid = os.getpid()
+        connection: sqlite3.Connection = self._local.connection
+        return connection
+
+    def _check_tables(self) -> None:
+        # Views, triggers and virtual tables run code when the file is read or written.
+        for kind, name in self._query(
+            "SELECT type, name FROM sqlite_master "
+            "WHERE type NOT IN ('table', 'index') OR coalesce(rootpage, 0) <= 0"
+        ):
+            what = "virtual table" if kind == "table" else kind
+            raise UserError(
+                f"{self.path}: expected a client store of tables and indices, found the {what} "
+                f"{name!r:.60}"
+            )
+        for table, columns in _TFF_TABLES.items():
+            # Whether a column is never null.
+            is_set = {row[1]: bool(row[3]) for row in self._query(f"PRAGMA table_info({table})")}
+            if not columns <= is_set.keys():
+                raise UserError(
+                    f"{self.path}: expected a client store with the table {table} "
+                    f"({', '.join(sorted(columns))}), found {', '.join(sorted(is_set)) or 'none'}"
+                )
+            # Without an index this reads all rows, as does then the read of any client.
+            no_client = f"SELECT 1 FROM {table} WHERE client_id IS NULL LIMIT 1"
+            if table == "examples" and not is_set["client_id"] and [*self._query(no_client)]:
+                raise UserError(
+                    f"{self.path}: expected a client of each example, found none (NULL)"
+                )
+
     def _description(self) -> StoreDescription:
-        if self.described is not None:
+        if [*self._query("SELECT name FROM sqlite_master WHERE name = 'tff_agnostic'")]:
+            texts = [*self._query("SELECT description FROM tff_agnostic", kinds=(str,))]
+            if not texts:
+                raise UserError(f"{self.path}: expected a complete store, found one half-written")
             try:
-                return description_of(self.described)
+                return description_of(described_by(texts[0][0]))
             except ValueError as e:
                 raise UserError(f"{self.path}: {e}") from e
-        first = self._query("SELECT serialized_example_proto FROM examples LIMIT 1", kinds=(bytes,))
+        sql = "SELECT serialized_example_proto FROM examples LIMIT 1"
+        first = [*self._query(sql, kinds=(bytes,))]
         if not first:
             raise UserError(f"{self.path}: expected examples, found none")
         return StoreDescription(kind=None, features=_example_features(first[0][0], self.path))
