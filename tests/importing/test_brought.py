@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from PIL import Image
+from pyarrow import parquet
 
 from tests.importing.harness import job, read, refused
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.importing.frames import import_table
 from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.importing.source import ReadLog
 
@@ -204,6 +209,61 @@ def test_spreadsheets_and_unknown_names_are_refused(tmp_path):
         with pytest.raises(ValueError) as error:
             _imported(_csv(tmp_path, name=name))
         assert str(error.value).startswith(expected)
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_missing_options_are_named_with_the_columns(tmp_path, ending):
+    path = tmp_path / f"rows.{ending}"
+    row = {"u": "a", "d": "p", "x": 1, "y": 0}
+    if ending == "csv":
+        path.write_text("u, d ,x,x\na,p,1,0\n")
+    elif ending == "jsonl":
+        path.write_text(f"{json.dumps(row)}\n")
+    else:
+        parquet.write_table(pa.Table.from_pylist([row]), path)
+    columns = "u, d, x:1, x:2" if ending == "csv" else "u, d, x, y"
+    with pytest.raises(UserError) as error:
+        job("", path, tmp_path / "s.store")
+    assert str(error.value) == (
+        "client_column: expected the name of a column, or row, which makes a client of each row, "
+        f"found none, of the columns {columns}; other options that are needed: domain_column or "
+        "domain_name; feature_columns, categorical_columns or text_column; label_column (no text "
+        "needs it)"
+    )
+    with pytest.raises(UserError, match=f"found neither, of the columns {columns}; .*_column"):
+        job("", path, tmp_path / "s.store", client_column="u", label_column="y")
+
+
+def test_missing_options_of_arrays_name_them(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.ones([3, 2]), who=np.arange(3))
+    with pytest.raises(UserError) as error:
+        job("", path, tmp_path / "s.store", client_column="who")
+    expected = "domain_column: expected this or domain_name, found neither, of the columns x, who"
+    assert str(error.value) == expected
+
+
+def test_table_without_names_of_columns_is_refused(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("39, Bachelors, <=50K\n")
+    message = f"{path}: expected names of columns, found 39, Bachelors, <=50K (is that a row?"
+    with pytest.raises(UserError) as error:
+        job("", path, tmp_path / "s.store")
+    assert str(error.value).startswith(message)
+
+
+def test_images_are_imported_as_the_message_says(tmp_path):
+    files = [tmp_path / "photos" / ("no", "yes")[k % 2] / f"{k}.png" for k in range(4)]
+    for path in files:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full([2, 3], 9, np.uint8)).save(path)
+    with pytest.raises(
+        UserError, match=r"found the image .*no/0.png: images are a column"
+    ) as error:
+        job("", tmp_path / "photos", tmp_path / "s.store")
+    call = str(error.value).partition("frames.")[2].replace("images.store", f"{tmp_path}/s.store")
+    report = eval(call, {"import_table": import_table, "files": files})
+    assert report.records == 4 and report.classes["train"].keys() == {"no", "yes"}
 
 
 def test_equal_rows_are_reported(tmp_path):

@@ -178,7 +178,7 @@ def test_interrupted_import_leaves_nothing(tmp_path, monkeypatch, error):
 
     csv_format = importer.FORMATS["csv"]
     formats_csv = csv_format.read
-    broken = formats.Format("breaks", read, csv_format.find_inputs)
+    broken = formats.Format(read, csv_format.find_inputs)
     monkeypatch.setattr(importer, "FORMATS", Registry("format", {"csv": broken}))
     path = _csv(tmp_path, _rows(5000))
     with pytest.raises(error):

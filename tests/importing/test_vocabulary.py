@@ -1,4 +1,4 @@
-"""Word counts, exact and in bounded memory; sets of hashes; domains' names; labels."""
+"""Word counts, exact and in bounded memory; hashes; domains' names; labels."""
 
 import math
 import random
@@ -12,7 +12,7 @@ from tff_agnostic.importing import source
 from tff_agnostic.importing.cells import CellError, Labels
 from tff_agnostic.importing.importer import DomainNames
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.source import DistinctKeys, ReadLog, RecordError, SourceExample, rows_of
+from tff_agnostic.importing.source import ReadLog, RecordError, SourceExample, rows_of
 from tff_agnostic.importing.vocabulary import WordCounts
 
 
@@ -59,19 +59,6 @@ def test_counts_in_bounded_memory_have_bounded_errors(seed):
         assert count - counts.max_undercount <= result.get(word, 0) <= count
     # The most frequent words are far above the error, and so exact in order.
     assert list(counts.top(3)) == [word for word, _ in expected.most_common(3)]
-
-
-@pytest.mark.parametrize("at_once", [3, 1000])
-def test_distinct_keys_are_counted(monkeypatch, at_once):
-    monkeypatch.setattr(source, "_MAX_NEW", at_once)
-    a, b = DistinctKeys(), DistinctKeys()
-    for k in [*range(100), *range(50)]:
-        a.add(str(k))
-    for k in range(90, 130):
-        b.add(str(k))
-    assert (len(a), len(b)) == (100, 40)
-    assert (a.num_missing_in(b), b.num_missing_in(a)) == (90, 30)
-    assert DistinctKeys().num_missing_in(a) == 0
 
 
 def test_hashes_do_not_change():

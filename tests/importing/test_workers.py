@@ -92,7 +92,7 @@ def test_results_and_errors_have_the_blocks_order(tmp_path):
 
     for processes in (1, 3):
         results = in_order(_READ, blocks(), processes)
-        assert [next(results), next(results)] == ["0", "1"]
+        assert [next(results), next(results)] == [(paths[0], "0"), (paths[1], "1")]
         with pytest.raises(UserError, match="none: expected a file"):
             next(results)
 

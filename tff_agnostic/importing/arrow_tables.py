@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,29 @@ _TEXTS = "BYTE_ARRAY"
 _BYTES_OF = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, _TEXTS: 4, "INT96": 12}
 
 
+def _parquet_names(options: ImportOptions, path: Path) -> list[str]:
+    del options
+    with _opened(path) as table:
+        names: list[str] = table.schema_arrow.names
+        return names
+
+
 def _parquet_rows(options: ImportOptions, path: Path, name: str, log: ReadLog) -> Iterator[Rows]:
+    with _opened(path) as table:
+        texts = _checked_texts(options, path, table)
+    with _opened(path, read_dictionary=texts) as table:
+        blocks = _parquet_blocks(options, path, name, table, log)
+        yield from examples_of(options, table.schema_arrow.names, blocks, log)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, **how: Any) -> Iterator[Any]:
     # Imported here: it takes time to load, and no other format needs it.
     from pyarrow import parquet
 
     try:
-        texts = _checked_texts(options, path)
-        with parquet.ParquetFile(path, read_dictionary=texts, pre_buffer=False) as table:
-            blocks = _parquet_blocks(options, path, name, table, log)
-            yield from examples_of(options, table.schema_arrow.names, blocks, log)
+        with parquet.ParquetFile(path, pre_buffer=False, **how) as table:
+            yield table
     except (pa.ArrowException, OSError) as e:
         reason = " ".join(str(e).split())
         raise UserError(
@@ -90,17 +105,14 @@ def _plain(cells: pa.Array) -> pa.Array:
     return cells.cast(pa.binary()) if pa.types.is_large_binary(cells.type) else cells
 
 
-def _checked_texts(options: ImportOptions, path: Path) -> list[str]:
+def _checked_texts(options: ImportOptions, path: Path, table: Any) -> list[str]:
     """Checks the sizes that a file claims, and returns the columns of texts and bytes.
 
     These are read as dictionaries: a few bytes of a file can put one text into all rows.
     """
-    from pyarrow import parquet
-
     wanted, texts, unpacked = needed_columns(options), [], 0
-    with parquet.ParquetFile(path, pre_buffer=False) as table:
-        check_columns(options, table.schema_arrow.names, path)
-        groups = [table.metadata.row_group(k) for k in range(table.metadata.num_row_groups)]
+    check_columns(options, table.schema_arrow.names, path)
+    groups = [table.metadata.row_group(k) for k in range(table.metadata.num_row_groups)]
     for group in groups:
         for chunk in map(group.column, range(group.num_columns)):
             where = chunk.path_in_schema
@@ -140,7 +152,7 @@ def _row_bytes(column: Any) -> int:
     return int(column.indices.nbytes) + (pc.sum(lengths).as_py() or 0)
 
 
-PARQUET = table_format("Parquet", (".parquet", ".pq"), _parquet_rows)
+PARQUET = table_format((".parquet", ".pq"), _parquet_rows, _parquet_names)
 
 
 def frame_reader(frame: Any, name: str = "the table", where: str = "row", first: int = 1) -> Read:

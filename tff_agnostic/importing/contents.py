@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -33,8 +34,8 @@ _MANY_COPIES = 0.01
 # Maximum number of examples for counting copies; each takes 16 bytes of memory.
 _MAX_COUNTED = 5_000_000
 
-# Examples of each class, by split, then domain, then label; without zeros.
-Classes = Mapping[str, Mapping[str, Mapping[int, int]]]
+# Examples of each class, by split, then domain, then name of the class; without zeros.
+Classes = Mapping[str, Mapping[str, Mapping[str, int]]]
 
 
 def class_counts(store: ArrowStore) -> Optional[Classes]:
@@ -48,34 +49,25 @@ def class_counts(store: ArrowStore) -> Optional[Classes]:
             for row in groups.aggregate([([], "count_all")]).to_pylist():
                 domain = counts.setdefault(split, {}).setdefault(row[DOMAIN], Counter())
                 domain[row[LABEL]] += row["count_all"]
-    return {split: dict(sorted(domains.items())) for split, domains in counts.items()}
-
-
-def class_shares(counts: Classes, description: StoreDescription) -> dict[str, dict[str, float]]:
-    """Returns the fraction of each class in each split, by the names of the classes."""
-    shares = {}
-    for split, domains in counts.items():
-        total = sum(map(Counter, domains.values()), Counter[int]())
-        shares[split] = {
-            class_name(description, k): n / total.total() for k, n in sorted(total.items())
-        }
-    return shares
-
-
-def named_classes(
-    counts: Classes, description: StoreDescription
-) -> dict[str, dict[str, dict[str, int]]]:
-    """Returns the number of examples of each class by split, domain and name of the class."""
     return {
         split: {
-            domain: {class_name(description, k): labels[k] for k in sorted(labels)}
-            for domain, labels in domains.items()
+            domain: {_class_name(store.description, k): n for k, n in sorted(labels.items())}
+            for domain, labels in sorted(domains.items())
         }
         for split, domains in counts.items()
     }
 
 
-def class_name(description: StoreDescription, label: int) -> str:
+def class_shares(counts: Classes) -> dict[str, dict[str, float]]:
+    """Returns the fraction of each class in each split."""
+    shares = {}
+    for split, domains in counts.items():
+        total = sum(map(Counter, domains.values()), Counter[str]())
+        shares[split] = {name: n / total.total() for name, n in total.items()}
+    return shares
+
+
+def _class_name(description: StoreDescription, label: int) -> str:
     """Returns the name of a class; its number, if it has none."""
     return str(label) if description.class_names is None else description.class_names[label]
 
@@ -83,17 +75,17 @@ def class_name(description: StoreDescription, label: int) -> str:
 def class_remarks(counts: Classes, description: StoreDescription) -> Iterator[Remark]:
     """Yields warnings about classes that cannot be learnt, or that no example has."""
     train, test = counts.get(TRAIN, {}), counts.get(TEST, {})
-    present = {label for domain in train.values() for label in domain}
+    present = {name for domain in train.values() for name in domain}
     if len(present) == 1:
-        name = class_name(description, *present)
+        (name,) = present
         text = f"All examples of train are of class {name}: there is nothing to distinguish."
         yield Remark("one_class", text, {"class": name})
-    used = {label for domains in counts.values() for domain in domains.values() for label in domain}
+    used = {name for domains in counts.values() for domain in domains.values() for name in domain}
     num_classes = description.num_classes or 0
     unused = num_classes - len(used)
     if unused:
-        first = (k for k in range(num_classes) if k not in used)
-        some = [class_name(description, k) for k, _ in zip(first, range(_MAX_NAMES))]
+        names = (_class_name(description, k) for k in range(num_classes))
+        some = [*itertools.islice((name for name in names if name not in used), _MAX_NAMES)]
         more = f" and {unused - len(some)} more" if unused > len(some) else ""
         yield Remark(
             "unused_classes",
@@ -104,9 +96,9 @@ def class_remarks(counts: Classes, description: StoreDescription) -> Iterator[Re
         )
     # Another warning is about domains without any training example.
     absent = {
-        domain: {class_name(description, k): n for k, n in labels.items() if k not in train[domain]}
-        for domain, labels in test.items()
-        if domain in train and labels.keys() - train[domain].keys()
+        domain: {name: n for name, n in classes.items() if name not in train[domain]}
+        for domain, classes in test.items()
+        if domain in train and classes.keys() - train[domain].keys()
     }
     if absent:
         some = [

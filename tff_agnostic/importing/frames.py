@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError
-from tff_agnostic.data.clients import InMemoryClients
+from tff_agnostic.data.clients import InMemoryClients, rows_of
 from tff_agnostic.data.store_format import LABEL
 from tff_agnostic.importing.arrow_tables import frame_reader
 from tff_agnostic.importing.domain_names import DomainNames
@@ -68,7 +68,7 @@ def import_table(frame: Any, path: Union[str, Path], **columns: Any) -> ImportRe
     """
     options = _options({**columns, "output": str(path)})
     output = checked_output(options)
-    read = Format("", frame_reader(frame), lambda paths: [], check, has_groups=True)
+    read = Format(frame_reader(frame), lambda paths: [], check, has_groups=True)
     return Import(options, frozenset(columns), read, [], output).run(
         ReadLog(options.bad_records == "skip")
     )
@@ -108,7 +108,7 @@ def clients_of(frame: Any, columns: Mapping[str, Any]) -> TableClients:
     order = np.argsort(codes, kind="stable")
     ends = np.cumsum(np.bincount(codes))
     examples = {
-        name: _taken(columns_of_examples, order[end - size : end])
+        name: rows_of(columns_of_examples, order[end - size : end])
         for name, end, size in zip(coded.dictionary.to_pylist(), ends, np.bincount(codes))
     }
     return TableClients(InMemoryClients(examples), domain_names)
@@ -152,9 +152,3 @@ def _inputs(parts: list[Rows], options: ImportOptions) -> Any:
         return np.concatenate([*inputs.values(), *one_hot], axis=1)
     first, *more = inputs.values()
     return inputs if more else first
-
-
-def _taken(columns: Any, rows: np.ndarray) -> Any:
-    if isinstance(columns, dict):
-        return {name: _taken(column, rows) for name, column in columns.items()}
-    return columns[rows]

@@ -5,6 +5,7 @@ The files name no clients: examples are dealt to clients of equal size.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     for images_path, labels_path in _pairs(paths):
         split = _file_split(images_path.name)
         name = files.place_of(images_path, paths)
-        deal = _Deal(options, split or "client")
+        clients = _dealt(options, split or "client")
         for start, images, numbers in _blocks(images_path, labels_path, options, log):
             if options.max_records is not None:
                 numbers = numbers[: options.max_records - log.num_records]
@@ -57,7 +58,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
             ]
             if len(rows):
                 yield Rows(
-                    client=pa.array(deal.next_clients(len(rows)), pa.string()),
+                    client=pa.array(itertools.islice(clients, len(rows)), pa.string()),
                     domain=pa.array(domains, pa.string()),
                     split=pa.array([split] * len(rows), pa.string()),
                     features={
@@ -83,26 +84,13 @@ def check(options: ImportOptions) -> None:
         raise options.error("class_names", expected, Verbatim(len(options.class_names)))
 
 
-class _Deal:
-    """Deals like cards: of each N examples every client gets one, in a random order."""
-
-    def __init__(self, options: ImportOptions, prefix: str) -> None:
-        self._seed = [options.seed, hash64(prefix)]
-        self._size = options.num_clients
-        self._prefix = prefix
-        self._count = 0
-
-    def next_clients(self, count: int) -> list[str]:
-        """Returns the clients of the next examples."""
-        turns, first = divmod(self._count, self._size)
-        self._count += count
-        orders = [
-            np.random.default_rng([*self._seed, turn]).permutation(self._size)
-            for turn in range(turns, -(-self._count // self._size))
-        ]
-        digits = len(str(self._size - 1))
-        numbers = np.concatenate(orders)[first : first + count]
-        return [f"{self._prefix}_{k:0{digits}d}" for k in numbers.tolist()]
+def _dealt(options: ImportOptions, prefix: str) -> Iterator[str]:
+    """Yields clients as cards are dealt: each of N in turn, every turn in a random order."""
+    seed, size = [options.seed, hash64(prefix)], options.num_clients
+    digits = len(str(size - 1))
+    for turn in itertools.count():
+        for k in np.random.default_rng([*seed, turn]).permutation(size).tolist():
+            yield f"{prefix}_{k:0{digits}d}"
 
 
 def _pairs(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
@@ -167,15 +155,12 @@ def _blocks(
             pixels = _bytes(images, images_path, n * size).reshape(n, *shape)
             yield start, pixels, _bytes(labels, labels_path, n)
         for file, path in ((images, images_path), (labels, labels_path)):
-            with files.reading_errors(path):
-                more = file.read(1)
-            if more:
+            if _read(file, path, 1):
                 raise UserError(f"{path}: expected the end after {count} entries, found more bytes")
 
 
 def _header(file: InputFile, path: Path, dimensions: int) -> list[int]:
-    with files.reading_errors(path):
-        start = file.read(4)
+    start = _read(file, path, 4)
     if start != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
         raise UserError(
             f"{path}: expected an IDX file of bytes with {dimensions} dimensions, found one that "
@@ -185,9 +170,13 @@ def _header(file: InputFile, path: Path, dimensions: int) -> list[int]:
     return sizes
 
 
-def _bytes(file: InputFile, path: Path, size: int) -> np.ndarray:
+def _read(file: InputFile, path: Path, size: int) -> bytes:
     with files.reading_errors(path):
-        content = file.read(size)
+        return file.read(size)
+
+
+def _bytes(file: InputFile, path: Path, size: int) -> np.ndarray:
+    content = _read(file, path, size)
     if len(content) < size:
         raise UserError(
             f"{path}: expected {size} more bytes, found {len(content)}: it is truncated"
@@ -196,7 +185,6 @@ def _bytes(file: InputFile, path: Path, size: int) -> np.ndarray:
 
 
 FORMAT = Format(
-    summary="IDX files of MNIST, Fashion-MNIST or EMNIST; domains are the classes",
     read=read,
     find_inputs=find_inputs,
     check=check,

@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Optional
 
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.files import (
@@ -20,7 +19,7 @@ from tff_agnostic.base.files import (
 )
 from tff_agnostic.base.options import Verbatim
 from tff_agnostic.base.registry import Registry
-from tff_agnostic.data.store import ArrowStore, SortedExamples
+from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.store_format import DOMAIN, FEATURES, TEXT, TOKENS, StoredColumns
 from tff_agnostic.data.store_writer import CLIENT, SPLIT, UNIT, StoreWriter
 from tff_agnostic.importing import (
@@ -45,6 +44,14 @@ from tff_agnostic.importing.text import Normalizer
 from tff_agnostic.importing.vocabulary import CategoryCounts, VocabularySummary, count_words
 
 _SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
+_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
+# How Python makes a store of a list of image files; names in quotes are no flags in messages.
+_IMPORT_IMAGES = (
+    "tff_agnostic.importing.frames.import_table({'image': [file.read_bytes() for file in files], "
+    "'folder': [file.parent.name for file in files]}, 'images.store', **{'image_columns': 'image', "
+    "'client_column': 'row', 'domain_column': 'folder', 'label_column': 'folder', 'class_names': "
+    "sorted({file.parent.name for file in files})})"
+)
 # Suffixes of files -> the format; no name shows `text_folders` and `plays`.
 _FORMAT_BY_NAME: Mapping[tuple[str, ...], str] = {
     ("posts.xml", "posts.xml.gz"): "stackexchange",
@@ -104,7 +111,6 @@ class Import:
                 rows = domains.named(rows, log)
                 if len(rows):
                     self._check_kind(rows)
-                    log.keep(rows.client.unique().to_pylist())
                     _add(writer, rows, splits)
             strata, moved = strata_of(writer.units()), {}
             if not options.stratify:
@@ -112,9 +118,14 @@ class Import:
             else:
                 moved = moves(strata, shares, options.min_per_split)
             log.say("sorting by client")
-            self._check_not_empty(writer, log)
+            if not writer.features:
+                raise UserError(f"{self._place()}: expected examples, found none{_left_out(log)}")
             examples = writer.sort(moved)
-            self._check_trains(examples)
+            if TRAIN not in examples.rows:
+                raise UserError(
+                    f"{self._place()}: expected clients to train on, found none, and "
+                    f"{counted(len(examples.table), 'example')} in other splits"
+                )
             words = count_words(examples) if TOKENS in writer.features else None
             vocabulary = None if words is None else words.vocabulary(options.vocabulary_size)
             categories = {c: CategoryCounts(examples, c) for c in options.categorical_columns}
@@ -124,10 +135,10 @@ class Import:
             store = writer.finish(
                 FEATURES if words is None else TEXT,
                 vocabulary=vocabulary,
-                class_names=self._class_names(),
+                class_names=list(options.class_names or map(str, options.classes)) or None,
                 source=self._source(),
                 categories=known_values,
-                columns=stored_columns(options, log.numbers) if self._is_table() else None,
+                columns=stored_columns(options, log.numbers) if options.format in TABLES else None,
                 standardize=options.standardize,
             )
             # The index of the clients is in memory once.
@@ -156,29 +167,13 @@ class Import:
                 expected = "no value, as the source holds numbers, no text"
                 raise self.options.error(name, expected)
 
-    def _check_not_empty(self, writer: StoreWriter, log: ReadLog) -> None:
-        if not writer.features:
-            source = ", ".join(map(str, self.paths)) or "the table"
-            raise UserError(f"{source}: expected examples, found none{_left_out(log)}")
-
-    def _check_trains(self, examples: SortedExamples) -> None:
-        if TRAIN not in examples.rows:
-            source = ", ".join(map(str, self.paths)) or "the table"
-            raise UserError(
-                f"{source}: expected clients to train on, found none, and "
-                f"{counted(len(examples.table), 'example')} in other splits"
-            )
+    def _place(self) -> str:
+        return ", ".join(map(str, self.paths)) or "the table"
 
     def _source(self) -> str:
         if not self.paths:
             return "a data frame"
         return f"{self.options.format}: {shlex.join(path.name for path in self.paths)}"
-
-    def _is_table(self) -> bool:
-        return self.options.format in TABLES
-
-    def _class_names(self) -> Optional[list[str]]:
-        return list(self.options.class_names or map(str, self.options.classes)) or None
 
 
 def _add(writer: StoreWriter, rows: Rows, splits: Splits) -> None:
@@ -236,6 +231,10 @@ def _guessed_format(options: ImportOptions, paths: Sequence[Path]) -> str:
     if name.endswith(_SPREADSHEETS):
         expected = "a text, as CSV is (save the sheet as CSV)"
         raise options.error("input", expected, Verbatim(f"the spreadsheet {path}"))
+    if name.endswith(_IMAGES):
+        expected = "a table, texts or arrays"
+        result = f"the image {path}: images are a column of Parquet (image_columns), or of a table "
+        raise options.error("input", expected, Verbatim(f"{result}in Python: {_IMPORT_IMAGES}"))
     for ends, format_ in _FORMAT_BY_NAME.items():
         if name.endswith(ends):
             return format_

@@ -231,7 +231,6 @@ def _read_domains(path: Path, options: ImportOptions) -> dict[str, str]:
 
 
 FORMAT = Format(
-    summary="LEAF's JSON",
     read=source.in_rows(read),
     find_inputs=find_inputs,
     check=check,

@@ -22,7 +22,13 @@ from tff_agnostic.importing.arrow_tables import frame_reader
 from tff_agnostic.importing.images import PIXELS, is_images, unit_interval
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import Format, ReadLog, Rows
-from tff_agnostic.importing.table_options import VECTOR, needed_columns, require_client_and_domain
+from tff_agnostic.importing.table_options import (
+    VECTOR,
+    check_columns,
+    columns_in_errors,
+    needed_columns,
+    require_client_and_domain,
+)
 
 # Rows that become examples at once.
 _BLOCK_ROWS = 1 << 12
@@ -51,6 +57,8 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
             named = {name: name + suffix for name in needed_columns(options)}
             part = {name: arrays[key] for name, key in named.items() if key in arrays}
             place = files.place_of(path, paths) + suffix
+            header = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+            check_columns(options, header, place)
             for rows in _rows(part, features, place, options, log):
                 split = pa.array([suffixes[suffix]] * len(rows), pa.string())
                 yield dataclasses.replace(rows, split=split)
@@ -68,7 +76,8 @@ def check(options: ImportOptions) -> None:
         expected = "the name of one array with format=npz"
         names = Verbatim(",".join(options.feature_columns))
         raise options.error("feature_columns", expected, names)
-    require_client_and_domain(options)
+    with columns_in_errors(options, lambda path: _arrays(path, options)[0], find_inputs):
+        require_client_and_domain(options)
 
 
 def _arrays(path: Path, options: ImportOptions) -> tuple[list[str], dict[str, np.ndarray]]:
@@ -130,7 +139,6 @@ def _rows(
 
 
 FORMAT = Format(
-    summary="NumPy .npz with arrays of features, labels, clients and domains",
     read=read,
     find_inputs=find_inputs,
     check=check,

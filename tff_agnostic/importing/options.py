@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Optional
 
-from tff_agnostic.base.options import OneOf, OptionError, Options, Within
-from tff_agnostic.base.registry import Registry
+from tff_agnostic.base.options import OptionError, Options, Within
 from tff_agnostic.data.data_warnings import FEW_EXAMPLES
 
 MB = 10**6
@@ -18,89 +17,15 @@ FREE_MB = 10
 SPLIT_NAMES = ("train", "heldout", "test")
 TABLES = ("csv", "jsonl", "parquet")
 _NAMED_COLUMNS = ("npz", *TABLES)
-_MAY_BE_TEXT = ("stackexchange", "text_folders", "plays", "leaf", *TABLES)
-SPLIT_BY: Registry[str] = Registry(
-    "way to split",
-    {
-        "client": "a client is in one split",
-        "group": "a group, e.g. a film or a thread, is in one split",
-        "example": "each client's examples are split",
-    },
-)
-POST_DOMAINS: Registry[str] = Registry(
-    "domain of a post",
-    {
-        "type": "question or answer",
-        "site": "the folder's name",
-        "tag": "a tag of the question, the first one, or the first that domain_names names",
-    },
-)
-CASES: Registry[str] = Registry(
-    "case", {"keep": "as it is", "lower": "lower case", "upper": "upper case"}
-)
-PUNCTUATION: Registry[str] = Registry(
-    "treatment of punctuation", {"keep": "words of their own", "drop": "left out"}
-)
-TOKENIZERS: Registry[str] = Registry(
-    "tokenizer",
-    {
-        "spaces": "the text is tokenised: words are what stands between spaces",
-        "words": "punctuation is taken apart, except apostrophes and hyphens inside words",
-        "letters": "words are what stands between spaces, letters only: know't is knowt",
-    },
-)
-SENTENCES: Registry[str] = Registry(
-    "way to find sentences",
-    {
-        "punctuation": "one ends at . ? ! or an ellipsis that is a word of its own",
-        "lines": "every line is one",
-        "none": "a text is one, in examples of 1000 words",
-    },
-)
-LABEL_KINDS: Registry[str] = Registry(
-    "kind of labels",
-    {
-        "class": "whole numbers from 0, or names (class_names)",
-        "number": "any numbers; a model of your own (the task custom) has the loss",
-    },
-)
 UTF_8 = "utf-8"
-ENCODINGS: Registry[str] = Registry(
-    "encoding",
-    {
-        UTF_8: "Unicode, as nearly everything writes it today",
-        "utf-16": "Unicode in pairs of bytes, which begins with a byte-order mark",
-        "cp1252": "Western European, as Excel writes CSV",
-        "latin-1": "Western European, ISO 8859-1",
-    },
-)
 # Names for signs that are hard to write in a shell.
 DELIMITERS = {"tab": "\t", "semicolon": ";", "comma": ",", "pipe": "|"}
-MISSING_VALUES: Registry[str] = Registry(
-    "treatment of missing values",
-    {
-        "fail": "the record is bad",
-        "zero": "a number is 0, a category is like an unknown one",
-        "mark": "the same, and said: each column of numbers has one more, 1 where it is missing, "
-        "and each of categories a category of its own",
-    },
-)
-BAD_RECORDS: Registry[str] = Registry(
-    "treatment of bad records",
-    {"fail": "the first one ends the import", "skip": "they are left out, and counted by reason"},
-)
 # Marks of formulas and code until words are made; no text has these characters, as neither XML nor
 # HTML allows them.
 MATH_MARK, CODE_MARK = "\x01", "\x02"
 SPECIAL_WORDS = {MATH_MARK: "<math>", CODE_MARK: "<code>"}
-TREATMENTS: Registry[str] = Registry(
-    "treatment of markup",
-    {
-        "drop": "left out",
-        "keep": "words as any others",
-        "word": "one word in its place, <code> or <math>",
-    },
-)
+# Treatments of markup; "word" puts one of `SPECIAL_WORDS` in its place.
+TREATMENTS = ("drop", "keep", "word")
 # --markup, if not given.
 DEFAULT_MARKUP = ("code:drop", "math:word")
 # TeX as MathJax finds it. Of single dollars, as in pandoc, the first has no space after it and the
@@ -114,45 +39,30 @@ _MATH = re.compile(
     re.DOTALL,
 )
 
-
-# Formats of an option that not all formats have.
-_FORMATS_BY_OPTION: Mapping[str, tuple[str, ...]] = {
-    "processes": ("stackexchange",),
-    "max_pixels": ("parquet", "idx"),
-    "vocabulary_size": _MAY_BE_TEXT,
-    "domain": ("stackexchange",),
-    "domain_name": ("leaf", "idx", "text_folders", "plays", *_NAMED_COLUMNS),
-    "domains_file": ("leaf",),
-    "delimiter": ("csv",),
-    "encoding": ("csv", "jsonl"),
-    "encoding_errors": ("csv", "jsonl"),
-    "decimal": ("csv",),
-    "client_column": _NAMED_COLUMNS,
-    "domain_column": _NAMED_COLUMNS,
-    "group_column": TABLES,
-    "label_column": _NAMED_COLUMNS,
-    "label_kind": ("leaf", *_NAMED_COLUMNS),
-    "split_column": TABLES,
-    "feature_columns": _NAMED_COLUMNS,
-    "categorical_columns": TABLES,
-    "max_categories": TABLES,
-    "missing_values": TABLES,
-    "missing_marks": _NAMED_COLUMNS,
-    "standardize": TABLES,
-    "image_columns": ("parquet",),
-    "text_column": ("leaf", *TABLES),
-    "feature_name": ("leaf", *_NAMED_COLUMNS),
-    "feature_shape": ("leaf", *TABLES),
-    "class_names": ("leaf", "idx", *_NAMED_COLUMNS),
-    "classes": ("idx",),
-    "num_clients": ("idx",),
-    "sentences": ("text_folders",),
-    "sentences_per_client": ("text_folders",),
-    "sentences_per_group": ("text_folders",),
-    "markup": ("stackexchange",),
-    "tokenizer": ("text_folders", "plays", "leaf", *TABLES),
-    "case": ("text_folders", "plays", "leaf", *TABLES),
-    "punctuation": ("text_folders", "plays", "leaf", *TABLES),
+# Formats, and the options that no other format has.
+_OPTIONS_BY_FORMATS: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("stackexchange",): ("processes", "domain", "markup"),
+    ("text_folders",): ("sentences", "sentences_per_client", "sentences_per_group"),
+    ("leaf",): ("domains_file",),
+    ("csv",): ("delimiter", "decimal"),
+    ("parquet",): ("image_columns",),
+    ("idx",): ("classes", "num_clients"),
+    ("parquet", "idx"): ("max_pixels",),
+    ("csv", "jsonl"): ("encoding", "encoding_errors"),
+    TABLES: (
+        *("group_column", "split_column", "categorical_columns", "max_categories"),
+        *("missing_values", "standardize"),
+    ),
+    _NAMED_COLUMNS: (
+        *("client_column", "domain_column", "label_column", "feature_columns"),
+        "missing_marks",
+    ),
+    ("leaf", *TABLES): ("text_column", "feature_shape"),
+    ("leaf", *_NAMED_COLUMNS): ("label_kind", "feature_name"),
+    ("leaf", "idx", *_NAMED_COLUMNS): ("class_names",),
+    ("leaf", "idx", "text_folders", "plays", *_NAMED_COLUMNS): ("domain_name",),
+    ("text_folders", "plays", "leaf", *TABLES): ("tokenizer", "case", "punctuation"),
+    ("stackexchange", "text_folders", "plays", "leaf", *TABLES): ("vocabulary_size",),
 }
 
 
@@ -265,35 +175,35 @@ class ImportOptions(Options):
     seed: Annotated[int, Within(least=0)] = 0
     max_records: Optional[Annotated[int, Within(least=1)]] = None
     processes: Optional[Annotated[int, Within(least=1)]] = None
-    bad_records: Annotated[str, OneOf(BAD_RECORDS)] = "fail"
+    bad_records: Literal["fail", "skip"] = "fail"
     max_record_mb: Annotated[int, Within(least=1)] = 64
     max_unpacked_mb: Annotated[int, Within(least=1)] = 200_000
     max_unpacked_ratio: Annotated[int, Within(least=1)] = 200
     max_pixels: Annotated[int, Within(least=1)] = 1 << 24
     split: tuple[str, ...] = ("train:0.8", "heldout:0.1", "test:0.1")
-    split_by: Annotated[str, OneOf(SPLIT_BY)] = "client"
+    split_by: Literal["client", "group", "example"] = "client"
     stratify: bool = True
     min_per_split: Annotated[int, Within(least=0)] = 1
     min_domain_examples: Annotated[int, Within(least=1)] = FEW_EXAMPLES
     vocabulary_size: Annotated[int, Within(least=1)] = 10000
     domain_names: tuple[str, ...] = ()
-    domain: Annotated[str, OneOf(POST_DOMAINS)] = "type"
+    domain: Literal["type", "site", "tag"] = "type"
     domain_name: Optional[str] = None
     domains_file: Optional[str] = None
     delimiter: Optional[str] = None
-    encoding: Annotated[str, OneOf(ENCODINGS)] = UTF_8
+    encoding: Literal["utf-8", "utf-16", "cp1252", "latin-1"] = "utf-8"
     encoding_errors: Literal["strict", "replace"] = "strict"
     decimal: Literal["point", "comma"] = "point"
     client_column: Optional[str] = None
     domain_column: Optional[str] = None
     group_column: Optional[str] = None
     label_column: Optional[str] = None
-    label_kind: Annotated[str, OneOf(LABEL_KINDS)] = "class"
+    label_kind: Literal["class", "number"] = "class"
     split_column: Optional[str] = None
     feature_columns: tuple[str, ...] = ()
     categorical_columns: tuple[str, ...] = ()
     max_categories: Annotated[int, Within(least=1)] = 1000
-    missing_values: Annotated[str, OneOf(MISSING_VALUES)] = "fail"
+    missing_values: Literal["fail", "zero", "mark"] = "fail"
     missing_marks: tuple[str, ...] = ()
     standardize: bool = False
     image_columns: tuple[str, ...] = ()
@@ -303,13 +213,13 @@ class ImportOptions(Options):
     class_names: tuple[str, ...] = ()
     classes: tuple[int, ...] = ()
     num_clients: Annotated[int, Within(least=1)] = 100
-    sentences: Annotated[str, OneOf(SENTENCES)] = "punctuation"
+    sentences: Literal["punctuation", "lines", "none"] = "punctuation"
     sentences_per_client: Annotated[int, Within(least=0)] = 0
     sentences_per_group: Annotated[int, Within(least=0)] = 0
     markup: tuple[str, ...] = DEFAULT_MARKUP
-    tokenizer: Optional[Annotated[str, OneOf(TOKENIZERS)]] = None
-    case: Annotated[str, OneOf(CASES)] = "keep"
-    punctuation: Annotated[str, OneOf(PUNCTUATION)] = "keep"
+    tokenizer: Optional[Literal["spaces", "words", "letters"]] = None
+    case: Literal["keep", "lower", "upper"] = "keep"
+    punctuation: Literal["keep", "drop"] = "keep"
 
     @property
     def max_record_bytes(self) -> int:
@@ -342,31 +252,18 @@ def check_used(options: ImportOptions, given: Collection[str]) -> None:
         options: The options.
         given: Names of the options that a user gave.
     """
-    for name in given:
-        formats = _FORMATS_BY_OPTION.get(name, (options.format,))
-        if options.format not in formats:
-            needs = f"it needs format={' or '.join(formats)}"
-            raise options.error(name, f"no value with format={options.format}: {needs}")
+    for formats, names in _OPTIONS_BY_FORMATS.items():
+        for name in names:
+            if name in given and options.format not in formats:
+                needs = f"it needs format={' or '.join(formats)}"
+                raise options.error(name, f"no value with format={options.format}: {needs}")
     if "min_per_split" in given and not options.stratify:
         expected = "no value with stratify=false: it needs stratify=true"
         raise options.error("min_per_split", expected)
 
 
-@dataclasses.dataclass(frozen=True)
-class Markup:
-    """The treatment of markup.
-
-    Attributes:
-        code: Treatment of code, a name of `TREATMENTS`.
-        math: Treatment of formulas.
-    """
-
-    code: str
-    math: str
-
-
-def parse_markup(texts: Sequence[str]) -> Markup:
-    """Returns the treatments in --markup: TREATMENT of both, or code:TREATMENT,math:TREATMENT.
+def parse_markup(texts: Sequence[str]) -> dict[str, str]:
+    """Returns the treatment of "code" and of "math": TREATMENT of both, or NAME:TREATMENT of each.
 
     Args:
         texts: The parts of the flag; what they do not name has its default.
@@ -380,8 +277,7 @@ def parse_markup(texts: Sequence[str]) -> Markup:
             expected = f"{', '.join(TREATMENTS)}, or one each as code:drop,math:word"
             raise OptionError("markup", expected, ",".join(texts))
         given.update(dict.fromkeys(kinds, treatment))
-    default = dict(text.split(":") for text in DEFAULT_MARKUP)
-    return Markup(**{**default, **given})
+    return {**dict(text.split(":") for text in DEFAULT_MARKUP), **given}
 
 
 def treat_math(text: str, treatment: str) -> str:

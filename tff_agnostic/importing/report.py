@@ -250,7 +250,7 @@ def summarise(
     lengths = store.sentence_lengths(TRAIN)
     counts, copies = contents.class_counts(store), contents.copies_of(store)
     description = store.description
-    shares = contents.class_shares(counts, description) if counts else None
+    shares = contents.class_shares(counts) if counts else None
     sizes = {name: split.examples for name, split in splits.items()}
     # Only splits that are made here have shares to keep.
     wanted = list(parse_shares(options.split)) if strata else []
@@ -276,14 +276,16 @@ def summarise(
         records=log.num_records,
         splits=splits,
         skipped=dict(log.skipped.most_common()),
-        clients_without_examples=log.clients_without_examples(),
+        clients_without_examples=len(
+            log.clients_of_skipped.difference(*store.examples.rows.values())
+        ),
         skewness=skewness({d: n.examples for d, n in splits[TRAIN].domains.items()}),
         vocabulary=vocabulary,
         categories=categories,
         missing=dict(log.missing.most_common()),
         client_sizes=Sizes.from_counts(Counter(store.client_counts(TRAIN).values())),
         sentence_lengths=Sizes.from_counts(lengths) if lengths else None,
-        classes=contents.named_classes(counts, description) if counts else None,
+        classes=counts,
         class_shares=shares,
         copies=copies,
         remarks=remarks,
@@ -360,7 +362,8 @@ def reading_remarks(log: ReadLog) -> Iterator[Remark]:
         spelling, name = next(iter(spellings.items()))
         yield Remark(
             "names",
-            f"{counted(len(spellings), 'spelling')} of names in {column} were changed, such as "
+            f"{counted(len(spellings), 'spelling')} of names in {column} "
+            f"{agreeing(len(spellings), 'was', 'were')} changed, such as "
             f"{spelling!r} to {name!r}: blanks at the ends and forms of Unicode make no other "
             "client or domain, and 17.0 is 17.",
             {"column": column, "spellings": dict(spellings)},

@@ -7,16 +7,17 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
+from tff_agnostic.data.store_writer import column_from
 from tff_agnostic.importing.options import ImportOptions
 
-_MAX_NEW = 100_000
+Item = TypeVar("Item")
 _MAX_SPELLINGS = 1000
 _EXAMPLES_AT_ONCE = 1000
 
@@ -29,50 +30,6 @@ def hash64(key: Any) -> int:
     """
     content = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-
-
-class DistinctKeys:
-    """A set of strings, kept as hashes only.
-
-    Two of ten million strings have the same 64 bits with a probability of one in 300,000.
-    """
-
-    def __init__(self) -> None:
-        self._last = ""
-        self._new: set[int] = set()
-        self._sorted = np.empty([0], np.uint64)
-
-    def add(self, key: str) -> None:
-        """Adds a string."""
-        # Sources often have one client's records one after another.
-        if key == self._last:
-            return
-        self._last = key
-        self._new.add(hash64(key))
-        if len(self._new) >= _MAX_NEW:
-            self._merge()
-
-    def merge(self, other: DistinctKeys) -> None:
-        """Adds the strings of another set."""
-        other._merge()
-        self._new.update(other._sorted.tolist())
-        if len(self._new) >= _MAX_NEW:
-            self._merge()
-
-    def __len__(self) -> int:
-        self._merge()
-        return len(self._sorted)
-
-    def num_missing_in(self, other: DistinctKeys) -> int:
-        """Returns the number of strings that are not in another set."""
-        self._merge()
-        other._merge()
-        return len(np.setdiff1d(self._sorted, other._sorted, assume_unique=True))
-
-    def _merge(self) -> None:
-        new = np.fromiter(self._new, np.uint64, len(self._new))
-        self._sorted = np.union1d(self._sorted, new)
-        self._new = set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,19 +59,21 @@ class Rows:
 
     def selected(self, is_selected: np.ndarray) -> Rows:
         """Returns the rows where an array is true."""
-        if is_selected.all():
-            return self
-        mask, indices = pa.array(is_selected), np.flatnonzero(is_selected).tolist()
+        return self if is_selected.all() else self.taken(np.flatnonzero(is_selected))
+
+    def taken(self, indices: np.ndarray) -> Rows:
+        """Returns the rows with some indices."""
+        taken, places = pa.array(indices), indices.tolist()
         return Rows(
-            client=self.client.filter(mask),
-            domain=self.domain.filter(mask),
-            split=self.split.filter(mask),
+            client=self.client.take(taken),
+            domain=self.domain.take(taken),
+            split=self.split.take(taken),
             features={
-                name: column[is_selected] if isinstance(column, np.ndarray) else column.filter(mask)
+                name: column[indices] if isinstance(column, np.ndarray) else column.take(taken)
                 for name, column in self.features.items()
             },
-            place=lambda k: self.place(indices[k]),
-            group=None if self.group is None else self.group.filter(mask),
+            place=lambda k: self.place(places[k]),
+            group=None if self.group is None else self.group.take(taken),
         )
 
 
@@ -133,23 +92,6 @@ class SourceExample:
     group: Optional[str] = None
 
 
-@dataclasses.dataclass(frozen=True)
-class SourceText:
-    """A text whose sentences are examples.
-
-    Attributes:
-        record: The shared values of the examples.
-        place: Which text of the source it is; `place#k` is its sentence k, from 0.
-        group: The group of the examples, as a `SourceExample` has it.
-        text: The text, with markup.
-    """
-
-    record: Record
-    place: str
-    group: Optional[str]
-    text: str
-
-
 class RecordError(UserError):
     """A record that cannot become an example, in a source that may be whole otherwise.
 
@@ -161,11 +103,6 @@ class RecordError(UserError):
     def __init__(self, place: str, reason: str, detail: str) -> None:
         super().__init__(f"{place}: {detail}")
         self.reason = reason
-        self._parts = place, reason, detail
-
-    def __reduce__(self) -> tuple[type[RecordError], tuple[str, str, str]]:
-        """Returns the constructor and its arguments, for other processes."""
-        return RecordError, self._parts
 
 
 class ReadLog:
@@ -186,6 +123,7 @@ class ReadLog:
         rows_are_clients: Whether each row is a client.
         controls: How many control characters became spaces.
         skips_bad: Whether bad records are counted instead of ending the import.
+        clients_of_skipped: Clients of records that were left out.
     """
 
     def __init__(
@@ -202,18 +140,17 @@ class ReadLog:
         self.rounded: Counter[str] = Counter()
         self.rows_are_clients = False
         self.controls = 0
-        # The defaults have no effect, and can be pickled.
+        # The defaults have no effect.
         self.advance = advance
         self.say = say
         self.skips_bad = skip_bad
-        self._clients_of_skipped = DistinctKeys()
-        self._clients_of_kept = DistinctKeys()
+        self.clients_of_skipped: set[str] = set()
 
     def skip(self, reason: str, client: Optional[str] = None) -> None:
         """Counts a record that is left out, as it should be."""
         self.skipped[reason] += 1
         if client is not None:
-            self._clients_of_skipped.add(client)
+            self.clients_of_skipped.add(client)
 
     def bad(self, error: RecordError, client: Optional[str] = None) -> None:
         """Counts a record that is wrong.
@@ -225,26 +162,11 @@ class ReadLog:
             raise error
         self.skip(error.reason, client)
 
-    def keep(self, clients: Iterable[str]) -> None:
-        """Notes that clients have an example."""
-        for client in clients:
-            self._clients_of_kept.add(client)
-
     def rename(self, column: str, spelling: str, name: str) -> None:
         """Notes that the names of a column have another spelling."""
         spellings = self.renamed.setdefault(column, {})
         if len(spellings) < _MAX_SPELLINGS:
             spellings[spelling] = name
-
-    def merge(self, other: ReadLog) -> None:
-        """Adds the counts of the log of another process."""
-        self.skipped.update(other.skipped)
-        self._clients_of_skipped.merge(other._clients_of_skipped)
-        self._clients_of_kept.merge(other._clients_of_kept)
-
-    def clients_without_examples(self) -> int:
-        """Returns the number of clients all of whose records were skipped."""
-        return self._clients_of_skipped.num_missing_in(self._clients_of_kept)
 
 
 Read = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[Rows]]
@@ -260,7 +182,6 @@ class Format:
     """A registry entry: how a public format is read.
 
     Attributes:
-        summary: One line for help texts.
         read: Called with options, input paths and a log; yields examples, and reports to the log
             skipped records and the number of bytes that were read.
         find_inputs: Called with input paths; returns the files to read.
@@ -268,44 +189,64 @@ class Format:
         has_groups: Whether examples may have a group.
     """
 
-    summary: str
     read: Read
     find_inputs: Callable[[Sequence[Path]], list[Path]]
     check: Callable[[ImportOptions], None] = _nothing_to_check
     has_groups: bool = False
 
 
+def in_blocks(
+    items: Iterable[Item], begins_block: Callable[[list[Item], Item], bool]
+) -> Iterator[list[Item]]:
+    """Yields items in lists; an error is raised after the list of the items before it.
+
+    Args:
+        items: The items.
+        begins_block: Called with the list so far and each item; returns whether the item is the
+            first of another list.
+    """
+    block: list[Item] = []
+    try:
+        for item in items:
+            if begins_block(block, item) and block:
+                yield block
+                block = []
+            block.append(item)
+    except UserError:
+        if block:
+            yield block
+        raise
+    if block:
+        yield block
+
+
 def in_rows(read: ReadExamples) -> Read:
     """Returns a reader of rows from a reader of examples."""
 
+    def examples(
+        options: ImportOptions, paths: Sequence[Path], log: ReadLog
+    ) -> Iterator[SourceExample]:
+        for example in read(options, paths, log):
+            if options.max_records is not None and log.num_records > options.max_records:
+                log.num_records = options.max_records
+                return
+            yield example
+
     def read_rows(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
-        examples: list[SourceExample] = []
-        last_look: Any = None
-        limit = options.max_records
-        try:
-            for example in read(options, paths, log):
-                if limit is not None and log.num_records > limit:
-                    log.num_records = limit
-                    break
-                # Features of other types or shapes begin other rows, which the store refuses.
-                look = [
-                    (name, getattr(value, "shape", type(value)))
-                    for name, value in example.record.features.items()
-                ]
-                if examples and (look != last_look or len(examples) >= _EXAMPLES_AT_ONCE):
-                    yield rows_of(examples)
-                    examples = []
-                examples.append(example)
-                last_look = look
-        except UserError:
-            # Examples before it may have errors, too.
-            if examples:
-                yield rows_of(examples)
-            raise
-        if examples:
-            yield rows_of(examples)
+        return map(rows_of, in_blocks(examples(options, paths, log), _begins_rows))
 
     return read_rows
+
+
+def _begins_rows(block: list[SourceExample], example: SourceExample) -> bool:
+    # Features of other types or shapes begin other rows, which the store refuses.
+    is_other = bool(block) and _look(block[-1]) != _look(example)
+    return is_other or len(block) >= _EXAMPLES_AT_ONCE
+
+
+def _look(example: SourceExample) -> list[tuple[str, Any]]:
+    features = example.record.features.items()
+    return [(name, getattr(value, "shape", type(value))) for name, value in features]
 
 
 def rows_of(examples: Sequence[SourceExample]) -> Rows:
@@ -313,15 +254,14 @@ def rows_of(examples: Sequence[SourceExample]) -> Rows:
     records = [example.record for example in examples]
     places = [example.place for example in examples]
     groups = [example.group for example in examples]
-    features: dict[str, Any] = {}
-    for name, first in records[0].features.items():
-        values = [record.features[name] for record in records]
-        features[name] = pa.array(values) if isinstance(first, str) else np.asarray(values)
     return Rows(
         client=pa.array([record.client for record in records], pa.string()),
         domain=pa.array([record.domain for record in records], pa.string()),
         split=pa.array([record.split for record in records], pa.string()),
-        features=features,
+        features={
+            name: column_from([record.features[name] for record in records])
+            for name in records[0].features
+        },
         place=places.__getitem__,
         group=None if groups[0] is None else pa.array(groups, pa.string()),
     )

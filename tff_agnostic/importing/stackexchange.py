@@ -17,14 +17,9 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record, Value
 from tff_agnostic.importing import files
 from tff_agnostic.importing.options import ImportOptions, parse_markup, treat_math
-from tff_agnostic.importing.source import (
-    Format,
-    ReadLog,
-    RecordError,
-    SourceText,
-)
+from tff_agnostic.importing.source import Format, ReadLog, RecordError
 from tff_agnostic.importing.text import html_blocks, sentences_of
-from tff_agnostic.importing.text_rows import Texts, ToSentences, reader
+from tff_agnostic.importing.text_rows import SourceText, ToSentences, reader
 
 # Control characters, and references to them.
 _CONTROLS = re.compile(
@@ -41,6 +36,9 @@ _WIDE = (b"\xff\xfe", b"\xfe\xff", b"\x00<", b"<\x00")
 _EXPECTED = "the Posts.xml of a Stack Exchange dump"
 _TYPES = {"1": "question", "2": "answer"}
 
+# From the attributes of a question or answer to its domain; None if it has none.
+_DomainOf = Callable[[Mapping[str, str]], Optional[str]]
+
 
 def read_posts(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceText]:
     """Yields questions and answers, some in memory at a time.
@@ -51,14 +49,12 @@ def read_posts(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> I
     for path in dumps:
         site = path.resolve().parent.name
         prefix = f"{site}/" if len(dumps) > 1 else ""
-        domains = PostDomains(options, site)
+        domain_of = _domains(options, site)
         for number, attributes in _rows(path, options, log):
             if log.num_records == options.max_records:
                 return
             log.num_records += 1
-            post = _post(attributes, prefix, path, number, domains, log)
-            if post is not None:
-                yield post
+            yield from _post(attributes, prefix, f"{path} row {number}", options, domain_of, log)
 
 
 def to_sentences(options: ImportOptions) -> ToSentences:
@@ -66,11 +62,11 @@ def to_sentences(options: ImportOptions) -> ToSentences:
     markup = parse_markup(options.markup)
 
     def sentences(html: str) -> list[str]:
-        blocks = html_blocks(html, markup.code)
+        blocks = html_blocks(html, markup["code"])
         return [
             sentence
             for block in blocks
-            for sentence in sentences_of(treat_math(block, markup.math))
+            for sentence in sentences_of(treat_math(block, markup["math"]))
         ]
 
     return sentences
@@ -179,101 +175,72 @@ def _malformed(path: Path, text: _WithoutControls, error: Any) -> UserError:
     return UserError(f"{path}:{line}: expected XML, found {result} (column {column + 1})")
 
 
-class PostDomains:
-    """Finds the domains of one site's posts, in the order of the dump.
+def _domains(options: ImportOptions, site: str) -> _DomainOf:
+    """Returns the function that finds the domains of a site's posts, in the dump's order."""
+    named = frozenset(text.partition(":")[0] for text in options.domain_names)
+    question_tags = _QuestionTags()
 
-    Args:
-        site: The site's name.
-
-    Attributes:
-        kind: The kind of domains: a name of `POST_DOMAINS`.
-    """
-
-    def __init__(self, options: ImportOptions, site: str) -> None:
-        self.kind = options.domain
-        self._site = site
-        self._named = frozenset(text.partition(":")[0] for text in options.domain_names)
-        self._tags = _QuestionTags()
-        self._domain_of = _DOMAINS[options.domain]
-
-    def domain(self, attributes: Mapping[str, str]) -> Optional[str]:
-        """Returns the domain of a question or answer; None if it has none."""
-        return self._domain_of(self, attributes)
-
-    def _site_domain(self, attributes: Mapping[str, str]) -> str:
-        del attributes
-        return self._site
-
-    def _tag_domain(self, attributes: Mapping[str, str]) -> Optional[str]:
+    def by_tag(attributes: Mapping[str, str]) -> Optional[str]:
         if type_of_post(attributes) == "answer":
             parent = attributes.get("ParentId", "")
-            return self._tags.tag(int(parent)) if _is_id(parent) else None
-        tag = self._first(tags_of_post(attributes))
+            return question_tags.tag(int(parent)) if _is_id(parent) else None
+        tags = tags_of_post(attributes)
+        tag = next((tag for tag in tags if tag in named), tags[0] if tags else None)
         if tag is not None and _is_id(attributes["Id"]):
-            self._tags.add(int(attributes["Id"]), tag)
+            question_tags.add(int(attributes["Id"]), tag)
         return tag
 
-    def _first(self, tags: Sequence[str]) -> Optional[str]:
-        """Returns the first tag that --domain_names names, or else the first one."""
-        named = [tag for tag in tags if tag in self._named]
-        return next(iter([*named, *tags]), None)
+    kinds: dict[str, _DomainOf] = {
+        "type": type_of_post,
+        "site": lambda attributes: site,
+        "tag": by_tag,
+    }
+    return kinds[options.domain]
 
 
 def _post(
     attributes: Mapping[str, str],
     prefix: str,
-    path: Path,
-    number: int,
-    domains: PostDomains,
+    place: str,
+    options: ImportOptions,
+    domain_of: _DomainOf,
     log: ReadLog,
-) -> Optional[SourceText]:
+) -> Iterator[SourceText]:
+    """Yields the post of a row, or reports to the log why it has none."""
     owner = attributes.get("OwnerUserId")
     client = None if owner is None else prefix + owner
     kind = type_of_post(attributes)
     post = attributes.get("Id", "")
-    try:
-        if not post or "PostTypeId" not in attributes or "Body" not in attributes:
-            raise RecordError(
-                f"{path} row {number}",
-                "post without Id, PostTypeId or Body",
-                f"expected Id, PostTypeId and Body, found {', '.join(attributes) or 'nothing'}",
-            )
-        score = _score(attributes.get("Score", "0"), path, number)
-    except RecordError as e:
-        log.bad(e, client)
-        return None
+    score = attributes.get("Score", "0")
+    if not post or "PostTypeId" not in attributes or "Body" not in attributes:
+        detail = f"expected Id, PostTypeId and Body, found {', '.join(attributes) or 'nothing'}"
+        log.bad(RecordError(place, "post without Id, PostTypeId or Body", detail), client)
+        return
+    if not re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", score):
+        detail = f"expected a whole number as Score, found {score!r}"
+        log.bad(RecordError(place, "score that is no whole number", detail), client)
+        return
     if kind is None:
         log.skip("neither question nor answer", client)
-        return None
+        return
     # Also for a question without owner: its answers have its tags.
-    domain = domains.domain(attributes)
+    domain = domain_of(attributes)
     if client is None:
         log.skip("post without owner")
-        return None
+        return
     if domain is None:
-        log.skip(f"post without {domains.kind}", client)
-        return None
+        log.skip(f"post without {options.domain}", client)
+        return
     features: dict[str, Value] = {
         "creation_date": _date(attributes.get("CreationDate", "")),
-        "score": score,
+        "score": int(score),
         "tags": "|".join(tags_of_post(attributes)),
         "title": attributes.get("Title", ""),
         "type": kind,
     }
     group = prefix + attributes.get("ParentId", post)
     record = Record(client, domain, features)
-    return SourceText(record, f"{prefix}{post}", group, attributes["Body"])
-
-
-def _score(text: str, path: Path, number: int) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise RecordError(
-            f"{path} row {number}",
-            "score that is no whole number",
-            f"expected a whole number as Score, found {text!r}",
-        ) from None
+    yield SourceText(record, f"{prefix}{post}", group, attributes["Body"])
 
 
 def _date(text: str) -> str:
@@ -281,11 +248,8 @@ def _date(text: str) -> str:
     return f"{text.replace('T', ' ')} UTC" if text else ""
 
 
-TEXTS = Texts(read_posts, to_sentences, "post without text", find_inputs)
 FORMAT = Format(
-    summary="Posts.xml of a Stack Exchange or Stack Overflow dump; domains are question and "
-    "answer, sites or tags",
-    read=reader(TEXTS),
+    read=reader(read_posts, to_sentences, find_inputs),
     find_inputs=find_inputs,
     check=check,
     has_groups=True,
@@ -332,11 +296,3 @@ class _QuestionTags:
 
 def _is_id(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 19
-
-
-# A name of `POST_DOMAINS` -> how it is found.
-_DOMAINS: dict[str, Callable[[PostDomains, Mapping[str, str]], Optional[str]]] = {
-    "type": lambda posts, attributes: type_of_post(attributes),
-    "site": PostDomains._site_domain,
-    "tag": PostDomains._tag_domain,
-}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from tff_agnostic.base.errors import UserError
@@ -121,6 +123,40 @@ def check(options: ImportOptions) -> None:
     ):
         if not has_effect and getattr(options, name) != getattr(ImportOptions, name):
             raise options.error(name, expected)
+
+
+@contextlib.contextmanager
+def columns_in_errors(
+    options: ImportOptions,
+    names_in: Callable[[Path], Sequence[str]],
+    find_inputs: Callable[[Sequence[Path]], list[Path]],
+) -> Iterator[None]:
+    """While entered, the error for a missing option names all of them, and the columns.
+
+    Args:
+        options: The options.
+        names_in: Called with a file; returns the names of its columns.
+        find_inputs: Called with input paths; returns the files to read.
+    """
+    try:
+        yield
+    except OptionError as e:
+        if e.value not in ("none", "neither") or not options.input:
+            raise
+        names = names_in(find_inputs([Path(name) for name in options.input])[0])
+        has_text = options.text_column is not None or options.format == "npz"
+        has_inputs = has_text or bool(feature_columns_of(options))
+        also = {
+            "domain_column or domain_name": bool(options.domain_column or options.domain_name),
+            "feature_columns, categorical_columns or text_column": has_inputs,
+            "label_column (no text needs it)": has_text or options.label_column is not None,
+        }
+        missing = [text for text, is_given in also.items() if not is_given]
+        result = f"{e.value}, of the columns {', '.join(column_places(names))}"
+        others = [text for text in missing if not text.startswith(e.field)]
+        if others:
+            result += f"; other options that are needed: {'; '.join(others)}"
+        raise options.error(e.field, e.expected, Verbatim(result)) from None
 
 
 def require_client_and_domain(options: ImportOptions) -> None:

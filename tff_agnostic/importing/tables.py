@@ -6,6 +6,7 @@ import contextlib
 import csv
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,20 +17,22 @@ import pyarrow as pa
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import csv_field_limit
 from tff_agnostic.importing import files
-from tff_agnostic.importing.cells import number_in
+from tff_agnostic.importing.cells import number_in, plain_name
 from tff_agnostic.importing.columns import Absent, Block, Cells, Columns
 from tff_agnostic.importing.files import InputFile
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.source import Format, ReadLog, RecordError, Rows
+from tff_agnostic.importing.source import Format, ReadLog, RecordError, Rows, in_blocks
 from tff_agnostic.importing.table_options import (
     ROW,
     check,
     check_columns,
     column_places,
+    columns_in_errors,
     needed_columns,
     resolve_occurrences,
 )
 
+_NO_HEADER = " (is that a row? the file needs a first line with the names of its columns)"
 _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 # Limits of a block of rows that are Python objects.
 BLOCK_ROWS = 1 << 12
@@ -39,13 +42,17 @@ BLOCK_BYTES = 1 << 22
 _ReadFile = Callable[[ImportOptions, Path, str, ReadLog], Iterator[Rows]]
 
 
-def table_format(summary: str, suffixes: Sequence[str], read_file: _ReadFile) -> Format:
+def table_format(
+    suffixes: Sequence[str],
+    read_file: _ReadFile,
+    names_in: Callable[[ImportOptions, Path], Sequence[str]],
+) -> Format:
     """Returns a format of files of rows.
 
     Args:
-        summary: One line for help texts.
         suffixes: Suffixes of the files that are read in a folder.
         read_file: Yields the rows of one file.
+        names_in: Called with options and a file; returns the names of its columns.
     """
 
     def find_inputs(paths: Sequence[Path]) -> list[Path]:
@@ -55,7 +62,11 @@ def table_format(summary: str, suffixes: Sequence[str], read_file: _ReadFile) ->
         for path in find_inputs(paths):
             yield from read_file(options, path, files.place_of(path, paths), log)
 
-    return Format(summary, read, find_inputs, check, has_groups=True)
+    def check_with_columns(options: ImportOptions) -> None:
+        with columns_in_errors(options, lambda path: names_in(options, path), find_inputs):
+            check(options)
+
+    return Format(read, find_inputs, check_with_columns, has_groups=True)
 
 
 def examples_of(
@@ -96,37 +107,38 @@ def _row_blocks(
         options: Options of the import.
         log: Counts bad rows.
     """
-    kept: list[tuple[int, Any]] = []
     start = 0
 
-    def block() -> Block:
-        lines, values = zip(*kept)
-        kept.clear()
-        return Block(columns_of(values), lambda k: f"{name}:{lines[k]}")
-
-    try:
+    def good_rows() -> Iterator[tuple[int, Any]]:
+        limit = math.inf if options.max_records is None else options.max_records
+        left = limit - log.num_records
         for line, row in rows:
-            if options.max_records == log.num_records + len(kept):
-                break
+            if left <= 0:
+                return
+            left -= 1
             if isinstance(row, RecordError):
-                if kept and not log.skips_bad:
-                    yield block()
                 log.num_records += 1
                 log.bad(row)
-                continue
-            kept.append((line, row))
-            if len(kept) == BLOCK_ROWS or file.limits.unpacked - start > BLOCK_BYTES:
-                start = file.limits.unpacked
-                yield block()
-    except UserError:
-        if kept:
-            yield block()
-        raise
-    if kept:
-        yield block()
+            else:
+                yield line, row
+
+    def begins_block(block: Sequence[Any], row: Any) -> bool:
+        nonlocal start
+        del row
+        is_complete = len(block) == BLOCK_ROWS or file.limits.unpacked - start > BLOCK_BYTES
+        start = file.limits.unpacked if is_complete else start
+        return is_complete
+
+    for block in in_blocks(good_rows(), begins_block):
+        lines, values = zip(*block)
+        yield Block(columns_of(values), lambda k, lines=lines: f"{name}:{lines[k]}")  # type: ignore[misc]
 
 
-def _csv_rows(options: ImportOptions, path: Path, name: str, log: ReadLog) -> Iterator[Rows]:
+@contextlib.contextmanager
+def _csv_lines(
+    options: ImportOptions, path: Path, log: ReadLog
+) -> Iterator[tuple[InputFile, Any, list[str]]]:
+    """Yields a file, the parser of its lines, and its header."""
     separator = options.sign_between or ("\t" if ".tsv" in path.suffixes else ",")
     with (
         csv_field_limit(options.max_record_bytes),
@@ -136,8 +148,26 @@ def _csv_rows(options: ImportOptions, path: Path, name: str, log: ReadLog) -> It
         lines = csv.reader(texts, delimiter=separator, strict=True)
         with csv_errors(path, lines):
             header = next(lines, [])
+        yield file, lines, [*map(plain_name, header)]
+
+
+def _csv_names(options: ImportOptions, path: Path) -> list[str]:
+    with _csv_lines(options, path, ReadLog()) as (_, _, header):
+        if any(number_in(name) is not None for name in header):
+            raise UserError(
+                f"{path}: expected names of columns, found {', '.join(header)}{_NO_HEADER}"
+            )
+        return header
+
+
+def _csv_rows(options: ImportOptions, path: Path, name: str, log: ReadLog) -> Iterator[Rows]:
+    with _csv_lines(options, path, log) as (file, lines, header):
         options = resolve_occurrences(options, header)
-        _check_header(options, header, path)
+        try:
+            check_columns(options, header, path)
+        except UserError as e:
+            is_row = any(number_in(text) is not None for text in header)
+            raise UserError(f"{e}{_NO_HEADER}") if is_row else e from None
         places = column_places(header)
         needed = [column for column in needed_columns(options) if column in places]
 
@@ -170,21 +200,18 @@ def csv_errors(path: Path, lines: Any) -> Iterator[None]:
         raise UserError(f"{path}:{lines.line_num}: expected CSV, found: {e}") from e
 
 
-def _check_header(options: ImportOptions, header: Sequence[str], path: Path) -> None:
-    try:
-        check_columns(options, header, path)
-    except UserError as e:
-        if all(number_in(text) is None for text in header):
-            raise
-        raise UserError(
-            f"{e} (is that a row? the file needs a first line with the names of its columns)"
-        ) from None
-
-
 CSV_SUFFIXES = tuple(
     f"{table}{packed}" for packed in ("", ".gz", ".bz2", ".zip") for table in (".csv", ".tsv")
 )
-CSV = table_format("CSV with a header line", CSV_SUFFIXES, _csv_rows)
+CSV = table_format(CSV_SUFFIXES, _csv_rows, _csv_names)
+
+
+def _jsonl_names(options: ImportOptions, path: Path) -> list[str]:
+    with files.open_input(path, options, ReadLog()) as file:
+        row = _parsed(next(files.decoded_lines(file, path, options), "{}"), f"{path}:1")
+    if isinstance(row, RecordError):
+        raise row
+    return [*row]
 
 
 def _jsonl_rows(options: ImportOptions, path: Path, name: str, log: ReadLog) -> Iterator[Rows]:
@@ -238,4 +265,4 @@ def _parsed(line: str, place: str) -> dict[str, Any] | RecordError:
     return row
 
 
-JSONL = table_format("JSON Lines", (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"), _jsonl_rows)
+JSONL = table_format((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"), _jsonl_rows, _jsonl_names)

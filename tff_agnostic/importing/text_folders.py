@@ -89,7 +89,8 @@ def _texts_with_domains(
 def _texts(paths: Sequence[Path]) -> Mapping[str, tuple[Path, Optional[str]]]:
     """Returns each file and the domain's folder that it is in, by DOMAIN/NAME or NAME."""
     texts: dict[str, tuple[Path, Optional[str]]] = {}
-    for root, path, folder in _files(paths):
+
+    def add(root: Path, path: Path, folder: Optional[str] = None) -> None:
         document = path.relative_to(root).as_posix()[: -len(_SUFFIX)]
         if document in texts:
             raise UserError(
@@ -97,17 +98,13 @@ def _texts(paths: Sequence[Path]) -> Mapping[str, tuple[Path, Optional[str]]]:
                 f"{texts[document][0]} as well"
             )
         texts[document] = (path, folder)
-    return texts
 
-
-def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, Path, Optional[str]]]:
-    """Yields the root of a file's name, the file, and its domain's folder."""
     for root in paths:
         if not root.is_dir():
             if root.suffix.lower() != _SUFFIX:
                 raise UserError(f"{root}: expected a folder, or a text {_SUFFIX}, found neither")
             files.check_is_file(root)
-            yield root.parent, root, None
+            add(root.parent, root)
             continue
         entries = sorted(root.iterdir())
         outside = [path for path in entries if path.suffix.lower() == _SUFFIX and not path.is_dir()]
@@ -118,10 +115,11 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, Path, Optional[str]]]:
                 "one domain, found neither"
             )
         for path in files.expand(outside, (_SUFFIX,)):
-            yield root, path, None
+            add(root, path)
         for folder in folders:
             for path in files.expand([folder], (_SUFFIX,)):
-                yield root, path, folder.name
+                add(root, path, folder.name)
+    return texts
 
 
 def _by_punctuation(pieces: Iterable[str], normalizer: Normalizer) -> Iterator[list[str]]:
@@ -216,8 +214,6 @@ def _moved(line: int, column: int, text: str) -> tuple[int, int]:
 
 
 FORMAT = Format(
-    summary="a folder for each domain, with texts as .txt files, or such files of one domain; "
-    "clients are files or passages",
     read=source.in_rows(read),
     find_inputs=find_inputs,
     check=check,
@@ -272,8 +268,6 @@ def _speeches(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tupl
 
 
 PLAYS = Format(
-    summary="plays as .txt files, speeches under lines SPEAKER: with blank lines between; clients "
-    "are speakers",
     read=source.in_rows(read_plays),
     find_inputs=find_plays,
 )

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 import pyarrow as pa
 
-from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import TOKENS
 from tff_agnostic.importing.options import MB, ImportOptions
-from tff_agnostic.importing.source import Read, ReadLog, Rows, SourceText
+from tff_agnostic.importing.source import Read, ReadLog, Rows, SourceExample, in_blocks, rows_of
 from tff_agnostic.importing.workers import in_order, usable_processes
 
 # Limits of a block: work for a tenth of a second or more.
@@ -24,134 +24,81 @@ _TEXTS = 2000
 # Bytes of an input that several processes read sooner, including their start.
 _LARGE = 16 * MB
 
-ReadTexts = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[SourceText]]
+
+@dataclasses.dataclass(frozen=True)
+class SourceText(SourceExample):
+    """A text whose sentences are examples; `place#k` is the place of sentence k, from 0.
+
+    Attributes:
+        text: The text, with markup.
+    """
+
+    text: str = ""
+
+
 # Called with a text with markup; returns its sentences, as stores hold them.
 ToSentences = Callable[[str], list[str]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Texts:
-    """How the texts of a format are read and divided.
+def reader(
+    read_texts: Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[SourceText]],
+    to_sentences: Callable[[ImportOptions], ToSentences],
+    find_inputs: Callable[[Sequence[Path]], list[Path]],
+) -> Read:
+    """Returns the reader of the sentences of a format.
 
-    Attributes:
-        read: Reads texts; see `Format.read`.
+    Args:
+        read_texts: Reads texts; see `Format.read`.
         to_sentences: Called with options; returns the function that finds sentences.
-        empty: The reason for skipping a text without a sentence.
         find_inputs: Called with input paths; returns the files to read.
     """
 
-    read: ReadTexts
-    to_sentences: Callable[[ImportOptions], ToSentences]
-    empty: str
-    find_inputs: Callable[[Sequence[Path]], list[Path]]
-
-
-def reader(texts: Texts) -> Read:
-    """Returns the reader of the sentences of a format."""
-
     def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
-        make = functools.partial(_Divider, texts.to_sentences, options, texts.empty)
+        make = functools.partial(_divider, to_sentences, options)
         processes = options.processes or 1
         if options.processes is None:
-            num_bytes = sum(path.stat().st_size for path in texts.find_inputs(paths))
+            num_bytes = sum(path.stat().st_size for path in find_inputs(paths))
             processes = usable_processes() if num_bytes >= _LARGE else 1
-        blocks = _row_blocks(texts.read(options, paths, log))
+        blocks = in_blocks(read_texts(options, paths, log), _by_size())
         with contextlib.closing(in_order(make, blocks, processes)) as made:
-            for sentences in made:
-                log.merge(sentences.log)
-                if sentences.text:
-                    yield sentences.rows()
+            for texts, sentences in made:
+                for text, its_sentences in zip(texts, sentences):
+                    if not its_sentences:
+                        log.skip("post without text", text.record.client)
+                if any(sentences):
+                    yield _sentence_rows(texts, sentences)
 
     return read
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sentences:
-    """The sentences of a block of texts.
-
-    Attributes:
-        texts: The texts that have sentences, without their contents.
-        text: The index of each sentence's text.
-        tokens: The sentences.
-        log: Counts the skipped texts.
-    """
-
-    texts: Sequence[SourceText]
-    text: Sequence[int]
-    tokens: Sequence[str]
-    log: ReadLog
-
-    def rows(self) -> Rows:
-        """Returns the sentences as rows."""
-        index = pa.array(self.text, pa.int64())
-        numbers = np.array(self.text)
-        number_in_text = np.arange(len(numbers)) - np.searchsorted(numbers, numbers)
-        records = [text.record for text in self.texts]
-
-        def column(values: list[Any]) -> Any:
-            if isinstance(values[0], int):
-                return np.array(values, np.int64)[numbers]
-            return pa.array(values, pa.string()).take(index)
-
-        def place(k: int) -> str:
-            return f"{self.texts[self.text[k]].place}#{number_in_text[k]}"
-
-        features = {TOKENS: pa.array(self.tokens, pa.string())}
-        for name in records[0].features:
-            features[name] = column([record.features[name] for record in records])
-        return Rows(
-            client=column([record.client for record in records]),
-            domain=column([record.domain for record in records]),
-            split=column([record.split for record in records]),
-            features=features,
-            place=place,
-            group=column([text.group for text in self.texts]),
-        )
-
-
-class _Divider:
-    """Divides blocks of texts into sentences."""
-
-    def __init__(
-        self,
-        to_sentences: Callable[[ImportOptions], ToSentences],
-        options: ImportOptions,
-        empty: str,
-    ) -> None:
-        self._to_sentences = to_sentences(options)
-        self._empty = empty
-
-    def __call__(self, block: Sequence[SourceText]) -> _Sentences:
-        """Returns the sentences of a block."""
-        log = ReadLog()
-        texts: list[SourceText] = []
-        index: list[int] = []
-        tokens: list[str] = []
-        for text in block:
-            sentences = self._to_sentences(text.text)
-            if not sentences:
-                log.skip(self._empty, text.record.client)
-                continue
-            index += [len(texts)] * len(sentences)
-            tokens += sentences
-            texts.append(dataclasses.replace(text, text=""))
-        return _Sentences(texts, index, tokens, log)
-
-
-def _row_blocks(texts: Iterable[SourceText]) -> Iterator[list[SourceText]]:
-    """Yields texts in blocks; an error comes after the block of the texts before it."""
-    block: list[SourceText] = []
+def _by_size() -> Callable[[list[SourceText], SourceText], bool]:
+    """Returns the function that begins a block where the texts before it are many or long."""
     size = 0
-    try:
-        for text in texts:
-            block.append(text)
-            size += len(text.text)
-            if size >= _CHARACTERS or len(block) >= _TEXTS:
-                yield block
-                block, size = [], 0
-    except UserError:
-        if block:
-            yield block
-        raise
-    if block:
-        yield block
+
+    def begins_block(texts: list[SourceText], text: SourceText) -> bool:
+        nonlocal size
+        is_complete = len(texts) >= _TEXTS or size >= _CHARACTERS
+        size = len(text.text) + (0 if is_complete else size)
+        return is_complete
+
+    return begins_block
+
+
+def _divider(
+    to_sentences: Callable[[ImportOptions], ToSentences], options: ImportOptions
+) -> Callable[[Sequence[SourceText]], list[list[str]]]:
+    sentences_of = to_sentences(options)
+    return lambda texts: [sentences_of(text.text) for text in texts]
+
+
+def _sentence_rows(texts: Sequence[SourceText], sentences: Sequence[Sequence[str]]) -> Rows:
+    """Returns the sentences of texts as rows."""
+    counts = list(map(len, sentences))
+    rows = rows_of(texts).taken(np.repeat(np.arange(len(texts)), counts))
+    tokens = pa.array(itertools.chain(*sentences), pa.string())
+    number_in_text = [k for count in counts for k in range(count)]
+    return dataclasses.replace(
+        rows,
+        features={TOKENS: tokens, **rows.features},
+        place=lambda k: f"{rows.place(k)}#{number_in_text[k]}",
+    )

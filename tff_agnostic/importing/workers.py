@@ -31,8 +31,8 @@ def usable_processes() -> int:
 
 def in_order(
     make: Callable[[], Callable[[Block], Result]], blocks: Iterable[Block], processes: int
-) -> Generator[Result, None, None]:
-    """Yields the result of a function for each block, in the order of the blocks.
+) -> Generator[tuple[Block, Result], None, None]:
+    """Yields each block with the result of a function for it, in the order of the blocks.
 
     An error is raised after the results of the blocks before it, for any number of processes.
 
@@ -45,27 +45,29 @@ def in_order(
         ExecutionError: If a process ends before its work does.
     """
     if processes == 1:
-        yield from map(make(), blocks)
+        work = make()
+        for block in blocks:
+            yield block, work(block)
         return
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, context, _start, (make,))
-    waiting: deque[Future[Result]] = deque()
+    waiting: deque[tuple[Block, Future[Result]]] = deque()
     error: Optional[UserError] = None
     rest = iter(blocks)
     try:
         while True:
             try:
-                block = next(rest, None)
+                added = next(rest, None)
             except UserError as e:
                 # Blocks before it may have errors of their own.
-                error, block = e, None
-            if block is None:
+                error, added = e, None
+            if added is not None:
+                waiting.append((added, pool.submit(_call, added)))
+            elif not waiting:
                 break
-            waiting.append(pool.submit(_call, block))
-            if len(waiting) > processes:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            if added is None or len(waiting) > processes:
+                block, result = waiting.popleft()
+                yield block, result.result()
     except BrokenProcessPool:
         raise ExecutionError(
             "expected processes that work to the end, found one that ended, as for want of memory "
