@@ -290,6 +290,12 @@ def test_delimiters_separate_columns(tmp_path, delimiter, sign):
             "expected features that are finite as float32 (at most 3.4e38), found inf in b",
         ),
         (f"{_HEADER}ann,x,1,2,\n", {}, "expected a label, found '' (bad_records=skip"),
+        (f"{_HEADER}ann,x,1,2,NA\n", {}, "number as label, found 'NA' (bad_records=skip leaves"),
+        (
+            f"{_HEADER}ann,x,1,2,NA\n",
+            {"label_kind": "number"},
+            "expected a number as label, found 'NA' (bad_records=skip leaves out records without",
+        ),
         (f"{_HEADER}José,x,1,2,0\n", {}, "(encoding=cp1252 is for what Excel"),
         ("\xff\xfew\0", {}, "in column 1 (it begins as UTF-16 does: encoding=utf-16 reads it)"),
         ("\xff\xfe\0\0w", {}, "in column 1 (it begins as UTF-32 does: save it as UTF-8)"),

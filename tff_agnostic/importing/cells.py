@@ -22,6 +22,8 @@ MOST = "at most 3.4e38"
 _BLANK = re.compile(r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$")
 _WHOLE = re.compile(r"([+-]?\d+)\.0+")
 _PLAIN = r"\d+([.,]\d+)?"
+_NO_VALUE = r"(?i)n/?a|n\.a\.|none|null|missing|-+|\?+|\."
+_SKIPPED = " (bad_records=skip leaves out records without one)"
 # Texts instead of a number, with advice; 1,400 is of the first kind.
 _HINTS = {
     r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d*)?": "write numbers without signs between thousands",
@@ -30,8 +32,7 @@ _HINTS = {
     rf"[^\w\s.+-]\s*{_PLAIN}(,\d{{3}})*(\.\d+)?|[+-]?{_PLAIN}\s*([^\W\d_]{{2,5}}|[^\w\s.])": (
         "write no units"
     ),
-    r"(?i)n/?a|n\.a\.|none|null|missing|-+|\?+|\.": "missing_values=mark and missing_marks="
-    "{value} are for cells without a value",
+    _NO_VALUE: "missing_values=mark and missing_marks={value} are for cells without a value",
 }
 
 
@@ -169,8 +170,7 @@ class MissingValues:
 def _no_name(column: str, value: Any) -> CellError:
     return CellError(
         f"empty {column}",
-        f"expected a name or number in {column}, found {value!r} (bad_records=skip leaves out "
-        "records without one)",
+        f"expected a name or number in {column}, found {value!r}{_SKIPPED}",
     )
 
 
@@ -261,11 +261,7 @@ class Labels:
         value = text_of(value) if isinstance(value, bytes) else value
         value = plain_name(value) if isinstance(value, str) else value
         if self._missing.has_no_value(value) and value not in self._names:
-            raise CellError(
-                "missing label",
-                f"expected a label, found {value!r} (bad_records=skip leaves out records without "
-                "one)",
-            )
+            raise CellError("missing label", f"expected a label, found {value!r}{_SKIPPED}")
         return self.class_of(value) if self._are_classes else _real_number(value)
 
     def class_of(self, value: Any) -> int:
@@ -279,9 +275,12 @@ class Labels:
         number = _whole_number(value)
         if number is None:
             expected = f"one of {', '.join(self._names)}" if self._names else "a whole number"
-            hint = "" if self._names else _label_hint(value)
+            named = " (class_names=NAME,... makes numbers of names)"
+            hint = named if number_in(value) is None else _REAL_LABELS
+            hint = _skip_hint(value) or ("" if self._names else hint)
             raise CellError(
-                "label that is no class", f"expected {expected} as label, found {value!r}{hint}"
+                "label that is no class",
+                f"expected {expected} as label, found {value!r}{hint}",
             )
         limit = len(self._names) or _MAX_LABEL
         if not 0 <= number < limit:
@@ -293,16 +292,18 @@ class Labels:
         return number
 
 
-def _label_hint(value: Any) -> str:
-    if number_in(value) is None:
-        return " (class_names=NAME,... makes numbers of names)"
-    return _REAL_LABELS
+def _skip_hint(value: Any) -> str:
+    is_none = isinstance(value, str) and re.fullmatch(_NO_VALUE, value) is not None
+    return _SKIPPED if is_none else ""
 
 
 def _real_number(value: Any) -> float:
     number = number_in(value)
     if number is None:
-        raise CellError("label that is no number", f"expected a number as label, found {value!r}")
+        raise CellError(
+            "label that is no number",
+            f"expected a number as label, found {value!r}{_skip_hint(value)}",
+        )
     # Stores hold them as float32.
     if not np.isfinite(to_float32(np.asarray(number))):
         raise CellError(
