@@ -13,6 +13,7 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.base.registry import did_you_mean
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TOKENS
+from tff_agnostic.importing.cells import number_in
 from tff_agnostic.importing.images import PIXELS
 from tff_agnostic.importing.options import DELIMITERS, ImportOptions
 
@@ -153,10 +154,18 @@ def columns_in_errors(
         }
         missing = [text for text, is_given in also.items() if not is_given]
         result = f"{e.value}, of the columns {', '.join(column_places(names))}"
+        result += header_hint(names) if options.format == "csv" else ""
         others = [text for text in missing if not text.startswith(e.field)]
         if others:
             result += f"; other options that are needed: {'; '.join(others)}"
         raise options.error(e.field, e.expected, Verbatim(result)) from None
+
+
+def header_hint(header: Sequence[str]) -> str:
+    """Returns the advice for the first line of CSV, if it may be a row: if it has a number."""
+    if all(number_in(name) is None for name in header):
+        return ""
+    return " (is that a row? the file needs a first line with the names of its columns)"
 
 
 def require_client_and_domain(options: ImportOptions) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import csv_field_limit
 from tff_agnostic.importing import files
-from tff_agnostic.importing.cells import number_in, plain_name
+from tff_agnostic.importing.cells import plain_name
 from tff_agnostic.importing.columns import Absent, Block, Cells, Columns
 from tff_agnostic.importing.files import InputFile
 from tff_agnostic.importing.options import ImportOptions
@@ -28,11 +28,11 @@ from tff_agnostic.importing.table_options import (
     check_columns,
     column_places,
     columns_in_errors,
+    header_hint,
     needed_columns,
     resolve_occurrences,
 )
 
-_NO_HEADER = " (is that a row? the file needs a first line with the names of its columns)"
 _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 # Limits of a block of rows that are Python objects.
 BLOCK_ROWS = 1 << 12
@@ -153,10 +153,6 @@ def _csv_lines(
 
 def _csv_names(options: ImportOptions, path: Path) -> list[str]:
     with _csv_lines(options, path, ReadLog()) as (_, _, header):
-        if any(number_in(name) is not None for name in header):
-            raise UserError(
-                f"{path}: expected names of columns, found {', '.join(header)}{_NO_HEADER}"
-            )
         return header
 
 
@@ -166,8 +162,7 @@ def _csv_rows(options: ImportOptions, path: Path, name: str, log: ReadLog) -> It
         try:
             check_columns(options, header, path)
         except UserError as e:
-            is_row = any(number_in(text) is not None for text in header)
-            raise UserError(f"{e}{_NO_HEADER}") if is_row else e from None
+            raise UserError(f"{e}{header_hint(header)}") from None
         places = column_places(header)
         needed = [column for column in needed_columns(options) if column in places]
 
