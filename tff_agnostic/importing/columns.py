@@ -34,7 +34,7 @@ from tff_agnostic.importing.text import Normalizer
 # Number of cells that decide, if all are numbers, that a column is one of numbers.
 _ENOUGH_NUMBERS = 100
 # Larger whole numbers have gaps in float32.
-_MAX_EXACT = 2**24
+MAX_EXACT = 2**24
 # Tokenizer of a column of texts, if the options name none.
 TOKENIZER = "words"
 
@@ -345,7 +345,7 @@ class Columns:
 
 def _report_rounded(values: np.ndarray, column: str, log: ReadLog) -> None:
     with np.errstate(invalid="ignore"):
-        is_rounded = (np.abs(values) > _MAX_EXACT) & (to_float32(values) != values)
+        is_rounded = (np.abs(values) > MAX_EXACT) & (to_float32(values) != values)
         count = int((is_rounded & (values == np.floor(values)) & np.isfinite(values)).sum())
     if count:
         log.rounded[column] += count

@@ -41,9 +41,8 @@ class DomainNames:
         coded = rows.domain.dictionary_encode()
         values = coded.dictionary.to_pylist()
         names = [self._names.get(value) if self._names else value for value in values]
-        for name in names:
-            if name:
-                self.see(name)
+        for name in sorted({name for name in names if name} - self._seen):
+            self._add(name)
         domain = pa.array([name or None for name in names], pa.string()).take(coded.indices)
         if not domain.null_count:
             return dataclasses.replace(rows, domain=domain)
@@ -54,10 +53,7 @@ class DomainNames:
             log.bad(error, rows.client[k].as_py())
         return dataclasses.replace(rows, domain=domain).selected(np.asarray(domain.is_valid()))
 
-    def see(self, name: str) -> None:
-        """Checks the name of a domain, and counts it."""
-        if name in self._seen:
-            return
+    def _add(self, name: str) -> None:
         if name in _RESERVED:
             raise UserError(
                 f"expected domains not called {', '.join(sorted(_RESERVED))}, as results have "

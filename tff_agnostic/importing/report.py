@@ -17,6 +17,7 @@ from tff_agnostic.data.data_warnings import Remark, cut_words, domains_without, 
 from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.store_format import TRAIN
 from tff_agnostic.importing import contents
+from tff_agnostic.importing.columns import MAX_EXACT
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.splits import Stratum, parse_shares
@@ -28,8 +29,6 @@ _MUCH_MARKUP = 0.02
 _MARKUP_SIGNS = frozenset("\\{}^_$`|<>~=")
 # Fraction of a domain's examples in one unit from which a warning is printed.
 _LARGE = 0.5
-# Larger whole numbers have gaps in float32.
-_MAX_EXACT = 2**24
 _MAX_NAMES = 5
 
 
@@ -372,7 +371,7 @@ def reading_remarks(log: ReadLog) -> Iterator[Remark]:
         some = some_of([f"{column} ({n})" for column, n in log.rounded.items()], _MAX_NAMES)
         yield Remark(
             "rounded",
-            f"Whole numbers beyond {_MAX_EXACT:,} were rounded, as features are float32: {some}. "
+            f"Whole numbers beyond {MAX_EXACT:,} were rounded, as features are float32: {some}. "
             "Numbers that are names belong to categorical_columns.",
             {"values": dict(log.rounded)},
         )
