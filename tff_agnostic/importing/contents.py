@@ -58,12 +58,14 @@ def class_counts(store: ArrowStore) -> Optional[Classes]:
     }
 
 
-def class_shares(counts: Classes) -> dict[str, dict[str, float]]:
-    """Returns the fraction of each class in each split."""
+def class_shares(counts: Classes, description: StoreDescription) -> dict[str, dict[str, float]]:
+    """Returns the fraction of each class in each split, in the order of labels."""
+    names = description.class_names
+    label_of = int if names is None else names.index
     shares = {}
     for split, domains in counts.items():
         total = sum(map(Counter, domains.values()), Counter[str]())
-        shares[split] = {name: n / total.total() for name, n in total.items()}
+        shares[split] = {name: total[name] / total.total() for name in sorted(total, key=label_of)}
     return shares
 
 

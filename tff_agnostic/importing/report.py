@@ -249,7 +249,7 @@ def summarise(
     lengths = store.sentence_lengths(TRAIN)
     counts, copies = contents.class_counts(store), contents.copies_of(store)
     description = store.description
-    shares = contents.class_shares(counts) if counts else None
+    shares = contents.class_shares(counts, description) if counts else None
     sizes = {name: split.examples for name, split in splits.items()}
     # Only splits that are made here have shares to keep.
     wanted = list(parse_shares(options.split)) if strata else []
