@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fleet.secure_aggregation import messages, primitives, shamir
-from fleet.secure_aggregation import roster as rosters
 from fleet.secure_aggregation.errors import ProtocolError
 from fleet.secure_aggregation.messages import (
     TWO_SHARES_BYTES,
@@ -20,7 +19,7 @@ from fleet.secure_aggregation.messages import (
     Type,
     read_header,
 )
-from fleet.secure_aggregation.roster import Roster
+from fleet.secure_aggregation.roster import Roster, pair_sign
 from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.shamir import SHARE_BYTES
 from fleet.secure_aggregation.sum_plan import Identities, SumPlan
@@ -106,19 +105,16 @@ class Client:
                 DELIVERY.
         """
         kind, session = read_header(message, self._plan, _SERVER)
+        request = _Request(kind, session, message, values)
         with self._folder.locked():
             stored = self._folder.read(session)
             if stored is None:
-                if kind != Type.BEGIN:
-                    raise self._refused(
-                        session, f"expected a session that began, found {kind.name}"
-                    )
-                state, answer = self._advertise(message, session)
+                state, answer = self._advertise(request)
             else:
-                state = self._own_state(stored[0], session)
-                if state.answered and state.request == _hashed(message):
+                state = self._own_state(stored[0], request)
+                if state.answered and state.request == request.digest:
                     return stored[1]
-                state, answer = self._next(kind, message, session, state, values)
+                state, answer = self._next(request, state)
             self._folder.write(session, vars(state), answer)
             return answer
 
@@ -138,62 +134,51 @@ class Client:
         over = (0, int(Type.OPENING))
         return [name for name, kept in states.items() if kept and kept[0]["answered"] not in over]
 
-    def _own_state(self, fields: dict[str, Any], session: bytes) -> _State:
+    def _own_state(self, fields: dict[str, Any], request: _Request) -> _State:
         state = _State(**fields)
         if state.identity != self._own:
-            raise self._refused(
-                session, "expected sessions of this client, found one of another client"
-            )
+            raise request.refused("expected sessions of this client, found one of another client")
         if state.plan != self._plan.digest():
-            raise self._refused(
-                session, "expected the plan that it began with, found a different plan"
-            )
+            raise request.refused("expected the plan that it began with, found a different plan")
         return state
 
-    def _next(
-        self,
-        kind: Type,
-        message: bytes,
-        session: bytes,
-        state: _State,
-        values: Callable[[], Values] | None,
-    ) -> tuple[_State, bytes]:
+    def _next(self, request: _Request, state: _State) -> tuple[_State, bytes]:
+        kind = request.kind
         if kind not in self._stages:
             what = "a new session" if kind == Type.BEGIN else "a message of this protocol"
-            raise self._refused(session, f"expected {what}, found {kind.name} of one that began")
+            raise request.refused(f"expected {what}, found {kind.name} of one that began")
         before, stage, after = self._stages[kind]
         if state.answered != before:
             done = Type(state.answered).name if state.answered else "given up"
-            raise self._refused(
-                session, f"expected {kind.name} after {before.name}, this session is at {done}"
+            raise request.refused(
+                f"expected {kind.name} after {before.name}, this session is at {done}"
             )
-        state, body = stage(_Request(message, session, values), state)
-        state = dataclasses.replace(state, answered=int(after), request=_hashed(message))
-        return state, self._signed(after, session, body)
+        state, body = stage(request, state)
+        state = dataclasses.replace(state, answered=int(after), request=request.digest)
+        return state, self._signed(after, request.session, body)
 
     def _signed(self, kind: Type, session: bytes, body: bytes) -> bytes:
         return messages.signed(kind, session, self._secret, self._own, body)
 
-    def _refused(self, session: bytes, text: str) -> ProtocolError:
-        return ProtocolError(f"session {session.hex()[:16]}: {text}")
-
-    def _advertise(self, message: bytes, session: bytes) -> tuple[_State, bytes]:
+    def _advertise(self, request: _Request) -> tuple[_State, bytes]:
         """Stage 0: new keys, for this session alone."""
+        if request.kind != Type.BEGIN:
+            raise request.refused(f"expected a session that began, found {request.kind.name}")
         plan = self._plan.digest()
-        asked = messages.read_begin(message, _SERVER)
+        asked = messages.read_begin(request.message, _SERVER)
         if asked != plan:
-            raise self._refused(
-                session,
+            raise request.refused(
                 f"expected the plan {plan.hex()[:16]}, the server has {asked.hex()[:16]}: plan, "
-                "limits or moduli differ",
+                "limits or moduli differ"
             )
         sealing = primitives.random_bytes(primitives.KEY_BYTES)
         masking = primitives.random_bytes(primitives.KEY_BYTES)
         state = _State(
-            self._own, plan, int(Type.KEYS), _hashed(message), sealing=sealing, masking=masking
+            self._own, plan, int(Type.KEYS), request.digest, sealing=sealing, masking=masking
         )
         public = (primitives.exchange_public(sealing), primitives.exchange_public(masking))
-        return state, self._signed(Type.KEYS, session, messages.keys_body(plan, *public))
+        body = messages.keys_body(plan, *public)
+        return state, self._signed(Type.KEYS, request.session, body)
 
     def _share(self, request: _Request, state: _State) -> tuple[_State, bytes]:
         """Stage 1: shares of the masking secret and of the seed, for each holder."""
@@ -204,7 +189,7 @@ class Client:
         keys_here = roster.keys.get(self._own)
         mine = tuple(map(primitives.exchange_public, (state.sealing, state.masking)))
         if keys_here is None or (keys_here.sealing, keys_here.masking) != mine:
-            raise self._refused(request.session, "expected its own keys in the roster, found none")
+            raise request.refused("expected its own keys in the roster, found none")
         seed = primitives.random_bytes(shamir.SECRET_BYTES)
         holders = roster.holders(self._own)
         points = [roster.point(holder) for holder in holders]
@@ -214,16 +199,14 @@ class Client:
         commitments, sealed, own_shares = [], [], b""
         for holder, point in zip(holders, points):
             shares = key_shares[point] + seed_shares[point]
-            bound = rosters.share_commitments(roster.digest, self._own, holder, shares)
+            bound = roster.share_commitments(self._own, holder, shares)
             commitments.append(bound)
             if holder == self._own:
                 own_shares = shares
             else:
                 key, context = self._sealing(roster, state, self._own, holder, bound)
                 sealed.append(primitives.seal(key, shares, context))
-        body = messages.shares_body(
-            rosters.seed_commitment(roster.digest, self._own, seed), commitments, sealed
-        )
+        body = messages.shares_body(roster.seed_commitment(self._own, seed), commitments, sealed)
         members = tuple(k.message for k in keys)
         return dataclasses.replace(state, roster=members, seed=seed, own_shares=own_shares), body
 
@@ -249,23 +232,20 @@ class Client:
         dealers = tuple(client for client in delivery.sharers if client in holders)
         threshold = self._plan.threshold(len(holders))
         if len(dealers) < threshold or len(delivery.parcels) != len(dealers) - 1:
-            raise self._refused(
-                request.session,
+            raise request.refused(
                 f"expected shares of at least {threshold} of its {len(holders)} holders, found "
-                f"{len(dealers)} clients and {len(delivery.parcels) + 1} shares",
+                f"{len(dealers)} clients and {len(delivery.parcels) + 1} shares"
             )
         shares = self._unsealed(roster, state, dealers, delivery)
         if request.values is None:
             raise ValueError("expected the client's values with DELIVERY")
         totals = self._plan.check_values(request.values(), "values of this client")
-        self._plan.apply_masks(totals, rosters.own_key(state.seed, roster.digest, self._own), 1)
+        self._plan.apply_masks(totals, roster.own_key(state.seed, self._own), 1)
         for other in dealers:
             if other != self._own:
                 with self._no_weak_key(other):
-                    key = rosters.pair_key(
-                        state.masking, roster.keys[other].masking, roster.digest, self._own, other
-                    )
-                self._plan.apply_masks(totals, key, rosters.pair_sign(self._own, other))
+                    key = roster.pair_key(state.masking, self._own, other)
+                self._plan.apply_masks(totals, key, pair_sign(self._own, other))
         # These secrets have holders, or no further use.
         state = dataclasses.replace(
             state,
@@ -301,7 +281,7 @@ class Client:
             halves = (shares[:SHARE_BYTES], shares[SHARE_BYTES:])
             if (
                 not all(map(shamir.is_share, halves))
-                or rosters.share_commitments(roster.digest, dealer, self._own, shares) != bound
+                or roster.share_commitments(dealer, self._own, shares) != bound
             ):
                 raise self._at_fault(
                     dealer, "expected the shares that it is bound to, found different ones"
@@ -315,7 +295,7 @@ class Client:
         survivors = messages.read_survivors(request.message, self._plan, _SERVER)
         self._check_remaining(survivors, state.sharers, "whose values have come", request, roster)
         state = dataclasses.replace(state, survivors=survivors)
-        return state, rosters.survivors_digest(roster.digest, survivors)
+        return state, roster.survivors_digest(survivors)
 
     def _open(self, request: _Request, state: _State) -> tuple[_State, bytes]:
         """Stage 4: opens shares, after enough others have signed the same list."""
@@ -323,65 +303,52 @@ class Client:
         votes = messages.read_votes(
             request.message, request.session, self._plan, self._identities, _SERVER
         )
-        expected = rosters.survivors_digest(roster.digest, state.survivors)
-        for vote in votes:
-            if vote.sender not in state.survivors:
-                raise self._refused(
-                    request.session,
-                    "expected signatures of survivors, found one of client "
-                    f"{self._identities.name(vote.sender)}",
+        expected = roster.survivors_digest(state.survivors)
+        for sender, survivors in votes.items():
+            name = self._identities.name(sender)
+            if sender not in state.survivors:
+                raise request.refused(
+                    f"expected signatures of survivors, found one of client {name}"
                 )
-            if vote.survivors != expected:
-                raise self._refused(
-                    request.session,
-                    "expected signatures of the same roster and survivors, client "
-                    f"{self._identities.name(vote.sender)} signed others: the server has shown "
-                    "clients different lists",
+            if survivors != expected:
+                raise request.refused(
+                    f"expected signatures of the same roster and survivors, client {name} signed "
+                    "others: the server has shown clients different lists"
                 )
         threshold = self._plan.threshold(len(roster.keys))
         if len(votes) < threshold:
-            raise self._refused(
-                request.session, f"expected {threshold} signatures at least, found {len(votes)}"
-            )
+            raise request.refused(f"expected {threshold} signatures at least, found {len(votes)}")
         # A survivor's share is of its seed, any other dealer's of its key: never both.
         opened = [
             shares[SHARE_BYTES:] if dealer in state.survivors else shares[:SHARE_BYTES]
             for dealer, shares in zip(state.dealers, state.shares)
         ]
         over = _State(state.identity, state.plan, state.answered, state.request)
-        return over, messages.opening_body(opened)
+        return over, messages.listed(opened)
 
     def _roster(self, session: bytes, state: _State) -> Roster:
         return Roster(session, tuple(messages.read_keys(m, "roster") for m in state.roster))
 
     def _check_remaining(
-        self,
-        clients: tuple[bytes, ...],
-        among: Any,
-        what: str,
-        request: _Request,
-        roster: Roster,
+        self, clients: tuple[bytes, ...], among: Any, what: str, request: _Request, roster: Roster
     ) -> None:
         """Checks a list of the remaining clients."""
         minimum = max(self._plan.min_clients, self._plan.threshold(len(roster.keys)))
         if len(clients) < minimum:
-            raise self._refused(
-                request.session,
+            raise request.refused(
                 f"expected at least {minimum} of {len(roster.keys)} clients in the list of those "
-                f"{what}, found {len(clients)}",
+                f"{what}, found {len(clients)}"
             )
         allowed = set(among)
         for client in clients:
             if client not in allowed:
-                raise self._refused(
-                    request.session,
+                raise request.refused(
                     f"expected clients of the list before, found {self._identities.name(client)} "
-                    f"in the list of those {what}",
+                    f"in the list of those {what}"
                 )
         if self._own not in clients:
-            raise self._refused(
-                request.session,
-                f"expected this client in the list of those {what}, found it missing",
+            raise request.refused(
+                f"expected this client in the list of those {what}, found it missing"
             )
 
     @contextlib.contextmanager
@@ -397,13 +364,17 @@ class Client:
 
 @dataclasses.dataclass(frozen=True)
 class _Request:
-    message: bytes
+    kind: Type
     session: bytes
+    message: bytes
     values: Callable[[], Values] | None
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.message).digest()
+
+    def refused(self, text: str) -> ProtocolError:
+        return ProtocolError(f"session {self.session.hex()[:16]}: {text}")
 
 
 _Stage = Callable[[_Request, _State], tuple[_State, bytes]]
-
-
-def _hashed(message: bytes) -> bytes:
-    return hashlib.sha256(message).digest()

@@ -10,9 +10,8 @@ import numpy as np
 from fleet.secure_aggregation.primitives import KeyStream
 
 LARGEST_MODULUS = 1 << 64
-_WORD = 64
-# Number of groups of 64 numbers to pack at a time.
-_GROUPS = 1 << 10
+# Numbers to pack at a time: a multiple of 8, whose bits are whole bytes.
+_PIECE = 1 << 14
 _COUNTER_BYTES = 8
 
 
@@ -87,22 +86,13 @@ def packed_size(size: int, modulus: int) -> int:
 
 def pack(values: np.ndarray, modulus: int) -> bytes:
     """Packs numbers into bits, one after the other, the least bit first."""
-    width, size = bits(modulus), values.size
+    width = bits(modulus)
     pieces = []
-    for start in range(0, size, _GROUPS * _WORD):
-        piece = values[start : start + _GROUPS * _WORD]
-        groups = -(-piece.size // _WORD)
-        # A column of 64 numbers makes a column of `width` words.
-        columns = np.zeros(groups * _WORD, np.uint64)
-        columns[: piece.size] = piece
-        columns = np.ascontiguousarray(columns.reshape(groups, _WORD).T)
-        words = np.zeros((width, groups), np.uint64)
-        for row, (word, offset) in enumerate(_bit_offsets(width)):
-            words[word] |= columns[row] << np.uint64(offset)
-            if offset + width > _WORD:
-                words[word + 1] |= columns[row] >> np.uint64(_WORD - offset)
-        pieces.append(np.ascontiguousarray(words.T).astype("<u8").tobytes())
-    return b"".join(pieces)[: packed_size(size, modulus)]
+    for start in range(0, values.size, _PIECE):
+        words = values[start : start + _PIECE].astype("<u8").view(np.uint8).reshape(-1, 8)
+        digits = np.unpackbits(words, axis=1, count=width, bitorder="little")
+        pieces.append(np.packbits(digits, bitorder="little").tobytes())
+    return b"".join(pieces)
 
 
 def unpack(packed: bytes | memoryview, size: int, modulus: int) -> np.ndarray | None:
@@ -111,33 +101,17 @@ def unpack(packed: bytes | memoryview, size: int, modulus: int) -> np.ndarray | 
     Args:
         packed: `packed_size` bytes; bits after the last number must be 0.
     """
-    width = bits(modulus)
+    width, content = bits(modulus), np.frombuffer(packed, np.uint8)
     values = np.zeros(size, np.uint64)
-    most = np.uint64(modulus - 1)
-    for start in range(0, size, _GROUPS * _WORD):
-        count = min(size - start, _GROUPS * _WORD)
-        groups = -(-count // _WORD)
-        room = np.zeros(groups * width * 8, np.uint8)
-        part = np.frombuffer(packed, np.uint8)[start * width // 8 :][: room.size]
-        room[: part.size] = part
-        words = np.ascontiguousarray(room.view("<u8").reshape(groups, width).T).astype(np.uint64)
-        columns = np.zeros((_WORD, groups), np.uint64)
-        for row, (word, offset) in enumerate(_bit_offsets(width)):
-            columns[row] = words[word] >> np.uint64(offset)
-            if offset + width > _WORD:
-                columns[row] |= words[word + 1] << np.uint64(_WORD - offset)
-        if width < _WORD:
-            columns &= np.uint64((1 << width) - 1)
-        numbers = columns.T.ravel()
-        if (numbers > most).any() or numbers[count:].any():
-            return None
-        values[start : start + count] = numbers[:count]
+    for start in range(0, size, _PIECE):
+        count = min(size - start, _PIECE)
+        rest = content[start * width // 8 :]
+        digits = np.zeros((count, 64), np.uint8)
+        flat = np.unpackbits(rest, count=count * width, bitorder="little")
+        digits[:, :width] = flat.reshape(count, width)
+        words = np.packbits(digits, axis=1, bitorder="little").view("<u8")
+        values[start : start + count] = words.ravel()
     spare = packed_size(size, modulus) * 8 - size * width
     if spare and packed[-1] >> (8 - spare):
         return None
-    return values
-
-
-def _bit_offsets(width: int) -> list[tuple[int, int]]:
-    """Returns the word and the bit at which each of 64 numbers begins; none of no bits."""
-    return [divmod(row * width, _WORD) for row in range(_WORD)] if width else []
+    return None if (values > np.uint64(modulus - 1)).any() else values

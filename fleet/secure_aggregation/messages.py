@@ -98,10 +98,9 @@ class Shares:
         sealed: Encrypted shares, by neighbour.
     """
 
-    sender: bytes
     seed: bytes
-    commitments: tuple[Commitments, ...]
-    sealed: tuple[bytes, ...]
+    commitments: dict[bytes, Commitments]
+    sealed: dict[bytes, bytes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,14 +114,6 @@ class Delivery:
 
     sharers: tuple[bytes, ...]
     parcels: tuple[tuple[Commitments, bytes], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Vote:
-    """A client's signature of the list of clients whose values are summed."""
-
-    sender: bytes
-    survivors: bytes
 
 
 def header(kind: Type, session: bytes) -> bytes:
@@ -221,8 +212,9 @@ class _Reader:
             raise self.fail(f"expected {self._at} bytes, found {len(self._data)}")
 
 
-def _count(items: Sequence[object]) -> bytes:
-    return len(items).to_bytes(_COUNT_BYTES, "big")
+def listed(items: Sequence[bytes]) -> bytes:
+    """Returns items of one width, such as the shares of OPENING, after their count."""
+    return len(items).to_bytes(_COUNT_BYTES, "big") + b"".join(items)
 
 
 # --- the client's messages
@@ -288,27 +280,25 @@ def read_keys(message: bytes, where: str) -> Keys:
 
 def shares_body(seed: bytes, commitments: Sequence[Commitments], sealed: Sequence[bytes]) -> bytes:
     """Returns the body of SHARES."""
-    listed = b"".join(c.key + c.seed for c in commitments)
-    return seed + _count(commitments) + listed + _count(sealed) + b"".join(sealed)
+    return seed + listed([c.key + c.seed for c in commitments]) + listed(sealed)
 
 
-def read_shares(message: bytes, holders: int, where: str) -> Shares:
+def read_shares(message: bytes, holders: Sequence[bytes], where: str) -> Shares:
     """Reads SHARES with a checked signature.
 
     Args:
-        holders: Number of its neighbours, and itself.
+        holders: Its neighbours and itself, in the order of the shares.
     """
     sender, reader = _body(message, where)
-    shares = Shares(
-        sender,
-        reader.take(DIGEST_BYTES),
-        reader.several(2 * DIGEST_BYTES, reader.commitments, holders),
-        reader.several(_SEALED_SHARES_BYTES, lambda: reader.take(_SEALED_SHARES_BYTES), holders),
-    )
+    count = len(holders)
+    seed = reader.take(DIGEST_BYTES)
+    commitments = reader.several(2 * DIGEST_BYTES, reader.commitments, count)
+    sealed = reader.several(_SEALED_SHARES_BYTES, lambda: reader.take(_SEALED_SHARES_BYTES), count)
     reader.end()
-    if len(shares.commitments) != holders or len(shares.sealed) != holders - 1:
-        raise reader.fail(f"expected shares for {holders} holders, found {len(shares.commitments)}")
-    return shares
+    if len(commitments) != count or len(sealed) != count - 1:
+        raise reader.fail(f"expected shares for {count} holders, found {len(commitments)}")
+    neighbours = [holder for holder in holders if holder != sender]
+    return Shares(seed, dict(zip(holders, commitments)), dict(zip(neighbours, sealed)))
 
 
 def read_masked(message: bytes, plan: SumPlan, where: str) -> list[np.ndarray]:
@@ -322,17 +312,12 @@ def read_masked(message: bytes, plan: SumPlan, where: str) -> list[np.ndarray]:
     return vectors
 
 
-def read_vote(message: bytes, where: str) -> Vote:
-    """Reads VOTE with a checked signature."""
-    sender, reader = _body(message, where)
-    vote = Vote(sender, reader.take(DIGEST_BYTES))
+def read_vote(message: bytes, where: str) -> bytes:
+    """Reads VOTE with a checked signature: the digest of the survivors."""
+    _, reader = _body(message, where)
+    survivors = reader.take(DIGEST_BYTES)
     reader.end()
-    return vote
-
-
-def opening_body(shares: Sequence[bytes]) -> bytes:
-    """Returns the body of OPENING: one share of each dealer, of its key or of its seed."""
-    return _count(shares) + b"".join(shares)
+    return survivors
 
 
 def read_opening(message: bytes, dealers: int, where: str) -> tuple[bytes, ...]:
@@ -353,17 +338,17 @@ def begin_message(session: bytes, plan: bytes) -> bytes:
     return header(Type.BEGIN, session) + plan
 
 
+def list_message(kind: Type, session: bytes, items: Sequence[bytes]) -> bytes:
+    """Returns ROSTER with KEYS of all members, SURVIVORS with clients, or VOTES with VOTEs."""
+    return header(kind, session) + listed(items)
+
+
 def read_begin(message: bytes, where: str) -> bytes:
     """Reads BEGIN: the digest of the server's `SumPlan`."""
     reader = _after_header(message, where)
     plan = reader.take(DIGEST_BYTES)
     reader.end()
     return plan
-
-
-def roster_message(session: bytes, keys: Sequence[Keys]) -> bytes:
-    """Returns ROSTER: the signed keys of all members."""
-    return header(Type.ROSTER, session) + _count(keys) + b"".join(k.message for k in keys)
 
 
 def read_roster(
@@ -375,10 +360,8 @@ def read_roster(
     reader.end()
     if len(parts) < plan.min_clients:
         raise reader.fail(f"expected at least {plan.min_clients} clients, found {len(parts)}")
-    for part in parts:
-        sender_of(part, Type.KEYS, session, identities, where)
+    reader.ascending([sender_of(part, Type.KEYS, session, identities, where) for part in parts])
     keys = tuple(read_keys(part, where) for part in parts)
-    reader.ascending([k.sender for k in keys])
     check_keys(keys, plan, identities, where)
     return keys
 
@@ -406,9 +389,8 @@ def delivery_message(
     session: bytes, sharers: Sequence[bytes], parcels: Sequence[tuple[Commitments, bytes]]
 ) -> bytes:
     """Returns DELIVERY."""
-    listed = b"".join(c.key + c.seed + sealed for c, sealed in parcels)
-    start = header(Type.DELIVERY, session) + _count(sharers) + b"".join(sharers)
-    return start + _count(parcels) + listed
+    parts = [c.key + c.seed + sealed for c, sealed in parcels]
+    return header(Type.DELIVERY, session) + listed(sharers) + listed(parts)
 
 
 def read_delivery(message: bytes, plan: SumPlan, where: str) -> Delivery:
@@ -424,11 +406,6 @@ def read_delivery(message: bytes, plan: SumPlan, where: str) -> Delivery:
     return Delivery(sharers, parcels)
 
 
-def survivors_message(session: bytes, survivors: Sequence[bytes]) -> bytes:
-    """Returns SURVIVORS: the clients whose masked values have come."""
-    return header(Type.SURVIVORS, session) + _count(survivors) + b"".join(survivors)
-
-
 def read_survivors(message: bytes, plan: SumPlan, where: str) -> tuple[bytes, ...]:
     """Reads SURVIVORS."""
     reader = _after_header(message, where)
@@ -437,23 +414,16 @@ def read_survivors(message: bytes, plan: SumPlan, where: str) -> tuple[bytes, ..
     return survivors
 
 
-def votes_message(session: bytes, votes: Sequence[bytes]) -> bytes:
-    """Returns VOTES: the signatures of the list of survivors."""
-    return header(Type.VOTES, session) + _count(votes) + b"".join(votes)
-
-
 def read_votes(
     message: bytes, session: bytes, plan: SumPlan, identities: Identities, where: str
-) -> tuple[Vote, ...]:
-    """Reads VOTES and checks the signatures."""
+) -> dict[bytes, bytes]:
+    """Reads VOTES and checks the signatures; returns the digests of survivors by client."""
     reader = _after_header(message, where)
     parts = reader.several(_VOTE_BYTES, lambda: reader.take(_VOTE_BYTES), plan.max_clients)
     reader.end()
-    for part in parts:
-        sender_of(part, Type.VOTE, session, identities, where)
-    votes = tuple(read_vote(part, where) for part in parts)
-    reader.ascending([vote.sender for vote in votes])
-    return votes
+    senders = [sender_of(part, Type.VOTE, session, identities, where) for part in parts]
+    reader.ascending(senders)
+    return {sender: read_vote(part, where) for sender, part in zip(senders, parts)}
 
 
 def _after_header(message: bytes, where: str) -> _Reader:

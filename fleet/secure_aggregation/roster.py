@@ -41,55 +41,37 @@ class Roster:
         """Returns the holders of a client's shares: its neighbours and itself."""
         return tuple(sorted((client, *neighbours(client, tuple(self.keys)))))
 
+    def survivors_digest(self, survivors: Sequence[bytes]) -> bytes:
+        """Returns the message that clients sign as their vote."""
+        return digest("survivors", self.digest, *survivors)
 
-def survivors_digest(roster: bytes, survivors: Sequence[bytes]) -> bytes:
-    """Returns the message that clients sign as their vote.
+    def seed_commitment(self, dealer: bytes, seed: bytes) -> bytes:
+        """Returns a client's commitment to the seed of its own mask."""
+        return digest("seed", self.digest, dealer, seed)
 
-    Args:
-        roster: Digest of the session's roster.
-    """
-    return digest("survivors", roster, *survivors)
+    def share_commitment(self, dealer: bytes, holder: bytes, what: bytes, share: bytes) -> bytes:
+        """Returns a dealer's commitment to a share of its key or its seed."""
+        return digest("share", self.digest, dealer, holder, what, share)
 
+    def share_commitments(self, dealer: bytes, holder: bytes, shares: bytes) -> Commitments:
+        """Returns a dealer's commitments to the two shares that it gives a holder."""
+        return Commitments(
+            self.share_commitment(dealer, holder, KEY, shares[:SHARE_BYTES]),
+            self.share_commitment(dealer, holder, SEED, shares[SHARE_BYTES:]),
+        )
 
-def seed_commitment(roster: bytes, dealer: bytes, seed: bytes) -> bytes:
-    """Returns a client's commitment to the seed of its own mask."""
-    return digest("seed", roster, dealer, seed)
+    def own_key(self, seed: bytes, client: bytes) -> bytes:
+        """Returns the key of the mask that a client adds for itself."""
+        return derive_key(seed, self.digest, b"own mask" + client)
 
+    def pair_key(self, secret: bytes, client: bytes, other: bytes) -> bytes:
+        """Returns the key of a pair's mask, given the client's masking secret.
 
-def share_commitment(
-    roster: bytes, dealer: bytes, holder: bytes, what: bytes, share: bytes
-) -> bytes:
-    """Returns a dealer's commitment to a share of its key or its seed."""
-    return digest("share", roster, dealer, holder, what, share)
-
-
-def share_commitments(roster: bytes, dealer: bytes, holder: bytes, shares: bytes) -> Commitments:
-    """Returns a dealer's commitments to the two shares that it gives a holder."""
-    return Commitments(
-        share_commitment(roster, dealer, holder, KEY, shares[:SHARE_BYTES]),
-        share_commitment(roster, dealer, holder, SEED, shares[SHARE_BYTES:]),
-    )
-
-
-def own_key(seed: bytes, roster: bytes, client: bytes) -> bytes:
-    """Returns the key of the mask that a client adds for itself.
-
-    Args:
-        roster: Digest of the session's roster.
-    """
-    return derive_key(seed, roster, b"own mask" + client)
-
-
-def pair_key(secret: bytes, public: bytes, roster: bytes, one: bytes, other: bytes) -> bytes:
-    """Returns the key of the mask that two clients have in common.
-
-    Args:
-        secret: Masking secret of either of them.
-        public: Masking key of the other.
-        roster: Digest of the session's roster.
-    """
-    pair = min(one, other) + max(one, other)
-    return derive_key(agree(secret, public), roster, b"pair mask" + pair)
+        Raises:
+            ValueError: The other client's key is weak; see `primitives.agree`.
+        """
+        pair = min(client, other) + max(client, other)
+        return derive_key(agree(secret, self.keys[other].masking), self.digest, b"pair mask" + pair)
 
 
 def pair_sign(client: bytes, other: bytes) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,16 +11,9 @@ from typing import Any
 import numpy as np
 
 from fleet.secure_aggregation import masks, messages, primitives, shamir
-from fleet.secure_aggregation import roster as rosters
 from fleet.secure_aggregation.errors import ProtocolError, SumError
-from fleet.secure_aggregation.messages import (
-    SESSION_BYTES,
-    Commitments,
-    Keys,
-    Type,
-    read_header,
-)
-from fleet.secure_aggregation.roster import Roster
+from fleet.secure_aggregation.messages import SESSION_BYTES, Keys, Shares, Type, read_header
+from fleet.secure_aggregation.roster import KEY, SEED, Roster, pair_sign
 from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.sum_plan import Identities, SumPlan
 
@@ -70,12 +64,12 @@ class Server:
         self._identities = identities
         self._folder = folder
         self.session = session
-        self._stages = {
-            Type.KEYS: _Stage(self._take_keys, self._close_keys),
-            Type.SHARES: _Stage(self._take_shares, self._close_shares),
-            Type.MASKED: _Stage(self._take_masked, self._close_masked),
-            Type.VOTE: _Stage(self._take_vote, self._close_votes),
-            Type.OPENING: _Stage(self._take_opening, self._close_openings),
+        self._takes: dict[Type, Callable[[bytes, bytes, str], Any]] = {
+            Type.KEYS: self._take_keys,
+            Type.SHARES: self._take_shares,
+            Type.MASKED: self._take_masked,
+            Type.VOTE: self._take_vote,
+            Type.OPENING: self._take_opening,
         }
         with folder.locked():
             stored = folder.read(session)
@@ -123,7 +117,10 @@ class Server:
         self._state, self._tail = state, tail
         keys = [messages.read_keys(message, "roster") for message in state.keys]
         self._roster = Roster(self.session, keys)
-        self._dealt = self._parcels(state.shares)
+        self._dealt = {
+            message[messages.SENDER]: self._read_shares(message, "shares")
+            for message in state.shares
+        }
         # Digests of this stage's answers, and their contents.
         self._answers: dict[bytes, bytes] = {}
         self._read: dict[bytes, Any] = {}
@@ -131,20 +128,9 @@ class Server:
         if self.stage == Type.MASKED:
             self._totals = [np.zeros(t.size, np.uint64) for t in self._plan.tensors]
 
-    def _parcels(self, shares: Sequence[bytes]) -> dict[bytes, _ReceivedShares]:
-        """Returns the parcels of each sharer, by identity."""
-        dealt = {}
-        for message in shares:
-            sender = message[messages.SENDER]
-            holders = self._roster.holders(sender)
-            read = messages.read_shares(message, len(holders), "shares")
-            others = [holder for holder in holders if holder != sender]
-            dealt[sender] = _ReceivedShares(
-                read.seed,
-                dict(zip(holders, read.commitments)),
-                dict(zip(others, read.sealed)),
-            )
-        return dealt
+    def _read_shares(self, message: bytes, where: str) -> Shares:
+        holders = self._roster.holders(message[messages.SENDER])
+        return messages.read_shares(message, holders, where)
 
     @property
     def _name(self) -> str:
@@ -192,11 +178,11 @@ class Server:
         if self.stage == Type.KEYS:
             message = messages.begin_message(session, self._plan.digest())
         elif self.stage == Type.SHARES:
-            message = messages.roster_message(session, tuple(self._roster.keys.values()))
+            message = messages.list_message(Type.ROSTER, session, state.keys)
         elif self.stage == Type.OPENING:
-            message = messages.votes_message(session, state.votes)
+            message = messages.list_message(Type.VOTES, session, state.votes)
         else:
-            message = messages.survivors_message(session, state.survivors)
+            message = messages.list_message(Type.SURVIVORS, session, state.survivors)
         return {client: message for client in self.asked}
 
     def _delivery(self, client: bytes) -> bytes:
@@ -223,7 +209,7 @@ class Server:
             raise ProtocolError(f"{where}: expected one of the asked clients")
         hashed = primitives.digest("answer", message)
         if sender not in self._answers:
-            self._read[sender] = self._stages[kind].take(message, sender, where)
+            self._read[sender] = self._takes[kind](message, sender, where)
             self._answers[sender] = hashed
         elif self._answers[sender] != hashed:
             raise ProtocolError(f"{where}: expected one, found a second that differs", sender)
@@ -240,7 +226,7 @@ class Server:
                 f"{self._name}: expected {self.stage.name} of at least {self.min_answers} clients, "
                 f"found {len(self._answers)} of {len(self.asked)}; missing: {names}"
             )
-        state, tail = self._stages[self.stage].close()
+        state, tail = self._closed(self.stage)
         with self._folder.locked():
             stored = self._folder.read(self.session)
             if stored is None or stored[0] != vars(self._state):
@@ -266,9 +252,21 @@ class Server:
 
     # --- the stages
 
-    def _answered(self) -> tuple[bytes, ...]:
-        """Returns the senders of this stage's answers, in ascending order."""
-        return tuple(sorted(self._answers))
+    def _closed(self, stage: Type) -> tuple[_State, bytes]:
+        """Returns the state with which the next stage begins, and its masked sums."""
+        clients = tuple(sorted(self._answers))
+        answers = tuple(self._read[client] for client in clients)
+        # The types of two successive stages differ by 2.
+        begun = functools.partial(dataclasses.replace, self._state, stage=stage + 2)
+        if stage == Type.KEYS:
+            return begun(keys=tuple(keys.message for keys in answers)), b""
+        if stage == Type.SHARES:
+            return begun(shares=answers), b""
+        if stage == Type.MASKED:
+            return begun(survivors=clients), self._plan.pack(self._totals)
+        if stage == Type.VOTE:
+            return begun(votes=answers), self._tail
+        return self._unmasked()
 
     def _take_keys(self, message: bytes, sender: bytes, where: str) -> Keys:
         keys = messages.read_keys(message, where)
@@ -282,36 +280,20 @@ class Server:
                 ) from None
         return keys
 
-    def _close_keys(self) -> tuple[_State, bytes]:
-        keys = tuple(self._read[client].message for client in self._answered())
-        return dataclasses.replace(self._state, stage=int(Type.SHARES), keys=keys), b""
-
     def _take_shares(self, message: bytes, sender: bytes, where: str) -> bytes:
-        messages.read_shares(message, len(self._roster.holders(sender)), where)
+        self._read_shares(message, where)
         return message
-
-    def _close_shares(self) -> tuple[_State, bytes]:
-        shares = tuple(self._read[client] for client in self._answered())
-        return dataclasses.replace(self._state, stage=int(Type.MASKED), shares=shares), b""
 
     def _take_masked(self, message: bytes, sender: bytes, where: str) -> None:
         vectors = messages.read_masked(message, self._plan, where)
         for tensor, total, vector in zip(self._plan.tensors, self._totals, vectors):
             masks.add_into(total, vector, tensor.modulus)
 
-    def _close_masked(self) -> tuple[_State, bytes]:
-        state = dataclasses.replace(self._state, stage=int(Type.VOTE), survivors=self._answered())
-        return state, self._plan.pack(self._totals)
-
     def _take_vote(self, message: bytes, sender: bytes, where: str) -> bytes:
-        expected = rosters.survivors_digest(self._roster.digest, self._state.survivors)
-        if messages.read_vote(message, where).survivors != expected:
+        expected = self._roster.survivors_digest(self._state.survivors)
+        if messages.read_vote(message, where) != expected:
             raise ProtocolError(f"{where}: expected the survivors that it was sent", sender)
         return message
-
-    def _close_votes(self) -> tuple[_State, bytes]:
-        votes = tuple(self._read[client] for client in self._answered())
-        return dataclasses.replace(self._state, stage=int(Type.OPENING), votes=votes), self._tail
 
     def _dealers(self, holder: bytes) -> list[bytes]:
         """Returns the clients whose shares a client holds."""
@@ -324,11 +306,9 @@ class Server:
         for dealer, share in shares.items():
             bound = self._dealt[dealer].commitments[sender]
             label, expected = (
-                (rosters.SEED, bound.seed)
-                if dealer in self._state.survivors
-                else (rosters.KEY, bound.key)
+                (SEED, bound.seed) if dealer in self._state.survivors else (KEY, bound.key)
             )
-            actual = rosters.share_commitment(self._roster.digest, dealer, sender, label, share)
+            actual = self._roster.share_commitment(dealer, sender, label, share)
             if actual != expected or not shamir.is_share(share):
                 raise ProtocolError(
                     f"{where}: expected the share that client {self._identities.name(dealer)} gave "
@@ -337,7 +317,7 @@ class Server:
                 )
         return shares
 
-    def _close_openings(self) -> tuple[_State, bytes]:
+    def _unmasked(self) -> tuple[_State, bytes]:
         """Removes the masks from the total."""
         totals = self._unpacked()
         keys = [self._removed(dealer) for dealer in self._dealt]
@@ -366,18 +346,15 @@ class Server:
         secret = shamir.combine(shares)
         if dealer in survivors:
             bound = self._dealt[dealer].seed
-            if secret is None or rosters.seed_commitment(roster.digest, dealer, secret) != bound:
+            if secret is None or roster.seed_commitment(dealer, secret) != bound:
                 raise self._dealt_wrong(dealer, "seed")
-            return [(rosters.own_key(secret, roster.digest, dealer), -1)]
+            return [(roster.own_key(secret, dealer), -1)]
         public = roster.keys[dealer].masking
         if secret is None or primitives.exchange_public(secret) != public:
             raise self._dealt_wrong(dealer, "key")
         # The survivors' halves of masks that they share with a vanished client are in the total.
         return [
-            (
-                rosters.pair_key(secret, roster.keys[other].masking, roster.digest, dealer, other),
-                rosters.pair_sign(dealer, other),
-            )
+            (roster.pair_key(secret, dealer, other), pair_sign(dealer, other))
             for other in holders
             if other in survivors
         ]
@@ -388,18 +365,3 @@ class Server:
             "that it is bound to, found different ones: begin another session without this client",
             dealer,
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class _ReceivedShares:
-    """A sharer's commitment to its seed, and the parcels of each holder."""
-
-    seed: bytes
-    commitments: dict[bytes, Commitments]
-    sealed: dict[bytes, bytes]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Stage:
-    take: Callable[[bytes, bytes, str], Any]
-    close: Callable[[], tuple[_State, bytes]]

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from fleet.player import Player, sum_plan
-from fleet.secure_aggregation.messages import roster_message
+from fleet.secure_aggregation.messages import Type, list_message
 from fleet.server import FleetServer
 from fleet.settings import Timeouts, manifest_sha256
 from fleet.wire import Kind, Message, decoded, refusal_text
@@ -286,7 +286,9 @@ def test_no_message_ends_a_node(fleet):
     assert "expected a request, found WELCOME" in words_of(asked(node, Kind.WELCOME))
     # An answer repeats the request's tag.
     assert "tag: expected at most 64" in words_of(asked(node, Kind.HELLO, tag="x" * 65_000))
-    stage = words_of(asked(node, Kind.STAGE, roster_message(bytes(32), ()), manifest=manifest))
+    stage = words_of(
+        asked(node, Kind.STAGE, list_message(Type.ROSTER, bytes(32), ()), manifest=manifest)
+    )
     work = words_of(asked(node, Kind.WORK, b"x", manifest=manifest, id="0" * 64))
     if fleet.profile == "secure":
         assert stage == "session 0000000000000000: expected a session that began, found ROSTER"

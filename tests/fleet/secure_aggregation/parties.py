@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from fleet.secure_aggregation import messages, primitives
 from fleet.secure_aggregation.client import Client
 from fleet.secure_aggregation.errors import SumError
+from fleet.secure_aggregation.messages import Type
 from fleet.secure_aggregation.server import Server
 from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.sum_plan import Identities, SummedTensor, SumPlan
@@ -113,6 +114,10 @@ class Fleet:
         for name, value in expected.items():
             assert result[name].dtype == np.uint64
             np.testing.assert_array_equal(result[name], value)
+
+
+def roster_message(session: bytes, keys: Sequence[messages.Keys]) -> bytes:
+    return messages.list_message(Type.ROSTER, session, [k.message for k in keys])
 
 
 def seeded(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:

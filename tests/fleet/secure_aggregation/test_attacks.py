@@ -18,7 +18,7 @@ from fleet.secure_aggregation.errors import SumError
 from fleet.secure_aggregation.messages import Commitments, Type
 from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.sum_plan import SummedTensor
-from tests.fleet.secure_aggregation.parties import Fleet, refused
+from tests.fleet.secure_aggregation.parties import Fleet, refused, roster_message
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def test_one_secret_of_each_client_is_revealed(fleet):
     # Neither a restart nor a different request reveals the other secret.
     assert fleet.answer(0, request) == answers[0]
     for message in (
-        messages.votes_message(server.session, []),
-        messages.survivors_message(server.session, fleet.ids),
+        messages.list_message(Type.VOTES, server.session, []),
+        messages.list_message(Type.SURVIVORS, server.session, fleet.ids),
     ):
         refused(lambda m=message: fleet.answer(0, m), "this session is at OPENING")
 
@@ -68,16 +68,18 @@ def test_different_survivors_reveal_nothing(fleet):
     fleet.play(server, until=Type.VOTE)
     one, other = fleet.ids, fleet.ids[:4]
     votes = [
-        fleet.answer(n, messages.survivors_message(server.session, one if n % 2 else other))
+        fleet.answer(
+            n, messages.list_message(Type.SURVIVORS, server.session, one if n % 2 else other)
+        )
         for n in range(4)
     ]
-    message = messages.survivors_message(server.session, other)
+    message = messages.list_message(Type.SURVIVORS, server.session, other)
     refused(lambda: fleet.answer(1, message), "this session is at VOTE")
-    mixed = messages.votes_message(server.session, votes)
+    mixed = messages.list_message(Type.VOTES, server.session, votes)
     refused(
         lambda: fleet.answer(0, mixed), "node1 signed others: the server has shown clients diff"
     )
-    equal = messages.votes_message(server.session, votes[::2])
+    equal = messages.list_message(Type.VOTES, server.session, votes[::2])
     refused(lambda: fleet.answer(0, equal), "expected 4 signatures at least, found 2")
     refused(
         lambda: server.receive(votes[0]), "expected the survivors that it was sent", fleet.ids[0]
@@ -91,16 +93,13 @@ def test_different_rosters_are_detected(fleet):
     keys = keys_of(fleet, server)
     rosters = {0: keys[:4], 1: [*keys[:3], keys[4]], 2: keys[:4], 3: keys[:4], 4: keys}
     answers = {
-        n: fleet.answer(n, messages.roster_message(server.session, roster))
-        for n, roster in rosters.items()
+        n: fleet.answer(n, roster_message(server.session, roster)) for n, roster in rosters.items()
     }
-    dealt = {n: messages.read_shares(answers[n], len(rosters[n]), "shares") for n in (0, 1, 2, 3)}
     parcels = []
     for dealer in (1, 2, 3):
-        position = [k.sender for k in rosters[dealer]].index(fleet.ids[0])
-        others = [k.sender for k in rosters[dealer] if k.sender != fleet.ids[dealer]]
-        sealed = dealt[dealer].sealed[others.index(fleet.ids[0])]
-        parcels.append((dealt[dealer].commitments[position], sealed))
+        holders = [k.sender for k in rosters[dealer]]
+        dealt = messages.read_shares(answers[dealer], holders, "shares")
+        parcels.append((dealt.commitments[fleet.ids[0]], dealt.sealed[fleet.ids[0]]))
     message = messages.delivery_message(server.session, fleet.ids[:4], parcels)
     refused(
         lambda: fleet.answer(0, message),
@@ -113,9 +112,9 @@ def test_invalid_votes_are_refused(fleet):
     server = fleet.begin()
     fleet.play(server, until=Type.VOTE)
     votes = {n: fleet.answer(n, fleet.request(server, n)) for n in range(5)}
-    other = rosters.survivors_digest(primitives.digest("other"), fleet.ids)
+    other = primitives.digest("survivors", primitives.digest("other"), *fleet.ids)
     votes[3] = fleet.forged(3, Type.VOTE, server.session, other)
-    message = messages.votes_message(server.session, [votes[n] for n in range(5)])
+    message = messages.list_message(Type.VOTES, server.session, [votes[n] for n in range(5)])
     refused(lambda: fleet.answer(0, message), "client node3 signed others")
     stranger = messages.signed(Type.VOTE, server.session, b"\7" * 32, fleet.ids[4], bytes(32))
     for chosen, pattern in (
@@ -123,7 +122,7 @@ def test_invalid_votes_are_refused(fleet):
         ([votes[0]] * 5, "every client once"),
         ([votes[1], votes[0]], "every client once"),
     ):
-        message = messages.votes_message(server.session, chosen)
+        message = messages.list_message(Type.VOTES, server.session, chosen)
         refused(lambda m=message: fleet.answer(0, m), pattern)
 
 
@@ -168,8 +167,8 @@ def test_stages_cannot_be_skipped(fleet):
     fleet.stage(server)
     for message in (
         messages.delivery_message(server.session, fleet.ids, []),
-        messages.survivors_message(server.session, fleet.ids),
-        messages.votes_message(server.session, []),
+        messages.list_message(Type.SURVIVORS, server.session, fleet.ids),
+        messages.list_message(Type.VOTES, server.session, []),
         fleet.forged(0, Type.VOTE, server.session, bytes(32)),
     ):
         refused(lambda m=message: fleet.answer(0, m), "session .*: expected")
@@ -187,7 +186,7 @@ def test_stages_cannot_be_skipped(fleet):
 def test_invalid_rosters_are_refused(fleet, change, pattern):
     server = fleet.begin()
     fleet.stage(server)
-    message = messages.roster_message(server.session, change(keys_of(fleet, server)))
+    message = roster_message(server.session, change(keys_of(fleet, server)))
     refused(lambda: fleet.answer(0, message), pattern)
     fleet.play(server)
     fleet.check(server, range(5))
@@ -203,7 +202,7 @@ def test_server_cannot_forge_clients(fleet):
         members = [*(k.message for k in keys[:4]), message]
         members.sort(key=lambda m: m[messages.SENDER])
         entries = [messages.read_keys(m, "") for m in members]
-        return messages.roster_message(server.session, entries)
+        return roster_message(server.session, entries)
 
     secret = b"\7" * 32
     stranger = primitives.identity_public(secret)
@@ -217,7 +216,7 @@ def test_server_cannot_forge_clients(fleet):
     refused(lambda: fleet.answer(0, with_last(copied)), "node4 has others'", fleet.ids[4])
     mine = messages.keys_body(fleet.plan.digest(), bytes([9]) * 32, bytes([8]) * 32)
     replaced = [messages.read_keys(fleet.forged(0, Type.KEYS, server.session, mine), ""), *keys[1:]]
-    message = messages.roster_message(server.session, replaced)
+    message = roster_message(server.session, replaced)
     refused(lambda: fleet.answer(0, message), "expected its own keys in the roster, found none")
     other = fleet.forged(
         4, Type.KEYS, server.session, messages.keys_body(bytes(32), b"\1" * 32, b"\2" * 32)
@@ -246,20 +245,20 @@ def test_weak_keys_are_refused(fleet, weak, which):
     # If the server accepts it, clients neither seal shares nor make masks.
     answers = [fleet.answer(number, fleet.request(server, number)) for number in range(4)]
     roster = [messages.read_keys(answer, "") for answer in (*answers, message)]
-    request = messages.roster_message(server.session, roster)
+    request = roster_message(server.session, roster)
     if which == 0:
         refused(lambda: fleet.answer(0, request), "found a weak one", fleet.ids[4])
         return
     answers = {n: fleet.answer(n, request) for n in range(4)}
-    digest = rosters.Roster(server.session, roster).digest
+    members = rosters.Roster(server.session, roster)
     shares = bytes(66)
-    bound = rosters.share_commitments(digest, fleet.ids[4], fleet.ids[0], shares)
+    bound = members.share_commitments(fleet.ids[4], fleet.ids[0], shares)
     agreed = primitives.agree(LIAR, roster[0].sealing)
-    key = primitives.derive_key(agreed, digest, b"shares" + fleet.ids[4] + fleet.ids[0])
+    key = primitives.derive_key(agreed, members.digest, b"shares" + fleet.ids[4] + fleet.ids[0])
     parcels = []
     for dealer in range(1, 4):
-        dealt = messages.read_shares(answers[dealer], 5, "")
-        parcels.append((dealt.commitments[0], dealt.sealed[0]))
+        dealt = messages.read_shares(answers[dealer], fleet.ids, "")
+        parcels.append((dealt.commitments[fleet.ids[0]], dealt.sealed[fleet.ids[0]]))
     parcels.append((bound, primitives.seal(key, shares, bound.key + bound.seed)))
     message = messages.delivery_message(server.session, fleet.ids, parcels)
     refused(lambda: fleet.answer(0, message), "found a weak one", fleet.ids[4])
@@ -291,7 +290,7 @@ def test_invalid_survivors_and_sharers_are_refused(fleet):
         ([fleet.ids[1], fleet.ids[0], *fleet.ids[2:]], "ascending"),
         ([*fleet.ids[:4], fleet.ids[3]], "every client once"),
     ):
-        message = messages.survivors_message(server.session, survivors)
+        message = messages.list_message(Type.SURVIVORS, server.session, survivors)
         refused(lambda m=message: fleet.answer(0, m), pattern)
     fleet.play(server)
     fleet.check(server, range(5))
@@ -310,13 +309,13 @@ def test_wrong_share_is_refused(fleet):
     for dealer, name in ((0, "node0"), (4, "node4")):
         wrong = list(opened)
         wrong[dealer] = shamir.split(b"x" * 32, 1, [1])[1]
-        message = fleet.forged(1, Type.OPENING, server.session, messages.opening_body(wrong))
+        message = fleet.forged(1, Type.OPENING, server.session, messages.listed(wrong))
         pattern = f"OPENING of client node1: expected the share that client {name} gave it"
         refused(lambda m=message: server.receive(m), pattern, fleet.ids[1])
     beyond = [shamir.PRIME.to_bytes(33, "big"), *opened[1:]]
-    message = fleet.forged(1, Type.OPENING, server.session, messages.opening_body(beyond))
+    message = fleet.forged(1, Type.OPENING, server.session, messages.listed(beyond))
     refused(lambda: server.receive(message), "found a different one", fleet.ids[1])
-    message = fleet.forged(1, Type.OPENING, server.session, messages.opening_body(opened[:4]))
+    message = fleet.forged(1, Type.OPENING, server.session, messages.listed(opened[:4]))
     refused(lambda: server.receive(message), "expected shares of 5 clients, found 4", fleet.ids[1])
     # The threshold of five is four.
     for number in (0, 2, 3):
@@ -349,7 +348,7 @@ ORIGINAL_SPLIT = shamir.split
 @pytest.mark.parametrize(
     ("target", "name", "lie", "vanishes"),
     [
-        (rosters, "seed_commitment", lambda *a: bytes(32), False),
+        (rosters.Roster, "seed_commitment", lambda *a: bytes(32), False),
         (shamir, "split", inconsistent, False),
         (shamir, "split", inconsistent, True),
         (shamir, "split", lambda secret, t, points: ORIGINAL_SPLIT(b"x" * 32, t, points), True),
@@ -375,12 +374,12 @@ def test_dealer_of_wrong_secrets_is_named(tmp_path, monkeypatch, target, name, l
 def test_share_without_commitment_is_refused(fleet, monkeypatch):
     server = fleet.begin()
     fleet.stage(server)
-    honest = rosters.share_commitments
+    honest = rosters.Roster.share_commitments
 
     def lie(roster, dealer, holder, shares):
         return honest(roster, dealer, holder, shares if holder != fleet.ids[2] else bytes(66))
 
-    dealing(fleet, server, 0, monkeypatch, rosters, "share_commitments", lie)
+    dealing(fleet, server, 0, monkeypatch, rosters.Roster, "share_commitments", lie)
     refused(
         lambda: fleet.answer(2, fleet.request(server, 2)),
         "client node0: expected the shares that it is bound to",
