@@ -1,6 +1,6 @@
 """A server and nodes that run an export on machines of their own; each node is one client.
 
-How bytes travel between them is the business of a `server.Channel`. Only the processes that run
+How bytes travel between them is the business of a `members.Channel`. Only the processes that run
 graphs import TensorFlow, and nothing imports TensorFlow Federated.
 """
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,40 +11,15 @@ from typing import Any, Optional
 
 from fleet.errors import ERRORS
 from plan_runner.errors import PlanError, counted
+from plan_runner.exit_status import ERROR_STATUS, run_command
 from plan_runner.terminal import escape_output
-
-_USAGE_STATUS = 2
-# Shells add this to a signal's number.
-_SIGNAL_STATUS = 128
-# Errors of writing to a full disk, which have no file name.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs a command; returns the exit status."""
     escape_output()
     arguments = _parser().parse_args(argv)
-    from fleet.launch import Terminated, ended_by_signals
-
-    try:
-        with ended_by_signals():
-            arguments.run(arguments)
-    except ERRORS as e:
-        return _failed(str(e))
-    except OSError as e:
-        if e.filename is None and e.errno not in _NO_ROOM:
-            raise
-        where = "" if e.filename is None else f"{e.filename}: "
-        return _failed(f"{where}cannot read or write ({e.strerror})")
-    except Terminated as e:
-        print("interrupted", file=sys.stderr)
-        return _SIGNAL_STATUS + e.number
-    return 0
-
-
-def _failed(message: str) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    return _USAGE_STATUS
+    return run_command(lambda: arguments.run(arguments), ERRORS)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,7 +30,7 @@ class _Parser(argparse.ArgumentParser):
         self.add_argument("--helpfull", action="help", help=argparse.SUPPRESS)
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        self.exit(_USAGE_STATUS, f"error: {message} ({self.prog} --help)\n")
+        self.exit(ERROR_STATUS, f"error: {message} ({self.prog} --help)\n")
 
     def add_path(self, flag: str, metavar: str, description: str) -> None:
         self.add_argument(flag, metavar=metavar, type=Path, required=True, help=description)
@@ -200,7 +173,7 @@ def _node(arguments: argparse.Namespace) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> None:
-    from fleet.demo import demo
+    from fleet.demo import Demo
 
     if arguments.nodes < 3 or arguments.rounds < 1:
         raise PlanError("expected at least 3 --nodes and 1 of --rounds")
@@ -211,10 +184,10 @@ def _demo(arguments: argparse.Namespace) -> None:
             folder = Path(parent) / "demo"
         elif folder.exists():
             raise PlanError(f"--output: expected a new folder, found {folder}")
-        demo(
+        Demo(
             *(arguments.export, arguments.clients, arguments.nodes, arguments.rounds),
             *(folder.resolve(), _report, arguments.weaker_privacy),
-        )
+        ).run()
 
 
 def _report(line: str) -> None:

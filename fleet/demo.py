@@ -14,11 +14,11 @@ from typing import Any
 
 from fleet import keys
 from fleet.launch import Events, Processes, check_room
-from fleet.node_noise.noise import read_node_noise
-from fleet.node_noise.server_noise import read_server_noise
+from fleet.node_noise.noise import parse_node_noise
+from fleet.node_noise.server_noise import parse_server_noise
 from fleet.settings import manifest_sha256
 from plan_runner.errors import PlanError, counted
-from plan_runner.export import SERVER_STATE, SUFFIX
+from plan_runner.export import SERVER_STATE, SUFFIX, read_manifest
 
 _MODULE = (sys.executable, "-m", "fleet")
 _LOOK_SECONDS = 0.1
@@ -49,91 +49,68 @@ data = {{ tfrecord = {data} }}
 """
 
 
-def demo(
-    export: Path,
-    clients: Path,
-    nodes: int,
-    rounds: int,
-    folder: Path,
-    report: Callable[[str], None],
-    weaker_privacy: bool = False,
-) -> None:
-    """Runs rounds with a client of a folder on each node.
+class Demo:
+    """Rounds with a client of a folder on each node.
+
+    Attributes:
+        names: Names of the nodes.
+        state: The server's folder for state.
+        exchanges: Events of exchanges.
 
     Args:
         folder: New folder for keys, settings, states and logs.
     """
-    names = prepare(export, clients, nodes, rounds, folder, report, weaker_privacy)
-    with Processes(folder / "processes") as processes:
-        running = RunningDemo(folder, names, rounds, processes, report, weaker_privacy)
-        running.start()
-        running.watch()
-    for line in _table(running.exchanges):
-        report(line)
-    report(f"state after {counted(rounds, 'round')}: {running.state / SERVER_STATE}")
-
-
-def prepare(
-    export: Path,
-    clients: Path,
-    nodes: int,
-    rounds: int,
-    folder: Path,
-    report: Callable[[str], None],
-    weaker_privacy: bool = False,
-) -> list[str]:
-    """Writes keys, settings and examples of a demo; returns the nodes' names. See `demo`."""
-    files = sorted(clients.glob(f"*{SUFFIX}"))[:nodes]
-    if len(files) < nodes:
-        raise PlanError(
-            f"{clients}: expected {counted(nodes, 'client')} NAME{SUFFIX}, found {len(files)}"
-        )
-    sha256 = manifest_sha256(export)
-    noise = read_node_noise(export, sha256)
-    if noise is not None and nodes < noise.min_clients:
-        raise PlanError(
-            f"--nodes: expected at least {noise.min_clients}, whose noise together is the plan's, "
-            f"found {nodes}"
-        )
-    if noise is not None and not weaker_privacy and rounds > len(noise.claimed):
-        raise PlanError(
-            f"--rounds: expected at most {len(noise.claimed)}, as in the export's account of "
-            f"epsilon, found {rounds}"
-        )
-    names = named_clients(files, folder / "clients", report)
-    # A plan with the server's noise has its own draw of cohorts.
-    draws_all = weaker_privacy or read_server_noise(export, sha256) is None
-    write_settings(folder, export.resolve(), names, draws_all)
-    return names
-
-
-class RunningDemo:
-    """The processes of a demo.
-
-    Attributes:
-        state: The server's folder for state.
-        exchanges: Events of exchanges.
-    """
 
     def __init__(
         self,
-        folder: Path,
-        names: Sequence[str],
+        export: Path,
+        clients: Path,
+        nodes: int,
         rounds: int,
-        processes: Processes,
+        folder: Path,
         report: Callable[[str], None],
         weaker_privacy: bool = False,
     ) -> None:
+        self._folder, self._rounds, self._report = folder, rounds, report
         self._weaker = ["--weaker_privacy"] * weaker_privacy
-        self._folder, self._names, self._rounds, self._report = folder, names, rounds, report
-        self._processes = processes
+        files = sorted(clients.glob(f"*{SUFFIX}"))[:nodes]
+        if len(files) < nodes:
+            raise PlanError(
+                f"{clients}: expected {counted(nodes, 'client')} NAME{SUFFIX}, found {len(files)}"
+            )
+        manifest = read_manifest(export)
+        noise = parse_node_noise(manifest)
+        if noise is not None and nodes < noise.min_clients:
+            raise PlanError(
+                f"--nodes: expected at least {noise.min_clients}, whose noise together is the "
+                f"plan's, found {nodes}"
+            )
+        if noise is not None and not weaker_privacy and rounds > len(noise.claimed):
+            raise PlanError(
+                f"--rounds: expected at most {len(noise.claimed)}, as in the export's account of "
+                f"epsilon, found {rounds}"
+            )
+        self.names = named_clients(files, folder / "clients", report)
+        # A plan with the server's noise has its own draw of cohorts.
+        draws_all = weaker_privacy or parse_server_noise(manifest) is None
+        write_settings(folder, export.resolve(), self.names, draws_all)
         self.state = folder / "server" / "state"
-        self._ports = free_ports(2 + len(names))
+        self._ports = free_ports(2 + len(self.names))
         self._events = Events(self.state / "events.jsonl")
         self.exchanges: list[dict[str, Any]] = []
+        self._processes: Processes
 
-    def start(self) -> None:
-        """Starts the server and the nodes."""
+    def run(self) -> None:
+        """Runs the rounds, and reports them and their exchanges."""
+        with Processes(self._folder / "processes") as self._processes:
+            self._start()
+            self._watch()
+        for line in _table(self.exchanges):
+            self._report(line)
+        rounds = counted(self._rounds, "round")
+        self._report(f"state after {rounds}: {self.state / SERVER_STATE}")
+
+    def _start(self) -> None:
         server = self._folder / "server"
         self._processes.start(
             *("server", *_MODULE, "server", f"--keys={server}"),
@@ -146,28 +123,27 @@ class RunningDemo:
             if self._processes.status("server") is not None:
                 raise PlanError(f"server: {self._processes.last_output('server')}")
             self._check_time(until)
-        for name in self._names:
+        for name in self.names:
             self.start_node(name)
         self._report(
-            f"server and {counted(len(self._names), 'node')}, each with its own processes and "
+            f"server and {counted(len(self.names), 'node')}, each with its own processes and "
             f"keys: {self._folder}"
         )
 
     def start_node(self, name: str) -> None:
         """Starts a node."""
-        folder, port = self._folder / name, self._ports[2 + self._names.index(name)]
+        folder, port = self._folder / name, self._ports[2 + self.names.index(name)]
         self._processes.start(
             *(name, *_MODULE, "node", f"--keys={folder}", f"--settings={folder / 'node.toml'}"),
             *(f"--server=127.0.0.1:{self._ports[0]}", f"--port={port}"),
         )
 
-    def watch(self) -> None:
-        """Watches the processes until the rounds are complete."""
+    def _watch(self) -> None:
         until = time.monotonic() + _QUIET_SECONDS
         while self._processes.status("server") is None:
             if self.hear():
                 until = time.monotonic() + _QUIET_SECONDS
-            for name in self._names:
+            for name in self.names:
                 if self._processes.has(name) and self._processes.status(name) is not None:
                     raise PlanError(f"node {name}: {self._processes.last_output(name)}")
             self._check_time(until)
@@ -219,7 +195,7 @@ def write_settings(
         draws_all: Whether each round waits for all nodes.
     """
     sha256 = manifest_sha256(export)
-    noise = read_node_noise(export, sha256)
+    noise = parse_node_noise(read_manifest(export))
     # The state may contain the key of the server's noise, so nodes get the plan without it.
     plan = folder / "plan_of_nodes"
     shutil.copytree(export, plan)

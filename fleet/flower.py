@@ -51,6 +51,7 @@ from plan_runner.errors import PlanError, reason
 
 EVENTS, SERVING = "events.jsonl", "serving"
 
+_LOG = logging.getLogger(__name__)
 _KIND = "fleet"
 _TYPE = f"query.{_KIND}"
 # Flower splits larger messages.
@@ -64,10 +65,6 @@ _TASK = "flwr-clientapp"
 _ACQUIRE = frozenset(("/flwr.proto.Runtime/AcquireTask",))
 
 
-def _log() -> logging.Logger:
-    return logging.getLogger(__name__)
-
-
 class FlowerChannel:
     """A `members.Channel` over Flower's grid."""
 
@@ -76,7 +73,6 @@ class FlowerChannel:
         # Requests by Flower's ids of messages.
         self._waiting: dict[str, _Sent] = {}
         self._nodes: list[str] = []
-        self._answers: list[tuple[str, bytes]] = []
         self._looked = self._pulled = -_NODES_SECONDS
 
     def nodes(self) -> list[str]:
@@ -97,19 +93,13 @@ class FlowerChannel:
             if key is not None:
                 self._waiting[key] = _Sent(name, until, tag_of(requests[name]))
 
-    def receive(self) -> Mapping[str, bytes]:
-        """Returns answers since the last call, at most one per node."""
-        self._pull()
-        answers: dict[str, bytes] = {}
-        while self._answers and self._answers[0][0] not in answers:
-            answers.update([self._answers.pop(0)])
-        return answers
-
-    def _pull(self) -> None:
+    def receive(self) -> list[tuple[str, bytes]]:
+        """Returns nodes and their answers since the last call."""
         now = time.monotonic()
         self._waiting = {key: sent for key, sent in self._waiting.items() if sent.until > now}
         if not self._waiting or now < self._pulled + _POLL_SECONDS:
-            return
+            return []
+        answers = []
         for reply in self._grid.pull_messages(list(self._waiting)):
             sent = self._waiting.pop(reply.metadata.reply_to_message_id, None)
             if sent is None:
@@ -117,10 +107,11 @@ class FlowerChannel:
             if reply.has_error():
                 # Flower knows that the node will not answer.
                 words = refused(f"nothing, Flower says of it: {reply.error.reason}")
-                self._answers.append((sent.node, tagged(words, sent.tag)))
+                answers.append((sent.node, tagged(words, sent.tag)))
             else:
-                self._answers.append((sent.node, _content(reply)))
+                answers.append((sent.node, _content(reply)))
         self._pulled = time.monotonic()
+        return answers
 
 
 class _Sent(NamedTuple):
@@ -206,7 +197,7 @@ def serve(answer: Callable[[bytes], bytes], address: str, secret: bytes) -> None
             acquired = asking.AcquireTask(AcquireTaskRequest(supported_task_types=[_TASK]))
         except httpx.HTTPError as e:
             # The SuperNode starts again by itself.
-            _log().info("no SuperNode: %s", reason(e))
+            _LOG.info("no SuperNode: %s", reason(e))
             time.sleep(1)
             continue
         if acquired.token:
@@ -235,7 +226,7 @@ class _Task:
             message, context, _, _ = pull_task_input(self._client)
         # No error may end the other tasks.
         except Exception as e:
-            _log().warning("a task is lost: %s", reason(e))
+            _LOG.warning("a task is lost: %s", reason(e))
             self._end(None, "failed", "the node could not read the message")
         else:
             arrived.put((self, message, context))
@@ -249,7 +240,7 @@ class _Task:
             status, details = "completed", ""
         # No error may end the other tasks.
         except Exception as e:
-            _log().warning("a task is lost: %s", reason(e))
+            _LOG.warning("a task is lost: %s", reason(e))
         finally:
             self._end(context, status, details)
 
@@ -302,11 +293,7 @@ def start_run(
     content, _ = build_fab_from_files(files)
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
     config = user_config_to_proto(
-        {
-            "settings": str(settings.resolve()),
-            "rounds": rounds,
-            "weaker_privacy": weaker_privacy,
-        }
+        {"settings": str(settings.resolve()), "rounds": rounds, "weaker_privacy": weaker_privacy}
     )
     answer = client.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=config))
     if not answer.HasField("run_id"):

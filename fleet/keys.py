@@ -67,10 +67,12 @@ def make_node_keys(folder: Path, name: str) -> Path:
     identity = ed25519.Ed25519PrivateKey.generate()
     login = ec.generate_private_key(ec.SECP384R1())
     _write(folder / IDENTITY, f"{identity.private_bytes_raw().hex()}\n".encode())
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH)
-    _write(folder / NODE_KEY, login.private_bytes(*form, serialization.NoEncryption()))
+    pem = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH)
+    _write(folder / NODE_KEY, login.private_bytes(*pem, serialization.NoEncryption()))
     _write(folder / TASKS_SECRET, secrets.token_bytes(_SECRET_BYTES))
-    public = NodePublic(name, identity.public_key().public_bytes_raw().hex(), _openssh(login))
+    openssh = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    line = login.public_key().public_bytes(*openssh).decode()
+    public = NodePublic(name, identity.public_key().public_bytes_raw().hex(), line)
     lines = [f'{key} = "{value}"\n' for key, value in dataclasses.asdict(public).items()]
     sent = folder / f"{name}{PUBLIC}"
     _write(sent, "".join(lines).encode(), mode=0o644)
@@ -258,11 +260,6 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise PlanError(f"{path}: expected a private key of an elliptic curve in PEM")
     return key
-
-
-def _openssh(key: ec.EllipticCurvePrivateKey) -> str:
-    form = (serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return key.public_key().public_bytes(*form).decode()
 
 
 def _write(path: Path, content: bytes, mode: int = 0o600) -> None:

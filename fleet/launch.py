@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import json
 import os
 import signal
@@ -12,19 +12,18 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn, Optional
+from typing import Any, Optional
 
 from fleet import keys
 from fleet.resident import READY
 from fleet.settings import manifest_sha256, read_node_settings, read_server_settings
 from plan_runner.errors import PlanError
+from plan_runner.isolation import end_with_parent
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 SUPERLINK = "superlink"
-_PR_SET_PDEATHSIG = 1
 _ENDING_SECONDS = 10.0
 # Flower starts another ServerApp if one takes 30 seconds: on a busy machine it may take several.
 _START_SECONDS = 600.0
@@ -46,14 +45,6 @@ _REFUSALS = {
 }
 # A SuperNode that ran for longer was accepted.
 _ACCEPTED_SECONDS = 60.0
-
-
-class Terminated(BaseException):
-    """A signal has asked this process to exit."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 class Processes:
@@ -90,13 +81,6 @@ class Processes:
             # Flower starts its programs by their names.
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
         }
-        parent = os.getpid()
-
-        def with_parent() -> None:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-
         with open(self.log(name), "ab") as log:
             self._begins[name] = log.tell()
             self._running[name] = subprocess.Popen(
@@ -106,7 +90,7 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=with_parent,
+                preexec_fn=functools.partial(end_with_parent, os.getpid()),
             )
         return self._running[name].pid
 
@@ -174,23 +158,6 @@ def check_room(folder: Path) -> None:
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Raises Terminated when a signal asks this process to exit."""
-
-    def end(number: int, frame: Optional[FrameType]) -> NoReturn:
-        del frame
-        raise Terminated(number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, end) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def run_server(

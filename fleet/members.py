@@ -32,8 +32,8 @@ class Channel(Protocol):
     def send(self, requests: Mapping[str, bytes], timeout: float) -> None:
         """Sends requests by node without waiting; answers after the timeout are not needed."""
 
-    def receive(self) -> Mapping[str, bytes]:
-        """Returns answers since the last call, at most one per node, without waiting."""
+    def receive(self) -> list[tuple[str, bytes]]:
+        """Returns nodes and their answers since the last call, without waiting."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Members:
         """Greets new nodes; returns the answers to other requests, with their tags and sizes."""
         self._send_hellos()
         answers = []
-        for node, data in self._channel.receive().items():
+        for node, data in self._channel.receive():
             try:
                 message = decoded(data, f"answer of {node}")
                 tag = message.head.get("tag")

@@ -16,40 +16,23 @@ import numpy as np
 
 from fleet.errors import ERRORS
 from fleet.node_noise.account import NodeAccount
-from fleet.node_noise.noise import read_node_noise
+from fleet.node_noise.noise import parse_node_noise
 from fleet.node_noise.skellam import Draw, skellam
 from fleet.player import Examples, Player, sum_plan
 from fleet.secure_aggregation import messages, primitives
 from fleet.secure_aggregation.client import Client
 from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.sum_plan import Identities, SumPlan
-from fleet.settings import (
-    DataSettings,
-    NodeSettings,
-    PlanSettings,
-    read_identity,
-    read_roster,
-)
-from fleet.wire import (
-    Kind,
-    Message,
-    checked_tag,
-    decoded,
-    identity_text,
-    refused,
-    tagged,
-)
+from fleet.settings import DataSettings, NodeSettings, PlanSettings, read_identity, read_roster
+from fleet.wire import Kind, Message, checked_tag, decoded, identity_text, refused, tagged
 from plan_runner.client_store import ClientStore
 from plan_runner.errors import PlanError, reason
-from plan_runner.export import SUFFIX, check_count
+from plan_runner.export import SUFFIX, check_count, read_manifest
 
 _SERVER = "message of the server"
 _ACCOUNT = "noised_sums.jsonl"
+_LOG = logging.getLogger(__name__)
 _FAILED = "the client's work failed on this node, whose log says why"
-
-
-def _log() -> logging.Logger:
-    return logging.getLogger(__name__)
 
 
 class Node:
@@ -104,11 +87,11 @@ class Node:
                     raise PlanError(f"{_SERVER}: expected a request, found {message.kind.name}")
                 answer = self._answers[message.kind](message, self._plan(message))
         except ERRORS as e:
-            _log().warning("refused: %s", e)
+            _LOG.warning("refused: %s", e)
             answer = refused(str(e))
         # No message of a server may end a node.
         except Exception as e:
-            _log().exception("a request failed")
+            _LOG.exception("a request failed")
             answer = refused(f"{type(e).__name__} on this node, whose log says more")
         return tagged(answer, tag)
 
@@ -161,7 +144,7 @@ class _Plan:
         self._client: Client | None = None
         self._pinned = pinned
         self._draw = draw
-        self._noise = read_node_noise(plan.export, pinned)
+        self._noise = parse_node_noise(read_manifest(plan.export, pinned))
         # One account of all plans: a new plan does not undo earlier disclosures.
         self._account = settings.state / _ACCOUNT
 
@@ -175,10 +158,8 @@ class _Plan:
             if self._noise is not None:
                 self._noise.check_plan(self._sums.tensors, self._sums.min_clients)
         else:
-            _log().warning(
-                "%s: profile %s: sums are plain, the server sees every update of this node",
-                self._pinned[:16],
-                about.profile,
+            _LOG.warning(
+                "%s: sums are plain, the server sees every update of this node", self._pinned[:16]
             )
         self._player.check_examples(self._name, self._source())
 
@@ -260,7 +241,7 @@ def _for_the_log() -> Iterator[None]:
     try:
         yield
     except ERRORS as e:
-        _log().error("%s", e)
+        _LOG.error("%s", e)
         raise PlanError(_FAILED) from e
 
 

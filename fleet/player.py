@@ -18,7 +18,6 @@ from fleet.secure_aggregation.sum_plan import SummedTensor, SumPlan
 from fleet.worker import CHECKPOINT, REPORT, STATE, SUMS, TRAINED, UPDATE, VALUES, Files, Worker
 from plan_runner.errors import PlanError
 from plan_runner.export import DEFAULT_LIMITS, Limits, read_arrays
-from plan_runner.isolation import IsolationError
 from plan_runner.kernel import find_kernel
 from plan_runner.play import check_sandbox
 
@@ -32,14 +31,12 @@ class About:
 
     Attributes:
         kind: Kind of its rounds: training, or evaluation.
-        profile: Name of its way to sum clients.
         secure: Tensors of its secure sums, with moduli for the maximum number of clients.
         max_clients: Maximum number of clients of a round; None for no limit.
         min_clients: Minimum number of clients of a round.
     """
 
     kind: str
-    profile: str
     secure: tuple[SummedTensor, ...]
     max_clients: Optional[int]
     min_clients: int
@@ -111,10 +108,8 @@ class Player:
     @functools.cached_property
     def about(self) -> About:
         """The facts about the plan."""
-        step = "loading the plan"
-        content = self._request("about", step, {}, REPORT)
-        with self._reading(step):
-            about = json.loads(content)
+        with self._results("about", "loading the plan", {}) as results:
+            about = json.loads(results[REPORT])
             secure = (SummedTensor(n, tuple(s), b, m) for n, s, b, m in about.pop("secure"))
             return About(secure=tuple(secure), **about)
 
@@ -126,37 +121,43 @@ class Player:
             trained: The state of the training to evaluate.
         """
         files = {STATE: state, TRAINED: trained}
-        return self._request("evaluated", "taking the state of the training", files, STATE)
+        with self._results("evaluated", "taking the state of the training", files) as results:
+            return results[STATE]
 
     def begin(self, state: bytes) -> bytes:
         """Runs the server's first half of a round; returns the clients' checkpoint."""
-        return self._request("begin", "beginning a round", {STATE: state}, CHECKPOINT)
+        with self._results("begin", "beginning a round", {STATE: state}) as results:
+            return results[CHECKPOINT]
 
     def values(self, name: str, checkpoint: bytes, examples: Examples) -> dict[str, np.ndarray]:
         """Runs a client of secure sums; returns its integers by the tensors' names."""
-        content = io.BytesIO(self._client(name, checkpoint, examples, VALUES))
-        where = f"values of {name}"
-        with self._reading(where):
-            return read_arrays(content, self._limits.max_unpacked_mb, where)
+        with self._client(name, checkpoint, examples) as results:
+            content, limit = io.BytesIO(results[VALUES]), self._limits.max_unpacked_mb
+            return read_arrays(content, limit, f"values of {name}")
 
     def update(self, name: str, checkpoint: bytes, examples: Examples) -> bytes:
         """Runs a client of plain sums; returns the checkpoint that it sends."""
-        return self._client(name, checkpoint, examples, UPDATE)
+        with self._client(name, checkpoint, examples) as results:
+            return results[UPDATE]
 
-    def _client(self, name: str, checkpoint: bytes, examples: Examples, result: str) -> bytes:
+    def _client(
+        self, name: str, checkpoint: bytes, examples: Examples
+    ) -> contextlib.AbstractContextManager[Files]:
         request, records = _with_examples(name, examples)
         files = {**records, CHECKPOINT: checkpoint}
-        return self._request("client", f"playing client {name}", files, result, **request)
+        return self._results("client", f"playing client {name}", files, **request)
 
     def check_examples(self, name: str, examples: Examples) -> None:
         """Checks that a client's examples have the plan's features."""
         request, records = _with_examples(name, examples)
-        self._request("read", f"reading the examples of {name}", records, **request)
+        with self._results("read", f"reading the examples of {name}", records, **request):
+            pass
 
     def check_update(self, name: str, update: bytes) -> None:
         """Checks that a client's update has the plan's tensors."""
         step = f"reading the update of client {name}"
-        self._request("check", step, {UPDATE: update}, name=name)
+        with self._results("check", step, {UPDATE: update}, name=name):
+            pass
 
     def plain_sums(self, updates: Sequence[tuple[str, bytes]]) -> bytes:
         """Returns the sums of clients' updates, for `end`.
@@ -166,7 +167,8 @@ class Player:
         """
         files = {f"{number}": update for number, (_, update) in enumerate(updates)}
         names = [name for name, _ in updates]
-        return self._request("sum", "summing updates", files, SUMS, names=names)
+        with self._results("sum", "summing updates", files, names=names) as results:
+            return results[SUMS]
 
     def end(
         self,
@@ -187,12 +189,10 @@ class Player:
             bytes_down: Bytes that each client received, for the report.
             bytes_up: Bytes that each client sent, for the report.
         """
-        step = f"round {round_number}"
-        request = {"clients": clients, "bytes_down": bytes_down, "bytes_up": bytes_up}
-        results = self._results(
-            "end", step, {STATE: state, SUMS: sums}, round=round_number, **request
-        )
-        with self._reading(step):
+        files = {STATE: state, SUMS: sums}
+        traffic = {"bytes_down": bytes_down, "bytes_up": bytes_up}
+        request = {"number": round_number, "clients": clients, **traffic}
+        with self._results("end", f"round {round_number}", files, **request) as results:
             report = json.loads(results[REPORT])
             row = dict(report["row"], metrics=dict(report["row"]["metrics"]))
             return RoundEnd(results[STATE], row, str(report["line"]))
@@ -206,41 +206,26 @@ class Player:
         """Ends the process."""
         self._worker.close()
 
-    def _request(
-        self, part: str, step: str, files: Files, result: Optional[str] = None, **request: Any
-    ) -> bytes:
-        """Returns the content of a resulting file; nothing if None."""
-        results = self._results(part, step, files, **request)
-        with self._reading(step):
-            return b"" if result is None else results[result]
-
     @contextlib.contextmanager
-    def _reading(self, step: str) -> Iterator[None]:
-        """Ends the process, which may have been taken over, if its results are malformed."""
+    def _results(self, part: str, step: str, files: Files, **request: Any) -> Iterator[Files]:
+        """Yields the files that result from a request.
+
+        If they are malformed, the process may have been taken over, and is ended.
+
+        Raises:
+            PlanError: The process refuses the request, reaches a limit, or its files are malformed.
+        """
         try:
-            with _checks(step):
-                yield
-        except PlanError:
-            self._worker.end()
-            raise
-
-    def _results(self, part: str, step: str, files: Files, **request: Any) -> Files:
-        with _checks(step):
+            results = self._worker.ask(step, {"part": part, **request}, files)
             try:
-                return self._worker.ask(step, {"part": part, **request}, files)
-            except IsolationError as e:
-                raise PlanError(str(e)) from e
-
-
-@contextlib.contextmanager
-def _checks(step: str) -> Iterator[None]:
-    """Converts errors of reading results, whose process may have been taken over."""
-    try:
-        yield
-    except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as e:
-        if isinstance(e, ERRORS):
-            raise
-        raise PlanError(f"{step}: expected results, found malformed ones ({e!r:.100})") from e
+                yield results
+            except BaseException:
+                self._worker.end()
+                raise
+        except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as e:
+            if isinstance(e, ERRORS):
+                raise
+            raise PlanError(f"{step}: expected results, found malformed ones ({e!r:.100})") from e
 
 
 def _with_examples(name: str, examples: Examples) -> tuple[dict[str, Any], dict[str, bytes]]:

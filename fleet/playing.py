@@ -45,7 +45,6 @@ from plan_runner.isolation import Listener
 from plan_runner.kernel import Kernel, give_kernel
 from plan_runner.plan_messages import parse_plan
 from plan_runner.play import refusing
-from plan_runner.profile import RoundOutcome
 from plan_runner.ram_files import File, RamFile, empty_folder
 from plan_runner.rounds import load_profile, metrics_row, round_line, round_result
 from plan_runner.secure import SecureProfile, in_graph
@@ -81,7 +80,7 @@ class _Playing:
         self._scratch = empty_folder("begun")
         # SHA-256 of the state with which the server's first half ran last.
         self._started: Optional[bytes] = None
-        self._parts: dict[str, Callable[[dict[str, Any], Files], Files]] = {
+        self._parts: dict[str, Callable[..., Files]] = {
             "about": self._about,
             "evaluated": self._evaluated,
             "begin": self._begin,
@@ -95,14 +94,13 @@ class _Playing:
     def play(self, request: dict[str, Any], files: Files) -> Files:
         """Executes a part; see `worker.serve`."""
         with refusing():
-            return self._parts[request["part"]](request, files)
+            return self._parts[request.pop("part")](files, **request)
 
-    def _about(self, request: dict[str, Any], files: Files) -> Files:
-        del request, files
+    def _about(self, files: Files) -> Files:
+        del files
         manifest = self._manifest
         about = {
             "kind": manifest.kind,
-            "profile": manifest.profile,
             "secure": list(self._secure_tensors()),
             "max_clients": manifest.max_clients,
             "min_clients": max(manifest.min_clients, 0 if manifest.has_noise else 1),
@@ -122,9 +120,8 @@ class _Playing:
             shape = [size or 0 for size in tensor.kind.shape]
             yield name, shape, tensor.modulus, tensor.modulus
 
-    def _evaluated(self, request: dict[str, Any], files: Files) -> Files:
+    def _evaluated(self, files: Files) -> Files:
         """Returns the state of the evaluation with the weights of the training."""
-        del request
         folder = _in_memory(files)
         state = read_checkpoint(folder / STATE, "the state of the evaluation")
         trained = read_checkpoint(folder / TRAINED, "the state of the training")
@@ -134,8 +131,7 @@ class _Playing:
         write_checkpoint(folder / STATE, {**state, **weights})
         return {STATE: (folder / STATE).read_bytes()}
 
-    def _begin(self, request: dict[str, Any], files: Files) -> Files:
-        del request
+    def _begin(self, files: Files) -> Files:
         return {CHECKPOINT: self._first_half(files[STATE]).read_bytes()}
 
     def _first_half(self, state: bytes) -> File:
@@ -148,55 +144,56 @@ class _Playing:
         self._started = hashlib.sha256(state).digest()
         return down
 
-    def _client(self, request: dict[str, Any], files: Files) -> Files:
-        examples = list(self._examples(request, files))
+    def _client(self, files: Files, name: str, **source: Any) -> Files:
+        examples = list(self._examples(files, name, **source))
         folder = _in_memory({CHECKPOINT: files[CHECKPOINT]})
-        sent = self._profile.play_client(request["name"], examples, folder / CHECKPOINT, folder)
+        sent = self._profile.play_client(name, examples, folder / CHECKPOINT, folder)
         if sent.checkpoint is not None:
             return {UPDATE: sent.checkpoint.read_bytes()}
         values = io.BytesIO()
         np.savez(values, **sent.tensors)
         return {VALUES: values.getvalue()}
 
-    def _read(self, request: dict[str, Any], files: Files) -> Files:
-        for _ in self._examples(request, files):
+    def _read(self, files: Files, name: str, **source: Any) -> Files:
+        for _ in self._examples(files, name, **source):
             pass
         return {}
 
-    def _examples(self, request: dict[str, Any], files: Files) -> Iterator[bytes]:
+    def _examples(
+        self, files: Files, name: str, paths: Sequence[str], are_stored: bool
+    ) -> Iterator[bytes]:
         features, limit = self._manifest.features, self._export.limits.max_records
         count = 0
-        for path in request["paths"]:
-            client = Client(request["name"], Path(path), features, limit - count)
+        for path in paths:
+            client = Client(name, Path(path), features, limit - count)
             examples = client.examples()
             count += len(examples)
             yield from examples
-        if request["paths"]:
+        if paths:
             return
-        records = [content for name, content in files.items() if name.isdigit()]
-        check_count(len(records), limit, request["name"])
+        records = [content for file, content in files.items() if file.isdigit()]
+        check_count(len(records), limit, name)
         for number, record in enumerate(records, 1):
-            where = f"{request['name']}, example {number}"
-            if request["are_stored"]:
+            where = f"{name}, example {number}"
+            if are_stored:
                 record = convert_example(record, features, self._manifest.domains, where)
             check_example(record, features, where)
             yield record
 
-    def _check(self, request: dict[str, Any], files: Files) -> Files:
-        sums = self._profile.new_sums()
-        path = _in_memory(files) / UPDATE
-        sums.add(request["name"], read_update(path, request["name"]))
+    def _check(self, files: Files, name: str) -> Files:
+        self._profile.new_sums().add(name, read_update(_in_memory(files) / UPDATE, name))
         return {}
 
-    def _sum(self, request: dict[str, Any], files: Files) -> Files:
-        names: Sequence[str] = request["names"]
+    def _sum(self, files: Files, names: Sequence[str]) -> Files:
         sums, folder = self._profile.new_sums(), _in_memory(files)
         for number, name in enumerate(names):
             sums.add(name, read_update(folder / f"{number}", name))
         write_checkpoint(folder / SUMS, sums.results())
         return {SUMS: (folder / SUMS).read_bytes()}
 
-    def _end(self, request: dict[str, Any], files: Files) -> Files:
+    def _end(
+        self, files: Files, number: int, clients: int, bytes_down: int, bytes_up: float
+    ) -> Files:
         state = files[STATE]
         if self._started != hashlib.sha256(state).digest():
             self._first_half(state)
@@ -205,8 +202,9 @@ class _Playing:
         folder = _in_memory(files)
         sums = self._read_sums(folder / SUMS)
         tensors, outputs = self._profile.end_round(sums, self._scratch)
-        outcome = RoundOutcome(tensors, request["bytes_down"], request["bytes_up"], outputs)
-        result = round_result(request["round"], request["clients"], outcome, self._manifest)
+        result = round_result(
+            number, clients, tensors, outputs, bytes_down, bytes_up, self._manifest
+        )
         write_checkpoint(folder / STATE, result.state)
         report = {"row": json.loads(metrics_row(result)), "line": round_line(result)}
         return {STATE: (folder / STATE).read_bytes(), REPORT: json.dumps(report).encode()}

@@ -14,7 +14,7 @@ import numpy as np
 
 from fleet.members import Channel, Exchange, Members
 from fleet.node_noise.account import OpenedSums, ReleasedRounds, ServerAccount
-from fleet.node_noise.noise import read_node_noise
+from fleet.node_noise.noise import parse_node_noise
 from fleet.node_noise.server_noise import (
     FIXED_SIZE,
     POISSON,
@@ -22,7 +22,7 @@ from fleet.node_noise.server_noise import (
     STRATIFIED,
     Draw,
     ServerNoise,
-    read_server_noise,
+    parse_server_noise,
 )
 from fleet.player import Player, secure_sums, sum_plan
 from fleet.secure_aggregation.errors import ProtocolError
@@ -31,11 +31,11 @@ from fleet.secure_aggregation.server import Server
 from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.sum_plan import Identities, SumPlan
 from fleet.settings import ServerSettings, manifest_sha256, read_roster
-from fleet.state_folder import RoundJournal, StartedRound, StateFolder
+from fleet.state_folder import DRAWN, GIVEN_UP, RoundJournal, StartedRound, StateFolder
 from fleet.wire import Kind, Message
 from plan_runner import export as exports
 from plan_runner.errors import PlanError, counted
-from plan_runner.export import EVALUATION, TRAINING, Limits, open_export
+from plan_runner.export import EVALUATION, TRAINING, Limits, open_export, read_manifest
 
 _ACCOUNT = "account.jsonl"
 _MAX_NAMES = 5
@@ -90,24 +90,21 @@ class FleetServer:
         player: Callable[[Path, str, Limits, bool], Player] = Player,
         weaker_privacy: bool = False,
     ) -> None:
-        self._settings = settings
-        self._weaker_privacy = weaker_privacy
-        self._listener = listener
-        self._identities = read_roster(settings.roster)
-        folders = {TRAINING: settings.export}
+        identities = read_roster(settings.roster)
+        exports_of_kinds = {TRAINING: (settings.export, 1)}
         if settings.evaluation is not None:
-            folders[EVALUATION] = settings.evaluation.export
+            exports_of_kinds[EVALUATION] = settings.evaluation.export, settings.evaluation.every
         with contextlib.ExitStack() as stack:
-            self._folder = StateFolder(settings.state, listener.step)
-            stack.callback(self._folder.close)
+            folder = StateFolder(settings.state, listener.step)
+            stack.callback(folder.close)
             self._plans: dict[str, _Plan] = {}
-            for kind, export in folders.items():
+            for kind, (export, every) in exports_of_kinds.items():
                 pinned = manifest_sha256(export)
                 executor = player(export, pinned, settings.limits, settings.trust)
                 stack.callback(executor.close)
                 self._plans[kind] = _Plan(
-                    *(kind, export, pinned, executor, settings),
-                    *(self._identities, self._folder, channel, listener.line, weaker_privacy),
+                    *(kind, export, pinned, every, executor, settings),
+                    *(identities, folder, channel, listener, weaker_privacy),
                 )
             self._stack = stack.pop_all()
 
@@ -122,152 +119,26 @@ class FleetServer:
         Raises:
             PlanError: The plan's epsilon is for fewer rounds; or a round fails.
         """
-        training, evaluation = self._plans[TRAINING], self._plans.get(EVALUATION)
-        self._check_rounds(training, rounds)
-        if evaluation is not None and self._settings.evaluation is not None:
-            self._check_rounds(evaluation, rounds // self._settings.evaluation.every)
-        self._evaluate(evaluation)
+        training = self._plans[TRAINING]
+        for plan in self._plans.values():
+            plan.check_rounds(rounds // plan.every)
+        self._evaluate()
         while self.completed < rounds:
-            self._play(training, self.completed + 1, training.track.state)
-            self._evaluate(evaluation)
-
-    def _check_rounds(self, plan: _Plan, rounds: int) -> None:
-        if plan.noise is None or rounds <= plan.noise.rounds:
-            return
-        words = (
-            f"expected at most {counted(plan.noise.rounds, 'round')} of {plan.track.kind}, for "
-            f"which the plan's epsilon is, found {rounds}"
-        )
-        if not self._weaker_privacy:
-            raise PlanError(f"--rounds: {words}; --weaker_privacy allows it")
-        self._listener.line(f"{plan.track.kind}: weaker privacy than the plan's: {words}")
+            training.play(self.completed + 1, training.track.state)
+            self._evaluate()
 
     def close(self) -> None:
         """Ends the processes of players, and releases the folder."""
         self._stack.close()
 
-    def _evaluate(self, evaluation: _Plan | None) -> None:
+    def _evaluate(self) -> None:
         """Runs the round of evaluation that is due, if any."""
-        if evaluation is None or self._settings.evaluation is None:
+        evaluation, done = self._plans.get(EVALUATION), self.completed
+        if evaluation is None or not done or done % evaluation.every:
             return
-        done, track = self.completed, evaluation.track
-        if done and done % self._settings.evaluation.every == 0 and track.completed < done:
-            trained = self._plans[TRAINING].track.state
-            self._play(evaluation, done, evaluation.player.evaluated(track.state, trained))
-
-    def _play(self, plan: _Plan, number: int, state: bytes) -> None:
-        """Runs a round to its end, from its current stage."""
-        down, attempts = plan.player.begin(state), 0
-        while True:
-            started = plan.track.pending(number)
-            if started is None:
-                attempts += 1
-                started = self._start(plan, number)
-            round_ = _Round(plan, number, down, started, self._settings, self._listener)
-            try:
-                clients, sums, facts = round_.collect()
-                break
-            except ProtocolError as e:
-                self._listener.line(f"{plan.track.kind} {number}: given up: {e}")
-                if e.client is not None:
-                    plan.resting[e.client] = number + self._settings.rest_rounds
-                plan.track.give_up(number, str(e), round_.asked_to_open)
-                plan.erase(started.session)
-                if attempts >= self._settings.attempts:
-                    raise PlanError(
-                        f"{plan.track.kind} {number}: given up {counted(attempts, 'time')}, the "
-                        f"last time: {e}"
-                    ) from e
-        account = plan.account
-        if account is not None:
-            account.release(plan.releases_until(number), clients)
-        end = plan.player.end(state, sums, number, facts["clients"], len(down), facts["bytes_up"])
-        row = end.row
-        if account is not None:
-            # JSON has no infinity.
-            epsilon = account.epsilon if math.isfinite(account.epsilon) else None
-            row = {**row, "epsilon": epsilon, "delta": account.delta}
-        if self._settings.keeps_sums:
-            plan.track.keep_sums(number, sums)
-        plan.track.finish(number, end.state, row, facts)
-        plan.erase(started.session)
-        self._listener.line(f"{plan.track.kind}: {end.line}")
-        if account is not None:
-            self._listener.line(f"{plan.track.kind}: {account.text}")
-
-    def _start(self, plan: _Plan, number: int) -> StartedRound:
-        """Draws a cohort, and writes the start of a round."""
-        cohort = self._cohort(plan, number)
-        if plan.account is not None:
-            after = plan.account.check(cohort, plan.releases_until(number))
-            self._listener.line(
-                f"{plan.track.kind}: round {number}: epsilon at most {plan.account.epsilon:.4g} "
-                f"before and {after:.4g} after it, at delta {plan.account.delta:.3g}"
-            )
-        names = tuple(self._identities.name(identity) for identity in cohort)
-        started = StartedRound(secrets.token_bytes(SESSION_BYTES), names)
-        plan.track.begin(number, started)
-        return started
-
-    def _cohort(self, plan: _Plan, number: int) -> list[bytes]:
-        """Waits for enough nodes and draws the nodes of a round, in the order of their names."""
-        pool, minimum, size = self._pool(plan, number), plan.min_clients, plan.cohort_size
-        everyone = set(self._identities.names)
-        wanted = len(everyone) if plan.draws_secretly else size or minimum
-        timeout = self._settings.timeouts.nodes
-
-        def enough(count: int, among: Collection[bytes]) -> Callable[[], bool]:
-            return lambda: len([i for i in plan.members.reachable() if i in among]) >= count
-
-        # The server waits once for all wanted nodes: some may be gone for good.
-        if not plan.was_complete and wanted > minimum:
-            plan.members.greet(enough(wanted, everyone), timeout)
-        plan.was_complete = True
-        plan.members.greet(enough(minimum, pool), timeout)
-        connected = plan.members.reachable()
-        absent = sorted(everyone - set(connected), key=self._identities.name)
-        names = f", without {_some(map(self._identities.name, absent))}" if absent else ""
-        present = [identity for identity in connected if identity in pool]
-        if len(present) < minimum:
-            may = "" if pool == everyone else " that may take part"
-            raise PlanError(
-                f"{plan.track.kind} {number}: expected at least {counted(minimum, 'node')}{may} "
-                f"within {timeout:g} s, found {len(present)}{names}"
-            )
-        if absent != plan.absent:
-            self._listener.line(
-                f"{plan.track.kind}: round {number}: {len(connected)} of {len(everyone)} nodes are "
-                f"there{names}"
-            )
-        plan.absent = absent
-        rested = [i for i in present if plan.resting.get(i, 0) < number]
-        drawn = rested if len(rested) >= minimum else present
-        if not plan.draws_secretly:
-            limit = plan.max_clients if size is None else min(size, plan.max_clients)
-            drawn = _SECRET.sample(drawn, min(limit, len(drawn)))
-        return sorted(drawn, key=self._identities.name)
-
-    def _pool(self, plan: _Plan, number: int) -> set[bytes]:
-        """Returns the nodes that a round may ask.
-
-        A secret cohort is drawn once for each round, and is on the disk before the first request: a
-        second draw because nodes did not answer would change their probabilities.
-        """
-        everyone = set(self._identities.names)
-        if plan.draws_secretly:
-            assert plan.noise is not None, "a plan with noise"
-            names = plan.track.drawn(number)
-            if names is None:
-                drawn = _planned_draw(plan.noise.draw, sorted(everyone))
-                names = [self._identities.name(identity) for identity in drawn]
-                plan.track.draw(number, names)
-            return {identity for identity in everyone if self._identities.name(identity) in names}
-        account = plan.account
-        if not plan.keeps_draw or not isinstance(account, ReleasedRounds):
-            return everyone
-        assert plan.noise is not None, "a plan with noise"
-        draw, release = plan.noise.draw, plan.releases_until(number)
-        return {i for i in everyone if draw.may_take_part(account.rounds_of(i), release)}
+        if evaluation.track.completed < done:
+            trained, state = self._plans[TRAINING].track.state, evaluation.track.state
+            evaluation.play(done, evaluation.player.evaluated(state, trained))
 
 
 def _planned_draw(draw: Draw, population: Sequence[bytes]) -> list[bytes]:
@@ -286,6 +157,7 @@ class _Plan:
     """An export that the server runs, its rounds, and the nodes that run it.
 
     Attributes:
+        every: Number of training rounds between its rounds.
         resting: Numbers of the rounds until which nodes are excluded.
         was_complete: Whether the server has waited for all wanted nodes.
         absent: Nodes of the roster that were not connected at the last draw.
@@ -297,18 +169,20 @@ class _Plan:
         kind: str,
         export: Path,
         pinned: str,
+        every: int,
         player: Player,
         settings: ServerSettings,
         identities: Identities,
         folder: StateFolder,
         channel: Channel,
-        report: Callable[[str], None],
+        listener: Listener,
         weaker_privacy: bool,
     ) -> None:
         about = player.about
         if about.kind != kind:
             raise PlanError(f"{export}: expected an export of {kind}, found {about.kind}")
-        self.player, self.identities = player, identities
+        self.every, self.player, self.identities = every, player, identities
+        self.settings, self.listener, self._weaker_privacy = settings, listener, weaker_privacy
         self.resting: dict[bytes, int] = {}
         self.was_complete = False
         self.absent: list[bytes] = []
@@ -316,14 +190,15 @@ class _Plan:
         self.sessions: SessionFolder | None = None
         self.account: ServerAccount | None = None
         self.cohort_size = settings.cohort_size
-        self.noise = read_server_noise(export, pinned)
+        manifest = read_manifest(export, pinned)
+        self.noise = parse_server_noise(manifest)
         self.keeps_draw = False
         if self.noise is not None:
             obstacles = _obstacles(self.noise, settings, len(identities.names), bool(about.secure))
             if obstacles and not weaker_privacy:
                 raise PlanError(f"{export}: {obstacles[0]}; --weaker_privacy allows it")
             for words in obstacles:
-                report(f"{kind}: weaker privacy than the plan's: {words}")
+                listener.line(f"{kind}: weaker privacy than the plan's: {words}")
             self.keeps_draw = not obstacles
             if settings.keeps_sums:
                 raise PlanError(
@@ -357,14 +232,142 @@ class _Plan:
                 # An earlier process has finished or given up the other sessions.
                 if pending is None or session != pending.session:
                     self.sessions.erase(session)
-            nodes_noise = read_node_noise(export, pinned)
+            nodes_noise = parse_node_noise(manifest)
             if nodes_noise is not None:
                 nodes_noise.check_plan(self.sums.tensors, self.sums.min_clients)
                 self.account = OpenedSums(path, nodes_noise, target, weaker_privacy)
             head = {"sums": self.sums.digest().hex(), "min_clients": self.sums.min_clients}
         self.manifest = bytes.fromhex(pinned)
         timeout = settings.timeouts.stage
-        self.members = Members(channel, identities, self.manifest, head, timeout, report)
+        self.members = Members(channel, identities, self.manifest, head, timeout, listener.line)
+
+    def check_rounds(self, rounds: int) -> None:
+        if self.noise is None or rounds <= self.noise.rounds:
+            return
+        words = (
+            f"expected at most {counted(self.noise.rounds, 'round')} of {self.track.kind}, for "
+            f"which the plan's epsilon is, found {rounds}"
+        )
+        if not self._weaker_privacy:
+            raise PlanError(f"--rounds: {words}; --weaker_privacy allows it")
+        self._report(f"weaker privacy than the plan's: {words}")
+
+    def play(self, number: int, state: bytes) -> None:
+        """Runs a round to its end, from its current stage."""
+        down, attempts = self.player.begin(state), 0
+        while True:
+            started = self.track.pending(number)
+            if started is None:
+                attempts += 1
+                started = self._start(number)
+            round_ = _Round(self, number, down, started)
+            try:
+                clients, sums, facts = round_.collect()
+                break
+            except ProtocolError as e:
+                self.listener.line(f"{self.track.kind} {number}: given up: {e}")
+                if e.client is not None:
+                    self.resting[e.client] = number + self.settings.rest_rounds
+                asked = round_.asked_to_open
+                self.track.write(GIVEN_UP, number, why=str(e), asked_to_open=asked)
+                self.erase(started.session)
+                if attempts >= self.settings.attempts:
+                    raise PlanError(
+                        f"{self.track.kind} {number}: given up {counted(attempts, 'time')}, the "
+                        f"last time: {e}"
+                    ) from e
+        account = self.account
+        if account is not None:
+            account.release(self.releases_until(number), clients)
+        end = self.player.end(state, sums, number, facts["clients"], len(down), facts["bytes_up"])
+        row = end.row
+        if account is not None:
+            # JSON has no infinity.
+            epsilon = account.epsilon if math.isfinite(account.epsilon) else None
+            row = {**row, "epsilon": epsilon, "delta": account.delta}
+        if self.settings.keeps_sums:
+            self.track.keep_sums(number, sums)
+        self.track.finish(number, end.state, row, facts)
+        self.erase(started.session)
+        self._report(end.line)
+        if account is not None:
+            self._report(account.text)
+
+    def _start(self, number: int) -> StartedRound:
+        """Draws a cohort, and writes the start of a round."""
+        cohort = self._cohort(number)
+        if self.account is not None:
+            after = self.account.check(cohort, self.releases_until(number))
+            self._report(
+                f"round {number}: epsilon at most {self.account.epsilon:.4g} "
+                f"before and {after:.4g} after it, at delta {self.account.delta:.3g}"
+            )
+        names = tuple(self.identities.name(identity) for identity in cohort)
+        started = StartedRound(secrets.token_bytes(SESSION_BYTES), names)
+        self.track.begin(number, started)
+        return started
+
+    def _cohort(self, number: int) -> list[bytes]:
+        """Waits for enough nodes and draws the nodes of a round, in the order of their names."""
+        pool, minimum, size = self._pool(number), self.min_clients, self.cohort_size
+        everyone = set(self.identities.names)
+        wanted = len(everyone) if self.draws_secretly else size or minimum
+        timeout = self.settings.timeouts.nodes
+
+        def enough(count: int, among: Collection[bytes]) -> Callable[[], bool]:
+            return lambda: len([i for i in self.members.reachable() if i in among]) >= count
+
+        # The server waits once for all wanted nodes: some may be gone for good.
+        if not self.was_complete and wanted > minimum:
+            self.members.greet(enough(wanted, everyone), timeout)
+        self.was_complete = True
+        self.members.greet(enough(minimum, pool), timeout)
+        connected = self.members.reachable()
+        absent = sorted(everyone - set(connected), key=self.identities.name)
+        names = f", without {_some(map(self.identities.name, absent))}" if absent else ""
+        present = [identity for identity in connected if identity in pool]
+        if len(present) < minimum:
+            may = "" if pool == everyone else " that may take part"
+            raise PlanError(
+                f"{self.track.kind} {number}: expected at least {counted(minimum, 'node')}{may} "
+                f"within {timeout:g} s, found {len(present)}{names}"
+            )
+        if absent != self.absent:
+            self._report(
+                f"round {number}: {len(connected)} of {len(everyone)} nodes are there{names}"
+            )
+        self.absent = absent
+        rested = [i for i in present if self.resting.get(i, 0) < number]
+        drawn = rested if len(rested) >= minimum else present
+        if not self.draws_secretly:
+            limit = self.max_clients if size is None else min(size, self.max_clients)
+            drawn = _SECRET.sample(drawn, min(limit, len(drawn)))
+        return sorted(drawn, key=self.identities.name)
+
+    def _pool(self, number: int) -> set[bytes]:
+        """Returns the nodes that a round may ask.
+
+        A secret cohort is drawn once for each round, and is on the disk before the first request: a
+        second draw because nodes did not answer would change their probabilities.
+        """
+        everyone = set(self.identities.names)
+        if self.draws_secretly:
+            assert self.noise is not None, "a plan with noise"
+            names = self.track.drawn(number)
+            if names is None:
+                drawn = _planned_draw(self.noise.draw, sorted(everyone))
+                names = [self.identities.name(identity) for identity in drawn]
+                self.track.write(DRAWN, number, cohort=names)
+            return {identity for identity in everyone if self.identities.name(identity) in names}
+        account = self.account
+        if not self.keeps_draw or not isinstance(account, ReleasedRounds):
+            return everyone
+        assert self.noise is not None, "a plan with noise"
+        draw, release = self.noise.draw, self.releases_until(number)
+        return {i for i in everyone if draw.may_take_part(account.rounds_of(i), release)}
+
+    def _report(self, text: str) -> None:
+        self.listener.line(f"{self.track.kind}: {text}")
 
     @property
     def draws_secretly(self) -> bool:
@@ -424,17 +427,8 @@ class _Round:
         asked_to_open: Whether nodes were asked to unmask the sum.
     """
 
-    def __init__(
-        self,
-        plan: _Plan,
-        number: int,
-        down: bytes,
-        started: StartedRound,
-        settings: ServerSettings,
-        listener: Listener,
-    ) -> None:
+    def __init__(self, plan: _Plan, number: int, down: bytes, started: StartedRound) -> None:
         self._plan, self._number, self._down, self._started = plan, number, down, started
-        self._settings, self._listener = settings, listener
         keys = {name: key for key, name in plan.identities.names.items()}
         gone = [name for name in started.cohort if name not in keys]
         if gone:
@@ -491,12 +485,12 @@ class _Round:
                 # On the disk before any node opens its shares, whatever becomes of the round.
                 self._plan.account.open(self._started.session, session.survivors)
             self.asked_to_open |= stage == Type.OPENING
-            for _ in range(self._settings.attempts if stage == Type.OPENING else 1):
+            for _ in range(self._plan.settings.attempts if stage == Type.OPENING else 1):
                 self._ask(session, stage)
                 if len(session.asked) - len(session.missing) >= session.min_answers:
                     break
             session.close()
-            self._listener.step(f"{self._plan.track.kind} {self._number}: {stage.name}")
+            self._plan.listener.step(f"{self._plan.track.kind} {self._number}: {stage.name}")
         survivors = sorted(session.survivors, key=self._plan.identities.name)
         return survivors, secure_sums(session.result())
 
@@ -537,14 +531,14 @@ class _Round:
         take: Callable[[bytes, Message], None],
         enough: int,
     ) -> None:
-        timeouts, kind = self._settings.timeouts, self._plan.track.kind
+        timeouts, kind = self._plan.settings.timeouts, self._plan.track.kind
         timeout = timeouts.work if stage == "work" else timeouts.stage
         exchange, missing = self._plan.members.exchange(
             stage, requests, timeout, take, enough, timeouts.patience
         )
         for identity in missing:
-            self._plan.resting[identity] = self._number + self._settings.rest_rounds
-        self._listener.exchange(kind, self._number, exchange)
+            self._plan.resting[identity] = self._number + self._plan.settings.rest_rounds
+        self._plan.listener.exchange(kind, self._number, exchange)
 
     def _head(self) -> dict[str, Any]:
         return {"manifest": self._plan.manifest.hex(), "round": self._number}

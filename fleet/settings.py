@@ -216,12 +216,7 @@ def read_server_settings(path: Path) -> ServerSettings:
 
 def manifest_sha256(export: Path) -> str:
     """Returns SHA-256 of an export's manifest, as hexadecimal digits."""
-    try:
-        return hashlib.sha256((export / exports.NAME).read_bytes()).hexdigest()
-    except OSError as e:
-        raise PlanError(
-            f"{export}: expected the folder of an export, cannot read {exports.NAME} ({e.strerror})"
-        ) from e
+    return hashlib.sha256(exports.read_manifest(export)).hexdigest()
 
 
 def read_identity(path: Path) -> bytes:

@@ -13,16 +13,12 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fleet.node_noise.account import Lines
-from fleet.secure_aggregation.sessions import (
-    remove_partial_files,
-    replace_file,
-    sync_folder,
-)
+from fleet.secure_aggregation.sessions import remove_partial_files, replace_file, sync_folder
 from plan_runner.errors import PlanError
 from plan_runner.export import EVALUATION, METRICS, STATE, TRAINING
 
@@ -35,7 +31,6 @@ _FILES = {
     TRAINING: (STATE, METRICS),
     EVALUATION: ("evaluation_state.ckpt", "evaluation_metrics.jsonl"),
 }
-Step = Callable[[str], None]
 
 
 def sums_file(kind: str, number: int) -> str:
@@ -50,7 +45,7 @@ class StateFolder:
         step: Called with a description of the last write; may stop the server.
     """
 
-    def __init__(self, folder: Path, step: Step = lambda done: None) -> None:
+    def __init__(self, folder: Path, step: Callable[[str], None] = lambda done: None) -> None:
         self.folder = folder
         self.step = step
         with self.one_line():
@@ -124,7 +119,7 @@ class RoundJournal:
         if not plans:
             self._check_new(initial)
             folder.replace(self._state_file, initial)
-            self._write(PLAN, manifest=manifest)
+            self.write(PLAN, manifest=manifest)
         elif plans[0]["manifest"] != manifest:
             raise PlanError(
                 f"{folder.folder}: expected rounds of the manifest {manifest}, found rounds of "
@@ -194,22 +189,9 @@ class RoundJournal:
         events = [e for e in self._events(DRAWN) if e["round"] == number]
         return list(events[-1]["cohort"]) if events else None
 
-    def draw(self, number: int, names: Sequence[str]) -> None:
-        """Writes the secret draw of a round."""
-        self._write(DRAWN, number, cohort=list(names))
-
     def begin(self, number: int, started: StartedRound) -> None:
         """Writes the start of a round."""
-        self._write(BEGUN, number, session=started.session.hex(), cohort=list(started.cohort))
-
-    def give_up(self, number: int, why: str, asked_to_open: bool) -> None:
-        """Writes the end of an attempt whose sums will not be unmasked.
-
-        Args:
-            why: The reason, for human readers.
-            asked_to_open: Whether nodes were asked to unmask them.
-        """
-        self._write(GIVEN_UP, number, why=why, asked_to_open=asked_to_open)
+        self.write(BEGUN, number, session=started.session.hex(), cohort=list(started.cohort))
 
     def keep_sums(self, number: int, sums: bytes) -> None:
         """Writes the sums of a round, for later checks."""
@@ -222,7 +204,7 @@ class RoundJournal:
         self._folder.replace(f"{self._state_file}{_NEXT}", state)
         self._folder.step(f"{self.kind} {number}: next state written")
         hashes = {"before": _digest(self.state), "after": _digest(state)}
-        self._write(DONE, number, **hashes, row=dict(row), **facts)
+        self.write(DONE, number, **hashes, row=dict(row), **facts)
         path = self._folder.folder / self._state_file
         with self._folder.one_line():
             os.replace(path.with_name(f"{path.name}{_NEXT}"), path)
@@ -231,7 +213,8 @@ class RoundJournal:
         self._folder.step(f"{self.kind} {number}: state replaced")
         self._write_metrics()
 
-    def _write(self, event: str, number: int = 0, **fields: Any) -> None:
+    def write(self, event: str, number: int = 0, **fields: Any) -> None:
+        """Writes an event of a round; see the module."""
         self._folder.journal.append({"event": event, "kind": self.kind, "round": number, **fields})
         if event != PLAN:
             self._folder.step(f"{self.kind} {number}: {event}")

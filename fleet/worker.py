@@ -12,25 +12,19 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
-import threading
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Callable, Optional
 
 from plan_runner.isolation import (
-    ERRORS,
     REFUSED,
     RESULTS,
     STATUS,
-    TASK,
     Bounds,
     Listener,
     Process,
     ProcessEnded,
     RequestRefused,
     Sender,
-    described,
 )
 from plan_runner.sandbox import Refused
 
@@ -67,13 +61,10 @@ def serve(handle: Callable[[Any, Files], Files], listener: Listener, shared: int
 
 def _put(shared: int, files: Files) -> dict[str, int]:
     """Writes files to shared memory, one after the other; returns their sizes by name."""
-    os.ftruncate(shared, 0)
-    at = 0
-    for content in files.values():
-        left = memoryview(content)
-        while left:
-            written = os.pwrite(shared, left, at)
-            left, at = left[written:], at + written
+    with open(shared, "wb", closefd=False) as memory:
+        memory.seek(0)
+        memory.truncate()
+        memory.writelines(files.values())
     return {name: len(content) for name, content in files.items()}
 
 
@@ -83,19 +74,15 @@ def _taken(shared: int, sizes: Mapping[str, int]) -> dict[str, bytes]:
     Raises:
         ValueError: The memory has less than the sizes claim.
     """
-    files, at = {}, 0
-    total = os.fstat(shared).st_size
-    for name, size in dict(sizes).items():
-        if not 0 <= size <= total - at:
-            raise ValueError(f"{name}: {size} bytes of {total - at}")
-        pieces = []
-        while size:
-            piece = os.pread(shared, size, at)
-            if not piece:
-                raise ValueError(f"{name}: {size} bytes more")
-            pieces.append(piece)
-            size, at = size - len(piece), at + len(piece)
-        files[name] = b"".join(pieces)
+    files, left = {}, os.fstat(shared).st_size
+    with open(shared, "rb", closefd=False) as memory:
+        memory.seek(0)
+        for name, size in dict(sizes).items():
+            if not 0 <= size <= left:
+                raise ValueError(f"{name}: {size} bytes of {left}")
+            files[name], left = memory.read(size), left - size
+            if len(files[name]) != size:
+                raise ValueError(f"{name}: {size} bytes, found {len(files[name])}")
     os.ftruncate(shared, 0)
     return files
 
@@ -107,10 +94,8 @@ class Worker:
     starts another, as does one that finds it ended. It ends with this process, too.
 
     Args:
-        function: Calls `serve`; see `run_isolated`.
-        payload: See `run_isolated`; the function also gets SHARED.
-        bounds: Memory of the process, and the time of each request.
-        reads: See `run_isolated`.
+        function: Calls `serve`; see `run_isolated` for this and the other arguments.
+        payload: The function also gets SHARED.
     """
 
     def __init__(
@@ -122,7 +107,6 @@ class Worker:
     ) -> None:
         self._function, self._payload, self._reads = function, dict(payload), reads
         self._bounds = bounds
-        self._lock = threading.Lock()
         self._process: Optional[Process] = None
         self._shared = -1
         self._stack = contextlib.ExitStack()
@@ -147,15 +131,14 @@ class Worker:
             IsolationError: The process has reached a bound, or has ended.
             TypeError, ValueError: The process has been taken over, and its answer is malformed.
         """
-        with self._lock:
-            is_new = self._process is None
-            try:
-                return self._ask(step, request, files)
-            except ProcessEnded:
-                if is_new:
-                    raise
-            # The process may have ended before the request.
+        is_new = self._process is None
+        try:
             return self._ask(step, request, files)
+        except ProcessEnded:
+            if is_new:
+                raise
+        # The process may have ended before the request.
+        return self._ask(step, request, files)
 
     def _ask(self, step: str, request: Any, files: Files) -> dict[str, bytes]:
         process = self._running()
@@ -166,13 +149,13 @@ class Worker:
         except RequestRefused:
             raise
         except BaseException:
-            self._end()
+            self.end()
             raise
 
     def end(self) -> None:
         """Ends the process; the next request starts another."""
-        with self._lock:
-            self._end()
+        self._process = None
+        self._stack.close()
 
     def close(self) -> None:
         """Ends the process, the last one."""
@@ -181,25 +164,17 @@ class Worker:
 
     def _running(self) -> Process:
         if self._process is None or self._process.has_ended():
-            self._end()
+            self.end()
             self._process = self._starter.submit(self._start).result()
         return self._process
 
     def _start(self) -> Process:
         with contextlib.ExitStack() as stack:
-            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="plan_runner_"))
-            folder = Path(name)
             self._shared = os.memfd_create("plan_runner", os.MFD_CLOEXEC)
             stack.callback(os.close, self._shared)
             payload = {**self._payload, SHARED: self._shared}
-            task = described(self._function, payload, self._bounds, self._reads)
-            (folder / TASK).write_text(json.dumps(task), "utf-8")
-            errors = stack.enter_context(open(folder / ERRORS, "w+b"))
-            process = Process(folder, self._bounds, errors, self._shared)
-            stack.enter_context(process)
+            process = stack.enter_context(
+                Process(self._function, payload, self._bounds, self._reads, self._shared)
+            )
             self._stack = stack.pop_all()
         return process
-
-    def _end(self) -> None:
-        self._process = None
-        self._stack.close()

@@ -1,20 +1,17 @@
 """The command line: verifies an export, or runs rounds of it on a folder of clients."""
 
-import contextlib
 import dataclasses
 import functools
-import os
 import shutil
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Callable, NoReturn, Optional
 
 from absl import app, flags, logging
 
 from plan_runner.errors import PlanError
+from plan_runner.exit_status import print_error, run_command
 from plan_runner.export import (
     DEFAULT_LIMITS,
     METRICS,
@@ -30,9 +27,6 @@ from plan_runner.terminal import escape_output, printable
 
 # Runs the request, reports to the listener, and returns the exit status.
 Player = Callable[[Request, Listener], int]
-
-_USAGE_STATUS = 2
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 _WHOLE = functools.partial(flags.DEFINE_integer, lower_bound=1)
 _FLAGS: tuple[tuple[Callable[..., object], str, object, str], ...] = (
@@ -80,34 +74,16 @@ _FLAGS: tuple[tuple[Callable[..., object], str, object, str], ...] = (
         "Run the graphs without a sandbox: only for a plan that you trust, where the kernel has no "
         "Landlock or no seccomp.",
     ),
-    (
-        flags.DEFINE_float,
-        "max_memory_gb",
-        DEFAULT_LIMITS.max_memory_gb,
-        "Maximum memory of the process that reads the export and runs its graphs, in 10^9 bytes. "
-        "TensorFlow alone takes about 0.5.",
-    ),
-    (
-        flags.DEFINE_float,
-        "max_round_seconds",
-        DEFAULT_LIMITS.max_round_seconds,
-        "Maximum seconds for each step: reading the export, loading the plan, a round.",
-    ),
-    (
-        flags.DEFINE_integer,
-        "max_records",
-        DEFAULT_LIMITS.max_records,
-        "Maximum number of examples of a client.",
-    ),
-    (
-        flags.DEFINE_float,
-        "max_unpacked_mb",
-        DEFAULT_LIMITS.max_unpacked_mb,
-        "Maximum size of an unpacked archive of the export, in 10^6 bytes.",
-    ),
 )
-# The first flags need --verify; the others have no effect with it.
-_VERIFY_FLAGS = ("tolerance",)
+_LIMITS = {
+    "max_memory_gb": "Maximum memory of the process that reads the export and runs its graphs, in "
+    "10^9 bytes. TensorFlow alone takes about 0.5.",
+    "max_round_seconds": "Maximum seconds for each step: reading the export, loading the plan, a "
+    "round.",
+    "max_records": "Maximum number of examples of a client.",
+    "max_unpacked_mb": "Maximum size of an unpacked archive of the export, in 10^6 bytes.",
+}
+# Flags without effect with --verify.
 _RUN_FLAGS = ("clients", "rounds", "clients_per_round", "seed", "cohorts", "state", "output")
 
 
@@ -115,12 +91,14 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags."""
     for define, name, default, text in _FLAGS:
         define(name, default, text, flag_values=values)
+    for name, text in _LIMITS.items():
+        limit = getattr(DEFAULT_LIMITS, name)
+        define = flags.DEFINE_integer if isinstance(limit, int) else flags.DEFINE_float
+        define(name, limit, text, flag_values=values)
 
 
 def main(
-    argv: Sequence[str],
-    values: flags.FlagValues = flags.FLAGS,
-    player: Player = play_isolated,
+    argv: Sequence[str], values: flags.FlagValues = flags.FLAGS, player: Player = play_isolated
 ) -> int:
     """Verifies or runs an export; returns the exit status."""
     if len(argv) > 1:
@@ -135,36 +113,10 @@ def main(
 
 
 def exit_status(
-    argv: Sequence[str],
-    values: flags.FlagValues = flags.FLAGS,
-    player: Player = play_isolated,
+    argv: Sequence[str], values: flags.FlagValues = flags.FLAGS, player: Player = play_isolated
 ) -> int:
     """Calls `main`; an error prints one line, with status 2."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:
-        # An interrupt cleans up from now on.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with _ending_by_exception():
-            return main(argv, values, player)
-    except PlanError as e:
-        return _failed(e)
-    except BrokenPipeError:
-        # The reader closed the output, which Python flushes again at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except OSError as e:
-        # Without a name it is not a file of the user's.
-        if e.filename is None:
-            raise
-        return _failed(PlanError(f"{e.filename}: {e.strerror}"))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except _Ended as e:
-        return 128 + e.number
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return run_command(lambda: main(argv, values, player))
 
 
 def run_app() -> NoReturn:
@@ -186,7 +138,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         rest: list[str] = flags.FLAGS(list(argv))
     except flags.Error as e:
         # absl begins some messages with a prefix.
-        sys.exit(_failed(PlanError(str(e).removeprefix("ERROR:: "))))
+        sys.exit(print_error(str(e).removeprefix("ERROR:: ")))
     except SystemExit:
         sys.exit()
     if not flags.FLAGS["verbosity"].present:
@@ -195,14 +147,11 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     return rest
 
 
-class _Printer:
-    """A `isolation.Listener` that prints, and publishes results to a folder."""
+class _Printer(Listener):
+    """A listener that prints, and publishes results to a folder."""
 
     def __init__(self, output: Optional[Path] = None) -> None:
         self._output = output
-
-    def step(self, name: str) -> None:
-        """See `Listener`."""
 
     def line(self, text: str) -> None:
         print(printable(text), flush=True)
@@ -213,40 +162,10 @@ class _Printer:
         shutil.rmtree(folder)
 
 
-class _Ended(BaseException):
-    """A signal that ends this process after running code has cleaned up."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-@contextlib.contextmanager
-def _ending_by_exception() -> Iterator[None]:
-    def end(number: int, frame: Optional[FrameType]) -> NoReturn:
-        del frame
-        raise _Ended(number)
-
-    # Do not replace handlers: programs started by nohup ignore a hang-up.
-    default = [n for n in _ENDING if signal.getsignal(n) is signal.SIG_DFL]
-    for number in default:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in default:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _failed(error: Exception) -> int:
-    print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-    return _USAGE_STATUS
-
-
 def _check_flags(values: flags.FlagValues) -> None:
     if not values.plan:
         raise PlanError("--plan: expected the folder of an export, found none")
-    for name in _RUN_FLAGS if values.verify else _VERIFY_FLAGS:
+    for name in _RUN_FLAGS if values.verify else ("tolerance",):
         if values[name].present:
             mode = "with" if values.verify else "without"
             raise PlanError(f"--{name} has no effect {mode} --verify")

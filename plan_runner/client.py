@@ -13,13 +13,7 @@ from google.protobuf import message
 from plan_runner import graph_check, plan_pb2
 from plan_runner.errors import PlanError, reason
 from plan_runner.export import DEFAULT_LIMITS, SUFFIX, Limits, TensorType, check_frames
-from plan_runner.graph_check import (
-    Permissions,
-    check_graph,
-    graph_of,
-    tensor_name,
-    tensor_specs,
-)
+from plan_runner.graph_check import Permissions, check_graph, graph_of, tensor_name, tensor_specs
 from plan_runner.graph_session import GraphSession, load_graph
 from plan_runner.plan_messages import check_parts, parse
 from plan_runner.ram_files import File
@@ -74,12 +68,9 @@ def read_records(path: Path, max_records: int = DEFAULT_LIMITS.max_records) -> l
     try:
         return list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
     except tf.errors.OpError as e:
-        raise PlanError(f"{path}: expected a TFRecord file, cannot read it ({_short(e)})") from e
-
-
-def _short(error: Any) -> str:
-    # Drop the part on TensorFlow's nodes, which readers cannot use.
-    return reason(ValueError(str(error.message).partition("}} ")[2] or str(error.message)))
+        # Drop the part on TensorFlow's nodes, which readers cannot use.
+        words = reason(ValueError(str(e.message).partition("}} ")[2] or str(e.message)))
+        raise PlanError(f"{path}: expected a TFRecord file, cannot read it ({words})") from e
 
 
 def check_example(record: bytes, features: Mapping[str, TensorType], where: str) -> None:

@@ -125,15 +125,15 @@ class DafProfile(Profile):
         aggregate, new_state = scratch / "aggregate.ckpt", scratch / "state.ckpt"
         write_checkpoint(aggregate, sums)
         outputs = self._result.run(
-            {self._kept_in: scratch / _KEPT, self._sums_in: aggregate},
-            {self._state_out: new_state},
+            {self._kept_in: scratch / _KEPT, self._sums_in: aggregate}, {self._state_out: new_state}
         )
         return read_checkpoint(new_state, f"{_WHERE}: the new state"), outputs
 
 
 def read_update(checkpoint: File, client: str) -> Sent:
     """Reads a client's update from the file that its graph wrote."""
-    return Sent(read_checkpoint(checkpoint, f"update of client {client}"), checkpoint)
+    tensors = read_checkpoint(checkpoint, f"update of client {client}")
+    return Sent(tensors, checkpoint.stat().st_size, checkpoint)
 
 
 def _paths(router: Any, where: str) -> list[str]:
@@ -158,12 +158,7 @@ class _ServerGraph:
         optional: Sequence[str] = (),
     ) -> None:
         self._where = where
-        check_parts(
-            spec,
-            where,
-            ("input_tensor_specs", "target_node_names"),
-            optional,
-        )
+        check_parts(spec, where, ("input_tensor_specs", "target_node_names"), optional)
         inputs = tensor_specs(spec.input_tensor_specs, f"{where}: input_tensor_specs")
         if set(inputs) != {*reads, *writes}:
             raise PlanError(
@@ -223,7 +218,6 @@ class PlainSums(Sums):
         self._sums = sums
         self._expected = {s.source.name: s.source.kind for s in sums}
         self._totals: dict[str, np.ndarray] = {}
-        self._clients, self._bytes = 0, 0
 
     def add(self, client: str, sent: Sent) -> None:
         """See `Sums`."""
@@ -240,13 +234,6 @@ class PlainSums(Sums):
             # The graphs handle numbers that are not finite.
             with np.errstate(all="ignore"):
                 np.add(total, value, out=total)
-        self._clients += 1
-        self._bytes += 0 if sent.checkpoint is None else sent.checkpoint.stat().st_size
-
-    @property
-    def bytes_up(self) -> float:
-        """See `Sums`."""
-        return self._bytes / max(1, self._clients)
 
     def results(self) -> dict[str, np.ndarray]:
         """Returns the sums by the names in the server's graph; zeros without clients."""

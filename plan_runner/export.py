@@ -153,13 +153,13 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
+@dataclasses.dataclass(frozen=True)
 class Export:
     """An export; all its files had the right content when it was opened."""
 
-    def __init__(self, folder: Path, manifest: Manifest, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.limits = limits
+    folder: Path
+    manifest: Manifest
+    limits: Limits = DEFAULT_LIMITS
 
     def path(self, name: str) -> Path:
         """Returns the path of a file that the manifest names."""
@@ -175,6 +175,27 @@ class Export:
         return content
 
 
+def read_manifest(folder: Path, pinned: Optional[str] = None) -> bytes:
+    """Returns the content of an export's manifest, after a check of its hash; see `open_export`."""
+    path = folder / NAME
+    try:
+        if not folder.is_dir():
+            raise PlanError(f"{folder}: expected the folder of an export, found none")
+        _check_inside(folder, NAME)
+        # A pipe would block until something is written to it.
+        if not path.is_file():
+            raise PlanError(f"{folder}: expected the file {NAME}, found none")
+        if path.stat().st_size > _MAX_MANIFEST_BYTES:
+            raise PlanError(f"{NAME}: expected at most {_MAX_MANIFEST_BYTES} bytes, found more")
+        content = path.read_bytes()
+    except OSError as e:
+        raise PlanError(f"{path}: expected a manifest, cannot read it ({e.strerror})") from e
+    digest = hashlib.sha256(content).hexdigest()
+    if pinned is not None and digest != pinned:
+        raise PlanError(f"{path}: expected the sha256 {pinned}, which is pinned, found {digest}")
+    return content
+
+
 def open_export(
     folder: Path,
     limits: Limits = DEFAULT_LIMITS,
@@ -188,20 +209,7 @@ def open_export(
         pinned: Expected SHA-256 of the manifest, as hexadecimal digits.
         may_lack: Names of the manifest's files that may be absent.
     """
-    if not folder.is_dir():
-        raise PlanError(f"{folder}: expected the folder of an export, found none")
-    _check_inside(folder, NAME)
-    path = folder / NAME
-    # A pipe would block until something is written to it.
-    if not path.is_file():
-        raise PlanError(f"{folder}: expected the file {NAME}, found none")
-    if path.stat().st_size > _MAX_MANIFEST_BYTES:
-        raise PlanError(f"{NAME}: expected at most {_MAX_MANIFEST_BYTES} bytes, found more")
-    content = path.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    if pinned is not None and digest != pinned:
-        raise PlanError(f"{path}: expected the sha256 {pinned}, which is pinned, found {digest}")
-    manifest = parse_manifest(content)
+    manifest = parse_manifest(read_manifest(folder, pinned))
     for name, entry in manifest.files.items():
         _check_inside(folder, name)
         if name not in may_lack or os.path.lexists(folder / name):
@@ -473,15 +481,11 @@ def publish(results: Path, folder: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=".plan_runner_", dir=folder) as partial:
             for name in names:
                 shutil.copyfile(results / name, Path(partial) / name)
-                _sync(Path(partial) / name)
+                with open(Path(partial) / name, "rb") as file:
+                    os.fsync(file.fileno())
             # Only the owner sees the folder of the copies.
             (Path(partial) / STATE).chmod(_OWNER_ONLY)
             for name in names:
                 os.replace(Path(partial) / name, folder / name)
     except OSError as e:
         raise PlanError(f"{folder}: cannot write: {e.strerror}") from e
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

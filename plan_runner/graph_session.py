@@ -1,6 +1,7 @@
 """A graph of a plan and a session that runs it, with its checkpoints."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
@@ -37,10 +38,7 @@ class GraphSession:
     """
 
     def __init__(
-        self,
-        graph: tf.Graph,
-        where: str,
-        always: Optional[Mapping[str, Any]] = None,
+        self, graph: tf.Graph, where: str, always: Optional[Mapping[str, Any]] = None
     ) -> None:
         self._where = where
         self._always = dict(always or {})
@@ -131,6 +129,14 @@ class CheckpointOp:
         if name:
             feeds = {} if path is None else {self.path: str(path)}
             session.run([name], feeds, self._where.rpartition(": ")[2])
+
+
+def checkpoint_content(path: Path) -> bytes:
+    """Returns the content of a checkpoint, to copy: TensorFlow treats its name as a pattern."""
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise PlanError(f"{path}: expected a checkpoint, cannot read it ({e.strerror})") from e
 
 
 def read_checkpoint(path: File, where: str) -> dict[str, np.ndarray]:

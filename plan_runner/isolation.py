@@ -16,11 +16,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, NoReturn, Optional, Protocol
+from typing import Any, Callable, NoReturn, Optional, Protocol
 
 from plan_runner import sandbox
+from plan_runner.errors import PlanError
 from plan_runner.sandbox import Refused
 
 # Maximum bytes of a line of the protocol.
@@ -37,8 +38,7 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from plan_runner.isolation import main; main(*sys.argv[2:])"
 )
-TASK = "task.json"
-ERRORS = "errors.txt"
+_TASK, _ERRORS = "task.json", "errors.txt"
 _POLL_SECONDS = 0.1
 # Bytes at the end of the process's errors in which to look for the last line.
 _MAX_ERRORS = 4096
@@ -50,8 +50,8 @@ _VARIABLES = (
 )
 
 
-class IsolationError(Exception):
-    """The isolated function refused its payload, reached a limit, or crashed; one line."""
+class IsolationError(PlanError):
+    """The isolated function refused its payload, reached a limit, or crashed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +82,14 @@ class Listener(Protocol):
 
     def step(self, name: str) -> None:
         """Reports that a step with its own time limit begins, such as "round 3"."""
+        return
 
     def line(self, text: str) -> None:
         """Reports a line to print."""
+        return
 
     def results(self, folder: Path) -> None:
         """Reports results in a folder, which the listener removes."""
-
-
-class NoEventError(ValueError):
-    """The received message is not an event."""
 
 
 def encoded(kind: str, value: Any) -> bytes:
@@ -109,11 +107,11 @@ class Decoder:
         """Yields the events (kind, value) that another piece completes.
 
         Raises:
-            NoEventError: If a line is not an event, or too long.
+            ValueError: If a line is not an event, or too long.
         """
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
-            raise NoEventError(f"a line of more than {_LONGEST_LINE} bytes")
+            raise ValueError(f"a line of more than {_LONGEST_LINE} bytes")
         for line in lines:
             yield _event(line)
 
@@ -126,7 +124,7 @@ def _event(line: bytes) -> tuple[str, Any]:
     # The export's graphs may have taken over the process.
     except (KeyError, RecursionError, TypeError, ValueError):
         pass
-    raise NoEventError("an invalid event")
+    raise ValueError("an invalid event")
 
 
 class Sender:
@@ -159,11 +157,11 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
     """Calls a function within limits, and ends the process.
 
     Args:
-        task_file: Path of the JSON of `described`. Its folder is the process's own.
+        task_file: Path of the JSON of `Process`. Its folder is the process's own.
         pipe: File descriptor of the pipe for events.
         parent: Id of the parent process; this process ends with it.
     """
-    _end_with_parent(int(parent))
+    end_with_parent(int(parent))
     path, sender = Path(task_file), Sender(int(pipe))
     task = json.loads(path.read_text("utf-8"))
     bounds = Bounds(**task["bounds"])
@@ -189,7 +187,7 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
         os._exit(0)
 
 
-def _end_with_parent(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Makes the kernel kill this process when its parent ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The parent may have ended before.
@@ -234,13 +232,8 @@ def run_isolated(
     Raises:
         IsolationError: If it raises an exception, reaches a limit, or ends without a status.
     """
-    with tempfile.TemporaryDirectory(prefix="plan_runner_") as name:
-        folder = Path(name)
-        task = described(function, payload, bounds, reads)
-        (folder / TASK).write_text(json.dumps(task), "utf-8")
-        # Keep the file open: the process may replace it by another one.
-        with open(folder / ERRORS, "w+b") as errors, Process(folder, bounds, errors) as process:
-            return process.follow(listener)
+    with Process(function, payload, bounds, reads) as process:
+        return process.follow(listener)
 
 
 class RequestRefused(IsolationError):
@@ -251,65 +244,74 @@ class ProcessEnded(IsolationError):
     """A process has ended by itself, or was ended from outside."""
 
 
-def described(
-    function: str, payload: Any, bounds: Bounds, reads: Optional[Iterable[str]]
-) -> dict[str, Any]:
-    """Returns the JSON of `main`'s file; see `run_isolated`."""
-    return {
-        "function": function,
-        "payload": payload,
-        "bounds": dataclasses.asdict(bounds),
-        "reads": None if reads is None else list(reads),
-    }
+_FAILURES = {ERROR: IsolationError, REFUSED: RequestRefused}
 
 
 class Process:
-    """A limited process, as a context manager that ends it.
+    """A limited process, as a context manager that ends it and removes its files.
 
     Args:
+        function: See `run_isolated`.
         shared: File descriptor that the process inherits, if it gets requests at its standard
             input; None without requests.
     """
 
     def __init__(
-        self, folder: Path, bounds: Bounds, errors: BinaryIO, shared: Optional[int] = None
+        self,
+        function: str,
+        payload: Any,
+        bounds: Bounds,
+        reads: Optional[Iterable[str]] = None,
+        shared: Optional[int] = None,
     ) -> None:
-        self.folder = folder
+        # See `main`.
+        self._task = {
+            "function": function,
+            "payload": payload,
+            "bounds": dataclasses.asdict(bounds),
+            "reads": None if reads is None else list(reads),
+        }
         self._bounds = bounds
-        self._errors = errors
         self._shared = () if shared is None else (shared,)
-        self._input = subprocess.DEVNULL if shared is None else subprocess.PIPE
         self._decoder = Decoder()
         self._step = "starting"
         self._deadline = 0.0
 
     def __enter__(self) -> Process:
-        self._pipe, other_end = os.pipe()
-        try:
-            arguments = [str(self.folder / TASK), str(other_end), str(os.getpid())]
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, json.dumps(sys.path), *arguments],
-                stdin=self._input,
-                stdout=self._errors,
-                stderr=self._errors,
-                pass_fds=(other_end, *self._shared),
-                # A terminal's Ctrl-C reaches this process only, which ends the other one.
-                start_new_session=True,
-                env=self._environment(),
-            )
-        except BaseException:
-            os.close(self._pipe)
-            raise
-        finally:
-            os.close(other_end)
+        with contextlib.ExitStack() as stack:
+            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="plan_runner_"))
+            self._folder = Path(name)
+            (self._folder / _TASK).write_text(json.dumps(self._task), "utf-8")
+            # Keep the file open: the process may replace it by another one.
+            self._errors = stack.enter_context(open(self._folder / _ERRORS, "w+b"))
+            self._pipe, other_end = os.pipe()
+            stack.callback(os.close, self._pipe)
+            arguments = [str(self._folder / _TASK), str(other_end), str(os.getpid())]
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _START, json.dumps(sys.path), *arguments],
+                    stdin=subprocess.PIPE if self._shared else subprocess.DEVNULL,
+                    stdout=self._errors,
+                    stderr=self._errors,
+                    pass_fds=(other_end, *self._shared),
+                    # A terminal's Ctrl-C reaches this process only, which ends the other one.
+                    start_new_session=True,
+                    env=self._environment(),
+                )
+            finally:
+                os.close(other_end)
+            stack.callback(self._end)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def _end(self) -> None:
         # End the session with all children.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        os.close(self._pipe)
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -326,7 +328,7 @@ class Process:
     def _environment(self) -> dict[str, str]:
         kept = {key: text for key, text in os.environ.items() if key.startswith(_VARIABLES)}
         # Libraries such as Keras write to the home folder.
-        return {**kept, "TMPDIR": str(self.folder), "HOME": str(self.folder)}
+        return {**kept, "TMPDIR": str(self._folder), "HOME": str(self._folder)}
 
     def follow(self, listener: Listener) -> int:
         """Forwards the events of the process until it ends; returns its status."""
@@ -334,11 +336,12 @@ class Process:
             STEP: self._begin,
             LINE: listener.line,
             RESULTS: lambda name: listener.results(self._named(name)),
-            **_FAILURES,
         }
         status = None
         self._begin(self._step)
         for kind, value in self._events():
+            if kind in _FAILURES:
+                raise _FAILURES[kind](value)
             if kind == STATUS:
                 status = value
             else:
@@ -364,8 +367,8 @@ class Process:
         results = None
         for kind, value in self._events():
             if kind in _FAILURES:
-                _FAILURES[kind](value)
-            elif kind == RESULTS:
+                raise _FAILURES[kind](value)
+            if kind == RESULTS:
                 results = value
             elif kind == STATUS and results is not None:
                 return str(results)
@@ -375,15 +378,15 @@ class Process:
 
     def _events(self) -> Iterator[tuple[str, Any]]:
         """Yields the events of the process until it ends."""
-        try:
-            while piece := self._next_piece():
+        while piece := self._next_piece():
+            try:
                 yield from self._decoder.feed(piece)
-        except NoEventError as e:
-            raise self._reports(e) from e
+            except ValueError as e:
+                raise self._reports(e) from e
 
     def _named(self, name: str) -> Path:
         """Returns a folder of the process by name, after a check that it has files only."""
-        path = self.folder / name
+        path = self._folder / name
         if not name.isidentifier() or path.is_symlink() or not path.is_dir():
             raise self._reports("a folder outside of its own")
         # The reader must neither follow a link nor wait for a pipe.
@@ -437,17 +440,6 @@ class Process:
         self._errors.seek(max(0, size - _MAX_ERRORS))
         text = self._errors.read(_MAX_ERRORS).decode(errors="replace").strip()
         return text.rpartition("\n")[2]
-
-
-def _fail(text: str) -> NoReturn:
-    raise IsolationError(text)
-
-
-def _refuse(text: str) -> NoReturn:
-    raise RequestRefused(text)
-
-
-_FAILURES: Mapping[str, Callable[[Any], NoReturn]] = {ERROR: _fail, REFUSED: _refuse}
 
 
 def _resident_bytes(pid: int) -> int:

@@ -1,6 +1,5 @@
 """The kernel of ExternalDataset for TFLite's interpreter, built with this machine's compiler."""
 
-import contextlib
 import fcntl
 import functools
 import hashlib
@@ -97,7 +96,8 @@ def _built() -> Path:
         raise PlanError(f"no C++ compiler was found ({' or '.join(_COMPILERS)})")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path.with_suffix(".lock")):
+        with open(path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             # Another process may have built the library meanwhile.
             if not path.is_file():
                 _build(compiler, path)
@@ -156,10 +156,3 @@ def _cache() -> Path:
     if given:
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plan_runner"
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from plan_runner.export import (
     open_export,
     read_arrays,
 )
-from plan_runner.isolation import Bounds, IsolationError, Listener, run_isolated
+from plan_runner.isolation import Listener, run_isolated
 from plan_runner.kernel import Kernel, find_kernel, give_kernel
 from plan_runner.plan_messages import read_plans
 from plan_runner.sandbox import Refused, missing
@@ -78,14 +78,15 @@ def play(request: Request, listener: Listener, scratch: Path) -> int:
 
 
 def play_isolated(request: Request, listener: Listener) -> int:
-    """Runs a request as `play` does, in a separate process; see `call_isolated`."""
+    """Runs a request as `play` does, in a separate process; see `run_isolated`."""
     check_sandbox("--plan", request.trust)
     # Build the kernel here, as no process can be started from the sandbox.
     kernel = find_kernel() if os.path.isdir(request.plan) else Kernel("", "no export")
     payload = {"request": dataclasses.asdict(request), "kernel": kernel}
     target = f"{__name__}:{_play_payload.__name__}"
     reads = [*request.paths(), kernel.library]
-    return call_isolated(target, payload, request.limits.bounds, listener, reads, request.trust)
+    bounds = request.limits.bounds
+    return run_isolated(target, payload, bounds, listener, None if request.trust else reads)
 
 
 def check_sandbox(flag: str, trust: bool) -> None:
@@ -101,25 +102,6 @@ def check_sandbox(flag: str, trust: bool) -> None:
             f"{flag}: expected a sandbox for files of others, this machine has no "
             f"{' and no '.join(lacks)}; --trust goes without one, for files that you trust"
         )
-
-
-def call_isolated(
-    function: str,
-    payload: Any,
-    bounds: Bounds,
-    listener: Listener,
-    reads: Iterable[str],
-    trust: bool,
-) -> int:
-    """Calls a function in a limited process; see `run_isolated`.
-
-    Args:
-        trust: Whether the process has no sandbox.
-    """
-    try:
-        return run_isolated(function, payload, bounds, listener, None if trust else reads)
-    except IsolationError as e:
-        raise PlanError(str(e)) from e
 
 
 @contextlib.contextmanager
@@ -161,32 +143,23 @@ def _verify(request: Request, export: Export, listener: Listener) -> int:
     from plan_runner.rounds import print_checks, verify
     from plan_runner.tflite import TfLiteComparison, tflite_comparison
 
-    comparison: Optional[TfLiteComparison] = None
-    problem = ""
+    comparison: Union[TfLiteComparison, str]
     try:
         comparison = tflite_comparison(export)
     except PlanError as e:
-        problem = str(e)
-    checks = verify(export, listener.step, comparison)
-    verified = print_checks(export, checks, request.tolerance, listener.line, comparison or problem)
+        comparison = str(e)
+    checks = verify(export, listener.step, None if isinstance(comparison, str) else comparison)
+    verified = print_checks(export, checks, request.tolerance, listener.line, comparison)
     return VERIFIED if verified else DIFFERENT
 
 
 def _run(request: Request, export: Export, listener: Listener, scratch: Path) -> int:
     listener.step(_LOADING)
-    from plan_runner.client import clients_in
-    from plan_runner.rounds import (
-        drawn_cohorts,
-        metrics_row,
-        round_line,
-        run_rounds,
-        write_results,
-        written_cohorts,
-    )
+    from plan_runner import client, rounds
 
-    clients = clients_in(Path(request.clients), export.manifest.features, request.limits)
+    clients = client.clients_in(Path(request.clients), export.manifest.features, request.limits)
     if request.cohorts is not None:
-        cohorts = written_cohorts(Path(request.cohorts), clients)
+        cohorts = rounds.written_cohorts(Path(request.cohorts), clients)
         if request.rounds is not None and request.rounds > len(cohorts):
             raise PlanError(
                 f"--rounds: expected at most {len(cohorts)}, the lines of {request.cohorts}, "
@@ -195,15 +168,15 @@ def _run(request: Request, export: Export, listener: Listener, scratch: Path) ->
         cohorts = cohorts[: request.rounds]
     else:
         per_round = request.clients_per_round
-        cohorts = drawn_cohorts(clients, request.rounds or 1, per_round, request.seed)
+        cohorts = rounds.drawn_cohorts(clients, request.rounds or 1, per_round, request.seed)
     state = Path(request.state) if request.state is not None else None
     rows = []
-    for result in run_rounds(export, cohorts, state, listener.step):
-        listener.line(round_line(result))
-        rows.append(metrics_row(result))
+    for result in rounds.run_rounds(export, cohorts, state, listener.step):
+        listener.line(rounds.round_line(result))
+        rows.append(rounds.metrics_row(result))
         # Write after every round, since the next one may fail.
         folder = scratch / f"results_{result.number}"
-        write_results(folder, rows, result.state)
+        rounds.write_results(folder, rows, result.state)
         listener.results(folder)
     return VERIFIED
 
@@ -239,39 +212,28 @@ def read_state(path: Path, limits: Limits, trust: bool) -> dict[str, np.ndarray]
     check_sandbox("--server_state", trust)
     reader = _TensorsReader(limits.max_memory_gb * 1e3)
     target = f"{__name__}:{_read_payload.__name__}"
-    call_isolated(target, {"path": str(path)}, limits.bounds, reader, [str(path)], trust)
+    reads = None if trust else [str(path)]
+    run_isolated(target, {"path": str(path)}, limits.bounds, reader, reads)
     return reader.tensors
 
 
-class _TensorsReader:
-    """A `Listener` that reads arrays, which were in the other process's memory, too."""
+class _TensorsReader(Listener):
+    """A listener that reads arrays, which were in the other process's memory, too."""
 
     def __init__(self, max_mb: float) -> None:
         self._max_mb = max_mb
         self.tensors: dict[str, np.ndarray] = {}
 
-    def step(self, name: str) -> None:
-        """See `Listener`."""
-
-    def line(self, text: str) -> None:
-        """See `Listener`."""
-
     def results(self, folder: Path) -> None:
-        """See `Listener`."""
         self.tensors = read_arrays(folder / _TENSORS, self._max_mb)
 
 
 def _read_payload(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
-    from plan_runner.graph_session import read_checkpoint
+    from plan_runner.graph_session import checkpoint_content, read_checkpoint
 
     with refusing():
-        path = Path(payload["path"])
-        # A copy: TensorFlow treats the name of a checkpoint as a pattern.
-        copy = scratch / "server_state.ckpt"
-        try:
-            copy.write_bytes(path.read_bytes())
-        except OSError as e:
-            raise PlanError(f"{path}: expected a checkpoint, cannot read it ({e.strerror})") from e
+        path, copy = Path(payload["path"]), scratch / "server_state.ckpt"
+        copy.write_bytes(checkpoint_content(path))
         tensors = read_checkpoint(copy, str(path))
         (scratch / _RESULTS).mkdir()
         # TensorFlow returns strings as objects, which `read_arrays` refuses.

@@ -3,12 +3,11 @@
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Optional, Union
 
 import numpy as np
 
-from plan_runner.client import Client, ClientGraph
+from plan_runner.client import ClientGraph
 from plan_runner.graph_session import GraphSession
 from plan_runner.ram_files import File
 
@@ -19,10 +18,12 @@ class Sent:
 
     Attributes:
         tensors: Tensors to sum, by name.
+        size: Bytes of the tensors when sent.
         checkpoint: The file with the tensors, if the client's graph writes one.
     """
 
     tensors: Mapping[str, np.ndarray]
+    size: int = 0
     checkpoint: Optional[File] = None
 
 
@@ -40,28 +41,6 @@ class Sums(abc.ABC):
     @abc.abstractmethod
     def results(self) -> dict[str, np.ndarray]:
         """Returns the sums, keyed by the names that `Profile.end_round` takes."""
-
-    @property
-    @abc.abstractmethod
-    def bytes_up(self) -> float:
-        """Mean size of a client's output."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundOutcome:
-    """The results of a round.
-
-    Attributes:
-        tensors: The server's new state and the metrics, by name.
-        bytes_down: Size of the checkpoint for clients.
-        bytes_up: Mean size of a client's output.
-        outputs: The server's outputs in addition to its checkpoint, by name.
-    """
-
-    tensors: Mapping[str, np.ndarray]
-    bytes_down: int
-    bytes_up: float
-    outputs: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 class Profile(abc.ABC):
@@ -110,22 +89,6 @@ class Profile(abc.ABC):
             sums: Results of `new_sums`.
             scratch: Folder of the first half, which ran last.
         """
-
-    def run_round(self, state: Path, clients: Sequence[Client], scratch: Path) -> RoundOutcome:
-        """Runs a round.
-
-        Args:
-            state: Checkpoint of the server's state.
-            clients: The clients, in the order of their sum.
-            scratch: An empty folder for this round's files.
-        """
-        sums = self.new_sums()
-        down = self.begin_round(state, scratch)
-        for client in clients:
-            sent = self.play_client(client.name, client.examples(), down, scratch)
-            sums.add(client.name, sent)
-        tensors, outputs = self.end_round(sums.results(), scratch)
-        return RoundOutcome(tensors, down.stat().st_size, sums.bytes_up, outputs)
 
     def close(self) -> None:
         """Closes the sessions."""

@@ -7,18 +7,13 @@ sums without noise, so that a file on a disk would outlive a process that is kil
 from __future__ import annotations
 
 import os
+import types
 from pathlib import Path
-from typing import NamedTuple, Union
+from typing import Union
 
 import tensorflow as tf
 
 _ROOT = "ram://plan_runner"
-
-
-class _Status(NamedTuple):
-    """The part of `os.stat_result` that is of use."""
-
-    st_size: int
 
 
 class RamFile:
@@ -67,9 +62,9 @@ class RamFile:
         if not missing_ok or self.is_file():
             tf.io.gfile.remove(self._path)
 
-    def stat(self) -> _Status:
-        """Returns the size."""
-        return _Status(int(tf.io.gfile.stat(self._path).length))
+    def stat(self) -> types.SimpleNamespace:
+        """Returns the size, as `os.stat_result` does."""
+        return types.SimpleNamespace(st_size=int(tf.io.gfile.stat(self._path).length))
 
 
 # A file that a graph reads or writes.

@@ -25,9 +25,14 @@ from plan_runner.export import (
     conformance_client,
     read_arrays,
 )
-from plan_runner.graph_session import check_tensors, read_checkpoint, write_checkpoint
+from plan_runner.graph_session import (
+    check_tensors,
+    checkpoint_content,
+    read_checkpoint,
+    write_checkpoint,
+)
 from plan_runner.plan_messages import parse_plan, read_plans
-from plan_runner.profile import Profile, RoundOutcome
+from plan_runner.profile import Profile
 from plan_runner.secure import SecureProfile
 from plan_runner.tflite import TfLiteComparison, relative_difference
 
@@ -41,7 +46,6 @@ _MAX_NAMES = 10
 # Parts of a deployment that this runner lacks, named with each verdict.
 _NEVER_RUN = "the platform's own client and server"
 _TFLITE = "the TFLite graph that devices get"
-_PROTOCOL = "a secure aggregation protocol"
 
 
 def drawn_cohorts(
@@ -136,7 +140,7 @@ def run_rounds(
         comparison: A second runner of every client, whose results are compared.
     """
     manifest = export.manifest
-    initial = export.read(exports.SERVER_STATE) if state is None else _content(state)
+    initial = export.read(exports.SERVER_STATE) if state is None else checkpoint_content(state)
     with tempfile.TemporaryDirectory(prefix="plan_runner_") as scratch:
         # A copy: TensorFlow treats the name of a checkpoint as a pattern.
         current = Path(scratch) / "server_state.ckpt"
@@ -150,9 +154,16 @@ def run_rounds(
             for number, clients in enumerate(cohorts, 1):
                 _check_size(len(clients), manifest, number)
                 begins(f"round {number}")
-                with tempfile.TemporaryDirectory(dir=scratch) as folder:
-                    outcome = profile.run_round(current, clients, Path(folder))
-                result = round_result(number, len(clients), outcome, manifest)
+                with tempfile.TemporaryDirectory(dir=scratch) as name:
+                    folder, sums, sizes = Path(name), profile.new_sums(), []
+                    down = profile.begin_round(current, folder)
+                    for client in clients:
+                        sent = profile.play_client(client.name, client.examples(), down, folder)
+                        sums.add(client.name, sent)
+                        sizes.append(sent.size)
+                    tensors, outputs = profile.end_round(sums.results(), folder)
+                    traffic = down.stat().st_size, sum(sizes) / max(1, len(sizes))
+                result = round_result(number, len(clients), tensors, outputs, *traffic, manifest)
                 write_checkpoint(current, result.state)
                 yield result
         finally:
@@ -160,24 +171,30 @@ def run_rounds(
 
 
 def round_result(
-    number: int, clients: int, outcome: RoundOutcome, manifest: Manifest
+    number: int,
+    clients: int,
+    tensors: Mapping[str, np.ndarray],
+    outputs: Mapping[str, np.ndarray],
+    bytes_down: int,
+    bytes_up: float,
+    manifest: Manifest,
 ) -> RoundResult:
     """Returns the report of a round, after a check of its tensors.
 
     Args:
-        number: Index of the round, from 1.
-        clients: Number of clients that took part.
+        tensors: The server's new state and the metrics, by name.
+        outputs: The server's outputs in addition to its checkpoint, by name.
     """
-    where, tensors = f"round {number}: the new state", outcome.tensors
+    where = f"round {number}: the new state"
     check_tensors(tensors, {**manifest.server_state, **manifest.metrics}, where)
     return RoundResult(
         number,
         clients,
         {name: tensors[name] for name in manifest.server_state},
         {name: tensors[name] for name in manifest.metrics},
-        outcome.bytes_down,
-        outcome.bytes_up,
-        check_metrics(tensors, outcome.outputs, manifest.metrics, where),
+        bytes_down,
+        bytes_up,
+        check_metrics(tensors, outputs, manifest.metrics, where),
     )
 
 
@@ -191,13 +208,6 @@ def _check_size(clients: int, manifest: Manifest, number: int) -> None:
             f"round {number}: expected at most {counted(most, 'client')}, for whom secure sums "
             f"have room, found {clients}; export with a larger --max_clients_per_round"
         )
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as e:
-        raise PlanError(f"{path}: expected a checkpoint, cannot read it ({e.strerror})") from e
 
 
 def write_results(folder: Path, rows: Sequence[str], state: Mapping[str, np.ndarray]) -> None:
@@ -391,7 +401,7 @@ def print_checks(
     plan, device = read_plans(export)
     num_rounds, as_lite, not_run = counted(rounds, "round"), "", [_NEVER_RUN]
     if plan.phase[0].HasField("server_phase"):
-        not_run.insert(0, _PROTOCOL)
+        not_run.insert(0, "a secure aggregation protocol")
     problem = _device_problem(plan, device)
     if isinstance(comparison, str):
         not_run.insert(0, f"{_TFLITE} ({comparison})")

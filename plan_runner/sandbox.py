@@ -144,6 +144,8 @@ _TSYNC, _SPEC_ALLOW = 1, 4
 # skipping), return.
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+_ALLOWED = _RETURN, 0, 0, _ALLOW
+_REFUSED = _RETURN, 0, 0, _ERRNO | _EPERM
 
 
 class Refused(Exception):
@@ -319,42 +321,33 @@ def _filter(pid: int) -> _Code:
     }
     return [
         (_LOAD, 0, 0, _ARCHITECTURE),
-        *_if(_EQUAL, _AUDIT_ARCH_X86_64, [], otherwise=_KILL_PROCESS),
+        (_EQUAL, 1, 0, _AUDIT_ARCH_X86_64),
+        (_RETURN, 0, 0, _KILL_PROCESS),
         (_LOAD, 0, 0, _NUMBER),
         *_if(_AT_LEAST, _X32, [(_RETURN, 0, 0, _ERRNO | _ENOSYS)]),
-        *(step for number in _CALLS.values() for step in _if(_EQUAL, number, [_allowed()])),
+        *(step for number in _CALLS.values() for step in _if(_EQUAL, number, [_ALLOWED])),
         *(step for number, code in judged.items() for step in _if(_EQUAL, number, code)),
         *_if(_AT_LEAST, _FIRST_NEW_CALL, [(_RETURN, 0, 0, _ERRNO | _ENOSYS)]),
-        _refused(),
+        _REFUSED,
     ]
 
 
-def _allowed() -> tuple[int, int, int, int]:
-    return _RETURN, 0, 0, _ALLOW
-
-
-def _refused() -> tuple[int, int, int, int]:
-    return _RETURN, 0, 0, _ERRNO | _EPERM
-
-
-def _if(comparison: int, value: int, code: _Code, otherwise: Optional[int] = None) -> _Code:
-    """Runs code if the loaded word compares so; else skips it, or returns."""
-    if otherwise is not None:
-        return [(comparison, 1, 0, value), (_RETURN, 0, 0, otherwise), *code]
+def _if(comparison: int, value: int, code: _Code) -> _Code:
+    """Runs code if the loaded word compares so; else skips it."""
     return [(comparison, 0, len(code), value), *code]
 
 
 def _choice(argument: int, values: Iterable[int], mask: Optional[int] = None) -> _Code:
     """Allows a call if the 32 bits of its argument that the kernel reads are one of the values."""
     masked = [] if mask is None else [(_AND, 0, 0, mask)]
-    compared = [step for value in values for step in _if(_EQUAL, value, [_allowed()])]
-    return [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), *masked, *compared, _refused()]
+    compared = [step for value in values for step in _if(_EQUAL, value, [_ALLOWED])]
+    return [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), *masked, *compared, _REFUSED]
 
 
 def _unless_zero(argument: int) -> _Code:
     """Refuses a call if the upper half of its argument is not 0."""
     upper = _ARGUMENTS + 8 * argument + 4
-    return [(_LOAD, 0, 0, upper), (_EQUAL, 1, 0, 0), _refused()]
+    return [(_LOAD, 0, 0, upper), (_EQUAL, 1, 0, 0), _REFUSED]
 
 
 def _checked(result: int) -> int:

@@ -1,6 +1,7 @@
 """Plans whose server's graph is fed with secure sums (`server_phase`)."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -122,7 +123,8 @@ class SecureProfile(Profile):
     ) -> Sent:
         """See `Profile`."""
         del scratch
-        return Sent(self.client.run(name, examples, checkpoint))
+        size = sum(tensor.packed_bytes for tensor in self.tensors.values())
+        return Sent(self.client.run(name, examples, checkpoint), size)
 
     def new_sums(self) -> Sums:
         """See `Profile`."""
@@ -181,6 +183,12 @@ class SecureTensor:
     modulus: int
     restore_name: str
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of a client's output: every number in the bits of the modulus, packed."""
+        size = math.prod(size or 0 for size in self.kind.shape)
+        return -(-size * (self.modulus - 1).bit_length() // 8)
+
 
 def read_side_channel(name: str, channel: Any, where: str) -> SecureTensor:
     """Reads a SideChannel."""
@@ -199,40 +207,6 @@ def read_side_channel(name: str, channel: Any, where: str) -> SecureTensor:
     return SecureTensor(name, TensorType(dtype, shape), modulus, channel.restore_name)
 
 
-class SecureSum:
-    """The sum of one tensor over the clients of a round."""
-
-    def __init__(self, tensor: SecureTensor) -> None:
-        self._tensor = tensor
-        shape = [size or 0 for size in tensor.kind.shape]
-        # Twice a modulus fits.
-        self._total = np.zeros(shape, np.uint64)
-
-    @property
-    def bytes_up(self) -> int:
-        """Bytes of a client's output: every number in the bits of the modulus, packed."""
-        bits = self._total.size * (self._tensor.modulus - 1).bit_length()
-        return -(-bits // 8)
-
-    def add(self, value: np.ndarray, where: str) -> None:
-        """Adds one client's values."""
-        kind, modulus = self._tensor.kind, self._tensor.modulus
-        place = f"{where}: {self._tensor.name}"
-        if not kind.admits(value.dtype.name, value.shape):
-            actual = TensorType(value.dtype.name, value.shape)
-            raise PlanError(f"{place}: expected {kind}, found {actual}")
-        if value.size:
-            smallest, largest = int(value.min()), int(value.max())
-            if smallest < 0 or largest >= modulus:
-                wrong = smallest if smallest < 0 else largest
-                raise PlanError(f"{place}: expected values from 0 to {modulus - 1}, found {wrong}")
-        self._total = (self._total + value.astype(np.uint64)) % np.uint64(modulus)
-
-    def result(self) -> np.ndarray:
-        """Returns the sum, in the dtype that the server's graph expects."""
-        return in_graph(self._tensor, self._total)
-
-
 def in_graph(tensor: SecureTensor, total: np.ndarray) -> np.ndarray:
     """Returns a sum of uint64 in the dtype that the server's graph expects."""
     dtype = np.dtype(tensor.kind.dtype)
@@ -246,18 +220,33 @@ class SecureSums(Sums):
     """The sums of all tensors over the clients of a round."""
 
     def __init__(self, tensors: Mapping[str, SecureTensor]) -> None:
-        self._sums = {name: SecureSum(tensor) for name, tensor in tensors.items()}
+        self._tensors = tensors
+        # Twice a modulus fits.
+        self._totals = {
+            name: np.zeros([size or 0 for size in tensor.kind.shape], np.uint64)
+            for name, tensor in tensors.items()
+        }
 
     def add(self, client: str, sent: Sent) -> None:
         """See `Sums`."""
         for name, value in sent.tensors.items():
-            self._sums[name].add(value, f"client {client}")
+            kind, modulus = self._tensors[name].kind, self._tensors[name].modulus
+            place = f"client {client}: {name}"
+            if not kind.admits(value.dtype.name, value.shape):
+                actual = TensorType(value.dtype.name, value.shape)
+                raise PlanError(f"{place}: expected {kind}, found {actual}")
+            if value.size:
+                smallest, largest = int(value.min()), int(value.max())
+                if smallest < 0 or largest >= modulus:
+                    wrong = smallest if smallest < 0 else largest
+                    raise PlanError(
+                        f"{place}: expected values from 0 to {modulus - 1}, found {wrong}"
+                    )
+            total = self._totals[name] + value.astype(np.uint64)
+            self._totals[name] = total % np.uint64(modulus)
 
     def results(self) -> dict[str, np.ndarray]:
         """See `Sums`."""
-        return {name: total.result() for name, total in self._sums.items()}
-
-    @property
-    def bytes_up(self) -> float:
-        """See `Sums`."""
-        return float(sum(total.bytes_up for total in self._sums.values()))
+        return {
+            name: in_graph(tensor, self._totals[name]) for name, tensor in self._tensors.items()
+        }

@@ -15,17 +15,19 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from fleet.node_noise.divergences import SkellamSum, composed_epsilon
+from fleet.node_noise.divergences import SkellamSum
 from fleet.node_noise.noise import NodeNoise, PrivacyRequirements
 from fleet.node_noise.server_noise import ServerNoise
 from fleet.secure_aggregation.sessions import sync_folder
 from plan_runner.errors import PlanError, counted
 
 _OWNER_ONLY = 0o600
+# Errors of lines with another structure.
+_MALFORMED = (KeyError, RecursionError, TypeError, ValueError, ZeroDivisionError)
 
 
 class Lines:
@@ -36,10 +38,17 @@ class Lines:
 
     Args:
         path: The file, created with the first line.
+        expected: The contents of a line, for messages.
+        count: Called with each line, also with a new one; raises an error to refuse it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        expected: str = "a JSON object",
+        count: Callable[[dict[str, Any]], None] = lambda line: None,
+    ) -> None:
+        self.path, self._count = path, count
         self.lines: list[dict[str, Any]] = []
         try:
             content = path.read_bytes()
@@ -51,9 +60,10 @@ class Lines:
         for number, line in enumerate(complete.splitlines(), 1):
             try:
                 self.lines.append({**json.loads(line)})
-            except (RecursionError, TypeError, ValueError) as e:
+                count(self.lines[-1])
+            except _MALFORMED as e:
                 raise PlanError(
-                    f"{path}, line {number}: expected a JSON object, cannot read it"
+                    f"{path}, line {number}: expected {expected}, cannot read it ({e!r:.100})"
                 ) from e
         self._size = len(complete)
 
@@ -77,6 +87,7 @@ class Lines:
             raise self._error(e) from e
         self._size += len(content)
         self.lines.append(line)
+        self._count(line)
 
     def _error(self, error: OSError) -> PlanError:
         return PlanError(f"{self.path}: cannot read or write ({error.strerror})")
@@ -93,12 +104,7 @@ class ServerAccount:
     def __init__(self, path: Path, delta: float, target: Optional[float]) -> None:
         self.delta = delta
         self._target = math.inf if target is None else target
-        self._file = Lines(path)
-        for line in self._file.lines:
-            try:
-                self._count(line)
-            except (KeyError, TypeError, ValueError) as e:
-                raise PlanError(f"{path}: expected rounds, cannot read one ({e!r})") from e
+        self._file = Lines(path, "a round", self._count)
 
     @property
     def epsilon(self) -> float:
@@ -131,10 +137,6 @@ class ServerAccount:
         Args:
             clients: Identities of the clients whose values are in its sum.
         """
-
-    def _append(self, line: dict[str, Any]) -> None:
-        self._file.append(line)
-        self._count(line)
 
     def _count(self, line: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -212,7 +214,7 @@ class OpenedSums(ServerAccount):
                 f"sum, found {len(names)}"
             )
         self.check(map(bytes.fromhex, names))
-        self._append({"session": session.hex(), "clients": names})
+        self._file.append({"session": session.hex(), "clients": names})
 
     def _count(self, line: dict[str, Any]) -> None:
         session, clients = line["session"], list(line["clients"])
@@ -272,7 +274,7 @@ class ReleasedRounds(ServerAccount):
     def release(self, number: int, clients: Iterable[bytes]) -> None:
         """See `ServerAccount.release`."""
         names = sorted({client.hex() for client in clients})
-        self._append({"round": number, "clients": names, "drawn": self._is_drawn})
+        self._file.append({"round": number, "clients": names, "drawn": self._is_drawn})
 
     def _epsilon(self, rounds: Mapping[str, set[int]], last: int, drawn: bool) -> float:
         if drawn and not self._noise.is_tree:
@@ -297,24 +299,12 @@ class NodeAccount:
     """
 
     def __init__(self, path: Path, noise: NodeNoise, limits: PrivacyRequirements) -> None:
-        self._file, self._noise, self._limits = Lines(path), noise, limits
+        self._noise, self._limits = noise, limits
         self._sessions: dict[str, SkellamSum] = {}
-        for number, line in enumerate(self._file.lines, 1):
-            try:
-                self._sessions[str(line["session"])] = SkellamSum.from_json(line)
-            except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
-                raise PlanError(
-                    f"{path}, line {number}: expected a sum and its noise, cannot read it ({e!r})"
-                ) from e
+        self._file = Lines(path, "a sum and its noise", self._count)
 
-    @property
-    def sums(self) -> int:
-        """Number of sums."""
-        return len(self._sessions)
-
-    def epsilon(self, delta: float) -> float:
-        """Returns epsilon of all sums together."""
-        return composed_epsilon(collections.Counter(self._sessions.values()), delta)
+    def _count(self, line: dict[str, Any]) -> None:
+        self._sessions[str(line["session"])] = SkellamSum.from_json(line)
 
     def charge(self, session: bytes) -> None:
         """Counts a sum before the node's values leave it, each session once.
@@ -329,4 +319,3 @@ class NodeAccount:
         # The multiplier and delta are for human readers; the other numbers determine epsilon.
         about = {"noise_multiplier": self._noise.noise_multiplier, "delta": self._noise.delta}
         self._file.append({"session": session.hex(), **noise.to_json(), **about})
-        self._sessions[session.hex()] = noise

@@ -8,27 +8,24 @@ server nor on the graphs: the checks limit a client's change of a sum to that of
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, Optional, TypeVar
 
 import numpy as np
 
 from fleet.node_noise.divergences import TOLERANCE, SkellamSum, composed_epsilon
-from fleet.node_noise.skellam import Draw, check_variance, fresh_words, skellam
+from fleet.node_noise.skellam import Draw, check_variance, skellam
 from fleet.secure_aggregation.sum_plan import SummedTensor
 from plan_runner.errors import PlanError, counted
-from plan_runner.export import NAME
 
 WHERE = "manifest.json: privacy: differential_privacy"
 # Errors of JSON with another structure.
 _MALFORMED = (AttributeError, KeyError, RecursionError, TypeError, ValueError, ZeroDivisionError)
 _LARGEST_MODULUS = 1 << 62
-_WORD_BITS = 64
 _T = TypeVar("_T")
 
 
@@ -170,7 +167,7 @@ class NodeNoise:
                 )
         for group in self.groups:
             group.check_client(values)
-        is_silent = not _bernoulli(self.takes_part)
+        is_silent = secrets.randbelow(self.takes_part.denominator) >= self.takes_part.numerator
         sent = {name: values[name] for name in self.without_noise}
         for group in self.groups:
             modulus = np.int64(group.modulus)
@@ -251,28 +248,6 @@ class PrivacyRequirements:
             )
 
 
-def read_node_noise(export: Path, pinned: str) -> Optional[NodeNoise]:
-    """Returns the noise that nodes add; None if an export's manifest has none.
-
-    Args:
-        pinned: SHA-256 of its manifest, as hexadecimal digits.
-    """
-    return parse_node_noise(pinned_manifest(export, pinned))
-
-
-def pinned_manifest(export: Path, pinned: str) -> bytes:
-    """Returns the content of an export's manifest, after a check of its hash."""
-    path = export / NAME
-    try:
-        content = path.read_bytes()
-    except OSError as e:
-        raise PlanError(f"{path}: expected a manifest, cannot read it ({e.strerror})") from e
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != pinned:
-        raise PlanError(f"{path}: expected the pinned sha256 {pinned}, found {digest}")
-    return content
-
-
 def parse_node_noise(manifest: bytes) -> Optional[NodeNoise]:
     """Returns the noise that nodes add; None if a manifest has none."""
     noise = parse_noise(manifest, {"distributed": _node_noise})
@@ -350,17 +325,3 @@ def _check(noise: NodeNoise) -> None:
                 f"{WHERE}: epsilon_after: expected at least {epsilon:.6g} after "
                 f"{counted(sums, 'sum')}, which follows from the noise, found {claim:g}"
             )
-
-
-def _bernoulli(probability: Fraction) -> bool:
-    """Returns True with exactly this probability, by comparing it digit by digit."""
-    words = fresh_words()
-    numerator, denominator = probability.numerator, probability.denominator
-    while 0 < numerator < denominator:
-        numerator <<= _WORD_BITS
-        digit, rest = divmod(numerator, denominator)
-        word = int(words(1)[0])
-        if word != digit:
-            return word < digit
-        numerator = rest
-    return numerator > 0

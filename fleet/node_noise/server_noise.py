@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
@@ -24,7 +23,7 @@ from fleet.node_noise.divergences import (
     sampled_without_replacement,
     tree_sensitivity,
 )
-from fleet.node_noise.noise import WHERE, parse_noise, pinned_manifest
+from fleet.node_noise.noise import WHERE, parse_noise
 from plan_runner.errors import PlanError, counted
 
 POISSON, FIXED_SIZE, STRATIFIED = "poisson", "fixed_size", "stratified"
@@ -156,15 +155,6 @@ class ServerNoise:
                 f"{counted(self.rounds, 'round')}, which follows from the noise and the draw, "
                 f"found {self.claimed:g}"
             )
-
-
-def read_server_noise(export: Path, pinned: str) -> Optional[ServerNoise]:
-    """Returns the noise that the server adds; None if an export's manifest has none.
-
-    Args:
-        pinned: SHA-256 of its manifest, as hexadecimal digits.
-    """
-    return parse_server_noise(pinned_manifest(export, pinned))
 
 
 def parse_server_noise(manifest: bytes) -> Optional[ServerNoise]:

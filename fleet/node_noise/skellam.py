@@ -34,9 +34,11 @@ Draw = Callable[[Fraction, int], np.ndarray]
 # Digits of u in a word; the last bit is the sign.
 _DIGITS = 63
 _WORD = 64
-# Largest size of a table, and -log of what may be beyond it, where further words decide.
-_LARGEST = (1 << 15) - 1
-_LOG_INVERSE = (_WORD + 1) * math.log(2)
+# -log of half the probability beyond a table, where further words decide.
+_LOG_INVERSE = (_WORD + 2) * math.log(2)
+# The widest noise of a table, whose sizes are below 2^15.
+_FAR = (1 << 15) - 3
+_WIDEST = Fraction((_FAR**2 - 2 * _FAR * _LOG_INVERSE / 3) / (2 * _LOG_INVERSE))
 # Maximum number of draws to add for each value, for wide noise.
 MAX_PARTS = 2048
 _PIECE = 1 << 16
@@ -70,6 +72,7 @@ def drawn(variance: Fraction, size: int, words: Words) -> np.ndarray:
     total = np.zeros(size, np.int64)
     if variance == 0:
         return total
+    check_variance(variance, "noise")
     parts = _parts(variance)
     part_variance = variance / parts
     for start in range(0, size, _PIECE):
@@ -81,20 +84,15 @@ def drawn(variance: Fraction, size: int, words: Words) -> np.ndarray:
 
 def check_variance(variance: Fraction, where: str) -> None:
     """Raises a `PlanError` unless there is noise of that variance."""
-    if variance < 0 or _any_parts(variance) > MAX_PARTS:
+    if variance < 0 or _parts(variance) > MAX_PARTS:
         raise PlanError(
-            f"{where}: expected a variance from 0 to {MAX_PARTS * _widest():.3g}, found "
+            f"{where}: expected a variance from 0 to {float(MAX_PARTS * _WIDEST):.3g}, found "
             f"{float(variance):.6g}"
         )
 
 
 def _parts(variance: Fraction) -> int:
-    check_variance(variance, "noise")
-    return _any_parts(variance)
-
-
-def _any_parts(variance: Fraction) -> int:
-    return max(1, math.ceil(variance / Fraction(_widest())))
+    return max(1, math.ceil(variance / _WIDEST))
 
 
 def _from_words(variance: Fraction, first: np.ndarray, words: Words) -> np.ndarray:
@@ -148,7 +146,7 @@ def thresholds(variance: Fraction) -> np.ndarray:
     # The precision decides all probabilities except those next to a multiple of 2^-63.
     if any(least != above for least, above in bounds):
         raise ArithmeticError(f"a variance of {variance} needs more than {_FIRST_PRECISION} digits")
-    return np.array([least for least, _ in bounds[: _largest(variance) + 1]], np.uint64)
+    return np.array([least for least, _ in bounds[: _reach(variance, _LOG_INVERSE) + 1]], np.uint64)
 
 
 def _probabilities(variance: Fraction, precision: int) -> list[Decimal]:
@@ -181,14 +179,3 @@ def _reach(variance: Fraction, log_inverse: float) -> int:
     """
     third = log_inverse / 3
     return math.ceil(third + math.sqrt(third**2 + 2 * float(variance) * log_inverse)) + 1
-
-
-def _largest(variance: Fraction) -> int:
-    return _reach(variance, _LOG_INVERSE + math.log(2))
-
-
-def _widest() -> float:
-    """Returns a variance whose table is no larger than `_LARGEST`."""
-    log_inverse = _LOG_INVERSE + math.log(2)
-    most = _LARGEST - 2
-    return (most**2 - 2 * most * log_inverse / 3) / (2 * log_inverse)

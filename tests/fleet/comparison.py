@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fleet.node_noise.noise import NodeNoise, NoisedGroup, read_node_noise
+from fleet.node_noise.noise import NodeNoise, NoisedGroup, parse_node_noise
 from fleet.player import Examples, Player
 from fleet.settings import manifest_sha256
 from fleet.state_folder import DONE, JOURNAL, sums_file
 from plan_runner.errors import PlanError, counted
-from plan_runner.export import SERVER_STATE, STATE, SUFFIX, TRAINING, read_arrays
+from plan_runner.export import SERVER_STATE, STATE, SUFFIX, TRAINING, read_arrays, read_manifest
 
 # Tolerance of the noise's moments in standard deviations, exceeded once in a million demos.
 _DEVIATIONS = 5.0
@@ -63,7 +63,7 @@ def equals_run_plan(
     """
     journal = [json.loads(line) for line in (state / JOURNAL).read_text().splitlines()]
     rounds = [event for event in journal if event["event"] == DONE]
-    noise = read_node_noise(export, manifest_sha256(export))
+    noise = parse_node_noise(read_manifest(export))
     if noise is not None:
         return _has_nodes_noise(export, clients, state, rounds, noise, report)
     file, output = folder / "cohorts.txt", folder / "run_plan"

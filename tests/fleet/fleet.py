@@ -70,10 +70,8 @@ class LocalChannel:
             self.carried.append((node, stage_of(request), request, answer))
             self._answers.append((node, answer))
 
-    def receive(self) -> dict[str, bytes]:
-        answers: dict[str, bytes] = {}
-        while self._answers and self._answers[0][0] not in answers:
-            answers.update([self._answers.pop(0)])
+    def receive(self) -> list[tuple[str, bytes]]:
+        answers, self._answers = self._answers, []
         return answers
 
 

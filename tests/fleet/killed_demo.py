@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet.demo import RunningDemo, prepare
-from fleet.launch import SUPERLINK, Processes, ended_by_signals
+from fleet.demo import Demo
+from fleet.launch import SUPERLINK
 from fleet.server import STAGES
 from plan_runner.errors import PlanError
+from plan_runner.exit_status import ended_by_signals
 from plan_runner.export import open_export
 from tests.fleet.comparison import equals_run_plan
 
@@ -62,7 +63,7 @@ def schedule(
     return victims
 
 
-class KilledDemo(RunningDemo):
+class KilledDemo(Demo):
     """A demo that kills processes by a schedule, and restarts killed nodes.
 
     Attributes:
@@ -96,7 +97,7 @@ class KilledDemo(RunningDemo):
 
     def _kill(self, victim: str) -> None:
         self._report(f"kills {victim}")
-        if victim in self._names:
+        if victim in self.names:
             if self._processes.has(victim):
                 self._processes.end(victim, signal.SIGKILL)
                 back = time.monotonic() + self.back_seconds
@@ -122,16 +123,13 @@ def killed_demo(
     minimum = _MIN_NODES.get(kill or "", 0)
     if nodes < minimum:
         raise PlanError(f"--kill={kill}: expected at least {minimum} --nodes, found {nodes}")
-    names = prepare(export, clients, nodes, rounds, folder, report)
+    running = KilledDemo(export, clients, nodes, rounds, folder, report)
     if kill == OFTEN:
-        _expect_losses(folder, names)
+        _expect_losses(folder, running.names)
+        running.back_seconds = _BACK_SECONDS
     stages = _STAGES[open_export(export).manifest.profile]
-    with Processes(folder / "processes") as processes:
-        running = KilledDemo(folder, names, rounds, processes, report)
-        running.schedule = schedule(kill, names, rounds, stages, seed)
-        running.back_seconds = _BACK_SECONDS if kill == OFTEN else 0.0
-        running.start()
-        running.watch()
+    running.schedule = schedule(kill, running.names, rounds, stages, seed)
+    running.run()
     assert not running.schedule or kill == OFTEN, running.schedule
     return equals_run_plan(export, folder / "clients", running.state, folder, report)
 

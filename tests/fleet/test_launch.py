@@ -12,8 +12,9 @@ import pytest
 
 from fleet.cli import main
 from fleet.demo import named_clients
-from fleet.launch import Processes, Terminated, ended_by_signals
+from fleet.launch import Processes
 from plan_runner.errors import PlanError
+from plan_runner.exit_status import Terminated, ended_by_signals
 from tests.processes import default_signals, is_running, wait_until
 
 # A process with a child; both ignore polite signals.

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fleet.demo import demo
-from fleet.node_noise.noise import PrivacyRequirements, read_node_noise
+from fleet.demo import Demo
+from fleet.node_noise.noise import PrivacyRequirements, parse_node_noise
 from fleet.node_noise.skellam import skellam
 from fleet.player import Player
 from fleet.server import FleetServer
-from fleet.settings import DataSettings, manifest_sha256
+from fleet.settings import DataSettings
 from fleet.state_folder import sums_file
 from plan_runner.client import read_records
 from plan_runner.errors import PlanError
+from plan_runner.export import read_manifest
 from plan_runner.graph_session import read_checkpoint
 from tests.data.stores import write_store
 from tests.fleet.comparison import moments_of, noise_in_units
@@ -66,17 +67,17 @@ def fleet(exported, tmp_path_factory):
 
 @pytest.mark.slow
 def test_demo_size_fits_the_noise(exported, fleet, tmp_path):
-    noise = read_node_noise(exported, manifest_sha256(exported))
+    noise = parse_node_noise(read_manifest(exported))
     manifest = json.loads((exported / "manifest.json").read_text())
     assert (demo_size({"privacy": {}}), demo_size(manifest)) == (4, 4)
     manifest["privacy"]["differential_privacy"]["fewest_clients"] = 5
     assert demo_size(manifest) == 5
     clients = exported / "conformance" / "clients"
     with pytest.raises(PlanError, match=r"^--nodes: expected at least 3, .* found 2$"):
-        demo(exported, clients, 2, 1, tmp_path / "demo", print)
+        Demo(exported, clients, 2, 1, tmp_path / "demo", print)
     line = rf"^--rounds: expected at most {len(noise.claimed)}, .* found {len(noise.claimed) + 1}$"
     with pytest.raises(PlanError, match=line):
-        demo(exported, clients, 3, len(noise.claimed) + 1, tmp_path / "demo", print)
+        Demo(exported, clients, 3, len(noise.claimed) + 1, tmp_path / "demo", print)
     assert not (tmp_path / "demo").exists()
 
 
@@ -166,7 +167,7 @@ def _state(folder) -> bytes:
 
 
 def _noise(exported):
-    return read_node_noise(exported, manifest_sha256(exported))
+    return parse_node_noise(read_manifest(exported))
 
 
 def _check_sums(exported, plain: bytes, noised: bytes, drawn) -> None:

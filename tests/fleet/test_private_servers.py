@@ -55,7 +55,7 @@ _SUMS = b"sums of clients without noise"
 class _Player:
     """A stand-in for graphs, whose states are numbers of rounds."""
 
-    about = About("training", "daf", (), None, 0)
+    about = About("training", (), None, 0)
 
     def check_examples(self, *args):
         pass

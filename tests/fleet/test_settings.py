@@ -24,7 +24,7 @@ from fleet.settings import (
     read_roster,
     read_server_settings,
 )
-from fleet.state_folder import RoundJournal, StartedRound, StateFolder
+from fleet.state_folder import DRAWN, GIVEN_UP, RoundJournal, StartedRound, StateFolder
 from fleet.wire import Kind, Message, decoded
 from plan_runner.errors import PlanError
 from plan_runner.export import TRAINING, Limits
@@ -158,7 +158,8 @@ def test_roster_rejects_invalid_identities(tmp_path, content, expected):
 
 def test_missing_files_raise_plan_errors(tmp_path):
     assert "cannot read it (No such file" in refused(read_node_settings, tmp_path / "node.toml")
-    assert "expected the folder of an export" in refused(manifest_sha256, tmp_path)
+    assert "expected the file manifest.json, found none" in refused(manifest_sha256, tmp_path)
+    assert "expected the folder of an export" in refused(manifest_sha256, tmp_path / "export")
     (tmp_path / "node.toml").write_text(_NODE.replace("0" * 64, "x") + _DATA)
     assert "manifest_sha256: expected 64" in refused(read_node_settings, tmp_path / "node.toml")
 
@@ -190,14 +191,14 @@ def test_state_folder_has_one_server(tmp_path):
 def test_journal_resumes_after_each_step(tmp_path):
     kept, track = opened(tmp_path)
     track.begin(1, StartedRound(b"s" * 32, ("a", "b")))
-    track.give_up(1, "too few", asked_to_open=False)
+    track.write(GIVEN_UP, 1, why="too few", asked_to_open=False)
     track.begin(1, StartedRound(b"t" * 32, ("a", "b")))
     kept.close()
     kept, track = opened(tmp_path)
     assert track.completed == 0 and track.state == b"initial"
     assert track.pending(1) == track.pending() == (b"t" * 32, ("a", "b"))
     assert track.pending(2) is None and track.drawn(1) is None
-    track.draw(1, ["a", "b"])
+    track.write(DRAWN, 1, cohort=["a", "b"])
     kept.close()
     kept, track = opened(tmp_path)
     assert track.drawn(1) == ["a", "b"]
@@ -282,6 +283,6 @@ def test_full_disk_leaves_complete_events(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    assert "(No space left on device)" in refused(track.give_up, 1, "why", False)
+    assert "(No space left on device)" in refused(track.write, GIVEN_UP, 1)
     assert (tmp_path / "rounds.jsonl").read_bytes() == before
     kept.close()

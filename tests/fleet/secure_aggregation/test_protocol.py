@@ -61,7 +61,8 @@ def test_sums_are_exact_in_every_modulus(tmp_path, bound, modulus):
 
 def test_sums_equal_those_of_plans(tmp_path):
     from plan_runner.export import TensorType
-    from plan_runner.secure import SecureSum, SecureTensor
+    from plan_runner.profile import Sent
+    from plan_runner.secure import SecureSums, SecureTensor
 
     clients = 5
     tensors = [
@@ -74,13 +75,13 @@ def test_sums_equal_those_of_plans(tmp_path):
         values.update({name: value.astype(np.int64) for name, value in values.items()})
     server = fleet.begin()
     fleet.play(server)
+    clear = SecureSums({tensor.name: tensor for tensor in tensors})
+    for number, values in enumerate(fleet.values):
+        clear.add(f"{number}", Sent(values))
     for tensor, part in zip(tensors, summed):
-        clear = SecureSum(tensor)
-        for number, values in enumerate(fleet.values):
-            clear.add(values[tensor.name], f"client {number}")
         result = server.result()[tensor.name].astype(np.int64)
-        np.testing.assert_array_equal(result, clear.result())
-        assert part.packed_bytes == clear.bytes_up
+        np.testing.assert_array_equal(result, clear.results()[tensor.name])
+        assert part.packed_bytes == tensor.packed_bytes
 
 
 # --- clients that vanish

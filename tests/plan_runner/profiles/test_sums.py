@@ -15,7 +15,7 @@ from plan_runner.profile import Sent
 from plan_runner.rounds import check_metrics, conformance_clients, run_rounds
 from plan_runner.secure import (
     LARGEST_MODULUS,
-    SecureSum,
+    SecureSums,
     SecureTensor,
     read_side_channel,
 )
@@ -115,6 +115,13 @@ def tensor(modulus, dtype="int64", shape=(3,)):
     return SecureTensor("sum:0", TensorType(dtype, shape), modulus, "fed:0")
 
 
+def secure_sum(part, values):
+    sums = SecureSums({part.name: part})
+    for value in values:
+        sums.add("ann", Sent({part.name: value}))
+    return sums.results()[part.name]
+
+
 def channel(modulus, dtype=INT64):
     message = plan_pb2.SideChannel(restore_name="fed:0")
     message.secure_aggregand.dtype = dtype
@@ -127,35 +134,27 @@ def test_secure_sums_equal_python_integers(modulus):
     generator = random.Random(7)
     values = [[generator.randrange(modulus) for _ in range(3)] for _ in range(6)]
     values.append([0, modulus - 1, modulus - 1])
-    total = SecureSum(tensor(modulus))
-    for row in values:
-        total.add(np.array(row, np.int64), "client")
-    assert total.result().tolist() == [sum(column) % modulus for column in zip(*values)]
-    assert total.result().dtype == np.int64
-    assert total.bytes_up == -(-3 * (modulus - 1).bit_length() // 8)
+    total = secure_sum(tensor(modulus), [np.array(row, np.int64) for row in values])
+    assert total.tolist() == [sum(column) % modulus for column in zip(*values)]
+    assert total.dtype == np.int64
+    assert tensor(modulus).packed_bytes == -(-3 * (modulus - 1).bit_length() // 8)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint64"])
 def test_secure_sum_keeps_its_dtype(dtype):
-    total = SecureSum(tensor(64, dtype, ()))
-    for _ in range(2):
-        total.add(np.array(15, dtype), "client")
-    assert (total.result().dtype, total.result()) == (dtype, 30)
+    total = secure_sum(tensor(64, dtype, ()), [np.array(15, dtype)] * 2)
+    assert (total.dtype, total) == (dtype, 30)
 
 
 def test_secure_sum_must_fit_its_dtype():
-    total = SecureSum(tensor(255, "int8", ()))
-    for _ in range(2):
-        total.add(np.array(127, np.int8), "client")
     with pytest.raises(PlanError, match=r"^sum:0: expected a sum within int8, found 254$"):
-        total.result()
+        secure_sum(tensor(255, "int8", ()), [np.array(127, np.int8)] * 2)
 
 
 @golden.values
 def test_wrong_secure_values(case):
-    total = SecureSum(tensor(16))
     with pytest.raises(PlanError) as error:
-        total.add(case, "client ann")
+        secure_sum(tensor(16), [case])
     return str(error.value)
 
 
