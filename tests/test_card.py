@@ -108,11 +108,10 @@ _TASKS = {
 def test_two_rounds_in_tff(call, tmp_path, kind):
     write, *flags = _TASKS[kind]
     run = tmp_path / "run"
-    outcome = call(
+    call.ok(
         *(train, "--runtime=tff", f"--data={write(tmp_path / 'store.sqlite')}", *sum(flags, ())),
         *("--clients_per_round=2", "--rounds=2", f"--output_dir={run}"),
     )
-    assert outcome.status == 0, outcome
     history = read_history(run / "metrics.csv")
     assert list(history["round"]) == [1, 2]
     assert all(np.all(np.isfinite(history[name])) for name in history if "train" in name)
@@ -144,8 +143,7 @@ def test_binary_trains_and_its_export_is_executed(call, tmp_path):
     _output_of_process(
         str(ROOT / "binaries" / "train.py"), *TOY, "--rounds=1", f"--output_dir={run}"
     )
-    outcome = call(export, f"--checkpoint={run}", "--profile=secure", f"--output_dir={plan}")
-    assert outcome.status == 0, outcome
+    call.ok(export, f"--checkpoint={run}", "--profile=secure", f"--output_dir={plan}")
     outcome = run_plan(f"--plan={plan}", "--verify")
     assert outcome.status == 0, outcome
     assert "\nverified" in outcome.out

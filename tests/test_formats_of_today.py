@@ -58,14 +58,13 @@ def texts(call: Caller, tmp_path_factory) -> Path:
         records.append((("train", "train", "test")[k // 4], sentence(f"u{k}", "ab"[k % 2], words)))
     write_store(folder / "texts.sqlite", records, "text", vocabulary={f"w{k}": 9 for k in range(7)})
     flags = (f"--data={folder / 'texts.sqlite'}", f"--output={folder / 'p.npz'}")
-    assert call(base_predictors, *flags).status == 0
+    call.ok(base_predictors, *flags)
     return folder
 
 
 def _train(call: Caller, name: str, folder: Path, *flags: str) -> dict[str, np.ndarray]:
     """Trains, and returns the pinned columns of metrics.csv."""
-    outcome = call(train, *_RUNS[name], f"--output_dir={folder}", *flags)
-    assert outcome.status == 0, outcome
+    call.ok(train, *_RUNS[name], f"--output_dir={folder}", *flags)
     history = read_history(folder / "metrics.csv")
     return {name: values for name, values in history.items() if name.startswith(_COLUMNS)}
 

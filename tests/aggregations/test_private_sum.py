@@ -14,9 +14,7 @@ from tests.algorithms.cases import CASES, build, cohort
 from tests.computations.harness import assert_all_close, make_client, run_rounds
 from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import Bound, ClientFacts, PlainSum
-from tff_agnostic.aggregations.clipping import (
-    without_noise_below,
-)
+from tff_agnostic.aggregations.clipping import without_noise_below
 from tff_agnostic.aggregations.noise_generators import DEVIATION
 from tff_agnostic.aggregations.private_sum import CentralDpSum, ClippedOutput
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions

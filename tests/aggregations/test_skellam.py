@@ -8,12 +8,7 @@ import tensorflow as tf
 from scipy import special, stats
 
 from tff_agnostic.aggregations import noise
-from tff_agnostic.aggregations.noise import (
-    beyond_sums,
-    skellam,
-    skellam_table,
-    skellam_words,
-)
+from tff_agnostic.aggregations.noise import beyond_sums, skellam, skellam_table, skellam_words
 
 # The last one is beyond a table: a sum of several numbers.
 _VARIANCES = [0.3, 2.5e5, 1e8]

@@ -127,10 +127,7 @@ def test_rounds_in_their_factory_equal_private_rounds(tff_runtime, streaming_run
     )
     sums = [
         (tff_runtime, aggregations.from_tff(factory, mean_weight=4.0)),
-        (
-            streaming_runtime,
-            private_sum(clip_norm=0.05, clipping=clipping, expected_clients=3.0),
-        ),
+        (streaming_runtime, private_sum(clip_norm=0.05, clipping=clipping, expected_clients=3.0)),
     ]
     problem = Problem(
         logistic_regression(4, 3), ("0", "1", "2"), seed=7, expected_counts=(4.0, 4.0, 4.0)

@@ -18,12 +18,7 @@ from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum
-from tff_agnostic.domain_weights.ascent import (
-    Cvar,
-    LambdaPlayer,
-    ProjectedGradient,
-    lambda_ascent,
-)
+from tff_agnostic.domain_weights.ascent import Cvar, LambdaPlayer, ProjectedGradient, lambda_ascent
 from tff_agnostic.domain_weights.ball import BallSet
 from tff_agnostic.domain_weights.excess import excess_losses
 from tff_agnostic.domain_weights.sets import BoxSet, HullSet

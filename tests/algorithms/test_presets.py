@@ -27,11 +27,7 @@ from tests.computations.harness import random_client, run_rounds, single
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.algorithms.fed_avg import takes_part
-from tff_agnostic.algorithms.tail_thresholds import (
-    ExactBoundary,
-    LaggedThreshold,
-    PaperBoundary,
-)
+from tff_agnostic.algorithms.tail_thresholds import ExactBoundary, LaggedThreshold, PaperBoundary
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import AlphaSteps
 from tff_agnostic.computations import PlainSum
@@ -132,10 +128,7 @@ def _stochastic_afl() -> Weights:
 
 
 _TRAINED: dict[str, tuple[Callable[[], Weights], dict[str, Any]]] = {
-    "agnostic_fed_avg": (
-        _agnostic_fed_avg,
-        {"lambda_learning_rate": _GAMMA_LAMBDA, "window": 1},
-    ),
+    "agnostic_fed_avg": (_agnostic_fed_avg, {"lambda_learning_rate": _GAMMA_LAMBDA, "window": 1}),
     "delta_fl": (_delta_fl, {"client_schedule": "piecewise:rounds=2/4,factors=0.5/0.25"}),
     "fed_avg": (
         lambda: _by_round(lambda w, cohort, t: fed_avg_round(SOFTMAX, w, cohort, _SGD)),

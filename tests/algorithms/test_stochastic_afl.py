@@ -62,10 +62,7 @@ _VARIANTS = {
         decay=lambda t: 1 / t,
     ),
     "optimistic, ratios": _variant(
-        _euclidean(),
-        {"optimistic": True, "loss_estimate": "ratio"},
-        optimistic=True,
-        ratio=True,
+        _euclidean(), {"optimistic": True, "loss_estimate": "ratio"}, optimistic=True, ratio=True
     ),
     "in a ball of weights and a box, 1 / sqrt(t)": _variant(
         _euclidean([(0.2, 0.5)] * 3),

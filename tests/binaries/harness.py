@@ -102,6 +102,12 @@ class Caller:
             pytest.skip("the command needs TensorFlow Federated")
         return Outcome(status, out.getvalue(), err.getvalue())
 
+    def ok(self, binary: ModuleType, *arguments: str) -> Outcome:
+        """Runs a binary that has to succeed."""
+        outcome = self(binary, *arguments)
+        assert outcome.status == 0, outcome
+        return outcome
+
     def refused(self, folder: Path, binary: ModuleType, *arguments: str) -> str:
         """Returns the message of a command that has to leave `folder` as it was."""
         before = tree(folder)

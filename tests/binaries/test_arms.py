@@ -20,8 +20,7 @@ def compared(call: Caller, tmp_path_factory) -> tuple[Path, str]:
     """Five methods, one with a setting by --override, and the printed text."""
     path = tmp_path_factory.mktemp("arms") / "runs"
     flags = ["--override=strong:client_learning_rate=0.01", "--window=4", f"--output_dir={path}"]
-    outcome = call(compare, *_SHORT, _ARMS, *flags)
-    assert outcome.status == 0, outcome
+    outcome = call.ok(compare, *_SHORT, _ARMS, *flags)
     return path, outcome.out
 
 
@@ -68,11 +67,7 @@ def test_last_layer_starts_from_fed_avg(compared, call):
     first = path / "runs" / "first_stages" / "last_layer" / "trial_00" / "run"
     second = path / "runs" / "last_layer" / "trial_00" / "run"
     before, here = (json.loads((p / "config.json").read_text()) for p in (first, second))
-    assert (before["algorithm"], before["rounds"], before["seed"]) == (
-        "fed_avg",
-        1,
-        0,
-    )
+    assert (before["algorithm"], before["rounds"], before["seed"]) == ("fed_avg", 1, 0)
     assert (here["lambda_update"], here["rounds"], here["seed"]) == ("fixed", 1, 0)
     checkpoint = first / "checkpoints" / "round_00000001.npz"
     assert here["initial_model"] == str(checkpoint.resolve())
@@ -106,8 +101,7 @@ def test_resume_adds_a_method(call, folder, compared):
     overrides = "--override=strong:client_learning_rate=0.01"
     kept = ("mild", "last_layer", "first_stages", "pooled")
     before = [tree(path / "runs" / name) for name in kept]
-    outcome = call(compare, *flags, overrides, f"{_ARMS};plain=q_ffl:q=0")
-    assert outcome.status == 0, outcome
+    call.ok(compare, *flags, overrides, f"{_ARMS};plain=q_ffl:q=0")
     assert [tree(path / "runs" / name) for name in kept] == before
     actual = json.loads((path / "compare.json").read_text())
     assert list(actual) == ["mild", "strong", "agnostic_fed_avg", "last_layer", "pooled", "plain"]

@@ -20,8 +20,7 @@ _RUN = (*TOY, "--rounds=6", "--checkpoint_every=2", "--evaluate_every=3", "--kee
 def whole(call: Caller, tmp_path_factory) -> Path:
     """An uninterrupted run."""
     path = tmp_path_factory.mktemp("whole") / "run"
-    outcome = call(train, *_RUN, f"--output_dir={path}")
-    assert outcome.status == 0, outcome
+    call.ok(train, *_RUN, f"--output_dir={path}")
     return path
 
 
@@ -84,8 +83,7 @@ def test_a_damaged_checkpoint(call, folder, whole):
     shutil.copytree(whole, folder / "run")
     newest = folder / "run" / "checkpoints" / "round_00000006.npz"
     newest.write_bytes(newest.read_bytes()[:300])
-    outcome = call(train, *_RUN, "--output_dir=run", "--resume")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(train, *_RUN, "--output_dir=run", "--resume")
     (warning,) = [line for line in outcome.err.splitlines() if "damaged" in line]
     assert "round_00000006.npz: expected a checkpoint, found a damaged or another file" in warning
     assert "; trying the one before it" in warning
@@ -134,6 +132,5 @@ def test_a_full_disk_at_a_checkpoint(call, folder, whole, monkeypatch):
     assert message == "run/checkpoints/round_00000004.npz: cannot write: No space left on device"
     assert [p.name for p in path.iterdir()] == ["round_00000002.npz"]
     assert newest_checkpoint(path).round_num == 2
-    outcome = call(train, *_RUN, "--output_dir=run", "--resume")
-    assert outcome.status == 0, outcome
+    call.ok(train, *_RUN, "--output_dir=run", "--resume")
     _assert_same_numbers(folder / "run", whole)

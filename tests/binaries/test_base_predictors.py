@@ -50,8 +50,7 @@ def entered(predictors, monkeypatch) -> Path:
 def trained(call: Caller, entered) -> Path:
     """The folder with a run of FedBoost."""
     if not (entered / "run").exists():
-        outcome = call(train, *_BOOST, "--output_dir=run")
-        assert outcome.status == 0, outcome
+        outcome = call.ok(train, *_BOOST, "--output_dir=run")
         assert "base predictor" in outcome.out
     return entered
 
@@ -71,15 +70,14 @@ def test_run_reports_sent_bytes_and_alpha(trained):
 @pytest.mark.nightly
 def test_boosting_resumes_with_moved_predictors(call, trained):
     shorter = [*_BOOST, "--rounds=2", "--output_dir=short"]
-    assert call(train, *shorter).status == 0
+    call.ok(train, *shorter)
     (trained / "moved.npz").write_bytes((trained / "p.npz").read_bytes())
     more = ("--resume", "--rounds=3", "--output_dir=short", "--base_predictors=moved.npz")
-    outcome = call(train, *more)
-    assert outcome.status == 0, outcome
+    call.ok(train, *more)
     for name in ("metrics.csv", "result.json", "alpha.csv"):
         assert (trained / "short" / name).read_bytes() == (trained / "run" / name).read_bytes()
     smoother = ("--data=texts.sqlite", "--smoothing_share=0.5", "--output=o.npz")
-    assert call(base_predictors, *smoother).status == 0
+    call.ok(base_predictors, *smoother)
     other = ("--resume", "--rounds=4", "--output_dir=short", "--base_predictors=o.npz")
     error = call(train, *other).error
     assert "expected the base_predictors that the run there was trained with" in error
@@ -88,8 +86,7 @@ def test_boosting_resumes_with_moved_predictors(call, trained):
 
 @pytest.mark.slow
 def test_each_predictor_is_evaluated_by_its_name(call, trained):
-    outcome = call(evaluate, "--checkpoint=run", "--models=model,a,b", "--output=e.json")
-    assert outcome.status == 0, outcome
+    call.ok(evaluate, "--checkpoint=run", "--models=model,a,b", "--output=e.json")
     actual = json.loads((trained / "e.json").read_text())
     losses = [actual["overall"]["loss"], *(m["overall"]["loss"] for m in actual["models"].values())]
     assert len(set(map(str, losses))) == 3
@@ -98,8 +95,7 @@ def test_each_predictor_is_evaluated_by_its_name(call, trained):
 @pytest.mark.slow
 def test_words_that_secure_counts_leave_out_are_said(call, entered):
     secure = ("--aggregation=secure", "--secure_min_clients=1", "--limit_examples=3")
-    outcome = call(base_predictors, "--data=texts.sqlite", *secure, "--output=cut.npz")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(base_predictors, "--data=texts.sqlite", *secure, "--output=cut.npz")
     whole = call(base_predictors, "--data=texts.sqlite", "--output=whole.npz")
     counted, cut = (
         int(re.search(pattern, outcome.out)[1])

@@ -264,8 +264,7 @@ def test_references_are_made_once(call: Caller, store, tmp_path):
     )
     arms = "--arms=excess=excess_own;plain=agnostic_fed_avg"
     again = (compare, *short, arms, "--trials=1", f"--output_dir={path}")
-    outcome = call(*again)
-    assert outcome.status == 0, outcome
+    call.ok(*again)
     file = path / "baselines" / "baselines.json"
     actual = json.loads(file.read_text())["domains"]
     assert {entry["source"] for entry in actual.values()} == {"own"}
@@ -276,7 +275,7 @@ def test_references_are_made_once(call: Caller, store, tmp_path):
     )
     assert "mean_lambda/dark" in header
     before = tree(path / "baselines")
-    assert call(*again, "--resume").status == 0
+    call.ok(*again, "--resume")
     assert tree(path / "baselines") == before
 
     # Named in turn: the file, and a run; neither is taken for other domains' in silence.
@@ -313,8 +312,7 @@ def test_run_of_any_algorithm_serves_as_baseline(call: Caller, store, tmp_path, 
     run = tmp_path / "run"
     rounds = ("--rounds=2", "--clients_per_round=4")
     flags = (*data, *rounds, f"--algorithm={name}", *flags, f"--output_dir={run}")
-    outcome = call(train, *flags)
-    assert outcome.status == 0, outcome
+    call.ok(train, *flags)
     columns = read_history(run / "metrics.csv")
     assert read_baselines(run, "custom", "training") == {
         name: pytest.approx(columns[f"{part}/loss/{name}"][-1]) for name in ("dark", "light")

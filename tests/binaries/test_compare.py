@@ -85,8 +85,7 @@ def test_terminal_has_verdict_and_tables(compared):
 def test_resuming_with_another_evaluation_evaluates_again(call, folder, compared):
     shutil.copytree(compared[0], folder / "runs")
     flags = ("--seed=3", "--worst_min_examples=51", "--client_percentiles=5,50")
-    outcome = call(compare, *_SHORT, "--output_dir=runs", *flags, "--resume")
-    assert outcome.status == 0, outcome
+    call.ok(compare, *_SHORT, "--output_dir=runs", *flags, "--resume")
     for path in (folder / "runs" / "runs").glob("*/trial_*/run/result.json"):
         result = json.loads(path.read_text())
         assert result["worst_min_examples"] == 51
@@ -101,14 +100,12 @@ def test_resume_adds_trials_and_keeps_complete_ones(call, folder, compared):
     shutil.copytree(compared[0], folder / "runs")
     complete = folder / "runs" / "runs"
     before = tree(complete)
-    outcome = call(compare, *_SHORT, "--output_dir=runs", "--seed=3", "--resume")
-    assert outcome.status == 0, outcome
+    call.ok(compare, *_SHORT, "--output_dir=runs", "--seed=3", "--resume")
     assert tree(complete) == before
     shutil.rmtree(complete / "agnostic_fed_avg" / "trial_01" / "run")
     before = tree(complete / "fed_avg")
     flags = ["--output_dir=runs", "--trials=3", "--seed=3", "--resume"]
-    outcome = call(compare, *_SHORT, *flags)
-    assert outcome.status == 0, outcome
+    call.ok(compare, *_SHORT, *flags)
     assert before.items() <= tree(complete / "fed_avg").items()
     content = json.loads((folder / "runs" / "compare.json").read_text())
     expected = json.loads((compared[0] / "compare.json").read_text())
@@ -138,8 +135,7 @@ def test_stopped_comparison_resumes(call, folder, compared, monkeypatch):
     (line,) = [text for text in outcome.err.splitlines() if text.startswith("stopped and saved ")]
     assert line.endswith("--output_dir=runs --resume")
     assert not (folder / "runs" / "compare.json").exists()
-    outcome = call(compare, *line[line.index(_SHORT[0]) :].split())
-    assert outcome.status == 0, outcome
+    call.ok(compare, *line[line.index(_SHORT[0]) :].split())
     actual, expected = ((p / "compare.json").read_bytes() for p in (folder / "runs", compared[0]))
     assert actual == expected
 
@@ -151,8 +147,7 @@ def test_signal_in_last_trial_keeps_results(call, folder, monkeypatch):
         StopRequest, "signal_number", property(lambda self: 15, lambda self, value: None), False
     )
     short = ("--rounds=1", "--trials=1", "--algorithms=fed_avg", "--output_dir=runs")
-    outcome = call(compare, *TOY, *short)
-    assert outcome.status == 0, outcome
+    call.ok(compare, *TOY, *short)
     assert (folder / "runs" / "compare.json").exists()
 
 
@@ -161,8 +156,7 @@ def test_overrides_and_notes_of_data(call, folder):
     flags = ("--rounds=1", "--output_dir=runs", "--window=7", "--max_examples=3")
     rates = {"fed_avg": 0.5, "agnostic_fed_avg": 0.25}
     override = [f"--override={name}:client_learning_rate={rate}" for name, rate in rates.items()]
-    outcome = call(compare, *TOY, *flags, "--trials=1", *override)
-    assert outcome.status == 0, outcome
+    outcome = call.ok(compare, *TOY, *flags, "--trials=1", *override)
     for name, rate in rates.items():
         path = folder / "runs" / "runs" / name / "trial_00" / "run" / "config.json"
         config = json.loads(path.read_text())

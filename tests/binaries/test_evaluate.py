@@ -20,15 +20,13 @@ def trained(call: Caller, tmp_path_factory) -> Path:
     """Three rounds, a checkpoint after each."""
     path = tmp_path_factory.mktemp("trained") / "run"
     arguments = ["--rounds=3", "--checkpoint_every=1", "--keep_checkpoints=3", "--seed=4"]
-    outcome = call(train, *TOY, *arguments, f"--output_dir={path}")
-    assert outcome.status == 0, outcome
+    call.ok(train, *TOY, *arguments, f"--output_dir={path}")
     return path
 
 
 @pytest.mark.slow
 def test_evaluation_equals_the_run_result(call, folder, trained):
-    outcome = call(evaluate, f"--checkpoint={trained}", "--output=evaluation.json")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(evaluate, f"--checkpoint={trained}", "--output=evaluation.json")
     assert outcome.out.startswith("agnostic_fed_avg after round 3, on toy_regression\n")
     assert "center -1.0 (worst)" in outcome.out
     evaluation = json.loads((folder / "evaluation.json").read_text())
@@ -41,17 +39,15 @@ def test_evaluation_equals_the_run_result(call, folder, trained):
 
 def test_evaluates_a_named_checkpoint(call, folder, trained):
     path = trained / "checkpoints" / "round_00000001.npz"
-    outcome = call(evaluate, f"--checkpoint={path}", "--output=evaluation.json")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(evaluate, f"--checkpoint={path}", "--output=evaluation.json")
     assert "after round 1," in outcome.out
     assert json.loads((folder / "evaluation.json").read_text())["round"] == 1
 
 
 def test_training_clients_match_direct_losses(call, folder, trained):
-    outcome = call(
+    outcome = call.ok(
         evaluate, f"--checkpoint={trained}", "--training_clients", "--output=evaluation.json"
     )
-    assert outcome.status == 0, outcome
     assert "training examples" in outcome.out
     evaluation = json.loads((folder / "evaluation.json").read_text())
     run = RunFolder(trained)
@@ -71,15 +67,14 @@ def test_training_clients_match_direct_losses(call, folder, trained):
 
 
 def test_writes_nothing_without_output(call, folder, trained):
-    assert call(evaluate, f"--checkpoint={trained}").status == 0
+    call.ok(evaluate, f"--checkpoint={trained}")
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.nightly
 def test_seed_and_task_options_change_results(call, folder, trained):
     def overall(*arguments: str) -> float:
-        outcome = call(evaluate, f"--checkpoint={trained}", "--output=e.json", *arguments)
-        assert outcome.status == 0, outcome
+        call.ok(evaluate, f"--checkpoint={trained}", "--output=e.json", *arguments)
         return json.loads((folder / "e.json").read_text())["overall"]["loss"]
 
     assert overall("--seed=4") == overall()
@@ -89,11 +84,10 @@ def test_seed_and_task_options_change_results(call, folder, trained):
 
 @pytest.mark.nightly
 def test_secure_sums_match_up_to_quantisation(call, folder, trained):
-    outcome = call(
+    outcome = call.ok(
         *(evaluate, f"--checkpoint={trained}", "--output=e.json", "--aggregation=secure"),
         "--worst_min_examples=200",
     )
-    assert outcome.status == 0, outcome
     evaluation, result = (
         json.loads(path.read_text()) for path in (folder / "e.json", trained / "result.json")
     )
@@ -107,10 +101,9 @@ def test_secure_sums_match_up_to_quantisation(call, folder, trained):
 
 
 def test_percentiles_are_chosen(call, folder, trained):
-    outcome = call(
+    outcome = call.ok(
         *(evaluate, f"--checkpoint={trained}", "--output=e.json", "--client_percentiles=99.5,20")
     )
-    assert outcome.status == 0, outcome
     assert "mean (p20, p99.5)" in outcome.out
     evaluation, result = (
         json.loads(path.read_text()) for path in (folder / "e.json", trained / "result.json")
@@ -141,12 +134,11 @@ def test_other_data_has_other_domains(call, folder):
     _write_clients(folder / "three.sqlite", ["blue", "green", "red"])
     (folder / "model.py").write_text(LOGISTIC_REGRESSION)
     arguments = ["--task=custom", "--data=two.sqlite", "--model=model.py", "--clients_per_round=2"]
-    assert call(train, *arguments, "--rounds=1", "--output_dir=run").status == 0
-    outcome = call(evaluate, "--checkpoint=run", "--data=three.sqlite", "--output=e.json")
-    assert outcome.status == 0, outcome
+    call.ok(train, *arguments, "--rounds=1", "--output_dir=run")
+    call.ok(evaluate, "--checkpoint=run", "--data=three.sqlite", "--output=e.json")
     assert list(json.loads((folder / "e.json").read_text())["domains"]) == ["blue", "green", "red"]
     # The path of the run's data was written down.
-    outcome = call(evaluate, "--checkpoint=run", "--output=e.json")
+    call.ok(evaluate, "--checkpoint=run", "--output=e.json")
     assert list(json.loads((folder / "e.json").read_text())["domains"]) == ["phone", "tablet"]
 
 
@@ -154,8 +146,7 @@ def test_damaged_checkpoint_warns_and_is_skipped(call, folder, trained):
     shutil.copytree(trained, folder / "run")
     newest = folder / "run" / "checkpoints" / "round_00000003.npz"
     newest.write_bytes(newest.read_bytes()[:200])
-    outcome = call(evaluate, "--checkpoint=run")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(evaluate, "--checkpoint=run")
     assert "after round 2," in outcome.out
     assert "round_00000003.npz: expected a checkpoint, found a damaged" in outcome.err
     assert "; trying the one before it" in outcome.err

@@ -22,8 +22,7 @@ def trained(call: Caller, tmp_path_factory) -> Path:
     """Returns a run of two rounds of the toy task, with baselines of excess losses."""
     path = tmp_path_factory.mktemp("trained") / "run"
     baselines = "--lambda_baselines=0.5,0.1,0,0.1,0.5"
-    outcome = call(train, *TOY, "--rounds=2", baselines, f"--output_dir={path}")
-    assert outcome.status == 0, outcome
+    call.ok(train, *TOY, "--rounds=2", baselines, f"--output_dir={path}")
     return path
 
 
@@ -32,8 +31,7 @@ def exported(request, call: Caller, trained, tmp_path_factory) -> tuple[Path, st
     """Returns an export of the run, and the output."""
     path = tmp_path_factory.mktemp(request.param) / "export"
     arguments = [f"--checkpoint={trained}", f"--profile={request.param}", f"--output_dir={path}"]
-    outcome = call(export, *arguments)
-    assert outcome.status == 0, outcome
+    outcome = call.ok(export, *arguments)
     return path, outcome.out
 
 
@@ -69,8 +67,7 @@ def test_export_rejects_noise_generator_where_nodes_add_noise(call, tmp_path):
     bounds = ("--aggregation=secure", "--limit_examples=40", "--limit_loss=10")
     noise = ("--privacy=distributed", "--noise_multiplier=0.8", "--cohort_sampling=poisson")
     quick = ("--algorithm=fed_avg", "--client_mode=streamed", "--rounds=1")
-    outcome = call(train, *TOY, *bounds, *noise, *quick, f"--output_dir={run}")
-    assert outcome.status == 0, outcome
+    call.ok(train, *TOY, *bounds, *noise, *quick, f"--output_dir={run}")
     flags = (f"--checkpoint={run}", f"--output_dir={path}")
     outcome = call(export, *flags, "--backend=flower", "--noise_generator=philox")
     assert outcome.status == 2 and not path.exists()
@@ -86,8 +83,7 @@ def test_fleet_export_has_plan_and_readme(call, trained, exported, tmp_path):
         pytest.skip("a fleet's plans have secure sums")
     path = tmp_path / "fleet"
     flags = (f"--checkpoint={trained}", "--backend=flower", f"--output_dir={path}")
-    outcome = call(export, *flags)
-    assert outcome.status == 0, outcome
+    outcome = call.ok(export, *flags)
     assert outcome.out.splitlines()[-1] == (
         "to play it by a fleet on this machine: ./run fleet demo "
         f"--export={path}/plan --clients=CLIENTS --nodes=4 --rounds=3"
@@ -112,12 +108,10 @@ def test_fleet_export_has_plan_and_readme(call, trained, exported, tmp_path):
 @pytest.mark.slow
 def test_evaluation_plan_reports_like_evaluate(call, folder):
     family = ("--algorithm=delta_fl", "--theta=1,0.5", "--threshold=lagged")
-    outcome = call(train, *TOY, *family, "--rounds=2", "--output_dir=family")
-    assert outcome.status == 0, outcome
+    call.ok(train, *TOY, *family, "--rounds=2", "--output_dir=family")
     chosen = ("--checkpoint=family", "--models=conformity_0.5")
     kind = ("--kind=evaluation", "--population=fleet")
-    outcome = call(export, *chosen, *kind, "--output_dir=export", "--clients_dir=clients")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(export, *chosen, *kind, "--output_dir=export", "--clients_dir=clients")
     head = "evaluation of conformity_0.5 of delta_fl on toy_regression, profile daf, after 2 rounds"
     assert outcome.out.startswith(head)
     assert "paper" not in outcome.out
@@ -135,8 +129,7 @@ def test_evaluation_plan_reports_like_evaluate(call, folder):
     assert outcome.status == 0, outcome
     (row,) = Path("after/metrics.jsonl").read_text().splitlines()
     metrics = json.loads(row)["metrics"]
-    outcome = call(evaluate, *chosen, "--output=evaluation.json")
-    assert outcome.status == 0, outcome
+    call.ok(evaluate, *chosen, "--output=evaluation.json")
     expected = json.loads(Path("evaluation.json").read_text())
     domains = list(expected["domains"].values())
     assert metrics["domains/loss"] == pytest.approx([d["loss"] for d in domains], rel=1e-5)
@@ -225,11 +218,9 @@ def test_users_model_is_exported(call, folder):
     (folder / "model.py").write_text(_MODEL)
     task = ("--task=custom", "--data=s.sqlite", "--model=model.py", "--sequence_length=3")
     flags = (*task, "--clients_per_round=2", "--rounds=1", "--output_dir=run")
-    outcome = call(train, *flags)
-    assert outcome.status == 0, outcome
+    call.ok(train, *flags)
     arguments = ["--checkpoint=run", "--output_dir=export", "--clients_dir=clients"]
-    outcome = call(export, *arguments)
-    assert outcome.status == 0, outcome
+    call.ok(export, *arguments)
     outcome = run_plan("--plan=export", "--verify")
     assert outcome.status == 0, outcome
     outcome = run_plan("--plan=export", "--clients=clients", "--output=after")

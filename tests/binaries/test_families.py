@@ -18,8 +18,7 @@ _LEVELS = ("conformity_0.3", "conformity_1")
 def family(call: Caller, tmp_path_factory) -> tuple[Path, str]:
     """The folder of a run of two rounds, and its output."""
     folder = tmp_path_factory.mktemp("family") / "run"
-    outcome = call(train, *_FAMILY, "--rounds=2", f"--output_dir={folder}")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(train, *_FAMILY, "--rounds=2", f"--output_dir={folder}")
     return folder, outcome.out
 
 
@@ -43,8 +42,7 @@ def test_files_hold_every_level(family):
 @pytest.mark.nightly
 def test_family_resumes_to_the_same_bytes(call, folder, family):
     for more in (["--rounds=1"], ["--rounds=2", "--resume"]):
-        outcome = call(train, *_FAMILY, *more, "--output_dir=run")
-        assert outcome.status == 0, outcome
+        call.ok(train, *_FAMILY, *more, "--output_dir=run")
     for name in ("metrics.csv", "result.json"):
         assert (folder / "run" / name).read_bytes() == (family[0] / name).read_bytes()
 
@@ -54,10 +52,9 @@ def test_family_resumes_to_the_same_bytes(call, folder, family):
 
 @pytest.mark.slow
 def test_table_and_json_have_every_way_to_choose(call, folder, family):
-    outcome = call(
-        *(evaluate, f"--checkpoint={family[0]}", "--adaptation_share=0.4", "--output=c.json"),
+    outcome = call.ok(
+        *(evaluate, f"--checkpoint={family[0]}", "--adaptation_share=0.4", "--output=c.json")
     )
-    assert outcome.status == 0, outcome
     for row in (*_LEVELS, "each client's choice", "best in hindsight"):
         assert f"\n{row:>20}" in outcome.out, outcome.out
     actual = json.loads((folder / "c.json").read_text())["choice"]

@@ -27,10 +27,10 @@ _DIGITS = (
 @pytest.mark.slow
 def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     places = [f"--output_dir={tmp_path / 'export'}", f"--clients_dir={tmp_path / 'clients'}"]
-    _ok(call(export, *_DIGITS, "--backend=flower", *places))
+    call.ok(export, *_DIGITS, "--backend=flower", *places)
     evaluation = tmp_path / "evaluation" / "plan"
     kind = ["--kind=evaluation", "--backend=flower", f"--output_dir={evaluation.parent}"]
-    _ok(call(export, *_DIGITS, *kind))
+    call.ok(export, *_DIGITS, *kind)
     (tmp_path / "clients/cohorts.txt").rename(tmp_path / "cohorts.txt")
     fleet = Fleet(tmp_path / "fleet", tmp_path / "export" / "plan", tmp_path / "clients")
     # A state may hold the key of the server's noise: nodes do without.
@@ -66,11 +66,11 @@ def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     assert actual == _metrics(tmp_path / "measured/metrics.jsonl")
     # Home again.
     back, at = tmp_path / "back", f"--server_state={state}"
-    _ok(call(import_state, plan, at, f"--output_dir={back}", *TRUST_WITHOUT_SANDBOX))
+    call.ok(import_state, plan, at, f"--output_dir={back}", *TRUST_WITHOUT_SANDBOX)
     shutil.rmtree(fleet.folder)
-    _ok(call(evaluate, f"--checkpoint={back}", f"--output={tmp_path / 'evaluation.json'}"))
+    call.ok(evaluate, f"--checkpoint={back}", f"--output={tmp_path / 'evaluation.json'}")
     assert json.loads((tmp_path / "evaluation.json").read_text())["round"] == 3
-    _ok(call(train, f"--output_dir={back}", "--resume", "--rounds=4"))
+    call.ok(train, f"--output_dir={back}", "--resume", "--rounds=4")
     assert json.loads((back / "result.json").read_text())["rounds"] == 4
 
 

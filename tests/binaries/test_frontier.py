@@ -122,8 +122,7 @@ def two_domains(folder) -> Path:
 
 @pytest.mark.nightly
 def test_finer_grid_keeps_trials(call, two_domains, monkeypatch):
-    outcome = call(frontier, *_SHORT, "--output_dir=runs")
-    assert outcome.status == 0, outcome
+    call.ok(frontier, *_SHORT, "--output_dir=runs")
     before = tree(Path("runs/runs"))
     args = "--override=mixtures:server_learning_rate=0.5"
     message = call.refused(two_domains, frontier, *_SHORT, "--output_dir=runs", "--resume", args)
@@ -131,8 +130,7 @@ def test_finer_grid_keeps_trials(call, two_domains, monkeypatch):
     monkeypatch.setattr(
         frontier_command, "neglected", lambda _, rows: [f"{len(rows)} methods neglect a domain"]
     )
-    outcome = call(frontier, *_SHORT, "--output_dir=runs", "--resume", "--grid_points=3")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(frontier, *_SHORT, "--output_dir=runs", "--resume", "--grid_points=3")
     after = tree(Path("runs/runs"))
     results = [name for name in before if name.endswith(("result.json", "metrics.csv"))]
     assert len(results) == 8 and all(after[name] == before[name] for name in results)
@@ -156,8 +154,7 @@ def test_stopped_frontier_resumes_with_own_settings(call, two_domains, monkeypat
     (line,) = [text for text in outcome.err.splitlines() if text.startswith("stopped and saved ")]
     assert "frontier --task=custom" in line
     assert line.endswith("--output_dir=runs --resume")
-    outcome = call(frontier, *flags, "--resume")
-    assert outcome.status == 0, outcome
+    call.ok(frontier, *flags, "--resume")
     configs = {
         row: json.loads(Path("runs/runs", row, "trial_00", "run", "config.json").read_text())
         for row in ("training_mixture", "only_0", "agnostic_fed_avg")

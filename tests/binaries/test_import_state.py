@@ -43,10 +43,10 @@ def loop(request, call: Caller, tmp_path_factory) -> Path:
     saved = [f"--checkpoint_every={_ROUNDS}", "--keep_checkpoints=3"]
     sums = f"--aggregation={_PARTS[request.param]}"
     whole = f"--output_dir={folder / 'whole'}"
-    _ok(call(train, *_DIGITS, sums, f"--rounds={3 * _ROUNDS}", *saved, whole))
+    call.ok(train, *_DIGITS, sums, f"--rounds={3 * _ROUNDS}", *saved, whole)
     halfway = f"--checkpoint={folder / 'whole/checkpoints' / _name(_ROUNDS)}"
     places = [f"--output_dir={folder / 'export'}", f"--clients_dir={folder / 'clients'}"]
-    printed = _ok(call(export, halfway, f"--profile={request.param}", *places))
+    printed = call.ok(export, halfway, f"--profile={request.param}", *places).out
     cohorts = "8 training clients, and the cohorts of rounds 7 to 24: "
     assert f"\n{cohorts}{folder / 'clients'}\n" in printed
     plan = f"--plan={folder / 'export'}"
@@ -57,7 +57,7 @@ def loop(request, call: Caller, tmp_path_factory) -> Path:
     state = f"--server_state={folder / 'after/server_state.ckpt'}"
     # This call reads the state in another process.
     places = [f"--output_dir={folder / 'back'}", *TRUST_WITHOUT_SANDBOX]
-    printed = _ok(call(import_state, plan, state, *places))
+    printed = call.ok(import_state, plan, state, *places).out
     assert printed.startswith(f"agnostic_fed_avg on digits after 12 rounds: {folder / 'back'}\n")
     return folder
 
@@ -110,7 +110,7 @@ def test_fleet_rounds_equal_the_simulation(loop):
 def test_imported_run_resumes_like_the_whole_run(loop, call, tmp_path):
     shutil.copytree(loop / "back", tmp_path / "back")
     resumed = ["--resume", f"--rounds={3 * _ROUNDS}", f"--output_dir={tmp_path / 'back'}"]
-    printed = _ok(call(train, *resumed))
+    printed = call.ok(train, *resumed).out
     assert "resuming after round 12\n" in printed
     order = open_export(loop / "export").manifest.server_state
     actual, expected = (
@@ -136,12 +136,12 @@ def test_imported_run_is_evaluated_and_saved(loop, call, tmp_path):
     reports = []
     for number, checkpoint in enumerate((fleet, whole)):
         output = tmp_path / f"{number}.json"
-        _ok(call(evaluate, checkpoint, f"--output={output}"))
+        call.ok(evaluate, checkpoint, f"--output={output}")
         reports.append(json.loads(output.read_text()))
     assert reports[0]["round"] == reports[1]["round"] == 2 * _ROUNDS
     losses = [report["overall"]["loss"] for report in reports]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    _ok(call(save_model, fleet, f"--output_dir={tmp_path / 'model'}"))
+    call.ok(save_model, fleet, f"--output_dir={tmp_path / 'model'}")
     assert read_json(tmp_path / "model" / "model_card.json")["round"] == 2 * _ROUNDS
 
 

@@ -35,8 +35,7 @@ def _last_lambda(folder) -> np.ndarray:
 @pytest.mark.nightly
 def test_box_bounds_lambda_and_worst_mixture(call, folder):
     box = "--lambda_set=box:lower=0.1,upper=0.4"
-    outcome = call(train, *_RUN, *box, "--lambda_learning_rate=10")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(train, *_RUN, *box, "--lambda_learning_rate=10")
     lambda_ = _last_lambda(folder / "run")
     np.testing.assert_allclose([lambda_.sum(), lambda_.min(), lambda_.max()], [1, 0.1, 0.4])
     worst = _worst(folder / "run" / "result.json")
@@ -51,8 +50,7 @@ def test_box_bounds_lambda_and_worst_mixture(call, folder):
 def test_hull_resumes_with_its_file(call, folder):
     mixtures = folder / "mixtures.json"
     mixtures.write_text(json.dumps(_MIXTURES))
-    outcome = call(train, *_RUN, *_HULL)
-    assert outcome.status == 0, outcome
+    call.ok(train, *_RUN, *_HULL)
     result = folder / "run" / "result.json"
     losses = _losses(result)
     assert _worst(result)["loss"] == pytest.approx(max(losses[:2].mean(), losses[4]), rel=1e-6)
@@ -60,8 +58,7 @@ def test_hull_resumes_with_its_file(call, folder):
     assert lambda_[0] == pytest.approx(lambda_[1])
     assert not lambda_[2:4].any()
 
-    outcome = call(evaluate, "--checkpoint=run", "--output=e.json")
-    assert outcome.status == 0, outcome
+    call.ok(evaluate, "--checkpoint=run", "--output=e.json")
     assert _worst(folder / "e.json")["set"] == "hull"
 
     mixtures.write_text(json.dumps({"all": dict.fromkeys(_NAMES, 0.2)}))
@@ -69,8 +66,7 @@ def test_hull_resumes_with_its_file(call, folder):
     assert "expected the lambda_set that the run there was trained with" in resumed.error
 
     mixtures.unlink()
-    outcome = call(evaluate, "--checkpoint=run", "--output=e.json")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(evaluate, "--checkpoint=run", "--output=e.json")
     assert "the worst mixture of the run's --lambda_set is left out: " in outcome.out
     assert "worst_mixture" not in json.loads((folder / "e.json").read_text())
 

@@ -32,8 +32,7 @@ def _commands(task: str) -> list[list[str]]:
 def _assert_compared(call: Caller, folder: Path, command: list[str], *more: str) -> None:
     name, *arguments = command
     binary = importlib.import_module(f"binaries.{name}")
-    outcome = call(binary, *arguments, *_SHORT, "--output_dir=compared", *more)
-    assert outcome.status == 0, outcome
+    call.ok(binary, *arguments, *_SHORT, "--output_dir=compared", *more)
     actual = json.loads((folder / "compared" / "compare.json").read_text())
     assert tuple(actual) == _ARMS
     for arm in _ARMS:
@@ -76,8 +75,7 @@ def test_sent140_commands_compare(call: Caller, folder: Path):
         }
         (folder / "sent140" / split / "all_data.json").write_text(json.dumps(data))
     import_data, compare = _commands("text_classifier")
-    outcome = call(importlib.import_module("binaries.import_data"), *import_data[1:])
-    assert outcome.status == 0, outcome
+    call.ok(importlib.import_module("binaries.import_data"), *import_data[1:])
     _assert_compared(call, folder, compare)
 
 

@@ -22,8 +22,7 @@ def call() -> Caller:
 @pytest.mark.slow
 @golden.arguments
 def test_epsilon_of_settings(call, arguments):
-    outcome = call(privacy, *arguments)
-    assert outcome.status == 0, outcome
+    outcome = call.ok(privacy, *arguments)
     assert "not covered" in outcome.out
     return outcome.out.splitlines()[0]
 
@@ -53,8 +52,7 @@ def test_distributed_noise_costs_more_with_fewer_clients(call):
 
 def test_privacy_json_has_the_guarantee(call, tmp_path):
     settings = [*_WRITERS, *_QUICK, "--rounds=120", "--noise_multiplier=2"]
-    outcome = call(privacy, *settings, f"--output_dir={tmp_path / 'out'}")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(privacy, *settings, f"--output_dir={tmp_path / 'out'}")
     actual = json.loads((tmp_path / "out" / "privacy.json").read_text())
     assert actual["epsilon"] == pytest.approx(1.8227, rel=1e-4)
     assert actual["settings"]["clients_per_round"] == 50

@@ -65,8 +65,7 @@ _KINDS = {"central": _PRIVATE, "distributed": _DISTRIBUTED, "tree": _TREE}
 @pytest.mark.parametrize("kind", usually(["central", "tree"], _KINDS))
 def test_outputs_report_the_spent_privacy(call: Caller, tmp_path, kind):
     flags = _KINDS[kind]
-    outcome = call(train, *flags, "--rounds=3", f"--output_dir={tmp_path / 'run'}")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(train, *flags, "--rounds=3", f"--output_dir={tmp_path / 'run'}")
     promised = _privacy(tmp_path / "run")
     spent = [float(row["epsilon"]) for row in _rows(tmp_path / "run")]
     assert spent == sorted(spent)
@@ -110,10 +109,9 @@ def test_more_rounds_cost_more_and_the_noise_stays(call: Caller, tmp_path, kind)
     folder = tmp_path / "run"
     flags = ("--target_epsilon=30", *_KINDS[kind])
     flags = tuple(flag for flag in flags if not flag.startswith("--noise_multiplier"))
-    assert call(train, *flags, "--rounds=2", f"--output_dir={folder}").status == 0
+    call.ok(train, *flags, "--rounds=2", f"--output_dir={folder}")
     before = _privacy(folder)
-    outcome = call(train, *flags, "--rounds=4", f"--output_dir={folder}", "--resume")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(train, *flags, "--rounds=4", f"--output_dir={folder}", "--resume")
     after = _privacy(folder)
     assert before["epsilon"] == pytest.approx(30.0, rel=1e-3)
     assert after["noise_multiplier"] == before["noise_multiplier"]
@@ -134,8 +132,7 @@ def test_killed_run_keeps_its_key_and_noise(call: Caller, tmp_path, monkeypatch)
         process.send(signal.SIGKILL)
         process.outcome()
     released, key = _rows(tmp_path / "run"), _key(tmp_path / "run")
-    outcome = call(train, *flags, "--output_dir=run", "--resume")
-    assert outcome.status == 0, outcome
+    call.ok(train, *flags, "--output_dir=run", "--resume")
     assert _key(tmp_path / "run") == key
     completed = _rows(tmp_path / "run")
     assert len(completed) == 40
@@ -169,7 +166,7 @@ def test_unseeded_runs_have_different_noise(call: Caller, tmp_path):
         for _ in range(2):
             folder = tmp_path / str(len(list(tmp_path.iterdir())))
             arguments = (*_PRIVATE, *flags, "--rounds=1", f"--output_dir={folder}")
-            assert call(train, *arguments).status == 0
+            call.ok(train, *arguments)
             actual.append(_state_leaves(folder))
         return actual
 
@@ -189,7 +186,7 @@ def test_cohorts_do_not_follow_the_seed(call: Caller, tmp_path):
     def examples_of_rounds(*flags: str) -> list[dict[str, str]]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         arguments = (*_PRIVATE, "--noise_multiplier=0", "--rounds=8", *flags)
-        assert call(train, *arguments, f"--output_dir={folder}").status == 0
+        call.ok(train, *arguments, f"--output_dir={folder}")
         return [
             {k: v for k, v in row.items() if k.startswith(("train/num_examples", "clients/"))}
             for row in _rows(folder)
@@ -206,8 +203,7 @@ def test_outputs_report_privacy_of_evaluations(call: Caller, folder):
     """All clients of the toy task train and are evaluated."""
     noise = "--private_evaluation=noise:multiplier=0.2"
     flags = (*_EVALUATED, noise, "--evaluate_every=2", "--output_dir=run")
-    outcome = call(train, *flags, "--rounds=3")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(train, *flags, "--rounds=3")
     promised = _privacy(folder / "run")
     evaluations = promised["evaluation"]
     assert (promised["rounds"], evaluations["evaluations"]) == (3, 2)
@@ -222,14 +218,12 @@ def test_outputs_report_privacy_of_evaluations(call: Caller, folder):
     not_resampled = "private evaluations do not resample clients, with statistics=true either"
     assert not_resampled in outcome.out
     assert not_resampled in (folder / "run" / "report.html").read_text()
-    outcome = call(train, *flags, "--rounds=4", "--evaluation_clients=4", "--resume")
-    assert outcome.status == 0, outcome
+    call.ok(train, *flags, "--rounds=4", "--evaluation_clients=4", "--resume")
     assert [row["evaluations"] for row in _rows(folder / "run")] == ["0", "1", "2", "3"]
 
     outputs = []
     for name in ("first.json", "second.json"):
-        outcome = call(evaluate, "--checkpoint=run", f"--output={name}")
-        assert outcome.status == 0, outcome
+        outcome = call.ok(evaluate, "--checkpoint=run", f"--output={name}")
         outputs.append(json.loads((folder / name).read_text()))
         assert outputs[-1]["privacy"]["evaluations"] == 1
     assert "it is of this evaluation alone" in outcome.out
@@ -242,10 +236,9 @@ def test_outputs_report_privacy_of_evaluations(call: Caller, folder):
 
 @pytest.mark.slow
 def test_an_export_has_a_key_of_its_own(call: Caller, folder):
-    assert call(train, *_EVALUATED, "--rounds=1", "--output_dir=run").status == 0
+    call.ok(train, *_EVALUATED, "--rounds=1", "--output_dir=run")
     to_plan = ("--checkpoint=run", "--output_dir=plan", "--clients_dir=clients")
-    outcome = call(export, *to_plan)
-    assert outcome.status == 0, outcome
+    outcome = call.ok(export, *to_plan)
     assert "server_state.ckpt holds the key of the fleet's noise: keep it secret" in outcome.out
     assert not (folder / "clients" / "cohorts.txt").exists()
     actual = json.loads((folder / "plan" / "manifest.json").read_text())["privacy"]
@@ -265,10 +258,9 @@ def test_export_of_resumed_distributed_run_keeps_noise(call: Caller, folder):
     flags = (*flags, "--target_epsilon=30", "--output_dir=run")
     noises = []
     for rounds, more in ((2, ()), (4, ("--resume",))):
-        assert call(train, *flags, f"--rounds={rounds}", *more).status == 0
+        call.ok(train, *flags, f"--rounds={rounds}", *more)
         to_plan = ("--checkpoint=run", "--backend=flower", f"--output_dir=of_{rounds}")
-        outcome = call(export, *to_plan)
-        assert outcome.status == 0, outcome
+        call.ok(export, *to_plan)
         manifest = json.loads(Path(f"of_{rounds}/plan/manifest.json").read_text())
         noises.append(manifest["privacy"]["differential_privacy"])
     before, after = noises

@@ -63,8 +63,7 @@ def _tables(path: Path):
 @pytest.fixture(scope="module")
 def recommended(call: Caller, data, tmp_path_factory):
     path = tmp_path_factory.mktemp("recommended") / "runs"
-    outcome = call(recommend, *data, *_SHORT, f"--output_dir={path}")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(recommend, *data, *_SHORT, f"--output_dir={path}")
     return path, outcome.out
 
 
@@ -114,8 +113,7 @@ def test_killed_search_resumes_with_equal_choice(call: Caller, data, recommended
     flags = (*data, *_SHORT, f"--output_dir={folder}")
     message = call.refused(tmp_path, recommend, *flags)
     assert "holds this study already: add --resume" in message
-    outcome = call(recommend, *flags, "--resume")
-    assert outcome.status == 0, outcome
+    call.ok(recommend, *flags, "--resume")
     assert _content(folder) == {**_content(path), "command": _content(folder)["command"]}
     message = call.refused(tmp_path, recommend, *flags, "--rounds=3", "--resume")
     assert "holds another study: settings: fed_avg: rounds was 2 there, and is 3 here" in message

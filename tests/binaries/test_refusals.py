@@ -49,9 +49,7 @@ _COMPARE = [
     ("--override=agnostic_fed_avg:windw=3", "unknown flag 'windw': did you mean window?", ""),
     ("--seed=2147483647 --trials=2", "--seed: expected at most 2147483647", ""),
 ]
-_EVALUATE = [
-    ("--window=3", "Unknown command line flag 'window'", ""),
-]
+_EVALUATE = [("--window=3", "Unknown command line flag 'window'", "")]
 
 
 @pytest.mark.parametrize(

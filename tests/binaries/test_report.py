@@ -16,7 +16,7 @@ def trained(call_that_draws: Caller, tmp_path_factory) -> Path:
     """Two rounds of the smallest task, with pictures."""
     path = tmp_path_factory.mktemp("trained") / "run"
     arguments = (*TOY, "--rounds=2", "--evaluate_every=1", f"--output_dir={path}")
-    assert call_that_draws(train, *arguments).status == 0
+    call_that_draws.ok(train, *arguments)
     return path
 
 
@@ -25,7 +25,7 @@ def compared(call: Caller, tmp_path_factory) -> Path:
     """Two algorithms, two trials."""
     path = tmp_path_factory.mktemp("compared") / "runs"
     arguments = (*TOY, "--rounds=2", "--trials=2", f"--output_dir={path}")
-    assert call(compare, *arguments).status == 0
+    call.ok(compare, *arguments)
     return path
 
 
@@ -52,7 +52,7 @@ def test_report_of_comparison_names_its_trials(call, compared):
     for row in ("fed_avg", "agnostic_fed_avg"):
         trial = f"runs/{row}/trial_00/run"
         assert trial in page.text
-        assert call(report, f"--run={compared / trial}").status == 0
+        call.ok(report, f"--run={compared / trial}")
         run = Reader((compared / trial / "report.html").read_text())
         assert "./run train --task=toy_regression" in run.text
         (compared / trial / "report.html").unlink()
@@ -73,7 +73,7 @@ def test_title_stays_until_changed(call, compared, folder):
     shutil.copytree(compared, folder / "runs")
     for given, title in (("--title=Planes & <carriers>", "Planes &amp; &lt;carriers&gt;"),):
         for flags in ([given], []):
-            assert call(report, "--run=runs", *flags).status == 0
+            call.ok(report, "--run=runs", *flags)
             page = (folder / "runs" / "report.html").read_text()
             assert f"<title>{title}</title>" in page and f"<h1>{title}</h1>" in page
 
@@ -82,7 +82,7 @@ def test_title_stays_until_changed(call, compared, folder):
 def test_unwritable_report_keeps_results(call, folder):
     (folder / "run").mkdir()
     arguments = (*TOY, "--rounds=1", "--output_dir=run")
-    assert call(train, *arguments).status == 0
+    call.ok(train, *arguments)
     shutil.rmtree(folder / "run" / "tensorboard")
     (folder / "run" / "report.html").unlink()
     (folder / "run" / "report.html").mkdir()

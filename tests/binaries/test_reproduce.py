@@ -105,8 +105,7 @@ def test_adult_from_files_to_page(call: Caller, adult, small_experiments, monkey
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 5})
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
     arguments = (*_ADULT, "--output_dir=run")
-    outcome = call(reproduce, *arguments)
-    assert outcome.status == 0, outcome
+    outcome = call.ok(reproduce, *arguments)
     assert "reproduce: 0 of 4 trials, " in outcome.err
     arms = list(_ARMS)
     assert sorted(path.name for path in (adult / "run").iterdir()) == sorted(
@@ -148,8 +147,7 @@ def test_adult_from_files_to_page(call: Caller, adult, small_experiments, monkey
 
     # No run is made again.
     runs = tree(adult / "run" / "runs")
-    outcome = call(reproduce, *arguments, "--resume")
-    assert outcome.status == 0, outcome
+    call.ok(reproduce, *arguments, "--resume")
     assert tree(adult / "run" / "runs") == runs
     assert (
         json.loads((adult / "run" / "page.json").read_text())["sections"][0] == page["sections"][0]
@@ -170,8 +168,7 @@ def test_dump_is_imported_and_its_models_mixed(call: Caller, folder, small_exper
         *("--clients_per_round=3", "--client_mode=streamed", "--output_dir=run"),
         *(f"--override={name}:budget=1" for name in mixed),
     )
-    outcome = call(reproduce, *arguments)
-    assert outcome.status == 0, outcome
+    outcome = call.ok(reproduce, *arguments)
     assert "importing dump into run/clients.store" in outcome.out
     page = json.loads((run / "page.json").read_text())
     table = page["sections"][0]["blocks"][0]
@@ -201,8 +198,7 @@ def test_dump_is_imported_and_its_models_mixed(call: Caller, folder, small_exper
     # The dump need not be read again.
     shutil.move(folder / "dump", folder / "gone")
     (folder / "dump").mkdir()
-    outcome = call(reproduce, *arguments, "--resume")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(reproduce, *arguments, "--resume")
     assert "importing" not in outcome.out
     assert load_store(run / "clients.store").digest() == store
 
@@ -213,12 +209,11 @@ def test_scale_shortens_runs(call: Caller, adult, small_experiments, monkeypatch
     arms = {"fed_avg": EXPERIMENTS["adult"].arms["fed_avg"]}
     registry = Registry("experiment", {"adult": dataclasses.replace(experiment, arms=arms)})
     monkeypatch.setattr(reproduce_command, "EXPERIMENTS", registry)
-    outcome = call(
+    call.ok(
         *(reproduce, "--experiment=adult", "--data_dir=adult", "--trials=1", "--output_dir=run"),
         *("--clients_per_round=2", "--scale=0.0001", "--heldout_share=0.5"),
         "--worst_min_examples=2",
     )
-    assert outcome.status == 0, outcome
     config = json.loads((adult / "run/runs/fed_avg/trial_00/run/config.json").read_text())
     assert (config["rounds"], config["evaluate_every"]) == (1, 1)
     page = json.loads((adult / "run/page.json").read_text())

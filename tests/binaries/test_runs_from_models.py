@@ -33,11 +33,10 @@ _SAME_ROUNDS = (
 @pytest.mark.nightly
 def test_run_from_a_model_equals_resumed_run(call, folder):
     def run(*arguments: str) -> None:
-        outcome = call(train, *_SAME_ROUNDS, *arguments)
-        assert outcome.status == 0, outcome
+        call.ok(train, *_SAME_ROUNDS, *arguments)
 
     run("--rounds=2", "--output_dir=whole")
-    assert call(save_model, "--checkpoint=whole", "--output_dir=saved").status == 0
+    call.ok(save_model, "--checkpoint=whole", "--output_dir=saved")
     shutil.copytree(folder / "whole", folder / "two")
     run("--rounds=4", "--output_dir=whole", "--resume")
     start, expected = _weights(folder / "two"), _weights(folder / "whole")
@@ -51,8 +50,8 @@ def test_run_from_a_model_equals_resumed_run(call, folder):
     more = ["--output_dir=from_keras", "--rounds=3", "--resume"]
     run(*more, "--initial_model=moved.keras")
     (folder / "moved.keras").unlink()
-    assert call(evaluate, "--checkpoint=from_keras").status == 0
-    assert call(save_model, "--checkpoint=from_keras", "--output_dir=again").status == 0
+    call.ok(evaluate, "--checkpoint=from_keras")
+    call.ok(save_model, "--checkpoint=from_keras", "--output_dir=again")
 
 
 @pytest.mark.nightly
@@ -60,8 +59,7 @@ def test_run_keeps_a_copy_of_its_start(call, folder):
 
     def run(name: str, rounds: int, *arguments: str) -> Path:
         often = ("--checkpoint_every=1", "--keep_checkpoints=1", f"--rounds={rounds}")
-        outcome = call(train, *TOY, *often, f"--output_dir={name}", *arguments)
-        assert outcome.status == 0, outcome
+        call.ok(train, *TOY, *often, f"--output_dir={name}", *arguments)
         return folder / name
 
     first = run("first", 1)
@@ -79,8 +77,7 @@ def test_run_keeps_a_copy_of_its_start(call, folder):
     for name in ("fingerprint.json", "config.json", "metrics.csv"):
         assert (second / name).read_bytes() == (whole / name).read_bytes()
     assert (second / "initial_model.npz").read_bytes() == start
-    outcome = call(export, "--checkpoint=s", "--output_dir=exported")
-    assert outcome.status == 0, outcome
+    call.ok(export, "--checkpoint=s", "--output_dir=exported")
     # It also restarts without a checkpoint.
     shutil.rmtree(second / "checkpoints")
     (second / "metrics.csv").unlink()
@@ -92,13 +89,12 @@ def test_run_keeps_a_copy_of_its_start(call, folder):
 @pytest.mark.nightly
 def test_damaged_initial_checkpoint_is_skipped(call, folder):
     often = ("--checkpoint_every=1", "--rounds=2", "--output_dir=first")
-    assert call(train, *TOY, *often).status == 0
+    call.ok(train, *TOY, *often)
     checkpoints = folder / "first" / "checkpoints"
     newest = checkpoints / "round_00000002.npz"
     newest.write_bytes(newest.read_bytes()[:-100])
     start = ("--rounds=1", "--initial_model=first")
-    outcome = call(train, *TOY, *start, "--output_dir=second")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(train, *TOY, *start, "--output_dir=second")
     assert outcome.err.count("round_00000002.npz: expected a checkpoint, found a damaged") == 1
     assert "; trying the one before it" in outcome.err
     copy = folder / "second" / "initial_model.npz"
@@ -133,8 +129,7 @@ def test_every_command_needs_trust_for_predictors(call, folder, name):
         assert message.startswith(f"--base_predictors: {folder / name}: ")
         assert "--trust" in message
         assert not mark.exists()
-        outcome = call(command, *arguments, "--trust")
-        assert outcome.status == 0, outcome
+        call.ok(command, *arguments, "--trust")
         assert mark.exists()
         mark.rmdir()
 
@@ -170,7 +165,7 @@ def test_rejects_unfit_initial_models(call, folder, three_rounds):
         arguments = [*TOY, "--rounds=1", "--output_dir=run", f"--initial_model={path}"]
         return call.refused(folder, train, *arguments)
 
-    assert call(save_model, f"--checkpoint={three_rounds}", "--output_dir=saved").status == 0
+    call.ok(save_model, f"--checkpoint={three_rounds}", "--output_dir=saved")
     for path in ("saved/model.keras", str(three_rounds)):
         message = refused(path)
         assert message.startswith("--initial_model: /")

@@ -51,12 +51,7 @@ _TASKS = {
         "--sequence_length=4",
     ),
     "text_classifier": _CLASSIFIER,
-    "adult": (
-        "--task=adult",
-        "--data_dir=adult",
-        "--num_clients=2",
-        "--num_test_clients=2",
-    ),
+    "adult": ("--task=adult", "--data_dir=adult", "--num_clients=2", "--num_test_clients=2"),
     "emnist": ("--task=emnist", "--data=images.sqlite", "--num_classes=10"),
 }
 _USUAL = ("text_classifier", "adult")
@@ -113,21 +108,18 @@ def several(
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name in sorted({"text_classifier", *selected(request, "name")}):
-            outcome = call(train, *_TASKS[name], *_ONE_ROUND, f"--output_dir=run_{name}")
-            assert outcome.status == 0, outcome
-            outcome = call(
+            outcome = call.ok(train, *_TASKS[name], *_ONE_ROUND, f"--output_dir=run_{name}")
+            outcome = call.ok(
                 *(save_model, f"--checkpoint=run_{name}", "--format=keras,saved_model"),
                 f"--output_dir=all/{name}",
             )
-            assert outcome.status == 0, outcome
             assert outcome.out.count("predicts as the run's model does") == 2
             np.savez(folder / "all" / name / "x.npz", x=_inputs(folder, name))
             (folder / "all" / name / "texts.json").write_text(json.dumps(_TEXTS))
-        outcome = call(
+        outcome = call.ok(
             *(save_model, f"--checkpoint={three_rounds}", _FORMATS, "--quantize=float16"),
             "--output_dir=all/digits",
         )
-        assert outcome.status == 0, outcome
         (folder / "digits.out").write_text(outcome.out)
         names = {path.name for path in (folder / "all" / "digits").iterdir()}
         assert names == {*_IN_EVERY_FORMAT, "model_card.json"}
@@ -218,8 +210,7 @@ def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
 
     def run(name: str, *arguments: str) -> list[np.ndarray]:
         task = [*_CLASSIFIER, f"--data={data}", *_ONE_ROUND, f"--output_dir={name}"]
-        outcome = call(train, *task, *arguments)
-        assert outcome.status == 0, outcome
+        call.ok(train, *task, *arguments)
         return _weights(folder / name)
 
     source = folder / "source"
@@ -234,9 +225,7 @@ def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
     free = run("free", "--initial_model=frozen")
     assert [np.any(a != b) for a, b in zip(after, free)] == [True] * 3
     # The evaluated and the saved model are the trained one.
-    assert (
-        call(evaluate, "--checkpoint=frozen", "--output=e.json", "--aggregation=plain").status == 0
-    )
+    call.ok(evaluate, "--checkpoint=frozen", "--output=e.json", "--aggregation=plain")
     result, actual = (
         json.loads((folder / name).read_text()) for name in ("frozen/result.json", "e.json")
     )
@@ -256,9 +245,8 @@ def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
 def test_run_with_frozen_layers_is_exported(call, folder, several):
     data = several / "labelled.sqlite"
     task = [*_CLASSIFIER, f"--data={data}", *_ONE_ROUND, "--frozen_layers=embedding"]
-    assert call(train, *task, "--output_dir=run").status == 0
-    outcome = call(export, "--checkpoint=run", "--output_dir=exported")
-    assert outcome.status == 0, outcome
+    call.ok(train, *task, "--output_dir=run")
+    call.ok(export, "--checkpoint=run", "--output_dir=exported")
     outcome = run_plan("--plan=exported", "--verify")
     assert outcome.status == 0, outcome
 
@@ -298,8 +286,7 @@ def test_every_format_predicts_as_the_run(several, three_rounds):
 
 
 def test_card_describes_the_model(call, folder, three_rounds):
-    outcome = call(save_model, f"--checkpoint={three_rounds}", "--output_dir=saved")
-    assert outcome.status == 0, outcome
+    call.ok(save_model, f"--checkpoint={three_rounds}", "--output_dir=saved")
     card = _card(folder / "saved")
     assert (card["task"], card["algorithm"], card["round"]) == ("digits", "agnostic_fed_avg", 3)
     assert card["result"] == json.loads((three_rounds / "result.json").read_text())
@@ -308,7 +295,7 @@ def test_card_describes_the_model(call, folder, three_rounds):
     assert card["versions"]["tensorflow"].startswith("2.")
     # An earlier round has no result.
     path = three_rounds / "checkpoints" / "round_00000002.npz"
-    assert call(save_model, f"--checkpoint={path}", "--output_dir=earlier").status == 0
+    call.ok(save_model, f"--checkpoint={path}", "--output_dir=earlier")
     card = _card(folder / "earlier")
     assert (card["round"], card["result"]) == (2, None)
 
@@ -316,11 +303,8 @@ def test_card_describes_the_model(call, folder, three_rounds):
 @pytest.mark.nightly
 def test_every_model_of_a_family_is_saved(call, folder):
     arguments = ["--algorithm=delta_fl", "--theta=0.3,1", "--rounds=2", "--output_dir=run"]
-    assert call(train, *TOY, *arguments).status == 0
-    outcome = call(
-        save_model, "--checkpoint=run", "--format=keras,tflite", "--output_dir=saved/all"
-    )
-    assert outcome.status == 0, outcome
+    call.ok(train, *TOY, *arguments)
+    call.ok(save_model, "--checkpoint=run", "--format=keras,tflite", "--output_dir=saved/all")
     models = newest_checkpoint(folder / "run" / "checkpoints").model_arrays
     assert list(models) == ["conformity_0.3", "conformity_1"]
     saved = folder / "saved" / "all"
@@ -342,11 +326,7 @@ def test_every_model_of_a_family_is_saved(call, folder):
 @golden.arguments
 def test_rejects_unsavable_models(call, folder, three_rounds, arguments):
     return call.refused(
-        folder,
-        save_model,
-        f"--checkpoint={three_rounds}",
-        "--output_dir=saved",
-        *arguments,
+        folder, save_model, f"--checkpoint={three_rounds}", "--output_dir=saved", *arguments
     )
 
 

@@ -27,8 +27,7 @@ _FLAGS = (
 
 
 def _whole(call: Caller, folder: Path, *arguments: str) -> Path:
-    outcome = call(train, *arguments, f"--output_dir={folder / 'whole'}")
-    assert outcome.status == 0, outcome
+    call.ok(train, *arguments, f"--output_dir={folder / 'whole'}")
     return folder / "whole"
 
 
@@ -61,8 +60,7 @@ def test_killed_run_resumes_and_leaves_no_process(folder, call, runtime):
     assert not (folder / "run" / "result.json").exists()
     assert _rows(folder / "run") < rounds
 
-    outcome = call(train, *arguments, "--output_dir=run", "--resume")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(train, *arguments, "--output_dir=run", "--resume")
     assert "resuming after round " in outcome.out
     _assert_same_numbers(folder / "run", _whole(call, folder, *arguments))
 

@@ -30,8 +30,7 @@ _DOMAINS = [str(c) for c in range(10)]
 def digits(call: Caller, tmp_path_factory) -> tuple[Path, str]:
     """Two rounds of digits, and their output."""
     path = tmp_path_factory.mktemp("digits") / "run"
-    outcome = call(train, *_DIGITS, "--rounds=2", "--evaluate_every=1", f"--output_dir={path}")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(train, *_DIGITS, "--rounds=2", "--evaluate_every=1", f"--output_dir={path}")
     return path, outcome.out
 
 
@@ -117,8 +116,7 @@ def test_a_table_per_domain_is_printed(digits):
 
 @pytest.mark.nightly
 def test_toy_regression_tracks_its_value(call, folder):
-    outcome = call(train, *TOY, "--rounds=2", "--output_dir=run")
-    assert outcome.status == 0, outcome
+    call.ok(train, *TOY, "--rounds=2", "--output_dir=run")
     columns = read_history(folder / "run" / "metrics.csv")
     # From its initial value 2 towards the domains.
     assert 0 < columns["learned value"][1] < columns["learned value"][0] < 2
@@ -137,8 +135,7 @@ def test_toy_regression_tracks_its_value(call, folder):
     ],
 )
 def test_settings_reach_the_run(call, folder, arguments):
-    outcome = call(train, *TOY, "--rounds=2", "--output_dir=run", *arguments)
-    assert outcome.status == 0, outcome
+    call.ok(train, *TOY, "--rounds=2", "--output_dir=run", *arguments)
     config = json.loads((folder / "run" / "config.json").read_text())
     for argument in arguments:
         name, _, value = argument.lstrip("-").partition("=")
@@ -163,8 +160,7 @@ def test_settings_reach_the_run(call, folder, arguments):
 def test_execution_does_not_change_the_config(call, folder, arguments):
     runs = {"run": [], "other": arguments}
     for name, more in runs.items():
-        outcome = call(train, *TOY, "--rounds=2", f"--output_dir={name}", *more)
-        assert outcome.status == 0, outcome
+        call.ok(train, *TOY, "--rounds=2", f"--output_dir={name}", *more)
     configs = [json.loads((folder / name / "config.json").read_text()) for name in runs]
     executions = [config.pop("execution") for config in configs]
     assert configs[0] == configs[1]
@@ -176,11 +172,10 @@ def test_execution_does_not_change_the_config(call, folder, arguments):
 @pytest.mark.nightly
 def test_run_resumes_with_other_percentiles(call, folder):
     first = [*TOY, "--rounds=2", "--evaluate_every=1", "--output_dir=run"]
-    assert call(train, *first, "--client_percentiles=10,50").status == 0
-    outcome = call(
+    call.ok(train, *first, "--client_percentiles=10,50")
+    outcome = call.ok(
         train, "--resume", "--output_dir=run", "--rounds=3", "--client_percentiles=75,50"
     )
-    assert outcome.status == 0, outcome
     assert (
         "--client_percentiles was 10.0,50.0 until now and is 75.0,50.0: columns of " in outcome.out
     )
@@ -198,12 +193,10 @@ def test_run_resumes_with_other_percentiles(call, folder):
 @pytest.mark.nightly
 def test_run_resumes_with_the_settings_of_its_folder(call, folder):
     first = [*TOY, "--rounds=1", "--client_mode=streamed", "--window=3", "--seed=2"]
-    outcome = call(train, *first, "--output_dir=run")
-    assert outcome.status == 0, outcome
+    call.ok(train, *first, "--output_dir=run")
     config = json.loads((folder / "run" / "config.json").read_text())
     (folder / "run").rename(folder / "moved")
-    outcome = call(train, "--resume", "--output_dir=moved", "--rounds=2", "--evaluate_every=1")
-    assert outcome.status == 0, outcome
+    outcome = call.ok(train, "--resume", "--output_dir=moved", "--rounds=2", "--evaluate_every=1")
     assert outcome.out.startswith("agnostic_fed_avg on toy_regression, 2 rounds: moved\n")
     assert "resuming after round 1\n" in outcome.out
     assert "--evaluate_every was 50 until now and is 1: evaluations of earlier" in outcome.out
@@ -226,10 +219,9 @@ def test_run_resumes_with_the_settings_of_its_folder(call, folder):
     message = call.refused(*(folder, train, "--resume", "--output_dir=moved", "--keep=1:0.5"))
     assert message == "--keep has no effect with --task=toy_regression: it needs --task=digits"
 
-    outcome = call(
+    outcome = call.ok(
         train, "--resume", "--output_dir=moved", "--rounds=3", "--client_mode=vectorised"
     )
-    assert outcome.status == 0, outcome
     assert (
         "--client_mode was streamed until now and is vectorised: numbers may differ in their last "
         "bits from those of an uninterrupted run\n"

@@ -42,8 +42,7 @@ def call(streaming_runtime) -> Caller:
 def searched(call: Caller, tmp_path_factory) -> tuple[Path, str]:
     """Three trials, the third in another session, and the output of the latter."""
     path = tmp_path_factory.mktemp("searched") / "search"
-    first = call(tune, *_FLAGS, "--trials=2", f"--output_dir={path}")
-    assert first.status == 0, first
+    call.ok(tune, *_FLAGS, "--trials=2", f"--output_dir={path}")
     before = tree(path / "runs")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
@@ -162,9 +161,8 @@ def test_complete_search_runs_nothing_again(call, folder, searched, monkeypatch)
     monkeypatch.setattr(
         tuning_page, "neglected", lambda *given: judged.append(given) or ["fed_avg neglects a part"]
     )
-    assert call(report, "--run=search", "--title=Digits & <b>").status == 0
-    outcome = call(tune, *_FLAGS, "--trials=3", "--output_dir=search", "--resume")
-    assert outcome.status == 0, outcome
+    call.ok(report, "--run=search", "--title=Digits & <b>")
+    outcome = call.ok(tune, *_FLAGS, "--trials=3", "--output_dir=search", "--resume")
     assert tree(folder / "search" / "runs") == before
     assert "note: fed_avg neglects a part.\n" in outcome.out
     ((comparison, specs),) = judged
@@ -243,13 +241,12 @@ def test_undefined_objective_ends_search(call, folder):
 
 @pytest.mark.nightly
 def test_diverged_trials_end_and_equal_ones_run_once(call, folder):
-    outcome = call(
+    call.ok(
         tune,
         *(f for f in _FLAGS if not f.startswith(("--search", "--objective"))),
         *("--search=client_learning_rate=choice:0.1,1e38", "--objective=overall:loss"),
         *("--trials=5", "--output_dir=search"),
     )
-    assert outcome.status == 0, outcome
     rows = _rows(folder / "search")
     assert [row["trial"] for row in rows] == list("01234")
     for row in rows:
@@ -284,8 +281,7 @@ def test_stopped_search_resumes_with_equal_trials(call, folder, searched, monkey
     assert stopped.err.rstrip().endswith("--output_dir=search --resume")
     runs = folder / "search/runs/fed_avg"
     assert (runs / "trial_001").exists() and len([*runs.rglob("result.json")]) == 1
-    outcome = call(tune, *_FLAGS, "--trials=3", "--output_dir=search", "--resume")
-    assert outcome.status == 0, outcome
+    call.ok(tune, *_FLAGS, "--trials=3", "--output_dir=search", "--resume")
     assert _without_times(folder / "search") == _without_times(searched[0])
 
 
@@ -295,8 +291,7 @@ def test_signal_in_last_trial_keeps_results(call, folder, monkeypatch):
     monkeypatch.setattr(
         StopRequest, "signal_number", property(lambda self: 15, lambda self, value: None), False
     )
-    outcome = call(tune, *_FLAGS, "--rounds=1", "--trials=1", "--output_dir=search")
-    assert outcome.status == 0, outcome
+    call.ok(tune, *_FLAGS, "--rounds=1", "--trials=1", "--output_dir=search")
     assert len(_rows(folder / "search")) == 1
 
 
@@ -309,8 +304,7 @@ _LONGER = (*(f for f in _FLAGS if not f.startswith("--rounds")), "--rounds=40", 
 
 @pytest.mark.nightly
 def test_killed_search_resumes_with_equal_trials(call, folder):
-    whole = call(tune, *_LONGER, "--output_dir=whole")
-    assert whole.status == 0, whole
+    call.ok(tune, *_LONGER, "--output_dir=whole")
     for trial in (0, 2):
         further = ["--resume"] if trial else []
         command = python_module("tune", *_LONGER, "--output_dir=killed", *further)
@@ -319,8 +313,7 @@ def test_killed_search_resumes_with_equal_trials(call, folder):
             process.wait_for_rows(rows, 12)
             process.send(signal.SIGKILL)
             process.outcome()
-    outcome = call(tune, *_LONGER, "--output_dir=killed", "--resume")
-    assert outcome.status == 0, outcome
+    call.ok(tune, *_LONGER, "--output_dir=killed", "--resume")
     assert _without_times(folder / "killed") == _without_times(folder / "whole")
 
 

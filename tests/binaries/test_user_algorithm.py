@@ -34,8 +34,7 @@ def trained(call: Caller, tmp_path_factory) -> Path:
         "--algorithm_options=size_power=0.5",
         f"--output_dir={path / 'run'}",
     ]
-    outcome = call(train, *_SHORT, *flags)
-    assert outcome.status == 0, outcome
+    outcome = call.ok(train, *_SHORT, *flags)
     assert outcome.out.startswith("by_size on toy_regression, 2 rounds: ")
     return path / "run"
 
@@ -56,11 +55,10 @@ def _weights(run: Path) -> np.ndarray:
 def test_every_runtime_and_aggregation_gives_the_same(
     call, algorithm, folder, trained, runtime, aggregation
 ):
-    outcome = call(
+    call.ok(
         *(train, *_SHORT, *_BY_SIZE, "--output_dir=run"),
         *(f"--runtime={runtime}", f"--aggregation={aggregation}"),
     )
-    assert outcome.status == 0, outcome
     tolerance = 1e-6 if aggregation == "plain" else 1e-4
     np.testing.assert_allclose(_weights(folder / "run"), _weights(trained), rtol=tolerance)
 
@@ -82,7 +80,7 @@ def test_run_resumes_with_the_same_algorithm_only(call, algorithm, folder, train
     message = call.refused(folder, train, *_SHORT, *_BY_SIZE, "--output_dir=run", "--resume")
     assert message.startswith("run: expected the algorithm that the run there was trained with (")
     # Weights can be evaluated without the code that trained them.
-    assert call(evaluate, "--checkpoint=run").status == 0
+    call.ok(evaluate, "--checkpoint=run")
     message = call.refused(folder, export, "--checkpoint=run", "--output_dir=other/export")
     assert message.startswith("run: expected the algorithm that the run there was trained with (")
 
@@ -91,10 +89,9 @@ def test_run_resumes_with_the_same_algorithm_only(call, algorithm, folder, train
     (folder / "other" / "size.py").write_text(source)
     message = call.refused(folder, train, "--output_dir=run", "--resume", "--rounds=2")
     assert str(algorithm) in message
-    outcome = call(
+    outcome = call.ok(
         *(train, "--output_dir=run", "--resume", "--rounds=2", "--algorithm=other/size.py")
     )
-    assert outcome.status == 0, outcome
     assert "resuming after round 1\n" in outcome.out
     np.testing.assert_array_equal(_weights(folder / "run"), _weights(trained))
 
@@ -107,8 +104,8 @@ def test_imports_of_the_algorithm_are_fingerprinted(call, algorithm, folder):
         ("def by_size(problem, options):\n", "def by_size(problem, options):\n    import power\n"),
     )
     flags = (*_SHORT, *_BY_SIZE, "--output_dir=run")
-    assert call(train, *flags).status == 0
-    assert call(train, *flags, "--resume").status == 0
+    call.ok(train, *flags)
+    call.ok(train, *flags, "--resume")
     (folder / "power.py").write_text("def power(n, exponent):\n    return exponent**n\n")
     # As a new process would find it.
     write_by_size(
@@ -122,13 +119,12 @@ def test_imports_of_the_algorithm_are_fingerprinted(call, algorithm, folder):
 @pytest.mark.nightly
 def test_the_setting_has_its_effect(call, algorithm, folder):
     """Power 1 is FedAvg; other powers are not if clients' sizes differ."""
-    outcome = call(
+    call.ok(
         *(compare, "--task=digits", "--num_clients=6", "--num_test_clients=4"),
         *("--clients_per_round=3", "--rounds=1", "--trials=1", "--output_dir=runs"),
         "--client_learning_rate=1",
         "--arms=fed_avg;root=by_size.py:size_power=0.5;by_size.py",
     )
-    assert outcome.status == 0, outcome
     actual = json.loads((folder / "runs" / "compare.json").read_text())
     assert list(actual) == ["fed_avg", "root", "by_size"]
     fed_avg, root, by_size = (
@@ -143,8 +139,7 @@ def test_the_setting_has_its_effect(call, algorithm, folder):
 def test_it_is_deployed(call, algorithm, folder, trained, profile):
     """From a run, and before any."""
     source = {"daf": [f"--checkpoint={trained}"], "secure": [*TOY, *_BY_SIZE]}[profile]
-    outcome = call(export, *source, f"--profile={profile}", "--output_dir=plan")
-    assert outcome.status == 0, outcome
+    call.ok(export, *source, f"--profile={profile}", "--output_dir=plan")
     manifest = json.loads((folder / "plan" / "manifest.json").read_text())
     assert (manifest["algorithm"], manifest["settings"]["size_power"]) == ("by_size", 0.5)
     outcome = run_plan("--plan=plan", "--verify")

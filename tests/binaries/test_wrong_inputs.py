@@ -165,7 +165,7 @@ def test_mistakes_are_answered_in_one_line(tmp_path, monkeypatch, cohort_runtime
     call = Caller({"cohort": cohort_runtime})
     _write(tmp_path)
     good = (*_IMPORT[:2], "--output=good.sqlite", *_COLUMNS, "--input=good.csv", *_NUMBERS)
-    assert call(importlib.import_module("binaries.import_data"), *good[1:]).status == 0
+    call.ok(importlib.import_module("binaries.import_data"), *good[1:])
     cases = {
         name: (*_IMPORT, *_COLUMNS, f"--input={table}.csv", *more)
         for name, (table, *more) in _IMPORTS.items()

@@ -105,11 +105,7 @@ def test_default_estimator_ends_nearer_than_figures():
     def excess(weights: np.ndarray) -> float:
         return float(shares @ np.log((alpha @ predictors) / (weights @ predictors)))
 
-    figure = {
-        "gradient_estimator": "masked",
-        "predictor_draw": "independent",
-        "uniform_share": 0.0,
-    }
+    figure = {"gradient_estimator": "masked", "predictor_draw": "independent", "uniform_share": 0.0}
     model = _mixture(predictors, "log")
     figures, default = (
         excess(_trained(model, shares, 400, budget=3, alpha_learning_rate=0.1, **settings))

@@ -56,10 +56,7 @@ def linear_model(initial: float = 4.0, regularizer: Any = None) -> Model:
     """Returns the model of the golden round: one weight w, and x * w is the loss of an example."""
     return Model(
         initial_weights=ModelWeights([np.array([initial], np.float32)], []),
-        example_spec={
-            "x": tf.TensorSpec([None], tf.float32),
-            "y": tf.TensorSpec([None], tf.int32),
-        },
+        example_spec={"x": tf.TensorSpec([None], tf.float32), "y": tf.TensorSpec([None], tf.int32)},
         predict=lambda weights, x, training, seed: tf.multiply(x, weights.trainable[0]),
         loss=lambda labels, predictions: predictions,
         regularizer=regularizer,

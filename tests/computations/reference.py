@@ -54,10 +54,7 @@ def _cross_entropy_gradient(w: Weights, x: np.ndarray, y: np.ndarray, scale: np.
 SOFTMAX_REGRESSION = Model(_cross_entropy, _cross_entropy_gradient)
 
 # w = [scalar], and the loss of an example is x * w.
-LINEAR = Model(
-    losses=lambda w, x, y: x * w[0],
-    gradient=lambda w, x, y, scale: [np.sum(scale * x)],
-)
+LINEAR = Model(losses=lambda w, x, y: x * w[0], gradient=lambda w, x, y, scale: [np.sum(scale * x)])
 
 
 # CLIENT

@@ -32,10 +32,7 @@ _ATOL = 2e-5
 _SERVERS = {
     "sgd": (ServerUpdate(learning_rate=0.7), lambda: reference.Sgd(0.7)),
     # Adam has a beta_2 of 0.999; no option changes it.
-    "adam": (
-        ServerUpdate(Adam(0.8, 1e-3), 0.02),
-        lambda: reference.Adam(0.02, 0.8, 0.999, 1e-3),
-    ),
+    "adam": (ServerUpdate(Adam(0.8, 1e-3), 0.02), lambda: reference.Adam(0.02, 0.8, 0.999, 1e-3)),
 }
 
 
@@ -168,8 +165,7 @@ _PROJECTED = {
 
 
 @pytest.mark.parametrize(
-    ("runtime", "settings"),
-    [("tff_runtime", _EXCESS), ("streaming_runtime", _PROJECTED)],
+    ("runtime", "settings"), [("tff_runtime", _EXCESS), ("streaming_runtime", _PROJECTED)]
 )
 def test_runtimes_match_reference(request, runtime, settings):
     options = _options(**settings)

@@ -23,11 +23,7 @@ from tff_agnostic.algorithms.agnostic_fed_avg import client_work
 from tff_agnostic.computations import Broadcast, SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_output import TrainingOutput
 from tff_agnostic.computations.domain_losses import Holdout, domain_sums
-from tff_agnostic.computations.local_training import (
-    ClientTraining,
-    local_sgd,
-    minus_rows,
-)
+from tff_agnostic.computations.local_training import ClientTraining, local_sgd, minus_rows
 from tff_agnostic.models import Metric, Model, logistic_regression
 from tff_agnostic.models.model import ModelWeights
 
@@ -271,10 +267,7 @@ def test_large_sum_keeps_small_losses():
     """The first of 60,000 examples has a million times the loss of the others."""
     x = np.array([1e4] + [0.017] * 59_999, np.float32)
     sums = domain_sums(
-        linear_model(),
-        2,
-        linear_model().initial_weights,
-        single(make_client(x, [0] * 60_000)),
+        linear_model(), 2, linear_model().initial_weights, single(make_client(x, [0] * 60_000))
     )
     expected = 4.0 * np.sum(x, dtype=np.float64)
     np.testing.assert_allclose(sums.losses, [expected, 0.0], rtol=5e-5)

@@ -15,11 +15,7 @@ from tests.computations.harness import (
     run_rounds,
 )
 from tests.options import make_options
-from tff_agnostic.algorithms import (
-    AgnosticFedAvgOptions,
-    FedAvgOptions,
-    Problem,
-)
+from tff_agnostic.algorithms import AgnosticFedAvgOptions, FedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.algorithms.fed_avg import TargetOnlyOptions, fed_avg, fed_avg_target_only
 from tff_agnostic.base.errors import UserError

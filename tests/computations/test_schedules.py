@@ -65,8 +65,7 @@ def test_exponential_does_not_drift_in_long_runs():
 # An algorithm of every file that reads a rate or has a state of its optimizer.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "side"),
-    [("fed_prox", "client"), ("delta_fl", "server"), ("stochastic_afl", "server")],
+    ("name", "side"), [("fed_prox", "client"), ("delta_fl", "server"), ("stochastic_afl", "server")]
 )
 def test_scheduled_rounds_have_the_rates_of_rounds(streaming_runtime, name, side):
     """Round t is one with the constant rate of round t."""

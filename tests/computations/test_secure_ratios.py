@@ -15,11 +15,7 @@ import tensorflow as tf
 from tests.computations.sums import sum_of
 from tests.options import make_options
 from tff_agnostic.computations import SecureSum, SecureSumOptions
-from tff_agnostic.computations.client_output import (
-    ClientCounts,
-    TrainingOutput,
-    training_bounds,
-)
+from tff_agnostic.computations.client_output import ClientCounts, TrainingOutput, training_bounds
 from tff_agnostic.computations.domain_losses import MetricSums
 from tff_agnostic.models import logistic_regression
 

@@ -10,11 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests import golden
-from tests.computations.harness import (
-    EagerTraining,
-    assert_identical,
-    random_client,
-)
+from tests.computations.harness import EagerTraining, assert_identical, random_client
 from tests.computations.sums import encoded, sum_of
 from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem

@@ -94,9 +94,7 @@ def _keras_as_it_was():
 def test_fed_avg_equals_tffs(tff_runtime, name):
     model, make = tff_models.from_keras(), _AGGREGATORS[name]
     theirs = tff.learning.algorithms.build_weighted_fed_avg(
-        model,
-        tff.learning.optimizers.build_sgdm(_RATE),
-        model_aggregator=make and make(),
+        model, tff.learning.optimizers.build_sgdm(_RATE), model_aggregator=make and make()
     )
     aggregation = _named(name) if make else PlainSum()
     ours = build_fed_avg(model, _DOMAINS, _OPTIONS, aggregation)

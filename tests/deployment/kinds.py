@@ -56,8 +56,7 @@ _TOKENS = ColumnRange(0, _VOCABULARY)
 
 KINDS = {
     "logistic": Kind(
-        lambda: logistic_regression(4, 3),
-        {"x": ColumnRange(-2.0, 2.0), "y": ColumnRange(0, 2)},
+        lambda: logistic_regression(4, 3), {"x": ColumnRange(-2.0, 2.0), "y": ColumnRange(0, 2)}
     ),
     "convolutional": _from_zoo(keras_zoo.KINDS["convolutional"]),
     "lstm": Kind(

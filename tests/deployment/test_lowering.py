@@ -104,11 +104,7 @@ def test_filter_gradient_equals_tensorflow(size, stride, padding):
     outputs = tf.nn.conv2d(images, tf.zeros(shape), strides, padding)
     outputs = tf.constant(rng.normal(size=outputs.shape).astype(np.float32))
     expected = tf.raw_ops.Conv2DBackpropFilter(
-        input=images,
-        filter_sizes=shape,
-        out_backprop=outputs,
-        strides=strides,
-        padding=padding,
+        input=images, filter_sizes=shape, out_backprop=outputs, strides=strides, padding=padding
     )
     gradient = convolution_filter_gradient(shape, strides, padding.encode())
     actual = gradient(images, tf.constant(shape), outputs)

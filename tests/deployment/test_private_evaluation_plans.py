@@ -46,10 +46,7 @@ def noise(profile):
     """Returns a private evaluation with little noise, as there are four clients."""
     task = make_task(("a", "b", "c"), num_features=4)
     options = make_options(
-        ServerNoiseOptions,
-        private_evaluation="noise:multiplier=0.05",
-        delta=1e-3,
-        **_LIMITS,
+        ServerNoiseOptions, private_evaluation="noise:multiplier=0.05", delta=1e-3, **_LIMITS
     )
     return PrivateEvaluation(options, task, _INNER[profile], 1)
 

@@ -9,11 +9,7 @@ import pytest
 
 from plan_runner.export import open_export, read_arrays
 from plan_runner.graph_session import read_checkpoint
-from plan_runner.rounds import (
-    conformance_clients,
-    run_rounds,
-    verify,
-)
+from plan_runner.rounds import conformance_clients, run_rounds, verify
 from plan_runner.tflite import relative_difference
 from tests.aggregations.sums import private_sum
 from tests.deployment.kinds import make_request
@@ -49,13 +45,7 @@ class _Kind(NamedTuple):
 _KINDS = {
     "tree-daf": _Kind(
         "daf",
-        private_sum(
-            "tree",
-            PlainSum(),
-            joint_clipping=True,
-            noise_key=_RUNS_KEY,
-            **_SETTINGS,
-        ),
+        private_sum("tree", PlainSum(), joint_clipping=True, noise_key=_RUNS_KEY, **_SETTINGS),
     ),
     "central-secure": _Kind(
         "secure",

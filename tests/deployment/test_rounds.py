@@ -225,10 +225,7 @@ def test_conformance_rounds_change_the_state(exported):
     folder = exported("daf")
     rounds = [read_arrays(folder / f"conformance/round_{n}.npz") for n in (1, 2, 3)]
     for before, after in itertools.pairwise(rounds):
-        for name in (
-            "server/algorithm/weights/trainable/0",
-            "server/algorithm/memory/lambda_",
-        ):
+        for name in ("server/algorithm/weights/trainable/0", "server/algorithm/memory/lambda_"):
             assert not np.array_equal(before[name], after[name])
 
 

@@ -115,10 +115,7 @@ class Commands:
         if name == "run_plan":
             return Outcome(*run_plan(*arguments))
         if name not in self._to_start and "--runtime=ray" not in arguments:
-            with (
-                mock.patch.object(reproduce, "EXPERIMENTS", small_experiments()),
-                isolated_here(),
-            ):
+            with mock.patch.object(reproduce, "EXPERIMENTS", small_experiments()), isolated_here():
                 return self._call(importlib.import_module(f"binaries.{name}"), *arguments)
         finished = subprocess.run(
             [ROOT / "run", name, *arguments],

@@ -420,8 +420,7 @@ _IMPURE: dict[str, tuple[Callable[[], Model], str]] = {
     ),
     "inner batch normalization": (
         lambda: _build(
-            lambda: layers.Reshape([2, 2]),
-            lambda: layers.TimeDistributed(_BATCH_NORMALIZATION()),
+            lambda: layers.Reshape([2, 2]), lambda: layers.TimeDistributed(_BATCH_NORMALIZATION())
         ),
         "updates moving averages",
     ),

@@ -334,16 +334,8 @@ def test_batch_normalisation_is_refused(tmp_path):
             "loss: expected one number per example, shape [n], found [n, 3] float32; Keras losses "
             'need reduction="none"',
         ),
-        (
-            "lambda y, p: None",
-            FEATURES,
-            "loss: expected one real number per example, found None",
-        ),
-        (
-            "lambda y, p: y",
-            FEATURES,
-            "loss: expected one real number per example, found [n] int32",
-        ),
+        ("lambda y, p: None", FEATURES, "loss: expected one real number per example, found None"),
+        ("lambda y, p: y", FEATURES, "loss: expected one real number per example, found [n] int32"),
     ],
 )
 def test_losses_that_are_not_one_number_per_example(tmp_path, loss, data, message):

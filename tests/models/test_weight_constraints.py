@@ -101,11 +101,7 @@ def test_clients_train_as_plain_keras_in_both_modes(name):
     model = _model(kind)
     weights = ModelWeights(list(map(tf.constant, model.initial_weights.trainable)), [])
     options = ClientTraining(
-        learning_rate=_RATE,
-        epochs=_EPOCHS,
-        batch_size=_BATCH,
-        normalizer="batch",
-        shuffle=False,
+        learning_rate=_RATE, epochs=_EPOCHS, batch_size=_BATCH, normalizer="batch", shuffle=False
     )
 
     @functools.partial(tf.function, autograph=False)

@@ -8,10 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 FEATURES, CLASSES = 4, 3
-INPUT_SPEC = (
-    tf.TensorSpec([None, FEATURES], tf.float32),
-    tf.TensorSpec([None], tf.int32),
-)
+INPUT_SPEC = (tf.TensorSpec([None, FEATURES], tf.float32), tf.TensorSpec([None], tf.int32))
 
 
 def keras_model(*layers: Any) -> tf.keras.Model:

@@ -35,11 +35,7 @@ from tff_agnostic.privacy.amplification import (
     sampled_without_replacement,
 )
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
-from tff_agnostic.privacy.mechanisms import (
-    CentralNoise,
-    TreeNoise,
-    effective_noise_multiplier,
-)
+from tff_agnostic.privacy.mechanisms import CentralNoise, TreeNoise, effective_noise_multiplier
 from tff_agnostic.privacy.sampling import FixedSizeCohorts, PoissonCohorts, SecretCohorts
 from tff_agnostic.privacy.tree import Participations, noise_covariance
 from tff_agnostic.program.commands.privacy_options import AccountingOptions

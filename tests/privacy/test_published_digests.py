@@ -97,8 +97,7 @@ def _written(call: Caller, folder: Path, store: Path, *privacy: str) -> Written:
     for name, (binary, flags) in _COMMANDS.items():
         data = (f"--data={store}", *privacy) if "--task=fashion_mnist" in flags else ()
         to = () if name in _WITHOUT_FOLDER else (f"--output_dir={name}",)
-        outcome = call(binary, *flags, *data, *to)
-        assert outcome.status == 0, outcome
+        outcome = call.ok(binary, *flags, *data, *to)
         streams[f"streams of {name}"] = f"{outcome.out}{outcome.err}".encode()
     return Written(folder, streams)
 
@@ -166,7 +165,7 @@ def test_named_entries_are_equal_for_both_stores(private):
 def test_keyed_digests_have_fresh_keys(private, call, stores, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = (f"--data={stores / 'with'}", *_PRIVATE, "--noise_seed=3", "--output_dir=run")
-    assert call(train, *_RUN, *flags).status == 0
+    call.ok(train, *_RUN, *flags)
     same = [
         newest_checkpoint(RunFolder(folder / "run").checkpoints).data
         for folder in (private["with"].folder, tmp_path)
@@ -196,8 +195,7 @@ def test_moved_data_is_the_same(private, call, stores, tmp_path, monkeypatch):
     shutil.copytree(private["with"].folder / "run", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     shutil.copytree(stores / "with", "moved")
-    outcome = call(*_resumed("run", Path("moved")), "--rounds=3")
-    assert outcome.status == 0, outcome
+    call.ok(*_resumed("run", Path("moved")), "--rounds=3")
 
 
 @pytest.fixture

@@ -259,9 +259,7 @@ def _check_domain_order(bench: Bench, run: Run, tolerance: float) -> None:
         for name, value in combination.settings.items()
     }
     reordered = dataclasses.replace(
-        combination,
-        settings=settings,
-        domains=tuple(combination.domains[k] for k in order),
+        combination, settings=settings, domains=tuple(combination.domains[k] for k in order)
     )
     # A stratified draw has the clients of other ids.
     cohorts = [

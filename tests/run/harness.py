@@ -46,11 +46,7 @@ QUANTITIES = OrderedDict(
     ),
     domain_weights=OrderedDict(
         weight=ReportField(
-            "pull",
-            "pull of a domain",
-            per_domain=True,
-            role=Role.DOMAIN_WEIGHT,
-            is_drawn=True,
+            "pull", "pull of a domain", per_domain=True, role=Role.DOMAIN_WEIGHT, is_drawn=True
         )
     ),
     finalizer=OrderedDict(update_norm=ReportField("update_norm", "norm of the update")),

@@ -42,15 +42,11 @@ def _cohorts(name: str) -> list[list[dict[str, Any]]]:
 @pytest.mark.parametrize(
     "name",
     usually(
-        ["two classes of embedded categories", "images and numbers", "a subclass"],
-        USER_MODELS,
+        ["two classes of embedded categories", "images and numbers", "a subclass"], USER_MODELS
     ),
 )
 def test_client_modes_give_equal_rounds(
-    tmp_path: Path,
-    name: str,
-    cohort_runtime: CohortRuntime,
-    capfd: pytest.CaptureFixture,
+    tmp_path: Path, name: str, cohort_runtime: CohortRuntime, capfd: pytest.CaptureFixture
 ) -> None:
     model = _model(tmp_path, name)
     options = make_options(FedAvgOptions, client_learning_rate=0.3, client_batch_size=2)

@@ -76,11 +76,7 @@ def _of(x: Any, y: tf.TensorSpec, **more: Any) -> ModelData:
 
 _LABELLED = _of(_TOKENS, _CLASS, num_classes=3, vocabulary_size=_WORDS)
 _SENTENCES = _of(_TOKENS, _TOKENS, vocabulary_size=_WORDS)
-_INPUTS = {
-    "x": tf.TensorSpec([None, 2], tf.float32),
-    "job": _CLASS,
-    "town": _CLASS,
-}
+_INPUTS = {"x": tf.TensorSpec([None, 2], tf.float32), "job": _CLASS, "town": _CLASS}
 _CATEGORIES = {"job": ("a", "b", "c"), "town": ("d", "e", "f")}
 _IMAGES = {
     "photo": tf.TensorSpec([None, 4, 4, 1], tf.float32),
@@ -103,8 +99,7 @@ return tf.keras.Model(x, layers.Dense(data.num_ids)(states)), SentenceLoss()
 
 USER_MODELS = {
     "fast LSTM of next words": UserModel(
-        _SENTENCES,
-        _WORDS_IN + "states = LSTM(3, return_sequences=True)(vectors)" + _WORDS_OUT,
+        _SENTENCES, _WORDS_IN + "states = LSTM(3, return_sequences=True)(vectors)" + _WORDS_OUT
     ),
     "Transformer of next words": UserModel(
         _SENTENCES,

@@ -14,11 +14,7 @@ from tests import golden
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.saving import checkpoints as checkpoints_module
-from tff_agnostic.saving.checkpoints import (
-    CheckpointFolder,
-    newest_checkpoint,
-    read_checkpoint,
-)
+from tff_agnostic.saving.checkpoints import CheckpointFolder, newest_checkpoint, read_checkpoint
 
 
 def _state(value: float = 1.0, features: int = 3) -> Any:

@@ -352,10 +352,7 @@ def test_equal_predictions_pass(bias: float) -> None:
     assert "predicts as the run's model does, by 0 at most on 6 test examples" in _line(check)
 
 
-@pytest.mark.parametrize(
-    ("bias", "score"),
-    [(0.0, np.nan), (np.inf, 0.0), (np.inf, -np.inf)],
-)
+@pytest.mark.parametrize(("bias", "score"), [(0.0, np.nan), (np.inf, 0.0), (np.inf, -np.inf)])
 def test_predictions_finite_in_one_differ(bias: float, score: float) -> None:
     check = _check(bias, _put(score))
     assert not check.is_same and check.largest_difference is None

@@ -195,8 +195,7 @@ def test_domain_run_learns_words_of_each_domain(streaming_runtime, tmp_path, mon
     ]
     write_store(Path("s.sqlite"), rows, "text", vocabulary={"a": 3, "b": 2})
     Path("model.py").write_text(_MODEL)
-    outcome = call(train, *_RUN, "--domain_input=embedding", "--output_dir=run")
-    assert outcome.status == 0, outcome
+    call.ok(train, *_RUN, "--domain_input=embedding", "--output_dir=run")
     again = ["--domain_input=none", "--output_dir=run", "--resume"]
     message = call.refused(tmp_path, train, *_RUN, *again)
     assert "--domain_input is embedding there and none here" in message
@@ -206,7 +205,7 @@ def test_domain_run_learns_words_of_each_domain(streaming_runtime, tmp_path, mon
     assert card["inputs"] == {"x": "int32[None, 3]", "domain": "int32[None]"}
     assert card["table"]["domain_is_an_input"] is True
     assert card["table"]["inputs"]["domain"] == {
-        **{"is": "domain", "column": None, "values": ["answer", "question"]},
+        **{"is": "domain", "column": None, "values": ["answer", "question"]}
     }
     model = tf.keras.models.load_model(Path("saved", "model.keras"), compile=False)
     begin = np.array([[5, 0, 0]] * 2, np.int32)

@@ -227,8 +227,7 @@ def test_tffs_file_is_downloaded_into_the_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
-    [(OSError("no\n  network"), "no network"), (ValueError(), "ValueError")],
+    ("error", "reason"), [(OSError("no\n  network"), "no network"), (ValueError(), "ValueError")]
 )
 def test_where_there_is_no_network(tmp_path, monkeypatch, error, reason):
     def load_data(**kwargs):

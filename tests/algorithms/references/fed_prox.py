@@ -35,6 +35,5 @@ def fed_prox_round(
     """
     kept = with_finite_loss(model, w_t, clients)
     return average(
-        w_t,
-        ((size(client), train_proximal(model, w_t, client, sgd, mu)) for client in kept),
+        w_t, ((size(client), train_proximal(model, w_t, client, sgd, mu)) for client in kept)
     )

@@ -13,13 +13,7 @@ from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 
-from tests.algorithms.references.softmax import (
-    Client,
-    Model,
-    Weights,
-    examples,
-    with_finite_loss,
-)
+from tests.algorithms.references.softmax import Client, Model, Weights, examples, with_finite_loss
 
 
 class Players(NamedTuple):

@@ -19,10 +19,7 @@ from tests.algorithms.references.delta_fl import (
 )
 from tests.algorithms.references.fed_prox import train_proximal
 from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round, train
-from tests.algorithms.references.q_fed_avg import (
-    q_fed_avg_message,
-    q_fed_avg_round,
-)
+from tests.algorithms.references.q_fed_avg import q_fed_avg_message, q_fed_avg_round
 from tests.algorithms.references.softmax import Model, losses, summed_gradient
 from tests.algorithms.references.term import term_round, tilted_loss, tilted_weights
 
@@ -161,11 +158,7 @@ class TestTerm:
 class TestAboveMean:
     def test_by_hand(self):
         # Losses at w = 1: 1, 3, 2; their mean, 2, is met by the last one.
-        clients = [
-            _quadratic_client(2.0),
-            _quadratic_client(6.0),
-            _quadratic_client(3.0, 5.0),
-        ]
+        clients = [_quadratic_client(2.0), _quadratic_client(6.0), _quadratic_client(3.0, 5.0)]
         w, mean, trains = above_mean_round(_QUADRATIC, [1.0], clients, LocalSgd(0.1))
         assert mean == 2.0
         assert trains == [False, True, True]

@@ -250,10 +250,7 @@ def _round_of(
     # Each run has another one in its place.
     key = noise_key(options)
     release = spec.build(
-        name,
-        inner,
-        options,
-        NoiseFacts(float(fleet.clients_per_round), key, z, *client_counts),
+        name, inner, options, NoiseFacts(float(fleet.clients_per_round), key, z, *client_counts)
     )
     release = dataclasses.replace(release, **changes)
     model = logistic_regression(_FEATURES, _CLASSES)

@@ -82,9 +82,7 @@ def test_every_model_is_evaluated_and_saved(cohort_runtime, tmp_path):
     path = tmp_path / "run"
     settings = {k: v for k, v in SETTINGS.items() if k not in ("lambda_learning_rate", "window")}
     spec = resolve(
-        "toy_regression",
-        {**settings, "algorithm": str(tmp_path / "two.py")},
-        {"num_clients": 8},
+        "toy_regression", {**settings, "algorithm": str(tmp_path / "two.py")}, {"num_clients": 8}
     )
     run = TrainingRun(spec, RunFolder(path), cohort_runtime, resume=False)
     report = run.run(StopRequest(), show_progress=False)
@@ -101,7 +99,7 @@ def test_every_model_is_evaluated_and_saved(cohort_runtime, tmp_path):
     assert list(models) == ["model", "half"]
     np.testing.assert_array_equal(models["half"].trainable[0], models["model"].trainable[0] / 2)
     assert sorted(p.name for p in (path / "model").iterdir()) == [
-        *("half.keras", "model.keras", "model_card.json"),
+        *("half.keras", "model.keras", "model_card.json")
     ]
     for name, weights in models.items():
         keras_model = tf.keras.models.load_model(path / "model" / f"{name}.keras", compile=False)

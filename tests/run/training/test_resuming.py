@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.run.training.harness import (
-    ROUNDS,
-    assert_same_run,
-    round_numbers,
-    stopped,
-    train,
-)
+from tests.run.training.harness import ROUNDS, assert_same_run, round_numbers, stopped, train
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.saving.checkpoints import CheckpointFolder, newest_checkpoint
