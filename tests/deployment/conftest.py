@@ -1,12 +1,15 @@
 """Exports that tests share."""
 
+import fcntl
 import inspect
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 
 from tests.deployment.kinds import make_request
+from tff_agnostic.base.files import digest
 from tff_agnostic.deployment.export import export
 
 if TYPE_CHECKING:
@@ -17,16 +20,29 @@ if TYPE_CHECKING:
 def exported(
     tff_runtime: "TffRuntime", tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Path]:
-    """Returns a function of `make_request`'s arguments; it exports once, and returns the folder."""
-    made: dict[Any, Path] = {}
+    """Returns a function of `make_request`'s arguments; it exports once, and returns the folder.
+
+    Processes of one test run share exports whose arguments are the same in each of them.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    kept: list[Any] = []
 
     def make(profile: str, **how: Any) -> Path:
         arguments = inspect.signature(make_request).bind(profile, **how)
         arguments.apply_defaults()
-        key = (*arguments.args, *sorted(arguments.kwargs.items()))
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("exports") / profile
-            export(made[key], make_request(profile, **how), tff_runtime)
-        return made[key]
+        key = repr((*arguments.args, *sorted(arguments.kwargs.items())))
+        if " at 0x" in key:
+            # An address is of one process, and of one object as long as it is kept.
+            key = f"{os.getpid()} {key}"
+            kept.append(arguments)
+        folder = shared / "exports" / digest(key.encode()) / profile
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with (folder.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                export(folder, make_request(profile, **how), tff_runtime)
+        return folder
 
     return make

@@ -18,7 +18,6 @@ from tff_agnostic.models import (
     Model,
     accuracy,
     logistic_regression,
-    model_from_keras,
     next_word_lstm,
 )
 
@@ -34,17 +33,9 @@ class Kind(NamedTuple):
 
 
 def _from_zoo(kind: keras_zoo.Kind) -> Kind:
-    def model() -> Model:
-        return model_from_keras(
-            kind.build,
-            loss=kind.loss,
-            example_spec={"x": kind.x_spec, "y": kind.y_spec},
-            metrics=[accuracy()],
-        )
-
     rng = np.random.default_rng(0)
     return Kind(
-        model,
+        lambda: kind.model(metrics=[accuracy()]),
         tf.nest.map_structure(
             lambda column: ColumnRange(column.min(), column.max()),
             {"x": kind.x(rng, 50), "y": kind.y(rng, 50)},
@@ -74,13 +65,6 @@ COMBINATIONS = [
     if kind != "two_inputs" or profile == "daf"
 ]
 
-
-USUAL_COMBINATIONS = [
-    ("logistic", "daf"),
-    ("logistic", "secure"),
-    ("convolutional", "daf"),
-    ("lstm", "daf"),
-]
 ALL_ALGORITHMS = list(itertools.product(ALGORITHMS, PROFILES))
 # AgnosticFedAvg in both profiles, and states of other shapes: tails, and an ensemble.
 USUAL_ALGORITHMS = [

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import re
 
 import numpy as np
@@ -20,7 +19,7 @@ from tests.deployment.kinds import NUM_DOMAINS, USUAL_ALGORITHMS
 from tests.marks import usually
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import new_folder, tensorflow_writes
+from tff_agnostic.base.files import new_folder, read_json, tensorflow_writes
 from tff_agnostic.deployment.compiled_plan import Variables, checkpoint_op, checkpoint_op_names
 from tff_agnostic.deployment.graphs import write_checkpoint
 
@@ -58,7 +57,8 @@ def _algorithms(profile):
     return pytest.mark.parametrize("algorithm", usually(usual, ALGORITHMS))
 
 
-@pytest.mark.slow_cases("delta_fl", "stochastic_afl")
+@pytest.mark.slow_cases("stochastic_afl")
+@pytest.mark.nightly_cases("delta_fl")
 @_algorithms("daf")
 def test_daf_plan_has_only_federated_sums(exported, algorithm):
     plan = _plan(exported("daf", algorithm=algorithm))
@@ -109,7 +109,7 @@ def test_secure_plan_has_only_secure_sums(exported, algorithm):
 def test_manifest_bounds_equal_the_plans(exported, kind):
     folder = exported("secure", kind=kind)
     channels = _plan(folder).phase[0].server_phase.read_aggregated_update.side_channel_tensors
-    privacy = json.loads((folder / "manifest.json").read_text())["privacy"]
+    privacy = read_json(folder / "manifest.json")["privacy"]
     moduli = {entry["tensor"]: entry["modulus"] for entry in privacy["secure_sums"]}
     assert moduli == {
         name: channel.secure_aggregand.fixed_modulus.modulus for name, channel in channels.items()
@@ -142,7 +142,7 @@ def test_both_plans_have_equal_clients(exported, profile, how):
         "tensorflow_spec",
         "federated_compute",
     }
-    counts = json.loads((folder / "manifest.json").read_text())["bytes_per_client_and_round"]
+    counts = read_json(folder / "manifest.json")["bytes_per_client_and_round"]
     assert counts["plan"]["bytes"] == len(content)
 
 
@@ -269,7 +269,7 @@ def test_variables_are_assigned_together(session):
 
 
 def _counts(folder):
-    return json.loads((folder / "manifest.json").read_text())["bytes_per_client_and_round"]
+    return read_json(folder / "manifest.json")["bytes_per_client_and_round"]
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def _renamed(graph_def, fetched):
 
 
 @pytest.mark.slow
-def test_copies_of_a_graph_keep_its_results():
+def test_graph_copies_keep_its_results():
     graph_def, fetched = _graph(False)
     once, names = _compute(graph_def, {"once": _renamed(graph_def, fetched)})
     # 3 doubled, three times that, twice; 54 is below 100.

@@ -1,13 +1,12 @@
 """Replacements of ops compute the same numbers, with ops that devices have."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.deployment.kinds import KINDS
 from tests.marks import usually
+from tff_agnostic.base.files import read_json
 from tff_agnostic.deployment.lowering import (
     LOWERINGS,
     and_with,
@@ -165,6 +164,6 @@ _BEYOND = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", usually(["logistic", "convolutional", "lstm"], KINDS))
 def test_manifest_lists_ops_beyond_devices(exported, kind):
-    manifest = json.loads((exported("daf", kind=kind) / "manifest.json").read_text())
+    manifest = read_json(exported("daf", kind=kind) / "manifest.json")
     assert set(manifest["tflite"]["beyond_odp"]) == _BEYOND.get(kind, set())
     assert set(manifest["tflite"]["flex_ops"]) >= _BEYOND.get(kind, set())

@@ -1,7 +1,5 @@
 """Evaluation plans with noise equal private evaluations of a run."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from tests.run.harness import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.private_sum import ServerNoiseOptions
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.base.files import read_json
 from tff_agnostic.computations.histograms import LogGrid
 from tff_agnostic.computations.round import Round
 from tff_agnostic.deployment.export import export
@@ -103,7 +102,7 @@ def test_noise_follows_key_and_round(folder, noise, profile, streaming_runtime):
 
 
 def test_manifest_has_guarantee_and_duties(folder):
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     facts = manifest["privacy"]["differential_privacy"]
     assert facts["guarantee_as_simulated"]["evaluations"] == 1
     multipliers = [group["noise_multiplier"] for group in facts["groups"]]

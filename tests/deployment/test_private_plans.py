@@ -1,6 +1,5 @@
 """Plans of private runs: the runtime's noise, and the places of the keys."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from tests.marks import usually
 from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
+from tff_agnostic.base.files import read_json
 from tff_agnostic.base.later import tff
 from tff_agnostic.deployment import export as deployment_export
 from tff_agnostic.deployment.export import export
@@ -167,13 +167,13 @@ def test_secret_key_is_in_state_only(folder):
 
 
 def test_devices_get_clip_norms_without_key(folder):
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     sent = [name for name in manifest["tensors"]["client_input"] if "aggregation" in name]
     assert sent == ["client/aggregation"]
 
 
 def test_manifest_lists_the_servers_duties(folder, kind):
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     facts = manifest["privacy"]["differential_privacy"]
     assert facts["mechanism"] == kind.aggregation.name
     assert facts["secret_files"] == ["server_state.ckpt"]

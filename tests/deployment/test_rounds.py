@@ -19,7 +19,6 @@ from tests.deployment.kinds import (
     COMBINATIONS,
     NUM_DOMAINS,
     USUAL_ALGORITHMS,
-    USUAL_COMBINATIONS,
     make_request,
 )
 from tests.marks import usually
@@ -164,7 +163,7 @@ def _assert_up_to_rounding(folder):
         assert comparison.largest <= _ROUNDING
 
 
-@pytest.mark.nightly_cases("agnostic_fed_avg-secure", "delta_fl-daf")
+@pytest.mark.nightly_cases("delta_fl-daf")
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "profile"), usually(USUAL_ALGORITHMS, ALL_ALGORITHMS))
 def test_every_algorithm_equals_the_runtime(exported, algorithm, profile):
@@ -175,23 +174,20 @@ def test_every_algorithm_equals_the_runtime(exported, algorithm, profile):
 @pytest.mark.parametrize("profile", usually(["daf"], PROFILES))
 def test_model_family_equals_the_runtime(exported, profile):
     how = {"algorithm": "delta_fl", "threshold": "tracked", "theta": (0.5, 1.0)}
-    _assert_up_to_rounding(exported(profile, **how))
+    # Two of the settings that tests below have alone.
+    more = {"server_optimizer": "adam", "schedule": "exponential:rounds=1"}
+    _assert_up_to_rounding(exported(profile, **how, **more))
 
 
-@pytest.mark.nightly_cases("adam")
-@pytest.mark.slow
-@pytest.mark.parametrize("server_optimizer", usually(["adam"], ["nesterov", "adam"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("server_optimizer", ["nesterov", "adam"])
 def test_server_optimizers_keep_their_state(exported, server_optimizer):
     _assert_up_to_rounding(exported("daf", server_optimizer=server_optimizer))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("algorithm", "schedule"),
-    usually(
-        [("agnostic_fed_avg", "exponential:rounds=1")],
-        itertools.product(("agnostic_fed_avg", "q_ffl"), _FALLING),
-    ),
+    ("algorithm", "schedule"), itertools.product(("agnostic_fed_avg", "q_ffl"), _FALLING)
 )
 def test_learning_rates_follow_the_round(exported, algorithm, schedule):
     folder = exported("daf", algorithm=algorithm, schedule=schedule)
@@ -205,17 +201,25 @@ def test_learning_rates_follow_the_round(exported, algorithm, schedule):
         assert np.allclose(weights, expected, rtol=1e-6) == is_same
 
 
-@pytest.mark.nightly_cases("convolutional-daf")
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))
+@pytest.mark.parametrize(
+    ("kind", "profile"), usually([("logistic", "secure"), ("lstm", "daf")], COMBINATIONS)
+)
 def test_models_match_bits_in_the_worker(exported, kind, profile, monkeypatch):
     folder = exported(profile, kind=kind)
     in_worker.use(monkeypatch)
     assert [check.differing for check in verify(open_export(folder))] == [{}] * NUM_ROUNDS
 
 
+# The others are of test_every_algorithm_equals_the_runtime.
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "profile"), usually(USUAL_COMBINATIONS, COMBINATIONS))
+@pytest.mark.parametrize(
+    ("kind", "profile"),
+    usually(
+        [("convolutional", "daf"), ("lstm", "daf")],
+        [one for one in COMBINATIONS if one[0] != "logistic"],
+    ),
+)
 def test_every_model_equals_the_runtime(exported, kind, profile):
     _assert_up_to_rounding(exported(profile, kind=kind))
 

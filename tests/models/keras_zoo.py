@@ -1,11 +1,12 @@
 """Keras models of many kinds, and random batches for them."""
 
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tff_agnostic.models import CIFG, LSTM
+from tff_agnostic.models import CIFG, LSTM, Metric, Model, model_from_keras
 
 layers = tf.keras.layers
 
@@ -28,6 +29,15 @@ class Kind(NamedTuple):
     x_spec: Any
     y_spec: tf.TensorSpec
     loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+    def model(self, seed: int = 0, loss: Any = None, metrics: Sequence[Metric] = ()) -> Model:
+        return model_from_keras(
+            self.build,
+            loss=loss or self.loss,
+            example_spec={"x": self.x_spec, "y": self.y_spec},
+            metrics=metrics,
+            seed=seed,
+        )
 
 
 def classification(build: Callable[[], tf.keras.Model], features: Any, classes: int = 3) -> Kind:

@@ -145,7 +145,7 @@ _losses = tf.keras.losses
     ],
 )
 @pytest.mark.parametrize("labels", [[None], [None, 1]])
-def test_losses_of_one_output_compare_pairs(loss, expected, labels):
+def test_one_output_losses_compare_pairs(loss, expected, labels):
     if loss is _squared and len(labels) == 2:
         pytest.skip("written for labels [n]")
     model = _model(loss=loss, labels=tf.TensorSpec(labels, tf.float32))
@@ -153,13 +153,13 @@ def test_losses_of_one_output_compare_pairs(loss, expected, labels):
     weights = [rng.normal(size=w.shape).astype(np.float32) for w in model.initial_weights[0]]
     x, y = rng.normal(size=[6, 4]).astype(np.float32), rng.normal(size=6).astype(np.float32)
     examples = {"x": x, "y": y.reshape([-1, *labels[1:]])}
-    weights_of_model = model.initial_weights._replace(trainable=weights)
-    losses, _ = model.example_losses(weights_of_model, examples, False, _SEED)
+    model_weights = model.initial_weights._replace(trainable=weights)
+    losses, _ = model.example_losses(model_weights, examples, False, _SEED)
     kernel, bias = weights
     np.testing.assert_allclose(losses, expected((x @ kernel + bias)[:, 0] - y), rtol=1e-4)
 
 
-def test_loss_of_each_example_is_kept():
+def test_per_example_loss_is_kept():
     assert _model(loss=_squared).loss is _squared
 
 

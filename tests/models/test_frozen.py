@@ -10,7 +10,6 @@ from tests.models import keras_zoo
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.client_output import training_bounds
-from tff_agnostic.models import model_from_keras
 from tff_agnostic.models.keras import LastLayer, as_in_keras, freeze, last_layer, with_frozen
 from tff_agnostic.models.model import Model, ModelWeights
 
@@ -18,13 +17,11 @@ _SEED = np.zeros(2, np.int32)
 
 
 def _model(name: str = "dense") -> Model:
-    kind = keras_zoo.KINDS[name]
-    spec = {"x": kind.x_spec, "y": kind.y_spec}
-    return model_from_keras(kind.build, loss=kind.loss, example_spec=spec)
+    return keras_zoo.KINDS[name].model()
 
 
 @pytest.mark.parametrize("frozen", [(), (0,), (3,), (0, 2), (1, 2, 3)])
-def test_the_order_of_keras_comes_back(frozen):
+def test_keras_order_is_restored(frozen):
     weights = ModelWeights(["a", "b", "c", "d"], ["e"])
     result = with_frozen(weights, frozen)
     assert result.non_trainable == [*("abcd"[k] for k in frozen), "e"]
@@ -33,6 +30,8 @@ def test_the_order_of_keras_comes_back(frozen):
 
 
 def test_frozen_weights_keep_predictions_without_gradients():
+    # Names of layers do not depend on earlier models.
+    tf.keras.layers.Dense(1)
     model = _model()
     result = freeze(model, ["dense"])
     assert result.frozen == (0, 1)
@@ -45,7 +44,7 @@ def test_frozen_weights_keep_predictions_without_gradients():
     assert len(bounds.weighted_delta) == 2
 
 
-def test_loss_excludes_penalty_of_frozen_weight():
+def test_loss_excludes_frozen_weights_penalty():
     """In `dense` the first layer's kernel has one, l2, and the second layer's bias, l1."""
     model = _model()
     weights = [w + np.float32(1) for w in model.initial_weights.trainable]
@@ -64,11 +63,6 @@ def test_equal_frozen_layers_share_a_trace():
     assert freeze(model, ["dense"]) != freeze(model, ["dense_1"])
     assert freeze(model, ["dense"]) != model
     assert freeze(model, []) is model
-
-
-def test_weight_names_do_not_depend_on_earlier_models():
-    tf.keras.layers.Dense(1)
-    assert freeze(_model(), ["dense"]).frozen == (0, 1)
 
 
 @pytest.mark.parametrize(

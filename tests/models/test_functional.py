@@ -23,7 +23,7 @@ def test_logistic_regression_starts_at_zero_with_equal_scores():
     np.testing.assert_array_equal(scores, np.zeros([3, 4]))
 
 
-def test_the_regularizer_is_part_of_every_examples_loss():
+def test_regularizer_is_in_every_examples_loss():
     model = linear_model(regularizer=lambda weights: 10.0 * tf.reduce_sum(weights[0]))
     weights = ModelWeights([np.array([2.0], np.float32)], [])
     losses, predictions = model.example_losses(weights, make_client([1, 3], [0, 0]), False, _SEED)

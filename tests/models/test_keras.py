@@ -17,12 +17,6 @@ from tff_agnostic.models.model import ModelWeights
 _SEED = np.array([3, 4], np.int32)
 
 
-def make(kind: Kind, seed: int = 0) -> Model:
-    return model_from_keras(
-        kind.build, loss=kind.loss, example_spec={"x": kind.x_spec, "y": kind.y_spec}, seed=seed
-    )
-
-
 def examples(kind: Kind, n: int = 7) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     return {"x": kind.x(rng, n), "y": kind.y(rng, n)}
@@ -60,7 +54,7 @@ def kind(request) -> Kind:
 
 
 def test_initial_weights_equal_seeded_keras(kind):
-    model, twin = make(kind, seed=5), _keras_twin(kind, seed=5)
+    model, twin = kind.model(seed=5), _keras_twin(kind, seed=5)
     assert len(model.initial_weights.trainable) == len(twin.trainable_weights)
     for value, variable in zip(model.initial_weights.trainable, twin.trainable_weights):
         np.testing.assert_array_equal(value, variable.numpy())
@@ -77,7 +71,7 @@ def test_initial_weights_equal_seeded_keras(kind):
 )
 @pytest.mark.slow_cases("dense_with_dropout", "convolutional", "nested", "weights_in_lists")
 def test_losses_and_gradients_match_keras(kind):
-    model, twin, batch = make(kind), _keras_twin(kind), examples(kind)
+    model, twin, batch = kind.model(), _keras_twin(kind), examples(kind)
     weights = _moved(model.initial_weights)
     _set(twin, weights)
 
@@ -114,7 +108,7 @@ def test_losses_and_gradients_match_keras(kind):
 def test_calls_keep_the_model(name):
     """The Keras model must keep no tensor of a call for the next one."""
     kind = KINDS[name]
-    model, batch = make(kind), examples(kind)
+    model, batch = kind.model(), examples(kind)
 
     def losses(weights: ModelWeights, training: bool) -> np.ndarray:
         call = tf.function(
@@ -130,7 +124,7 @@ def test_calls_keep_the_model(name):
 
 def test_failing_calls_keep_the_model():
     kind = KINDS["dense"]
-    model, batch = make(kind), examples(kind)
+    model, batch = kind.model(), examples(kind)
     before = model.predict(model.initial_weights, batch["x"], False, _SEED)
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
         model.predict(_moved(model.initial_weights), np.zeros([2, 9], np.float32), False, _SEED)
@@ -154,7 +148,7 @@ def test_failing_calls_keep_the_model():
 )
 def test_tff_computation_matches_tensorflow(tff_runtime, name):
     kind = KINDS[name]
-    model, batch = make(kind), examples(kind)
+    model, batch = kind.model(), examples(kind)
     weights = _moved(model.initial_weights)
 
     def gradients_of(trainable: Any, non_trainable: Any, data: Any) -> Any:
@@ -206,17 +200,15 @@ def _unchanged(channels: int) -> tf.keras.layers.Layer:
     return layers.Dense(channels, kernel_initializer="identity")
 
 
-def _model(*random_layers: Any) -> Model:
-    def build() -> tf.keras.Model:
-        drawn = [make() for make in random_layers]
-        return tf.keras.Sequential([tf.keras.Input([4, 4, 6]), *drawn, _unchanged(6)])
-
-    kind = classification(build, [4, 4, 6])
-    return model_from_keras(
-        build,
-        loss=lambda labels, predictions: tf.reduce_sum(predictions, axis=[1, 2, 3]),
-        example_spec={"x": kind.x_spec, "y": kind.y_spec},
+def _image_model(build: Callable[[], tf.keras.Model]) -> Model:
+    return classification(build, [4, 4, 6]).model(
+        loss=lambda labels, predictions: tf.reduce_sum(predictions, axis=[1, 2, 3])
     )
+
+
+def _model(make_layer: Callable[[], Any]) -> Model:
+    inputs = tf.keras.Input([4, 4, 6])
+    return _image_model(lambda: tf.keras.Sequential([inputs, make_layer(), _unchanged(6)]))
 
 
 def _outputs(model: Model, seed: tuple[int, int], training: bool = True) -> np.ndarray:
@@ -260,13 +252,7 @@ def test_layers_and_calls_draw_differently():
         drawn = layers.Concatenate()([first(inputs), first(inputs), second(inputs)])
         return tf.keras.Model(inputs, _unchanged(18)(drawn))
 
-    kind = classification(build, [4, 4, 6])
-    model = model_from_keras(
-        build,
-        loss=lambda labels, predictions: tf.reduce_sum(predictions, axis=[1, 2, 3]),
-        example_spec={"x": kind.x_spec, "y": kind.y_spec},
-    )
-    masks = [part == 0 for part in np.split(_outputs(model, (1, 2)), 3, axis=-1)]
+    masks = [part == 0 for part in np.split(_outputs(_image_model(build), (1, 2)), 3, axis=-1)]
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert not np.array_equal(masks[a], masks[b])
 
@@ -286,8 +272,7 @@ def test_dropout_drops_its_rate_and_scales(rate):
 @pytest.mark.slow
 def test_seed_determines_dropout_inside_lstm():
     kind = KINDS["lstm_with_dropout"]
-    spec = {"x": kind.x_spec, "y": kind.y_spec}
-    model = model_from_keras(kind.build, loss=kind.loss, example_spec=spec)
+    model = kind.model()
     x = kind.x(np.random.default_rng(0), 6)
     weights = tf.nest.map_structure(tf.constant, tuple(model.initial_weights))
     call = tf.function(lambda s: model.predict(ModelWeights(*weights), x, True, s), autograph=False)
@@ -304,10 +289,7 @@ def _build(*stack: Callable[[], Any], loss: Any = None, features: Any = 4) -> Mo
         shape = [features] if isinstance(features, int) else features
         return tf.keras.Sequential([tf.keras.Input(shape), *[layer() for layer in stack]])
 
-    kind = classification(build, features)
-    return model_from_keras(
-        build, loss=loss or kind.loss, example_spec={"x": kind.x_spec, "y": kind.y_spec}
-    )
+    return classification(build, features).model(loss=loss)
 
 
 class _Square(layers.Layer):
@@ -372,7 +354,7 @@ class _AddsLoss(layers.Layer):
 
 
 @pytest.mark.parametrize("layer", [_InMapping, _InNestedList])
-def test_rejects_weights_outside_of_attributes(layer):
+def test_rejects_weights_outside_attributes(layer):
     if keras_platform().release == KERAS_3:
         # Its scope reaches them.
         assert _build(layer).num_parameters == 16
@@ -386,9 +368,7 @@ def _stateful() -> Model:
         recurrent = layers.SimpleRNN(3, stateful=True)
         return tf.keras.Sequential([tf.keras.Input(batch_shape=[2, 3, 4]), recurrent])
 
-    kind = classification(build, [3, 4])
-    spec = {"x": kind.x_spec, "y": kind.y_spec}
-    return model_from_keras(build, loss=kind.loss, example_spec=spec)
+    return classification(build, [3, 4]).model()
 
 
 def _with_token_loss() -> Model:
@@ -466,6 +446,5 @@ def test_rejects_added_losses_other_than_regularizers():
         model.add_loss(lambda: tf.constant(1.0))
         return model
 
-    kind = classification(build, 4)
     with pytest.raises(ValueError, match="not a regularizer of one trainable weight"):
-        model_from_keras(build, loss=kind.loss, example_spec={"x": kind.x_spec, "y": kind.y_spec})
+        classification(build, 4).model()

@@ -40,29 +40,23 @@ def _with_twin(
         ("middle", "float32", True),
     ],
 )
-def test_outputs_and_gradients_are_those_of_keras(mask, dtype, return_sequences):
+def test_masked_outputs_and_gradients_equal_keras(mask, dtype, return_sequences):
     layer, twin = _with_twin(5, 3, return_sequences=return_sequences, dtype=dtype)
     data = sequences([4, 6, 3], dtype, MASKS[mask])
     assert_all_close(outputs_and_gradients(layer, data), outputs_and_gradients(twin, data))
 
 
-@pytest.mark.parametrize(
-    ("batch", "length", "features", "units"),
-    [(1, 1, 1, 1), (3, 1, 2, 4), (1, 7, 5, 2), (2, 3, 1, 6), (16, 20, 8, 12)],
-)
-def test_shapes(batch, length, features, units):
-    layer, twin = _with_twin(units, features, return_sequences=True, dtype="float64")
-    data = sequences([batch, length, features])
-    assert_all_close(outputs_and_gradients(layer, data), outputs_and_gradients(twin, data))
-
-
-@pytest.mark.slow
+# Layers run longer sequences than 64 steps in a loop.
+@pytest.mark.slow_cases("shape4-5-False", "shape4-5-True")
 @pytest.mark.parametrize("masked", [False, True])
-def test_long_sequences(masked):
-    """Layers that run in a loop."""
-    layer, twin = _with_twin(5, 3, dtype="float64")
-    mask = np.random.default_rng(0).random([2, 70]) < 0.7 if masked else None
-    data = sequences([2, 70, 3], mask=mask)
+@pytest.mark.parametrize(
+    ("shape", "units"),
+    [([1, 1, 1], 1), ([3, 1, 2], 4), ([1, 7, 5], 2), ([16, 20, 8], 12), ([2, 70, 3], 5)],
+)
+def test_shapes_have_keras_outputs_and_gradients(shape, units, masked):
+    layer, twin = _with_twin(units, shape[-1], return_sequences=True, dtype="float64")
+    mask = np.random.default_rng(0).random(shape[:2]) < 0.7 if masked else None
+    data = sequences(shape, mask=mask)
     assert_all_close(outputs_and_gradients(layer, data), outputs_and_gradients(twin, data))
 
 
@@ -77,7 +71,7 @@ def test_long_sequences(masked):
     ],
     ids=["defaults", "ones", "constant", "normal"],
 )
-def test_initial_weights_are_those_of_keras_after_seeding(arguments):
+def test_seeded_initial_weights_equal_keras(arguments):
     weights = []
     for kind in (LSTM, tf.keras.layers.LSTM):
         tf.keras.utils.set_random_seed(7)
@@ -89,7 +83,7 @@ def test_initial_weights_are_those_of_keras_after_seeding(arguments):
 
 
 @pytest.mark.slow
-def test_second_derivatives_are_those_of_keras():
+def test_second_derivatives_equal_keras():
     layer, twin = _with_twin(4, 3, dtype="float64")
     x = tf.constant(sequences([2, 5, 3]).x)
 
@@ -166,7 +160,7 @@ def _numpy_cifg(
 
 @pytest.mark.parametrize("projection", _PROJECTIONS)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_outputs_are_those_of_the_formulas(mask, projection):
+def test_outputs_match_the_formulas(mask, projection):
     layer = CIFG(5, projection_units=projection, return_sequences=True, dtype="float64")
     weights = random_weights(layer, 4)
     layer.set_weights(weights)
@@ -185,7 +179,7 @@ def test_outputs_are_those_of_the_formulas(mask, projection):
 @pytest.mark.parametrize(
     "mask", [None, [[1, 0, 1], [0, 1, 1]], [[0, 0, 0], [1, 1, 0]]], ids=["none", "holes", "ends"]
 )
-def test_gradients_are_differences_of_outputs(mask, projection):
+def test_gradients_equal_output_differences(mask, projection):
     weights = random_weights(CIFG(2, projection_units=projection, dtype="float64"), 2)
     arguments = [sequences([2, 3, 2]).x, *weights]
     analytic, numeric = tf.test.compute_gradient(
@@ -197,7 +191,7 @@ def test_gradients_are_differences_of_outputs(mask, projection):
         np.testing.assert_allclose(a, n, rtol=1e-6, atol=1e-8)
 
 
-def test_shapes_of_weights_and_outputs():
+def test_weights_and_outputs_have_shapes():
     layer = CIFG(5, projection_units=2, return_sequences=True)
     assert layer(tf.zeros([4, 6, 3])).shape == [4, 6, 2]
     names = [keras_platform().weight_name(w).split("/")[-1] for w in layer.weights]
@@ -278,7 +272,7 @@ def _plain_gradients(weights: list[np.ndarray], batch: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-def test_it_has_the_papers_number_of_parameters():
+def test_model_has_the_papers_parameter_count():
     model = keyboard_cifg()
     embedding, biases = 10_004 * 96, 10_004
     cell = 2 * 96 * 3 * 670 + 3 * 670 + 670 * 96

@@ -22,21 +22,11 @@ from tff_agnostic.models.metrics import (
 
 def test_accuracy_counts_largest_scores():
     scores = tf.constant([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
-    numerator, denominator = accuracy().per_example(tf.constant([1, 1, 1]), scores)
-    np.testing.assert_array_equal(numerator, [1, 0, 1])
-    np.testing.assert_array_equal(denominator, [1, 1, 1])
-
-
-def test_accuracy_takes_labels_of_any_integer_type():
-    scores = tf.constant([[0.1, 0.9]])
     for dtype in (tf.int32, tf.int64):
-        numerator, _ = accuracy().per_example(tf.constant([1], dtype), scores)
-        np.testing.assert_array_equal(numerator, [1])
-
-
-def test_accuracy_says_which_direction_is_good():
-    assert accuracy().higher_is_better
-    assert accuracy().upper == 1.0
+        labels = tf.constant([1, 1, 1], dtype)
+        numerator, denominator = accuracy().per_example(labels, scores)
+        np.testing.assert_array_equal(numerator, [1, 0, 1])
+        np.testing.assert_array_equal(denominator, [1, 1, 1])
 
 
 def test_metric_value_is_ratio_or_function():
@@ -81,7 +71,7 @@ def test_extreme_predictions_stay_within_bounds(metric, labels, shape):
 
 
 # Three words; 4 is a word out of the vocabulary, 5 the begin of a sentence, 6 its end.
-_IDS_OF_TEXTS = TokenIds(3)
+_TEXT_IDS = TokenIds(3)
 _LABELS = np.array(
     [
         [1, 2, 4, 6, 0],  # two words, an unknown one, the end
@@ -107,39 +97,35 @@ def _sums(metric: Metric, labels: Any, scores: Any) -> tuple[np.ndarray, np.ndar
     return numerator.numpy(), denominator.numpy()
 
 
-def _one_hot(predicted: np.ndarray) -> np.ndarray:
-    return np.eye(_IDS_OF_TEXTS.num_ids, dtype=np.float32)[predicted]
-
-
-def test_in_vocab_accuracy_excludes_end_of_sentence():
-    numerator, denominator = _sums(
-        in_vocab_accuracy(_IDS_OF_TEXTS, 5), _LABELS, _one_hot(_PREDICTED)
-    )
+@pytest.mark.parametrize(
+    ("metric", "counted"),
+    [
+        # The end of a sentence counts in the first, unknown words in none.
+        (in_vocab_accuracy, [3, 4, 1, 0]),
+        (accuracy_without_out_of_vocab_or_end_of_sentence, [2, 4, 0, 0]),
+    ],
+)
+def test_word_accuracies_count_known_words(metric, counted):
+    scores = np.eye(_TEXT_IDS.num_ids, dtype=np.float32)[_PREDICTED]
+    numerator, denominator = _sums(metric(_TEXT_IDS, 5), _LABELS, scores)
     np.testing.assert_array_equal(numerator, [1, 2, 0, 0])
-    np.testing.assert_array_equal(denominator, [3, 4, 1, 0])
+    np.testing.assert_array_equal(denominator, counted)
 
 
-def test_tff_accuracy_excludes_unknown_words_and_end():
-    metric = accuracy_without_out_of_vocab_or_end_of_sentence(_IDS_OF_TEXTS, 5)
-    numerator, denominator = _sums(metric, _LABELS, _one_hot(_PREDICTED))
-    np.testing.assert_array_equal(numerator, [1, 2, 0, 0])
-    np.testing.assert_array_equal(denominator, [2, 4, 0, 0])
-
-
-def test_tffs_accuracy_is_tffs():
+def test_accuracy_without_end_equals_tffs():
     """TFF's baseline takes it from Keras' metrics with masked ids."""
-    metric = accuracy_without_out_of_vocab_or_end_of_sentence(_IDS_OF_TEXTS, 5)
+    metric = accuracy_without_out_of_vocab_or_end_of_sentence(_TEXT_IDS, 5)
     rng = np.random.default_rng(0)
-    labels = rng.integers(_IDS_OF_TEXTS.num_ids, size=[40, 5]).astype(np.int32)
-    scores = rng.normal(size=[40, 5, _IDS_OF_TEXTS.num_ids]).astype(np.float32)
+    labels = rng.integers(_TEXT_IDS.num_ids, size=[40, 5]).astype(np.int32)
+    scores = rng.normal(size=[40, 5, _TEXT_IDS.num_ids]).astype(np.float32)
     numerator, denominator = _sums(metric, labels, scores)
     keras = tf.keras.metrics.SparseCategoricalAccuracy()
-    weight = ~np.isin(labels, [_IDS_OF_TEXTS.pad, _IDS_OF_TEXTS.eos, _IDS_OF_TEXTS.oov])
+    weight = ~np.isin(labels, [_TEXT_IDS.pad, _TEXT_IDS.eos, _TEXT_IDS.oov])
     keras.update_state(labels, scores, weight.astype(np.float32))
     assert numerator.sum() / denominator.sum() == pytest.approx(float(keras.result()))
 
 
-def test_perplexity_of_guessing_is_the_number_of_ids():
+def test_guessing_has_the_id_count_as_perplexity():
     metric = perplexity(5)
     numerator, denominator = _sums(metric, _LABELS, np.zeros([4, 5, 7], np.float32))
     np.testing.assert_allclose(numerator, np.log(7) * np.array([4, 5, 2, 0]), rtol=1e-6)
@@ -158,11 +144,11 @@ def test_perplexity_by_hand():
     assert float(perplexity(5).value(numerator[0] / denominator[0])) == pytest.approx(4, rel=1e-6)
 
 
-@pytest.mark.parametrize("metric", text_metrics(_IDS_OF_TEXTS, 5), ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", text_metrics(_TEXT_IDS, 5), ids=lambda metric: metric.name)
 def test_metric_sums_ignore_batching_and_order(metric):
     rng = np.random.default_rng(0)
-    labels = rng.integers(_IDS_OF_TEXTS.num_ids, size=[12, 5]).astype(np.int32)
-    scores = rng.normal(size=[12, 5, _IDS_OF_TEXTS.num_ids]).astype(np.float32)
+    labels = rng.integers(_TEXT_IDS.num_ids, size=[12, 5]).astype(np.int32)
+    scores = rng.normal(size=[12, 5, _TEXT_IDS.num_ids]).astype(np.float32)
     whole = [part.sum() for part in _sums(metric, labels, scores)]
     for sizes in ([1] * 12, [5, 7], [3, 0, 9]):
         order = rng.permutation(12)
@@ -178,10 +164,9 @@ def test_metric_sums_ignore_batching_and_order(metric):
 
 
 def test_directions_and_bounds():
-    result = {
-        m.name: (m.higher_is_better, m.max_numerator) for m in text_metrics(_IDS_OF_TEXTS, 20)
-    }
-    assert result == {
+    metrics = (accuracy(), *text_metrics(_TEXT_IDS, 20))
+    assert {m.name: (m.higher_is_better, m.max_numerator) for m in metrics} == {
+        "accuracy": (True, 1.0),
         "perplexity": (False, 400.0),
         "in_vocab_accuracy": (True, 20.0),
         "accuracy_without_out_of_vocab_or_end_of_sentence": (True, 20.0),
@@ -191,5 +176,5 @@ def test_directions_and_bounds():
 @pytest.mark.parametrize(
     ("ratio", "expected"), [(0.0, 1.0), (1e4, math.inf), (math.inf, math.inf), (math.nan, math.nan)]
 )
-def test_perplexities_of_any_mean_cross_entropy(ratio, expected):
+def test_any_mean_cross_entropy_has_perplexity(ratio, expected):
     np.testing.assert_array_equal(perplexity(5).value(np.float64(ratio)), expected)

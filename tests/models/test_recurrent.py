@@ -79,7 +79,7 @@ def test_loop_and_unrolled_steps_give_the_same(make_layer, return_sequences, mas
     assert_all_close(outputs_and_gradients(layer, data), unrolled)
 
 
-def _shapes_of_products(layer: tf.keras.layers.Layer, data: Sequences) -> list[tuple]:
+def _product_shapes(layer: tf.keras.layers.Layer, data: Sequences) -> list[tuple]:
     graph = _traced(layer, data, tf.TensorSpec(data.x.shape, data.x.dtype)).graph
     return [tuple(op.outputs[0].shape) for op in graph.get_operations() if op.type == "MatMul"]
 
@@ -89,7 +89,7 @@ def _shapes_of_products(layer: tf.keras.layers.Layer, data: Sequences) -> list[t
 def test_each_weight_has_one_gradient_product(make_layer, mask):
     """However many time steps there are."""
     layer = make_layer(features=7, return_sequences=True)
-    products = _shapes_of_products(layer, sequences([4, 6, 7], mask=mask))
+    products = _product_shapes(layer, sequences([4, 6, 7], mask=mask))
     for weight in layer.weights:
         if len(weight.shape) == 2:
             # The bias goes with the kernel, as one more row.
@@ -121,7 +121,7 @@ def test_recurrent_weights_are_transposed_once_at_most(make_layer):
 
 
 @pytest.mark.parametrize("mask", [MASKS["right"], MASKS["left"], MASKS["middle"]])
-def test_masked_inputs_are_of_no_consequence(make_layer, mask):
+def test_masked_inputs_change_nothing(make_layer, mask):
     layer = make_layer(return_sequences=True)
     first = sequences([4, 6, 3], mask=mask)
     moved = first._replace(x=np.where(mask[:, :, np.newaxis], first.x, first.x + 100))
@@ -146,7 +146,7 @@ def test_the_mask_is_handed_on_with_sequences_only(make_layer):
     assert getattr(make_layer()(x, mask=mask), "_keras_mask", None) is None
 
 
-def test_the_last_output_is_the_last_of_all(make_layer):
+def test_last_output_ends_the_sequence(make_layer):
     data = sequences([4, 6, 3], mask=MASKS["middle"])
     last, all_outputs = (
         make_layer(return_sequences=flag)(data.x, mask=data.mask).numpy() for flag in (False, True)
@@ -235,7 +235,7 @@ def _clients(model: Model, count: int, length: int) -> tuple[list[np.ndarray], A
     ids=["cifg-unrolled", "lstm-loop", "cifg_with_projection-loop"],
     indirect=["make_layer"],
 )
-def test_clients_with_weights_of_their_own_are_vectorised(make_layer, length):
+def test_clients_with_own_weights_are_vectorised(make_layer, length):
     model = _functional(make_layer, length)
     weights, x, y = _clients(model, 3, length)
 

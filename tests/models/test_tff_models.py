@@ -6,6 +6,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.models import tff_models
+from tests.models.keras_zoo import classification
 from tff_agnostic import models
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.tff_bridge.models import restore_keras_classes
@@ -48,11 +49,15 @@ def _keras_as_it_was():
     restore_keras_classes()
 
 
-@pytest.mark.nightly_cases(but=["variables"])
+@pytest.mark.nightly_cases(but=["variables", "functional"])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _BUILDERS)
 def test_losses_are_per_example_and_weighted(name):
-    model = models.from_tff(_BUILDERS[name]())
+    theirs = _BUILDERS[name]()
+    model = models.from_tff(theirs)
+    if name == "functional":
+        for result, weight in zip(model.initial_weights.trainable, theirs.initial_weights[0]):
+            np.testing.assert_array_equal(result, weight)
     rng = np.random.default_rng(3)
     kernel = rng.normal(size=[tff_models.FEATURES, tff_models.CLASSES]).astype(np.float32)
     bias = rng.normal(size=[tff_models.CLASSES]).astype(np.float32)
@@ -71,14 +76,6 @@ def test_losses_are_per_example_and_weighted(name):
     expected, gradients = _softmax_losses(kernel, bias, **examples)
     np.testing.assert_allclose(losses, expected, atol=2e-6)
     np.testing.assert_allclose(gradient, np.einsum("n,nfc->fc", scale, gradients), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_initial_weights_are_the_models_own():
-    model = tff_models.functional()
-    converted = models.from_tff(model)
-    for result, expected in zip(converted.initial_weights.trainable, model.initial_weights[0]):
-        np.testing.assert_array_equal(result, expected)
 
 
 def _masked_mean(losses):
@@ -171,14 +168,18 @@ def test_there_and_back_is_the_same_model():
     np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
-def test_random_layers_redraw_each_batch():
+def _ours(*stack):
     def build():
-        dropout, dense = tf.keras.layers.Dropout(0.5), tf.keras.layers.Dense(tff_models.CLASSES)
-        return tf.keras.Sequential([tf.keras.Input([tff_models.FEATURES]), dropout, dense])
+        return tf.keras.Sequential(
+            [tf.keras.Input([tff_models.FEATURES]), *[layer() for layer in stack]]
+        )
 
-    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
-    spec = dict(zip("xy", tff_models.INPUT_SPEC))
-    theirs = models.to_tff(models.model_from_keras(build, loss=loss, example_spec=spec))
+    return classification(build, tff_models.FEATURES).model()
+
+
+def test_random_layers_redraw_each_batch():
+    dropout, dense = tf.keras.layers.Dropout, tf.keras.layers.Dense
+    theirs = models.to_tff(_ours(lambda: dropout(0.5), lambda: dense(tff_models.CLASSES)))
     x = np.ones([20, tff_models.FEATURES], np.float32)
     first, second = (theirs.predict_on_batch(theirs.initial_weights, x, True) for _ in range(2))
     assert not np.array_equal(first, second)
@@ -187,13 +188,7 @@ def test_random_layers_redraw_each_batch():
 
 
 def test_a_regularized_model_has_no_form_in_tff():
-    def build():
-        dense = tf.keras.layers.Dense(3, kernel_regularizer="l2")
-        return tf.keras.Sequential([tf.keras.Input([tff_models.FEATURES]), dense])
-
-    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
-    spec = dict(zip("xy", tff_models.INPUT_SPEC))
-    model = models.model_from_keras(build, loss=loss, example_spec=spec)
+    model = _ours(lambda: tf.keras.layers.Dense(3, kernel_regularizer="l2"))
     with pytest.raises(UserError, match="without regularizers"):
         models.to_tff(model)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests import golden
-from tests.models.user_files import error_lines, error_of, model_file
+from tests.models.user_files import error_lines, load_error, model_file
 from tff_agnostic.base import user_code
 from tff_agnostic.base.files import digest
 from tff_agnostic.base.user_code import UserFile
@@ -24,13 +24,13 @@ def test_files_without_the_function(tmp_path, case: Any):
     path = tmp_path / "my_model.py"
     if case is not None:
         path.write_bytes(case if isinstance(case, bytes) else case.encode())
-    result = error_of(path)
+    result = load_error(path)
     assert "\n" not in result
     return result
 
 
 def test_a_folder_is_no_file(tmp_path):
-    assert error_of(tmp_path) == (
+    assert load_error(tmp_path) == (
         f"{tmp_path}: expected a Python file, cannot read it (Is a directory)"
     )
 
@@ -39,11 +39,11 @@ def test_endless_files_are_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe.py")
     for path in (tmp_path / "pipe.py", Path("/dev/zero")):
         message = f"{path}: expected a Python file, found a pipe, a socket or a device"
-        assert error_of(path) == message
+        assert load_error(path) == message
 
 
 @pytest.mark.parametrize("error", ["GeneratorExit", "SystemExit", "StopIteration", "Mine"])
-def test_errors_of_user_files_are_reported(tmp_path, error):
+def test_user_file_errors_are_reported(tmp_path, error):
     """Also what is no `Exception`, with which Python would end."""
     text = f"class Mine(BaseException): pass\n\nraise {error}(0)\n"
     lines = error_lines(model_file(tmp_path, text))
@@ -66,7 +66,7 @@ def test_slow_user_file_prints_progress(tmp_path, monkeypatch):
                 pass
             """
         path = model_file(tmp_path, text)
-        assert error_of(path).endswith("expected a function build_model(data), found no function")
+        assert load_error(path).endswith("expected a function build_model(data), found no function")
     logger.removeHandler(handler)
     assert written.read_text() == (
         f"note: waiting for {path}: it has run for 0.01 s and has not ended (to end the command, "
@@ -253,7 +253,7 @@ _OPTIONS = """
 
 @pytest.mark.parametrize("future", ["", "from __future__ import annotations"])
 @pytest.mark.parametrize("where", ["file", "module"])
-def test_type_hints_of_several_files(tmp_path, future, where):
+def test_several_files_have_type_hints(tmp_path, future, where):
     def classes(folder: str) -> tuple[type, type]:
         text = textwrap.dedent(_OPTIONS.format(future))
         neighbours = {}
@@ -275,15 +275,11 @@ def test_type_hints_of_several_files(tmp_path, future, where):
         assert [field for field in options.__dataclass_fields__] == ["size", "kind", "shared"]
 
 
-def test_a_value(tmp_path):
-    file = _file(tmp_path, "SIZE = 3\n")
-    assert file.value("SIZE", "a number", lambda value: isinstance(value, int)) == 3
-
-
 @golden.values
 def test_a_value_that_is_not_there(tmp_path, case):
-    file = _file(tmp_path, case)
-    return golden.refusal(file.value, "SIZE", "a number", lambda value: isinstance(value, int))
+    arguments = ("SIZE", "a number", lambda value: isinstance(value, int))
+    assert _file(tmp_path, "SIZE = 3\n").value(*arguments) == 3
+    return golden.refusal(_file(tmp_path, case).value, *arguments)
 
 
 _NEIGHBOURS = {"parts.py": "import more", "more.py": "A = 1", "unused.py": "A = 1"}
@@ -310,6 +306,6 @@ def test_digest_covers_imported_modules(tmp_path, text, changed, same):
     assert (digest("b", **{changed: _NEIGHBOURS[changed] + " # Changed"}) == first) == bool(same)
 
 
-def test_digest_of_single_file_is_its_content(tmp_path):
+def test_single_files_digest_is_its_content(tmp_path):
     file = _file(tmp_path, "import json, tff_agnostic\n", _NEIGHBOURS)
     assert file.digests() == {"file": digest((tmp_path / "mine.py").read_bytes())}

@@ -125,7 +125,7 @@ def test_clients_train_as_plain_keras_in_both_modes(name):
 @pytest.mark.parametrize(
     ("name", "algorithm"), [("MaxNorm", "fed_avg"), ("UnitNorm", "agnostic_fed_avg")]
 )
-def test_rounds_of_one_client_equal_plain_keras(name, algorithm):
+def test_one_clients_rounds_equal_plain_keras(name, algorithm):
     kind = _KINDS[name]
     model = _model(kind)
     training = EagerTraining(
@@ -181,7 +181,7 @@ def test_rejects_constraints_that_cannot_be_met(constraint, reason):
 
 
 @pytest.mark.skipif(keras_platform().release != KERAS_2, reason="Keras 3 can trace it")
-def test_rejects_radial_constraint_of_keras_2():
+def test_rejects_keras_2_radial_constraint():
     def build() -> tf.keras.Model:
         conv = layers.Conv2D(1, 3, kernel_constraint=constraints.RadialConstraint())
         return tf.keras.Sequential([tf.keras.Input([3, 3, 1]), conv, layers.Flatten()])
@@ -193,15 +193,12 @@ def test_rejects_radial_constraint_of_keras_2():
         model_from_keras(build, loss=_LOSS, example_spec=spec)
 
 
-def test_stochastic_afl_rejects_constraints():
-    problem = Problem.numbered(_model(_KINDS["NonNeg"]), 2)
+def test_stochastic_afl_and_tff_reject_constraints():
+    model = _model(_KINDS["NonNeg"])
     with pytest.raises(UserError, match="expected a model without weight constraints"):
-        stochastic_afl(problem, StochasticAflOptions())
-
-
-def test_to_tff_rejects_constraints():
+        stochastic_afl(Problem.numbered(model, 2), StochasticAflOptions())
     with pytest.raises(UserError, match="expected a model without weight constraints"):
-        to_tff(_model(_KINDS["NonNeg"]))
+        to_tff(model)
 
 
 def test_models_without_constraints_have_none():

@@ -25,6 +25,7 @@ MAPPING = ModelData(
 
 IMPORTS = """\
 import tensorflow as tf
+from tff_agnostic.models import Metric, SentenceLoss, accuracy
 
 layers = tf.keras.layers
 losses = tf.keras.losses
@@ -50,7 +51,7 @@ def returning(tmp_path: Path, *values: str) -> Path:
     return model_file(tmp_path, text)
 
 
-def error_of(path: Path, data: ModelData = FEATURES) -> str:
+def load_error(path: Path, data: ModelData = FEATURES) -> str:
     with pytest.raises(UserError) as caught:
         load_user_model(path, data)
     return str(caught.value)
@@ -58,12 +59,12 @@ def error_of(path: Path, data: ModelData = FEATURES) -> str:
 
 def error_lines(path: Path) -> list[str]:
     """The lines of the message, without the marks that some versions of Python set below code."""
-    return [line for line in error_of(path).splitlines() if not set(line) <= set(" ^~")]
+    return [line for line in load_error(path).splitlines() if not set(line) <= set(" ^~")]
 
 
 def error_line(path: Path, data: ModelData = FEATURES) -> str:
     """The message, of one line, without the file and the line of its function at the start."""
-    message = error_of(path, data)
+    message = load_error(path, data)
     assert "\n" not in message
     lines = path.read_text().splitlines()
     line = next(k for k, text in enumerate(lines, start=1) if text.startswith("def build_model"))

@@ -12,7 +12,6 @@ from tff_agnostic.models import (
     Model,
     accuracy,
     logistic_regression,
-    model_from_keras,
     next_word_lstm,
 )
 from tff_agnostic.models.keras import freeze
@@ -44,15 +43,7 @@ def _from_zoo(kind: keras_zoo.Kind, has_real_inputs: bool = True) -> ModelKind:
         domain_id = rng.integers(NUM_DOMAINS, size=size).astype(np.int32)
         return {"x": kind.x(rng, size), "y": kind.y(rng, size), "domain_id": domain_id}
 
-    def model() -> Model:
-        return model_from_keras(
-            kind.build,
-            loss=kind.loss,
-            example_spec={"x": kind.x_spec, "y": kind.y_spec},
-            metrics=[accuracy()],
-        )
-
-    return ModelKind(model, client, has_real_inputs)
+    return ModelKind(lambda: kind.model(metrics=[accuracy()]), client, has_real_inputs)
 
 
 def _frozen(kind: ModelKind, layer: str) -> ModelKind:
@@ -68,13 +59,13 @@ def _dropout_between() -> tf.keras.Model:
     return tf.keras.Model(inputs, last(hidden))
 
 
-def _bag_of_words() -> tf.keras.Model:
+def _word_bag() -> tf.keras.Model:
     tokens = tf.keras.Input([5], dtype=tf.int32)
     mean = tf.reduce_mean(tf.keras.layers.Embedding(11, 4)(tokens), axis=1)
     return tf.keras.Model(tokens, tf.keras.layers.Dense(3)(mean))
 
 
-_BAG_OF_WORDS = keras_zoo.classification(_bag_of_words, 5)._replace(
+_WORD_BAG = keras_zoo.classification(_word_bag, 5)._replace(
     x=lambda rng, n: rng.integers(11, size=[n, 5]).astype(np.int32),
     x_spec=tf.TensorSpec([None, 5], tf.int32),
 )
@@ -100,7 +91,7 @@ KINDS = {
         has_relu=True, tolerance=2e-4
     ),
     "dict_of_inputs": _from_zoo(keras_zoo.KINDS["two_inputs"]),
-    "embedding": _from_zoo(_BAG_OF_WORDS, has_real_inputs=False),
+    "embedding": _from_zoo(_WORD_BAG, has_real_inputs=False),
     "next_word": ModelKind(
         lambda: next_word_lstm(5, embedding=3, units=4, sequence_length=3),
         _sentences,

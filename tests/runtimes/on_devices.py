@@ -35,7 +35,7 @@ def rounds_on_devices(mode: str) -> dict[str, Any]:
         return {
             "devices": len(tf.config.list_logical_devices()),
             "used": len(used),
-            "bits": _bits_of_rounds(runtime),
+            "bits": _round_bits(runtime),
         }
 
 
@@ -45,7 +45,7 @@ def _split_the_cpu(num_devices: int) -> None:
     tf.config.set_logical_device_configuration(cpu, logical)
 
 
-def _bits_of_rounds(runtime: CohortRuntime) -> str:
+def _round_bits(runtime: CohortRuntime) -> str:
     model = logistic_regression(4, 3)
     algorithm = build("agnostic_fed_avg", model, _DOMAINS, client_learning_rate=0.5)
     training = runtime.training(algorithm, PlainSum())

@@ -30,7 +30,7 @@ from tff_agnostic.base.errors import ExecutionError
 from tff_agnostic.base.later import tff
 from tff_agnostic.computations import PlainSum, RunState, SecureSum
 from tff_agnostic.computations.evaluation import EvaluationOutput
-from tff_agnostic.models import logistic_regression, model_from_keras
+from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import CohortOptions
@@ -99,7 +99,7 @@ def test_results_are_numpy_arrays(runtime, training):
 
 
 @pytest.mark.nightly
-def test_an_empty_cohort_is_a_sum_of_zeros(runtime):
+def test_empty_cohort_sums_to_zeros(runtime):
     """Before any other cohort, so that nothing has been traced."""
     training = runtime.training(_algorithm(), PlainSum())
     state = training.initialize()
@@ -167,7 +167,7 @@ def test_prepared_rounds_do_not_run_after_close():
 
 
 @pytest.mark.nightly
-def test_it_leaves_the_context_of_tff_alone():
+def test_runtime_leaves_tffs_context_alone():
     stack = tff.framework.get_context_stack()
     before = stack.current
     with CohortRuntime() as runtime:
@@ -236,9 +236,7 @@ def _normalized_images() -> tf.keras.Model:
 def test_lanes_share_no_stateful_kernel(build, shape):
     """TensorFlow's fused normalisation does: run by two threads at once, it ended the process."""
     kind = keras_zoo.classification(build, shape)
-    model = model_from_keras(
-        kind.build, loss=kind.loss, example_spec={"x": kind.x_spec, "y": kind.y_spec}
-    )
+    model = kind.model()
     for training in (True, False):
         traced = tf.function(
             lambda x, t=training: model.predict(model.initial_weights, x, t, [0, 0])
@@ -272,7 +270,7 @@ def test_exhausted_memory_names_settings_to_lower():
 
 
 @pytest.mark.slow
-def test_devices_change_no_bit_of_vectorised_clients():
+def test_devices_change_no_vectorised_clients_bit():
     """Four logical devices in another process; `test_card.py` has clients one by one."""
     output = subprocess.check_output(
         [sys.executable, "-W", "ignore", "-m", "tests.runtimes.on_devices", "4", "vectorised"],

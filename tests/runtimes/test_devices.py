@@ -36,7 +36,7 @@ def test_the_cpu_is_always_there():
     assert len(DEVICES["cpu"]()) >= 1
 
 
-def test_auto_takes_all_of_the_best_kind(monkeypatch):
+def test_auto_takes_all_best_devices(monkeypatch):
     cpu, gpus = "/device:CPU:0", [f"/device:GPU:{k}" for k in range(2)]
     _pretend(monkeypatch, cpu)
     assert DEVICES["auto"]() == [cpu]

@@ -145,7 +145,7 @@ def test_resumed_program_equals_run(run, expected):
 
 
 @pytest.mark.nightly
-def test_csv_has_domain_metrics_of_rounds(run, expected):
+def test_csv_has_rounds_domain_metrics(run, expected):
     with open(run / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]

@@ -103,7 +103,7 @@ def _workers(running: bool) -> list[int]:
 
 
 @pytest.mark.nightly
-def test_workers_have_priority_of_command(runtime):
+def test_workers_have_the_commands_priority(runtime):
     three_rounds(training(runtime, "vectorised"), "vectorised")
     priorities = {os.getpriority(os.PRIO_PROCESS, pid) for pid in _workers(running=False)}
     assert priorities == {os.getpriority(os.PRIO_PROCESS, 0)}
@@ -137,7 +137,7 @@ def test_rounds_free_their_memory(runtime):
 @pytest.fixture(scope="module")
 def undisturbed(runtime):
     """A training of three workers, its cohorts, and their result."""
-    cohorts = [cohort("streamed", 8, size=300)] * 4
+    cohorts = [cohort("streamed", 8, size=300)] * 2
     rounds = training(runtime, "streamed")
     return rounds, cohorts, leaves(run_rounds(rounds, cohorts))
 
@@ -182,7 +182,7 @@ def test_workers_killed_between_rounds_change_no_bit(runtime, undisturbed):
     for k, clients in enumerate(cohorts):
         state, report = rounds.next(state, clients)
         metrics.append(report)
-        for pid in _workers(running=False) if k == 1 else ():
+        for pid in _workers(running=False) if k == 0 else ():
             os.kill(pid, signal.SIGKILL)
     _assert_identical(leaves((state, metrics)), expected)
     assert wait_for(lambda: len(_workers(running=False)) == 3)
@@ -243,7 +243,7 @@ def test_worker_that_starts_too_late_raises_error(local_ray):
 
 
 @pytest.mark.nightly
-def test_ray_keeps_handler_of_sigterm(local_ray):
+def test_ray_keeps_sigterm_handler(local_ray):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

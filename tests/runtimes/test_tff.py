@@ -48,7 +48,7 @@ def test_rounds_follow_the_pure_functions(training):
 
 
 @pytest.mark.nightly
-def test_states_are_named_tuples_of_numpy_arrays(training):
+def test_states_are_numpy_named_tuples(training):
     for state in (training.initialize(), training.next(training.initialize(), _cohort())[0]):
         assert isinstance(state, RunState)
         assert isinstance(state.algorithm.weights.trainable[0], np.ndarray)
@@ -145,9 +145,9 @@ def test_memory_does_not_grow_with_the_rounds():
             for _ in range(40):
                 state = process.next(state, cohort).state
             sizes.append([_resident_mb(worker.pid), _resident_mb(os.getpid())])
-    growth_of_worker, growth_of_python = np.diff(sizes, axis=0).T
-    assert min(growth_of_worker) < 8
-    assert min(growth_of_python) < 8
+    worker_growth, python_growth = np.diff(sizes, axis=0).T
+    assert min(worker_growth) < 8
+    assert min(python_growth) < 8
 
 
 def _resident_mb(pid: int) -> float:

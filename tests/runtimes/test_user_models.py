@@ -89,8 +89,8 @@ def test_masked_padding_has_no_effect(tmp_path, name):
     weights = [np.array(w) for w in model.initial_weights.trainable]
     x = tf.constant([[3, 5, 0], [2, 0, 0], [4, 1, 2]])
     scores = []
-    for vector_of_padding in (0.0, 9.0):
-        weights[0][0] = vector_of_padding
+    for padding_vector in (0.0, 9.0):
+        weights[0][0] = padding_vector
         tensors = ModelWeights([tf.constant(weight) for weight in weights], [])
         result = model.predict(tensors, x, False, tf.zeros([2], tf.int32))
         scores.append(result.numpy())

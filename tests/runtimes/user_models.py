@@ -70,12 +70,12 @@ def _drawn(rng: np.random.Generator, size: int, spec: Any) -> Any:
     return values.astype(spec.dtype.as_numpy_dtype)
 
 
-def _of(x: Any, y: tf.TensorSpec, **more: Any) -> ModelData:
+def _data(x: Any, y: tf.TensorSpec, **more: Any) -> ModelData:
     return ModelData(x, y, ("a", "b", "c"), **more)
 
 
-_LABELLED = _of(_TOKENS, _CLASS, num_classes=3, vocabulary_size=_WORDS)
-_SENTENCES = _of(_TOKENS, _TOKENS, vocabulary_size=_WORDS)
+_LABELLED = _data(_TOKENS, _CLASS, num_classes=3, vocabulary_size=_WORDS)
+_SENTENCES = _data(_TOKENS, _TOKENS, vocabulary_size=_WORDS)
 _INPUTS = {"x": tf.TensorSpec([None, 2], tf.float32), "job": _CLASS, "town": _CLASS}
 _CATEGORIES = {"job": ("a", "b", "c"), "town": ("d", "e", "f")}
 _IMAGES = {
@@ -123,13 +123,13 @@ USER_MODELS = {
         + _CLASSES_OUT,
     ),
     "ratings of texts": UserModel(
-        _of(_TOKENS, _NUMBER, vocabulary_size=_WORDS, label_range=(-3.0, 3.0)),
+        _data(_TOKENS, _NUMBER, vocabulary_size=_WORDS, label_range=(-3.0, 3.0)),
         _WORDS_IN
         + "score = layers.Dense(1)(layers.GlobalAveragePooling1D()(vectors))\n"
         + 'return tf.keras.Model(x, score), losses.Huber(reduction="none")',
     ),
     "two classes of embedded categories": UserModel(
-        _of(_INPUTS, _CLASS, num_classes=2, categories=_CATEGORIES),
+        _data(_INPUTS, _CLASS, num_classes=2, categories=_CATEGORIES),
         _INPUTS_BY_NAME
         + "parts = [layers.Embedding(len(v) + 1, 2)(inputs[n]) for n, v in data.categories.items()]"
         + '\nscore = layers.Dense(1)(layers.Concatenate()([inputs["x"], *parts]))\n'
@@ -137,7 +137,7 @@ USER_MODELS = {
         + "return tf.keras.Model(inputs, score), loss",
     ),
     "a number of one vector": UserModel(
-        _of(_INPUTS["x"], _NUMBER, label_range=(-3.0, 3.0)),
+        _data(_INPUTS["x"], _NUMBER, label_range=(-3.0, 3.0)),
         "x = tf.keras.Input(data.x_shape)\n"
         + 'hidden = layers.Dense(3, "tanh", kernel_regularizer="l2")(x)\n'
         + "noisy = layers.GaussianNoise(0.1)(layers.Dropout(0.2)(hidden))\n"
@@ -145,14 +145,14 @@ USER_MODELS = {
         + 'return tf.keras.Model(x, score), losses.MeanSquaredError(reduction="none")',
     ),
     "images and numbers": UserModel(
-        _of(_IMAGES, _CLASS, num_classes=3),
+        _data(_IMAGES, _CLASS, num_classes=3),
         _INPUTS_BY_NAME
         + 'image = layers.Flatten()(layers.Conv2D(2, 3)(inputs["photo"]))\n'
         + 'scores = layers.Dense(3)(layers.Concatenate()([image, inputs["x"]]))\n'
         + "return tf.keras.Model(inputs, scores), of_classes",
     ),
     "a subclass": UserModel(
-        _of(_INPUTS["x"], _CLASS, num_classes=3),
+        _data(_INPUTS["x"], _CLASS, num_classes=3),
         "class Mine(tf.keras.Model):\n"
         + "    def __init__(self):\n"
         + "        super().__init__()\n"

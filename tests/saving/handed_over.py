@@ -101,7 +101,7 @@ def as_x(folder: Path) -> NDArray[np.float32]:
             return 0.0
         return float((float(row[column]) - np.mean(values)) / np.std(values))
 
-    def row_of(row: dict[str, str]) -> list[float]:
+    def prediction_row(row: dict[str, str]) -> list[float]:
         device, city = row["device"] or "<missing>", row["city"]
         return [
             standardized(row, "visits a week"),
@@ -112,4 +112,4 @@ def as_x(folder: Path) -> NDArray[np.float32]:
             *(float(city == value) for value in ("Cusco", "Lima")),
         ]
 
-    return np.array([row_of(row) for row in rows[:5]], np.float32)
+    return np.array([prediction_row(row) for row in rows[:5]], np.float32)

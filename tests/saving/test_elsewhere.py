@@ -30,7 +30,7 @@ from tff_agnostic.tasks.stored_inputs import StoredInputs
 
 
 @pytest.mark.nightly
-def test_scripts_of_the_page_predict_raw_rows(tmp_path):
+def test_page_scripts_predict_raw_rows(tmp_path):
     folder = tmp_path / "case"
     folder.mkdir()
     model = handed_over.hand_over(folder)
@@ -76,7 +76,7 @@ def test_card_describes_the_columns(tmp_path):
     }
 
 
-def _model_of_store(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
+def _store_model(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
     """Returns a model with only the spec of a store's inputs, and a client's x."""
     inputs = StoredInputs(store, encoding)
     only_spec: Any = SimpleNamespace(example_spec={"x": inputs.spec})
@@ -106,7 +106,7 @@ def test_signature_by_column_equals_the_import(tmp_path, encoding, standardize):
         "standardize": standardize,
     }
     job("jsonl", path, tmp_path / "s.sqlite", **options).run(ReadLog())
-    trained, expected = _model_of_store(load_store(tmp_path / "s.sqlite"), encoding)
+    trained, expected = _store_model(load_store(tmp_path / "s.sqlite"), encoding)
     ask = saved_model.signature(trained, inputs_by_name)
     nan = float("nan")
     outputs = ask(
@@ -170,7 +170,7 @@ def test_card_has_text_column_and_rule(tmp_path):
 
 
 @pytest.mark.nightly
-def test_private_run_names_statistics_of_its_card(tmp_path):
+def test_private_run_names_its_cards_statistics(tmp_path):
     task = handed_over.shoppers(tmp_path)
     settings = {
         "algorithm": "fed_avg",

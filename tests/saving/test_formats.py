@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests import golden
 from tests.marks import selected, usually
-from tests.models.keras_zoo import KINDS
+from tests.models.keras_zoo import KINDS, classification
 from tests.saving.harness import ask_plain_tensorflow
 from tff_agnostic.base.text_ids import SentenceEncoder, TextEncoder
 from tff_agnostic.boosting.ensemble import ensemble
@@ -50,10 +50,7 @@ _TEXTS = ["", "the cat", "the dog sat on the mat on the cat", "é"]
 
 
 def _zoo(name: str) -> tuple[Model, Any]:
-    kind = KINDS[name]
-    spec = {"x": kind.x_spec, "y": kind.y_spec}
-    model = model_from_keras(kind.build, loss=kind.loss, example_spec=spec)
-    return model, kind.x(np.random.default_rng(3), 4)
+    return KINDS[name].model(), KINDS[name].x(np.random.default_rng(3), 4)
 
 
 def _sentences(model: Model) -> tuple[Model, Any]:
@@ -181,14 +178,7 @@ def test_lstm_in_tflite_resets_its_state(tmp_path: Path) -> None:
         states = tf.keras.layers.Bidirectional(tf.keras.layers.LSTM(4))(x)
         return tf.keras.Model(x, tf.keras.layers.Dense(3)(states))
 
-    model = model_from_keras(
-        build,
-        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
-        example_spec={
-            "x": tf.TensorSpec([None, 6, 3], tf.float32),
-            "y": tf.TensorSpec([None], tf.int32),
-        },
-    )
+    model = classification(build, [6, 3]).model()
     x = np.random.default_rng(0).normal(size=[4, 6, 3]).astype(np.float32)
     trained, form = _trained(model), FORMATS["tflite"]
     form.write(trained, tmp_path / "m.tflite")
@@ -196,7 +186,7 @@ def test_lstm_in_tflite_resets_its_state(tmp_path: Path) -> None:
     np.testing.assert_allclose(outputs, np.asarray(trained.predict(x)), rtol=0, atol=1e-5)
 
 
-def test_cases_cover_models_of_every_task() -> None:
+def test_cases_cover_every_tasks_models() -> None:
     assert set(_MODELS) == set(DEFAULTS)
     assert {name for names in _MODELS.values() for name in names} == set(_CASES)
 
@@ -273,10 +263,7 @@ def test_regression_returns_predictions_only(tmp_path: Path) -> None:
     ],
 )
 def test_keras_rejects_unsupported_models(tmp_path: Path, name: str, message: str) -> None:
-    if name == "within":
-        model = _within_another()
-    else:
-        model, _ = _zoo(name)
+    model = _within_another() if name == "within" else KINDS[name].model()
     assert golden.refusal(
         lambda: FORMATS["keras"].write(_trained(model), tmp_path / "m.keras")
     ).startswith(message)
@@ -288,11 +275,7 @@ def _within_another() -> Model:
         both = tf.keras.layers.TimeDistributed(tf.keras.layers.Dense(2))(inputs)
         return tf.keras.Model(inputs, _Wrapper(LSTM(3))(both))
 
-    return model_from_keras(
-        build,
-        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
-        example_spec={"x": tf.TensorSpec([None, 3, 2]), "y": tf.TensorSpec([None], tf.int32)},
-    )
+    return classification(build, [3, 2]).model()
 
 
 class _Wrapper(tf.keras.layers.Wrapper):
@@ -341,8 +324,7 @@ def _put(value: float, where: Any = (0, 0)) -> Callable[[np.ndarray], None]:
 
 
 def _line(check: FileCheck) -> str:
-    line = saved_line(SavedFile("model", "tflite", "none", "m.tflite", 7, {}, check))
-    return line
+    return saved_line(SavedFile("model", "tflite", "none", "m.tflite", 7, {}, check))
 
 
 @pytest.mark.parametrize("bias", [0.0, -np.inf, np.inf, np.nan])
@@ -360,23 +342,18 @@ def test_predictions_finite_in_one_differ(bias: float, score: float) -> None:
     json.dumps(dataclasses.asdict(check), allow_nan=False)
 
 
-def _add(scores: np.ndarray) -> None:
-    scores[0, 0] += 0.25
+@pytest.mark.parametrize(
+    ("source", "examples"), [(TEST, "6 test examples"), (MADE_UP, "256 made-up examples")]
+)
+def test_finite_differences_are_measured(source: str, examples: str) -> None:
+    def add(scores: np.ndarray) -> None:
+        scores[0, 0] += 0.25
 
-
-def test_finite_differences_are_measured() -> None:
-    check = _check(0.0, _add)
-    assert not check.is_same
+    check = _check(0.0, add, source)
+    assert not check.is_same and bool(check.domains) == (source == TEST)
     assert check.largest_difference == pytest.approx(0.25, abs=1e-6)
-    assert "its predictions differ, by 0.25 at most" in _line(check)
-
-
-def test_made_up_examples_compare_without_metrics() -> None:
-    check = _check(0.0, _add, MADE_UP)
-    assert not check.is_same and check.domains == {}
-    assert check.largest_difference == pytest.approx(0.25, abs=1e-6)
-    assert _line(check).endswith("differ, by 0.25 at most on 256 made-up examples")
-    assert _check(0.0, _nothing, MADE_UP).is_same
+    assert f"its predictions differ, by 0.25 at most on {examples}" in _line(check)
+    assert _check(0.0, _nothing, source).is_same
 
 
 def test_made_up_integers_are_valid_ids() -> None:
@@ -422,15 +399,9 @@ def _loaded(path: Path) -> list[np.ndarray]:
     return tf.keras.models.load_model(path, compile=False).get_weights()
 
 
-def _refused() -> Model:
-    kind = KINDS["tied_embedding"]
-    spec = {"x": kind.x_spec, "y": kind.y_spec}
-    return model_from_keras(kind.build, loss=kind.loss, example_spec=spec)
-
-
 @pytest.mark.nightly
 def test_unsupported_models_are_left_out_with_reason(tmp_path: Path) -> None:
-    model = _refused()
+    model = KINDS["tied_embedding"].model()
     files = save_for_keras(tmp_path, _task(model), {"model": model.initial_weights})
     assert files.saved == [] and list(tmp_path.iterdir()) == []
     (reason,) = files.left_out.values()
@@ -439,7 +410,7 @@ def test_unsupported_models_are_left_out_with_reason(tmp_path: Path) -> None:
     assert "\n" not in reason and not reason.startswith("--")
 
 
-def test_predictors_of_ensemble_are_separate_files(tmp_path: Path) -> None:
+def test_ensemble_predictors_are_separate_files(tmp_path: Path) -> None:
     model = logistic_regression(2, 3)
     predictors = [_changed(model.initial_weights, by) for by in (1.0, 2.0)]
     mixed = ensemble(model, predictors, names=("young", "runs/old"))

@@ -201,7 +201,7 @@ def _later_config(model: Config) -> None:
 
 @pytest.mark.parametrize("trust", [False, True])
 @pytest.mark.parametrize("suffix", [".h5", ".keras"])
-def test_file_of_later_keras_names_both_versions(plain, tmp_path, suffix, trust):
+def test_later_keras_file_names_both_versions(plain, tmp_path, suffix, trust):
     path, version = tmp_path / f"model{suffix}", "31.10.0"
     if suffix == ".h5":
         _h5(plain, path, _later_config)
@@ -379,7 +379,7 @@ def _with_ops() -> tf.keras.Model:
         keras_zoo.own_recurrent_layers,
     ],
 )
-def test_models_of_keras_layers_load(tmp_path, build, suffix):
+def test_keras_layer_models_load(tmp_path, build, suffix):
     if _IS_KERAS_3 and build is _with_ops:
         pytest.skip("Keras 3 takes no functions of TensorFlow on symbolic inputs")
     with_masks = (keras_zoo.attention, keras_zoo.own_recurrent_layers)
