@@ -95,7 +95,7 @@ def test_clients_stay_within_the_accounted_sensitivity():
 
 @pytest.mark.slow_cases("philox")
 @pytest.mark.parametrize("generator", KEYS)
-def test_noise_of_clients_equals_a_servers_noise(generator):
+def test_client_noise_equals_server_noise(generator):
     """40,000 values of an update have the same variance, and a normal distribution."""
     num_clients, z, size = 5, 1.3, 20_000
     client_settings = {"noise_generator": generator}
@@ -129,7 +129,7 @@ def test_noise_of_clients_equals_a_servers_noise(generator):
 
 
 @pytest.mark.parametrize("generator", KEYS)
-def test_noise_has_the_moments_of_tensorflow_privacy(generator):
+def test_noise_has_tensorflow_privacys_moments(generator):
     """With few steps Skellam noise is far from normal: its fourth moment is v + 3 v^2."""
     num_clients, z, steps, size = 4, 0.25, 2.0, 2**16
     aggregation = _distributed(
@@ -222,7 +222,7 @@ def test_silent_clients_send_their_noise():
             assert stats.chisquare(counts, shares * len(noise)).pvalue > 0.001
 
 
-def test_sum_of_too_few_clients_is_empty():
+def test_sum_is_empty_with_too_few_clients():
     exchange = _exchange(_distributed(min_clients=3, clipping="adaptive"))
     release, bounds = exchange.aggregation, exchange.bounds
     state = exchange.initialize()
@@ -260,7 +260,7 @@ _COPIES, _ROUNDS = 9, 10
 
 
 @pytest.mark.slow
-def test_noise_of_equal_clients_is_separate():
+def test_equal_clients_have_separate_noise():
     """Equal noise of nine clients would have nine times as much variance."""
     # Three steps in the bound, so that the noise is a small integer.
     settings: dict[str, Any] = {"integer_clip": 3.0, "clip_norm": 0.1}

@@ -82,7 +82,7 @@ def _wraps(bits: int, sums: np.ndarray, num_clients: int) -> int:
     return int(np.sum(centred(summed, bits).numpy() != sums))
 
 
-def test_no_rotated_coordinate_of_a_million_wraps():
+def test_million_rotated_coordinates_do_not_wrap():
     """All clients send the same vector: the longest sum."""
     z, num_clients = 0.05, 30.0
     size, steps = 4096, 2.0**10

@@ -40,7 +40,7 @@ def test_central_noise_is_normal(draw):
 
 
 @pytest.mark.parametrize("name", ["tree", "trees"])
-def test_prefix_sums_have_noise_of_covering_nodes(draw, name):
+def test_prefix_sums_have_covering_nodes_noise(draw, name):
     noise = _KINDS[name]
     prefix = np.zeros(10_000)
     for t in range(1, 14):
@@ -112,7 +112,7 @@ def test_places_releases_and_keys_are_independent(draw, name):
 
 
 @pytest.mark.parametrize("name", _KINDS)
-def test_noise_of_a_release_repeats(draw, name):
+def test_release_repeats_its_noise(draw, name):
     noise = _KINDS[name]
     for release in (0, 6, 7, 1_000_000):
         np.testing.assert_array_equal(draw(noise, release, (3,)), draw(noise, release, (3,)))

@@ -47,8 +47,8 @@ def test_rounds_without_noise_and_clipping_are_plain(streaming_runtime, name):
 @pytest.mark.slow
 def test_drawn_clients_are_averaged_by_their_expected_weight(streaming_runtime):
     """FedAvg-Sub: a round's weight is the expected weight of the drawn clients."""
-    cohort_of_20 = [c for seed in range(20) for c in cohort(seed, sizes=(4,))]
-    counts = np.bincount(np.concatenate([client["domain_id"] for client in cohort_of_20]))
+    twenty_clients = [c for seed in range(20) for c in cohort(seed, sizes=(4,))]
+    counts = np.bincount(np.concatenate([client["domain_id"] for client in twenty_clients]))
     problem = Problem(
         logistic_regression(4, 3), ("0", "1", "2"), 7, expected_counts=tuple(map(float, counts))
     )
@@ -58,7 +58,7 @@ def test_drawn_clients_are_averaged_by_their_expected_weight(streaming_runtime):
     )
     private = private_sum(clip_norm=1e6, expected_clients=20.0)
     (state, (report,)), (plain, _) = (
-        run_rounds(streaming_runtime.training(algorithm, aggregation), [cohort_of_20])
+        run_rounds(streaming_runtime.training(algorithm, aggregation), [twenty_clients])
         for aggregation in (private, PlainSum())
     )
     drawn = np.sum(report["client_work"]["train"]["num_examples"])
@@ -119,7 +119,7 @@ def test_adaptive_clip_norm_equals_tensorflow_privacys(quantile):
 
 
 @pytest.mark.parametrize("clipping", ["fixed", "adaptive"])
-def test_groups_of_all_exchanges_share_one_budget(clipping):
+def test_all_exchanges_share_one_budget(clipping):
     """The bit of an adaptive clip norm has a share, too."""
     algorithm = build("delta_fl", theta=(0.5, 1.0))
     aggregation = private_sum(update_share=0.7, clipping=clipping)
@@ -209,7 +209,7 @@ def test_rejects_noise_too_wide_for_the_grid():
 
 
 @pytest.mark.parametrize("inner", [PlainSum(), _SECURE])
-def test_secure_noise_consists_of_steps(inner):
+def test_secure_noise_is_whole_steps(inner):
     aggregation = private_sum("central", inner, 0.5, clip_norm=0.25)
     (exchange,) = Round(build("agnostic_fed_avg"), aggregation).steps
     release, bounds = exchange.aggregation, exchange.bounds
@@ -232,7 +232,7 @@ def test_secure_noise_consists_of_steps(inner):
             assert len(np.unique(whole)) == 7
 
 
-def test_work_of_clients_lacks_the_key():
+def test_client_work_lacks_the_key():
     """Ray's workers receive the work of clients as a pickle."""
     key = (0x1A2B3C4D5E6F7788, 0x1122334455667799)
     aggregation = private_sum(noise_multiplier=1.0, noise_key=key)

@@ -109,7 +109,7 @@ _CASES = [
 @pytest.mark.slow_cases("afl_boost-plain")
 @pytest.mark.nightly_cases(but=["afl_boost-plain"])
 @pytest.mark.parametrize(("name", "inner"), _CASES)
-def test_clients_of_algorithms_stay_within_bounds(name, inner):
+def test_every_algorithms_clients_stay_within_bounds(name, inner):
     algorithm = build(name, client_epochs=1)
     aggregation = _private(inner)
     steps = Round(algorithm, aggregation).steps
@@ -152,7 +152,7 @@ def _traced(step: Any, columns: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["dict_of_inputs", "next_word"])
-def test_clients_of_model_kinds_stay_within_bounds(kind):
+def test_every_model_kinds_clients_stay_within_bounds(kind):
     algorithm = build("agnostic_fed_avg", model=KINDS[kind].model(), client_epochs=1)
     (step,) = Round(algorithm, _private("plain")).steps
     state = tf.nest.map_structure(tf.convert_to_tensor, algorithm.initialize())
@@ -228,7 +228,7 @@ def _answer(delta: Any, losses: Any, counts: Any) -> list[tf.Tensor]:
     ]
 
 
-def test_joint_clipping_equals_clipping_of_one_vector():
+def test_joint_clipping_equals_clipping_one_vector():
     """Against NumPy: delta and counts have bounds 2 and 10, losses 50, and shares .5, .2, .3."""
     bounds = [
         Bound(2.0, signed=True),

@@ -15,7 +15,7 @@ _VARIANCES = [0.3, 2.5e5, 1e8]
 
 
 @pytest.mark.parametrize("variance", [0.01, 9e4])
-def test_table_has_the_probability_of_every_value(variance):
+def test_table_has_every_probability(variance):
     """Counts the words of each value by the table's rule, in integers."""
     table = skellam_table(variance)
     size, in_column = 2**table.bits, 2 ** (64 - table.bits)
@@ -52,7 +52,7 @@ def test_noise_is_skellam(variance):
 
 
 @pytest.mark.parametrize("variance", [6.0, 3e9])
-def test_wide_noise_is_a_sum_of_table_numbers(variance):
+def test_wide_noise_sums_table_numbers(variance):
     num_words = skellam_words(variance, 20_000)
     assert num_words // 20_000 == {6.0: 1, 3e9: 253}[variance]
     draws = skellam(_words(num_words), [variance], 20_000).numpy()
@@ -86,7 +86,7 @@ def test_sums_beyond_tables_stay_below_the_bound(variance, num_clients):
     assert beyond_sums(0.0, 1) == 0.0
 
 
-def test_fleet_omits_less_than_a_hundredth_of_delta():
+def test_fleet_omits_less_than_one_percent_delta():
     """For 100,000 clients in 8,192 values of 50 rounds, the setting of the results' page.
 
     Each number counts alone, as if numbers were released instead of their sums.

@@ -23,7 +23,7 @@ _BYTES = 8
 _BASE64 = _BYTES * 8 // 6
 
 
-def digests_of_store(store: Path) -> set[bytes]:
+def store_digests(store: Path) -> set[bytes]:
     """Returns digests of a store's files and examples, all together, by split and by client."""
     opened = ArrowStore(store)
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def _totals(examples: Iterable[bytes]) -> Iterator[bytes]:
         yield total.to_bytes(_BYTES, "big")
 
 
-def places_of_digests(published: Mapping[str, bytes], digests: Iterable[bytes]) -> list[str]:
+def digest_places(published: Mapping[str, bytes], digests: Iterable[bytes]) -> list[str]:
     """Returns the names of the contents that hold a digest in any form, whole or truncated."""
     forms = {form for digest in digests for form in _forms(digest[:_BYTES])}
     return [name for name, content in published.items() if any(form in content for form in forms)]

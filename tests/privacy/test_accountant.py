@@ -15,11 +15,11 @@ from dp_accounting import (
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy.integrate import quad
-from scipy.optimize import brentq
 from scipy.stats import norm
 
 from tests.marks import usually
 from tests.privacy.attacks.audit import MODES
+from tests.privacy.closed_forms import gaussian_epsilon
 from tff_agnostic.aggregations.noise import TreeResidual
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.privacy.accountant import (
@@ -91,13 +91,7 @@ def test_poisson_divergences_equal_integrals(z, clients, drawn):
 
 @pytest.mark.parametrize(("z", "rounds"), [(4.0, 4), (1.0, 1), (2.0, 16)])
 def test_epsilon_without_sampling_equals_closed_form(z, rounds):
-    mu = math.sqrt(rounds) / z
-
-    def delta(epsilon):
-        near, far = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
-        return norm.cdf(near) - math.exp(epsilon) * norm.cdf(far)
-
-    expected = brentq(lambda epsilon: delta(epsilon) - 1e-5, 0, 50)
+    expected = gaussian_epsilon(math.sqrt(rounds) / z, 1e-5)
     mechanism = CentralNoise(z, PoissonCohorts(7, 7))
     assert _epsilon(mechanism, rounds, 1e-5) == pytest.approx(expected, rel=1e-4)
 
@@ -157,7 +151,7 @@ def _assert_as_tight(actual, expected):
 _GROUPS = (1 / 0.9**0.5, 1 / 0.05**0.5, 1 / 0.05**0.5)
 
 
-def test_groups_of_one_cohort_are_one_release():
+def test_one_cohorts_groups_are_one_release():
     mechanism = CentralNoise(effective_noise_multiplier(_GROUPS), _COHORTS)
     actual = _epsilon(mechanism, 1000, _DELTA, "rdp")
     expected = _by_events(dp.SelfComposedDpEvent(_sampled(*_GROUPS), 1000))
@@ -165,7 +159,7 @@ def test_groups_of_one_cohort_are_one_release():
     assert actual == pytest.approx(2.1014, rel=1e-4)
 
 
-def test_separate_releases_of_groups_are_too_optimistic():
+def test_separate_group_releases_are_too_optimistic():
     together = CentralNoise(effective_noise_multiplier(_GROUPS), _COHORTS)
     apart = [CentralNoise(z, _COHORTS) for z in _GROUPS]
     for name, right, wrong in (("rdp", 2.1014, 1.9156), ("pld", 1.8282, 1.6909)):
@@ -176,7 +170,7 @@ def test_separate_releases_of_groups_are_too_optimistic():
         assert _epsilon(together, 1000, _DELTA, name) == pytest.approx(right, rel=1e-3)
 
 
-def test_exchanges_of_one_cohort_are_one_release():
+def test_one_cohorts_exchanges_are_one_release():
     groups = [0.9 / share**0.5 for share in (0.1, 0.1, 0.8)]
     mechanism = CentralNoise(effective_noise_multiplier(groups), _COHORTS)
     survey = dp.ComposedDpEvent([dp.GaussianDpEvent(0.9 / 0.1**0.5)] * 2)
@@ -216,7 +210,7 @@ def test_restarted_trees_are_composed():
     ("z", "rounds", "expected"),
     [(1.13, 1600, 18.7096), (8.83, 1600, 1.7732), (4.0, 1600, 4.2295), (7.0, 2000, 2.2811)],
 )
-def test_trees_of_one_participation_match_known_epsilons(z, rounds, expected):
+def test_single_participation_trees_match_known_epsilons(z, rounds, expected):
     mechanism = TreeNoise(z, Participations(1))
     assert _epsilon(mechanism, rounds, 1e-6) == pytest.approx(expected, rel=1e-4)
     # All nodes are one Gaussian release, whose closed form is smaller.
@@ -230,7 +224,7 @@ def test_spanish_gboard_tree_matches_its_paper():
 
 
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64, int])
-def test_multipliers_of_any_type_count_equally(kind):
+def test_any_multiplier_type_counts_equally(kind):
     """dp-accounting counts only the first of composed multipliers other than `float`."""
     multipliers = [kind(1), kind(1)]
     mechanism = CentralNoise(effective_noise_multiplier(multipliers), _COHORTS)
@@ -288,7 +282,7 @@ _FEWER = {"distributed, 2 of 6, a secret": 600, "control: half the noise that is
 @pytest.mark.nightly_cases("control: half the noise that is claimed")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(_FEWER, MODES))
-def test_attacks_respect_the_accounts_of_modes(name):
+def test_attacks_respect_every_modes_account(name):
     """Attacks refute the controls, which claim too little. See `tests.privacy.attacks.audit`."""
     mode = MODES[name]
     actual = mode.audited(runs=_FEWER.get(name, 2000), seed=1)
@@ -400,7 +394,7 @@ def test_budget_ends_before_the_next_round(mechanism, epsilon):
     assert accountant.epsilon(rounds) <= epsilon < accountant.epsilon(rounds + 1)
 
 
-def test_rejects_budgets_of_none_or_all_rounds():
+def test_rejects_budgets_for_no_or_all_rounds():
     with pytest.raises(UserError, match=r"target_epsilon: expected at least 0\.599.*, found 0\.1"):
         rounds_for_budget(CentralNoise(1.0, _WRITERS), 0.1, 1e-3)
     with pytest.raises(UserError, match="expected a budget that rounds exhaust, found 6"):
@@ -474,7 +468,7 @@ def test_full_fleet_has_no_amplification(sampled):
     np.testing.assert_array_equal(sampled(_gaussian(2.0), 1.0, _ORDERS), _gaussian(2.0)(_ORDERS))
 
 
-def test_turns_count_the_rounds_of_a_client():
+def test_turns_count_a_clients_rounds():
     groups = (IntegerGroup(1.0, 2.0**14, 8192),)
 
     def epsilon(clients, answering, rounds):

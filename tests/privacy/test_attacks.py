@@ -4,12 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from tests.marks import usually
 from tests.privacy import attack_curves
 from tests.privacy.attacks.scores import largest_bound, lower_bound
+from tests.privacy.closed_forms import gaussian_epsilon
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.sampling import CountedCohorts, FixedSizeCohorts, SecretCohorts
@@ -48,13 +47,13 @@ class Fleet:
         return PrivacyAccountant([mechanism], self.delta).epsilon(self.rounds)
 
     @property
-    def claimed_of_secret(self):
+    def claimed_if_secret(self):
         """Rounds in which all clients answer, excluded ones with zeros."""
         secret = SecretCohorts(self.clients, self.clients, self.drawn)
         return self.claimed(secret, self.clients, self.clients)
 
     @property
-    def claimed_of_counted(self):
+    def claimed_if_counted(self):
         counted = CountedCohorts(self.clients, self.drawn, self.least)
         return self.claimed(counted, self.drawn, self.least)
 
@@ -85,12 +84,12 @@ def test_attacks_stay_below_claimed_epsilon(fleet):
     coins_known = attack_curves.epsilon(attack_curves.coins_known(fleet.rate, fleet.z), *account)
     coins_secret = attack_curves.coins_secret(fleet.clients, fleet.drawn, fleet.z)
     assert 0 < attack_curves.epsilon(coins_secret, *account) < coins_known
-    assert coins_known < fleet.claimed_of_secret < 2 * coins_known
+    assert coins_known < fleet.claimed_if_secret < 2 * coins_known
     # An attacker who counts the clients of a round sees much more.
     seen = attack_curves.counted(fleet.drawn, fleet.clients, fleet.z, fleet.drawn)
     counted = attack_curves.epsilon([seen], *account)
     assert fleet.counted - 0.01 < counted < fleet.counted + 1.1e-3 * fleet.rounds + 0.01
-    assert fleet.wrongly_claimed < counted < fleet.claimed_of_counted
+    assert fleet.wrongly_claimed < counted < fleet.claimed_if_counted
 
 
 @pytest.mark.slow
@@ -114,8 +113,8 @@ def test_simulated_rounds_stay_below_claimed_epsilon():
             counted[with_client] += np.where(n >= fleet.least, ratio, 0.0)
     secret_bound = lower_bound(*secret, fleet.delta)
     counted_bound = lower_bound(*counted, fleet.delta)
-    assert 0 < secret_bound.epsilon < fleet.claimed_of_secret
-    assert fleet.wrongly_claimed < counted_bound.epsilon < fleet.claimed_of_counted
+    assert 0 < secret_bound.epsilon < fleet.claimed_if_secret
+    assert fleet.wrongly_claimed < counted_bound.epsilon < fleet.claimed_if_counted
     sizes = attack_curves.counted_sizes(fleet.clients, fleet.z, fleet.drawn, fleet.least)
     assert counted_bound.epsilon < attack_curves.epsilon(sizes, fleet.rounds, fleet.delta)
 
@@ -123,27 +122,19 @@ def test_simulated_rounds_stay_below_claimed_epsilon():
 def test_full_cohorts_have_all_clients():
     fleet = Fleet(100, 100, 1.0, 10, 1e-4, 100, 0.0)
     all_take_part = fleet.claimed(FixedSizeCohorts(100, 100), 100, 100)
-    assert fleet.claimed_of_counted == pytest.approx(all_take_part)
+    assert fleet.claimed_if_counted == pytest.approx(all_take_part)
 
 
-def _epsilon_of_gaussian(shift, delta):
-    def excess(epsilon):
-        with_client = norm.cdf(shift / 2 - epsilon / shift)
-        return with_client - np.exp(epsilon) * norm.cdf(-shift / 2 - epsilon / shift) - delta
-
-    return brentq(excess, 0.0, 100.0)
-
-
-@pytest.mark.parametrize("is_of_absence", [False, True])
-def test_bounds_are_close_below_true_epsilon(is_of_absence):
+@pytest.mark.parametrize("shows_absence", [False, True])
+def test_bounds_are_close_below_true_epsilon(shows_absence):
     """Bounds of normal numbers, which may exceed epsilon in one of twenty cases."""
     rng, shift, delta, runs = np.random.default_rng(1), 1.5, 0.01, 2000
-    true = _epsilon_of_gaussian(shift, delta)
+    true = gaussian_epsilon(shift, delta)
     result = []
     for _ in range(40):
         without, with_client = rng.normal(size=[2, runs])
         with_client += shift
-        if is_of_absence:
+        if shows_absence:
             # Reversed: low scores reveal that the client is absent.
             without, with_client = -with_client, -without
         result.append(lower_bound(without, with_client, delta).epsilon)
@@ -151,7 +142,7 @@ def test_bounds_are_close_below_true_epsilon(is_of_absence):
     assert 0.4 * true < np.median(result) < true
 
 
-def test_bounds_of_equal_and_distinct_scores():
+def test_equal_and_distinct_scores_have_bounds():
     same = np.random.default_rng(2).normal(size=[2, 2000])
     assert lower_bound(*same, 0.01).epsilon < 0.1
     assert lower_bound(np.zeros(500), np.zeros(500), 0.01).epsilon == 0.0

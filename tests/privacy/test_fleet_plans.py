@@ -57,7 +57,7 @@ def test_server_reads_exported_draw(scheme):
         parse_server_noise(_manifest(mechanism, claimed / 5, rounds))
 
 
-def test_exported_epsilon_is_that_of_its_rounds():
+def test_exported_epsilon_covers_its_rounds():
     """The fault's numbers: all nodes in all rounds, where few in two rounds were promised."""
     mechanism = CentralNoise(2.0, PoissonCohorts(64, 10))
     claimed = PrivacyAccountant([mechanism], 1 / 640).epsilon(2)

@@ -46,15 +46,15 @@ def _divergence(noise, shift, order):
 
 
 @pytest.mark.parametrize(
-    ("bound", "sum_of_noise"),
+    ("bound", "summed_noise"),
     [(skellam, _skellam_sum), (discrete_gaussian, _discrete_gaussian_sum)],
 )
 @pytest.mark.parametrize(
     ("variance", "num_clients", "shift"), [(4.0, 10, 3), (100.0, 4, 10), (2.0, 3, 1)]
 )
-def test_bounds_hold_and_are_near(bound, sum_of_noise, variance, num_clients, shift):
+def test_bounds_hold_and_are_near(bound, summed_noise, variance, num_clients, shift):
     result = bound(Sensitivity(shift, shift), variance, num_clients, 1, _ORDERS)
-    noise = sum_of_noise(variance, num_clients)
+    noise = summed_noise(variance, num_clients)
     exact = [_divergence(noise, shift, order) for order in _ORDERS]
     assert np.all(result >= np.array(exact) * (1 - 1e-9))
     if variance * num_clients >= 40:
@@ -113,7 +113,7 @@ def test_fewer_clients_bring_less_noise(name):
     assert np.all(fewer.release_rdp(_ORDERS) > expected.release_rdp(_ORDERS))
 
 
-def test_divergences_of_groups_add_up():
+def test_group_divergences_add_up():
     cohorts = SecretCohorts(1000, 50, 50)
     groups = (IntegerGroup(1.0, 1e6, 64), IntegerGroup(3.0, 1e4, 8))
     together = DistributedNoise(groups, "skellam", cohorts, 50, 50)

@@ -47,7 +47,7 @@ _CASES = [(1,), (2,), (3, 2), (None, 2), (2, 5), (None, 3, 4), (4, 2, 3), (2, 1,
 
 
 @pytest.mark.parametrize("case", _CASES, ids=str)
-def test_sensitivity_equals_the_largest_of_all_patterns(case):
+def test_sensitivity_equals_the_largest_pattern(case):
     participations = Participations(*case)
     for rounds in (0, 1, 2, 5, 7, 8, 11, 12):
         assert squared_sensitivity(participations, rounds) == _largest(participations, rounds)
@@ -62,7 +62,7 @@ def test_trees_without_restart_equal_tensorflow_privacy(most, apart, rounds):
     assert squared_sensitivity(Participations(most, apart), rounds) == 2 * rho
 
 
-def test_sensitivity_of_known_trees():
+def test_known_trees_have_known_sensitivity():
     # A client in every round: 8 leaves, 4 nodes of 2, 2 of 4, and the root.
     assert squared_sensitivity(Participations(8), 8) == 8 + 4 * 4 + 2 * 16 + 64
     assert squared_sensitivity(Participations(6, 313), 2000) == 79

@@ -1,7 +1,6 @@
 """Outputs of private runs have no exact numbers of the clients' data."""
 
 import csv
-import json
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ import tensorflow as tf
 from binaries import compare, evaluate, export, import_data, report, save_model, train
 from tests.binaries.harness import Caller
 from tests.privacy.exact_numbers import matches
+from tff_agnostic.base.files import read_json
 from tff_agnostic.data.data_warnings import TRAINING_WARNINGS
 from tff_agnostic.metrics.class_counts import entropy
 from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -134,7 +134,7 @@ def _published(folder: Path) -> Path:
 def test_trained_and_saved_models_have_no_exact_numbers(shop: _Shop, tmp_path: Path) -> None:
     shop.run(train, *_PRIVATE, "--output_dir=run")
     shop.run(save_model, "--checkpoint=run", "--output_dir=saved")
-    about = json.loads((tmp_path / "run" / "result.json").read_text())["about"]
+    about = read_json(tmp_path / "run" / "result.json")["about"]
     assert {remark["kind"] for remark in about["remarks"]} <= {*TRAINING_WARNINGS}
     assert [about["data"][split]["domains"] for split in ("train", "evaluated")] == [None, None]
     assert matches(shop.exact_numbers(), _published(tmp_path), shop.streams) == []

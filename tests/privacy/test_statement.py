@@ -38,7 +38,7 @@ def test_no_noise_is_no_number_in_json():
 
 
 @pytest.mark.slow
-def test_rows_of_a_table():
+def test_statement_has_table_rows():
     rows = _statement(1.0).rows()
     assert rows[0] == (
         "guarantee",

@@ -64,7 +64,7 @@ def _raise(error: BaseException):
         (PermissionError(13, "Permission denied", "a/b"), 2, "error: a/b: Permission denied\n"),
     ],
 )
-def test_exit_status_of_errors(capsys, error, status, text):
+def test_errors_have_exit_status(capsys, error, status, text):
     assert exit_status(_raise(error), ["train"]) == status
     assert capsys.readouterr() == ("", text)
 
@@ -121,7 +121,7 @@ def test_resume_command_repeats_the_flags(monkeypatch, checkout, arguments, kept
     assert actual == ["./run", "train", *kept, *_GO_ON]
 
 
-def test_resume_command_of_an_installed_package(monkeypatch, tmp_path):
+def test_installed_package_has_its_resume_command(monkeypatch, tmp_path):
     actual = _command(monkeypatch, Path("/usr/bin/tff-agnostic"))
     assert actual == ["tff-agnostic", "train", *_GO_ON]
     actual = _command(monkeypatch, tmp_path / "tff_agnostic" / "binaries" / "train.py")
@@ -154,7 +154,7 @@ def _default(text: str, flag: str) -> str:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_page_consists_of_groups(page, name):
+def test_help_page_has_groups(page, name):
     text = page(name)
     assert text.startswith("What it does.")
     assert "--helpfull" in text
@@ -166,7 +166,7 @@ def test_help_page_consists_of_groups(page, name):
     assert sum(map(len, group_flags)) == len(set.union(*group_flags))
 
 
-def test_help_hides_flags_of_other_choices(page):
+def test_help_hides_other_choices_flags(page):
     text = page("train")
     shown = _flags(text)
     assert {"task", "rounds", "keep", "window", "client_learning_rate", "lanes"} <= shown
@@ -192,7 +192,7 @@ def test_defaults_are_those_that_hold(page, task):
     assert (_default(text, "boundary"), _default(text, "client_normalizer")) == ("paper", "batch")
 
 
-def test_help_shows_flags_of_all_methods(page):
+def test_help_shows_all_methods_flags(page):
     both = _flags(page("compare", "--algorithms=q_ffl,term"))
     assert {"q", "tilt"} <= both and "window" not in both
     assert {"q", "tilt"} <= _flags(page("compare", "--arms=a=q_ffl:q=2;term"))
@@ -205,7 +205,7 @@ def test_a_users_algorithm_brings_its_flags(page, tmp_path):
     assert "window" not in _flags(text)
 
 
-def test_help_of_a_group_lists_its_users(page):
+def test_group_help_lists_its_users(page):
     text = page("train", group="lambda_player")
     assert "Of: afl_boost, agnostic_fed_avg, stochastic_afl." in " ".join(text.split())
     assert "otherwise" in text
@@ -341,7 +341,7 @@ def _used(runs: Path, *names: str) -> None:
         (runs / name / "config.json").write_text("{}")
 
 
-def _folder_of(runs: Path, name: str = "digits", resume: bool = False) -> str:
+def _claimed_name(runs: Path, name: str = "digits", resume: bool = False) -> str:
     with output_folder(None, runs, name, resume) as path:
         assert path.parent == runs
         return path.name
@@ -349,23 +349,23 @@ def _folder_of(runs: Path, name: str = "digits", resume: bool = False) -> str:
 
 def test_folders_are_numbered_by_name(tmp_path):
     runs = tmp_path / "runs"
-    assert _folder_of(runs) == "digits-001"
+    assert _claimed_name(runs) == "digits-001"
     _used(runs, "digits-001", "digits-009", "digits-x", "other-050")
     (runs / "digits-011").write_text("a file")
-    assert _folder_of(runs) == "digits-012"
-    assert _folder_of(runs, "other") == "other-051"
-    assert _folder_of(runs, "digit") == "digit-001"
+    assert _claimed_name(runs) == "digits-012"
+    assert _claimed_name(runs, "other") == "other-051"
+    assert _claimed_name(runs, "digit") == "digit-001"
     _used(runs, "digits-1000")
-    assert _folder_of(runs) == "digits-1001"
+    assert _claimed_name(runs) == "digits-1001"
 
 
 def test_resuming_takes_the_newest_used_folder(tmp_path):
     runs = tmp_path / "runs"
-    assert _folder_of(runs, resume=True) == "digits-001"
+    assert _claimed_name(runs, resume=True) == "digits-001"
     _used(runs, "digits-001", "digits-009")
     (runs / "digits-010").mkdir()
-    assert _folder_of(runs, resume=True) == "digits-009"
-    assert _folder_of(runs, "other", resume=True) == "other-001"
+    assert _claimed_name(runs, resume=True) == "digits-009"
+    assert _claimed_name(runs, "other", resume=True) == "other-001"
 
 
 def test_empty_folder_is_removed(tmp_path):
@@ -378,7 +378,7 @@ def test_empty_folder_is_removed(tmp_path):
         (path / "metrics.csv").write_text("")
         raise UserError("diverged")
     assert [p.name for p in runs.iterdir()] == ["digits-001"]
-    assert _folder_of(runs) == "digits-002"
+    assert _claimed_name(runs) == "digits-002"
     assert [p.name for p in runs.iterdir()] == ["digits-001"]
 
 

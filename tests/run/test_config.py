@@ -65,14 +65,14 @@ def _error(flag: str, value: Any) -> str:
     return golden.refusal(_made, flag, value)
 
 
-def test_flag_of_several_classes_means_the_same():
+def test_shared_flag_means_the_same():
     for options in _CLASSES:
         for flag in option_flags(options):
             _, defined = _BY_FLAG[flag.name]
             assert (flag.kind, flag.help("")) == (defined.kind, defined.help("")), flag.name
 
 
-def test_parts_share_only_limits_of_clients():
+def test_parts_share_only_client_limits():
     kinds: dict[str, set[str]] = {}
     limits = {flag.name for flag in option_flags(ClientLimits, prefix="limit_")}
     for kind, _, options in [("run", "", RunConfig), *registered_settings()]:
@@ -99,7 +99,7 @@ def _choices(hint: Any) -> set[Any]:
 
 
 @pytest.mark.parametrize("flag", _NUMBERS)
-def test_number_out_of_range_names_its_flag(flag):
+def test_invalid_number_names_its_flag(flag):
     within, kind = _within(flag), _BY_FLAG[flag][1].kind
     step = 1 if kind is int else 0.5
     for limit, wrong in (
@@ -128,7 +128,7 @@ def test_number_that_is_not_finite_names_its_flag(flag, value):
     assert _error(flag, value) == f"--{flag}: expected a finite number, found {value}"
 
 
-def test_defaults_of_tasks_are_flags_of_runs():
+def test_task_defaults_are_run_flags():
     for entry in DEFAULTS.values():
         assert set(entry.settings) <= set(_BY_FLAG)
         assert set().union(*entry.settings_by_algorithm.values()) <= set(_BY_FLAG)
@@ -169,7 +169,7 @@ def test_rejects_invalid_arms(case, tmp_path, monkeypatch):
     return golden.refusal(_arms, case).removeprefix(f"{tmp_path}/")
 
 
-def test_algorithms_are_arms_of_their_names(tmp_path):
+def test_algorithms_are_arms_by_name(tmp_path):
     path = write_by_size(tmp_path / "by_size.py")
     arms = arms_of_algorithms(["fed_avg", str(path)])
     assert arms == {
@@ -223,7 +223,7 @@ def test_expected_counts_respect_the_limits(settings, cut):
     np.testing.assert_allclose(algorithm.problem.expected_counts, expected, rtol=1e-12, atol=1e-5)
 
 
-def test_expected_counts_of_turns_match_their_cohorts():
+def test_turns_expected_counts_match_their_cohorts():
     """50 clients and 30 a round make one cohort of all."""
     given = {"algorithm": "fed_avg", "cohort_sampling": "turns"}
     for in_turns, in_round in ((30, 50), (25, 25), (20, 25), (10, 10)):

@@ -11,6 +11,7 @@ import pytest
 
 from tests import golden
 from tests.run.training.harness import train
+from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program.options.tasks import FORMAT
 from tff_agnostic.program.reports.run_record import read_run
@@ -41,16 +42,16 @@ def _error(read: Callable[[], Any]) -> str:
 
 
 @golden.values
-def test_setting_of_another_type_names_its_flag(folder, case):
+def test_mistyped_setting_names_its_flag(folder, case):
     flag, value = case
-    config = json.loads(folder.config.read_text())
+    config = read_json(folder.config)
     folder.config.write_text(json.dumps({**config, flag: value}))
     return _error(folder.spec).replace(str(folder.config), "FILE")
 
 
 @pytest.mark.parametrize("content", [[], "vocabulary", None])
 def test_invalid_fingerprint_names_its_file(folder, content):
-    config = json.loads(folder.config.read_text())
+    config = read_json(folder.config)
     folder.config.write_text(json.dumps({**config, "format": FORMAT}))
     folder.fingerprint.write_text(json.dumps(content))
     message = _error(lambda: folder.saved().check_fingerprint({"vocabulary": "624a37377f06b5af"}))
@@ -58,7 +59,7 @@ def test_invalid_fingerprint_names_its_file(folder, content):
 
 
 @pytest.mark.parametrize("cell", ["9" * 200_000, '"' + "9,\n" * 100_000], ids=["number", "quote"])
-def test_endless_cell_of_metrics_names_its_file(folder, cell):
+def test_endless_metrics_cell_names_its_file(folder, cell):
     header, row, *rows = folder.metrics.read_text().splitlines()
     round_num, _, others = row.split(",", 2)
     folder.metrics.write_text("\n".join([header, f"{round_num},{cell},{others}", *rows]))
@@ -75,7 +76,7 @@ def test_endless_cell_of_metrics_names_its_file(folder, cell):
         '{"format": 1, "round": 1, "leaves": 1, "models": {"model": [0]}}',
     ],
 )
-def test_invalid_header_of_checkpoint_names_its_file(tmp_path, header):
+def test_invalid_checkpoint_header_names_its_file(tmp_path, header):
     content = io.BytesIO()
     np.savez(content, header=np.array(header), leaf_00000=np.zeros([2]))
     path = tmp_path / "round_00000001.npz"
@@ -94,6 +95,6 @@ def test_invalid_header_of_checkpoint_names_its_file(tmp_path, header):
     ],
 )
 def test_invalid_result_names_its_file(folder, changed):
-    result = json.loads(folder.result.read_text())
+    result = read_json(folder.result)
     folder.result.write_text(json.dumps({**result, **changed}))
     assert _error(lambda: read_run(folder.path)).startswith(f"{folder.result}: ")

@@ -46,7 +46,7 @@ class _Recorded:
 
     def __init__(self, evaluate, task):
         self._evaluate = evaluate
-        self._of = {
+        self._names = {
             task.test.read(client_id)["x"].tobytes(): client_id
             for client_id in task.test.client_ids
         }
@@ -55,7 +55,7 @@ class _Recorded:
     def for_each(self, models, parts, states=None):
         def noted():
             for clients in parts:
-                self.parts.append([self._of[client["x"].tobytes()] for client in clients])
+                self.parts.append([self._names[client["x"].tobytes()] for client in clients])
                 yield clients
 
         return self._evaluate.for_each(models, noted(), states)
@@ -82,9 +82,7 @@ def _close(actual, expected):
     ("limit", "value", "sizes"),
     [("_MAX_CLIENTS", 3, [3, 3, 1]), ("_MAX_BYTES", 1, [1] * 7), ("_MAX_CLIENTS", 7, [7])],
 )
-def test_parts_give_the_report_of_all_at_once(
-    task, evaluate, weights, monkeypatch, limit, value, sizes
-):
+def test_parts_give_the_whole_report(task, evaluate, weights, monkeypatch, limit, value, sizes):
     expected = Evaluator(task, evaluate)(weights, on_all=True).to_json()
     assert expected["overall"]["num_examples"] == 4 * _NUM_CLIENTS
     monkeypatch.setattr(parts_of_clients, limit, value)
@@ -107,7 +105,7 @@ def test_the_sample_is_the_same_in_all_evaluations(task, evaluate, weights):
 
 
 @pytest.mark.parametrize("sample", [None, _NUM_CLIENTS, _NUM_CLIENTS + 1])
-def test_a_sample_of_all_or_more_is_all(task, evaluate, weights, sample):
+def test_sample_larger_than_all_is_all(task, evaluate, weights, sample):
     recorded = _Recorded(evaluate, task)
     Evaluator(task, recorded, sample=sample)(weights, on_all=False)
     assert recorded.parts == [list(task.test.client_ids)]

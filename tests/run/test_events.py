@@ -189,7 +189,7 @@ def _task(train, test, **more):
     return Task(("x", "y", "z"), train, test, model=None, **more)  # type: ignore[arg-type]
 
 
-def test_remarks_of_a_run():
+def test_run_has_remarks():
     chosen = Remark("words_cut", "of the task", {})
     train = _clients(a=[0] * 150, b=[1] * 120)
     task = _task(

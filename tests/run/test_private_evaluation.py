@@ -8,9 +8,9 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 import tensorflow as tf
-from scipy import optimize, stats
 
 from tests.options import make_options
+from tests.privacy.closed_forms import gaussian_epsilon
 from tests.run.harness import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.private_sum import (
@@ -177,20 +177,10 @@ def test_rejects_key_sent_to_clients(streaming_runtime, task):
         streaming_runtime.measurement(noise.measurement, _Telling(**fields))
 
 
-def _epsilon(mu: float, delta: float) -> float:
-    """Returns that of Gaussian noise: the closed form of Dong, Roth, Su 2019, Corollary 2.13."""
-    phi = stats.norm.cdf
-
-    def delta_of(epsilon: float) -> float:
-        return phi(-epsilon / mu + mu / 2) - math.exp(epsilon) * phi(-epsilon / mu - mu / 2)
-
-    return float(optimize.brentq(lambda epsilon: delta_of(epsilon) - delta, 0.0, 200.0))
-
-
 @pytest.mark.parametrize(("z", "releases"), [(2.0, 1), (2.0, 9), (7.5, 100)])
-def test_epsilon_is_that_of_composed_gaussian_noise(task, z, releases):
+def test_epsilon_equals_composed_gaussian_noise(task, z, releases):
     noise = _private(task, z)
-    expected = _epsilon(math.sqrt(releases) / z, 1e-3)
+    expected = gaussian_epsilon(math.sqrt(releases) / z, 1e-3)
     assert noise.epsilon(releases) == pytest.approx(expected, rel=2e-3)
     promised = noise.statement(releases)
     assert promised.text == (
@@ -205,7 +195,7 @@ def test_epsilon_is_that_of_composed_gaussian_noise(task, z, releases):
 def test_budget_noise_covers_the_planned_evaluations(task):
     noise = _private(task, private_evaluation=BudgetEvaluation(2.0))
     assert noise.epsilon(3) == pytest.approx(2.0, rel=1e-3)
-    assert _epsilon(math.sqrt(3) / noise.mechanism.noise_multiplier, 1e-3) == pytest.approx(
+    assert gaussian_epsilon(math.sqrt(3) / noise.mechanism.noise_multiplier, 1e-3) == pytest.approx(
         2.0, rel=2e-3
     )
 
@@ -219,7 +209,7 @@ def test_with_training_it_composes_as_one_gaussian_does(task, z):
     # By itself an evaluation of so little noise would be accounted for in larger steps.
     assert (noise.mechanism.interval(3) > training.interval(10)) == (z == 0.8)
     mu = math.sqrt(10 / 25 + 3 / z**2)
-    assert account.epsilon(10, 3) == pytest.approx(_epsilon(mu, 1e-3), rel=2e-3)
+    assert account.epsilon(10, 3) == pytest.approx(gaussian_epsilon(mu, 1e-3), rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -238,13 +228,13 @@ def test_fleets_are_neighbours_as_in_training(task, training, sensitivity):
     )
     noise = _private(task, 6.0, mechanism)
     assert noise.mechanism.adjacency == mechanism.adjacency
-    alone = _epsilon(sensitivity * math.sqrt(2) / 6.0, 1e-3)
+    alone = gaussian_epsilon(sensitivity * math.sqrt(2) / 6.0, 1e-3)
     assert noise.epsilon(2) == pytest.approx(alone, rel=2e-3)
     composed = PrivacyAccountant([mechanism, noise.mechanism], 1e-3)
     assert composed.epsilon(5, 2) > max(composed.epsilon(5, 0), alone)
 
 
-def test_clients_of_both_splits_are_counted(task):
+def test_clients_in_both_splits_are_counted(task):
     assert _private(task, 1.0).num_shared == len({*task.train.client_ids} & {*task.test.client_ids})
     clients = {"one": task.test.read(task.test.client_ids[0])}
     apart = dataclasses.replace(task, train=InMemoryClients(clients))

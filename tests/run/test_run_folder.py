@@ -12,7 +12,7 @@ import pytest
 from tests import golden
 from tests.run.harness import as_other_user
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.files import claimed_folder, digest, file_digest
+from tff_agnostic.base.files import claimed_folder, digest, file_digest, read_json
 from tff_agnostic.program.options.tasks import FORMAT
 from tff_agnostic.program.runs.folder import (
     RunFolder,
@@ -51,27 +51,18 @@ def test_a_new_or_empty_folder_is_free(tmp_path, resume):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_is_resumed_only_on_request(tmp_path):
-    folder = _claimed(tmp_path)
-    folder.check(_spec(), resume=True)
-    assert _error(folder, resume=False) == (
+def test_only_the_same_run_is_resumed(tmp_path):
+    folder = _claimed(tmp_path, window=3, rounds=5)
+    folder.check(_spec(window=3, rounds=6), resume=True)
+    assert _error(folder, resume=False, window=3, rounds=5) == (
         f"--output_dir: {tmp_path} holds this run already: add --resume to resume it, or "
         "choose another folder"
     )
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_another_run_is_left_alone(tmp_path, resume):
-    folder = _claimed(tmp_path, window=3)
-    assert _error(folder, resume, window=4) == (
-        f"--output_dir: {tmp_path} holds another run: --window is 3 there and 4 here"
-    )
-
-
-def test_resumed_run_cannot_have_fewer_rounds(tmp_path):
-    folder = _claimed(tmp_path, rounds=5)
-    folder.check(_spec(rounds=6), resume=True)
-    assert _error(folder, rounds=4) == (
+    for resume in (False, True):
+        assert _error(folder, resume, window=4, rounds=5) == (
+            f"--output_dir: {tmp_path} holds another run: --window is 3 there and 4 here"
+        )
+    assert _error(folder, window=3, rounds=4) == (
         f"--rounds: the run in {tmp_path} has 5 rounds, and a resumed run cannot have fewer, "
         "found 4"
     )
@@ -96,11 +87,11 @@ def test_a_config_that_is_none(tmp_path, content):
 
 
 def _change(folder: RunFolder, removed: Collection[str], **changed: Any) -> None:
-    config = {**json.loads(folder.config.read_text()), **changed}
+    config = {**read_json(folder.config), **changed}
     folder.config.write_text(json.dumps({k: v for k, v in config.items() if k not in removed}))
 
 
-def test_a_config_without_one_of_its_settings(tmp_path):
+def test_config_without_a_setting_is_refused(tmp_path):
     folder = _claimed(tmp_path)
     _change(folder, ["window"])
     message = f"{folder.config}: expected every flag of a run, 'window' is missing"
@@ -109,7 +100,7 @@ def test_a_config_without_one_of_its_settings(tmp_path):
 
 
 @pytest.mark.parametrize("stated", [FORMAT + 1, "new", None])
-def test_a_config_of_another_format_is_refused(tmp_path, stated):
+def test_config_in_another_format_is_refused(tmp_path, stated):
     folder = _claimed(tmp_path)
     _change(folder, [], format=stated)
     assert _error(folder) == (
@@ -181,7 +172,7 @@ def test_folder_survives_kill_before_config(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"thumb": 3}'])
-def test_a_fingerprint_of_something_else_is_left_alone(tmp_path, content):
+def test_foreign_fingerprint_is_left_alone(tmp_path, content):
     folder = RunFolder(tmp_path)
     folder.fingerprint.write_text(content)
     assert "expected a new or empty folder or that of a run" in _error(folder)
@@ -304,7 +295,7 @@ def test_unwritable_place_is_named(tmp_path):
         assert str(error.value) == f"{path}: cannot write: {reason}"
 
 
-def test_folder_of_another_user_is_rejected(tmp_path):
+def test_other_users_folder_is_rejected(tmp_path):
     folder = _claimed(tmp_path / "private" / "run")
     (tmp_path / "private").chmod(0o700)
     with as_other_user():

@@ -245,7 +245,7 @@ def test_keys_are_new_unless_they_are_seeded(generator):
     )
 
 
-def test_secure_cohorts_are_coins_of_chacha20():
+def test_secure_cohorts_are_chacha20_coins():
     """Each client's number is 53 bits of the stream of a key that is made of the noise's."""
     key, round_num = (1, 2, -3, 4), 6
     digest = hashlib.sha256(b"cohorts" + np.array(key, np.int64).tobytes()).digest()

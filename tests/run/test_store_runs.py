@@ -1,6 +1,5 @@
 """Runs on client stores: whose words they are, which clients take part and who is evaluated."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from binaries import evaluate, train
 from tests.binaries.harness import Caller
 from tests.data.stores import sentence, write_store
+from tff_agnostic.base.files import read_json
 
 _WORDS = {"a": 3, "b": 2, "c": 1}
 _TEXTS = (
@@ -91,7 +91,7 @@ def test_run_resumes_with_moved_files(call, trained, tmp_path, monkeypatch):
     moved = ("--resume", "--output_dir=run", "--data=s.sqlite", "--model=model.py")
     outcome = call.ok(train, *moved)
     assert "resuming after round 1\n" in outcome.out
-    actual = json.loads(config.read_text())
+    actual = read_json(config)
     assert (actual["data"], actual["model"]) == tuple(
         str((tmp_path / "here" / name).resolve()) for name in ("s.sqlite", "model.py")
     )

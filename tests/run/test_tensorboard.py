@@ -125,7 +125,7 @@ def test_earlier_event_files_are_replaced(tmp_path):
     assert _read(tmp_path)["phone"]["train/loss"] == [(1, 0.0), (2, 0.0)]
 
 
-def test_rows_of_earlier_rounds_are_written(tmp_path):
+def test_earlier_rounds_rows_are_written(tmp_path):
     board = TensorBoard(tmp_path / "logs", _history(tmp_path / "logs", ("phone",), 3))
     board.begin(None, RunState((), (), np.int32(3)), 4)
     board.end(_round(3).state, None)

@@ -97,7 +97,7 @@ def audit(
     is_tree = isinstance(mechanism, TreeNoise)
     sampling = getattr(mechanism, "participations" if is_tree else "sampling")
     fleet: _Fleet = _FLEETS[type(sampling)](sampling)
-    attacked = _round_of(mechanism, fleet, ALGORITHMS[algorithm], secure, settings)
+    attacked = _attacked_round(mechanism, fleet, ALGORITHMS[algorithm], secure, settings)
     release = attacked.steps[0].aggregation
     bundle = release.bundle if isinstance(release, DistributedDpSum) else 1
     seen = AttackedRounds(attacked, fleet.without if without is None else without)
@@ -226,7 +226,7 @@ _FLEETS: dict[type, Callable[[Any], _Fleet]] = {
 }
 
 
-def _round_of(
+def _attacked_round(
     mechanism: Audited,
     fleet: _Fleet,
     algorithm: AlgorithmSpec,

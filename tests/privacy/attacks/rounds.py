@@ -127,7 +127,7 @@ class AttackedRounds:
                 states, noisy, messages, published = self._play(states, cohort, others)
                 in_the_clear = messages.numpy()[:, self._is_clear]
                 rounds.append((*noisy.numpy().T, in_the_clear, published.numpy()))
-            parts.append(tuple(np.stack(parts_of_round, axis=1) for parts_of_round in zip(*rounds)))
+            parts.append(tuple(np.stack(round_parts, axis=1) for round_parts in zip(*rounds)))
         views = Views(*map(np.concatenate, zip(*parts)))
         spread = self._spread(entries)
         return views._replace(noisy=views.noisy / spread, shift=views.shift / spread)
@@ -166,9 +166,9 @@ class AttackedRounds:
             tf.TensorSpec([None, None, 2], tf.int32),
             tf.TensorSpec([None], tf.float64),
         )
-        return tf.function(self._round_of_all, [states, entries, others], autograph=False)
+        return tf.function(self._play_round, [states, entries, others], autograph=False)
 
-    def _round_of_all(self, states: RunState, entries: tf.Tensor, num_others: tf.Tensor) -> Any:
+    def _play_round(self, states: RunState, entries: tf.Tensor, num_others: tf.Tensor) -> Any:
         """Plays a round of all runs.
 
         Returns:

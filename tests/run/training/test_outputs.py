@@ -1,13 +1,12 @@
 """Output files of a run."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import golden
 from tests.run.training.harness import ROUNDS, SETTINGS, round_numbers, train
+from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.reports.evaluation_table import evaluation_table
@@ -37,7 +36,7 @@ def test_run_writes_its_files(whole):
 
 
 def test_result_and_last_row_agree(whole):
-    result = json.loads((whole / "result.json").read_text())
+    result = read_json(whole / "result.json")
     columns = read_history(whole / "metrics.csv")
     for name, domain in result["domains"].items():
         assert domain["loss"] == columns[f"test/loss/{name}"][-1]
@@ -86,7 +85,7 @@ def test_every_model_is_evaluated_and_saved(cohort_runtime, tmp_path):
     )
     run = TrainingRun(spec, RunFolder(path), cohort_runtime, resume=False)
     report = run.run(StopRequest(), show_progress=False)
-    result = json.loads((path / "result.json").read_text())
+    result = read_json(path / "result.json")
     assert result["overall"] == report.to_json()["overall"]
     assert list(result["models"]) == ["half"]
     columns = read_history(path / "metrics.csv")
@@ -104,14 +103,14 @@ def test_every_model_is_evaluated_and_saved(cohort_runtime, tmp_path):
     for name, weights in models.items():
         keras_model = tf.keras.models.load_model(path / "model" / f"{name}.keras", compile=False)
         np.testing.assert_array_equal(keras_model.get_weights()[0], weights.trainable[0])
-    card = json.loads((path / "model" / "model_card.json").read_text())
+    card = read_json(path / "model" / "model_card.json")
     del result["about"]
     assert (card["result"], card["round"], card["left_out"]) == (result, ROUNDS, {})
 
 
 def test_clipped_values_are_reported(cohort_runtime, tmp_path):
     report = train(cohort_runtime, tmp_path, aggregation="secure", limit_examples=3)
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = read_json(tmp_path / "result.json")
     columns = read_history(tmp_path / "metrics.csv")
     assert result["clipped"]["examples"] > 0
     for field, count in result["clipped"].items():

@@ -15,11 +15,12 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 import tensorflow as tf
-from scipy import optimize, stats
 
 from tests import golden
 from tests.marks import usually
+from tests.privacy.closed_forms import gaussian_epsilon
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import read_json
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.runs.build import run_parts
@@ -141,24 +142,12 @@ def _ledger(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "releases.jsonl").read_text().splitlines()]
 
 
-def _epsilon(releases: int) -> float:
-    """Returns that of Gaussian noise: the closed form of Dong, Roth, Su 2019, Corollary 2.13.
-
-    As in training, where cohorts have a fixed size, neighbours have another client in one's place.
-    """
-    mu, phi = 2 * math.sqrt(releases) / _Z, stats.norm.cdf
-
-    def excess(epsilon: float) -> float:
-        scaled = math.exp(epsilon) * phi(-epsilon / mu - mu / 2)
-        return float(phi(-epsilon / mu + mu / 2) - scaled - _DELTA)
-
-    return float(optimize.brentq(excess, 0.0, 200.0))
-
-
 def _assert_accounted(path: Path, releases: int) -> None:
-    private = json.loads((path / "result.json").read_text())["privacy"]
+    private = read_json(path / "result.json")["privacy"]
     assert private["evaluation"]["evaluations"] == releases
-    assert private["evaluation"]["epsilon"] == pytest.approx(_epsilon(releases), rel=2e-3)
+    # Cohorts have a fixed size: a neighbour has another client in the place of one.
+    expected = gaussian_epsilon(2 * math.sqrt(releases) / _Z, _DELTA)
+    assert private["evaluation"]["epsilon"] == pytest.approx(expected, rel=2e-3)
     assert any(f"of training and of {releases} evaluations" in t for t in private["remarks"])
     last = _rows(path)[-1]
     assert int(last["evaluations"]) == releases
@@ -223,7 +212,7 @@ def test_an_unchanged_resume_makes_the_same_releases(cohort_runtime, died, lost,
 
 
 @pytest.mark.slow
-def test_last_evaluation_of_shorter_run_counts(cohort_runtime, tmp_path):
+def test_shorter_runs_last_evaluation_counts(cohort_runtime, tmp_path):
     before = _train(cohort_runtime, tmp_path, crash_after=5, rounds=5)
     released = _train(cohort_runtime, tmp_path, resume=True)
     assert [line["round_num"] for line in _ledger(tmp_path)] == [4, 5, 8, 9]
@@ -262,7 +251,7 @@ _ORDER = [
 ]
 
 
-def test_observers_of_a_private_run_have_one_order(cohort_runtime, tmp_path):
+def test_private_runs_observers_have_one_order(cohort_runtime, tmp_path):
     run = TrainingRun(_spec(), RunFolder(tmp_path), cohort_runtime, False)
     observers = run.observers(StopRequest(), False, [])
     assert [type(observer).__name__ for observer in observers] == _ORDER
@@ -279,10 +268,10 @@ class _Crashing(Observer):
 @pytest.mark.slow
 @pytest.mark.parametrize("place", usually([1, 3, 7], range(1, len(_ORDER) + 1)))
 def test_a_crash_between_observers_loses_no_release(cohort_runtime, tmp_path, monkeypatch, place):
-    observers_of = TrainingRun.observers
+    original_observers = TrainingRun.observers
 
     def crashing(run: TrainingRun, *args: Any) -> list[Observer]:
-        observers = list(observers_of(run, *args))
+        observers = list(original_observers(run, *args))
         return [*observers[:place], _Crashing(), *observers[place:]]
 
     with monkeypatch.context() as patch:
@@ -423,7 +412,7 @@ def _modes(path: Path) -> set[int]:
 
 
 @pytest.mark.slow
-def test_checkpoints_of_private_runs_are_for_their_owner(cohort_runtime, crashed, folder):
+def test_private_checkpoints_are_owner_only(cohort_runtime, crashed, folder):
     assert _modes(crashed) == {0o600}
     _train(cohort_runtime, folder, resume=True, **_TRAINING_ONLY)
     assert _modes(folder) == {0o600}
@@ -455,7 +444,7 @@ def test_private_run_resumes_with_its_execution(
         "differences"
     )
     assert refused(tff_runtime, runtime="tff").startswith("--runtime: expected cohort, with which")
-    config = json.loads((folder / "config.json").read_text())
+    config = read_json(folder / "config.json")
     version = importlib.metadata.version("tensorflow")
     assert version.startswith(config["execution"]["tensorflow"])
     with monkeypatch.context() as elsewhere:

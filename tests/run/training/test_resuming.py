@@ -10,6 +10,7 @@ import pytest
 
 from tests.run.training.harness import ROUNDS, assert_same_run, round_numbers, stopped, train
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.saving.checkpoints import CheckpointFolder, newest_checkpoint
 
@@ -45,7 +46,7 @@ def test_a_crash_between_checkpoints_changes_nothing(cohort_runtime, whole, tmp_
 def test_more_rounds_equal_a_longer_run(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     train(cohort_runtime, path, rounds=3)
-    assert json.loads((path / "result.json").read_text())["rounds"] == 3
+    assert read_json(path / "result.json")["rounds"] == 3
     train(cohort_runtime, path, resume=True)
     assert_same_run(path, whole)
 
@@ -143,7 +144,7 @@ def test_rejects_checkpoint_without_settings(cohort_runtime, whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_rejects_checkpoint_of_another_model(cohort_runtime, whole, tmp_path):
+def test_rejects_another_models_checkpoint(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
     other = newest_checkpoint(path / "checkpoints")
