@@ -16,6 +16,7 @@ from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.computations import Algorithm
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.models.next_word import unigram_model
 from tff_agnostic.program.options.flags import option_flags
 
 NUM_DOMAINS = 3
@@ -57,10 +58,10 @@ def build(
         model = random_ensemble(model)
     problem = Problem.numbered(model, num_domains, seed)
     options = make_options(spec.options, **chosen)
-    return spec.build(problem, options, **arguments_of(spec.build, values))
+    return spec.build(problem, options, **builder_arguments(spec.build, values))
 
 
-def arguments_of(build: Callable[..., Algorithm], values: Mapping[str, Any]) -> dict[str, Any]:
+def builder_arguments(build: Callable[..., Algorithm], values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values that are keyword arguments of an algorithm's builder."""
     parameters = inspect.signature(build).parameters.values()
     names = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
@@ -79,6 +80,11 @@ def random_ensemble(model: Model, q: int = 4, loss: Optional[str] = None) -> Ens
         for _ in range(q)
     ]
     return ensemble(model, predictors, loss=loss)
+
+
+def unigram_ensemble(distributions: np.ndarray, loss: str) -> EnsembleModel:
+    scores = [ModelWeights([np.log(row).astype(np.float32)], []) for row in distributions]
+    return ensemble(unigram_model(distributions.shape[1]), scores, loss=loss)
 
 
 def cohort(seed: int = 0, sizes: tuple[int, ...] = (9, 4, 1, 13)) -> list[dict[str, np.ndarray]]:

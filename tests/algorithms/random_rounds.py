@@ -1,5 +1,7 @@
 """Twelve random cohorts and a start, for comparing algorithms with their references."""
 
+from typing import Any
+
 import numpy as np
 
 from tests.algorithms.cases import empty_client, spoiled_client
@@ -38,3 +40,9 @@ W_0 = ModelWeights(
     ],
     [],
 )
+
+
+def at_start(training: Any, algorithm: Any) -> Any:
+    """Returns the first state with the weights of `W_0`."""
+    state = training.initialize()
+    return state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))

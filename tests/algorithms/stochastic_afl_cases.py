@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.algorithms.cases import arguments_of
+from tests.algorithms.cases import builder_arguments
 from tests.options import make_options
 from tff_agnostic.algorithms import Problem
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
@@ -16,7 +16,7 @@ COUNTS = np.array([6.0, 5.0, 8.0])
 
 def build_afl(num_domains: int = 3, counts: Any = COUNTS, **settings: Any) -> Any:
     """Returns the algorithm with settings, and arguments of `stochastic_afl`."""
-    arguments = arguments_of(stochastic_afl, settings)
+    arguments = builder_arguments(stochastic_afl, settings)
     options = {name: value for name, value in settings.items() if name not in arguments}
     problem = Problem(
         logistic_regression(4, 3),

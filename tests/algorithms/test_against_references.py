@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.algorithms.cases import build
-from tests.algorithms.random_rounds import COHORTS, W_0
+from tests.algorithms.random_rounds import COHORTS, W_0, at_start
 from tests.algorithms.references.above_mean import above_mean_round
 from tests.algorithms.references.fed_prox import fed_prox_round
 from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
@@ -122,15 +122,14 @@ def _expected(case: _Case) -> list[Any]:
 def test_rounds_match_reference(streaming_runtime, case):
     algorithm = _CASES[case].build()
     training = streaming_runtime.training(algorithm, PlainSum())
-    state = training.initialize()
-    state = state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
+    state = at_start(training, algorithm)
     for cohort, weights in zip(COHORTS, _expected(_CASES[case])):
         state, _ = run_rounds(training, [cohort], state)
         for actual, expected_weights in zip(state.algorithm.weights.trainable, weights):
             np.testing.assert_allclose(actual, expected_weights, rtol=1e-5, atol=1e-5)
 
 
-def test_unit_of_losses_keeps_q_ffl_updates(streaming_runtime):
+def test_loss_unit_keeps_q_ffl_updates(streaming_runtime):
     training = streaming_runtime.training(_q(5.0).build(), PlainSum())
     state, _ = run_rounds(training, COHORTS[:3])
     algorithm = state.algorithm
@@ -151,7 +150,7 @@ def test_huge_powers_equal_float64(streaming_runtime):
     training = streaming_runtime.training(algorithm, PlainSum())
     clients = [{**client, "x": 5 * (1 + k) * client["x"]} for k, client in enumerate(COHORTS[0])]
     assert max(_losses(clients)) ** q > np.finfo(np.float32).max
-    state, reports = _at(training, algorithm), []
+    state, reports = at_start(training, algorithm), []
     # The first round does not know the size of losses; later ones are exact.
     for _ in range(3):
         weights = state.algorithm.weights.trainable
@@ -182,12 +181,10 @@ def _losses(clients: Any) -> list[float]:
 
 def _at(training: Any, algorithm: Any, **values: Any) -> Any:
     """A state with the weights of `W_0` and these values in the algorithm's memory."""
-    state = training.initialize()
-    at_w_0 = algorithm.with_weights(state.algorithm, W_0)
-    if values:
-        values = {name: np.float32(value) for name, value in values.items()}
-        at_w_0 = at_w_0._replace(memory=at_w_0.memory._replace(**values))
-    return state._replace(algorithm=at_w_0)
+    state = at_start(training, algorithm)
+    values = {name: np.float32(value) for name, value in values.items()}
+    memory = state.algorithm.memory._replace(**values)
+    return state._replace(algorithm=state.algorithm._replace(memory=memory))
 
 
 def _step(state: Any) -> np.ndarray:
@@ -195,7 +192,7 @@ def _step(state: Any) -> np.ndarray:
     return np.concatenate([np.ravel(w - w_0) for w, w_0 in zip(weights, W_0.trainable)])
 
 
-def test_origin_of_exponents_keeps_term_updates(streaming_runtime):
+def test_exponents_origin_keeps_term_updates(streaming_runtime):
     tilt = -1.5
     algorithm = _term(tilt).build()
     training = streaming_runtime.training(algorithm, PlainSum())
@@ -227,13 +224,13 @@ def test_extreme_exponents_keep_rounds_finite_and_weighted(streaming_runtime, ti
         assert min(losses) * 0.999 <= state.algorithm.memory.center <= max(losses) * 1.001
 
 
-def test_large_tilt_trains_client_of_largest_loss(streaming_runtime):
+def test_large_tilt_trains_client_with_largest_loss(streaming_runtime):
     # Steps that change no loss.
     case = _term(300.0, sgd=LocalSgd(1e-4, batch_size=4))
     algorithm = case.build()
     training = streaming_runtime.training(algorithm, PlainSum())
     clients = COHORTS[0]
-    state = run_rounds(training, [clients] * 6, _at(training, algorithm))[0]
+    state = run_rounds(training, [clients] * 6, at_start(training, algorithm))[0]
     center = float(state.algorithm.memory.center)
     assert center == pytest.approx(max(_losses(clients)), abs=1e-3)
     chosen = clients[int(np.argmax(_losses(clients)))]

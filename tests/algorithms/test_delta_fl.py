@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests import golden
 from tests.algorithms.cases import NUM_DOMAINS, build
-from tests.algorithms.random_rounds import COHORTS, W_0
+from tests.algorithms.random_rounds import COHORTS, W_0, at_start
 from tests.algorithms.references import delta_fl as reference
 from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss
@@ -67,15 +67,8 @@ _CASES = {
 }
 
 
-def _start(training: Any, algorithm: Algorithm) -> Any:
-    """The first state, with the weights of `W_0` at every level."""
-    state = training.initialize()
-    levels = tuple(level._replace(weights=W_0) for level in state.algorithm.levels)
-    return state._replace(algorithm=state.algorithm._replace(levels=levels))
-
-
 def _assert_follows(training: Any, algorithm: Algorithm, case: _Case, level: int = 0) -> None:
-    state = _start(training, algorithm)
+    state = at_start(training, algorithm)
     w, remembered = [v.astype(np.float64) for v in W_0.trainable], None
     for cohort in COHORTS:
         w, remembered = case.round(w, remembered, cohort)
@@ -92,7 +85,7 @@ def test_rounds_match_reference(streaming_runtime, case):
 
 
 @pytest.mark.slow
-def test_levels_of_a_family_equal_single_levels(streaming_runtime):
+def test_family_levels_equal_single_levels(streaming_runtime):
     threshold = "survey"
     levels = (0.1, 0.5, 0.9)
     algorithm = _Case(levels[0], threshold).build(theta=levels)
@@ -107,7 +100,7 @@ def test_levels_of_a_family_equal_single_levels(streaming_runtime):
 
 
 @pytest.mark.nightly
-def test_family_of_networks_runs_streamed(streaming_runtime):
+def test_network_family_runs_streamed(streaming_runtime):
     """Its graph is large enough for TensorFlow to rewrite sums in loops; see `fold_in`."""
     algorithm = build(
         "delta_fl", model=emnist_cnn(10, 0), theta=(0.1, 0.5, 0.8, 1.0), threshold="survey"
@@ -159,7 +152,7 @@ def test_lowest_level_trains_the_worst_client(streaming_runtime):
     training = streaming_runtime.training(algorithm, PlainSum())
     cohort = COHORTS[0]
     losses = [mean_loss(SOFTMAX, W_0.trainable, client) for client in cohort]
-    state, report = training.next(_start(training, algorithm), cohort)
+    state, report = training.next(at_start(training, algorithm), cohort)
     worst = cohort[int(np.argmax(losses))]
     expected = fed_avg_round(SOFTMAX, [v.astype(np.float64) for v in W_0.trainable], [worst], _SGD)
     for actual, expected_w in zip(state.algorithm.levels[0].weights.trainable, expected):
@@ -178,7 +171,7 @@ def test_tracked_threshold_reaches_the_kept_share(streaming_runtime):
     training = streaming_runtime.training(algorithm, PlainSum())
     rng = np.random.default_rng(1)
     cohort = [random_client(rng, 6, range(NUM_DOMAINS)) for _ in range(40)]
-    state, shares = _start(training, algorithm), []
+    state, shares = at_start(training, algorithm), []
     for _ in range(60):
         state, report = training.next(state, cohort)
         shares.append(float(report["levels"]["conformity_0.3"]["kept_share"]))
@@ -205,7 +198,7 @@ def test_clients_outside_every_level_take_no_step(streaming_runtime):
     algorithm = _Case(1e-4).build(model=dataclasses.replace(model, predict=counted))
     training = streaming_runtime.training(algorithm, PlainSum())
     cohort = COHORTS[0]
-    training.next(_start(training, algorithm), cohort)
+    training.next(at_start(training, algorithm), cohort)
     losses = [mean_loss(SOFTMAX, W_0.trainable, client) for client in cohort]
     worst = len(cohort[int(np.argmax(losses))]["y"])
     assert len(steps) == _SGD.epochs * -(-worst // _SGD.batch_size)
@@ -222,13 +215,13 @@ def test_held_out_examples_only_choose_clients(streaming_runtime):
     algorithm = build("delta_fl", theta=(0.01,), measured_share=0.5)
     training = streaming_runtime.training(algorithm, PlainSum())
     client = {key: np.concatenate([column] * 8) for key, column in COHORTS[0][0].items()}
-    state, report = training.next(_start(training, algorithm), [client])
+    state, report = training.next(at_start(training, algorithm), [client])
     counts = report["client_work"]["train"]
     assert sum(counts["num_kept_out"]) == sum(counts["num_examples"]) == len(client["y"]) / 2
     assert report["levels"]["conformity_0.01"]["kept_share"] > 0
     # A client of a single example trains on it and measures nothing: it is not in the tail.
     single = {key: column[:1] for key, column in client.items()}
-    alone, report = training.next(_start(training, algorithm), [single])
+    alone, report = training.next(at_start(training, algorithm), [single])
     assert report["clients"]["zero_weight"] == 1
     for actual, expected_w in zip(alone.algorithm.levels[0].weights.trainable, W_0.trainable):
         np.testing.assert_array_equal(actual, expected_w)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.algorithms.random_rounds import W_0
+from tests.algorithms.random_rounds import W_0, at_start
 from tests.algorithms.references.delta_fl import printed_rounds, quantile
 from tests.algorithms.references.local_sgd import LocalSgd
 from tests.algorithms.references.softmax import SOFTMAX, Client, mean_loss, size
@@ -89,14 +89,9 @@ def _cohorts() -> list[list[Client]]:
 _COHORTS = _cohorts()
 
 
-def _at_start(training: Any, algorithm: Algorithm) -> Any:
-    state = training.initialize()
-    return state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
-
-
 def _trained(training: Any, algorithm: Algorithm, cohorts: Sequence[Any] = _COHORTS) -> list[Any]:
     """Returns the weights after each round, and the state."""
-    state, iterates = _at_start(training, algorithm), []
+    state, iterates = at_start(training, algorithm), []
     for cohort in cohorts:
         state, report = training.next(state, cohort)
         algorithm.check_report(report)
@@ -156,7 +151,7 @@ def test_constants_change_no_selection(streaming_runtime):
     for model in (_MODEL, _shifted(-4.0)):
         algorithm = _build(model)
         training = streaming_runtime.training(algorithm, PlainSum())
-        state, reports = _at_start(training, algorithm), []
+        state, reports = at_start(training, algorithm), []
         for cohort in _COHORTS:
             # Each round from the same weights: a rounding must not add up.
             after, report = training.next(state, cohort)

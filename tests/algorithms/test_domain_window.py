@@ -30,7 +30,7 @@ def test_window_slides_and_is_averaged():
     np.testing.assert_allclose(mean, [4, 4], rtol=1e-6)
 
 
-def test_window_keeps_last_positive_mean_of_absent_domain():
+def test_window_keeps_absent_domains_last_positive_mean():
     window, mean = _f32([8, 3], [8, 3]), _f32(8, 3)
     for _ in range(5):
         window, mean = dw.slide(window, mean, _f32(6, 0))
@@ -56,25 +56,20 @@ def test_alpha_is_lambda_over_mean_counts():
 # --- Initial states and their checks
 
 
-def test_initial_lambda_is_uniform_with_counts_of_one():
+def test_lambda_starts_uniform_with_expected_counts():
     state = _initial(make_options(dw.AgnosticFedAvgOptions, window=3), 4)
     np.testing.assert_array_equal(state.lambda_, [0.25] * 4)
     np.testing.assert_array_equal(state.window, np.ones([3, 4]))
     np.testing.assert_array_equal(state.mean_counts, np.ones(4))
-
-
-def test_window_starts_with_expected_counts():
     expected = _initial(make_options(dw.AgnosticFedAvgOptions, window=2), 2, (30.0, 10.0))
     np.testing.assert_array_equal(expected.window, [[30, 10], [30, 10]])
     np.testing.assert_array_equal(expected.mean_counts, [30, 10])
     given = _initial(dw.AgnosticFedAvgOptions(), 2, (30.0, 10.0), initial_counts=(7.0, 9.0))
     np.testing.assert_array_equal(given.mean_counts, [7, 9])
 
-
-def test_initial_weights_near_one_are_normalized():
+    # Weights whose sum is nearly 1 are normalised.
     options = make_options(dw.AgnosticFedAvgOptions, lambda_initial=(0.333, 0.333, 0.3335))
-    lambda_ = _initial(options, 3).lambda_
-    np.testing.assert_allclose(lambda_.sum(), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(_initial(options, 3).lambda_.sum(), 1.0, rtol=1e-6)
 
 
 @golden.values
@@ -86,7 +81,7 @@ def test_rejects_invalid_initial_values(case):
 
 
 @golden.values
-def test_rejects_options_out_of_range(case):
+def test_rejects_invalid_options(case):
     return golden.refusal(make_options, dw.AgnosticFedAvgOptions, **case)
 
 

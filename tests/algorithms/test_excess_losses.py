@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from scipy import optimize
 
-from tests.algorithms.random_rounds import COHORTS, W_0
+from tests.algorithms.random_rounds import COHORTS, at_start
 from tests.algorithms.stochastic_afl_cases import build_afl
 from tests.computations.harness import assert_identical, run_rounds, squared_differences
 from tests.options import make_options
@@ -25,7 +25,7 @@ from tff_agnostic.domain_weights.sets import BoxSet, HullSet
 from tff_agnostic.models import logistic_regression
 
 
-def test_excess_is_above_the_baseline_of_measured_domains():
+def test_excess_is_above_measured_domains_baseline():
     losses = np.array([1.5, 0.2, 0.0, 0.0], np.float32)
     measured = np.array([True, True, False, True])
     actual = excess_losses(losses, (1.0, 0.5, 0.3, -0.25), measured)
@@ -40,13 +40,11 @@ def _agnostic(**settings: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_baselines_of_0_change_no_bit(cohort_runtime):
+def test_zero_baselines_change_no_bit(cohort_runtime):
     def rounds(**settings: Any) -> Any:
         algorithm = _agnostic(lambda_update="cvar:level=0.6", **settings)
         training = cohort_runtime.training(algorithm, PlainSum())
-        state = training.initialize()
-        state = state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
-        return run_rounds(training, COHORTS, state)
+        return run_rounds(training, COHORTS, at_start(training, algorithm))
 
     zero, without = rounds(lambda_baselines=(0.0, 0.0, 0.0)), rounds()
     assert_identical(zero[0], without[0])
@@ -146,7 +144,7 @@ _SETS = {
 
 @pytest.mark.slow_cases("ball")
 @pytest.mark.parametrize("name", _SETS)
-def test_gradients_lead_to_the_saddle_of_each_set(name, tmp_path):
+def test_gradients_lead_to_each_sets_saddle(name, tmp_path):
     values, corners = _SETS[name]
     if name == "hull":
         values = {"set": HullSet(tmp_path / "mixtures.json")}
@@ -196,7 +194,7 @@ def _agnostic_rounds(problem: Problem, baselines: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_rounds_lead_to_the_saddle_of_the_regret(cohort_runtime):
+def test_rounds_lead_to_the_regrets_saddle(cohort_runtime):
     """The weights of the least worst regret differ from those of the least worst loss."""
     xs, ys = _domains()
     solutions = [np.linalg.lstsq(x, y, rcond=None)[0] for x, y in zip(xs, ys)]

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.cases import NUM_DOMAINS, build, empty_client, random_ensemble, spoiled_client
+from tests.algorithms.cases import (
+    NUM_DOMAINS,
+    build,
+    empty_client,
+    random_ensemble,
+    spoiled_client,
+    unigram_ensemble,
+)
 from tests.algorithms.references import fed_boost as reference
 from tests.computations.harness import assert_all_close, random_client, run_rounds, single
 from tests.options import make_options
@@ -20,7 +27,6 @@ from tff_agnostic.computations import PlainSum, RoundView
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.keras import fixed_from_keras
 from tff_agnostic.models.model import ModelWeights
-from tff_agnostic.models.next_word import unigram_model
 
 _ROUNDS = 15
 _SEED = 7
@@ -202,22 +208,17 @@ def test_mixed_architectures_match_reference(streaming_runtime):
     assert report["predictors"]["bytes_sent"] == 2 * 4 * (15 + 2 + 4) + 3 * 4
 
 
-def _distribution_ensemble(rows: np.ndarray, loss: str = "log") -> EnsembleModel:
-    scores = [ModelWeights([np.log(row).astype(np.float32)], []) for row in rows]
-    return ensemble(unigram_model(rows.shape[1]), scores, loss=loss)
-
-
 def _words(counts: np.ndarray, domain: int = 0) -> dict[str, np.ndarray]:
     words = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
     return {"x": words, "y": words, "domain_id": np.full(len(words), domain, np.int32)}
 
 
-def test_distributions_of_clients_weigh_as_their_examples(streaming_runtime):
+def test_client_distributions_weigh_as_their_examples(streaming_runtime):
     """Lemma 1: alpha_k = m_k / m, with all predictors in every round."""
     loss = "log"
     counts = np.array([[7, 3, 1, 9], [2, 30, 4, 4], [1, 1, 5, 3]])
     rows = counts / counts.sum(axis=1, keepdims=True)
-    problem = Problem(_distribution_ensemble(rows, loss), ("0",), _SEED)
+    problem = Problem(unigram_ensemble(rows, loss), ("0",), _SEED)
     spec = ALGORITHMS["fed_boost"]
     options = make_options(spec.options, predictor_sampling="none", alpha_learning_rate=4.0)
     training = streaming_runtime.training(spec.build(problem, options), PlainSum())
@@ -262,27 +263,21 @@ def test_budgets_do_not_share_traces():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("name", "settings", "message"),
     [
-        ({"budget": 5}, "^budget: expected at most 4, the number of base predictors, found 5"),
-        ({"gradient_estimator": "unbiased"}, "found unbiased, which is for the squared loss"),
+        (
+            "fed_boost",
+            {"budget": 5},
+            "^budget: expected at most 4, the number of base predictors, ",
+        ),
+        ("fed_boost", {"gradient_estimator": "unbiased"}, "unbiased, which is for the squared"),
+        ("afl_boost", {"lambda_update": "cvar"}, "^--lambda_update: expected a step along estim"),
+        ("fed_boost", None, "^fed_boost learns how to mix trained predictors: expected"),
+        ("afl_boost", None, "^afl_boost learns how to mix trained predictors: expected"),
     ],
 )
-def test_rejects_options_that_do_not_fit_ensemble(settings, message):
-    spec = ALGORITHMS["fed_boost"]
-    with pytest.raises(UserError, match=message):
-        spec.build(Problem.numbered(_ensemble("log"), 3), make_options(spec.options, **settings))
-
-
-@pytest.mark.parametrize("name", ["fed_boost", "afl_boost"])
-def test_rejects_models_that_are_not_ensembles(name):
+def test_rejects_unfit_options_and_models(name, settings, message):
     spec = ALGORITHMS[name]
-    with pytest.raises(UserError, match=rf"^{name} learns how to mix trained predictors: expected"):
-        spec.build(Problem.numbered(logistic_regression(4, 3), 3), spec.options())
-
-
-def test_afl_boost_rejects_cvar():
-    spec = ALGORITHMS["afl_boost"]
-    problem = Problem.numbered(_ensemble("log"), 3)
-    with pytest.raises(UserError, match=r"^--lambda_update: expected a step along estimates"):
-        spec.build(problem, make_options(spec.options, lambda_update="cvar"))
+    model = logistic_regression(4, 3) if settings is None else _ensemble("log")
+    with pytest.raises(UserError, match=message):
+        spec.build(Problem.numbered(model, 3), make_options(spec.options, **(settings or {})))

@@ -231,7 +231,7 @@ def test_trained_ensemble_is_the_papers(streaming_runtime, name):
 @pytest.mark.parametrize(
     ("preset", "names"), [("none", ["model", "mean"]), ("paper", ["model", "last"])]
 )
-def test_preset_puts_mean_of_alpha_first(preset, names):
+def test_preset_puts_mean_alpha_first(preset, names):
     run = resolve("digits", {"algorithm": "afl_boost", "preset": preset}, {})
     task = run.load_task()
     task = dataclasses.replace(task, model=random_ensemble(task.model))
@@ -239,7 +239,7 @@ def test_preset_puts_mean_of_alpha_first(preset, names):
     assert list(algorithm.models(algorithm.initialize())) == names
 
 
-def test_preset_of_afl_boost_rejects_ratios():
+def test_afl_boost_preset_rejects_ratios():
     spec = ALGORITHMS["afl_boost"]
     problem = Problem.numbered(random_ensemble(logistic_regression(4, 3)), NUM_DOMAINS)
     with pytest.raises(UserError, match=r"^loss_estimate: expected unbiased where examples weigh"):
@@ -248,7 +248,7 @@ def test_preset_of_afl_boost_rejects_ratios():
         )
 
 
-def test_every_preset_has_flags_of_its_algorithm():
+def test_every_preset_has_its_algorithms_flags():
     assert set(ALGORITHMS) == {*_TRAINED, "fed_boost", "afl_boost"}
     for name, spec in ALGORITHMS.items():
         names = {flag.name for flag in option_flags(spec.options)}

@@ -101,13 +101,13 @@ def test_report_describes_numbers_and_counts_every_client(training):
         assert np.shape(value) == ((NUM_DOMAINS,) if quantity.per_domain else ())
 
 
-def test_models_of_arrays_and_tensors_are_equal(training, name):
+def test_arrays_and_tensors_give_equal_models(training, name):
     state, algorithm = _started(training), build(name)
     as_tensors = tf.nest.map_structure(tf.convert_to_tensor, state.algorithm)
     assert_all_close(dict(algorithm.models(as_tensors)), dict(algorithm.models(state.algorithm)))
 
 
-def test_order_of_clients_changes_nothing(training):
+def test_client_order_changes_nothing(training):
     state, clients = _started(training), cohort(3)
     forwards = training.next(state, clients)
     assert_all_close(training.next(state, clients[::-1]), forwards)
@@ -266,7 +266,7 @@ def test_one_domain_equals_fed_avg(trainings, name):
 
 @pytest.mark.nightly_cases(but=["fed_avg"])
 @pytest.mark.parametrize("name", _with_trait(Trait.DOMAIN_BLIND))
-def test_domains_of_examples_change_no_blind_algorithm(trainings, name):
+def test_domains_change_no_blind_algorithm(trainings, name):
     # The order of a client's examples depends on their domains.
     training = trainings(name, client_shuffle=False)
     clients = cohort(12)
@@ -310,7 +310,7 @@ def test_every_trait_has_an_algorithm():
     assert set().union(*(spec.traits for spec in CASES.values())) == set(Trait)
 
 
-def test_quantities_of_equal_name_agree():
+def test_equally_named_quantities_agree():
     kinds = {}
     for name in CASES:
         for quantity in flattened(build(name).quantities):

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from scipy import optimize
 
-from tests.algorithms.random_rounds import COHORTS, W_0
+from tests.algorithms.random_rounds import COHORTS, W_0, at_start
 from tests.algorithms.references.softmax import SOFTMAX
 from tests.algorithms.references.stochastic_afl import Steps, start, stochastic_afl_round
 from tests.algorithms.stochastic_afl_cases import COUNTS, build_afl
@@ -71,26 +71,8 @@ _VARIANTS = {
         decay=lambda t: t**-0.5,
     ),
     "penalty": _variant(_penalised, {"slope": chi2(0.3)}),
+    "one drawn domain": _variant(_euclidean(), {"weights_gradient": drawn_by_lambda}),
 }
-
-
-def _assert_follows(training: Any, algorithm: Any, steps: Steps, is_weighted: bool = False) -> None:
-    state = training.initialize()
-    state = state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))
-    players = start([w.astype(np.float64) for w in W_0.trainable], np.full(3, 1 / 3))
-    for cohort in COHORTS:
-        state, (report,) = run_rounds(training, [cohort], state)
-        drawn = report["domain_weights"]["alpha"] * COUNTS if is_weighted else None
-        players = stochastic_afl_round(SOFTMAX, players, cohort, COUNTS, steps, drawn)
-        actual = state.algorithm
-        assert actual.steps == players.t
-        np.testing.assert_allclose(actual.lambda_, players.lambda_, atol=1e-5)
-        np.testing.assert_allclose(actual.mean_lambda, players.lambda_mean, atol=1e-5)
-        models = algorithm.models(actual)
-        assert list(models) == ["model", "last"]
-        for name, expected_w in (("last", players.w), ("model", players.w_mean)):
-            for w, expected_value in zip(models[name].trainable, expected_w):
-                np.testing.assert_allclose(w, expected_value, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", _VARIANTS)
@@ -98,17 +80,26 @@ def test_rounds_match_reference(streaming_runtime, name):
     variant = _VARIANTS[name]
     algorithm = build_afl(**variant.settings)
     training = streaming_runtime.training(algorithm, PlainSum())
-    _assert_follows(training, algorithm, variant.steps)
+    state = at_start(training, algorithm)
+    players = start([w.astype(np.float64) for w in W_0.trainable], np.full(3, 1 / 3))
+    for cohort in COHORTS:
+        state, (report,) = run_rounds(training, [cohort], state)
+        # The package draws the domain.
+        weights = report["domain_weights"]["alpha"] * COUNTS
+        drawn = weights if "weights_gradient" in variant.settings else None
+        players = stochastic_afl_round(SOFTMAX, players, cohort, COUNTS, variant.steps, drawn)
+        actual = state.algorithm
+        assert actual.steps == players.t
+        np.testing.assert_allclose(actual.lambda_, players.lambda_, atol=1e-5)
+        np.testing.assert_allclose(actual.mean_lambda, players.lambda_mean, atol=1e-5)
+        models = algorithm.models(actual)
+        assert list(models) == ["model", "last"]
+        for model, expected_w in (("last", players.w), ("model", players.w_mean)):
+            for w, expected_value in zip(models[model].trainable, expected_w):
+                np.testing.assert_allclose(w, expected_value, rtol=1e-5, atol=1e-5)
 
 
-def test_rounds_of_one_drawn_domain_match_reference(streaming_runtime):
-    variant = _VARIANTS["as printed"]
-    algorithm = build_afl(**variant.settings, weights_gradient=drawn_by_lambda)
-    training = streaming_runtime.training(algorithm, PlainSum())
-    _assert_follows(training, algorithm, variant.steps, is_weighted=True)
-
-
-def test_hull_moves_the_weights_of_its_mixtures(streaming_runtime, tmp_path):
+def test_hull_moves_its_mixtures_weights(streaming_runtime, tmp_path):
     mixtures = {"x": {"0": 0.5, "1": 0.5}, "y": {"2": 1.0}}
     path = tmp_path / "mixtures.json"
     path.write_text(json.dumps(mixtures))
@@ -182,7 +173,7 @@ def _population() -> list[dict[str, np.ndarray]]:
     return [random_client(rng, n, range(3)) for n in (4, 7, 2, 9)]
 
 
-def test_samples_have_the_mean_of_all_examples():
+def test_samples_have_all_examples_mean():
     """A sample of one example is n times that example, and all examples are equally probable."""
     rng = np.random.default_rng(5)
     client = make_client(rng.normal(size=[5, 4]), [0, 1, 1, 2, 0], rng.integers(3, size=5))
@@ -239,7 +230,7 @@ def test_draws_have_their_probabilities():
 
 
 @pytest.mark.slow
-def test_one_drawn_loss_has_the_mean_of_all(cohort_runtime):
+def test_one_drawn_loss_has_the_mean(cohort_runtime):
     """p L_K e_K: lambda moves in one entry, and each entry in a third of the rounds."""
     algorithm = build_afl(lambda_gradient=one_drawn_loss, lambda_learning_rate=1e-3)
     training = cohort_runtime.training(algorithm, PlainSum())

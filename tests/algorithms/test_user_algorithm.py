@@ -74,7 +74,7 @@ def test_fingerprint_includes_imports_while_building(tmp_path):
 
 
 @pytest.mark.slow
-def test_builds_of_equal_options_share_traces(path):
+def test_equal_options_share_traces(path):
     spec = load_user_algorithm(path)
     problem = Problem.numbered(linear_model(), 2)
     clients = [

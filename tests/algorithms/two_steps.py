@@ -18,7 +18,7 @@ NAME = "above_mean"
 class State(NamedTuple):
     weights: core.ModelWeights
     optimizer_state: Any
-    sum_of_iterates: list[tf.Tensor]
+    iterate_sum: list[tf.Tensor]
     rounds: tf.Tensor
 
 
@@ -74,12 +74,12 @@ def above_mean(problem: core.Problem, options: FedAvgOptions) -> core.Algorithm:
     def finish(state: State, survey: SurveyOutput, summed: core.TrainingOutput) -> State:
         del survey
         after = core.average_and_apply(optimizer, state, summed.weighted_delta, summed.beta)
-        iterates = [a + w for a, w in zip(state.sum_of_iterates, after.weights.trainable)]
-        return after._replace(sum_of_iterates=iterates, rounds=state.rounds + 1)
+        iterates = [a + w for a, w in zip(state.iterate_sum, after.weights.trainable)]
+        return after._replace(iterate_sum=iterates, rounds=state.rounds + 1)
 
     def models(state: State) -> dict[str, core.ModelWeights]:
         count = tf.cast(state.rounds, tf.float32)
-        mean = [tf.math.divide_no_nan(a, count) for a in state.sum_of_iterates]
+        mean = [tf.math.divide_no_nan(a, count) for a in state.iterate_sum]
         return {
             "model": state.weights,
             "mean_iterate": core.ModelWeights(mean, state.weights.non_trainable),

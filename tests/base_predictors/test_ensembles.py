@@ -75,7 +75,7 @@ def test_unknown_words_are_one_outcome(task):
     assert task.model.initial_weights.trainable[0].shape == (4,)
 
 
-def test_predictors_of_files_and_runs_are_mixed(task, tmp_path):
+def test_predictors_from_files_and_runs_are_mixed(task, tmp_path):
     run = tmp_path / "run"
     weights = ModelWeights([np.array([1, 2, 3, 4], np.float32)], [])
     CheckpointFolder(run / "checkpoints", 1).save(3, weights, {"model": weights})
@@ -95,7 +95,7 @@ def test_predictors_of_files_and_runs_are_mixed(task, tmp_path):
     )
 
 
-def test_fingerprint_has_the_content_of_predictors(task, tmp_path):
+def test_fingerprint_covers_predictor_content(task, tmp_path):
     first = _mixed(task, _file(task, tmp_path / "p.npz"))
     again = _mixed(task, _file(task, tmp_path / "q.npz"))
     assert first.fingerprint == again.fingerprint
@@ -134,7 +134,7 @@ def test_missing_damaged_and_other_files_are_refused(task, tmp_path):
     assert "a: expected positive probabilities, found 0 of outcome 2" in _error(task, lost)
 
 
-def test_a_file_of_another_format_is_refused(task, tmp_path):
+def test_file_in_another_format_is_refused(task, tmp_path):
     path = _file(task, tmp_path / "p.npz")
     with np.load(path) as archive:
         arrays = dict(archive)
@@ -144,7 +144,7 @@ def test_a_file_of_another_format_is_refused(task, tmp_path):
     assert "expected format 1 of this version, found 2" in _error(task, path)
 
 
-def test_counts_of_domains_are_sums_over_clients(task, streaming_runtime):
+def test_domain_counts_are_sums_over_clients(task, streaming_runtime):
     actual, _ = by_domain(task, streaming_runtime, PlainSum())
     expected = {"answer": [1, 1, 2, 1], "question": [4, 1, 0, 0]}
     assert {name: counts.tolist() for name, counts in actual.counts.items()} == expected
@@ -167,13 +167,13 @@ def test_secure_counts_skip_small_groups(task, streaming_runtime):
         by_client(task, streaming_runtime, only)
 
 
-def test_counts_of_clients(task, streaming_runtime):
+def test_client_counts(task, streaming_runtime):
     actual, _ = by_client(task, streaming_runtime, PlainSum())
     assert list(actual.counts) == ["a", "b", "c"]
     assert actual.counts["b"].tolist() == [1, 1, 1, 1]
 
 
-def test_smoothing_is_a_share_of_the_uniform_distribution():
+def test_smoothing_adds_a_uniform_share():
     scores = smoothed_scores(np.array([3, 0, 1, 0]), 0.2)
     np.testing.assert_allclose(np.exp(scores), [0.65, 0.05, 0.25, 0.05], rtol=1e-6)
     assert smoothed_scores(np.array([3, 0]), 0.0)[1] == -np.inf

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests import golden
 from tests.data.stores import text_store, write_store
+from tff_agnostic.base.files import read_json
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.predictor_store import OneArchitecture
 from tff_agnostic.data.store_format import Record
@@ -48,7 +49,7 @@ def _error(mixing: MixingTask, *paths: Path) -> str:
     return golden.refusal(_mixed, mixing, *paths)
 
 
-def test_keras_files_of_any_architecture_are_mixed(digits, tmp_path):
+def test_keras_files_with_any_architecture_are_mixed(digits, tmp_path):
     scores = [
         _save(tmp_path / name / "model.keras", layers.Dense(7, "relu"), layers.Dense(10))
         for name in ("a", "b")
@@ -150,7 +151,7 @@ def _run(folder: Path, mixing: MixingTask, seed: int = 0) -> Path:
     return folder
 
 
-def test_runs_of_other_sizes_are_mixed(tmp_path):
+def test_runs_with_other_sizes_are_mixed(tmp_path):
     data = text_store(tmp_path / "s.sqlite")
     small, large = (
         _mixing("next_word", data, **{**_NEXT_WORD, "network": f"lstm:embedding=2,units={u}"})
@@ -193,7 +194,7 @@ def test_rejects_unfitting_runs(tmp_path):
     fewer = _run(tmp_path / "b", _mixing("next_word", data, **_NEXT_WORD, vocabulary=2))
     assert f"{fewer}: expected the vocabulary of this task" in _error(chosen, fewer)
     mixture = _run(tmp_path / "c", chosen)
-    config = json.loads((mixture / "config.json").read_text())
+    config = read_json(mixture / "config.json")
     (mixture / "config.json").write_text(json.dumps({**config, "base_predictors": ["x"]}))
     assert f"{mixture}: expected a run that trained a model, found an ensemble" in _error(
         chosen, mixture
@@ -223,7 +224,7 @@ def _own_model(path: Path, units: int, activation: str = "tanh") -> str:
     return str(path)
 
 
-def test_runs_of_users_models_are_mixed(tmp_path):
+def test_runs_with_user_models_are_mixed(tmp_path):
     rng = np.random.default_rng(0)
     records = [
         (split, Record("c", "d", {"x": rng.random(4, np.float32), "label": rng.random()}))

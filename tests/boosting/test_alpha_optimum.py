@@ -70,7 +70,7 @@ def _distance(sampling: str, estimator: str) -> float:
     return float(np.sum((alpha - _POWER_LAW) ** 2))
 
 
-def test_steps_of_whole_ensemble_match_numpy():
+def test_whole_ensemble_steps_match_numpy():
     alpha = np.full(_Q, 1 / _Q)
     for _ in range(_ROUNDS):
         alpha = alpha * np.exp(-_ETA * 2 * (alpha - _POWER_LAW))
@@ -80,7 +80,7 @@ def test_steps_of_whole_ensemble_match_numpy():
 
 
 @pytest.mark.slow
-def test_masked_gradients_have_order_of_figure_3():
+def test_masked_gradients_have_figure_3s_order():
     start = np.sum((1 / _Q - _POWER_LAW) ** 2)
     assert start == pytest.approx(0.05076, abs=5e-6)
     full, weighted, uniform = (_distance(s, "masked") for s in ("none", "weighted", "uniform"))

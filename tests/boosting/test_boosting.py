@@ -94,7 +94,7 @@ def test_draws_have_their_probabilities(draw):
     assert all(len(set(row)) == indices.shape[1] for row in indices[:100].tolist())
 
 
-def test_systematic_draws_number_the_sum_of_gammas():
+def test_systematic_draws_number_the_gamma_sum():
     chosen, indices = _draws("systematic", _GAMMA, 2)
     assert set(chosen.sum(axis=1)) == {2}
     assert indices.shape[1] == 2
@@ -104,7 +104,7 @@ def test_systematic_draws_number_the_sum_of_gammas():
     np.testing.assert_allclose(sizes.mean(), 1.7, atol=0.025)
 
 
-def test_systematic_draws_of_many_equal_the_budget():
+def test_many_systematic_draws_equal_the_budget():
     gamma = tf.fill([1000], np.float32(137 / 1000))
     for seed in range(10):
         drawn = PREDICTOR_DRAWS["systematic"](gamma, 137, tf.constant(seed, tf.int64))

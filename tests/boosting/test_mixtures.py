@@ -187,7 +187,7 @@ def test_model_has_the_differentiated_loss(kind, loss):
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_client_sends_gradient_of_all_sentences():
+def test_client_sends_all_sentences_gradient():
     made, predictors = _made("sentences", "log")
     x, y = _examples("sentences")
     # More than are taken at once.
@@ -213,7 +213,7 @@ def test_client_sends_gradient_of_all_sentences():
     np.testing.assert_allclose(perplexity.denominator.numpy().sum(), np.count_nonzero(y))
 
 
-def test_ensemble_starts_uniform_with_metrics_of_mixture():
+def test_ensemble_starts_uniform_with_mixture_metrics():
     made, predictors = _made("scores", "log")
     x, y = _examples("scores", n=50)
     np.testing.assert_allclose(made.initial_weights.trainable[0], [1 / 3] * 3)
@@ -225,7 +225,7 @@ def test_ensemble_starts_uniform_with_metrics_of_mixture():
     assert [made.message_bytes(c) for c in (1, 2)] == [4 * (4 * 3 + 3), 8 * (4 * 3 + 3)]
 
 
-def test_metrics_of_two_classes_read_the_mixture():
+def test_two_class_metrics_read_the_mixture():
     kind = "probability of a class"
     made, predictors = _made(kind, "log")
     x, y = _examples(kind, n=50)
@@ -237,7 +237,7 @@ def test_metrics_of_two_classes_read_the_mixture():
     assert predictions.shape == [50, 1]
 
 
-def test_unigram_model_is_the_softmax_of_scores():
+def test_unigram_model_is_softmax():
     model = unigram_model(3)
     scores = np.array([1.0, 0.0, -1.0], np.float32)
     x = tf.constant([0, 2, 2])
@@ -274,7 +274,7 @@ def test_rejects_losses_that_are_no_mixtures(model, loss, message):
         ensemble(model, _predictors(model), loss=loss)
 
 
-def test_rejects_probability_of_0_with_log_loss():
+def test_rejects_zero_probability_with_log_loss():
     predictors = [ModelWeights([np.array(row, np.float32)], []) for row in ([0, 1], [0, -200])]
     with pytest.raises(UserError, match="b: expected positive probabilities, found 0 of outcome 1"):
         ensemble(unigram_model(2), predictors, ["a", "b"])

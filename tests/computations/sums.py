@@ -25,7 +25,7 @@ def encoded(
     return aggregation.encode(aggregation.client_params(state), output, bounds, facts)
 
 
-def sum_of(
+def decoded_sum(
     aggregation: Aggregation,
     outputs: Sequence[Any],
     bounds: Any,

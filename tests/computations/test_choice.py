@@ -78,7 +78,7 @@ def choose(streaming_runtime):
     return streaming_runtime.measurement(measurement, PlainSum())
 
 
-def test_clients_choose_by_a_share_of_examples(choose):
+def test_clients_choose_by_an_example_share(choose):
     clients = [c for c in _clients() if min(len(p["y"]) for p in _split(c)) > 0]
     actual, expected = choose(_FAMILY, [clients]).output, _expected(clients)
     rows = np.arange(len(clients))
@@ -113,7 +113,7 @@ def test_clients_choose_by_a_share_of_examples(choose):
         assert output.sums.counts.sum() == expected["counts"].sum()
 
 
-def test_clients_choose_first_of_equal_models(choose):
+def test_clients_choose_first_equal_model(choose):
     actual = choose((_FAMILY[0],) * _MODELS, [_clients()]).output
     np.testing.assert_array_equal(actual.num_choices[1:], 0)
     assert_identical(actual.chosen, actual.models[0])

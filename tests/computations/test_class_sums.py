@@ -72,7 +72,7 @@ def test_outputs_are_counted_by_domain_and_class(num_classes):
 
 
 @pytest.mark.parametrize("loss", ["log", "squared"])
-def test_probabilities_of_ensemble_equal_its_mixture(loss):
+def test_ensemble_probabilities_equal_its_mixture(loss):
     rng = np.random.default_rng(0)
     member = logistic_regression(4, 2)
     predictors = [
@@ -140,7 +140,7 @@ def test_unknown_or_too_many_classes_are_not_counted():
     assert class_counting(logistic_regression(4, 1000), 10).num_classes == 1000
 
 
-def test_metric_and_loss_of_user_define_classes():
+def test_user_metric_and_loss_define_classes():
     """The example of docs/reference/answers_by_class.md."""
 
     def is_right(labels, outputs):

@@ -48,7 +48,7 @@ def test_examples_lie_end_to_end_before_zeros():
             np.testing.assert_array_equal(column[first : first + len(client["y"])], client[name])
 
 
-def test_columns_are_also_mappings_of_arrays():
+def test_columns_are_also_array_mappings():
     clients = [
         {"x": {"a": np.full([n, 2], n), "b": np.arange(n)}, "domain_id": np.zeros([n], np.int32)}
         for n in (1, 3)
@@ -56,15 +56,6 @@ def test_columns_are_also_mappings_of_arrays():
     x = vectorised(clients).examples["x"]
     np.testing.assert_array_equal(x["a"], [[1, 1], [3, 3], [3, 3], [3, 3], [0, 0]])
     np.testing.assert_array_equal(x["b"], [0, 0, 1, 2, 0])
-
-
-def test_one_client_has_no_axis_of_clients():
-    (client,) = _clients(5)
-    group = single(client)
-    assert group.examples is client
-    assert int(group.first_row) == 0
-    assert int(group.num_examples) == int(group.capacity) == 5
-    assert group.num_examples.shape == []
 
 
 def test_examples_are_taken_by_position():
@@ -79,7 +70,10 @@ def test_examples_are_taken_by_position():
         group.take(tf.constant([[2, 1], [0, 0]]))["x"],
         [clients[0]["x"][[2, 1]], clients[1]["x"][[0, 0]]],
     )
+    # One client has no axis of clients.
     alone = single(clients[0])
+    assert alone.examples is clients[0] and alone.num_examples.shape == []
+    assert (int(alone.first_row), int(alone.num_examples), int(alone.capacity)) == (0, 3, 3)
     np.testing.assert_array_equal(alone.has(tf.constant([2, 3])), [True, False])
     np.testing.assert_array_equal(alone.take(tf.constant([2, 3]))["x"], clients[0]["x"][[2, 2]])
 

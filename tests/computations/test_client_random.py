@@ -74,7 +74,7 @@ def test_batches_may_have_any_size(rows):
         np.testing.assert_array_equal(actual, expected)
 
 
-def _graph_of(map_, fn):
+def _traced_graph(map_, fn):
     many = tf.function(
         lambda seeds: map_(fn, seeds), input_signature=[tf.TensorSpec([None, 2], tf.int32)]
     )
@@ -89,8 +89,8 @@ def test_dropout_takes_no_loop_over_clients():
         seed = tf.random.experimental.stateless_fold_in(seed, 3)
         return tf.nn.experimental.stateless_dropout(tf.ones([20, 5]), 0.3, seed)
 
-    at_once, without_loops = _graph_of(vectorised_clients_on_accelerators, drop)
-    one_by_one, with_loops = _graph_of(vectorised_clients, drop)
+    at_once, without_loops = _traced_graph(vectorised_clients_on_accelerators, drop)
+    one_by_one, with_loops = _traced_graph(vectorised_clients, drop)
     np.testing.assert_array_equal(at_once, one_by_one)
     loops = {"While", "StatelessWhile"}
     assert loops & with_loops and not loops & without_loops
@@ -107,13 +107,14 @@ def test_dropout_takes_no_loop_over_clients():
 )
 def test_other_numbers_are_left_to_tensorflow(draw):
     (at_once, _), (one_by_one, _) = (
-        _graph_of(map_, draw) for map_ in (vectorised_clients_on_accelerators, vectorised_clients)
+        _traced_graph(map_, draw)
+        for map_ in (vectorised_clients_on_accelerators, vectorised_clients)
     )
     np.testing.assert_array_equal(at_once, one_by_one)
 
 
 @pytest.mark.slow
-def test_registry_of_tensorflow_is_restored():
+def test_tensorflows_registry_is_restored():
     vectoriser = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
     registry = vectoriser._pfor_converter_registry
     before = dict(registry)

@@ -175,24 +175,29 @@ def test_evaluation_uses_first_examples(streaming_runtime):
 _TRAINING_SEED = tf.constant(12, tf.int64)
 
 
-def test_regularizer_is_in_the_gradient():
-    """The mean gradient of the examples is 8 / 3, that of the regularizer w = 4."""
+def test_regularizer_is_in_losses_and_gradient():
+    model = linear_model(regularizer=lambda weights: 0.5 * tf.reduce_sum(weights[0] ** 2))
+    weights, client = model.initial_weights, make_client([1, 2, 5], [0, 0, 1])
+    # The mean gradient of the examples is 8 / 3, that of the regularizer w = 4.
     trained, _ = local_sgd(
-        linear_model(regularizer=lambda weights: 0.5 * tf.reduce_sum(weights[0] ** 2)),
+        model,
         ClientTraining(learning_rate=1.0),
-        ModelWeights([np.array([4.0], np.float32)], []),
-        single(make_client([1, 2, 5], [0, 0, 1]), _TRAINING_SEED),
+        weights,
+        single(client, _TRAINING_SEED),
         np.ones([2], np.float32),
         np.float32(3),
     )
     np.testing.assert_allclose(trained[0], [4 - (8 / 3 + 4)], rtol=1e-5)
+    # Each example's loss is x w, and 8 of the regularizer.
+    sums = domain_sums(model, 2, weights, single(client), batch_size=2)
+    np.testing.assert_allclose(sums.losses, [(1 + 2) * 4 + 2 * 8, 5 * 4 + 8])
 
 
-def _trained(client, *, seed=_TRAINING_SEED, **options):
+def _trained(client, *, seed=_TRAINING_SEED, weights=_weights(), **options):
     return local_sgd(
         logistic_regression(4, 3),
         ClientTraining(learning_rate=1.0, batch_size=4, **options),
-        _weights(),
+        weights,
         single(client, seed),
         np.full([4], 0.25, np.float32),
         np.float32(len(client["y"]) * 0.25),
@@ -208,24 +213,17 @@ def test_shuffling_depends_on_seed_and_epoch():
     assert not np.array_equal(first[0], other[0])
     assert not np.array_equal(first[0], _trained(client, shuffle=False)[0])
     # A second epoch has another order than the first.
-    once_more = local_sgd(
-        logistic_regression(4, 3),
-        ClientTraining(learning_rate=1.0, batch_size=4),
-        ModelWeights(first, []),
-        single(client, _TRAINING_SEED),
-        np.full([4], 0.25, np.float32),
-        np.float32(len(client["y"]) * 0.25),
-    ).trained
+    once_more = _trained(client, weights=ModelWeights(first, []))
     assert not np.array_equal(_trained(client, epochs=2)[0], once_more[0])
 
 
 @golden.values
-def test_rejects_options_out_of_range(case):
+def test_rejects_invalid_options(case):
     return golden.refusal(ClientTraining, **case)
 
 
 @pytest.mark.parametrize("rate", [1e-1, 1e-6])
-def test_frequent_word_moves_by_the_sum_of_gradients(rate):
+def test_frequent_word_moves_by_the_gradient_sum(rate):
     """Taken off a weight of 1 one by one, 5,000 steps of 1e-4 / 5,000 would all be rounded away."""
     words = np.array([2] * 5000 + [0], np.int64)
     gradients = np.random.default_rng(0).normal(1.0, 0.1, size=[5001, 3]) * rate / 5000
@@ -253,13 +251,6 @@ def test_domain_pass_sums_losses_counts_and_metrics():
         accuracy = sums.metric_sums["accuracy"]
         assert accuracy.numerator[i] == correct[in_domain].sum()
         assert accuracy.denominator[i] == in_domain.sum()
-
-
-def test_regularizer_is_in_every_examples_loss():
-    model = linear_model(regularizer=lambda weights: 0.5 * tf.reduce_sum(weights[0] ** 2))
-    weights = ModelWeights([np.array([4.0], np.float32)], [])
-    sums = domain_sums(model, 2, weights, single(make_client([1, 2, 5], [0, 0, 1])), batch_size=2)
-    np.testing.assert_allclose(sums.losses, [(1 + 2) * 4 + 2 * 8, 5 * 4 + 8])
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def measured() -> Sequence[_Measured]:
     return [_measure(client) for client in _clients()]
 
 
-def test_sums_of_domains_match_numpy(output, measured):
+def test_domain_sums_match_numpy(output, measured):
     domain = np.concatenate([m.domain for m in measured])
     loss = np.concatenate([m.loss for m in measured])
     correct = np.concatenate([m.correct for m in measured])

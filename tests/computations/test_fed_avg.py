@@ -33,7 +33,7 @@ def _target_only(target: str, num_domains: int, **settings: Any) -> EagerTrainin
     return EagerTraining(fed_avg_target_only(problem, options))
 
 
-def test_losses_precede_the_steps_of_epoch_1():
+def test_losses_precede_the_first_epochs_steps():
     """An example's loss is x w and w starts at 4; batches of one example, steps of 1.
 
     The first batch, x = 1, has the loss 4 and makes w = 3; the second one, x = 2, has the loss 6.
@@ -94,15 +94,9 @@ def test_target_only_ignores_clients_without_its_domain():
     assert np.all(np.isfinite(metrics["domain_weights"]["share"]))
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        (None, "target_domain: expected one of south, north, found none"),
-        ("nort", "target_domain: expected one of south, north, found 'nort'"),
-        ("1", "target_domain: expected one of south, north, found '1'"),
-    ],
-)
-def test_target_only_rejects_unknown_domains(target, message):
+@pytest.mark.parametrize(("target", "actual"), [(None, "none"), ("nort", "'nort'"), ("1", "'1'")])
+def test_target_only_rejects_unknown_domains(target, actual):
     problem = Problem(logistic_regression(2, 2), ("south", "north"))
+    message = f"target_domain: expected one of south, north, found {actual}"
     with pytest.raises(UserError, match=message):
         fed_avg_target_only(problem, make_options(TargetOnlyOptions, target_domain=target))

@@ -69,7 +69,7 @@ def test_golden_round_in_tff(tff_runtime):
     _assert_golden(*training.next(training.initialize(), [_CLIENT_0, _CLIENT_1]))
 
 
-def test_golden_round_of_the_reference():
+def test_reference_has_the_golden_round():
     server = reference.Server(
         model=reference.LINEAR,
         w=[np.array([4.0])],
@@ -90,7 +90,7 @@ def test_golden_round_of_the_reference():
 @pytest.mark.parametrize(
     ("client", "beta", "delta"), [(_CLIENT_0, 0.6, 2.8333335), (_CLIENT_1, 0.3, 7.666667)]
 )
-def test_client_deltas_of_the_golden_round(training, client, beta, delta):
+def test_golden_rounds_client_deltas(training, client, beta, delta):
     output = training.client_output(training.initialize(), client)
     np.testing.assert_allclose(output.beta, beta, rtol=1e-6)
     np.testing.assert_allclose(output.weighted_delta[0] / output.beta, [delta], rtol=1e-6)

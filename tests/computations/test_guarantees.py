@@ -115,7 +115,7 @@ def test_leaking_step_is_refused_by_name(streaming_runtime):
 
 
 @pytest.mark.slow
-def test_report_lists_the_values_of_all_steps(streaming_runtime):
+def test_report_lists_all_steps_values(streaming_runtime):
     security = streaming_runtime.training(build("above_mean"), SecureSum()).security
     assert security.is_secure
     assert any(value.startswith("survey: values.loss") for value in security.secure)
@@ -156,7 +156,7 @@ def process():
 @pytest.mark.slow
 @pytest.mark.nightly_cases(but=["federated_max"])
 @pytest.mark.parametrize("way", list(_WAYS))
-def test_rejects_sums_outside_of_the_steps(process, way):
+def test_rejects_sums_outside_the_steps(process, way):
     """Each step is secure; the round adds a sum outside of the steps."""
     next_ = process.learning_process.next
     state_type, data_type = next_.type_signature.parameter

@@ -180,7 +180,7 @@ def _random_cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
     ]
 
 
-def _kind_of_round(cohort: list[dict[str, np.ndarray]], domain: int) -> tuple[bool, bool]:
+def _round_kind(cohort: list[dict[str, np.ndarray]], domain: int) -> tuple[bool, bool]:
     """Whether a domain is measured in a round, and whether it is trained on."""
     held = [[], []]
     for client in cohort:
@@ -213,7 +213,7 @@ def test_rounds_match_reference(streaming_runtime):
     )
     cohorts = _random_cohorts(20)
     # Every kind of round occurs, also a domain with only held-out examples.
-    kinds = {_kind_of_round(cohort, 1) for cohort in cohorts}
+    kinds = {_round_kind(cohort, 1) for cohort in cohorts}
     assert kinds == {(a, b) for a in (False, True) for b in (False, True)}
     training = streaming_runtime.training(algorithm, PlainSum())
     state = training.initialize()
@@ -232,7 +232,7 @@ def test_rounds_match_reference(streaming_runtime):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["q_ffl", "term"])
-def test_client_of_one_example_has_the_mean_loss(name):
+def test_one_example_client_has_the_mean_loss(name):
     algorithm = build(name, measured_share=_SHARE, client_shuffle=False)
     training = EagerTraining(algorithm)
     rng = np.random.default_rng(10)

@@ -67,7 +67,7 @@ def test_exponential_does_not_drift_in_long_runs():
 @pytest.mark.parametrize(
     ("name", "side"), [("fed_prox", "client"), ("delta_fl", "server"), ("stochastic_afl", "server")]
 )
-def test_scheduled_rounds_have_the_rates_of_rounds(streaming_runtime, name, side):
+def test_scheduled_rounds_have_their_rates(streaming_runtime, name, side):
     """Round t is one with the constant rate of round t."""
     schedule = {
         f"{side}_schedule": "piecewise:rounds=1/2,factors=0.5/0.125",
@@ -122,7 +122,7 @@ def test_flat_schedule_equals_constant_bit_for_bit(streaming_runtime, name, side
 
 
 @pytest.mark.slow
-def test_q_ffl_clients_of_rate_0_change_nothing(streaming_runtime):
+def test_q_ffl_clients_with_rate_0_change_nothing(streaming_runtime):
     """Delta_k is 0 then, and h_k / L is F_k^q, the limit of small rates."""
     algorithm = build("q_ffl", client_schedule="cosine:rounds=1,lowest=0")
     training = streaming_runtime.training(algorithm, PlainSum())
@@ -158,7 +158,7 @@ def test_rejects_invalid_schedules(case):
     return golden.refusal(make_options, FedAvgOptions, client_schedule=case)
 
 
-def test_table_has_values_of_function():
+def test_table_has_function_values():
     rate = tabulated(lambda t: 0.1 if t < 2 else 0.05, rounds=4)
     assert rate == Rate(0.1, Piecewise((2,), (0.5,)))
     assert tabulated(lambda t: 0.25, rounds=5) == Rate(0.25, Constant())

@@ -63,31 +63,27 @@ def _client_work(state, example):
     return {"update": rounded, "mood": example}
 
 
-def test_rejects_one_metric_outside_of_secure_sums():
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["mood"], r"1 values of a client .*float32.*: mood$"),
+        (["loss", "mood"], r"2 values .*loss \(float32\), mood \(float32\)"),
+    ],
+)
+def test_rejects_metrics_outside_secure_sums(names, message):
     @tff.federated_computation(_SERVER, _CLIENTS)
     def leaky_round(state, data):
         work = tff.federated_map(_client_work, (tff.federated_broadcast(state), data))
         update = tff.federated_secure_sum_bitwidth(work["update"], 8)
-        return state, tff.federated_zip((update, tff.federated_sum(work["mood"])))
+        metrics = tff.federated_zip({"loss": data, "mood": work["mood"]})
+        leaked = tff.federated_sum(metrics if len(names) > 1 else work["mood"])
+        return state, tff.federated_zip((update, leaked))
 
-    with pytest.raises(UserError, match=r"1 values of a client .*float32.*: mood$") as error:
+    with pytest.raises(UserError, match=message) as error:
         require_only_secure_sums(leaky_round)
     assert "secure aggregation was asked for" in str(error.value)
     report = security_report(leaky_round)
-    assert len(report.plain) == 1
-    assert len(report.secure) == 1
-
-
-def test_rejection_names_a_structure_of_metrics():
-    @tff.federated_computation(_SERVER, _CLIENTS)
-    def leaky_round(state, data):
-        work = tff.federated_map(_client_work, (tff.federated_broadcast(state), data))
-        update = tff.federated_secure_sum_bitwidth(work["update"], 8)
-        metrics = tff.federated_sum(tff.federated_zip({"loss": data, "mood": work["mood"]}))
-        return state, tff.federated_zip((update, metrics))
-
-    with pytest.raises(UserError, match=r"2 values .*loss \(float32\), mood \(float32\)"):
-        require_only_secure_sums(leaky_round)
+    assert (len(report.plain), len(report.secure)) == (len(names), 1)
 
 
 def _round_with(uri, by_name):
@@ -110,7 +106,7 @@ def test_rejects_other_intrinsics_by_any_name(uri, by_name):
         require_no_plain_sums(_round_with(uri, by_name))
 
 
-def test_secure_sums_of_package_are_accepted():
+def test_packages_secure_sums_are_accepted():
     @tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
     def secure_round(data):
         bits = tff.federated_secure_sum_bitwidth(data, 8)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.sums import sum_of
+from tests.computations.sums import decoded_sum
 from tests.options import make_options
 from tff_agnostic.computations import SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_output import ClientCounts, TrainingOutput, training_bounds
@@ -87,7 +87,7 @@ def _answer(
 
 
 def _summed(*answers: _Answer) -> _Sums:
-    decoded, _ = sum_of(SecureSum(_OPTIONS), [a.as_output() for a in answers], _BOUNDS)
+    decoded, _ = decoded_sum(SecureSum(_OPTIONS), [a.as_output() for a in answers], _BOUNDS)
     accuracy = decoded.metric_sums["accuracy"]
     parts = [np.ravel(d).astype(np.float64) for d in decoded.weighted_delta]
     return _Sums(
@@ -202,7 +202,7 @@ def test_domains_and_updates_are_bounded_separately():
     np.testing.assert_allclose(summed.losses, [6.0, 4.5, 7.5], rtol=1e-6)
 
 
-def test_adversary_has_the_weight_of_its_bounds(adversary):
+def test_adversary_has_its_bounds_weight(adversary):
     honest = [_answer(ratio=np.full(15, 0.1)) for _ in range(7)]
     summed, others = _summed(*honest, adversary), _summed(*honest)
 

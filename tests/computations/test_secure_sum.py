@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests import golden
 from tests.computations.harness import EagerTraining, assert_identical, random_client
-from tests.computations.sums import encoded, sum_of
+from tests.computations.sums import decoded_sum, encoded
 from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
@@ -91,23 +91,23 @@ def _assert_within_quantization_error(actual, outputs, bounds, bits) -> None:
 def test_quantization_error_is_within_its_bound(bits):
     options = dataclasses.replace(_OPTIONS, secure_bits=bits)
     bounds, outputs = _bounds(options), _client_outputs()
-    decoded, metrics = sum_of(SecureSum(options), outputs, bounds)
+    decoded, metrics = decoded_sum(SecureSum(options), outputs, bounds)
     assert sum(int(count) for count in metrics["clipped"].values()) == 0
     _assert_within_quantization_error(decoded, outputs, bounds, bits)
 
 
 def test_integers_and_zeros_are_exact():
     outputs = [tf.nest.map_structure(tf.zeros_like, o) for o in _client_outputs()]
-    decoded, _ = sum_of(SecureSum(_OPTIONS), outputs, _bounds(_OPTIONS))
+    decoded, _ = decoded_sum(SecureSum(_OPTIONS), outputs, _bounds(_OPTIONS))
     assert_identical(decoded, outputs[0])
 
 
 @pytest.mark.parametrize("bits", [2, 40])
 @pytest.mark.parametrize("signed", [False, True])
-def test_ends_of_the_range_are_exact(bits, signed):
+def test_range_ends_are_exact(bits, signed):
     bound = Bound(3.0, signed=signed)
     summand = _One(tf.constant([3.0, -3.0 if signed else 0.0]))
-    decoded, _ = sum_of(
+    decoded, _ = decoded_sum(
         SecureSum(make_options(SecureSumOptions, secure_bits=bits)), [summand] * 4, _One(bound)
     )
     np.testing.assert_array_equal(decoded.value, summand.value * 4)
@@ -132,7 +132,9 @@ def test_excess_values_are_counted_and_scaled():
         domain_losses=tf.constant([210.0, -3.0, 80.0]),
         domain_counts=tf.constant([21, 3, 400], tf.int64),
     )
-    decoded, report = sum_of(SecureSum(_OPTIONS), [spoiled, *outputs[1:]], bounds, [5, 0, 7, 0, 1])
+    decoded, report = decoded_sum(
+        SecureSum(_OPTIONS), [spoiled, *outputs[1:]], bounds, [5, 0, 7, 0, 1]
+    )
     assert {name: int(count) for name, count in report["clipped"].items()} == {
         "weighted_delta": 12,
         "beta": 1,
@@ -157,7 +159,7 @@ def test_excess_values_are_counted_and_scaled():
 def test_values_without_ratio_are_clipped():
     bounds = _Two(Bound(3.0), Bound(1.0, signed=True))
     summand = _Two(tf.constant([7.0, 1.5]), tf.constant([0.25, -4.0]))
-    decoded, _ = sum_of(
+    decoded, _ = decoded_sum(
         SecureSum(make_options(SecureSumOptions, secure_bits=32)), [summand] * 2, bounds
     )
     np.testing.assert_allclose(decoded.one, [6.0, 3.0], rtol=1e-6)
@@ -166,13 +168,13 @@ def test_values_without_ratio_are_clipped():
 
 def test_plain_sum_is_the_sum():
     outputs = _client_outputs()
-    decoded, report = sum_of(PlainSum(), outputs, _bounds(_OPTIONS))
+    decoded, report = decoded_sum(PlainSum(), outputs, _bounds(_OPTIONS))
     assert_identical(decoded, tf.nest.map_structure(lambda *v: tf.add_n(v), *outputs))
     assert report == OrderedDict()
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
-def test_aggregations_of_equal_settings_are_equal(name):
+def test_equal_settings_give_equal_aggregations(name):
     """Trials that differ in their seeds share traces."""
     spec = AGGREGATIONS[name]
     first, second = spec.build(spec.options()), spec.build(spec.options())
@@ -203,5 +205,5 @@ def test_secure_round_reports_clipping_and_non_finite_clients(tff_runtime):
 
 
 @golden.values
-def test_rejects_options_out_of_range(case):
+def test_rejects_invalid_options(case):
     return golden.refusal(make_options, SecureSumOptions, **case)

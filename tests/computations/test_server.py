@@ -79,7 +79,7 @@ def test_average_delta_is_the_optimizers_gradient():
 
 def test_metrics_are_transformed_domain_ratios_before_training():
     model = logistic_regression(4, 3)
-    error = Metric("error", _error_of_guess, max_numerator=2.0, transform=tf.exp)
+    error = Metric("error", _guess_error, max_numerator=2.0, transform=tf.exp)
     model = dataclasses.replace(model, metrics=(*model.metrics, error))
     training = EagerTraining(_algorithm(model=model))
     cohort = [make_client(np.ones([3, 4]), [0, 0, 0], y=[0, 1, 2])]
@@ -92,7 +92,7 @@ def test_metrics_are_transformed_domain_ratios_before_training():
     np.testing.assert_array_equal(train["num_examples"], [3, 0])
 
 
-def _error_of_guess(labels, scores):
+def _guess_error(labels, scores):
     error = tf.cast(labels - tf.argmax(scores, axis=-1, output_type=labels.dtype), tf.float32)
     return error, tf.ones_like(error)
 

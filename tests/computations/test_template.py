@@ -43,7 +43,7 @@ def test_each_step_is_one_broadcast_and_sum():
     assert communication(process.learning_process.next) == {"federated_broadcast": 2, uri: 2}
 
 
-def test_rejects_settings_of_other_domains():
+def test_rejects_settings_for_other_domains():
     options = make_options(AgnosticFedAvgOptions, lambda_initial=(0.5, 0.5))
     with pytest.raises(UserError, match="expected 3 numbers, one per domain, found 2"):
         build_agnostic_fed_avg(logistic_regression(4, 3), 3, options)

@@ -103,7 +103,7 @@ def test_fed_avg_equals_tffs(tff_runtime, name):
 
 
 @pytest.mark.slow
-def test_models_of_variables_train_as_in_tff(tff_runtime):
+def test_variable_models_train_as_in_tff(tff_runtime):
     build = tff_models.HandWritten
     theirs = tff.learning.algorithms.build_weighted_fed_avg(
         build, tff.learning.optimizers.build_sgdm(_RATE)
@@ -163,7 +163,7 @@ def plain(tff_runtime):
 @pytest.mark.nightly_cases("robust")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["robust", "dp"])
-def test_aggregators_of_tff_keep_the_direction(plain, name):
+def test_tff_aggregators_keep_the_direction(plain, name):
     moved, state, reports = _moved(_under(name))
     # They clip: the step is no longer, and hardly of another direction; DP begins small.
     cosine = moved @ plain[0] / np.linalg.norm(moved) / np.linalg.norm(plain[0])
@@ -223,7 +223,7 @@ def test_losses_and_counts_stay_in_secure_sums(tff_runtime):
     assert not any("domain" in name for name in report.plain)
 
 
-def test_other_runtimes_reject_aggregators_of_tff(cohort_runtime):
+def test_other_runtimes_reject_tff_aggregators(cohort_runtime):
     aggregation = aggregations.from_tff(tff.learning.robust_aggregator())
     with pytest.raises(UserError, match="expected the runtime tff, found"):
         cohort_runtime.training(build("agnostic_fed_avg", _softmax()), aggregation)

@@ -85,7 +85,7 @@ def test_frozen_weights_leave_the_worst_mixture():
     assert num_feasible > 20
 
 
-def test_rate_moves_a_part_of_the_way():
+def test_rate_moves_part_way():
     lambda_, losses = _f32(0.4, 0.3, 0.2, 0.1), _f32(4, 3, 2, 1)
     worst = np.asarray(cvar_step(lambda_, losses, _ALPHA, 0.5))
     actual = cvar_step(lambda_, losses, _ALPHA, 0.5, rate=0.25)
@@ -124,7 +124,7 @@ def test_frozen_absent_domain_keeps_its_weight():
 
 
 @golden.values
-def test_rejects_cvar_out_of_range(case):
+def test_rejects_invalid_cvar(case):
     return golden.refusal(make_options, AgnosticFedAvgOptions, lambda_update=case)
 
 

@@ -81,7 +81,7 @@ def test_worst_mixture_matches_solver(case):
         np.testing.assert_allclose(actual.sum(), 1.0, rtol=1e-9)
 
 
-def test_projection_keeps_points_of_the_set(case):
+def test_projection_keeps_the_sets_points(case):
     for point in _points(4):
         inside = case.set.project(tf.constant(point))
         np.testing.assert_allclose(case.set.project(inside), inside, atol=2e-6)
@@ -102,7 +102,7 @@ def test_projected_points_are_in_the_set(case):
             assert case.inside is None or case.inside(actual.astype(np.float64)) > -1e-5
 
 
-def test_entropy_projection_of_tiny_weights_is_finite():
+def test_tiny_weights_entropy_projection_is_finite():
     lambda_set = _BOX
     tiny = np.finfo(np.float32).tiny
     actual = np.asarray(lambda_set.project_kl(tf.constant([1.0, tiny, tiny, tiny])))
@@ -149,7 +149,7 @@ def test_ball_around_all_vertices_reaches_largest_loss(losses):
     np.testing.assert_allclose(mixture @ losses, max(losses), rtol=1e-12)
 
 
-def test_projection_of_thirty_domains_matches_solver():
+def test_thirty_domain_projection_matches_solver():
     rng = np.random.default_rng(11)
     center = rng.dirichlet(np.ones(30))
     ball = Ball(tuple(center), 0.5)
@@ -163,7 +163,7 @@ def test_projection_of_thirty_domains_matches_solver():
         assert np.sum((actual - center) ** 2 / center) < 0.5 + 1e-4
 
 
-def test_hull_has_the_losses_of_its_mixtures():
+def test_hull_has_its_mixtures_losses():
     hull = Hull(("day", "night", "mean"), _MIXTURES)
     losses = np.array([1.0, 2.0, 4.0, 0.0])
     np.testing.assert_allclose(hull.gradient(tf.constant(losses, tf.float32)), [1.3, 3.0, 1.75])
@@ -175,6 +175,6 @@ def test_hull_has_the_losses_of_its_mixtures():
 
 
 @pytest.mark.parametrize("lambda_set", [_BOX, _BALL])
-def test_rejects_lambda_0_outside_of_set(lambda_set):
+def test_rejects_lambda_0_outside_set(lambda_set):
     with pytest.raises(UserError, match=r"^initial: expected a lambda_0"):
         lambda_set.start(np.array([0.0, 0.0, 0.0, 1.0]))

@@ -58,7 +58,7 @@ def test_exponentiated_gradient_golden_values(lambda_, losses, learning_rate, ex
         ([1e5, 1e5, 1e5], [0.5, 0.3, 0.2]),
     ],
 )
-def test_exponentiated_gradient_of_huge_losses_does_not_overflow(losses, expected):
+def test_huge_losses_do_not_overflow_exponentiated_gradient(losses, expected):
     updated = ascent.exponentiated_gradient(_f32(0.5, 0.3, 0.2), _f32(*losses), 0.5)
     _assert_on_simplex(updated)
     np.testing.assert_allclose(updated, expected, rtol=1e-2, atol=1e-6)
@@ -112,7 +112,7 @@ def test_round_without_examples_keeps_lambda(update):
     np.testing.assert_array_equal(updated, lambda_)
 
 
-def test_absent_domain_of_loss_0_loses_weight():
+def test_absent_zero_loss_domain_loses_weight():
     options = LambdaPlayer(learning_rate=1.0, absent="zero")
     updated = _next(options, _f32(0.5, 0.5), _f32(0, np.log(3)), _f32(0, 2))
     np.testing.assert_allclose(updated, [0.25, 0.75], rtol=1e-6)
@@ -126,7 +126,7 @@ def test_absent_domain_keeps_its_weight_by_default():
 
 
 @pytest.mark.parametrize("update", _UPDATES, ids=str)
-def test_frozen_update_of_negative_losses_is_a_mixture(update):
+def test_frozen_update_with_negative_losses_is_mixture(update):
     losses = (-500.0, -500.0, 0.0)
     options = LambdaPlayer(update, learning_rate=1.0, absent="freeze")
     counts = _f32(*[1.0 if loss else 0.0 for loss in losses])
@@ -165,7 +165,7 @@ def test_frozen_update_with_chi2_keeps_the_sum(update, mixture, lambda_, losses,
         assert updated[1] > lambda_[1]
 
 
-def test_pessimism_has_the_negative_slope_of_the_penalty():
+def test_pessimism_has_the_penaltys_negative_slope():
     lambda_, mixture = _f32(0.2, 0.3, 0.5), _f32(0.5, 0.25, 0.25)
     slope = ascent.chi2(0.3, ascent.PESSIMISM)(lambda_, mixture)
     np.testing.assert_allclose(slope, 0.6 * (lambda_ - mixture) / mixture, rtol=1e-6)
@@ -201,7 +201,7 @@ def test_fallen_weight_stays_positive_and_recovers():
     assert risen[0] > 0.99 * risen[:2].sum()
 
 
-def test_weight_of_0_stays_0():
+def test_zero_weight_stays_zero():
     options = LambdaPlayer(learning_rate=1.0, absent="freeze")
     lambda_ = _moved(options, _f32(0.0, 0.5, 0.5), _f32(9, 1, 0), _f32(5, 5, 5), 50)
     assert lambda_[0] == 0
@@ -219,6 +219,6 @@ def test_present_domains_share_next_to_nothing():
 
 
 @pytest.mark.parametrize("update", [Cvar(), Fixed()], ids=str)
-def test_rejects_slope_of_updates_without_steps(update):
+def test_rejects_slope_for_updates_without_steps(update):
     with pytest.raises(UserError, match=r"^update: expected a step along the losses"):
         lambda_ascent(LambdaPlayer(update), ["a", "b"], slope=ascent.chi2(0.1))

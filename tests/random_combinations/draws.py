@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.aggregations.sums import private_sum
-from tests.algorithms.cases import arguments_of
+from tests.algorithms.cases import builder_arguments
 from tests.options import make_options
 from tests.random_combinations.tasks import ENSEMBLE, TASKS, Task
 from tests.runtimes.running import ClientsInMemory
@@ -194,7 +194,7 @@ class Combination:
         model = self.the_task.model(self.seed, self.factor, self.shift)
         counts = tuple(self.expected_counts().tolist())
         problem = Problem(model, self.domains, self.group, counts)
-        arguments = arguments_of(self.spec.build, self.settings)
+        arguments = builder_arguments(self.spec.build, self.settings)
         return self.spec.build(problem, self.options, **arguments)
 
     def traced(self) -> "Combination":
@@ -324,7 +324,7 @@ def _with_clients(combination: Combination) -> Combination:
 
 def _settings(rng: np.random.Generator, spec: AlgorithmSpec, is_single: bool) -> dict[str, Any]:
     """Returns random settings that the package accepts together, and arguments of the builder."""
-    names = {*_by_flag(spec.options, _POOL), *arguments_of(spec.build, _POOL)}
+    names = {*_by_flag(spec.options, _POOL), *builder_arguments(spec.build, _POOL)}
     likelihood = rng.choice([0.2, 0.5])
     settings: dict[str, Any] = {}
     for name, values in _POOL.items():

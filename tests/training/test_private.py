@@ -71,7 +71,7 @@ def _gaussian_epsilon(rounds: int) -> float:
     return float(optimize.brentq(excess, 0.0, 200.0))
 
 
-def test_rounds_report_the_epsilon_of_a_gaussian_mechanism(parts, streaming_runtime):
+def test_rounds_report_a_gaussian_mechanisms_epsilon(parts, streaming_runtime):
     private = _private(parts)
     trained = _train(parts, streaming_runtime, private)
     spent = [float(report["privacy"]["epsilon"]) for report in trained.reports]
@@ -95,7 +95,7 @@ def test_resumed_run_repeats_noise_and_cohorts(parts, streaming_runtime):
     assert ends[0].reports[-1]["privacy"] == whole.reports[-1]["privacy"]
 
 
-def test_rejects_account_of_other_noise(parts, streaming_runtime):
+def test_rejects_account_for_other_noise(parts, streaming_runtime):
     algorithm, clients = parts
     private, other = _private(parts), _private(parts, noise_multiplier=3.0)
     with pytest.raises(OptionError, match=r"^observers: .*, found 'PrivacyAccount'"):

@@ -186,7 +186,7 @@ def test_diverged_model_raises_error(streaming_runtime):
         ({"x": np.full([3, 2], np.nan)}, r"client 0: x: expected finite numbers"),
     ],
 )
-def test_rejects_bad_arrays_of_a_client(changed, message):
+def test_rejects_a_clients_bad_arrays(changed, message):
     good = {"x": np.zeros([3, 2]), "y": np.array([0, 1, 1]), "domain_id": np.zeros(3, int)}
     clients = {"client 0": {**good, **changed}, "a client": good}
     with pytest.raises(UserError, match=f"^{message}"):

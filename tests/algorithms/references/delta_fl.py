@@ -97,15 +97,13 @@ def superquantile(losses: ArrayLike, alphas: ArrayLike, theta: float) -> float:
     return float(eta + alpha @ np.maximum(loss - eta, 0.0) / theta)
 
 
-def cvar_lambda(
-    domain_losses: ArrayLike, shares_of_examples: ArrayLike, theta: float
-) -> np.ndarray:
+def cvar_lambda(domain_losses: ArrayLike, example_shares: ArrayLike, theta: float) -> np.ndarray:
     """The maximising pi with domains instead of clients; it sums to 1.
 
     alpha_i / theta above the cut, 0 below, and what is left at the cut, by alpha_i.
     """
-    _, alpha = _normalised(domain_losses, shares_of_examples)
-    return alpha * shares(domain_losses, shares_of_examples, theta, "exact") / theta
+    _, alpha = _normalised(domain_losses, example_shares)
+    return alpha * shares(domain_losses, example_shares, theta, "exact") / theta
 
 
 def nearest_center(losses: ArrayLike) -> np.ndarray:

@@ -52,7 +52,7 @@ def stochastic_afl_round(
     cohort: Sequence[Client],
     n: np.ndarray,
     steps: Steps,
-    lambda_of_w: Optional[np.ndarray] = None,
+    lambda_for_w: Optional[np.ndarray] = None,
 ) -> Players:
     """One round; one without any example changes nothing.
 
@@ -62,14 +62,14 @@ def stochastic_afl_round(
         cohort: The clients; those without examples or with a loss that is not finite are dropped.
         n: The expected counts.
         steps: How to step.
-        lambda_of_w: Weights of the domains in w's gradient, if not lambda_{t-1}: the vertex of the
+        lambda_for_w: Weights of the domains in w's gradient, if not lambda_{t-1}: the vertex of the
             drawn domain.
     """
     p = len(n)
     kept = with_finite_loss(model, players.w, cohort)
     if not kept:
         return players
-    scale = (players.lambda_ if lambda_of_w is None else lambda_of_w) / n
+    scale = (players.lambda_ if lambda_for_w is None else lambda_for_w) / n
     g = [np.zeros_like(w_m) for w_m in players.w]
     total, count = np.zeros(p), np.zeros(p)
     for client in kept:

@@ -148,7 +148,7 @@ class TestTerm:
         _assert_close(equal, [(2 * 0.6 + 1 * 0.8) / 3])
 
     @pytest.mark.parametrize("t", [0.3, 4.0, -2.0])
-    def test_the_weights_are_the_gradient_of_the_objective(self, t):
+    def test_weights_are_the_objectives_gradient(self, t):
         F, p, step = np.array([0.5, 1.7, 3.0]), np.array([5.0, 1.0, 2.0]), 1e-6
         for k, weight in enumerate(tilted_weights(F, p, t)):
             ends = [tilted_loss(F + sign * step * np.eye(3)[k], p, t) for sign in (1, -1)]
@@ -248,7 +248,7 @@ class TestSurveyRound:
         equal = survey_round(_QUADRATIC, w, clients, 0.3, _SGD, "equal", "exact")
         _assert_close(equal, [(0.2 * 0.4 + 1 * 0.2) / 1.2])
 
-    def test_losses_of_one_bin_are_ties(self):
+    def test_losses_in_one_bin_are_ties(self):
         # 1 is a centre, and bins are 2.7% wide.
         actual = survey_round(
             _QUADRATIC,
@@ -274,7 +274,7 @@ class TestSurveyRound:
 
 
 class TestLaggedRound:
-    def test_the_cut_is_that_of_the_round_before(self):
+    def test_cut_comes_from_the_previous_round(self):
         clients = _with_losses([1, 2, 3, 4], [1, 2, 3, 4])
         bins = nearest_center([1, 2, 3, 4])
         w, first = lagged_round(_QUADRATIC, [1.0], None, clients, 0.8, _SGD, "examples", "exact")
@@ -357,7 +357,7 @@ def test_the_divided_log_loss_is_biased_as_computed():
     np.testing.assert_allclose(_expected("divided", "weighted", "log"), expected, atol=1e-6)
 
 
-def test_one_step_of_either_mirror_map():
+def test_mirror_maps_take_known_steps():
     gradient = np.array(_TRUE["squared"])
     eg = reference.entropy_step(_ALPHA, gradient, 0.5)
     np.testing.assert_allclose(eg, (0.621849, 0.209741, 0.168411), atol=1e-6)
