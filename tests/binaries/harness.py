@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ from tests.platform import names_tff
 from tests.processes import children_of, default_signals, wait_until
 from tff_agnostic.base.options import Options
 from tff_agnostic.program.commands.registry import command
-from tff_agnostic.program.options.process import define, exit_status, parse_flags
+from tff_agnostic.program.options.process import StopRequest, define, exit_status, parse_flags
 from tff_agnostic.program.reports import html
 from tff_agnostic.program.runs import train_run
 from tff_agnostic.program.runs.spec import RunSettings
@@ -92,7 +93,7 @@ class Caller:
         ):
             try:
                 is_ours = binary.__name__.startswith("binaries.")
-                one = command_of(binary) if is_ours else binary
+                one = started_command(binary) if is_ours else binary
                 define(one.define_flags)
                 main = one.start if is_ours else binary.main
                 status = exit_status(main, parse_flags(argv))
@@ -129,14 +130,25 @@ class Caller:
         return spec.build(options)
 
 
-def command_of(binary: ModuleType) -> Any:
+@contextlib.contextmanager
+def stopped(questions: int = 0) -> Iterator[None]:
+    """Runs commands as if SIGTERM came after this many questions for a signal."""
+    asked = itertools.count()
+    number = property(
+        lambda _: signal.SIGTERM if next(asked) >= questions else None, lambda _, value: None
+    )
+    with mock.patch.object(StopRequest, "signal_number", number, create=True):
+        yield
+
+
+def started_command(binary: ModuleType) -> Any:
     """Returns the command that a module of `binaries` starts."""
     return command(binary.__name__.rpartition(".")[2])
 
 
 def given(binary: ModuleType, *arguments: str) -> Any:
     """Returns the arguments that the flags of a command give."""
-    one = command_of(binary)
+    one = started_command(binary)
     with flagsaver.flagsaver():
         define(one.define_flags)
         assert parse_flags([one.name, *later_values(arguments)]) == [one.name]
@@ -178,7 +190,7 @@ def defined_flags(binary: ModuleType) -> set[str]:
     """Returns the names of the flags that a binary defines."""
     with flagsaver.flagsaver():
         before = set(flags.FLAGS)
-        command_of(binary).define_flags()
+        started_command(binary).define_flags()
         return set(flags.FLAGS) - before
 
 

@@ -1,7 +1,6 @@
 """`compare --arms`: methods with their own settings."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from binaries import compare, export
 from tests import golden
 from tests.binaries.harness import TOY, Caller, compared_specs, tree
+from tff_agnostic.base.files import read_json
 from tff_agnostic.domain_weights.ascent import Fixed
 
 _SHORT = (*TOY, "--rounds=2", "--trials=1", "--evaluate_every=1")
@@ -25,7 +25,7 @@ def compared(call: Caller, tmp_path_factory) -> tuple[Path, str]:
 
 
 def _config(path: Path, arm: str) -> dict:
-    return json.loads((path / "runs" / arm / "trial_00" / "run" / "config.json").read_text())
+    return read_json(path / "runs" / arm / "trial_00" / "run" / "config.json")
 
 
 @pytest.mark.nightly
@@ -47,11 +47,11 @@ def test_methods_have_their_settings(compared):
 @pytest.mark.nightly
 def test_tables_have_labels(compared):
     path, _ = compared
-    page = json.loads((path / "page.json").read_text())
+    page = read_json(path / "page.json")
     tables = [b for s in page["sections"] for b in s["blocks"] if b.get("columns")]
     labels = ["AgnosticFedAvg", "last layer balanced", "pooled, not federated"]
     assert [t["columns"][1:] for t in tables].count(["mild", "strong", *labels]) == 2
-    actual = json.loads((path / "compare.json").read_text())
+    actual = read_json(path / "compare.json")
     assert list(actual) == ["mild", "strong", "agnostic_fed_avg", "last_layer", "pooled"]
     assert actual["mild"]["(overall)"] != actual["strong"]["(overall)"]
 
@@ -66,7 +66,7 @@ def test_last_layer_starts_from_fed_avg(compared, call):
     assert "last_layer:window=4" in (path / "report.html").read_text()
     first = path / "runs" / "first_stages" / "last_layer" / "trial_00" / "run"
     second = path / "runs" / "last_layer" / "trial_00" / "run"
-    before, here = (json.loads((p / "config.json").read_text()) for p in (first, second))
+    before, here = (read_json(p / "config.json") for p in (first, second))
     assert (before["algorithm"], before["rounds"], before["seed"]) == ("fed_avg", 1, 0)
     assert (here["lambda_update"], here["rounds"], here["seed"]) == ("fixed", 1, 0)
     checkpoint = first / "checkpoints" / "round_00000001.npz"
@@ -81,12 +81,10 @@ def test_pooled_method_is_marked(compared, call, tmp_path):
     assert "no federated training: the examples of all 8 training clients are in one" in printed
     for page in (path / "report.html", run / "result.json"):
         assert "no federated training: " in page.read_text().lower()
-    result = json.loads((run / "result.json").read_text())
+    result = read_json(run / "result.json")
     assert result["pooled"] is True
     assert result["about"]["algorithm"]["label"] == "FedAvg, pooled"
-    assert "pooled" not in json.loads(
-        (path / "runs" / "mild" / "trial_00" / "run" / "result.json").read_text()
-    )
+    assert "pooled" not in read_json(path / "runs" / "mild" / "trial_00" / "run" / "result.json")
     assert "pooled=true" in (path / "report.html").read_text()
     message = call.refused(
         tmp_path, export, f"--checkpoint={run}", f"--output_dir={tmp_path / 'p'}"
@@ -103,7 +101,7 @@ def test_resume_adds_a_method(call, folder, compared):
     before = [tree(path / "runs" / name) for name in kept]
     call.ok(compare, *flags, overrides, f"{_ARMS};plain=q_ffl:q=0")
     assert [tree(path / "runs" / name) for name in kept] == before
-    actual = json.loads((path / "compare.json").read_text())
+    actual = read_json(path / "compare.json")
     assert list(actual) == ["mild", "strong", "agnostic_fed_avg", "last_layer", "pooled", "plain"]
 
     message = call.refused(path, compare, *flags, overrides, _ARMS.replace("q=5", "q=6"))

@@ -11,6 +11,7 @@ import pytest
 from binaries import compare, evaluate, export, save_model, train
 from tests import golden
 from tests.binaries.harness import TOY, Caller
+from tff_agnostic.base.files import read_json
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 _RUN = (*TOY, "--rounds=6", "--checkpoint_every=2", "--evaluate_every=3", "--keep_checkpoints=3")
@@ -65,15 +66,15 @@ def test_a_data_dir_without_the_files(call, folder, binary, arguments):
     return call.refused(folder, binary, *arguments, "--output_dir=run")
 
 
-_COLUMNS_OF_ADULT = (
+_ADULT_COLUMNS = (
     "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, "
     "Male, 2174, 0, 40, United-States, <=50K\n"
 )
 
 
-def test_a_malformed_line_of_adult_is_named(call, folder):
-    (folder / "adult.data").write_text(_COLUMNS_OF_ADULT * 3 + "what?\n")
-    (folder / "adult.test").write_text(_COLUMNS_OF_ADULT)
+def test_malformed_adult_line_is_named(call, folder):
+    (folder / "adult.data").write_text(_ADULT_COLUMNS * 3 + "what?\n")
+    (folder / "adult.test").write_text(_ADULT_COLUMNS)
     message = call.refused(folder, train, "--task=adult", "--data_dir=.", "--output_dir=run")
     assert message == f"{folder / 'adult.data'}:4: expected 15 columns, found 1"
 
@@ -106,7 +107,7 @@ _MENDED = "put back what was changed there, or the checkpoints of that run"
 def test_a_config_that_was_edited_since(call, folder, whole, reader):
     shutil.copytree(whole, folder / "run")
     config = folder / "run" / "config.json"
-    flags = json.loads(config.read_text())
+    flags = read_json(config)
     config.write_text(json.dumps({**flags, "seed": 7, "client_learning_rate": 0.5}))
     expected = f"--seed=0, --client_learning_rate={flags['client_learning_rate']}"
     message = call.refused(folder, *_READERS[reader])

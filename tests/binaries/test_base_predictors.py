@@ -1,7 +1,6 @@
 """`base_predictors`; training, evaluation and comparison with its predictors."""
 
 import csv
-import json
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from binaries import base_predictors, evaluate, train
 from tests import golden
 from tests.binaries.harness import Caller
 from tests.data.stores import sentence, write_store
+from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 
 _WORDS = {f"w{k}": 30 - k for k in range(8)}
@@ -64,7 +64,7 @@ def test_run_reports_sent_bytes_and_alpha(trained):
     rows = list(csv.DictReader((trained / "run" / "alpha.csv").open()))
     assert [row["predictor"] for row in rows] == ["a", "b"]
     assert sum(float(row["alpha (model)"]) for row in rows) == pytest.approx(1)
-    assert list(json.loads((trained / "run" / "result.json").read_text())["models"]) == ["mean"]
+    assert list(read_json(trained / "run" / "result.json")["models"]) == ["mean"]
 
 
 @pytest.mark.nightly
@@ -87,7 +87,7 @@ def test_boosting_resumes_with_moved_predictors(call, trained):
 @pytest.mark.slow
 def test_each_predictor_is_evaluated_by_its_name(call, trained):
     call.ok(evaluate, "--checkpoint=run", "--models=model,a,b", "--output=e.json")
-    actual = json.loads((trained / "e.json").read_text())
+    actual = read_json(trained / "e.json")
     losses = [actual["overall"]["loss"], *(m["overall"]["loss"] for m in actual["models"].values())]
     assert len(set(map(str, losses))) == 3
 

@@ -16,6 +16,7 @@ from tests.binaries.harness import Caller, compared_specs, tree
 from tests.computations.harness import squared_differences
 from tests.data.stores import write_store
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import read_json
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.metrics.metrics_file import read_history
@@ -36,7 +37,7 @@ def _labels(*labels):
     return [{"x": np.zeros([len(y), 2], np.float32), "y": np.array(y, np.int32)} for y in labels]
 
 
-def test_trivial_loss_of_classes_is_entropy():
+def test_trivial_class_loss_is_entropy():
     model = logistic_regression(2, 3)
     # Shares of 1/2, 1/4, 1/4 over both clients.
     assert trivial_loss(model, _labels([0, 0, 1], [2, 0, 0, 1, 2])) == pytest.approx(
@@ -45,7 +46,7 @@ def test_trivial_loss_of_classes_is_entropy():
     assert trivial_loss(model, _labels([1, 1])) == 0
 
 
-def test_trivial_loss_of_numbers_is_variance():
+def test_trivial_number_loss_is_variance():
     task = toy_regression.load(toy_regression.ToyRegressionOptions(), TaskContext(0))
     clients = [task.train.read(client_id) for client_id in task.train.client_ids]
     expected = np.var(np.concatenate([client["y"] for client in clients]))
@@ -57,19 +58,19 @@ def _with_loss(loss, outputs=3):
     return dataclasses.replace(logistic_regression(2, outputs), loss=loss)
 
 
-def test_trivial_loss_of_squared_error_is_variance():
+def test_trivial_squared_error_is_variance():
     # Integer labels, 0/1 with a share of .36 and numbers.
     model = _with_loss(lambda y, p: tf.square(tf.cast(y, tf.float32) - p[:, 0]), outputs=1)
     assert trivial_loss(model, _labels([1] * 9 + [0] * 16)) == pytest.approx(0.36 * 0.64, rel=1e-4)
     assert trivial_loss(model, _labels([3, 5], [9, 11])) == pytest.approx(10.0, rel=1e-4)
 
 
-def test_trivial_loss_of_absolute_error_is_about_median():
+def test_trivial_absolute_error_is_about_median():
     model = _with_loss(lambda y, p: tf.abs(tf.cast(y, tf.float32) - p[:, 0]), outputs=1)
     assert trivial_loss(model, _labels([0, 1, 1, 100, 5])) == pytest.approx(104 / 5, rel=1e-3)
 
 
-def test_trivial_loss_of_smoothed_labels_has_closed_form():
+def test_smoothed_labels_trivial_loss_has_closed_form():
     def smoothed(y, p):
         target = 0.8 * tf.one_hot(y, 3) + 0.2 / 3
         return tf.nn.softmax_cross_entropy_with_logits(target, p)
@@ -80,7 +81,7 @@ def test_trivial_loss_of_smoothed_labels_has_closed_form():
     assert trivial_loss(_with_loss(smoothed), clients) == pytest.approx(expected, rel=1e-4)
 
 
-def test_trivial_loss_of_probabilities_stays_on_simplex():
+def test_trivial_probability_loss_stays_on_simplex():
     logits = logistic_regression(2, 3)
 
     def predict(*inputs):
@@ -97,7 +98,7 @@ def test_trivial_loss_of_probabilities_stays_on_simplex():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("length", [None, 4.0])
-def test_trivial_loss_of_words_is_unigram(length):
+def test_trivial_word_loss_is_unigram(length):
     """No scores that are the same everywhere have a smaller loss."""
     loss = SentenceLoss(length)
     model = Model(
@@ -120,18 +121,18 @@ def test_trivial_loss_of_words_is_unigram(length):
 # --- References
 
 
-def _task(clients_of: dict[str, int], heldout: dict[str, int]) -> Task:
+def _task(num_clients: dict[str, int], heldout: dict[str, int]) -> Task:
     """Returns a task of clients with 20 examples of one domain each.
 
     Args:
-        clients_of: Training clients of each domain.
+        num_clients: Number of training clients of each domain.
         heldout: Held-out examples of each, the first of its training examples.
     """
     rng = np.random.default_rng(3)
     train, held = {}, {}
-    for domain, name in enumerate(clients_of):
+    for domain, name in enumerate(num_clients):
         solution, noise = rng.normal(size=2), 0.3 * (1 + domain)
-        for k in range(clients_of[name]):
+        for k in range(num_clients[name]):
             x = rng.normal(size=[20, 2])
             y = x @ solution + noise * rng.normal(size=20)
             train[f"{name} {k}"] = {
@@ -143,7 +144,7 @@ def _task(clients_of: dict[str, int], heldout: dict[str, int]) -> Task:
         rows = {c: np.concatenate([entry[c] for entry in in_domain]) for c in in_domain[0]}
         held[name] = {column: values[: heldout[name]] for column, values in rows.items()}
     return Task(
-        tuple(clients_of),
+        tuple(num_clients),
         InMemoryClients(train),
         InMemoryClients(held),
         squared_differences(),
@@ -151,7 +152,7 @@ def _task(clients_of: dict[str, int], heldout: dict[str, int]) -> Task:
     )
 
 
-def _reference_of(monkeypatch, task: Task, **settings) -> RunSettings:
+def _reference(monkeypatch, task: Task, **settings) -> RunSettings:
     monkeypatch.setattr(RunSettings, "load_task", lambda _: task)
     given = {
         "algorithm": "fed_avg",
@@ -163,9 +164,9 @@ def _reference_of(monkeypatch, task: Task, **settings) -> RunSettings:
 
 
 @pytest.mark.slow
-def test_references_reach_the_optimum_of_each_domain(cohort_runtime, monkeypatch, tmp_path, capsys):
+def test_references_reach_each_domains_optimum(cohort_runtime, monkeypatch, tmp_path, capsys):
     task = _task({"usual": 3, "noisy": 3, "single": 1}, {"usual": 60, "noisy": 60, "single": 20})
-    reference = _reference_of(monkeypatch, task, rounds=40, clients_per_round=7)
+    reference = _reference(monkeypatch, task, rounds=40, clients_per_round=7)
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
     with StopRequest() as stop:
         actual = baselines._own(reference, task, tmp_path, cohort_runtime, stop, show_progress=True)
@@ -204,7 +205,7 @@ def test_references_reach_the_optimum_of_each_domain(cohort_runtime, monkeypatch
 def test_rejects_domain_without_data(cohort_runtime, monkeypatch, tmp_path, made):
     task = _task({"usual": 2}, {"usual": 40})
     task = dataclasses.replace(task, domain_names=("usual", "absent"))
-    reference = _reference_of(monkeypatch, task, rounds=2, clients_per_round=2)
+    reference = _reference(monkeypatch, task, rounds=2, clients_per_round=2)
     with pytest.raises(UserError, match="expected training examples of every domain, found none"):
         if made == "own":
             baselines._own(reference, task, tmp_path, cohort_runtime, StopRequest(), False)
@@ -229,7 +230,7 @@ def store(tmp_path) -> Path:
     return write_store(tmp_path / "sites.sqlite", records, "features", class_names=("no", "yes"))
 
 
-def test_trivial_baselines_are_entropies_of_domains(store, tmp_path, capsys):
+def test_trivial_baselines_are_domain_entropies(store, tmp_path, capsys):
     options = {"model": str(tmp_path / "linear.py")}
     given = {"lambda_baselines": "trivial"}
     spec = resolve("custom", given, options, data=store)
@@ -246,7 +247,7 @@ def test_trivial_baselines_are_entropies_of_domains(store, tmp_path, capsys):
         ones = np.concatenate([train_clients.read(name)["y"] for name in ids]).mean()
         expected.append(-(ones * np.log(ones) + (1 - ones) * np.log(1 - ones)))
     assert actual.algorithm.lambda_.baselines == pytest.approx(expected)
-    assert json.loads((path / "baselines" / "baselines.json").read_text())["task"] == "custom"
+    assert read_json(path / "baselines" / "baselines.json")["task"] == "custom"
     with pytest.raises(UserError, match=r"^--lambda_baselines has no effect with --lambda_update"):
         resolve("custom", {**given, "lambda_update": "fixed"}, options, data=store)
 
@@ -266,9 +267,9 @@ def test_references_are_made_once(call: Caller, store, tmp_path):
     again = (compare, *short, arms, "--trials=1", f"--output_dir={path}")
     call.ok(*again)
     file = path / "baselines" / "baselines.json"
-    actual = json.loads(file.read_text())["domains"]
+    actual = read_json(file)["domains"]
     assert {entry["source"] for entry in actual.values()} == {"own"}
-    config = json.loads((path / "runs" / "excess" / "trial_00" / "run" / "config.json").read_text())
+    config = read_json(path / "runs" / "excess" / "trial_00" / "run" / "config.json")
     assert config["lambda_baselines"] == [entry["training"] for entry in actual.values()]
     header = (
         (path / "runs" / "excess" / "trial_00" / "run" / "metrics.csv").read_text().splitlines()[0]
@@ -286,7 +287,7 @@ def test_references_are_made_once(call: Caller, store, tmp_path):
         assert len(spec.algorithm.lambda_.baselines) == 2
         build_algorithm(spec, spec.load_task())
     renamed = {name.upper(): entry for name, entry in actual.items()}
-    content = {**json.loads(file.read_text()), "domains": renamed}
+    content = {**read_json(file), "domains": renamed}
     file.write_text(json.dumps(content))
     message = call(
         train, *short, f"--lambda_baselines={file}", f"--output_dir={tmp_path / 'run'}"
@@ -306,7 +307,7 @@ def test_references_are_made_once(call: Caller, store, tmp_path):
     ("algorithm", "part"),
     [(("fed_avg",), "first_epoch"), (("q_ffl", "--measured_share=0.5"), "kept_out")],
 )
-def test_run_of_any_algorithm_serves_as_baseline(call: Caller, store, tmp_path, algorithm, part):
+def test_any_algorithms_run_serves_as_baseline(call: Caller, store, tmp_path, algorithm, part):
     name, *flags = algorithm
     data = ("--task=custom", f"--data={store}", f"--model={tmp_path / 'linear.py'}")
     run = tmp_path / "run"

@@ -1,7 +1,6 @@
 """`compare`: several algorithms and seeds, a table and plots."""
 
 import html
-import json
 import re
 import shutil
 from pathlib import Path
@@ -9,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from binaries import compare
-from tests.binaries.harness import TOY, Caller, tree
+from tests.binaries.harness import TOY, Caller, stopped, tree
+from tff_agnostic.base.files import read_json
 from tff_agnostic.program import progress
-from tff_agnostic.program.commands import command_line
-from tff_agnostic.program.options.process import StopRequest
 
 _SHORT = (*TOY, "--rounds=2", "--trials=2", "--evaluate_every=1")
 _DOMAINS = ["center -1.0", "center -0.4", "center +0.3", "center +0.7", "center +1.0"]
@@ -37,13 +35,13 @@ def test_folder_has_trials_and_their_numbers(compared):
     assert sorted(p.name for p in path.iterdir()) == [
         *("compare.json", "page.json", "report.html", "runs", "study.json")
     ]
-    content = json.loads((path / "compare.json").read_text())
+    content = read_json(path / "compare.json")
     assert list(content) == ["fed_avg", "agnostic_fed_avg"]
     for algorithm, domains in content.items():
         folders = [path / "runs" / algorithm / f"trial_{k:02d}" / "run" for k in range(2)]
-        configs = [json.loads((folder / "config.json").read_text()) for folder in folders]
+        configs = [read_json(folder / "config.json") for folder in folders]
         assert [(c["algorithm"], c["seed"]) for c in configs] == [(algorithm, 3), (algorithm, 4)]
-        results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+        results = [read_json(folder / "result.json") for folder in folders]
         assert list(domains) == [
             *(*_DOMAINS, "(worst)", "(overall)", "(difference)"),
             "(over clients)",
@@ -64,7 +62,7 @@ def test_folder_has_trials_and_their_numbers(compared):
 
 def test_terminal_has_verdict_and_tables(compared):
     path, printed = compared
-    record = json.loads((path / "page.json").read_text())
+    record = read_json(path / "page.json")
     verdict = record["sections"][0]["blocks"][0]["sentences"]
     # The verdict comes first, with intervals over clients, as sums are plain.
     assert re.match("(No significant diff|AgnosticFedAvg ).* in the worst domain", verdict[0])
@@ -87,10 +85,10 @@ def test_resuming_with_another_evaluation_evaluates_again(call, folder, compared
     flags = ("--seed=3", "--worst_min_examples=51", "--client_percentiles=5,50")
     call.ok(compare, *_SHORT, "--output_dir=runs", *flags, "--resume")
     for path in (folder / "runs" / "runs").glob("*/trial_*/run/result.json"):
-        result = json.loads(path.read_text())
+        result = read_json(path)
         assert result["worst_min_examples"] == 51
         assert "p5" in result["overall"]["over_clients"]["loss"]
-    content = json.loads((folder / "runs" / "compare.json").read_text())
+    content = read_json(folder / "runs" / "compare.json")
     for row in ("fed_avg", "agnostic_fed_avg"):
         assert content[row]["(over clients)"]["p5"]["loss"]["mean"] > 0
 
@@ -107,29 +105,17 @@ def test_resume_adds_trials_and_keeps_complete_ones(call, folder, compared):
     flags = ["--output_dir=runs", "--trials=3", "--seed=3", "--resume"]
     call.ok(compare, *_SHORT, *flags)
     assert before.items() <= tree(complete / "fed_avg").items()
-    content = json.loads((folder / "runs" / "compare.json").read_text())
-    expected = json.loads((compared[0] / "compare.json").read_text())
+    content = read_json(folder / "runs" / "compare.json")
+    expected = read_json(compared[0] / "compare.json")
     for algorithm, domains in expected.items():
         trials = content[algorithm]["(worst)"]["loss"]["trials"]
         assert len(trials) == 3 and trials[:2] == domains["(worst)"]["loss"]["trials"]
 
 
 @pytest.mark.nightly
-def test_stopped_comparison_resumes(call, folder, compared, monkeypatch):
-    class StopInSecondTrial(StopRequest):
-        questions = 0
-
-        @property
-        def signal_number(self):
-            type(self).questions += 1
-            return 15 if self.questions > 3 else None
-
-        @signal_number.setter
-        def signal_number(self, value):
-            pass
-
-    with monkeypatch.context() as patch:
-        patch.setattr(command_line, "StopRequest", StopInSecondTrial)
+def test_stopped_comparison_resumes(call, folder, compared):
+    # In the second trial.
+    with stopped(questions=3):
         outcome = call(compare, *_SHORT, "--output_dir=runs", "--seed=3")
     assert outcome.status == 143
     (line,) = [text for text in outcome.err.splitlines() if text.startswith("stopped and saved ")]
@@ -141,29 +127,28 @@ def test_stopped_comparison_resumes(call, folder, compared, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_signal_in_last_trial_keeps_results(call, folder, monkeypatch):
+def test_signal_in_last_trial_keeps_results(call, folder):
     """No run remains to be stopped."""
-    monkeypatch.setattr(
-        StopRequest, "signal_number", property(lambda self: 15, lambda self, value: None), False
-    )
-    short = ("--rounds=1", "--trials=1", "--algorithms=fed_avg", "--output_dir=runs")
-    call.ok(compare, *TOY, *short)
+    with stopped():
+        call.ok(
+            compare, *TOY, "--rounds=1", "--trials=1", "--algorithms=fed_avg", "--output_dir=runs"
+        )
     assert (folder / "runs" / "compare.json").exists()
 
 
 @pytest.mark.nightly
-def test_overrides_and_notes_of_data(call, folder):
+def test_overrides_and_data_notes(call, folder):
     flags = ("--rounds=1", "--output_dir=runs", "--window=7", "--max_examples=3")
     rates = {"fed_avg": 0.5, "agnostic_fed_avg": 0.25}
     override = [f"--override={name}:client_learning_rate={rate}" for name, rate in rates.items()]
     outcome = call.ok(compare, *TOY, *flags, "--trials=1", *override)
     for name, rate in rates.items():
         path = folder / "runs" / "runs" / name / "trial_00" / "run" / "config.json"
-        config = json.loads(path.read_text())
+        config = read_json(path)
         assert config["client_learning_rate"] == rate
         assert config.get("window") == (7 if name == "agnostic_fed_avg" else None)
     # One trial has no standard deviation.
-    comparison = json.loads((folder / "runs" / "compare.json").read_text())
+    comparison = read_json(folder / "runs" / "compare.json")
     assert comparison["fed_avg"]["(worst)"]["loss"]["std"] is None
     # Both methods have the same clients: the note is printed once, and is on the page.
     note = "8 of 8 clients have more than --max_examples=3."

@@ -1,6 +1,5 @@
 """`evaluate`: a checkpoint on a task."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from binaries import evaluate, train
 from tests import golden
 from tests.binaries.harness import TOY, Caller
 from tests.data.stores import LOGISTIC_REGRESSION, points_store
+from tff_agnostic.base.files import read_json
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
@@ -29,8 +29,8 @@ def test_evaluation_equals_the_run_result(call, folder, trained):
     outcome = call.ok(evaluate, f"--checkpoint={trained}", "--output=evaluation.json")
     assert outcome.out.startswith("agnostic_fed_avg after round 3, on toy_regression\n")
     assert "center -1.0 (worst)" in outcome.out
-    evaluation = json.loads((folder / "evaluation.json").read_text())
-    result = json.loads((trained / "result.json").read_text())
+    evaluation = read_json(folder / "evaluation.json")
+    result = read_json(trained / "result.json")
     assert {name: evaluation[name] for name in ("domains", "overall", "worst_domain", "worst")} == {
         name: result[name] for name in ("domains", "overall", "worst_domain", "worst")
     }
@@ -41,7 +41,7 @@ def test_evaluates_a_named_checkpoint(call, folder, trained):
     path = trained / "checkpoints" / "round_00000001.npz"
     outcome = call.ok(evaluate, f"--checkpoint={path}", "--output=evaluation.json")
     assert "after round 1," in outcome.out
-    assert json.loads((folder / "evaluation.json").read_text())["round"] == 1
+    assert read_json(folder / "evaluation.json")["round"] == 1
 
 
 def test_training_clients_match_direct_losses(call, folder, trained):
@@ -49,7 +49,7 @@ def test_training_clients_match_direct_losses(call, folder, trained):
         evaluate, f"--checkpoint={trained}", "--training_clients", "--output=evaluation.json"
     )
     assert "training examples" in outcome.out
-    evaluation = json.loads((folder / "evaluation.json").read_text())
+    evaluation = read_json(folder / "evaluation.json")
     run = RunFolder(trained)
     task = run.spec().load_task()
     weights = newest_checkpoint(run.checkpoints).models(
@@ -75,7 +75,7 @@ def test_writes_nothing_without_output(call, folder, trained):
 def test_seed_and_task_options_change_results(call, folder, trained):
     def overall(*arguments: str) -> float:
         call.ok(evaluate, f"--checkpoint={trained}", "--output=e.json", *arguments)
-        return json.loads((folder / "e.json").read_text())["overall"]["loss"]
+        return read_json(folder / "e.json")["overall"]["loss"]
 
     assert overall("--seed=4") == overall()
     assert overall("--seed=5") != overall()
@@ -88,9 +88,7 @@ def test_secure_sums_match_up_to_quantisation(call, folder, trained):
         *(evaluate, f"--checkpoint={trained}", "--output=e.json", "--aggregation=secure"),
         "--worst_min_examples=200",
     )
-    evaluation, result = (
-        json.loads(path.read_text()) for path in (folder / "e.json", trained / "result.json")
-    )
+    evaluation, result = (read_json(path) for path in (folder / "e.json", trained / "result.json"))
     assert evaluation["overall"]["loss"] == pytest.approx(result["overall"]["loss"], rel=1e-4)
     # The worst domain has too few examples to be counted here.
     assert result["worst_domain"] == "center -1.0"
@@ -105,9 +103,7 @@ def test_percentiles_are_chosen(call, folder, trained):
         *(evaluate, f"--checkpoint={trained}", "--output=e.json", "--client_percentiles=99.5,20")
     )
     assert "mean (p20, p99.5)" in outcome.out
-    evaluation, result = (
-        json.loads(path.read_text()) for path in (folder / "e.json", trained / "result.json")
-    )
+    evaluation, result = (read_json(path) for path in (folder / "e.json", trained / "result.json"))
     loss, run_loss = (one["overall"]["over_clients"]["loss"] for one in (evaluation, result))
     assert list(loss) == ["num_clients", "mean", "p20", "p99.5", "superquantile"]
     assert loss["superquantile"] == pytest.approx(run_loss["superquantile"])
@@ -136,10 +132,10 @@ def test_other_data_has_other_domains(call, folder):
     arguments = ["--task=custom", "--data=two.sqlite", "--model=model.py", "--clients_per_round=2"]
     call.ok(train, *arguments, "--rounds=1", "--output_dir=run")
     call.ok(evaluate, "--checkpoint=run", "--data=three.sqlite", "--output=e.json")
-    assert list(json.loads((folder / "e.json").read_text())["domains"]) == ["blue", "green", "red"]
+    assert list(read_json(folder / "e.json")["domains"]) == ["blue", "green", "red"]
     # The path of the run's data was written down.
     call.ok(evaluate, "--checkpoint=run", "--output=e.json")
-    assert list(json.loads((folder / "e.json").read_text())["domains"]) == ["phone", "tablet"]
+    assert list(read_json(folder / "e.json")["domains"]) == ["phone", "tablet"]
 
 
 def test_damaged_checkpoint_warns_and_is_skipped(call, folder, trained):

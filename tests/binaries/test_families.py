@@ -1,6 +1,5 @@
 """A family of models: one run with a model for each level of Delta-FL."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 
 from binaries import evaluate, export, train
 from tests.binaries.harness import TOY, Caller
+from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 
 _FAMILY = (*TOY, "--algorithm=delta_fl", "--theta=0.3,1", "--evaluate_every=1")
@@ -34,7 +34,7 @@ def test_files_hold_every_level(family):
     # The first level is the main model, and has the columns of any run.
     assert "test/worst loss" in columns
     assert "test[conformity_1]/worst loss" in columns
-    result = json.loads((folder / "result.json").read_text())
+    result = read_json(folder / "result.json")
     assert result["main_model"] == "conformity_0.3"
     assert list(result["models"]) == ["conformity_1"]
 
@@ -57,7 +57,7 @@ def test_table_and_json_have_every_way_to_choose(call, folder, family):
     )
     for row in (*_LEVELS, "each client's choice", "best in hindsight"):
         assert f"\n{row:>20}" in outcome.out, outcome.out
-    actual = json.loads((folder / "c.json").read_text())["choice"]
+    actual = read_json(folder / "c.json")["choice"]
     assert sum(actual["num_choices"].values()) == actual["clients"]["chose"] > 0
     losses = {
         name: report["overall"]["over_clients"]["loss"]["mean"]
@@ -67,7 +67,7 @@ def test_table_and_json_have_every_way_to_choose(call, folder, family):
         )
     }
     assert losses["in_hindsight"] <= min(losses.values())
-    whole = json.loads((folder / "c.json").read_text())["overall"]["num_examples"]
+    whole = read_json(folder / "c.json")["overall"]["num_examples"]
     assert 0.4 * whole < actual["chosen"]["overall"]["num_examples"] < 0.8 * whole
 
 

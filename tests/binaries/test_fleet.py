@@ -14,6 +14,7 @@ from tests.binaries.harness import Caller
 from tests.fleet.fleet import Fleet, LocalChannel, Recorder
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX
 from tests.plan_runner.harness import call as run_plan
+from tff_agnostic.base.files import read_json
 
 _DIGITS = (
     "--task=digits",
@@ -37,15 +38,15 @@ def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     node_plan = tmp_path / "of_nodes"
     shutil.copytree(fleet.export, node_plan)
     (node_plan / "server_state.ckpt").unlink()
-    every_second = PlanSettings(evaluation, manifest_sha256(evaluation), every=2)
+    every_round = PlanSettings(evaluation, manifest_sha256(evaluation), every=1)
     try:
         channel, log = (
-            LocalChannel(fleet.nodes(export=node_plan, evaluation=every_second)),
+            LocalChannel(fleet.nodes(export=node_plan, evaluation=every_round)),
             Recorder(),
         )
-        settings = fleet.server_settings(cohort_size=4, evaluation=every_second)
+        settings = fleet.server_settings(cohort_size=4, evaluation=every_round)
         server = FleetServer(settings, channel, log, fleet.player)
-        server.run(3)
+        server.run(2)
         server.close()
     finally:
         fleet.close()
@@ -53,25 +54,24 @@ def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     # The runner, with the same clients.
     plan = f"--plan={fleet.export}"
     clients = f"--clients={tmp_path / 'clients'}"
-    _ok(run_plan(plan, clients, "--rounds=3", f"--output={tmp_path / 'run_plan'}"))
-    state = folder / "server_state.ckpt"
-    assert state.read_bytes() == (tmp_path / "run_plan/server_state.ckpt").read_bytes()
+    _ok(run_plan(plan, clients, "--rounds=2", f"--output={tmp_path / 'run_plan'}"))
+    state, runners_state = folder / "server_state.ckpt", tmp_path / "run_plan/server_state.ckpt"
+    assert state.read_bytes() == runners_state.read_bytes()
     assert _metrics(folder / "metrics.jsonl") == _metrics(tmp_path / "run_plan/metrics.jsonl")
-    # The evaluation after round 2, of the runner's state after round 2.
-    two = [plan, clients, "--rounds=2", f"--output={tmp_path / 'two'}"]
-    _ok(run_plan(*two))
-    measured = [f"--plan={evaluation}", clients, f"--state={tmp_path / 'two/server_state.ckpt'}"]
+    # The evaluations after each round; the last one, of the runner's state.
+    measured = [f"--plan={evaluation}", clients, f"--state={runners_state}"]
     _ok(run_plan(*measured, f"--output={tmp_path / 'measured'}"))
-    actual = _metrics(folder / "evaluation_metrics.jsonl")
-    assert actual == _metrics(tmp_path / "measured/metrics.jsonl")
+    first, last = _metrics(folder / "evaluation_metrics.jsonl")
+    assert first != last
+    assert [last] == _metrics(tmp_path / "measured/metrics.jsonl")
     # Home again.
     back, at = tmp_path / "back", f"--server_state={state}"
     call.ok(import_state, plan, at, f"--output_dir={back}", *TRUST_WITHOUT_SANDBOX)
     shutil.rmtree(fleet.folder)
     call.ok(evaluate, f"--checkpoint={back}", f"--output={tmp_path / 'evaluation.json'}")
-    assert json.loads((tmp_path / "evaluation.json").read_text())["round"] == 3
-    call.ok(train, f"--output_dir={back}", "--resume", "--rounds=4")
-    assert json.loads((back / "result.json").read_text())["rounds"] == 4
+    assert read_json(tmp_path / "evaluation.json")["round"] == 2
+    call.ok(train, f"--output_dir={back}", "--resume", "--rounds=3")
+    assert read_json(back / "result.json")["rounds"] == 3
 
 
 def _metrics(path):

@@ -1,7 +1,6 @@
 """`frontier`: mixtures of the domains next to algorithms, on problems with known optima."""
 
 import html
-import json
 import re
 from pathlib import Path
 
@@ -10,10 +9,10 @@ import pytest
 
 from binaries import frontier
 from tests import golden
-from tests.binaries.harness import TOY, Caller, tree
+from tests.binaries.harness import TOY, Caller, stopped, tree
 from tests.data.stores import LOGISTIC_REGRESSION, points_store
+from tff_agnostic.base.files import read_json
 from tff_agnostic.program import progress
-from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.studies import frontier_command
 
 # Every client in every round, all of its points in one step of the size that ends at the optimum.
@@ -45,7 +44,7 @@ def exact(call: Caller, tmp_path_factory) -> tuple[Path, str]:
 
 
 def _json(path: Path) -> dict:
-    return json.loads((path / "frontier.json").read_text())
+    return read_json(path / "frontier.json")
 
 
 @pytest.mark.nightly
@@ -144,11 +143,10 @@ def test_finer_grid_keeps_trials(call, two_domains, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_stopped_frontier_resumes_with_own_settings(call, two_domains, monkeypatch):
+def test_stopped_frontier_resumes_with_own_settings(call, two_domains):
     args = "--override=mixtures:server_learning_rate=0.5"
     flags = (*_SHORT, "--output_dir=runs", "--grid_algorithm=stochastic_afl", args)
-    with monkeypatch.context() as patch:
-        patch.setattr(StopRequest, "__enter__", _stopped)
+    with stopped():
         outcome = call(frontier, *flags)
     assert outcome.status == 143
     (line,) = [text for text in outcome.err.splitlines() if text.startswith("stopped and saved ")]
@@ -156,18 +154,13 @@ def test_stopped_frontier_resumes_with_own_settings(call, two_domains, monkeypat
     assert line.endswith("--output_dir=runs --resume")
     call.ok(frontier, *flags, "--resume")
     configs = {
-        row: json.loads(Path("runs/runs", row, "trial_00", "run", "config.json").read_text())
+        row: read_json(Path("runs/runs", row, "trial_00", "run", "config.json"))
         for row in ("training_mixture", "only_0", "agnostic_fed_avg")
     }
     assert [config["server_learning_rate"] for config in configs.values()] == [0.5, 0.5, 1.0]
     assert configs["training_mixture"]["algorithm"] == "stochastic_afl"
     assert configs["only_0"]["lambda_initial"] == [1.0, 0.0]
     assert configs["only_0"]["lambda_update"] == "fixed"
-
-
-def _stopped(self: StopRequest) -> StopRequest:
-    self.signal_number = 15
-    return self
 
 
 @golden.arguments

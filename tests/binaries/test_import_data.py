@@ -17,6 +17,7 @@ from tests.binaries.harness import ROOT, Caller, Process, python_module
 from tests.importing.harness import counts_of
 from tests.marks import usually
 from tests.processes import wait_until
+from tff_agnostic.base.files import read_json
 from tff_agnostic.importing.importer import FORMATS
 
 _ROW = '<row Id="{0}" PostTypeId="{1}" OwnerUserId="{2}" Body="&lt;p&gt;Hello {0}.&lt;/p&gt;" />\n'
@@ -119,7 +120,7 @@ def test_every_format_has_a_case():
 
 
 @pytest.mark.parametrize("format_", _INPUTS)
-def test_store_of_each_format_is_written(call, folder, format_):
+def test_each_format_is_written_as_store(call, folder, format_):
     path, *flags = _INPUTS[format_](folder)
     result = call(
         import_data,
@@ -131,7 +132,7 @@ def test_store_of_each_format_is_written(call, folder, format_):
     )
     assert (result.status, result.err) == (0, "")
     assert result.out.endswith("\nstore: a/s.sqlite\n")
-    report = json.loads(Path("b/c/r.json").read_text())
+    report = read_json(Path("b/c/r.json"))
     assert report["format"] == format_
     domains = {"question", "answer"} if format_ == "stackexchange" else {"x", "y"}
     assert set(report["splits"]["train"]["domains"]) == domains

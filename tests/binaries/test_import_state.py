@@ -1,6 +1,5 @@
 """`import_state`: a fleet's state becomes a run that resumes, is evaluated and saved."""
 
-import json
 import shutil
 import stat
 from pathlib import Path
@@ -137,7 +136,7 @@ def test_imported_run_is_evaluated_and_saved(loop, call, tmp_path):
     for number, checkpoint in enumerate((fleet, whole)):
         output = tmp_path / f"{number}.json"
         call.ok(evaluate, checkpoint, f"--output={output}")
-        reports.append(json.loads(output.read_text()))
+        reports.append(read_json(output))
     assert reports[0]["round"] == reports[1]["round"] == 2 * _ROUNDS
     losses = [report["overall"]["loss"] for report in reports]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -155,7 +154,7 @@ def test_flags(loop, folder, arguments):
     others = ("other_data", "other_model", "evaluation", "private_run")
     for name in ("export", *others):
         shutil.copytree(loop / "export", folder / name)
-    manifest = json.loads((folder / "export" / "manifest.json").read_text())
+    manifest = read_json(folder / "export" / "manifest.json")
     rehash(folder / "other_data", fingerprint={"vocabulary": "abc"})
     settings = {**manifest["settings"], "algorithm": "fed_avg"}
     rehash(folder / "other_model", settings=settings)

@@ -9,6 +9,7 @@ import pytest
 from binaries import evaluate, train
 from tests import golden
 from tests.binaries.harness import TOY
+from tff_agnostic.base.files import read_json
 
 # The toy's domains.
 _NAMES = ("center -1.0", "center -0.4", "center +0.3", "center +0.7", "center +1.0")
@@ -18,11 +19,11 @@ _HULL = ("--algorithm=stochastic_afl", "--lambda_set=hull:file=mixtures.json")
 
 
 def _worst(path) -> dict:
-    return json.loads(path.read_text())["worst_mixture"]
+    return read_json(path)["worst_mixture"]
 
 
 def _losses(path) -> np.ndarray:
-    domains = json.loads(path.read_text())["domains"]
+    domains = read_json(path)["domains"]
     return np.array([domains[name]["loss"] for name in domains])
 
 
@@ -68,7 +69,7 @@ def test_hull_resumes_with_its_file(call, folder):
     mixtures.unlink()
     outcome = call.ok(evaluate, "--checkpoint=run", "--output=e.json")
     assert "the worst mixture of the run's --lambda_set is left out: " in outcome.out
-    assert "worst_mixture" not in json.loads((folder / "e.json").read_text())
+    assert "worst_mixture" not in read_json(folder / "e.json")
 
 
 @golden.arguments

@@ -1,9 +1,9 @@
 """Names from users' data in the output of commands."""
 
-import json
 from pathlib import Path
 
 from tests.binaries.harness import Outcome, Process, python_module
+from tff_agnostic.base.files import read_json
 
 # Sets a terminal's title; turns the direction of writing; C1's introducer of a sequence.
 _BAD = "\x1b]0;owned\x07\u202e\x9b2J\x7f"
@@ -34,7 +34,7 @@ def test_import_prints_escaped_names(tmp_path):
     assert outcome.status == 0, outcome
     assert "fr\\u202eance" in outcome.out and f"no{_ESCAPED}" in outcome.out
     # Files keep the names.
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = read_json(tmp_path / "report.json")
     assert set(report["splits"]["train"]["domains"]) == set(_DOMAINS)
 
 

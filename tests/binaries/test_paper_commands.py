@@ -11,6 +11,7 @@ import pytest
 from binaries import train
 from tests.binaries.harness import ROOT, Caller, compared_specs, given
 from tests.data.stores import tff_store
+from tff_agnostic.base.files import read_json
 from tff_agnostic.program.runs.spec import from_flags
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "delta_fl_thresholds.md"
@@ -33,7 +34,7 @@ def _assert_compared(call: Caller, folder: Path, command: list[str], *more: str)
     name, *arguments = command
     binary = importlib.import_module(f"binaries.{name}")
     call.ok(binary, *arguments, *_SHORT, "--output_dir=compared", *more)
-    actual = json.loads((folder / "compared" / "compare.json").read_text())
+    actual = read_json(folder / "compared" / "compare.json")
     assert tuple(actual) == _ARMS
     for arm in _ARMS:
         assert actual[arm]["(over clients)"]["p10"]["accuracy"]["mean"] is not None

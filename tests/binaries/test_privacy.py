@@ -1,6 +1,5 @@
 """`privacy`: three questions, its outputs, and its refusals."""
 
-import json
 import re
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from binaries import privacy
 from tests import golden
 from tests.binaries.harness import Caller
+from tff_agnostic.base.files import read_json
 
 _WRITERS = ("--clients=539", "--clients_per_round=50", "--delta=1e-3")
 _QUICK = ("--privacy_accountant=rdp",)
@@ -15,13 +15,12 @@ _QUICK = ("--privacy_accountant=rdp",)
 
 @pytest.fixture
 def call() -> Caller:
-    """Calls that start nothing."""
     return Caller(None)
 
 
 @pytest.mark.slow
 @golden.arguments
-def test_epsilon_of_settings(call, arguments):
+def test_settings_have_known_epsilons(call, arguments):
     outcome = call.ok(privacy, *arguments)
     assert "not covered" in outcome.out
     return outcome.out.splitlines()[0]
@@ -53,7 +52,7 @@ def test_distributed_noise_costs_more_with_fewer_clients(call):
 def test_privacy_json_has_the_guarantee(call, tmp_path):
     settings = [*_WRITERS, *_QUICK, "--rounds=120", "--noise_multiplier=2"]
     outcome = call.ok(privacy, *settings, f"--output_dir={tmp_path / 'out'}")
-    actual = json.loads((tmp_path / "out" / "privacy.json").read_text())
+    actual = read_json(tmp_path / "out" / "privacy.json")
     assert actual["epsilon"] == pytest.approx(1.8227, rel=1e-4)
     assert actual["settings"]["clients_per_round"] == 50
     assert actual["split"] == pytest.approx({"update": 2.2361, "statistics": 4.4721}, abs=1e-4)

@@ -1,7 +1,6 @@
 """Runs with differential privacy: outputs, secrets and resuming."""
 
 import csv
-import json
 import signal
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tests import golden
 from tests.binaries.harness import TOY, Caller, Process, python_module
 from tests.marks import usually
 from tests.plan_runner.harness import call as run_plan
+from tff_agnostic.base.files import read_json
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
 _PRIVATE = (
@@ -48,7 +48,7 @@ def _rows(folder: Path) -> list[dict[str, str]]:
 
 
 def _privacy(folder: Path) -> dict:
-    return json.loads((folder / "result.json").read_text())["privacy"]
+    return read_json(folder / "result.json")["privacy"]
 
 
 def _state_leaves(folder: Path) -> tuple[np.ndarray, ...]:
@@ -77,7 +77,7 @@ def test_outputs_report_the_spent_privacy(call: Caller, tmp_path, kind):
     has_client_noise = flags is _DISTRIBUTED
     assert promised["noise_generator"].startswith("Philox" if has_client_noise else "ChaCha20")
     assert 0 < promised["noise_tail"] < 0.01 * promised["delta"]
-    card = json.loads((tmp_path / "run" / "model" / "model_card.json").read_text())
+    card = read_json(tmp_path / "run" / "model" / "model_card.json")
     assert card["result"]["privacy"] == promised
     total = sum(z**-2 for z in promised["split"].values()) ** -0.5
     assert total == pytest.approx(promised["noise_multiplier"])
@@ -183,7 +183,7 @@ def test_unseeded_runs_have_different_noise(call: Caller, tmp_path):
 def test_cohorts_do_not_follow_the_seed(call: Caller, tmp_path):
     """Without noise the counts of examples identify the cohorts."""
 
-    def examples_of_rounds(*flags: str) -> list[dict[str, str]]:
+    def round_examples(*flags: str) -> list[dict[str, str]]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         arguments = (*_PRIVATE, "--noise_multiplier=0", "--rounds=8", *flags)
         call.ok(train, *arguments, f"--output_dir={folder}")
@@ -192,14 +192,14 @@ def test_cohorts_do_not_follow_the_seed(call: Caller, tmp_path):
             for row in _rows(folder)
         ]
 
-    seeded = examples_of_rounds("--noise_seed=1")
-    assert seeded == examples_of_rounds("--noise_seed=1")
+    seeded = round_examples("--noise_seed=1")
+    assert seeded == round_examples("--noise_seed=1")
     # As it is without a seed: of a key that the operating system has drawn.
-    assert seeded != examples_of_rounds()
+    assert seeded != round_examples()
 
 
 @pytest.mark.nightly
-def test_outputs_report_privacy_of_evaluations(call: Caller, folder):
+def test_outputs_report_evaluation_privacy(call: Caller, folder):
     """All clients of the toy task train and are evaluated."""
     noise = "--private_evaluation=noise:multiplier=0.2"
     flags = (*_EVALUATED, noise, "--evaluate_every=2", "--output_dir=run")
@@ -224,7 +224,7 @@ def test_outputs_report_privacy_of_evaluations(call: Caller, folder):
     outputs = []
     for name in ("first.json", "second.json"):
         outcome = call.ok(evaluate, "--checkpoint=run", f"--output={name}")
-        outputs.append(json.loads((folder / name).read_text()))
+        outputs.append(read_json(folder / name))
         assert outputs[-1]["privacy"]["evaluations"] == 1
     assert "it is of this evaluation alone" in outcome.out
     assert outputs[0]["overall"]["loss"] != outputs[1]["overall"]["loss"]
@@ -235,13 +235,13 @@ def test_outputs_report_privacy_of_evaluations(call: Caller, folder):
 
 
 @pytest.mark.slow
-def test_an_export_has_a_key_of_its_own(call: Caller, folder):
+def test_export_has_its_own_key(call: Caller, folder):
     call.ok(train, *_EVALUATED, "--rounds=1", "--output_dir=run")
     to_plan = ("--checkpoint=run", "--output_dir=plan", "--clients_dir=clients")
     outcome = call.ok(export, *to_plan)
     assert "server_state.ckpt holds the key of the fleet's noise: keep it secret" in outcome.out
     assert not (folder / "clients" / "cohorts.txt").exists()
-    actual = json.loads((folder / "plan" / "manifest.json").read_text())["privacy"]
+    actual = read_json(folder / "plan" / "manifest.json")["privacy"]
     assert actual["differential_privacy"]["guarantee_as_simulated"]["rounds"] == 1
     state = read_checkpoint(folder / "plan" / "server_state.ckpt", "the state")
     key = list(map(int, state["server/aggregations/0/noise_key"]))
@@ -253,23 +253,24 @@ def test_an_export_has_a_key_of_its_own(call: Caller, folder):
 
 
 @pytest.mark.slow
-def test_export_of_resumed_distributed_run_keeps_noise(call: Caller, folder):
+def test_resumed_distributed_runs_export_keeps_noise(call: Caller, folder):
     flags = tuple(f for f in _DISTRIBUTED if not f.startswith("--noise_multiplier"))
     flags = (*flags, "--target_epsilon=30", "--output_dir=run")
     noises = []
-    for rounds, more in ((2, ()), (4, ("--resume",))):
+    for rounds, more in ((2, ()), (3, ("--resume",))):
         call.ok(train, *flags, f"--rounds={rounds}", *more)
-        to_plan = ("--checkpoint=run", "--backend=flower", f"--output_dir=of_{rounds}")
-        call.ok(export, *to_plan)
-        manifest = json.loads(Path(f"of_{rounds}/plan/manifest.json").read_text())
-        noises.append(manifest["privacy"]["differential_privacy"])
-    before, after = noises
-    assert after["noise_multiplier"] == before["noise_multiplier"]
-    assert len(after["epsilon_after"]) == 4
-    assert after["epsilon_after"][:2] == before["epsilon_after"]
-    promised = after["guarantee_as_simulated"]["epsilon"]
+        noises.append(_privacy(folder / "run")["noise_multiplier"])
+    call.ok(export, "--checkpoint=run", "--backend=flower", "--output_dir=fleet")
+    exported = read_json(folder / "fleet/plan/manifest.json")["privacy"]["differential_privacy"]
+    assert noises == [pytest.approx(exported["noise_multiplier"])] * 2
+    assert len(exported["epsilon_after"]) == 3
+    promised = exported["guarantee_as_simulated"]["epsilon"]
     assert promised == pytest.approx(_privacy(folder / "run")["epsilon"])
-    assert run_plan("--plan=of_4/plan", "--verify").status == 0
+    assert run_plan("--plan=fleet/plan", "--verify").status == 0
+    fixed = ("--checkpoint=run", "--backend=flower", "--noise_generator=philox")
+    assert call.refused(folder, export, *fixed, "--output_dir=other") == (
+        "--noise_generator has no effect on an export, whose noise is that of --checkpoint's run"
+    )
 
 
 @golden.arguments

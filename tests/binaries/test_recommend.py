@@ -1,6 +1,5 @@
 """`recommend`: a portfolio, a choice by validation clients, and its files."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from benchmarks.hard_domains.digits import DIGITS_MODEL
 from binaries import recommend
 from tests.binaries.harness import Caller
 from tests.data.stores import write_store
+from tff_agnostic.base.files import read_json
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.program.studies import recommend as recommend_command
 
@@ -51,11 +51,11 @@ _SHORT = ("--tries=1", "--trials=2", "--portfolio=excess_own,last_layer")
 
 
 def _content(path: Path):
-    return json.loads((path / "recommendation.json").read_text())
+    return read_json(path / "recommendation.json")
 
 
 def _tables(path: Path):
-    sections = json.loads((path / "page.json").read_text())["sections"]
+    sections = read_json(path / "page.json")["sections"]
     blocks = [block for section in sections for block in section["blocks"]]
     return {block["table"]: block["rows"] for block in blocks if "table" in block}
 
@@ -87,7 +87,7 @@ def test_result_files_have_choice_and_commands(recommended, data):
     assert command[:3] == ["./run", "train", "--task=custom"]
     assert data[1] in command and data[2] in command
     # The accuracy of the recommended model on the test clients.
-    final = json.loads((path / "final" / "compare.json").read_text())
+    final = read_json(path / "final" / "compare.json")
     first = final[content["choice"]]["(overall)"]["accuracy"]["trials"][0]
     assert f"{100 * first:.1f}% on all examples" in content["verdict"][0]
     page = (path / "report.html").read_text()
@@ -96,7 +96,7 @@ def test_result_files_have_choice_and_commands(recommended, data):
     searched = path / "runs/search/fed_avg-1/trial_00/run"
     assert "heldout/loss/small" in (searched / "metrics.csv").read_text()
     # Half of the held-out clients stop references, and the others judge.
-    result = json.loads((searched / "result.json").read_text())
+    result = read_json(searched / "result.json")
     assert result["overall"]["over_clients"]["loss"]["num_clients"] == 20
 
 
@@ -139,7 +139,7 @@ def test_last_layer_is_trained_in_two_stages(call: Caller, data, recommended, tm
     content = _content(folder)
     assert content["choice"] == "last_layer"
     first, second = (
-        json.loads((folder / f"final/runs/{entry}/trial_00/run/config.json").read_text())
+        read_json(folder / f"final/runs/{entry}/trial_00/run/config.json")
         for entry in ("first_stages/last_layer", "last_layer")
     )
     assert (first["algorithm"], first["rounds"], second["rounds"]) == ("fed_avg", 1, 1)

@@ -1,6 +1,5 @@
 """`report`, and that `train` and `compare` leave the same."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from binaries import compare, report, train
 from tests.binaries.harness import TOY, Caller, tree
 from tests.reports.made_up import Reader, numbers_of, reads_as
+from tff_agnostic.base.files import read_json
 
 
 @pytest.fixture(scope="module")
@@ -30,21 +30,21 @@ def compared(call: Caller, tmp_path_factory) -> Path:
 
 
 @pytest.mark.nightly
-def test_report_of_run_has_its_numbers(trained):
+def test_run_report_has_its_numbers(trained):
     page = Reader((trained / "report.html").read_text())
     assert len(page.images) > 3
     assert {address[:19] for address in page.images} == {"data:image/svg+xml;"}
     assert all(map(reads_as, page.data))
-    record = numbers_of(json.loads((trained / "page.json").read_text()))
+    record = numbers_of(read_json(trained / "page.json"))
     assert {datum.value for datum in page.data} - {None} <= record
-    result = json.loads((trained / "result.json").read_text())
+    result = read_json(trained / "result.json")
     assert result["about"]["data"]["train"]["clients"] == 8
     assert "./run train --task=toy_regression" in page.text
     assert "The worst domain is center" in page.text
 
 
 @pytest.mark.nightly
-def test_report_of_comparison_names_its_trials(call, compared):
+def test_comparison_report_names_its_trials(call, compared):
     page = Reader((compared / "report.html").read_text())
     assert all(map(reads_as, page.data))
     assert {"the-price", "results-by-domain", "what-the-server-saw"} <= set(page.ids)
@@ -91,7 +91,7 @@ def test_unwritable_report_keeps_results(call, folder):
     assert outcome.err.splitlines()[-1].startswith("error: run/report.html: cannot write: expected")
     assert "the results in run are complete, and ./run report --run=run writes" in outcome.err
     assert "result: run/result.json" in outcome.out
-    assert json.loads((folder / "run" / "result.json").read_text())["rounds"] == 1
+    assert read_json(folder / "run" / "result.json")["rounds"] == 1
 
 
 def test_folders_without_runs_are_refused(call, folder):

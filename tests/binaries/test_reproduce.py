@@ -14,6 +14,7 @@ from binaries import reproduce
 from tests import golden
 from tests.binaries.harness import Caller, tree
 from tests.data.stores import text_store
+from tff_agnostic.base.files import read_json
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.store import load_store
 from tff_agnostic.program import progress
@@ -113,18 +114,14 @@ def test_adult_from_files_to_page(call: Caller, adult, small_experiments, monkey
     )
     for arm in arms:
         configs = [
-            json.loads(
-                (
-                    adult / "run" / "runs" / arm / f"trial_{k:02d}" / "run" / "config.json"
-                ).read_text()
-            )
+            read_json(adult / "run" / "runs" / arm / f"trial_{k:02d}" / "run" / "config.json")
             for k in range(2)
         ]
         assert [config["seed"] for config in configs] == [0, 1]
         # Tuples are lists in a file.
         settings = json.loads(json.dumps(dict(EXPERIMENTS["adult"].arms[arm].settings)))
         assert configs[0].items() >= settings.items()
-    compared = json.loads((adult / "run" / "compare.json").read_text())
+    compared = read_json(adult / "run" / "compare.json")
     assert list(compared) == arms
     assert set(compared["agnostic_fed_avg"]) >= {
         "doctorate",
@@ -133,7 +130,7 @@ def test_adult_from_files_to_page(call: Caller, adult, small_experiments, monkey
         "(worst)",
     }
 
-    page = json.loads((adult / "run" / "page.json").read_text())
+    page = read_json(adult / "run" / "page.json")
     lines = _lines(page)
     assert f"./run reproduce {' '.join(arguments)}" in lines
     assert any(line.startswith("--rounds is 2; the task's default is ") for line in lines)
@@ -149,9 +146,7 @@ def test_adult_from_files_to_page(call: Caller, adult, small_experiments, monkey
     runs = tree(adult / "run" / "runs")
     call.ok(reproduce, *arguments, "--resume")
     assert tree(adult / "run" / "runs") == runs
-    assert (
-        json.loads((adult / "run" / "page.json").read_text())["sections"][0] == page["sections"][0]
-    )
+    assert read_json(adult / "run" / "page.json")["sections"][0] == page["sections"][0]
 
     message = call.refused(adult, reproduce, *arguments)
     assert message.startswith("--output_dir: run holds this study already: add --resume")
@@ -170,10 +165,10 @@ def test_dump_is_imported_and_its_models_mixed(call: Caller, folder, small_exper
     )
     outcome = call.ok(reproduce, *arguments)
     assert "importing dump into run/clients.store" in outcome.out
-    page = json.loads((run / "page.json").read_text())
+    page = read_json(run / "page.json")
     table = page["sections"][0]["blocks"][0]
     assert table["table"] == "perplexity (lower is better)"
-    compared = json.loads((run / "compare.json").read_text())
+    compared = read_json(run / "compare.json")
     assert list(compared) == [*sites, "agnostic_fed_avg", *mixed]
     for name, results in compared.items():
         # Sites, and not kinds of posts, are the domains.
@@ -182,7 +177,7 @@ def test_dump_is_imported_and_its_models_mixed(call: Caller, folder, small_exper
         assert label in [row[0] for row in table["rows"]]
     for name in mixed:
         trial = run / "runs" / name / "trial_00" / "run"
-        config = json.loads((trial / "config.json").read_text())
+        config = read_json(trial / "config.json")
         assert (config["data"], config["data_dir"]) == (str(run / "clients.store"), None)
         assert config["base_predictors"] == [
             str(run / "runs" / site / "trial_00" / "run") for site in sites
@@ -214,9 +209,9 @@ def test_scale_shortens_runs(call: Caller, adult, small_experiments, monkeypatch
         *("--clients_per_round=2", "--scale=0.0001", "--heldout_share=0.5"),
         "--worst_min_examples=2",
     )
-    config = json.loads((adult / "run/runs/fed_avg/trial_00/run/config.json").read_text())
+    config = read_json(adult / "run/runs/fed_avg/trial_00/run/config.json")
     assert (config["rounds"], config["evaluate_every"]) == (1, 1)
-    page = json.loads((adult / "run/page.json").read_text())
+    page = read_json(adult / "run/page.json")
     assert "Shortened: 0.0001 times the task's rounds." in _lines(page)
     # An option of the task is a flag as well.
     assert "--heldout_share is 0.5; the task's default is 0." in _lines(page)

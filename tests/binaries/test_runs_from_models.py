@@ -1,6 +1,5 @@
 """`train --initial_model`: a run from the model of another."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import tensorflow as tf
 from binaries import evaluate, export, save_model, train
 from tests.binaries.harness import TOY, Outcome
 from tests.marks import usually
+from tff_agnostic.base.files import read_json
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 
@@ -55,7 +55,7 @@ def test_run_from_a_model_equals_resumed_run(call, folder):
 
 
 @pytest.mark.nightly
-def test_run_keeps_a_copy_of_its_start(call, folder):
+def test_run_copies_its_initial_model(call, folder):
 
     def run(name: str, rounds: int, *arguments: str) -> Path:
         often = ("--checkpoint_every=1", "--keep_checkpoints=1", f"--rounds={rounds}")
@@ -152,7 +152,7 @@ def test_resumed_run_needs_trust_again(call, folder):
     assert not (folder / "run").exists()
     assert run(*start, "--trust").status == 0
     assert mark.exists()
-    assert "trust" not in json.loads((folder / "run" / "config.json").read_text())
+    assert "trust" not in read_json(folder / "run" / "config.json")
     outcome = run("--rounds=2", "--resume")
     assert (outcome.status, mark.exists()) == (2, False)
     assert refused in outcome.error

@@ -15,6 +15,7 @@ from tests.data.stores import WORDS, image, text_store, write_store
 from tests.marks import selected, usually
 from tests.plan_runner.harness import call as run_plan
 from tests.saving.harness import ask_plain_tensorflow
+from tff_agnostic.base.files import read_json
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint
@@ -226,9 +227,7 @@ def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
     assert [np.any(a != b) for a, b in zip(after, free)] == [True] * 3
     # The evaluated and the saved model are the trained one.
     call.ok(evaluate, "--checkpoint=frozen", "--output=e.json", "--aggregation=plain")
-    result, actual = (
-        json.loads((folder / name).read_text()) for name in ("frozen/result.json", "e.json")
-    )
+    result, actual = (read_json(folder / name) for name in ("frozen/result.json", "e.json"))
     # Secure sums round.
     assert actual["overall"]["loss"] == pytest.approx(result["overall"]["loss"], rel=1e-3)
     keras_model = tf.keras.models.load_model(folder / "frozen" / "model" / "model.keras")
@@ -255,7 +254,7 @@ def test_run_with_frozen_layers_is_exported(call, folder, several):
 
 
 def _card(folder: Path) -> dict:
-    return json.loads((folder / "model_card.json").read_text())
+    return read_json(folder / "model_card.json")
 
 
 @pytest.mark.slow
@@ -275,7 +274,7 @@ def test_every_format_predicts_as_the_run(several, three_rounds):
         assert f"{name}: " in printed
     files = {file["path"]: file for file in _card(saved)["files"]}
     assert [files[name]["check"]["is_same"] for name in names] == [True, True, True, False]
-    result = json.loads((three_rounds / "result.json").read_text())
+    result = read_json(three_rounds / "result.json")
     for name in names:
         check = files[name]["check"]
         assert check["num_examples"] == len(x)
@@ -289,7 +288,7 @@ def test_card_describes_the_model(call, folder, three_rounds):
     call.ok(save_model, f"--checkpoint={three_rounds}", "--output_dir=saved")
     card = _card(folder / "saved")
     assert (card["task"], card["algorithm"], card["round"]) == ("digits", "agnostic_fed_avg", 3)
-    assert card["result"] == json.loads((three_rounds / "result.json").read_text())
+    assert card["result"] == read_json(three_rounds / "result.json")
     assert card["settings"]["clients_per_round"] == 3
     assert card["inputs"] == "float32[None, 64]"
     assert card["versions"]["tensorflow"].startswith("2.")
@@ -301,7 +300,7 @@ def test_card_describes_the_model(call, folder, three_rounds):
 
 
 @pytest.mark.nightly
-def test_every_model_of_a_family_is_saved(call, folder):
+def test_every_family_model_is_saved(call, folder):
     arguments = ["--algorithm=delta_fl", "--theta=0.3,1", "--rounds=2", "--output_dir=run"]
     call.ok(train, *TOY, *arguments)
     call.ok(save_model, "--checkpoint=run", "--format=keras,tflite", "--output_dir=saved/all")

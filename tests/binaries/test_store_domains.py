@@ -1,6 +1,5 @@
 """Domains of a store in the files of a run: awkward names, and a domain without examples."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from binaries import compare, train
 from tests.binaries.harness import tree
 from tests.data.stores import LOGISTIC_REGRESSION, points_store
 from tests.run.harness import AWKWARD_NAMES
+from tff_agnostic.base.files import read_json
 
 _FLAGS = (
     *("--task=custom", "--data=clients.sqlite", "--model=model.py", "--clients_per_round=2"),
@@ -38,7 +38,7 @@ def _write(folder: Path, domains: tuple[str, ...], absent: tuple[str, ...] = ())
 def test_awkward_domain_names_come_through(call, folder):
     _write(folder, AWKWARD_NAMES)
     call.ok(train, *_FLAGS)
-    result = json.loads((folder / "run" / "result.json").read_text())
+    result = read_json(folder / "run" / "result.json")
     assert set(result["domains"]) == set(result["domain_weights"]) == set(AWKWARD_NAMES)
     # Curves are made from metrics.csv: resuming reads it again.
     before = tree(folder / "run")
@@ -51,8 +51,8 @@ def test_awkward_domain_names_come_through(call, folder):
 def test_domain_without_examples_has_no_loss(call, folder):
     _write(folder, ("phone", "tablet"), absent=("watch",))
     call.ok(train, *_FLAGS)
-    watch = json.loads((folder / "run" / "result.json").read_text())["domains"]["watch"]
+    watch = read_json(folder / "run" / "result.json")["domains"]["watch"]
     assert (watch["num_examples"], watch["loss"], watch["accuracy"]) == (0, None, None)
     call.ok(compare, *_FLAGS[:-1], "--trials=1", "--output_dir=compared")
-    compared = json.loads((folder / "compared" / "compare.json").read_text())
+    compared = read_json(folder / "compared" / "compare.json")
     assert compared["fed_avg"]["watch"]["loss"] == {"mean": None, "std": None, "trials": [None]}

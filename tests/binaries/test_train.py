@@ -1,7 +1,6 @@
 """`train`: two rounds, and their files in the output folder."""
 
 import importlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 
 from binaries import import_data, reproduce, train
 from tests.binaries.harness import ROOT, TOY, Caller, defined_flags
+from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program.commands.registry import COMMANDS, own_flags
 from tff_agnostic.program.options.defaults import DEFAULTS
@@ -36,7 +36,7 @@ def digits(call: Caller, tmp_path_factory) -> tuple[Path, str]:
 
 @pytest.mark.nightly
 def test_the_result(digits):
-    result = json.loads((digits[0] / "result.json").read_text())
+    result = read_json(digits[0] / "result.json")
     head = [result[name] for name in ("task", "algorithm", "runtime", "seed", "rounds")]
     assert head == ["digits", "agnostic_fed_avg", "cohort", 0, 2]
     assert list(result["domains"]) == list(result["domain_weights"]) == _DOMAINS
@@ -90,7 +90,7 @@ def test_every_flag_can_be_given():
     assert missing == {"algorithm", "target_domain", "trust"}
 
 
-def test_flags_of_commands_are_reserved():
+def test_command_flags_are_reserved():
     """A user's algorithm may not have a setting that is called so, whatever the command."""
     modules = {path.stem for path in (ROOT / "binaries").glob("[!_]*.py")}
     assert {*COMMANDS, "run_plan"} == modules
@@ -136,7 +136,7 @@ def test_toy_regression_tracks_its_value(call, folder):
 )
 def test_settings_reach_the_run(call, folder, arguments):
     call.ok(train, *TOY, "--rounds=2", "--output_dir=run", *arguments)
-    config = json.loads((folder / "run" / "config.json").read_text())
+    config = read_json(folder / "run" / "config.json")
     for argument in arguments:
         name, _, value = argument.lstrip("-").partition("=")
         if name == "noclient_shuffle":
@@ -161,7 +161,7 @@ def test_execution_does_not_change_the_config(call, folder, arguments):
     runs = {"run": [], "other": arguments}
     for name, more in runs.items():
         call.ok(train, *TOY, "--rounds=2", f"--output_dir={name}", *more)
-    configs = [json.loads((folder / name / "config.json").read_text()) for name in runs]
+    configs = [read_json(folder / name / "config.json") for name in runs]
     executions = [config.pop("execution") for config in configs]
     assert configs[0] == configs[1]
     assert executions[0] != executions[1]
@@ -191,17 +191,17 @@ def test_run_resumes_with_other_percentiles(call, folder):
 
 
 @pytest.mark.nightly
-def test_run_resumes_with_the_settings_of_its_folder(call, folder):
+def test_run_resumes_with_its_folders_settings(call, folder):
     first = [*TOY, "--rounds=1", "--client_mode=streamed", "--window=3", "--seed=2"]
     call.ok(train, *first, "--output_dir=run")
-    config = json.loads((folder / "run" / "config.json").read_text())
+    config = read_json(folder / "run" / "config.json")
     (folder / "run").rename(folder / "moved")
     outcome = call.ok(train, "--resume", "--output_dir=moved", "--rounds=2", "--evaluate_every=1")
     assert outcome.out.startswith("agnostic_fed_avg on toy_regression, 2 rounds: moved\n")
     assert "resuming after round 1\n" in outcome.out
     assert "--evaluate_every was 50 until now and is 1: evaluations of earlier" in outcome.out
     assert "--client_mode" not in outcome.out
-    actual = json.loads((folder / "moved" / "config.json").read_text())
+    actual = read_json(folder / "moved" / "config.json")
     assert actual == {**config, "rounds": 2, "evaluate_every": 1}
 
     message = call.refused(

@@ -12,13 +12,20 @@ import pytest
 
 from binaries import report, train, tune
 from tests import golden
-from tests.binaries.harness import Caller, Process, compared_specs, given, python_module, tree
+from tests.binaries.harness import (
+    Caller,
+    Process,
+    compared_specs,
+    given,
+    python_module,
+    stopped,
+    tree,
+)
 from tests.data.stores import image, write_store
 from tests.processes import wait_until
-from tff_agnostic.base.files import folder_lock
+from tff_agnostic.base.files import folder_lock, read_json
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program import progress
-from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.studies import tuning_page
 
 _DATA = ("--task=digits", "--num_clients=4", "--num_test_clients=2")
@@ -56,7 +63,7 @@ def searched(call: Caller, tmp_path_factory) -> tuple[Path, str]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """The trials in page.json, by heading."""
-    sections = json.loads((path / "page.json").read_text())["sections"]
+    sections = read_json(path / "page.json")["sections"]
     (blocks,) = [s["blocks"] for s in sections if s["title"] == "All trials"]
     return [
         dict(zip(table["columns"], map(_plain, row))) for table in blocks for row in table["rows"]
@@ -68,7 +75,7 @@ def _plain(cell: Any) -> Any:
 
 
 def _result(path: Path, trial: int) -> dict:
-    return json.loads((path / f"runs/fed_avg/trial_{trial:03d}/seed_7/run/result.json").read_text())
+    return read_json(path / f"runs/fed_avg/trial_{trial:03d}/seed_7/run/result.json")
 
 
 _OBJECTIVE = "0.5*worst:accuracy+0.5*overall:accuracy"
@@ -76,7 +83,7 @@ _HEADING = f"{_OBJECTIVE}, %"
 
 
 @pytest.mark.nightly
-def test_table_has_results_of_runs(searched):
+def test_table_has_run_results(searched):
     path, printed = searched
     rows = _rows(path)
     assert [row["trial"] for row in rows] == ["0", "1", "2"]
@@ -86,9 +93,7 @@ def test_table_has_results_of_runs(searched):
         expected = (result["worst"]["accuracy"]["value"] + result["overall"]["accuracy"]) / 2
         assert row[_HEADING] == pytest.approx(expected, abs=1e-12)
         assert (row["state"], row["round"]) == ("complete", 2)
-        config = json.loads(
-            (path / f"runs/fed_avg/trial_{k:03d}/seed_7/run/config.json").read_text()
-        )
+        config = read_json(path / f"runs/fed_avg/trial_{k:03d}/seed_7/run/config.json")
         assert row["server_learning_rate"] == f"{config['server_learning_rate']:.4g}"
         # A searched setting precedes the preset, another one follows it.
         assert row["server_optimizer"] == config["server_optimizer"]
@@ -112,7 +117,7 @@ def test_best_flags_describe_best_trial(searched):
     path, _ = searched
     rows = _rows(path)
     best = max(rows, key=lambda row: row[_HEADING])
-    record = json.loads((path / "tuned.json").read_text())["fed_avg"]
+    record = read_json(path / "tuned.json")["fed_avg"]
     assert record["trial"] == int(best["trial"])
     wanted = {
         "server_learning_rate": record["settings"]["server_learning_rate"],
@@ -136,8 +141,8 @@ def test_best_flags_describe_best_trial(searched):
 @pytest.mark.nightly
 def test_verdict_comes_first_with_its_limits(searched):
     path, printed = searched
-    best = json.loads((path / "tuned.json").read_text())["fed_avg"]["trial"]
-    sections = json.loads((path / "page.json").read_text())["sections"]
+    best = read_json(path / "tuned.json")["fed_avg"]["trial"]
+    sections = read_json(path / "page.json")["sections"]
     sentences = sections[0]["blocks"][0]["sentences"]
     if best == 0:
         assert "none of 3 trials has a better value than the given settings" in sentences[0]
@@ -166,7 +171,7 @@ def test_complete_search_runs_nothing_again(call, folder, searched, monkeypatch)
     assert tree(folder / "search" / "runs") == before
     assert "note: fed_avg neglects a part.\n" in outcome.out
     ((comparison, specs),) = judged
-    best = json.loads((folder / "search" / "tuned.json").read_text())["fed_avg"]["trial"]
+    best = read_json(folder / "search" / "tuned.json")["fed_avg"]["trial"]
     overall = _result(folder / "search", best)["overall"]["accuracy"]
     assert comparison.trials["fed_avg"].values["(overall)"]["accuracy"] == [overall]
     assert specs["fed_avg"].config.seed == 7
@@ -257,28 +262,19 @@ def test_diverged_trials_end_and_equal_ones_run_once(call, folder):
     # Equal trials have equal reports and ends.
     ends = {(row["client_learning_rate"], row["state"], row["round"]) for row in rows}
     assert len(ends) == 2 and ("0.1", "complete", 2) in ends
-    best = json.loads((folder / "search" / "tuned.json").read_text())["fed_avg"]
+    best = read_json(folder / "search" / "tuned.json")["fed_avg"]
     assert best["settings"] == {"client_learning_rate": "0.1"}
     # Equal settings are the same run.
     assert len(list((folder / "search/runs/fed_avg").glob("trial_*/seed_7/run"))) == 2
 
 
 @pytest.mark.slow
-def test_stopped_search_resumes_with_equal_trials(call, folder, searched, monkeypatch):
-    questions: list[Any] = []
-
-    def signal_number(self):
-        questions.append(self)
-        # After the first round of the second trial.
-        return signal.SIGTERM if len(questions) > 3 else None
-
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            StopRequest, "signal_number", property(signal_number, lambda *_: None), raising=False
-        )
-        stopped = call(tune, *_FLAGS, "--trials=3", "--output_dir=search")
-    assert stopped.status == 128 + signal.SIGTERM
-    assert stopped.err.rstrip().endswith("--output_dir=search --resume")
+def test_stopped_search_resumes_with_equal_trials(call, folder, searched):
+    # After the first round of the second trial.
+    with stopped(questions=3):
+        outcome = call(tune, *_FLAGS, "--trials=3", "--output_dir=search")
+    assert outcome.status == 128 + signal.SIGTERM
+    assert outcome.err.rstrip().endswith("--output_dir=search --resume")
     runs = folder / "search/runs/fed_avg"
     assert (runs / "trial_001").exists() and len([*runs.rglob("result.json")]) == 1
     call.ok(tune, *_FLAGS, "--trials=3", "--output_dir=search", "--resume")
@@ -286,12 +282,10 @@ def test_stopped_search_resumes_with_equal_trials(call, folder, searched, monkey
 
 
 @pytest.mark.slow
-def test_signal_in_last_trial_keeps_results(call, folder, monkeypatch):
+def test_signal_in_last_trial_keeps_results(call, folder):
     """No trial remains to be stopped."""
-    monkeypatch.setattr(
-        StopRequest, "signal_number", property(lambda self: 15, lambda self, value: None), False
-    )
-    call.ok(tune, *_FLAGS, "--rounds=1", "--trials=1", "--output_dir=search")
+    with stopped():
+        call.ok(tune, *_FLAGS, "--rounds=1", "--trials=1", "--output_dir=search")
     assert len(_rows(folder / "search")) == 1
 
 

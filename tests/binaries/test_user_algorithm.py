@@ -1,6 +1,5 @@
 """An algorithm of a user's own: trained, compared and exported by its file."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from tests.algorithms.user_files import write_by_size
 from tests.binaries.harness import TOY, Caller
 from tests.marks import usually
 from tests.plan_runner.harness import call as run_plan
+from tff_agnostic.base.files import read_json
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 _SHORT = (*TOY, "--rounds=2", "--evaluate_every=1", "--checkpoint_every=1")
@@ -97,21 +97,17 @@ def test_run_resumes_with_the_same_algorithm_only(call, algorithm, folder, train
 
 
 @pytest.mark.nightly
-def test_imports_of_the_algorithm_are_fingerprinted(call, algorithm, folder):
+def test_algorithm_imports_are_fingerprinted(call, algorithm, folder):
+    first_line = "def by_size(problem, options):\n"
+    imports = (first_line, f"{first_line}    import power\n")
     (folder / "power.py").write_text("def power(n, exponent):\n    return n**exponent\n")
-    write_by_size(
-        algorithm,
-        ("def by_size(problem, options):\n", "def by_size(problem, options):\n    import power\n"),
-    )
+    write_by_size(algorithm, imports)
     flags = (*_SHORT, *_BY_SIZE, "--output_dir=run")
     call.ok(train, *flags)
     call.ok(train, *flags, "--resume")
     (folder / "power.py").write_text("def power(n, exponent):\n    return exponent**n\n")
     # As a new process would find it.
-    write_by_size(
-        algorithm,
-        ("def by_size(problem, options):\n", "def by_size(problem, options):\n    import power\n"),
-    )
+    write_by_size(algorithm, imports)
     message = call.refused(folder, train, *flags, "--resume")
     assert message.startswith("run: expected the files that the algorithm imports that the run ")
 
@@ -125,7 +121,7 @@ def test_the_setting_has_its_effect(call, algorithm, folder):
         "--client_learning_rate=1",
         "--arms=fed_avg;root=by_size.py:size_power=0.5;by_size.py",
     )
-    actual = json.loads((folder / "runs" / "compare.json").read_text())
+    actual = read_json(folder / "runs" / "compare.json")
     assert list(actual) == ["fed_avg", "root", "by_size"]
     fed_avg, root, by_size = (
         _weights(folder / "runs" / "runs" / arm / "trial_00" / "run") for arm in actual
@@ -140,7 +136,7 @@ def test_it_is_deployed(call, algorithm, folder, trained, profile):
     """From a run, and before any."""
     source = {"daf": [f"--checkpoint={trained}"], "secure": [*TOY, *_BY_SIZE]}[profile]
     call.ok(export, *source, f"--profile={profile}", "--output_dir=plan")
-    manifest = json.loads((folder / "plan" / "manifest.json").read_text())
+    manifest = read_json(folder / "plan" / "manifest.json")
     assert (manifest["algorithm"], manifest["settings"]["size_power"]) == ("by_size", 0.5)
     outcome = run_plan("--plan=plan", "--verify")
     assert outcome.status == 0, outcome
