@@ -146,7 +146,7 @@ def test_unknown_name_suggests_nearest():
     assert (raised.value.field, raised.value.value, raised.value.kind) == ("fuel", "diesl", _Train)
 
 
-def test_error_of_part_names_part():
+def test_error_in_part_names_part():
     with pytest.raises(OptionError) as raised:
         _Train(wagon=_Wagon(seats=81))
     assert (raised.value.field, raised.value.kind) == ("seats", _Wagon)

@@ -97,7 +97,7 @@ def test_page_has_tables_and_missing_files():
         assert part in words, part
 
 
-def test_each_data_set_has_runs_of_every_row():
+def test_each_data_set_runs_every_row():
     for name, data in DATA_SETS.items():
         check_task_options(data.task, data.task_options)
         for row in (row for row in PORTFOLIO if row not in IF_NAMED):
@@ -107,7 +107,7 @@ def test_each_data_set_has_runs_of_every_row():
             assert spec.config.rounds == data.settings.get("rounds", spec.config.rounds), name
 
 
-def test_shared_arguments_precede_those_of_data_sets():
+def test_shared_arguments_precede_data_sets_arguments():
     data = DATA_SETS["hard_digits"]
     given = data_arguments(data, {"task": "custom", "model": "model.py"}, {"tries": 2, "rounds": 7})
     assert (given.args.task, given.args.tries, given.args.objective) == ("custom", 2, "worst")
@@ -125,7 +125,7 @@ def test_flights_have_a_plane_and_arrived(tmp_path):
     assert rows == [["N1", "UA", 0, "EWR", *numbers], ["N2", "regional", 1, "JFK", *numbers]]
 
 
-def test_speeches_are_of_speakers_of_a_language(tmp_path):
+def test_speeches_have_speakers_and_languages(tmp_path):
     for language in ("nl", "de"):
         rows = '"speaker","chair","text"\n"A. B.",FALSE,"One , two ."\n"C.",TRUE,"Order !"\n'
         (tmp_path / f"{language}.csv").write_text(rows)

@@ -1,10 +1,14 @@
-"""Pages name existing code next to the lines of papers, and existing files."""
+"""Pages name existing code and files, the defaults of tasks, and answers to questions."""
 
 import pydoc
 import re
 from pathlib import Path
 
 import pytest
+from tabulate import tabulate
+
+from tff_agnostic.program.options.defaults import DEFAULTS
+from tff_agnostic.program.runs.spec import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -52,3 +56,61 @@ def test_walks_stop_at_code_that_is_there() -> None:
     for file, name in stops:
         code = (ROOT / file).read_text()
         assert re.search(rf"^ *(def|class) {name}\b", code, re.MULTILINE), f"{file}: {name}"
+
+
+# --- Every task, with its defaults
+
+
+PAGE, DEFAULTS_PAGE = (DOCS / "reference" / name for name in ("tasks.md", "task_defaults.md"))
+_SETTINGS = {
+    "rounds": "rounds",
+    "clients": "clients_per_round",
+    "batch": "client_batch_size",
+    "epochs": "client_epochs",
+    "client lr": "client_learning_rate",
+    "server": "server_optimizer",
+    "server lr": "server_learning_rate",
+    "lambda lr": "lambda_learning_rate",
+    "window": "window",
+    "divided by": "client_normalizer",
+}
+
+
+def _table() -> str:
+    rows = []
+    for name in DEFAULTS:
+        settings = resolve(name, {}, {}).settings()
+        values = [settings[setting] for setting in _SETTINGS.values()]
+        cells = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in values]
+        rows.append([f"`{name}`", *cells])
+    return tabulate(rows, headers=["task", *_SETTINGS], tablefmt="github", disable_numparse=True)
+
+
+def test_page_has_task_defaults():
+    assert _table() in DEFAULTS_PAGE.read_text(), f"expected in {DEFAULTS_PAGE.name}:\n{_table()}"
+
+
+@pytest.mark.slow
+def test_page_explains_every_task():
+    text = PAGE.read_text()
+    for name in DEFAULTS:
+        assert f"### `{name}`" in text and f"| [`{name}`](#{name}) |" in text
+
+
+# --- The page of concepts, and a newcomer's questions
+
+
+WORDS = 900
+
+
+def test_concepts_page_is_short():
+    assert len((DOCS / "concepts.md").read_text().split()) <= WORDS
+
+
+def test_newcomers_questions_have_answers():
+    table = (ROOT / "tests" / "docs" / "questions.md").read_text()
+    questions = re.findall(r"^\| (.*\?) \| ([\w/]+\.md) \| (.*) \|$", table, re.MULTILINE)
+    assert len({question for question, _, _ in questions}) == 20
+    for question, page, answer in questions:
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", (ROOT / page).read_text())
+        assert answer in " ".join(re.sub(r"[*`]", "", text).split()), question

@@ -40,7 +40,7 @@ def test_breaches_have_not_become_more():
     assert not more, "\n".join(more)
 
 
-def test_rules_read_every_kind_of_prose():
+def test_rules_read_every_prose_kind():
     broken = {
         (name, text.line)
         for text in prose.texts(_MODULE)

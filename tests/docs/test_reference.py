@@ -47,12 +47,12 @@ def defined(monkeypatch):
     for kind in flags._DEFINE:
         monkeypatch.setitem(flags._DEFINE, kind, note)
 
-    def flags_of_command(name):
+    def command_flags(name):
         names.clear()
         command(name).define_flags()
         return set(names)
 
-    return flags_of_command
+    return command_flags
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_entries_have_defaults_and_needs(pages):
     assert entry_texts["pooled"].startswith(", --nopooled\n")
 
 
-def test_commands_of_argparse_have_their_flags(pages):
+def test_argparse_commands_have_their_flags(pages):
     assert {"plan", "verify", "max_memory_gb"} <= set(entries(pages, "run_plan"))
     assert "Default: `2.0`." in entries(pages, "run_plan")["max_memory_gb"]
     fleet = pages[f"{commands.FOLDER}/fleet.md"]
@@ -102,7 +102,7 @@ def _order(text):
     return re.findall(r"^(?!:|`)(\S+\.md)$", text.partition("```{toctree}")[2], re.MULTILINE)
 
 
-def test_pages_follow_the_order_of_links():
+def test_pages_follow_the_link_order():
     given = [
         _page("index.md", ["b.md", "how_to/z.md", "a.md"]),
         _page("a.md"),

@@ -59,7 +59,7 @@ def test_tff_is_used_where_it_has_its_place():
     assert not {n for n in using if n not in _TFF_PLACES and not n.startswith(_TFF_FOLDERS)}
 
 
-def test_an_algorithms_file_has_one_import_of_computations():
+def test_algorithm_files_import_computations_once():
     files = {
         name: path
         for name, path in _files(f"{_PACKAGE}/algorithms").items()

@@ -76,19 +76,24 @@ def metadata_file(wheel, name):
     return wheel.read(path).decode()
 
 
-def modules_of(folder):
+def folder_modules(folder):
     return {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
 
 
 @pytest.mark.slow
-def test_wheel_has_every_module(wheel):
+def test_wheel_has_modules_and_configurations_only(wheel):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    expected = modules_of("tff_agnostic")
-    expected |= {f"tff_agnostic/{path}" for path in modules_of("binaries")}
+    expected = folder_modules("tff_agnostic")
+    expected |= {f"tff_agnostic/{path}" for path in folder_modules("binaries")}
     # They are used without the rest.
-    expected |= modules_of("plan_runner") | modules_of("fleet")
+    expected |= folder_modules("plan_runner") | folder_modules("fleet")
     assert {name for name in names if name.endswith(".py")} == expected
     assert {name.split("/")[0] for name in names} == {"fleet", "plan_runner", "tff_agnostic"}
+    configs = {f"tff_agnostic/configs/{path.name}" for path in (ROOT / "configs").glob("*.flags")}
+    assert {name for name in names if name.endswith(".flags")} == configs
+    for name in names:
+        assert not name.endswith((".bazel", ".bzl", ".pyc")), name
+        assert not pathlib.PurePosixPath(name).name.startswith("test_"), name
 
 
 @pytest.mark.slow
@@ -115,26 +120,8 @@ def test_a_small_wheel_holds_one_package(wheels, wheel, number, folder, more, ne
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_configurations(wheel):
-    shipped = {name for name in wheel.namelist() if name.endswith(".flags")}
-    present = {f"tff_agnostic/configs/{path.name}" for path in (ROOT / "configs").glob("*.flags")}
-    assert shipped == present
-
-
-@pytest.mark.slow
-def test_wheel_excludes_build_files_and_tests(wheel):
-    for name in wheel.namelist():
-        assert not name.endswith((".bazel", ".bzl", ".pyc")), name
-        assert not pathlib.PurePosixPath(name).name.startswith("test_"), name
-
-
-@pytest.mark.slow
-def test_the_wheel_holds_the_licence(wheel):
+def test_wheel_has_metadata_licence_and_program(wheel, project):
     assert metadata_file(wheel, "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
-
-
-@pytest.mark.slow
-def test_the_wheel_says_what_it_is(wheel, project):
     message = email.message_from_string(metadata_file(wheel, "METADATA"))
     assert message["Name"] == "tff-agnostic"
     assert message["Version"] == version()
@@ -143,10 +130,6 @@ def test_the_wheel_says_what_it_is(wheel, project):
     assert message.get_payload().strip() == (ROOT / "README.md").read_text().strip()
     plain = {line for line in message.get_all("Requires-Dist") if "extra ==" not in line}
     assert len(plain) == len(project["project"]["dependencies"])
-
-
-@pytest.mark.slow
-def test_wheel_has_one_console_program(wheel):
     parser = configparser.ConfigParser()
     parser.read_string(metadata_file(wheel, "entry_points.txt"))
     ((name, target),) = parser["console_scripts"].items()
@@ -176,7 +159,7 @@ def test_binaries_do_not_import_one_another():
     assert [place for place, name in imported("binaries") if name == "binaries"] == []
 
 
-def test_the_list_of_packages_is_complete(project):
+def test_package_list_is_complete(project):
     modules = [
         path
         for name in ("fleet", "plan_runner", "tff_agnostic")
@@ -221,7 +204,6 @@ def test_every_package_imported_is_asked_for(project):
 
 
 PACKAGE, DOCS = "requirements.lock", "requirements-docs.lock"
-every_lock = pytest.mark.parametrize("lock", [PACKAGE, DOCS])
 
 
 def locked(lock):
@@ -247,8 +229,12 @@ def environment(python):
     }
 
 
-@every_lock
-def test_locked_packages_are_pinned_with_hashes(lock):
+@pytest.mark.parametrize("lock", [PACKAGE, DOCS])
+def test_lock_pins_packages_by_hashes_without_places(lock):
+    text = (ROOT / lock).read_text()
+    assert "#    ./run lock\n" in text
+    assert "://" not in text and "-url" not in text
+    assert not re.search(r"(^|\s)/", text, re.MULTILINE)
     requirements = list(locked(lock))
     assert len(requirements) > 30
     for requirement, hashes in requirements:
@@ -317,15 +303,6 @@ def test_plain_pip_finds_a_platform_without_tff(project):
     reference = map(Requirement, project["project"]["optional-dependencies"]["tff"])
     on_3_12 = environment("3.12")
     assert not any(one.marker.evaluate(on_3_12) for one in reference)
-
-
-@every_lock
-def test_the_lock_names_no_place(lock):
-    text = (ROOT / lock).read_text()
-    assert "#    ./run lock\n" in text
-    assert "://" not in text
-    assert "-url" not in text
-    assert not re.search(r"(^|\s)/", text, re.MULTILINE)
 
 
 def test_a_checkout_says_its_commit():

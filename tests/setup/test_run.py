@@ -169,7 +169,7 @@ def test_another_lock_is_installed(checkout):
     assert len(checkout.calls()) == 3
 
 
-def test_todays_platform_has_an_environment_of_its_own(checkout):
+def test_todays_platform_has_its_own_environment(checkout):
     assert checkout.run("train", environment={"TFF_AGNOSTIC_PLATFORM": "today"})[0] == 0
     assert not (checkout.root / ".venv").exists()
     assert "--python cpython@3.13" in checkout.calls()[0]

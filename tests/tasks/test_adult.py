@@ -73,7 +73,7 @@ def test_a_row_becomes_features_label_and_domain(tmp_path):
     assert domain_id.tolist() == [1, 0]
 
 
-def test_the_forms_of_the_test_file(tmp_path):
+def test_test_file_has_two_forms(tmp_path):
     path = tmp_path / "adult.test"
     path.write_text(f"|1x3 Cross validator\n{_PERSON}.\n\n{_DOCTOR}.\n\n")
     assert read_adult(path)[1].tolist() == [0, 1]

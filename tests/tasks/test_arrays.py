@@ -31,7 +31,7 @@ def test_arrays_are_what_models_are_given(tmp_path):
         split_arrays(load_store(tmp_path / "shoppers.sqlite"), "dev")
 
 
-def test_arrays_of_texts(tmp_path):
+def test_texts_are_arrays(tmp_path):
     read = split_arrays(load_store(text_store(tmp_path / "s.sqlite")), "train")
     assert read.y is None and read.names is None
     assert Counter(zip(read.clients, read.domains, read.x)) == Counter(

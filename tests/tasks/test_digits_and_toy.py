@@ -100,7 +100,7 @@ def test_the_seed_decides_the_split_and_the_clients():
     assert fingerprint(3)[1] != fingerprint(4)[1]
 
 
-def test_numbers_of_clients():
+def test_client_numbers_are_options():
     task = _load(num_clients=7, num_test_clients=3)
     assert (len(task.train.client_ids), len(task.test.client_ids)) == (7, 3)
 
@@ -124,7 +124,7 @@ def test_a_class_given_twice_is_refused():
 
 
 @golden.values
-def test_an_option_out_of_range_is_refused(case):
+def test_invalid_option_is_refused(case):
     return golden.refusal(_load, **case)
 
 
@@ -151,7 +151,7 @@ def test_held_out_images_have_all_rare_classes():
 # --- The toy problem of the paper's appendix B, whose answer is known
 
 
-def _load_of_toy(seed: int = 0, **options: Any) -> Task:
+def _load_toy(seed: int = 0, **options: Any) -> Task:
     return load_task("toy_regression", options, TaskContext(seed))
 
 
@@ -164,7 +164,7 @@ def _points(task: Task) -> list[np.ndarray]:
 
 
 def test_five_domains_over_fifty_clients():
-    task = _load_of_toy()
+    task = _load_toy()
     assert task.num_domains == 5
     assert len(task.train.client_ids) == 50
     spec = task.model.client_data_spec()
@@ -174,29 +174,29 @@ def test_five_domains_over_fifty_clients():
 
 
 def test_domains_have_equal_variances_and_their_own_sizes():
-    points = _points(_load_of_toy(spread=0.25))
+    points = _points(_load_toy(spread=0.25))
     np.testing.assert_allclose([p.std() for p in points], 0.25, rtol=1e-5)
     sizes = [len(p) for p in points]
     assert len(set(sizes)) == 5
-    np.testing.assert_array_equal(domain_counts(_load_of_toy().train, 5), sizes)
+    np.testing.assert_array_equal(domain_counts(_load_toy().train, 5), sizes)
 
 
 def _largest_mean_loss(points: list[np.ndarray], w: float) -> float:
     return max(float(np.mean((p - w) ** 2)) for p in points)
 
 
-def test_the_minimiser_of_the_worst_domain_is_zero():
-    points = _points(_load_of_toy())
+def test_worst_domains_minimiser_is_zero():
+    points = _points(_load_toy())
     at_zero = _largest_mean_loss(points, 0.0)
     assert all(_largest_mean_loss(points, w) > at_zero for w in (-0.5, -0.01, 0.01, 0.5))
 
 
-def test_the_mean_of_all_points_is_another():
-    assert np.concatenate(_points(_load_of_toy())).mean() > 0.2
+def test_points_mean_is_another():
+    assert np.concatenate(_points(_load_toy())).mean() > 0.2
 
 
 def test_losses_are_squared_distances():
-    task = _load_of_toy()
+    task = _load_toy()
     examples = task.train.read(task.train.client_ids[0])
     losses, _ = task.model.example_losses(task.model.initial_weights, examples, False, [0, 0])
     w = np.ravel(task.model.initial_weights.trainable[0])[0]
@@ -204,19 +204,19 @@ def test_losses_are_squared_distances():
 
 
 def test_trials_share_a_model():
-    model = _load_of_toy(seed=1).model
-    assert _load_of_toy(seed=2, num_clients=7).model is model
+    model = _load_toy(seed=1).model
+    assert _load_toy(seed=2, num_clients=7).model is model
     with computing_in("mixed_bfloat16"):
-        assert _load_of_toy(seed=1).model != model
+        assert _load_toy(seed=1).model != model
 
 
 def test_the_learned_value_is_tracked():
-    assert _load_of_toy().tracked_weights == {"learned value": (0, 0)}
+    assert _load_toy().tracked_weights == {"learned value": (0, 0)}
 
 
 def test_the_seed_decides_the_points():
     def fingerprint(seed: int) -> bytes:
-        return np.concatenate(_points(_load_of_toy(seed))).tobytes()
+        return np.concatenate(_points(_load_toy(seed))).tobytes()
 
     assert fingerprint(1) == fingerprint(1)
     assert fingerprint(1) != fingerprint(2)
@@ -224,4 +224,4 @@ def test_the_seed_decides_the_points():
 
 @golden.values
 def test_toy_refuses_invalid_options(case):
-    return golden.refusal(_load_of_toy, **case)
+    return golden.refusal(_load_toy, **case)

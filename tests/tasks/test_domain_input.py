@@ -1,6 +1,5 @@
 """Models with the domain as an input: a vector of each domain is added to their scores."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from binaries import save_model, train
 from tests.binaries.harness import Caller
 from tests.data.stores import sentence, write_store
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.base.files import read_json
 from tff_agnostic.base.later import tf
 from tff_agnostic.data.clients import InMemoryClients, client_domain_counts
 from tff_agnostic.models.classifiers import logistic_regression
@@ -184,7 +184,7 @@ _RUN = (
 
 
 @pytest.mark.nightly
-def test_domain_run_learns_words_of_each_domain(streaming_runtime, tmp_path, monkeypatch):
+def test_domain_run_learns_each_domains_words(streaming_runtime, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call = Caller({"cohort": streaming_runtime})
     rows = [
@@ -201,7 +201,7 @@ def test_domain_run_learns_words_of_each_domain(streaming_runtime, tmp_path, mon
     assert "--domain_input is embedding there and none here" in message
     outcome = call(save_model, "--checkpoint=run", "--output_dir=saved")
     assert outcome.status == 0 and "predicts as the run's model does, by 0 at" in outcome.out
-    card = json.loads(Path("saved", "model_card.json").read_text())
+    card = read_json(Path("saved", "model_card.json"))
     assert card["inputs"] == {"x": "int32[None, 3]", "domain": "int32[None]"}
     assert card["table"]["domain_is_an_input"] is True
     assert card["table"]["inputs"]["domain"] == {

@@ -78,7 +78,7 @@ def _error(path: Any, client: Optional[str] = None, **options: Any) -> str:
     return str(error.value)
 
 
-def test_domains_are_those_of_the_writers_numbers(tmp_path):
+def test_domains_follow_the_writers_numbers(tmp_path):
     task = _load(_from_tff(tmp_path / "s.sqlite"))
     assert task.domain_names == (emnist.HIGH_SCHOOL, emnist.CENSUS)
     assert list(task.train.client_ids) == sorted(_WRITERS)
@@ -90,7 +90,7 @@ def test_domains_are_those_of_the_writers_numbers(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_classes", "labels"), [(62, [3, 9, 61]), (10, [3, 9])])
-def test_splits_depend_on_number_of_classes(tmp_path, num_classes, labels):
+def test_splits_depend_on_class_count(tmp_path, num_classes, labels):
     task = _load(_from_tff(tmp_path / "s.sqlite"), num_classes=num_classes)
     for clients in (task.train, task.test):
         examples = clients.read("f2103_04")
@@ -100,7 +100,7 @@ def test_splits_depend_on_number_of_classes(tmp_path, num_classes, labels):
     assert task.fingerprint["classes"] == str(num_classes)
 
 
-def test_a_store_of_an_import_names_the_domains(tmp_path):
+def test_imported_store_names_the_domains(tmp_path):
     task = _load(_from_import(tmp_path / "s.sqlite"))
     np.testing.assert_array_equal(domain_counts(task.train, 2), [4, 12])
     assert task.train.read("h2")["domain_id"].tolist() == [0]
@@ -117,7 +117,7 @@ def test_evaluation_uses_the_given_split(tmp_path):
     assert _error(path, test_split="validation") == message
 
 
-def test_the_task_has_the_model_of_the_paper(tmp_path, monkeypatch):
+def test_task_has_the_papers_model(tmp_path, monkeypatch):
     monkeypatch.undo()
     task = _load(_from_tff(tmp_path / "s.sqlite"))
     sizes = [w.size for w in task.model.initial_weights.trainable]
@@ -142,7 +142,7 @@ def test_the_rarer_writers_are_drawn_by_the_seed(tmp_path):
     assert len(_load(path, high_school_writers=2).test.client_ids) == 10
 
 
-def test_writers_of_tffs_file_are_thinned_too(tmp_path):
+def test_tff_files_writers_are_thinned_too(tmp_path):
     task = _load(_from_tff(tmp_path / "s.sqlite"), high_school_writers=1)
     domains = [_WRITERS[writer] for writer in task.train.client_ids]
     assert domains.count(emnist.HIGH_SCHOOL) == 1
@@ -163,7 +163,7 @@ def test_all_writers_may_be_named(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", [10, -1])
-def test_a_label_out_of_range_names_the_client(tmp_path, label):
+def test_invalid_label_names_the_client(tmp_path, label):
     path = _from_tff(tmp_path / "s.sqlite", labels=(0, label))
     message = _error(path, "f2100_69")
     assert (
@@ -187,7 +187,7 @@ def test_a_domain_that_the_task_does_not_have(tmp_path):
     assert _error(path, "a") == message
 
 
-def test_a_store_of_texts(tmp_path):
+def test_text_store_is_refused(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     assert _error(path) == (
         f"{path}: expected examples with pixels (float32[28, 28]), label (int64) for this task, "
@@ -195,7 +195,7 @@ def test_a_store_of_texts(tmp_path):
     )
 
 
-def test_images_of_another_size(tmp_path):
+def test_other_image_sizes_are_refused(tmp_path):
     rows = [("train", "f2100_69", {"pixels": np.zeros([784 + 1], np.float32), "label": 1})]
     path = tff_store(tmp_path / "s.sqlite", rows)
     assert _error(path).endswith("found label (int64), pixels (float32[785])")

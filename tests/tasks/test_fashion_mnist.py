@@ -27,8 +27,9 @@ def _store(path, labels, domain=str):
     return write_store(path, rows, "features")
 
 
-def test_three_classes_are_renumbered(tmp_path):
+def test_three_classes_are_renumbered_and_counted(tmp_path):
     task = _load(_store(tmp_path / "s.sqlite", [6, 1, 0, 9, 2, 0]))
+    np.testing.assert_array_equal(client_domain_counts(task.train, 3), [[2, 1, 1]])
     assert task.domain_names == ("t-shirt/top", "pullover", "shirt")
     for clients in (task.train, task.test):
         examples = clients.read("a")
@@ -37,7 +38,7 @@ def test_three_classes_are_renumbered(tmp_path):
         np.testing.assert_allclose(examples["x"][:, 0], [0.6, 0, 0.2, 0], rtol=1e-6)
 
 
-def test_store_of_three_classes_keeps_numbers(tmp_path):
+def test_three_class_store_keeps_numbers(tmp_path):
     # As of import_data --format=idx --classes=0,2,6.
     domain = ["0", "2", "6"].__getitem__
     task = _load(_store(tmp_path / "s.sqlite", [2, 0, 1, 1], domain))
@@ -46,12 +47,7 @@ def test_store_of_three_classes_keeps_numbers(tmp_path):
     np.testing.assert_allclose(examples["x"][:, 0], [0.2, 0, 0.1, 0.1], rtol=1e-6)
 
 
-def test_counts_are_those_of_the_three(tmp_path):
-    task = _load(_store(tmp_path / "s.sqlite", [6, 1, 0, 9, 2, 0]))
-    np.testing.assert_array_equal(client_domain_counts(task.train, 3), [[2, 1, 1]])
-
-
-def test_a_store_of_tff(tmp_path):
+def test_tff_store_has_pixels_and_labels(tmp_path):
     pixels = np.arange(784, dtype=np.float32) / 784
     rows = [(s, "a", {"pixels": pixels, "label": y}) for s in ("train", "test") for y in (6, 3)]
     examples = _load(tff_store(tmp_path / "s.sqlite", rows)).train.read("a")
@@ -71,21 +67,20 @@ def test_evaluation_uses_the_given_split(tmp_path):
         _load(path)
 
 
-def test_a_client_without_any_of_them(tmp_path):
-    path = _store(tmp_path / "s.sqlite", [1, 9])
-    assert golden.refusal(lambda: _load(path).train.read("a")) == (
-        f"{path}: client a: expected images of t-shirt/top, pullover, shirt, found none"
-    )
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([1, 9], "expected images of t-shirt/top, pullover, shirt, found none"),
+        ([0, 10], "expected labels from 0 to 9, found 10 in row 1"),
+    ],
+)
+def test_rejects_clients_without_the_classes(tmp_path, labels, message):
+    path = _store(tmp_path / "s.sqlite", labels)
+    expected = f"{path}: client a: {message}"
+    assert golden.refusal(lambda: _load(path).train.read("a")) == expected
 
 
-def test_a_label_out_of_range(tmp_path):
-    path = _store(tmp_path / "s.sqlite", [0, 10])
-    assert golden.refusal(lambda: _load(path).train.read("a")) == (
-        f"{path}: client a: expected labels from 0 to 9, found 10 in row 1"
-    )
-
-
-def test_a_store_of_texts(tmp_path):
+def test_text_store_is_refused(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     with pytest.raises(UserError, match=": expected examples with pixels "):
         _load(path)

@@ -125,7 +125,7 @@ def test_options_reach_the_model(tmp_path, sizes, task):
 
 
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
-def test_a_model_of_the_vocabulary(tmp_path, task):
+def test_model_fits_the_vocabulary(tmp_path, task):
     loaded = _load(task, text_store(tmp_path / "s.sqlite"), sequence_length=4, **_SMALL[task])
     # Word vectors of three words and four more ids.
     assert (3 + 4, 2) in [w.shape for w in loaded.model.initial_weights.trainable]
@@ -172,7 +172,7 @@ def test_invalid_size_names_its_flag(tmp_path, task, option, value):
 
 
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
-def test_a_store_of_images(tmp_path, task):
+def test_image_store_is_refused(tmp_path, task):
     path = write_store(tmp_path / "s.sqlite", [("train", image("a", "b", 1))], "features")
     needed = "tokens (string)" if task == "stackoverflow" else "tokens (string), domain (string)"
     assert _error(task, path) == (
@@ -187,23 +187,16 @@ def test_a_store_without_words(tmp_path, task):
     assert _error(task, path) == f"{path}: expected a vocabulary, found an empty one"
 
 
-def test_domains_are_those_of_the_store(tmp_path, sizes):
+def test_domains_come_from_the_store(tmp_path, sizes):
     loaded = _load("next_word", _locales(tmp_path / "s.sqlite"))
     assert loaded.domain_names == ("es-419", "es-AR", "es-MX")
     ids = [loaded.train.read(f"train_{name}")["domain_id"] for name in loaded.domain_names]
     assert np.concatenate(ids).tolist() == [0, 1, 2]
 
 
-def test_a_store_of_tff_has_no_vocabulary(tmp_path):
+def test_tff_store_has_no_vocabulary(tmp_path):
     path = tff_store(tmp_path / "s.sqlite", [("train", "a", {"tokens": "x", "domain": "y"})])
     assert _error("next_word", path) == f"{path}: expected a vocabulary, found a store without one"
-
-
-def test_questions_and_answers_only(tmp_path, sizes):
-    path = _locales(tmp_path / "s.sqlite")
-    assert _error("stackoverflow", path, "train_es-AR") == (
-        f"{path}: client train_es-AR: expected domains answer, question, found 'es-AR'"
-    )
 
 
 @pytest.fixture
@@ -241,14 +234,17 @@ def test_cached_tff_file_is_not_downloaded(tmp_path, sizes, word_counts, monkeyp
     assert loaded.remarks() == []
 
 
-def test_a_type_that_is_neither(tmp_path, sizes, word_counts):
-    path = _questions(tmp_path / "s.sqlite", type_="comment")
-    assert _error("stackoverflow", path, "7") == (
-        f"{path}: client 7: expected domains answer, question, found 'comment'"
-    )
+def test_only_questions_and_answers_are_accepted(tmp_path, sizes, word_counts):
+    for path, client, name in (
+        (_questions(tmp_path / "q.sqlite", type_="comment"), "7", "comment"),
+        (_locales(tmp_path / "l.sqlite"), "train_es-AR", "es-AR"),
+    ):
+        assert _error("stackoverflow", path, client) == (
+            f"{path}: client {client}: expected domains answer, question, found '{name}'"
+        )
 
 
-def test_a_store_of_tff_without_types(tmp_path, sizes, word_counts):
+def test_tff_store_without_types(tmp_path, sizes, word_counts):
     rows = [(split, "7", {"tokens": "how"}) for split in ("train", "test")]
     path = tff_store(tmp_path / "s.sqlite", rows)
     message = _error("stackoverflow", path, "7")

@@ -87,7 +87,7 @@ def test_vocabulary_is_a_number_or_a_path(tmp_path, monkeypatch):
     assert golden.refusal(option.parsed, "") == "--vocabulary: expected a path, found an empty one"
 
 
-def test_papers_networks_are_defaults_of_next_word():
+def test_papers_networks_are_next_word_defaults():
     networks = {
         "next_word": LstmNetwork(embedding=96, units=256, layers=1, tied=False),
         "stackoverflow": LstmNetwork(embedding=96, units=670, layers=1, tied=False),
@@ -100,11 +100,11 @@ def test_papers_networks_are_defaults_of_next_word():
         assert DEFAULTS[name].spec is TASKS["next_word"]
 
 
-def test_every_task_of_the_library_has_defaults():
+def test_every_library_task_has_defaults():
     assert {entry.task for entry in DEFAULTS.values()} == set(TASKS)
 
 
-def test_network_of_a_bare_name_fits_every_task():
+def test_bare_network_name_fits_every_task():
     option = task_flags()["network"]
     for task, text in (
         ("text_classifier", "lstm"),
@@ -116,7 +116,7 @@ def test_network_of_a_bare_name_fits_every_task():
         assert task_options("next_word", {"network": option.parsed(text)}).network == network
 
 
-def test_errors_of_a_run_name_flags(tmp_path):
+def test_run_errors_name_flags(tmp_path):
     context = TaskContext(0, data=_images(tmp_path / "s.sqlite", 0.5))
     options = {"high_school_writers": 9}
     message = "high_school_writers: expected 1 to 1, the number of high-school writers, found 9"
@@ -225,25 +225,25 @@ def _texts(path: Path, last: str) -> Path:
     return write_store(path, rows, "text", vocabulary={"so": 2})
 
 
-def _images_of_tff(path: Path, ink: float) -> Path:
+def _tff_images(path: Path, ink: float) -> Path:
     pixels = np.full([784], ink, np.float32)
     return tff_store(
         path, [(s, "f2103_04", {"pixels": pixels, "label": 1}) for s in ("train", "test")]
     )
 
 
-def _texts_of_tff(path: Path, last: str) -> Path:
+def _tff_texts(path: Path, last: str) -> Path:
     row = {"tokens": f"so {last}", "type": "answer"}
     return tff_store(path, [(s, "a", row) for s in ("train", "test")])
 
 
 _STORES = [
     ("emnist", _images, (0.25, 0.75)),
-    ("emnist", _images_of_tff, (0.25, 0.75)),
+    ("emnist", _tff_images, (0.25, 0.75)),
     ("fashion_mnist", _images, (0.25, 0.75)),
     ("custom", _images, (0.25, 0.75)),
     ("stackoverflow", _texts, ("a", "b")),
-    ("stackoverflow", _texts_of_tff, ("a", "b")),
+    ("stackoverflow", _tff_texts, ("a", "b")),
     ("next_word", _texts, ("a", "b")),
 ]
 

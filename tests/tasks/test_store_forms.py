@@ -44,7 +44,7 @@ def _texts(path: Path) -> Path:
         ("fashion_mnist", _images, {}),
     ],
 )
-def test_both_forms_of_a_store_give_one_task(
+def test_both_store_forms_give_one_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, write: Any, options: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -63,7 +63,7 @@ def _losses(task: Task, weights: ModelWeights, client: str) -> np.ndarray:
 
 
 @pytest.mark.nightly
-def test_sent140_of_leaf_is_imported_and_learned(tmp_path):
+def test_leafs_sent140_is_imported_and_learned(tmp_path):
     domains = _tweets(tmp_path / "sent140")
     job(
         "leaf",
@@ -195,7 +195,7 @@ def _task(store: Path, task: str = "next_word", **options: Any) -> Task:
         ("year", ("2009", "2010", "2011"), [0, 1], [2]),
     ],
 )
-def test_the_domains_are_the_values_of_the_feature(store, feature, names, a_ids, t_ids):
+def test_domains_are_the_features_values(store, feature, names, a_ids, t_ids):
     task = _task(store, domain_feature=feature, network=LstmNetwork(2, 2))
     assert task.domain_names == names
     np.testing.assert_array_equal(task.train.read("a")["domain_id"], a_ids)
@@ -240,7 +240,7 @@ def test_feature_with_many_values_is_refused(tmp_path):
         ("domain", [0, 0], [1], "cooking, travel"),
     ],
 )
-def test_the_classes_are_the_values_of_the_feature(store, feature, a_ids, t_ids, classes):
+def test_classes_are_the_features_values(store, feature, a_ids, t_ids, classes):
     task = _task(store, "text_classifier", label_feature=feature)
     assert task.domain_names == ("cooking", "travel")
     assert task.fingerprint["classes"] == classes
@@ -262,7 +262,7 @@ def test_a_feature_that_holds_no_classes_is_refused(store, feature, message):
     assert message in golden.refusal(_task, store, "text_classifier", label_feature=feature)
 
 
-def test_a_feature_of_one_value_is_no_class(tmp_path):
+def test_one_valued_feature_is_no_class(tmp_path):
     rows = [
         (split, Record("a", "x", {"tokens": "cat", "app": "web"})) for split in ("train", "test")
     ]

@@ -152,7 +152,7 @@ def test_clients_have_the_workloads_shape(name):
             assert client["x"].min() > 0 and client["x"].max() < workload.classes
 
 
-def test_products_of_softmax_regression():
+def test_softmax_regression_products():
     workload = logistic(clients=7)
     # The domain pass, and of each step the scores and the gradient of the matrix.
     assert round_products(workload) == [

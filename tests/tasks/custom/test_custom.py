@@ -6,7 +6,7 @@ import pytest
 from tests.data.stores import text_store, tff_store, write_store
 from tests.importing.harness import job
 from tests.tasks.custom.stores import people, point, points, reviews
-from tests.tasks.custom.user_models import CLASSIFIER, NEXT_WORD, error_of, load, model_file
+from tests.tasks.custom.user_models import CLASSIFIER, NEXT_WORD, load, load_error, model_file
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.program.runs.spec import resolve
@@ -74,16 +74,19 @@ def test_several_features(tmp_path):
 
 
 @pytest.mark.slow
-def test_labels_that_are_real_numbers(tmp_path):
-    data = points(tmp_path / "s.sqlite", labels=(0.5, -2.0, 1e3))
+@pytest.mark.parametrize(
+    ("labels", "dtype"), [((0.5, -2.0, 1e3), np.float32), ((0, -2, 7), np.int32)]
+)
+def test_real_and_negative_labels_are_numbers(tmp_path, labels, dtype):
+    data = points(tmp_path / "s.sqlite", labels=labels)
     task = load(model_file(tmp_path, _REGRESSION), data)
     y = task.train.read("a")["y"]
-    assert (y.dtype, y.tolist()) == (np.float32, [0.5, -2.0, 1e3])
+    assert (y.dtype, tuple(y)) == (dtype, labels)
     names = [metric.name for metric in task.model.metrics]
     assert names == ["mean_absolute_error", "root_mean_squared_error"]
 
 
-def test_labels_of_a_table_that_are_real_numbers(tmp_path):
+def test_real_table_labels_are_numbers(tmp_path):
     table = tmp_path / "prices.csv"
     rows = [f"u{k},{'ab'[k % 2]},{k},{k / 2 - 3}" for k in range(40)]
     table.write_text("\n".join(["who,where,size,price", *rows]))
@@ -102,20 +105,6 @@ def test_labels_of_a_table_that_are_real_numbers(tmp_path):
         examples = task.train.read(client)
         assert examples["y"].dtype == np.float32
         np.testing.assert_array_equal(examples["y"], examples["x"][:, 0] / 2 - 3)
-
-
-@pytest.mark.slow
-def test_whole_numbers_below_zero_are_no_classes(tmp_path):
-    data = points(tmp_path / "s.sqlite", labels=(0, -2, 7))
-    y = load(model_file(tmp_path, _REGRESSION), data).train.read("a")["y"]
-    assert (y.dtype, y.tolist()) == (np.int32, [0, -2, 7])
-
-
-def test_whole_numbers_that_need_more_bits(tmp_path):
-    data = points(tmp_path / "s.sqlite", labels=(0, -2, 2**31))
-    assert error_of(model_file(tmp_path, _REGRESSION), data, "a") == (
-        f"{data}: client a: label: expected whole numbers of 32 bits, found a larger one in row 2"
-    )
 
 
 @pytest.mark.nightly
@@ -152,16 +141,16 @@ def test_fingerprint_ignores_path(tmp_path, monkeypatch):
 
 def test_no_model_file(tmp_path):
     data = points(tmp_path / "s.sqlite")
-    assert error_of(None, data) == (
+    assert load_error(None, data) == (
         "model: expected a Python file with a function build_model, found none"
     )
     missing = tmp_path / "missing.py"
-    assert error_of(missing, data) == f"{missing}: expected a Python file, found none"
+    assert load_error(missing, data) == f"{missing}: expected a Python file, found none"
 
 
 def test_failing_file_shows_its_lines(tmp_path):
     model = model_file(tmp_path, "def build_model(data):\n    return data.num_clases\n")
-    message = error_of(model, points(tmp_path / "s.sqlite"))
+    message = load_error(model, points(tmp_path / "s.sqlite"))
     first, *lines = message.splitlines()
     assert first == f"{model}: build_model fails:"
     assert "    return data.num_clases" in lines
@@ -169,10 +158,10 @@ def test_failing_file_shows_its_lines(tmp_path):
     assert "tff_agnostic" not in message
 
 
-def test_tff_store_needs_kind_of_data(tmp_path):
+def test_tff_store_needs_data_kind(tmp_path):
     rows = [("train", "a", {"x": [1.0, 2.0], "label": 1, "domain": "web"})]
     data = tff_store(tmp_path / "s.sqlite", rows)
-    assert error_of(model_file(tmp_path, CLASSIFIER), data) == (
+    assert load_error(model_file(tmp_path, CLASSIFIER), data) == (
         f"{data}: expected a store that names its domains, found one that TFF wrote"
     )
 
@@ -180,26 +169,36 @@ def test_tff_store_needs_kind_of_data(tmp_path):
 def test_a_store_without_labels(tmp_path):
     rows = [("train", Record("a", "web", {"x": np.zeros([2], np.float32)}))]
     data = write_store(tmp_path / "s.sqlite", rows, "features")
-    assert error_of(model_file(tmp_path, CLASSIFIER), data) == (
+    assert load_error(model_file(tmp_path, CLASSIFIER), data) == (
         f"{data}: expected examples with a label, found domain, x"
     )
 
 
-@pytest.mark.slow
-def test_labels_beyond_the_classes_that_have_names(tmp_path):
-    data = points(tmp_path / "s.sqlite", class_names=["cat", "dog"])
-    assert error_of(model_file(tmp_path, CLASSIFIER), data, "a") == (
-        f"{data}: client a: expected labels from 0 to 1, found 2 in row 1"
-    )
-
-
-@pytest.mark.slow
-def test_numbers_that_are_not_finite(tmp_path):
+def _with_infinity(path):
     rows = [("train", point("a", "web", [1, np.inf], 0)), ("test", point("a", "web", [1, 1], 1))]
-    data = write_store(tmp_path / "s.sqlite", rows, "features")
-    assert error_of(model_file(tmp_path, CLASSIFIER), data, "a") == (
-        f"{data}: client a: x: expected finite numbers, found NaN or infinity in row 0"
-    )
+    return write_store(path, rows, "features")
+
+
+@pytest.mark.parametrize(
+    ("model", "store", "message"),
+    [
+        (
+            _REGRESSION,
+            lambda path: points(path, labels=(0, -2, 2**31)),
+            "label: expected whole numbers of 32 bits, found a larger one in row 2",
+        ),
+        (
+            CLASSIFIER,
+            lambda path: points(path, class_names=["cat", "dog"]),
+            "expected labels from 0 to 1, found 2 in row 1",
+        ),
+        (CLASSIFIER, _with_infinity, "x: expected finite numbers, found NaN or infinity in row 0"),
+    ],
+)
+def test_rejects_clients_with_invalid_numbers(tmp_path, model, store, message):
+    data = store(tmp_path / "s.sqlite")
+    actual = load_error(model_file(tmp_path, model), data, "a")
+    assert actual == f"{data}: client a: {message}"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +222,7 @@ def test_numbers_that_are_not_finite(tmp_path):
 )
 def test_options_that_cannot_be(tmp_path, store, options, message):
     data = store(tmp_path / "s.sqlite")
-    result = error_of(model_file(tmp_path, CLASSIFIER), data, **options)
+    result = load_error(model_file(tmp_path, CLASSIFIER), data, **options)
     assert result.startswith(message.format(data=data))
     assert "\n" not in result
 
@@ -250,7 +249,7 @@ _CATEGORY_IDS = """
 """
 
 
-def test_categories_are_entries_of_the_vector(tmp_path):
+def test_categories_are_vector_entries(tmp_path):
     task = load(model_file(tmp_path, CLASSIFIER), people(tmp_path / "s.sqlite"))
     # x, then Rome, then baker and cook; what is missing or not known is none of them.
     x = task.train.read("a")["x"]
@@ -259,10 +258,10 @@ def test_categories_are_entries_of_the_vector(tmp_path):
     np.testing.assert_array_equal(task.test.read("a")["x"], [[0, 5, 1, 0, 0]])
 
 
-def test_categories_are_one_of_several_inputs(tmp_path):
+def test_categories_are_a_separate_input(tmp_path):
     data = people(tmp_path / "s.sqlite", place=np.array([1, 2], np.float32))
     model = model_file(tmp_path, "def build_model(data):\n    raise TypeError(data.x_shape)")
-    assert "TypeError: {'place': (2,), 'x': (2,), 'categories': (3,)}" in error_of(model, data)
+    assert "TypeError: {'place': (2,), 'x': (2,), 'categories': (3,)}" in load_error(model, data)
 
 
 def test_categories_as_ids(tmp_path):
@@ -282,17 +281,17 @@ def test_fingerprint_covers_categories(tmp_path):
     other = people(tmp_path / "o.sqlite", jobs=("baker", "clerk"))
     first_print, other_task = load(model, first).fingerprint, load(model, other)
     assert first_print["categories"] != other_task.fingerprint["categories"]
-    with_those_of_first = load(model, other, vocabulary=str(first))
-    assert with_those_of_first.fingerprint["categories"] == first_print["categories"]
+    with_firsts = load(model, other, vocabulary=str(first))
+    assert with_firsts.fingerprint["categories"] == first_print["categories"]
     np.testing.assert_array_equal(other_task.test.read("a")["x"][:, 3:], [[0, 1]])
-    np.testing.assert_array_equal(with_those_of_first.test.read("a")["x"][:, 3:], [[0, 0]])
+    np.testing.assert_array_equal(with_firsts.test.read("a")["x"][:, 3:], [[0, 0]])
     numbers = points(tmp_path / "p.sqlite")
-    assert error_of(model, other, vocabulary=str(numbers)) == (
+    assert load_error(model, other, vocabulary=str(numbers)) == (
         "vocabulary: expected a store with the categories of town, found categories of no "
         f"column in {numbers}"
     )
     missing = tmp_path / "none.sqlite"
-    assert error_of(model, other, vocabulary=str(missing)) == (
+    assert load_error(model, other, vocabulary=str(missing)) == (
         f"vocabulary: expected a client store, found nothing at {missing}"
     )
 
@@ -340,7 +339,7 @@ def test_texts_with_labels(tmp_path):
     assert [remark.kind for remark in task.remarks()] == ["words_cut"]
 
 
-def test_the_next_word_of_texts_with_labels(tmp_path):
+def test_labelled_texts_have_next_words(tmp_path):
     data = reviews(tmp_path / "s.sqlite")
     options = {"sequence_length": 4, "predict": "next_word"}
     task = load(model_file(tmp_path, NEXT_WORD), data, **options)
@@ -369,6 +368,6 @@ def test_texts_with_labels_that_are_numbers(tmp_path):
 @pytest.mark.parametrize("option", ["vocabulary", "sequence_length"])
 def test_invalid_size_names_its_flag(tmp_path, option):
     data = text_store(tmp_path / "s.sqlite")
-    message = error_of(model_file(tmp_path, NEXT_WORD), data, **{option: 0})
+    message = load_error(model_file(tmp_path, NEXT_WORD), data, **{option: 0})
     expected = "at least 1" + " or a path" * (option == "vocabulary")
     assert message == f"{option}: expected {expected}, found 0"

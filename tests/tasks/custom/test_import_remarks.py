@@ -35,7 +35,7 @@ def test_run_repeats_class_shares_and_copies():
     assert _SHARES in texts
 
 
-def test_run_warns_of_a_large_client():
+def test_run_warns_about_large_client():
     task = make_task(("a", "b"), clients=6)
     arrays = {name: task.train.read(name) for name in task.train.client_ids}
     arrays["client_0"] = {k: np.concatenate([v] * 9) for k, v in arrays["client_0"].items()}

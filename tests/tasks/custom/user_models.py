@@ -43,7 +43,7 @@ def load(model: Optional[Path], data: Path, **options: Any) -> Task:
     return load_task("custom", given, TaskContext(0, data=data))
 
 
-def error_of(model: Optional[Path], data: Path, client: str = "", **options: Any) -> str:
+def load_error(model: Optional[Path], data: Path, client: str = "", **options: Any) -> str:
     with pytest.raises(UserError) as error:
         load(model, data, **options).train.read(client)
     return str(error.value)
