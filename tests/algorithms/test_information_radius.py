@@ -46,10 +46,7 @@ def _optimum(loss: str) -> float:
         bounds=[(0, 1)] * p + [(None, None)],
         constraints=[
             {"type": "eq", "fun": lambda v: v[:p].sum() - 1},
-            {
-                "type": "ineq",
-                "fun": lambda v: v[p] - _divergences(loss, v[:p] @ _DISTRIBUTIONS),
-            },
+            {"type": "ineq", "fun": lambda v: v[p] - _divergences(loss, v[:p] @ _DISTRIBUTIONS)},
         ],
         options={"ftol": 1e-12, "maxiter": 500},
     )

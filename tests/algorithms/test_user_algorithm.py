@@ -95,10 +95,7 @@ def test_failing_checks_name_line_and_ranges_name_field(path):
         )
     )
     options = load_user_algorithm(path).options
-    with (
-        pytest.raises(UserError, match=r"by_size.py: options fails:"),
-        building_options(str(path)),
-    ):
+    with pytest.raises(UserError, match=r"by_size.py: options fails:"), building_options(str(path)):
         options(size_power=3.0)
     with (
         pytest.raises(UserError, match=r"^size_power: expected at least 0, found -1.0$"),

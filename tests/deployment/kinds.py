@@ -14,12 +14,7 @@ from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
 from tff_agnostic.deployment.export import ExportRequest
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import ColumnRange
-from tff_agnostic.models import (
-    Model,
-    accuracy,
-    logistic_regression,
-    next_word_lstm,
-)
+from tff_agnostic.models import Model, accuracy, logistic_regression, next_word_lstm
 
 NUM_DOMAINS = 3
 _VOCABULARY = 8

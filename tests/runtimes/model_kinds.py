@@ -8,12 +8,7 @@ import tensorflow as tf
 from tests.algorithms.cases import NUM_DOMAINS
 from tests.computations.harness import random_client
 from tests.models import keras_zoo
-from tff_agnostic.models import (
-    Model,
-    accuracy,
-    logistic_regression,
-    next_word_lstm,
-)
+from tff_agnostic.models import Model, accuracy, logistic_regression, next_word_lstm
 from tff_agnostic.models.keras import freeze
 
 
