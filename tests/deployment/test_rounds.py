@@ -84,7 +84,7 @@ def test_plain_plan_equals_simulation(exported, expected):
     _assert_equal(_played(exported("daf", max_examples=_LIMIT)), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_secure_simulation_equals_plain_one(cohort_runtime, expected):
     _assert_equal(_simulated(cohort_runtime, _SECURE, _clients()), expected)
 
