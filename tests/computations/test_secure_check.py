@@ -81,7 +81,7 @@ def test_rejects_metrics_outside_secure_sums(names, message):
 
     with pytest.raises(UserError, match=message) as error:
         require_only_secure_sums(leaky_round)
-    assert "secure aggregation was asked for" in str(error.value)
+    assert "secure aggregation is required" in str(error.value)
     report = security_report(leaky_round)
     assert (len(report.plain), len(report.secure)) == (len(names), 1)
 
@@ -102,7 +102,7 @@ def _round_with(uri, by_name):
 @pytest.mark.parametrize("uri", ["federated_sum", "federated_secure_looking_sum"])
 def test_rejects_other_intrinsics_by_any_name(uri, by_name):
     """Secure sums are those that this package makes, regardless of names."""
-    with pytest.raises(UserError, match=f"asked for, but the round has {uri}$"):
+    with pytest.raises(UserError, match=f"is required, but the round has {uri}$"):
         require_no_plain_sums(_round_with(uri, by_name))
 
 
