@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 import pyarrow as pa
@@ -61,11 +61,11 @@ def class_counts(store: ArrowStore) -> Optional[Classes]:
 def class_shares(counts: Classes, description: StoreDescription) -> dict[str, dict[str, float]]:
     """Returns the fraction of each class in each split, in the order of labels."""
     names = description.class_names
-    label_of = int if names is None else names.index
+    label: Callable[[str], int] = int if names is None else names.index
     shares = {}
     for split, domains in counts.items():
         total = sum(map(Counter, domains.values()), Counter[str]())
-        shares[split] = {name: total[name] / total.total() for name in sorted(total, key=label_of)}
+        shares[split] = {name: total[name] / total.total() for name in sorted(total, key=label)}
     return shares
 
 
