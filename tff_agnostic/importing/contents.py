@@ -61,7 +61,9 @@ def class_counts(store: ArrowStore) -> Optional[Classes]:
 def class_shares(counts: Classes, description: StoreDescription) -> dict[str, dict[str, float]]:
     """Returns the fraction of each class in each split, in the order of labels."""
     names = description.class_names
-    label: Callable[[str], int] = int if names is None else names.index
+    label: Callable[[str], int] = int
+    if names is not None:
+        label = names.index
     shares = {}
     for split, domains in counts.items():
         total = sum(map(Counter, domains.values()), Counter[str]())
