@@ -53,7 +53,9 @@ def _decoded(content: bytes, column: str, max_pixels: int) -> np.ndarray:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(content), formats=_FILES)
             # Before it is decoded: a file of some bytes may claim any size.
-            _check_size(image.width * image.height, column, max_pixels)
+            pixels_in_file = image.width * image.height
+            if pixels_in_file > max_pixels:
+                raise _too_large(column, max_pixels, str(pixels_in_file))
             if image.mode not in _PLAIN:
                 image = _plain(image)
             pixels = np.asarray(image)
@@ -75,11 +77,6 @@ def _plain(image: Any) -> Any:
         return image.convert("L")
     has_alpha = image.mode == "PA" or "transparency" in image.info
     return image.convert("RGBA" if has_alpha and image.format != "GIF" else "RGB")
-
-
-def _check_size(pixels: int, column: str, max_pixels: int) -> None:
-    if pixels > max_pixels:
-        raise _too_large(column, max_pixels, str(pixels))
 
 
 def _too_large(column: str, max_pixels: int, size: str) -> CellError:

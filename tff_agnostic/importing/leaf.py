@@ -128,38 +128,36 @@ class _Converter:
     def examples(
         self, user: str, data: Any, split: Optional[str], name: str, log: ReadLog
     ) -> Iterator[SourceExample]:
+        place = f"{name} user {user}"
         try:
-            pairs = _pairs(data, f"{name} user {user}")
-            domain = self._domain(user, name)
-        except RecordError as e:
+            pairs = _pairs(data)
+            domain = self._domain(user)
+        except CellError as e:
             log.num_records += 1
-            log.bad(e, user)
+            log.bad(RecordError(place, e.reason, e.detail), user)
             return
         if not pairs:
             log.num_records += 1
             log.skip("user without examples", user)
         for i, (x, y) in enumerate(pairs):
             log.num_records += 1
-            place = f"{name} user {user} example {i}"
+            place_of_example = f"{place} example {i}"
             try:
                 features = self._features(x, y)
             except CellError as e:
-                log.bad(RecordError(place, e.reason, e.detail), user)
+                log.bad(RecordError(place_of_example, e.reason, e.detail), user)
                 continue
             if features.get(TOKENS) == "":
                 log.skip("text without words", user)
                 continue
-            yield SourceExample(Record(user, domain, features, split), place)
+            yield SourceExample(Record(user, domain, features, split), place_of_example)
 
-    def _domain(self, user: str, name: str) -> str:
+    def _domain(self, user: str) -> str:
         if self._domains is None:
             return str(self._options.domain_name)
         if user not in self._domains:
-            raise RecordError(
-                f"{name} user {user}",
-                "unknown domain",
-                f"expected a line in {self._options.domains_file}, found none",
-            )
+            detail = f"expected a line in {self._options.domains_file}, found none"
+            raise CellError("unknown domain", detail)
         return self._domains[user]
 
     def _features(self, x: Any, y: Any) -> dict[str, Value]:
@@ -179,23 +177,18 @@ class _Converter:
         }
 
 
-def _pairs(data: Any, place: str) -> list[tuple[Any, Any]]:
+def _pairs(data: Any) -> list[tuple[Any, Any]]:
     x, y = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
-        raise RecordError(
-            place,
-            "user without x and y",
-            f"expected lists x and y of one length, found {data!r:.60}",
-        )
+        detail = f"expected lists x and y of one length, found {data!r:.60}"
+        raise CellError("user without x and y", detail)
     return list(zip(x, y))
 
 
 def _item(x: Any, position: int) -> str:
     if not isinstance(x, list) or position >= len(x) or not isinstance(x[position], str):
-        raise CellError(
-            "text that is none",
-            f"expected a list with a text at {position}, found {x!r:.60}",
-        )
+        detail = f"expected a list with a text at {position}, found {x!r:.60}"
+        raise CellError("text that is none", detail)
     return str(x[position])
 
 
