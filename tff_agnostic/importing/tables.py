@@ -130,8 +130,11 @@ def _row_blocks(
         return is_complete
 
     for block in in_blocks(good_rows(), begins_block):
-        lines, values = zip(*block)
-        yield Block(columns_of(values), lambda k, lines=lines: f"{name}:{lines[k]}")  # type: ignore[misc]
+        lines = [line for line, _ in block]
+        columns = columns_of([row for _, row in block])
+        # Rows must not stay in memory while their columns become examples.
+        block.clear()
+        yield Block(columns, lambda k, lines=lines: f"{name}:{lines[k]}")  # type: ignore[misc]
 
 
 @contextlib.contextmanager
