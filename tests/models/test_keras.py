@@ -392,8 +392,8 @@ _BATCH_NORMALIZATION = layers.BatchNormalization
 _MEAN_LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 _IMPURE: dict[str, tuple[Callable[[], Model], str]] = {
     # The call would read the first value in every round.
-    "mapping": (lambda: _build(_InAttributeAndMapping), r"attributes of layers only.*hidden"),
-    "closure": (lambda: _build(_InClosure), r"attributes of layers only.*hidden"),
+    "mapping": (lambda: _build(_InAttributeAndMapping), r"attributes of layers, found .*hidden"),
+    "closure": (lambda: _build(_InClosure), r"attributes of layers, found .*hidden"),
     "batch normalization": (
         lambda: _build(_BATCH_NORMALIZATION),
         r"updates moving averages.*GroupNormalization",

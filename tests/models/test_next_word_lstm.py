@@ -87,7 +87,7 @@ def test_loss_averages_or_weighs_words(expected_length):
     for n, labels in enumerate(_Y):
         total = -sum(logs[n, t, y] for t, y in enumerate(labels) if y)
         length = expected_length or max(1, np.count_nonzero(labels))
-        assert losses[n] == pytest.approx(total / length, rel=1e-5)
+        assert float(losses[n]) == pytest.approx(total / length, rel=1e-5)
 
 
 def test_metrics_are_text_metrics():
