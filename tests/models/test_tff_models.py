@@ -106,7 +106,7 @@ _REFUSED = {
     ),
     "inputs and labels": lambda: tff_models.functional(spec=tff_models.INPUT_SPEC[:1]),
     "one number of a batch": lambda: tff_models.functional(reduce=tf.identity),
-    "makes all weights of its model when it is called": _made_before,
+    "creates all weights of its model": _made_before,
     "found one that is built": tff_models.HandWritten,
     "models.model_from_keras takes it": tf.keras.Sequential,
     "found dict": dict,

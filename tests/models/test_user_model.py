@@ -216,7 +216,7 @@ def build_model(data):
     lines = error_lines(path)
     assert lines[:3] == [
         f"{path}: the model, called with x [n, 4] float32, fails:",
-        f'  File "{path}", line 8, in call',
+        f'  File "{path}", line 9, in call',
         "    return x @ tf.ones([7, 2])",
     ]
     assert "site-packages" not in "\n".join(lines)
@@ -236,7 +236,7 @@ def build_model(data):
         return
     assert error_lines(path) == [
         f"{path}: build_model fails:",
-        f'  File "{path}", line 8, in build_model',
+        f'  File "{path}", line 9, in build_model',
         "    both = tf.concat([x, x], 1)",
         "ValueError: expected layers or keras.ops on the inputs of a functional model, as Keras 3 "
         "has them, found a function of TensorFlow (docs/reference/platforms.md)",
