@@ -19,10 +19,7 @@ from benchmarks.adult_saddle.exact import TwoDomains, accuracies
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.algorithms import Problem
 from tff_agnostic.algorithms.saddle_point import drawn_by_lambda
-from tff_agnostic.algorithms.stochastic_afl import (
-    StochasticAflOptions,
-    stochastic_afl,
-)
+from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
 from tff_agnostic.base.later import tf
 from tff_agnostic.computations.algorithm import Algorithm
 from tff_agnostic.data.clients import even_partition

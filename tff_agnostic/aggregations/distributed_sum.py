@@ -30,11 +30,7 @@ import numpy as np
 from tff_agnostic.aggregations.aggregation import ClientFacts, FederatedSums, SecurityProperty
 from tff_agnostic.aggregations.integer_codec import ClientNoise, IntegerCodec, joined, split_vector
 from tff_agnostic.aggregations.noise import Release, max_clients_per_table
-from tff_agnostic.aggregations.private_sum import (
-    ClippedOutput,
-    PrivateAggregation,
-    PrivateState,
-)
+from tff_agnostic.aggregations.private_sum import ClippedOutput, PrivateAggregation, PrivateState
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.report_fields import ReportField, ReportFields
 from tff_agnostic.base.stateless_random import fold_in, uniform

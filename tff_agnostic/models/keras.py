@@ -29,11 +29,7 @@ from tff_agnostic.models.batch_mixing import (
     per_example_loss,
     perturbed,
 )
-from tff_agnostic.models.keras_platform import (
-    keras_platform,
-    model_layers,
-    name_layers_afresh,
-)
+from tff_agnostic.models.keras_platform import keras_platform, model_layers, name_layers_afresh
 from tff_agnostic.models.metrics import ColumnLoss, Metric
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 

@@ -31,16 +31,9 @@ from tff_agnostic.program.options.help import (
     own_groups,
     without_repeated,
 )
-from tff_agnostic.program.options.process import (
-    Interrupted,
-    StopRequest,
-    resume_command,
-)
+from tff_agnostic.program.options.process import Interrupted, StopRequest, resume_command
 from tff_agnostic.program.options.tasks import check_task_options, task_flags
-from tff_agnostic.program.options.user_algorithm import (
-    algorithm_label,
-    is_user_file,
-)
+from tff_agnostic.program.options.user_algorithm import algorithm_label, is_user_file
 from tff_agnostic.program.runs.folder import (
     RunFolder,
     SavedRun,

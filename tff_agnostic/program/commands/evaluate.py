@@ -27,11 +27,7 @@ from tff_agnostic.program.runs.options import optional_path
 from tff_agnostic.program.runs.spec import RunSettings, check_test_clients, resolve
 from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.tasks.task import Task
-from tff_agnostic.training.evaluate import (
-    Evaluator,
-    evaluate_choice,
-    prepared_evaluation,
-)
+from tff_agnostic.training.evaluate import Evaluator, evaluate_choice, prepared_evaluation
 from tff_agnostic.training.private_cohorts import noise_key
 from tff_agnostic.training.private_evaluation import PrivateEvaluation, evaluation_key
 

@@ -27,12 +27,7 @@ from tff_agnostic.data.clients import (
     known_counts,
     some_counts,
 )
-from tff_agnostic.data.data_warnings import (
-    FEW_EXAMPLES,
-    Remark,
-    domains_without,
-    small_domains,
-)
+from tff_agnostic.data.data_warnings import FEW_EXAMPLES, Remark, domains_without, small_domains
 from tff_agnostic.data.sampling import PooledExamples, check_cohort_size, mean_cohort_size
 from tff_agnostic.domain_weights import LambdaSet
 from tff_agnostic.domain_weights.ascent import FREEZE, LambdaOptions
