@@ -16,8 +16,7 @@ purpose names its entries.
 Entries are three rounds of every algorithm with every kind of sum and of noise, clients vectorised
 and streamed, with a fixed key of the noise; once in TFF's runtime and in Ray's workers; every
 command on small inputs; an export of each kind. Times, pictures and names of folders are not
-hashed. Entries are written in today's flags; a checkout that has renamed some lists them in its
-`tools/renamed_flags.toml`.
+hashed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -59,7 +57,6 @@ _HEADER = "header.npy"
 _SAVED_MODEL = re.compile(r"^saved/.*(\.keras|\.tflite|/saved_model\.pb)$")
 # Start of the output of a failed command.
 _FAILED = "exit status"
-_RENAMED_FLAGS = "tools/renamed_flags.toml"
 _THIS_FOLDER = Path(__file__).parent
 
 # By entry: hashes of its files, and of its numbers.
@@ -161,106 +158,44 @@ _SUMS: Mapping[str, Mapping[str, Any]] = {
 _MODES = ("vectorised", "streamed")
 
 _TOY_FLAGS = tuple(f"--{name}={value}" for name, value in _TOY.items())
-_COMMANDS = (
-    # Unlike trainings, this command has its own process, as in a shell.
-    Entry(
-        "shell/train",
-        ("train", *_TOY_FLAGS, "--algorithm=agnostic_fed_avg", "--output_dir=run"),
-        "import_data",
-    ),
-    Entry("evaluate", ("evaluate", "--checkpoint=run", "--training_clients"), "train/delta_fl"),
-    Entry("report", ("report", "--run=run"), "train/agnostic_fed_avg"),
-    Entry(
-        "save_model",
-        (
-            *("save_model", "--checkpoint=run", "--format=keras,saved_model,tflite"),
-            "--output_dir=saved",
-        ),
-        "train/agnostic_fed_avg",
-    ),
-    Entry(
-        "compare",
-        (
-            *("compare", *_TOY_FLAGS, "--algorithms=fed_avg,agnostic_fed_avg", "--trials=2"),
-            "--output_dir=both",
-        ),
-    ),
-    Entry(
-        "tune",
-        (
-            *("tune", "--task=digits", "--heldout_share=0.2", "--algorithms=fed_avg"),
-            *("--trials=3", "--rounds=2", "--evaluate_every=1", "--output_dir=tuned"),
-            "--search=client_learning_rate=log:0.01..1",
-        ),
-    ),
-    Entry(
-        "frontier",
-        (
-            *("frontier", *_TOY_FLAGS, "--algorithms=agnostic_fed_avg", "--trials=1"),
-            *("--grid_points=2", "--output_dir=frontier"),
-        ),
-    ),
-    Entry(
-        "privacy",
-        (
-            *("privacy", "--clients=1000", "--clients_per_round=50", "--rounds=20"),
-            *("--noise_multiplier=1", "--privacy=distributed", "--output_dir=privacy"),
-        ),
-    ),
-    Entry(
-        "base_predictors",
-        ("base_predictors", "--data=texts.sqlite", "--output=more_predictors.npz"),
-    ),
-    Entry(
-        "reproduce",
-        (
-            *("reproduce", "--experiment=adult", "--data_dir=adult", "--trials=1", "--rounds=2"),
-            *("--evaluate_every=1", "--clients_per_round=2", "--num_clients=6"),
-            *("--num_test_clients=4", "--output_dir=reproduced"),
-        ),
-    ),
-    Entry(
-        "import_data",
-        (
-            *("import_data", "--format=csv", "--input=rows.csv", "--output=s.sqlite"),
-            *("--client_column=user", "--domain_column=country", "--feature_columns=a,b"),
-            "--label_column=y",
-        ),
-    ),
-    *(
-        Entry(
-            f"export/{name}",
-            ("export", "--checkpoint=run", *flags, f"--output_dir=plan_{name}"),
-            after,
-        )
-        for name, after, flags in (
-            ("daf", "train/agnostic_fed_avg", ("--profile=daf", "--clients_dir=clients")),
-            ("secure", "train/agnostic_fed_avg_secure", ("--profile=secure",)),
-            ("private", "train/agnostic_fed_avg_tree", ("--profile=daf",)),
-            ("evaluation", "train/agnostic_fed_avg", ("--kind=evaluation",)),
-            ("private_evaluation", "train/agnostic_fed_avg_tree", ("--kind=evaluation",)),
-            ("family", "train/delta_fl_lagged", ("--profile=daf",)),
-            ("ensemble", "train/fed_boost", ("--profile=daf",)),
-        )
-    ),
-    Entry("run_plan/verify", ("run_plan", "--plan=plan_daf", "--verify"), "export/daf"),
-    Entry(
-        "run_plan/rounds",
-        (
-            *("run_plan", "--plan=plan_daf", "--clients=clients"),
-            *("--cohorts=clients/cohorts.txt", "--rounds=2", "--output=after"),
-        ),
-        "export/daf",
-    ),
-    Entry(
-        "import_state",
-        (
-            *("import_state", "--plan=plan_daf", "--server_state=after/server_state.ckpt"),
-            "--output_dir=back",
-        ),
-        "run_plan/rounds",
-    ),
-)
+# Name, entry in whose folder the command runs ("-" for a separate folder), and command. Unlike
+# trainings, each command has its own process, as in a shell.
+_COMMANDS = """
+shell/train import_data train TOY --algorithm=agnostic_fed_avg --output_dir=run
+evaluate train/delta_fl evaluate --checkpoint=run --training_clients
+report train/agnostic_fed_avg report --run=run
+save_model train/agnostic_fed_avg save_model --checkpoint=run
+    --format=keras,saved_model,tflite --output_dir=saved
+compare - compare TOY --algorithms=fed_avg,agnostic_fed_avg --trials=2 --output_dir=both
+tune - tune --task=digits --heldout_share=0.2 --algorithms=fed_avg --trials=3 --rounds=2
+    --evaluate_every=1 --output_dir=tuned --search=client_learning_rate=log:0.01..1
+frontier - frontier TOY --algorithms=agnostic_fed_avg --trials=1 --grid_points=2
+    --output_dir=frontier
+privacy - privacy --clients=1000 --clients_per_round=50 --rounds=20 --noise_multiplier=1
+    --privacy=distributed --output_dir=privacy
+base_predictors - base_predictors --data=texts.sqlite --output=more_predictors.npz
+reproduce - reproduce --experiment=adult --data_dir=adult --trials=1 --rounds=2 --evaluate_every=1
+    --clients_per_round=2 --num_clients=6 --num_test_clients=4 --output_dir=reproduced
+import_data - import_data --format=csv --input=rows.csv --output=s.sqlite --client_column=user
+    --domain_column=country --feature_columns=a,b --label_column=y
+export/daf train/agnostic_fed_avg export --checkpoint=run --profile=daf --clients_dir=clients
+    --output_dir=plan_daf
+export/secure train/agnostic_fed_avg_secure export --checkpoint=run --profile=secure
+    --output_dir=plan_secure
+export/private train/agnostic_fed_avg_tree export --checkpoint=run --profile=daf
+    --output_dir=plan_private
+export/evaluation train/agnostic_fed_avg export --checkpoint=run --kind=evaluation
+    --output_dir=plan_evaluation
+export/private_evaluation train/agnostic_fed_avg_tree export --checkpoint=run --kind=evaluation
+    --output_dir=plan_private_evaluation
+export/family train/delta_fl_lagged export --checkpoint=run --profile=daf --output_dir=plan_family
+export/ensemble train/fed_boost export --checkpoint=run --profile=daf --output_dir=plan_ensemble
+run_plan/verify export/daf run_plan --plan=plan_daf --verify
+run_plan/rounds export/daf run_plan --plan=plan_daf --clients=clients
+    --cohorts=clients/cohorts.txt --rounds=2 --output=after
+import_state run_plan/rounds import_state --plan=plan_daf
+    --server_state=after/server_state.ckpt --output_dir=back
+"""
 
 
 def entries() -> Iterator[Entry]:
@@ -283,7 +218,9 @@ def entries() -> Iterator[Entry]:
     for name, more in trainings.items():
         algorithm = next(a for a in _ALGORITHMS if name.startswith(a))
         yield _training(f"train/{name}", algorithm, _ALGORITHMS[algorithm], more)
-    yield from _COMMANDS
+    for line in re.split(r"\n(?! )", _COMMANDS.strip()):
+        name, after, *command = line.replace("TOY", " ".join(_TOY_FLAGS)).split()
+        yield Entry(name, tuple(command), after.strip("-"))
 
 
 def _training(name: str, algorithm: str, *settings: Mapping[str, Any]) -> Entry:
@@ -294,31 +231,6 @@ def _training(name: str, algorithm: str, *settings: Mapping[str, Any]) -> Entry:
 
 def _flag_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def renamed(flags: Sequence[str], table: Mapping[str, str]) -> list[str]:
-    """Returns flags under a checkout's own names for them.
-
-    Args:
-        flags: Flags with today's names.
-        table: New flags by old ones, several separated by a space; a value that both have is
-            `{name}`: `"--lambda_set=ball --lambda_radius={r}" = "--lambda_set=ball:radius={r}"`.
-    """
-    current = list(flags)
-    for before, after in table.items():
-        values: dict[str, str] = {}
-        matched = []
-        for pattern in before.split():
-            expression = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.*)", re.escape(pattern))
-            match = next((m for m in (re.fullmatch(expression, f) for f in current) if m), None)
-            if match is None:
-                break
-            matched.append(match.group())
-            values.update(match.groupdict())
-        else:
-            current = [flag for flag in current if flag not in matched]
-            current += [flag.format(**values) for flag in after.split()]
-    return current
 
 
 def record(checkout: Path, patterns: Sequence[str]) -> Hashes:
@@ -348,9 +260,7 @@ class _Ledger:
     def __init__(self, checkout: Path, folder: Path) -> None:
         self._checkout = checkout
         self._folder = folder
-        table = checkout / _RENAMED_FLAGS
         self._predictions: dict[str, str] = {}
-        self._renamed = tomllib.loads(table.read_text())["flags"] if table.exists() else {}
 
     def make_inputs(self) -> None:
         """Writes the data that entries read."""
@@ -385,8 +295,7 @@ class _Ledger:
         calls = []
         for entry in trainings:
             self._link_inputs(self._path(entry.name))
-            flags = renamed(entry.command[1:], self._renamed)
-            calls.append((self._path(entry.name).as_posix(), flags))
+            calls.append((self._path(entry.name).as_posix(), entry.command[1:]))
         self._python("train_all", json.dumps(calls))
         return {e.name: self._hashes(self._path(e.name)) for e in trainings}
 
@@ -395,7 +304,7 @@ class _Ledger:
         path = self._path(self._owner(entry))
         self._link_inputs(path)
         before = self._hashes(path)
-        printed = self._run(path, entry.command[0], *renamed(entry.command[1:], self._renamed))
+        printed = self._run(path, *entry.command)
         failed = printed.startswith(_FAILED)
         print(f"{entry.name}: {printed if failed else 'done'}", file=sys.stderr)
         changed = {
