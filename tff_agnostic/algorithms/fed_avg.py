@@ -204,7 +204,7 @@ class FedAvgSubOptions(FedAvgOptions):
     """Options of FedAvg-Sub.
 
     Attributes:
-        cohort_share: theta: probability of each client of a cohort to take part in FedAvg-Sub.
+        cohort_share: theta: probability that a client of a cohort trains in FedAvg-Sub.
     """
 
     cohort_share: Annotated[float, Within(above=0, most=1.0)] = 0.5

@@ -384,8 +384,8 @@ class LossOptions(HoldoutOptions):
     """When and on which examples losses are measured, where the algorithm need not have them at w.
 
     Attributes:
-        measure_losses: When clients measure the losses that the algorithm follows: in a pass of
-            its own over their examples (before_training), or in the first epoch of training, each
+        measure_losses: When clients measure the losses that the algorithm follows: in a separate
+            pass over their examples (before_training), or in the first epoch of training, each
             example's loss before its batch's step (while_training), which costs nothing.
     """
 

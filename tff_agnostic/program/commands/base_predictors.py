@@ -33,11 +33,11 @@ class PredictorOptions(TaskOptions):
     """Flags of `base_predictors` in addition to the settings of runs.
 
     Attributes:
-        group_by: Whose examples each predictor is made from: domain, by counts that are summed over
-            its clients; or client, by counts of its own, which the server sees.
-        smoothing_share: s: a predictor is 1 - s times the shares of its outcomes, and s times the
-            uniform distribution; in [0, 1]. With 0 some outcomes have a probability of 0, where
-            only the squared loss is finite.
+        group_by: Unit of one predictor: domain, with counts summed over its clients; or client,
+            with the client's own counts, which the server sees.
+        smoothing_share: s: a predictor is 1 - s times the fractions of the outcomes, plus s times
+            the uniform distribution; in [0, 1]. With 0 some outcomes have probability 0, and only
+            the squared loss is finite.
         output: File to write, .npz, for --base_predictors of train.
     """
 

@@ -62,7 +62,7 @@ class ImportStateOptions(DataOptions):
 
     Attributes:
         plan: Folder of the export that the server was given.
-        server_state: Checkpoint of the server's state: what run_plan writes, or a server stores
+        server_state: Checkpoint of the server's state, as run_plan writes it or a server stores it
             after a round.
         output_dir: Folder of the run to make; new or empty.
         trust: Read the checkpoint without a sandbox: only one that you trust, where the kernel has

@@ -48,21 +48,21 @@ class AccountingOptions(Options):
         update_share: Share of a round's budget for updates.
         privacy_accountant: Accountant of epsilon: pld or rdp; by default the tighter one that is
             usual for the mechanism.
-        max_participations: Most rounds in which a client takes part. Only with privacy tree.
-        min_separation: Least number of rounds from one in which a client takes part to its next
-            one. Only with privacy tree.
+        max_participations: Maximum number of rounds of a client. Only with privacy tree.
+        min_separation: Minimum number of rounds from one participation of a client to its next.
+            Only with privacy tree.
         tree_restart_every: Rounds of a tree before a new one begins; one tree if not given. Only
             with privacy tree.
         distributed_noise: Noise of the clients. Only with privacy distributed.
-        privacy_dimension: Largest number of values of a group. Only with privacy distributed.
+        privacy_dimension: Maximum number of values of a group. Only with privacy distributed.
         integer_clip: The clip norm in steps of the integers that clients send. Only with privacy
             distributed.
-        participation: Whether it stays secret which clients of Poisson cohorts take part, and how
-            many (secret): clients that the coin leaves out send zeros and their share of the noise.
-            All clients answer each round, or as many as answering says, by public turns: with
-            fewer, less is sent, and epsilon is larger. Otherwise (public) epsilon is several times
-            as large. min_clients is the least number of clients with noise; by default all that
-            answer. Only with privacy distributed.
+        participation: Whether it stays secret which clients of Poisson cohorts participate, and how
+            many (secret): clients excluded by the coin send zeros and their share of the noise. All
+            clients answer each round, or the number in answering, by public turns: with fewer, less
+            is sent, and epsilon is larger. Otherwise (public) epsilon is several times as large.
+            min_clients is the minimum number of clients with noise; by default all that answer.
+            Only with privacy distributed.
     """
 
     privacy: str = "central"

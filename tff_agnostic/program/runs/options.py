@@ -92,10 +92,10 @@ class RunConfig(Options):
         cohort_sampling: How clients are drawn for a round: without replacement (uniform), with each
             domain's share (stratified; the domain of most of a client's examples is its own), each
             client by itself (poisson), or with a client's rounds as far apart as possible (turns).
-        pooled: Train centrally, as a row to compare with: no federated training. The examples of
-            all training clients are in one place, and a round is minibatch SGD on as many of them
-            as --clients_per_round clients have on average.
-        max_examples: Largest number of examples of a training client to use, the first ones.
+        pooled: Train centrally, as a baseline without federated training. The examples of all
+            training clients are in one place, and a round is minibatch SGD on as many of them as
+            --clients_per_round clients have on average.
+        max_examples: Maximum number of examples of a training client to use, the first ones.
         evaluate_every: Rounds between evaluations on the test clients.
         evaluation_clients: Number of test clients in evaluations between rounds, the same each
             time; all if not given. The last evaluation uses all.
