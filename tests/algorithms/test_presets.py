@@ -274,7 +274,5 @@ def test_preset_rejects_algorithm_without_paper(tmp_path):
         "import dataclasses\n"
         "ALGORITHM = dataclasses.replace(ALGORITHMS['fed_avg'], paper_settings={})\n"
     )
-    with pytest.raises(
-        UserError, match=r"--preset=paper: expected an algorithm with paper_settings"
-    ):
+    with pytest.raises(UserError, match="expected an algorithm with paper_settings"):
         resolve("digits", {"algorithm": str(path), "preset": "paper"}, {})
