@@ -47,7 +47,7 @@ def test_run_report_has_its_numbers(trained):
 def test_comparison_report_names_its_trials(call, compared):
     page = Reader((compared / "report.html").read_text())
     assert all(map(reads_as, page.data))
-    assert {"the-price", "results-by-domain", "what-the-server-saw"} <= set(page.ids)
+    assert {"the-verdict", "results-by-domain", "how-to-make-it-again"} <= set(page.ids)
     assert "FedAvg" in page.names and "AgnosticFedAvg" in page.names
     for row in ("fed_avg", "agnostic_fed_avg"):
         trial = f"runs/{row}/trial_00/run"
