@@ -30,8 +30,8 @@ class Settings:
         window_size: r.
         initial_weights: lambda_0.
         initial_counts: N_0.
-        own_batches: Whether FedJAX builds its own batches, filled up from the next epoch, instead
-            of the paper's batches, of which the last one may be smaller.
+        own_batches: Whether FedJAX builds its own batches, filled up from the next epoch. The
+            paper's last batch may be smaller than the others.
     """
 
     name: str
@@ -114,7 +114,7 @@ def make_problem(settings: Settings, seed: int) -> Problem:
             }
         )
     cohorts: list[np.ndarray] = []
-    window = [np.ones([num_domains])] * settings.window_size
+    window: list[np.ndarray] = [np.ones([num_domains])] * settings.window_size
     while len(cohorts) < _ROUNDS:
         cohort = rng.choice(len(clients), size=_CLIENTS_PER_ROUND, replace=False)
         domain_ids = np.concatenate([clients[k]["domain_id"] for k in cohort])

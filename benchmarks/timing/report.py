@@ -65,7 +65,7 @@ class Report:
         """Returns the report as a section of a page.
 
         Args:
-            level: Level of the headings, of which each workload has one.
+            level: Level of the headings; each workload has one heading.
         """
         heading = "#" * level
         blocks = [f"    {self.command}", f"{self.date}. {self.machine}. {self.protocol}"]

@@ -94,8 +94,8 @@ class Bound:
             entry per domain; otherwise all entries of all values share one factor.
         denominator: Whether the other values of its ratio are divided by it. If a private sum of it
             is below its noise, these values count as absent.
-        exclusive_group: Name shared by alternatives, of which at most one is nonzero for a client;
-            None for other values.
+        exclusive_group: Name shared by alternatives: for each client at most one is nonzero. None
+            for other values.
         public_sum: The sum over a round, if it is known without the clients' values. A private
             aggregation uses it instead of the sum, and clients do not send the value.
         max_norm: Maximum l2 norm of all entries together, to which private sums clip; None for

@@ -64,7 +64,7 @@ class AdaptiveClipping(Options):
     """Clip norms that follow a quantile of the norms of updates (Andrew et al. 2021).
 
     Attributes:
-        quantile: The quantile.
+        quantile: Quantile that a clip norm follows.
         rate: eta, learning rate of the logarithm of a clip norm.
     """
 

@@ -469,7 +469,8 @@ def smoothed_share(eta: tf.Tensor, loss: tf.Tensor, nu: float) -> tf.Tensor:
 def smoothed_eta(histogram: tf.Tensor, theta: float, nu: float) -> tf.Tensor:
     """Returns the eta with sum_k alpha_k h_nu'(F_k - eta) = theta sum_k alpha_k, a float32 scalar.
 
-    The largest solution if there are several, as for a level without client losses within nu.
+    If there are several solutions, this is the largest one. There may be several if no client's
+    loss lies within nu of eta.
 
     Args:
         histogram: The clients' weights, int64 [1 + bins], first for losses below 0, with a positive

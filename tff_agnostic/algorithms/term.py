@@ -154,9 +154,9 @@ def tilted(loss: tf.Tensor, center: tf.Tensor, tilt: tf.Tensor) -> tuple[tf.Tens
 def next_center(weight: tf.Tensor, weighted_loss: tf.Tensor, mean_loss: tf.Tensor) -> tf.Tensor:
     """Returns c of the next round: the mean of the F_k by this round's weights.
 
-    The same losses would then have weights p_k exp(t (F_k - c)) whose sum lies between the smallest
-    p_k and the sum of the p_k: minus the logarithm of the ratio of the two sums is KL(q || p),
-    where q_k is proportional to p_k exp(t F_k). If the rounding of a secure sum has lost all
+    With unchanged losses the next weights are p_k exp(t (F_k - c)), and their sum lies between the
+    smallest p_k and the sum of the p_k: minus the logarithm of the ratio of the two sums is KL(q ||
+    p), where q_k is proportional to p_k exp(t F_k). If the rounding of a secure sum has lost all
     weights, c is the mean loss of the examples.
     """
     return tf.where(weight > 0, tf.math.divide_no_nan(weighted_loss, weight), mean_loss)

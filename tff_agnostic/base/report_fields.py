@@ -86,7 +86,7 @@ def paired(
     if set(quantities) != set(report):
         different = ", ".join(sorted(set(quantities) ^ set(report)))
         raise ValueError(
-            f"expected a report of the described quantities, found other ones: {different}"
+            f"expected a report of the described quantities, found different keys: {different}"
         )
     for key, quantity in quantities.items():
         if isinstance(quantity, Mapping):

@@ -352,7 +352,7 @@ def _all_but_one(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def _without_first(order: tf.Tensor, num_first: tf.Tensor, num_examples: tf.Tensor) -> tf.Tensor:
-    """Returns a client's positions without the first ones of an order, ascending, then zeros."""
+    """Returns a client's positions except the first of an order: sorted, padded with zeros."""
     slots = tf.range(tf.shape(order)[-1])
     first, all_ = num_first[..., tf.newaxis], num_examples[..., tf.newaxis]
     is_left = (slots >= first) & (slots < all_)

@@ -48,7 +48,7 @@ class TiedEmbedding(tf.keras.layers.Embedding):
         return tf.keras.KerasTensor([*inputs.shape[:2], size], dtype=self.compute_dtype)
 
     def plain_form(self) -> PlainForm:
-        """Keras' embedding, and a dense layer with a copy of the vectors: Keras ties none."""
+        """Keras' embedding, and a dense layer with copied vectors: Keras cannot tie them."""
         embedding = tf.keras.layers.Embedding(
             self.input_dim, self.output_dim, name=self.name, dtype=self.dtype_policy
         )

@@ -62,7 +62,7 @@ def keras_archive(
 
 
 def _without_circumstances(content: bytes, about: Mapping[str, Any]) -> bytes:
-    """Returns a .keras file without dates, and with small numbers in place of memory addresses."""
+    """Returns a .keras file without dates; small numbers replace memory addresses."""
     target_bytes = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(content)) as source,
@@ -214,7 +214,7 @@ class NotForKeras(UserError):
 
 
 def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
-    """Returns a model's Keras model, with trained values and Keras' own layers in place of ours.
+    """Returns a model's Keras model, with trained values; Keras' own layers replace ours.
 
     Raises:
         NotForKeras: If a layer of this package cannot be replaced.

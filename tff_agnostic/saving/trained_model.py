@@ -109,8 +109,8 @@ class FileCheck:
         source: Source of the examples: `TEST` or `MADE_UP`.
         largest_difference: Largest absolute difference of two predictions; None if it is infinite.
         is_same: Whether all predictions agree up to 1e-5, absolute or relative.
-        domains: By domain: number of examples, and each measure of the run's model and of the file,
-            None if undefined. Empty with made-up examples.
+        domains: Values of each domain: number of examples, and each measure of the run's model and
+            of the file, None if undefined. Empty with made-up examples.
     """
 
     num_examples: int

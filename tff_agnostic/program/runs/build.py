@@ -390,8 +390,7 @@ def model_to_start_from(path: Optional[Path], model: Model, trust: bool = False)
     """Returns a model with initial weights from a file.
 
     Args:
-        path: A .keras or .h5 file, or a checkpoint, of which the main model is used; None keeps the
-            model.
+        path: A .keras or .h5 file, or a checkpoint, whose main model is used; None keeps the model.
         trust: Whether a Keras file may run code.
     """
     if path is None:
