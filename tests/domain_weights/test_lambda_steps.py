@@ -53,9 +53,7 @@ def _assert_on_simplex(vector) -> None:
 def test_exponentiated_gradient_golden_values(lambda_, losses, learning_rate, expected):
     updated = ascent.exponentiated_gradient(_f32(*lambda_), _f32(*losses), learning_rate)
     _assert_on_simplex(updated)
-    # float32 rounds large products.
-    rtol = 2e-6 if max(losses) < 1e4 else 1e-2
-    np.testing.assert_allclose(updated, expected, rtol=rtol, atol=1e-6)
+    np.testing.assert_allclose(updated, expected, rtol=2e-6, atol=1e-6)
 
 
 def test_equal_huge_losses_keep_lambda():
