@@ -39,10 +39,10 @@ NOUNS: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     Path: "a path",
 }
-PLURALS: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
+PLURALS: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "strings", Path: "paths"}
 
 
 class OptionError(UserError):

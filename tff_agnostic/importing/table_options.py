@@ -153,7 +153,8 @@ def columns_in_errors(
             "label_column (no text needs it)": has_text or options.label_column is not None,
         }
         missing = [text for text, is_given in also.items() if not is_given]
-        result = f"{e.value}, of the columns {', '.join(column_places(names))}"
+        columns = ", ".join(name or "''" for name in column_places(names))
+        result = f"{e.value}, of the columns {columns}"
         result += header_hint(names) if options.format == "csv" else ""
         others = [text for text in missing if not text.startswith(e.field)]
         if others:
