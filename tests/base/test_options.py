@@ -89,7 +89,7 @@ def test_options_keep_matching_values(field, value):
         ("length", -math.inf, "a finite number"),
         ("length", 3.5e38, "at most 3.4028235e+38 in size, in the float32 of rounds"),
         ("length", -1e-38, "0 or at least 1.1754944e-38 in size, in the float32 of rounds"),
-        ("name", 3, "a text"),
+        ("name", 3, "a string"),
         ("timetable", "a.json", "a path"),
         ("stops", [0.0], "a tuple of numbers"),
         ("stops", (0.0, "1"), "a number"),
@@ -106,7 +106,7 @@ def test_options_keep_matching_values(field, value):
         ("dining_seats", "many", "a whole number"),
         ("wagon", None, "_Wagon"),
         ("engine", _Wagon(), "_Steam or _Electric"),
-        ("crew", 3, "a tuple of whole numbers or a text"),
+        ("crew", 3, "a tuple of whole numbers or a string"),
     ],
 )
 def test_error_names_field_and_expected_values(field, value, expected):
