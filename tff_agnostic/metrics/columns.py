@@ -119,8 +119,8 @@ class EvaluationColumns:
                 values += [over_clients[statistic] for statistic in self._statistics]
             values += [report.clipped[field] for field in self._clipped]
         # An empty cell, not a NaN.
-        known = (None if isinstance(v, float) and math.isnan(v) else v for v in values)
-        return dict(zip((column.name for column in self.columns), known))
+        cells = (None if isinstance(v, float) and math.isnan(v) else v for v in values)
+        return dict(zip((column.name for column in self.columns), cells))
 
     def _model_columns(self, index: int) -> Iterable[Column]:
         further = self._models[index] if index > 0 else None

@@ -80,13 +80,13 @@ class History:
         rows = rows[:completed_rounds]
         rounds = [row[ROUND] for row in rows if _is_whole(row)]
         if rounds != [str(i + 1) for i in range(completed_rounds)]:
-            found = f"{len(rounds)} whole rows, {rounds[0]} to {rounds[-1]}" if rounds else "none"
+            actual = f"{len(rounds)} whole rows, {rounds[0]} to {rounds[-1]}" if rounds else "none"
             raise UserError(
                 f"{self._path}: expected rows of rounds 1 to {completed_rounds}, as the checkpoint "
-                f"says, found {found}"
+                f"says, found {actual}"
             )
-        known = {ROUND, *(column.name for column in self._own)}
-        further = [name for name in (rows[0] if rows else ()) if name not in known]
+        own_names = {ROUND, *(column.name for column in self._own)}
+        further = [name for name in (rows[0] if rows else ()) if name not in own_names]
         kept = [name for name in further if any(row[name] for row in rows)]
         self.columns = (*self._own, *(Column(ReportField(name, label=name)) for name in kept))
         self._lines = []

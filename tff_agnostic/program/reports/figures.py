@@ -83,7 +83,7 @@ def draw_grid(axes: matplotlib.axes.Axes, axis: Literal["both", "x", "y"] = "bot
 
 
 def plain_text(name: str) -> str:
-    """Returns a name as a figure shows it unchanged: "$" starts no formula."""
+    """Returns a name that a figure shows unchanged: "$" does not start a formula."""
     escaped = name.replace("$", r"\$")
     # matplotlib omits labels with a leading underscore from legends.
     return f" {escaped}" if escaped.startswith("_") else escaped
@@ -129,8 +129,8 @@ def figure_of(
 ) -> matplotlib.figure.Figure:
     """Returns a figure of a quantity over the rounds, with a curve for each of its columns.
 
-    The worst of many domains in the end, or the largest if neither direction is good, have colours
-    and names; the others are grey.
+    Among many domains, only the worst at the end (or the largest, if neither direction is good)
+    have colours and names; the others are grey.
     """
     shown = _highlighted(quantity, columns, values)
     others = [column for column in columns if column not in shown]
@@ -177,7 +177,7 @@ def plot_series(
         linestyle=style_of_series.line,
         marker=style_of_series.marker,
         markersize=4,
-        # Markers of different curves do not all lie at the same rounds.
+        # Shift the markers of each curve, so that fewer coincide.
         markevery=(index % max(1, is_finite // _NUM_MARKERS), max(1, is_finite // _NUM_MARKERS)),
         **style,
     )
@@ -220,12 +220,12 @@ def plot_known(axes: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, **style
 
 
 def _highlighted(quantity: ReportField, columns: Sequence[Column], values: Values) -> list[Column]:
-    """Returns the columns with a colour: the worst ones in the end."""
+    """Returns the columns with a colour: those that are worst at the end."""
     if len(columns) <= _MAX_COLORED:
         return list(columns)
     sign = -1.0 if quantity.higher_is_better else 1.0
     ends = {}
     for column in columns:
-        known = values[column.name][np.isfinite(values[column.name])]
-        ends[column] = sign * known[-1] if len(known) else np.nan
+        finite = values[column.name][np.isfinite(values[column.name])]
+        ends[column] = sign * finite[-1] if len(finite) else np.nan
     return sorted(columns, key=lambda c: (np.isnan(ends[c]), -ends[c]))[:_HIGHLIGHTED]

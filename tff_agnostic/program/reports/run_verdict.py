@@ -1,4 +1,4 @@
-"""The verdict of a run: its worst domain, and domains where a constant answer is as good.
+"""The verdict of a run: its worst domain, and domains where a constant predictor is as good.
 
 With counted classes the model is compared with always answering the most frequent class of a
 domain.
@@ -50,8 +50,8 @@ def _worst_claims(run: RunRecord) -> list[Claim]:
     excluded = run.result.get("not_counted") or ()
     overall = run.value("overall", measure.name)
     pairs = {n: (run.value("domains", n, measure.name), overall) for n in run.domains}
-    known = {n: p for n, p in pairs.items() if n not in excluded and not np.isnan(p).any()}
-    return _claims(run, measure, known, ALL) if len(known) > 1 else []
+    comparable = {n: p for n, p in pairs.items() if n not in excluded and not np.isnan(p).any()}
+    return _claims(run, measure, comparable, ALL) if len(comparable) > 1 else []
 
 
 def _majority_claims(run: RunRecord) -> list[Claim]:
@@ -64,8 +64,8 @@ def _majority_claims(run: RunRecord) -> list[Claim]:
     constants = {**constant_accuracies(total), **constant_accuracies(counts)}
     paths = {n: ("overall",) if n == ALL else ("domains", n) for n in constants}
     pairs = {n: (run.value(*path, ACCURACY), constants[n]) for n, path in paths.items()}
-    known = {n: pair for n, pair in pairs.items() if not np.isnan(pair[0])}
-    return _claims(run, measure, known, _MAJORITY)
+    defined = {n: pair for n, pair in pairs.items() if not np.isnan(pair[0])}
+    return _claims(run, measure, defined, _MAJORITY)
 
 
 def _claims(
@@ -111,7 +111,7 @@ def _interval(
 
     Args:
         place: Position of the domain; -1 for all examples.
-        tests: Number of intervals that hold together.
+        tests: Number of simultaneous intervals.
         is_paired: Whether the other value is the model's on all examples, which are resampled.
     """
     if run.resampled is None or measure.name not in run.resampled.values:
@@ -122,7 +122,7 @@ def _interval(
     replicates = run.resampled.values[measure.name]
     by_domain = replicates[:, place]
     sign = 1 if measure.higher_is_better else -1
-    # The spread of all examples is no spread of the domain.
+    # Require a spread in the domain itself: the spread over all examples does not suffice.
     if combined([value], by_domain[np.newaxis], clients).total > 0:
         drawn = by_domain - (replicates[:, -1] if is_paired else other)
         magnitude = max(abs(value), abs(other))
