@@ -1,4 +1,4 @@
-"""Client datasets: of parts that need little memory, or dealt from pooled examples."""
+"""Client datasets: read in parts that need little memory, or dealt from pooled examples."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class FirstExamples:
         return first_rows(self.clients.read(client_id), self._max_examples)
 
     def client_domain_counts(self) -> Optional[np.ndarray]:
-        """Returns the examples of each client by domain, if none has more than are kept."""
+        """Returns each client's examples by domain; None if unknown, or if a client has more."""
         counts = known_counts(self.clients)
         if counts is None or np.any(counts.sum(axis=1) > self._max_examples):
             return None
@@ -94,12 +94,12 @@ class FirstExamples:
 
 
 def first_rows(columns: Mapping[str, Any], max_rows: Optional[int]) -> dict[str, Any]:
-    """Returns the first rows of a client's columns, or all; they may be mappings of columns."""
+    """Returns the first `max_rows` rows of a client's columns, or all rows if it is None."""
     return rows_of(columns, slice(max_rows))
 
 
 def rows_of(columns: Mapping[str, Any], rows: Any) -> dict[str, Any]:
-    """Returns some rows of columns, which may be mappings of columns.
+    """Returns some rows of each column; a column may be a mapping of columns.
 
     Args:
         rows: Any index of NumPy's.
@@ -174,7 +174,7 @@ def known_counts(clients: ClientDataset) -> Optional[np.ndarray]:
 def client_domain_counts(clients: ClientDataset, num_domains: int) -> np.ndarray:
     """Returns the examples of each client and domain, int64 [clients, p].
 
-    Reads every client of a dataset that does not know.
+    Reads every client if the dataset does not know its counts.
     """
     known_values = known_counts(clients)
     if known_values is not None:
@@ -205,8 +205,9 @@ def some_counts(
 
     Args:
         num_domains: p.
-        max_reads: If more clients than this would have to be read, that many are, evenly spaced
-            among the sorted ids, and stand for all.
+        max_reads: Maximum number of clients to read; None for all. If counts are unknown and there
+            are more clients, the result has this many rows, for clients at even distances among the
+            sorted ids.
     """
     ids = clients.client_ids
     if max_reads is None or len(ids) <= max_reads or known_counts(clients) is not None:
@@ -218,13 +219,13 @@ def some_counts(
 def checked_examples(
     columns: Mapping[str, Any], spec: Mapping[str, Any], num_domains: int, where: str
 ) -> dict[str, Any]:
-    """Checks one client's columns against what the model and the domains expect.
+    """Checks one client's columns against a model's specs and the number of domains.
 
     Args:
         columns: The arrays "x", "y" and "domain_id"; "x" and "y" may be mappings of arrays.
         spec: The result of `Model.client_data_spec`: tensor specs with first dimension None.
         num_domains: p; domain ids are in [0, p).
-        where: Which client, or file, for messages.
+        where: Name of the client or file, for messages.
 
     Returns:
         The columns in the order of `spec`.
@@ -330,5 +331,5 @@ def dirichlet_partition(
 def even_partition(
     num_examples: int, num_clients: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Returns the rows of each client when examples are dealt at random, in equal numbers."""
+    """Returns the rows of each client, dealt at random; sizes differ by at most 1."""
     return [np.sort(rows) for rows in np.array_split(rng.permutation(num_examples), num_clients)]

@@ -1,4 +1,4 @@
-"""Warnings about data, which imports print about stores, and runs about their clients."""
+"""Warnings about data: imports print them for stores, and runs for their clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FEW_EXAMPLES = 100
 # Kinds of warnings about training, which reports print before all others.
 GIVEN_UP, ABSURD, UNMOVED = "given_up", "absurd_losses", "unmoved_lambda"
 TRAINING_WARNINGS = (GIVEN_UP, ABSURD, UNMOVED)
-# Names of domains in a sentence.
+# Maximum number of domain names in a sentence.
 _MAX_NAMES = 5
 
 
@@ -24,7 +24,7 @@ class Remark:
 
     Attributes:
         kind: Kind of the warning.
-        text: A sentence for people, with the option that changes it.
+        text: A sentence for users, with the option that changes the cause.
         figures: The numbers and names in the sentence.
     """
 
@@ -43,7 +43,7 @@ def cut_words(lengths: Mapping[int, int], sequence_length: int, advice: str) -> 
     Args:
         lengths: Number of training sentences by their number of words.
         sequence_length: T, the number of words of a sentence that are predicted.
-        advice: How to keep the words that are cut off.
+        advice: Advice on how to keep the cut words.
     """
     sentences = sum(lengths.values())
     words = sum(n * count for n, count in lengths.items())
@@ -97,7 +97,7 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
 
     Args:
         examples: Examples of each domain in the split.
-        fewest: How many are not few.
+        fewest: Minimum number of examples of a domain that is not small.
     """
     names = [name for name, n in examples.items() if 0 < n < fewest]
     if not names:

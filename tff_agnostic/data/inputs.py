@@ -1,7 +1,7 @@
 """The inputs of a model: columns of a table, and the numbers that their cells become.
 
-Stores keep the columns (`store_format.StoredColumns`), tasks make inputs of them, and saved models
-carry this description, so that they can be used without the store.
+Stores keep the columns (`store_format.StoredColumns`), tasks turn them into inputs, and saved
+models contain this description, so that they can be used without the store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tff_agnostic.data.store_format import (
     StoreDescription,
 )
 
-# Where model cards and the metadata of Keras files have `inputs_json`.
+# Key of `inputs_json` in model cards and in the metadata of Keras files.
 TABLE = "table"
 # The name of a model's only input.
 ONLY = "x"
@@ -41,11 +41,11 @@ class Entry:
     Attributes:
         kind: `NUMBER`; `MARK`, 1 where the column's value is missing; `CATEGORY`, 1 where the
             column has the value; or `UNKNOWN`.
-        column: The column; None if that is not known.
-        item: Which number of the column's lists it is; None of a column of numbers.
+        column: The column; None if unknown.
+        item: Index in the column's lists; None for a column of numbers.
         value: The category.
         statistics: Statistics of the training clients' values in the source; None if unknown.
-        is_standardized: Whether a number was brought to mean 0 and deviation 1 by them.
+        is_standardized: Whether the number was standardised by these statistics.
     """
 
     kind: str
@@ -64,16 +64,16 @@ class Entry:
 
     @property
     def mean(self) -> float:
-        """The mean to subtract from it in a model: 0 of what is none, is 0 or 1, or has that."""
+        """The mean to subtract in a model; 0 without statistics, or if already standardised."""
         return 0.0 if self.statistics is None or self.is_standardized else self.statistics.mean
 
     @property
     def deviation(self) -> float:
-        """The deviation to divide it by in a model, never 0; 1 of what has none."""
+        """The deviation to divide by in a model, never 0; 1 if there is nothing to divide by."""
         return 1.0 if self.statistics is None or self.is_standardized else self.statistics.unit
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the same as JSON values, without what it has not."""
+        """Returns the entry as JSON values; fields that are None are omitted, except the column."""
         result: dict[str, Any] = {"is": self.kind, "column": self.column}
         result.update({"item": self.item, "value": self.value})
         if self.is_standardized and self.statistics is not None:
@@ -83,12 +83,12 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """An input that is made of one column.
+    """An input made of a single column.
 
     Attributes:
         kind: `IDS`, `TEXT`, `SENTENCE`, `IMAGE`, `DOMAIN` or `UNKNOWN`.
-        column: The column; None if that is not known.
-        values: The categories in the order of their ids, or the domains in that of their numbers.
+        column: The column; None if unknown.
+        values: Categories ordered by id, or domains ordered by index.
     """
 
     kind: str
@@ -96,12 +96,12 @@ class Whole:
     values: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the same as JSON values."""
+        """Returns the input as JSON values."""
         values = {"values": list(self.values)} if self.kind in (IDS, DOMAIN) else {}
         return {"is": self.kind, "column": self.column, **values}
 
 
-# A vector, or an array that is one in the order of its numbers; or something else.
+# A vector of entries (an array counts in flat order), or a complete input.
 Input = Union[tuple[Entry, ...], Whole]
 
 
@@ -110,7 +110,7 @@ class ModelInputs:
     """All inputs of a model.
 
     Attributes:
-        inputs: Each by its name; `ONLY` if there is one.
+        inputs: The inputs by name; a single input is called `ONLY`.
         columns: The store's description of its columns; None if it has none.
     """
 
@@ -119,7 +119,7 @@ class ModelInputs:
 
     @property
     def are_of_columns(self) -> bool:
-        """Whether every input can be made of numbers and categories of named columns."""
+        """Whether named columns of numbers and categories suffice to build every input."""
         return self.columns is not None and all(
             one.kind == IDS
             if isinstance(one, Whole)
@@ -129,7 +129,7 @@ class ModelInputs:
 
     @property
     def has_domain(self) -> bool:
-        """Whether one of them is the number of the domain."""
+        """Whether one of the inputs is the domain's index."""
         kinds = [one.kind for one in self.inputs.values() if isinstance(one, Whole)]
         return DOMAIN in kinds
 
@@ -140,7 +140,7 @@ class ModelInputs:
         ]
 
     def numbers(self) -> dict[str, Optional[int]]:
-        """Returns the columns of numbers, and how many numbers their lists have; None without."""
+        """Returns the columns of numbers, with the lengths of their lists; None without lists."""
         result: dict[str, Optional[int]] = {}
         for entry in self.vector_entries():
             if entry.kind == NUMBER and entry.column is not None:
@@ -159,7 +159,7 @@ class ModelInputs:
 
     @property
     def missing_category(self) -> str:
-        """The category of a missing value: one of its own, or none."""
+        """The category of missing values, or "" if they have none."""
         return MISSING if self.columns is not None and self.columns.are_marked else NO_CATEGORY
 
 
@@ -171,7 +171,7 @@ def inputs_json(
     """Returns the description of a model's inputs and classes in model cards and Keras files.
 
     Args:
-        inputs: None where the task does not say what they are.
+        inputs: None if the task does not describe them.
         class_names: Names of the classes, if they have any.
         words: The vocabulary of texts; word k has the id k + 1.
     """

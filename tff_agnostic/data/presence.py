@@ -15,9 +15,9 @@ Presence = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 def expected_presence(counts: np.ndarray, sampling: str, clients_per_round: int) -> np.ndarray:
     """Returns the probability that a round has a client with examples of a domain, [p].
 
-    It is exact for uniform draws and for each client by itself. For turns and for stratified draws
-    it is exact in the mean over the order of the clients, where a domain's clients are in one
-    stratum; several strata are treated as independent.
+    It is exact for uniform and for independent draws. For turns and stratified draws it is exact on
+    average over the order of the clients, if a domain's clients are in one stratum; several strata
+    are treated as independent.
 
     Args:
         counts: Examples of each training client and domain, int [clients, p].
@@ -28,15 +28,15 @@ def expected_presence(counts: np.ndarray, sampling: str, clients_per_round: int)
 
 
 def clients_for_presence(num_holders: int, num_clients: int, presence: float) -> int:
-    """Returns the fewest clients of a uniform round with which a domain is in that share of rounds.
+    """Returns the minimum clients per uniform round to have a domain in that fraction of rounds.
 
     Args:
         num_holders: Clients with examples of the domain, at least 1.
         num_clients: N.
-        presence: The share, in (0, 1).
+        presence: Fraction of rounds, in (0, 1).
     """
     low, high = 1, num_clients
-    # The more clients, the rarer its absence.
+    # Bisect, as the presence grows with the number of clients.
     while low < high:
         middle = (low + high) // 2
         if 1.0 - _absent(num_holders, num_clients, middle) >= presence:
@@ -47,7 +47,7 @@ def clients_for_presence(num_holders: int, num_clients: int, presence: float) ->
 
 
 def _absent(num_holders: int, num_clients: int, drawn: int) -> float:
-    """Returns the chance that none of some clients is among those drawn without replacement."""
+    """Returns the probability that clients drawn without replacement include no holder."""
     left = np.arange(num_clients - drawn, num_clients - drawn - num_holders, -1)
     if left.size and left[-1] <= 0:
         return 0.0
@@ -67,7 +67,7 @@ def _poisson(holds: np.ndarray, strata: np.ndarray, clients_per_round: int) -> n
 
 
 def _turns(holds: np.ndarray, strata: np.ndarray, clients_per_round: int) -> np.ndarray:
-    # As `sampling.turns` divides the clients: no cohort has fewer than c.
+    # As in `sampling.turns`, every cohort has at least c clients.
     cohorts = len(holds) // clients_per_round
     small, larger = divmod(len(holds), cohorts)
     presence = (cohorts - larger) * _uniform(holds, strata, small)
@@ -84,7 +84,7 @@ def _stratified(holds: np.ndarray, strata: np.ndarray, clients_per_round: int) -
         whole, rest = divmod(len(members) * clients_per_round, len(holds))
         up = rest / len(holds)
         for i, n in enumerate(members.sum(axis=0)):
-            # No place is rounded up in a stratum that has one for every client.
+            # Without a rest there is no further place, and perhaps no further client.
             more = _absent(int(n), len(members), whole + 1) if rest else 0.0
             absent[i] *= (1.0 - up) * _absent(int(n), len(members), whole) + up * more
     return 1.0 - absent

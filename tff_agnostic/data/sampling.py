@@ -1,4 +1,4 @@
-"""The clients of a round, and cohorts that are read while the round before runs.
+"""Sampling of cohorts, and reading of the next cohort while a round runs.
 
 Without federated training the examples of all clients are in one place, shuffled in each pass.
 Federated methods are compared with this baseline, which has neither drift of clients nor unequal
@@ -21,22 +21,22 @@ from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.clients import ClientDataset, client_domain_counts, rows_of
 from tff_agnostic.models.model import Examples
 
-# Keep the draws apart from one another, and from those of tasks, which use the run's seed too.
+# Distinguish these draws from each other, and from tasks' draws with the same seed.
 _STREAM = 7
 _POISSON_STREAM = 11
 _TURNS_STREAM = 13
 _POOLED_STREAM = 17
-# The sampling whose cohorts may have any number of clients.
+# Samplings with cohorts of random size.
 SIZES_BY_CHANCE = frozenset({"poisson"})
 
-# From the number of a round, from 1, to the ids of its clients.
+# Called with the index of a round, from 1; returns the ids of its clients.
 Draw = Callable[[int], list[str]]
 
-# A number that NumPy's generator is seeded with; or, from the numbers of a place, a generator that
-# has the methods of NumPy's.
+# A seed of NumPy's generators; or a function that returns a generator with the methods of NumPy's,
+# from the numbers of a stream of draws and of a round.
 Seed = Union[int, Callable[..., Any]]
 
-# From (clients, p, c, seed of the run) to the draws of a run.
+# (clients, p, c, seed of the run) -> draws of a run.
 Sampling = Callable[[ClientDataset, int, int, Seed], Draw]
 
 
@@ -49,7 +49,7 @@ def sample_cohort(
 ) -> list[str]:
     """Returns C_t, drawn without replacement; every client is equally likely.
 
-    The draw is a function of its arguments, so a resumed run sees the cohorts it would have seen.
+    The draw is a function of its arguments, so that a resumed run draws the same cohorts.
 
     Args:
         client_ids: The clients, sorted.
@@ -77,9 +77,9 @@ def domain_strata(clients: ClientDataset, num_domains: int) -> np.ndarray:
 def poisson_cohort(
     client_ids: Sequence[str], clients_per_round: int, seed: Seed, round_num: int
 ) -> list[str]:
-    """Returns the clients that take part by themselves, each with probability c / N.
+    """Returns a cohort in which each client participates independently, with probability c / N.
 
-    There are c of them on average, and sometimes none. Arguments are those of `sample_cohort`.
+    It has c clients on average, and may be empty. Arguments are those of `sample_cohort`.
     """
     check_cohort_size(len(client_ids), clients_per_round)
     rng = _random(seed, _POISSON_STREAM, round_num)
@@ -89,10 +89,10 @@ def poisson_cohort(
 
 @dataclasses.dataclass(frozen=True)
 class SecretCoins:
-    """Secret cohorts: a coin of each client that reports decides whether it takes part.
+    """Secret cohorts: each reporting client's own coin decides whether it participates.
 
-    In each round M clients report, by public turns; with M = N all clients do. Each takes part
-    independently with probability c / M. The others report as if they had.
+    In each round M clients report, by public turns; with M = N all clients do. Each participates
+    independently with probability c / M; the others report in the same form.
 
     Attributes:
         client_ids: The clients, sorted.
@@ -109,12 +109,12 @@ class SecretCoins:
     secret_seed: Seed
 
     def drawn(self, round_num: int) -> list[str]:
-        """Returns the clients that take part in a round."""
+        """Returns the participating clients of a round."""
         answering = self._answering(round_num)
         return poisson_cohort(answering, self.clients_per_round, self.secret_seed, round_num)
 
     def num_silent(self, round_num: int, num_drawn: int) -> int:
-        """Returns the number of other clients that report in a round."""
+        """Returns the number of reporting clients that do not participate."""
         return len(self._answering(round_num)) - num_drawn
 
     def _answering(self, round_num: int) -> Sequence[str]:
@@ -128,10 +128,10 @@ class SecretCoins:
 
 
 def turns(client_ids: Sequence[str], clients_per_round: int, seed: Seed) -> list[list[str]]:
-    """Returns cohorts that take turns: every client is in exactly one of them.
+    """Returns the cohorts that take turns: every client is in exactly one of them.
 
-    Round t has number (t - 1) mod N // c, so that a client's rounds are N // c apart. Sizes are c
-    where it divides N, and otherwise `mean_cohort_size`, rounded up or down.
+    Round t has cohort (t - 1) mod (N // c), so that a client's rounds are N // c apart. Sizes are c
+    if it divides N, and otherwise `mean_cohort_size`, rounded up or down.
 
     Args:
         client_ids: The clients, sorted.
@@ -168,7 +168,7 @@ def check_cohort_size(num_clients: int, clients_per_round: int) -> None:
 
 
 def _random(seed: Seed, *place: int) -> Any:
-    """Returns a generator of random numbers that no other place has."""
+    """Returns the random generator of a place: the number of a stream, and mostly a round."""
     return seed(*place) if callable(seed) else np.random.default_rng([seed, *place])
 
 
@@ -182,11 +182,12 @@ def _stratified(strata: np.ndarray, num_places: int, rng: np.random.Generator) -
 
 
 def _places(sizes: np.ndarray, num_places: int, rng: np.random.Generator) -> np.ndarray:
-    # In integers: a whole number of places must not be rounded down.
+    # Use integers, so that an integer number of places is not rounded down.
     whole, rest = np.divmod(sizes * num_places, sizes.sum())
     left = num_places - whole.sum()
     if left:
-        # Systematic sampling: one more place, with a chance of exactly what the whole ones lack.
+        # Systematic sampling: each stratum gets a further place with the probability of its
+        # fraction.
         edges = np.cumsum(rest) / sizes.sum()
         hits = np.searchsorted(edges, rng.uniform() + np.arange(left), side="right")
         np.add.at(whole, np.minimum(hits, len(sizes) - 1), 1)
@@ -227,7 +228,7 @@ COHORT_SAMPLINGS: Registry[Sampling] = Registry(
     },
 )
 
-# From the number of a round and the number of drawn clients to entries of silent clients.
+# (index of the round, number of drawn clients) -> entries of silent clients.
 Silent = Callable[[int, int], list[Examples]]
 
 
@@ -242,8 +243,9 @@ class Cohorts:
     """The cohorts of a run.
 
     Attributes:
-        draw: Returns the ids of the clients that take part in a round, from its number.
-        silent: Returns the entries of clients that report in a round but were not drawn.
+        draw: Called with the index of a round; returns the ids of its participating clients.
+        silent: Called with the index of a round and the number of drawn clients; returns the
+            entries of clients that report without being drawn.
     """
 
     draw: Draw
@@ -267,7 +269,7 @@ class CohortReader:
         self._next: dict[int, Future[list[Examples]]] = {}
 
     def __enter__(self) -> CohortReader:
-        """Starts."""
+        """Returns this reader."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -275,7 +277,7 @@ class CohortReader:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def read(self, round_num: int) -> Sequence[Examples]:
-        """Returns the examples of each client of a round, and starts to read those of the next."""
+        """Returns the examples of each client of a round, and starts reading the next cohort."""
         current = self._next.pop(round_num, None) or self._pool.submit(self._read, round_num)
         if round_num < self._last_round:
             self._next = {round_num + 1: self._pool.submit(self._read, round_num + 1)}
@@ -289,8 +291,8 @@ class CohortReader:
 def dealt(num_examples: int, size: int, round_num: int, seed: int) -> np.ndarray:
     """Returns the rows of a round, int [size].
 
-    Rounds take what follows in a stream of passes. Each pass has every row once, in an order of its
-    own that depends on the seed and on the number of the pass.
+    Rounds take consecutive rows from a stream of passes. Each pass contains every row once, in an
+    order that depends on the seed and on the index of the pass.
 
     Args:
         num_examples: N, at least 1.
@@ -308,12 +310,12 @@ def dealt(num_examples: int, size: int, round_num: int, seed: int) -> np.ndarray
 
 
 class PooledExamples:
-    """The examples of all clients of another dataset, as one client for each round.
+    """The pooled examples of another dataset's clients, as one client per round.
 
     Args:
         clients: The other dataset; all of it is read and held in memory.
         clients_per_round: Number of clients of a federated round.
-        rounds: How many there are.
+        rounds: Number of rounds.
         seed: Seed of the run.
     """
 
@@ -329,7 +331,7 @@ class PooledExamples:
 
     @property
     def client_ids(self) -> Sequence[str]:
-        """The rounds, in their order."""
+        """The rounds in order."""
         return [f"round_{t:08d}" for t in range(1, self._rounds + 1)]
 
     def read(self, client_id: str) -> Examples:

@@ -22,14 +22,14 @@ from tff_agnostic.data.store_format import (
     StoreDescription,
 )
 
-# Maximum number of numbers of an input with statistics; those of pixels have no reader.
+# Maximum size of an input with statistics; statistics of pixels have no use.
 _MAX_NUMBERS = 2000
 # Rows that are added to statistics at once: sums depend on it in the last digit.
 _BLOCK_ROWS = 1000
 
 
 def inputs_with_statistics(description: StoreDescription) -> dict[str, int]:
-    """Returns the inputs whose numbers have statistics, with the number of their numbers."""
+    """Returns the sizes of the inputs whose numbers have statistics, by name."""
     named = {} if description.columns is None else description.columns.numbers
     sizes = {
         name: description.num_numbers(name)
@@ -43,11 +43,11 @@ def inputs_with_statistics(description: StoreDescription) -> dict[str, int]:
 
 
 class RunningStatistics:
-    """Statistics of d numbers of examples that come in blocks.
+    """Running statistics of d numbers per example.
 
     Means and squared differences of blocks are combined by the update of Chan, Golub and LeVeque
-    1983 ("Algorithms for computing the sample variance", eq. 2.1), in float64: nothing is lost
-    where a mean is large compared with the deviation.
+    1983 ("Algorithms for computing the sample variance", eq. 2.1), in float64, which stays accurate
+    if a mean is much larger than the deviation.
 
     Args:
         size: d.
@@ -150,7 +150,7 @@ def sentence_lengths(examples: SortedExamples) -> list[tuple[str, str, int, int]
 
 
 class Standardization:
-    """Brings d numbers to mean 0 and deviation 1 by their statistics.
+    """Standardises d numbers to mean 0 and deviation 1.
 
     Args:
         statistics: Statistics of each number.

@@ -34,9 +34,10 @@ from tff_agnostic.data.store_format import (
 )
 from tff_agnostic.models.model import Examples
 
-# A run reads a client in many rounds. A comparison has as many splits in memory as seeds.
+# Maximum bytes of examples to keep in memory per split: runs read a client in many rounds, but a
+# comparison has as many splits in memory as seeds.
 KEPT_BYTES = 16 * 2**20
-# Examples that a pass over a store has in memory at once; a multiple of the rows of a block of
+# Number of examples in memory during a pass over a store; a multiple of the rows per block of
 # statistics.
 _BATCH_ROWS = 16_000
 EXAMPLES, CLIENTS, STORE = "examples.arrow", "clients.parquet", "store.json"
@@ -107,7 +108,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def check_unchanged(self) -> None:
-        """Checks that the files are as they were when the store was opened."""
+        """Checks that the files have not changed since the store was opened."""
 
 
 class SortedExamples:
@@ -146,7 +147,7 @@ class SortedExamples:
         for start, end in self._runs(split) if split else [(0, len(self.table))]:
             for first in range(start, end, _BATCH_ROWS):
                 yield self.table.slice(first, min(_BATCH_ROWS, end - first))
-                # Pages of the file must not add up to its size.
+                # Release pages, so that memory does not grow to the size of the file.
                 self._map.madvise(mmap.MADV_DONTNEED)
 
     def _runs(self, split: str) -> list[tuple[int, int]]:
@@ -297,7 +298,7 @@ def load_store(path: Path) -> Store:
         return ArrowStore(path)
     if not path.is_file():
         raise UserError(f"{path}: expected a client store, found nothing")
-    # Imported here: stores of Arrow files need none of it.
+    # Import on demand, as stores of Arrow files do not need it.
     from tff_agnostic.data.tff_store import TffStore
 
     return TffStore(path)
@@ -329,7 +330,7 @@ ToExamples = Callable[[str, Mapping[str, np.ndarray]], Examples]
 
 
 class StoreClients(ListedClients):
-    """Clients of a split; reading one touches its rows only.
+    """Clients of a split; reading a client only reads its rows.
 
     Args:
         store: The store.
@@ -338,7 +339,7 @@ class StoreClients(ListedClients):
         to_examples: Called with a client's id and columns; returns its examples.
         domain_names: Names of the task's domains, in the order of their ids.
         has_row_each: Whether every example of the store becomes one example.
-        max_kept_bytes: Maximum size of the examples that stay in memory, of the first read clients.
+        max_kept_bytes: Maximum bytes of cached examples; the first clients read are cached.
     """
 
     def __init__(
@@ -379,7 +380,7 @@ class StoreClients(ListedClients):
     def client_domain_counts(self) -> Optional[np.ndarray]:
         """Returns the examples of each client and domain, int64 [clients, p]; None if unknown."""
         stored = {name: k for k, name in enumerate(self._store.description.domains)}
-        # A task may have domains that are not those of the store.
+        # A task's domains may differ from the store's.
         if not self._has_row_each or not {*stored} <= {*self._domain_names}:
             return None
         table = self._store.domain_table(self._split)

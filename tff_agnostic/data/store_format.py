@@ -22,9 +22,9 @@ TEST = "test"
 TEXT = "text"
 FEATURES = "features"
 KINDS = (TEXT, FEATURES)
-# The category of missing values, where they have one.
+# Category of missing values, if they have a separate one.
 MISSING = "<missing>"
-# The category of a value that belongs to none.
+# Category of unknown values, and of missing values without a separate category.
 NO_CATEGORY = ""
 _DTYPES = ("string", "int64", "float32")
 
@@ -57,7 +57,7 @@ class NumberStatistics:
 
     @property
     def unit(self) -> float:
-        """Divisor for a standard deviation of 1; 1 where all values are equal."""
+        """Divisor that makes the standard deviation 1; 1 if all values are equal."""
         return self.deviation or 1.0
 
 
@@ -121,7 +121,7 @@ class StoreDescription:
         columns: The columns of the source; None if unknown.
         statistics: Statistics of the numbers of each input, without marks, of training clients; of
             the values in the source.
-        is_standardized: Whether the numbers have mean 0 and standard deviation 1 by them.
+        is_standardized: Whether the numbers are standardised by these statistics.
     """
 
     kind: Optional[str]
@@ -153,7 +153,8 @@ class StoreDescription:
             if not value[name]:
                 del value[name]
         if "categories" in value:
-            # Pairs: the order of columns is that of the inputs.
+            # Use pairs, as `sort_keys` would lose the order of the columns, which is the inputs'
+            # order.
             value["categories"] = list(value["categories"].items())
         return json.dumps({"version": FORMAT_VERSION, **value}, sort_keys=True)
 
@@ -162,11 +163,11 @@ def described_by(text: str) -> dict[str, Any]:
     """Returns the JSON of a description.
 
     Raises:
-        ValueError: If it is of another version, or no JSON.
+        ValueError: If the text is not JSON, or has another version.
     """
     try:
         value: Any = json.loads(text)
-        # JSON can write half a character, which no text can hold.
+        # JSON can encode lone surrogates, which are not valid text.
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as e:
         raise ValueError(f"expected the description of a store, found invalid JSON ({e})") from e
@@ -182,7 +183,7 @@ def described_by(text: str) -> dict[str, Any]:
 
 
 def description_of(value: Mapping[str, Any]) -> StoreDescription:
-    """Returns the description with the JSON that `StoreDescription.to_json` wrote.
+    """Returns the description from the JSON of `StoreDescription.to_json`.
 
     Raises:
         ValueError: If a part of it is missing, or of another type.

@@ -47,11 +47,11 @@ from tff_agnostic.data.unit_counts import UnitCounts
 _MEMORY = 8 * 2**20
 # Buckets of 16 MB each hold 4 GB of rows.
 _NUM_BUCKETS = 256
-# Records that become columns at once.
+# Number of records to collect before they become columns.
 _RECORDS_AT_ONCE = 1000
 # Rows of a batch in the store's file.
 _BATCH_ROWS = 1 << 14
-# The columns that are no features.
+# Columns that are not features.
 SPLIT, CLIENT, UNIT = "split", "client", "unit"
 _PREFIX = "\0"
 _KEYS = tuple(_PREFIX + name for name in (SPLIT, CLIENT, UNIT))
@@ -70,7 +70,7 @@ class StoreWriter:
         memory: Bytes of rows in memory.
 
     Attributes:
-        features: The type of each feature, as the first example has it.
+        features: Type of each feature, from the first example.
     """
 
     def __init__(self, path: Path, memory: int = _MEMORY) -> None:
@@ -158,7 +158,7 @@ class StoreWriter:
     def _add(self, keys: Columns, features: Columns) -> None:
         self._check({name: _column_feature(name, column) for name, column in features.items()})
         arrays = {_PREFIX + name: _arrow(column) for name, column in keys.items()}
-        # The order of the first example: batches of one store have one schema.
+        # Use the first example's order, as all batches of a store have one schema.
         arrays |= {name: _arrow(features[name]) for name in self.features}
         batch = pa.RecordBatch.from_pydict(arrays)
         self._domains.update(batch.column(DOMAIN).unique().to_pylist())
@@ -193,7 +193,7 @@ class StoreWriter:
         buckets = np.array(bucket_of_name)[np.asarray(clients.indices)]
         order = np.argsort(buckets, kind="stable")
         starts = np.searchsorted(buckets[order], np.arange(_NUM_BUCKETS + 1))
-        # Rows of many chunks would be joined for each bucket.
+        # Join chunks once here, instead of for each bucket.
         table = table.combine_chunks().take(pa.array(order))
         for k, bucket in enumerate(self._buckets):
             if starts[k + 1] > starts[k]:
@@ -301,7 +301,7 @@ class StoreWriter:
         """Returns the number of classes that labels count; None if they count none."""
         if class_names is not None:
             return len(class_names)
-        # Negative numbers are quantities, no classes.
+        # Negative numbers are quantities, not classes.
         return self._labels[1] + 1 if self._labels and self._labels[0] >= 0 else None
 
     def _complete_numbers(

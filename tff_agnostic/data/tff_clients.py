@@ -1,4 +1,4 @@
-"""Clients of TFF's as clients of this package, and the other way; the bridge loads when asked."""
+"""Conversion between TFF's clients and this package's; the bridge is imported on use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.store import Store
 from tff_agnostic.models.model import Examples
 
-# Above this folder: nothing here needs it unless clients of TFF's are at hand.
+# In a higher layer, so imported only for clients of TFF.
 _BRIDGE = "tff_agnostic.computations.tff_bridge.programs"
 
 # Client id -> the domain of all of its examples: its index, or in stores its name.
@@ -26,7 +26,7 @@ def from_tff(source: Any, domain_fn: Optional[DomainOf] = None) -> ClientDataset
         source: A `tff.simulation.datasets.ClientData`, or a sequence of `tf.data.Dataset`, whose
             clients are called "0", "1" and so on, with as many zeros before as sort them. Elements
             are single examples: (x, y), or a mapping of "x", "y" and "domain_id".
-        domain_fn: Gives the domain where examples do not have it as "domain_id".
+        domain_fn: Called with a client id; returns the domain, if examples have no "domain_id".
     """
     clients: ClientDataset = _bridge().clients_from_tff(source, domain_fn)
     return clients
@@ -35,12 +35,12 @@ def from_tff(source: Any, domain_fn: Optional[DomainOf] = None) -> ClientDataset
 def cohort(
     source: Any, client_ids: Optional[Sequence[str]] = None, domain_fn: Optional[DomainOf] = None
 ) -> list[Examples]:
-    """Returns clients of TFF's as `next` of a learning process of this package takes them.
+    """Returns TFF's clients in the form that `next` of this package's learning processes takes.
 
     Args:
-        source: As for `from_tff`.
-        client_ids: Which of them; all if None.
-        domain_fn: As for `from_tff`.
+        source: See `from_tff`.
+        client_ids: Ids of the cohort's clients; all if None.
+        domain_fn: See `from_tff`.
     """
     clients = from_tff(source, domain_fn)
     strangers = sorted({*(client_ids or ())} - {*clients.client_ids})
@@ -60,8 +60,9 @@ def to_store(
 
     Args:
         path: The store's folder; it must not exist yet.
-        splits: For "train", "heldout" and "test" the clients, as `from_tff` takes them.
-        domain_fn: As for `from_tff`; it may return a name.
+        splits: Clients by split ("train", "heldout", "test"), each in the form of `from_tff`'s
+            `source`.
+        domain_fn: See `from_tff`; it may return a name.
         feature_name: Name of x in the store.
     """
     _bridge().store_from_tff(path, splits, domain_fn, feature_name)
@@ -70,7 +71,7 @@ def to_store(
 def to_tff(store: Store, split: str = "train") -> Any:
     """Returns a split of a store as a `tff.simulation.datasets.ClientData`.
 
-    Elements are the features that the store has, "domain" among them.
+    Elements are the store's features, including "domain".
     """
     return _bridge().StoreClientData(store, split)
 
@@ -83,7 +84,7 @@ def source(clients: ClientDataset, process: Any, seed: int = 0) -> Any:
     next one.
 
     Args:
-        process: The learning process, whose type of clients they have.
+        process: The learning process, which determines the type of clients.
         seed: Seed of the draws.
     """
     return _bridge().ClientSource(clients, process, seed)

@@ -50,7 +50,7 @@ CREATE TABLE sentence_lengths (
   num_sentences INTEGER NOT NULL);
 CREATE TABLE tff_agnostic (description TEXT NOT NULL);
 """
-# The rows of a client are found by these, also by TFF's queries.
+# Indexes by which queries, including TFF's, find a client's rows.
 _INDICES = """
 CREATE INDEX examples_by_client ON examples (client_id, split_name);
 CREATE INDEX metadata_by_split ON client_metadata (split_name, client_id);
@@ -63,9 +63,9 @@ _TFF_TABLES = {
 }
 # Seconds to wait for a process that writes to the file.
 _PATIENCE = 5.0
-# First bytes of a file of SQLite.
+# First bytes of an SQLite file.
 _SQLITE = b"SQLite format 3\0"
-# A crash leaves no file at its place: no journal is needed to go back.
+# No journal is needed, as a crash leaves no file in place.
 _PRAGMAS = "PRAGMA page_size=16384; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
 
 
@@ -88,7 +88,7 @@ class TffStore(Store):
     def client_counts(self, split: str) -> dict[str, int]:
         """See `Store.client_counts`."""
         counts: dict[str, int] = {}
-        # Deleted rows leave gaps, and no row counts twice.
+        # The largest rowid is an upper bound of the number of rows: deleted rows leave gaps.
         ((left,),) = self._query("SELECT coalesce(MAX(rowid), 0) FROM examples")
         # The order of UTF-8's bytes is Python's order.
         for client, n in self._query(
@@ -226,10 +226,10 @@ class TffStore(Store):
     def _query(
         self, sql: str, parameters: Sequence[Any] = (), kinds: tuple[type, ...] = ()
     ) -> Iterator[Any]:
-        """Yields rows one by one: of a million clients they would need much memory at once."""
+        """Yields rows one by one, as the rows of a million clients would need much memory."""
         try:
             for row in self._connection().execute(sql, parameters):
-                # SQLite lets a column hold values of any type.
+                # A column of SQLite may contain values of any type.
                 for value, kind in zip(row, kinds):
                     if type(value) is not kind:
                         raise UserError(
@@ -253,7 +253,7 @@ class TffStore(Store):
             raise UserError(f"{self.path}: {message}") from e
 
     def _connection(self) -> sqlite3.Connection:
-        # SQLite's connections must not be carried into another thread, or through a fork.
+        # SQLite's connections must not be used in another thread, or after a fork.
         if getattr(self._local, "pid", None) != os.getpid():
             uri = self.path.absolute().as_uri() + "?mode=ro"
             self._local.connection = sqlite3.connect(uri, uri=True, timeout=_PATIENCE)
@@ -307,7 +307,7 @@ class TffStore(Store):
         return StoreDescription(kind=None, features=_example_features(first[0][0], self.path))
 
 
-# A store may be of many gigabytes, and a comparison opens it for every trial.
+# A store may have many gigabytes, and a comparison opens it for every trial.
 @functools.lru_cache(maxsize=8)
 def _store_digest(path: Path, version: tuple[int, int]) -> str:
     del version
@@ -329,7 +329,7 @@ def parse_examples(
     expected = ", ".join(f"{n} ({f.dtype} {list(f.shape)})" for n, f in features.items())
     smallest = min(map(len, serialized), default=0)
     for name, feature in features.items():
-        # TensorFlow reserves what a shape needs before it looks; a value takes at least a byte.
+        # TensorFlow allocates memory for the claimed shape first; a value takes at least a byte.
         if serialized and math.prod(feature.shape) > smallest:
             raise UserError(
                 f"{where}: expected examples with {expected}, found one of {smallest} bytes, which "
@@ -358,7 +358,7 @@ def _example_features(serialized: bytes, path: Path) -> dict[str, Feature]:
     """
     try:
         example = tf.train.Example.FromString(serialized)
-    except Exception as e:  # protobuf's own error type differs between its implementations.
+    except Exception as e:  # protobuf's implementations have different error types.
         raise UserError(f"{path}: expected tf.train.Examples, found invalid bytes ({e})") from e
     names = {"bytes_list": "string", "int64_list": "int64", "float_list": "float32"}
     features = {}
@@ -376,7 +376,7 @@ def to_tff(store: ArrowStore, path: Path) -> None:
 
     Args:
         store: The store.
-        path: The file; none may exist yet.
+        path: The file, which must not exist yet.
     """
     if path.exists():
         raise UserError(f"{path}: expected no file there yet: stores are not overwritten")
@@ -432,7 +432,7 @@ def _serialized(store: ArrowStore, split: str, client: str) -> Iterator[bytes]:
     """Yields the serialized examples of a client."""
     columns = store.columns(split, client, store.description.features)
     for row in zip(*columns.values()):
-        # A new message for each row: a message keeps the memory of all that it parsed.
+        # Use a new message per row, as a message keeps the memory of all its parses.
         features = tf.train.Features(feature=dict(zip(columns, map(_feature, row))))
         yield tf.train.Example(features=features).SerializeToString(deterministic=True)
 

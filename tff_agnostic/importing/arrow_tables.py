@@ -48,7 +48,7 @@ def _parquet_rows(options: ImportOptions, path: Path, name: str, log: ReadLog) -
 
 @contextlib.contextmanager
 def _opened(path: Path, **how: Any) -> Iterator[Any]:
-    # Imported here: it takes time to load, and no other format needs it.
+    # Import on demand, as it takes time and no other format needs it.
     from pyarrow import parquet
 
     try:
@@ -81,7 +81,7 @@ def _parquet_blocks(
 def _to_block(
     batch: pa.RecordBatch, where: str, first: int, options: ImportOptions, log: ReadLog
 ) -> Block:
-    """Returns the rows of a batch, as far as `max_records` allows.
+    """Returns the rows of a batch that `max_records` still allows.
 
     Args:
         batch: The rows.
@@ -97,7 +97,7 @@ def _to_block(
 
 
 def _plain(cells: pa.Array) -> pa.Array:
-    """Returns cells without dictionaries and large texts."""
+    """Returns cells decoded from dictionaries, with ordinary instead of large strings."""
     if pa.types.is_dictionary(cells.type):
         cells = cells.dictionary_decode()
     if pa.types.is_large_string(cells.type):
@@ -108,7 +108,7 @@ def _plain(cells: pa.Array) -> pa.Array:
 def _checked_texts(options: ImportOptions, path: Path, table: Any) -> list[str]:
     """Checks the sizes that a file claims, and returns the columns of texts and bytes.
 
-    These are read as dictionaries: a few bytes of a file can put one text into all rows.
+    These columns are read as dictionaries, as a few bytes of a file can repeat a text in all rows.
     """
     wanted, texts, unpacked = needed_columns(options), [], 0
     check_columns(options, table.schema_arrow.names, path)
@@ -118,7 +118,7 @@ def _checked_texts(options: ImportOptions, path: Path, table: Any) -> list[str]:
             where = chunk.path_in_schema
             if not any(where == name or where.startswith(f"{name}.") for name in wanted):
                 continue
-            # Runs of equal values take no room in the file.
+            # A run of equal values needs almost no bytes in the file.
             in_memory = chunk.num_values * _BYTES_OF.get(chunk.physical_type, 1)
             unpacked += max(chunk.total_uncompressed_size, in_memory)
             if chunk.physical_type == _TEXTS and where not in texts:
@@ -128,7 +128,7 @@ def _checked_texts(options: ImportOptions, path: Path, table: Any) -> list[str]:
 
 
 def _pieces(batch: Any, options: ImportOptions, path: Path) -> Iterator[tuple[Any, int]]:
-    """Yields a batch in pieces of a few megabytes, each with its bytes without dictionaries."""
+    """Yields pieces of a batch, of a few megabytes without dictionaries, and their bytes."""
     num_bytes = sum(map(_row_bytes, batch.columns))
     if num_bytes > BLOCK_BYTES and len(batch) > 1:
         half = len(batch) // 2

@@ -24,7 +24,7 @@ _WHOLE = re.compile(r"([+-]?\d+)\.0+")
 _PLAIN = r"\d+([.,]\d+)?"
 _NO_VALUE = r"(?i)n/?a|n\.a\.|none|null|missing|-+|\?+|\."
 _SKIPPED = " (bad_records=skip leaves out records without one)"
-# Texts instead of a number, with advice; 1,400 is of the first kind.
+# Patterns of texts that are not numbers, with advice. The first match counts: 1,400 has two.
 _HINTS = {
     r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d*)?": "write numbers without signs between thousands",
     r"[+-]?\d+(_\d+)+": "write numbers without underscores",
@@ -50,9 +50,9 @@ class CellError(ValueError):
 
 
 def number_in(value: Any) -> Optional[float]:
-    """Returns the number of a cell or of its text; None if it is none.
+    """Returns a cell's value as a number; None if it is not a number.
 
-    Underscores and digits of other scripts, which Python takes, are no numbers.
+    Underscores and digits of other scripts are rejected, although Python accepts them.
     """
     if isinstance(value, str) and ("_" in value or not value.strip().isascii()):
         return None
@@ -93,7 +93,7 @@ class MissingValues:
     def has_no_value(self, value: Any) -> bool:
         """Whether a cell is null, NaN, empty, or the text of one of the marks.
 
-        A label that is a number is none of them: 0 may be a mark of features, and is a class.
+        Numbers are not compared with the marks: 0 may mark missing features, but is also a class.
         """
         if isinstance(value, str):
             text = value.strip()
@@ -139,14 +139,14 @@ class MissingValues:
                 "category that is none",
                 f"expected a name or number in {column}, found {type(value).__name__}",
             )
-        # Columns of whole numbers are read as real ones if a value is missing.
+        # A column of integers with a missing value is read as real numbers.
         is_whole = isinstance(value, float) and value.is_integer()
         return str(int(value)) if is_whole else plain_name(str(value))
 
     def name(self, value: Any, column: str) -> str:
         """Returns the name of a client, a domain, a split or a group.
 
-        A whole number has one name, in columns of real numbers too: 17.0 is "17".
+        An integer has the same name in columns of real numbers: 17.0 is "17".
         """
         if isinstance(value, bytes):
             value = text_of(value)
@@ -236,7 +236,7 @@ def check_size(size: int, shape: Sequence[int]) -> None:
 
 
 class Labels:
-    """Labels of records as numbers.
+    """Conversion of records' labels to numbers.
 
     Args:
         options: Options of the import. Classes without names are all whole numbers from 0.
@@ -253,10 +253,10 @@ class Labels:
         self._missing = MissingValues(options)
 
     def number_of(self, value: Any) -> Union[int, float]:
-        """Returns the number of a class, an int, or a label that is a number itself, a float.
+        """Returns a label as a number: an int for a class, otherwise a float.
 
         Raises:
-            CellError: If there is no such class, or the value is no finite number, or is missing.
+            CellError: If the class is unknown, or the value is missing or not a finite number.
         """
         value = text_of(value) if isinstance(value, bytes) else value
         value = plain_name(value) if isinstance(value, str) else value
@@ -265,10 +265,10 @@ class Labels:
         return self.class_of(value) if self._are_classes else _real_number(value)
 
     def class_of(self, value: Any) -> int:
-        """Returns the class that a value stands for: its name, or its number.
+        """Returns the class with a value as its name or number.
 
         Raises:
-            CellError: If there is no such class.
+            CellError: If the class is unknown.
         """
         if isinstance(value, str) and value in self._names:
             return self._names[value]
@@ -316,7 +316,7 @@ def _real_number(value: Any) -> float:
 def _whole_number(value: Any) -> Optional[int]:
     if isinstance(value, (bool, int, np.bool_)):
         return int(value)
-    # Exact beyond the whole numbers of float64.
+    # Exact also for integers that float64 cannot represent.
     if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]+", value.strip()):
         return int(value)
     number = number_in(value)

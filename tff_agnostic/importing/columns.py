@@ -31,7 +31,7 @@ from tff_agnostic.importing.source import ReadLog, RecordError, Rows
 from tff_agnostic.importing.table_options import Input, image_inputs, vector_inputs
 from tff_agnostic.importing.text import Normalizer
 
-# Number of cells that decide, if all are numbers, that a column is one of numbers.
+# Number of cells that suffice to call a column numeric if all of them are numbers.
 _ENOUGH_NUMBERS = 100
 # Larger whole numbers have gaps in float32.
 MAX_EXACT = 2**24
@@ -68,7 +68,7 @@ class Block:
 
 
 class Absent:
-    """A cell of a row without the column.
+    """Marker of a cell whose row lacks the column.
 
     Attributes:
         names: Names of the row's columns.
@@ -93,7 +93,7 @@ def runs(looks: Sequence[np.ndarray], count: int) -> Iterator[tuple[int, int]]:
 
 
 def _lengths(cells: Cells) -> Optional[np.ndarray]:
-    """Returns the length of the list in each cell, -1 without one; None in a column without."""
+    """Returns the length of each cell's list, -1 for other cells; None if no cell has a list."""
     if isinstance(cells, list):
         lengths = np.array([len(cell) if isinstance(cell, list) else -1 for cell in cells])
         return lengths if lengths.max(initial=-1) >= 0 else None
@@ -107,7 +107,7 @@ def converted(
 ) -> tuple[np.ndarray, Errors]:
     """Returns a function of each cell, and the cells for which it raises a `CellError`.
 
-    A value that occurs again is converted once.
+    Repeated values are converted once.
     """
     if isinstance(cells, list) or pa.types.is_nested(cells.type) or pa.types.is_null(cells.type):
         values = cells if isinstance(cells, list) else cells.to_pylist()
@@ -130,7 +130,7 @@ def converted(
 
 
 class Columns:
-    """Makes examples of the blocks of a table.
+    """Converts blocks of a table to examples.
 
     Args:
         options: Options of the import; they have been checked.
@@ -380,7 +380,7 @@ class _TextCheck:
         for cell in () if self._has_text else cells:
             text = cell if isinstance(cells, list) else cell.as_py()
             if not isinstance(text, str) or not text.strip():
-                # Such a cell decides nothing.
+                # Such a cell is no evidence for either kind of column.
                 continue
             self._has_text = number_in(text) is None
             if self._has_text:

@@ -12,18 +12,19 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError
 from tff_agnostic.importing.source import ReadLog, RecordError, Rows
 
-# Each has a weight that is learnt: far more of them are a column that holds something else.
+# Maximum number of domains. Each has a learnt weight; a column with far more values is probably not
+# a column of domains.
 _MAX_DOMAINS = 1000
 # Names of all domains together, and of figures about several, in tables, plots and TensorBoard.
 _RESERVED = frozenset({"all", "difference", "overall", "worst"})
 
 
 class DomainNames:
-    """Gives the domains of a source the names that the user wants.
+    """Maps the domains of a source to the user's names.
 
     Args:
-        texts: VALUE:NAME for each value of the source, or VALUE where it is the name; without any,
-            the values are the names.
+        texts: VALUE:NAME for each value of the source, or VALUE alone if it is also the name. If
+            empty, all values are names.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:

@@ -112,8 +112,8 @@ def check_unpacked(path: Path, packed: int, unpacked: int, options: ImportOption
     """Checks the unpacked size of a compressed input, or of a part of one.
 
     Args:
-        packed: Its bytes.
-        unpacked: The bytes that they are, or say that they are.
+        packed: Number of bytes of the input.
+        unpacked: Number of bytes after unpacking, counted or claimed by the file.
     """
     if unpacked > options.max_unpacked_mb * MB:
         raise UserError(
@@ -171,7 +171,7 @@ def decoded_lines(
     Args:
         file: The file.
         path: Its name, for messages.
-        options: Options with the encoding; None where the text can only be UTF-8.
+        options: Options with the encoding; None for UTF-8 only.
     """
     if options is not None:
         start = cast(Any, file).peek(_LONGEST_MARK)
@@ -182,7 +182,7 @@ def decoded_lines(
     if options is None or options.encoding == UTF_8:
         yield from _utf8_lines(file, path, errors, has_options=options is not None)
         return
-    # Bytes of a line's end may be parts of other characters: lines are found in the text.
+    # Find lines in the decoded text: bytes of a line end may be parts of other characters.
     with io.TextIOWrapper(cast(BinaryIO, file), options.encoding, errors, newline="") as lines:
         number = 0
         try:
@@ -280,13 +280,13 @@ def expand(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
 
 
 def check_is_file(path: Path) -> None:
-    """Raises a `UserError` if a path is no file, such as a pipe or a device, or has no bytes."""
+    """Raises a `UserError` if a path is not a file, such as a pipe or a device, or is empty."""
     with open_file(path, "a file") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise UserError(f"{path}: expected data, found an empty file")
 
 
 def place_of(path: Path, inputs: Sequence[Path]) -> str:
-    """Returns a file's name in places: below its input, so that moving that changes no split."""
+    """Returns a file's name relative to its input, so that moving the input changes no split."""
     roots = [root for root in inputs if root in path.parents]
     return path.relative_to(roots[0]).as_posix() if roots else path.name

@@ -35,7 +35,7 @@ from tff_agnostic.importing.table_options import check
 
 # A data frame has the options of the format with types of columns.
 _FORMAT = "parquet"
-# Options of clients in memory; others are about stores: their splits, statistics and reports.
+# Options that apply to clients in memory; the others concern stores.
 _IN_MEMORY = (
     *("client_column", "domain_column", "domain_names", "label_column", "label_kind"),
     *("class_names", "feature_columns", "categorical_columns", "max_categories"),

@@ -44,15 +44,15 @@ def image_in(value: Any, column: str, max_pixels: int) -> np.ndarray:
 
 
 def _decoded(content: bytes, column: str, max_pixels: int) -> np.ndarray:
-    # Imported here, like every library of one format.
+    # Import on demand, like every library for a single format.
     from PIL import Image
 
     try:
         with warnings.catch_warnings():
-            # The limit here is another one.
+            # This module has its own limit.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(content), formats=_FILES)
-            # Before it is decoded: a file of some bytes may claim any size.
+            # Check before decoding, as a small file may claim any size.
             pixels_in_file = image.width * image.height
             if pixels_in_file > max_pixels:
                 raise _too_large(column, max_pixels, str(pixels_in_file))
@@ -62,7 +62,7 @@ def _decoded(content: bytes, column: str, max_pixels: int) -> np.ndarray:
     except CellError:
         raise
     except Image.DecompressionBombError:
-        # Pillow's message has the number.
+        # Only Pillow's message contains the number of pixels.
         raise _too_large(column, max_pixels, "more") from None
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error):
         raise _no_image(column, f"{len(content)} bytes that are none") from None

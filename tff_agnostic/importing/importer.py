@@ -80,7 +80,7 @@ FORMATS: Registry[Format] = Registry(
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """An import that has been checked, as far as that is possible without reading.
+    """An import, checked as far as possible without reading the input.
 
     Attributes:
         options: Options of the import.
@@ -141,7 +141,7 @@ class Import:
                 columns=stored_columns(options, log.numbers) if options.format in TABLES else None,
                 standardize=options.standardize,
             )
-            # The index of the clients is in memory once.
+            # Free this index of the clients, as `ArrowStore` has another one.
             del examples
             report = summarise(
                 ArrowStore(store),
@@ -155,13 +155,14 @@ class Import:
                 strata,
             )
             writer.add_notes(report.notes())
-            # Written before the store gets its name: no kill leaves a store without its report.
+            # Write the report before the store gets its name: a killed import leaves no store
+            # without it.
             if options.report is not None:
                 _write_report(report, options.report)
         return report
 
     def _check_kind(self, rows: Rows) -> None:
-        """Refuses options of texts for a source of numbers."""
+        """Rejects text options if the source has numbers."""
         for name in _TEXT_ONLY:
             if name in self.given and TOKENS not in rows.features:
                 expected = "no value, as the source holds numbers, no text"
@@ -223,7 +224,7 @@ def checked_output(options: ImportOptions) -> Path:
 
 
 def _guessed_format(options: ImportOptions, paths: Sequence[Path]) -> str:
-    """Returns the format that the name of the first file shows."""
+    """Returns the format that the name of the first file suggests."""
     path = paths[0]
     if path.is_dir():
         path = next((file for file in sorted(path.rglob("*")) if file.is_file()), path)
@@ -244,7 +245,7 @@ def _guessed_format(options: ImportOptions, paths: Sequence[Path]) -> str:
 
 def _write_report(report: ImportReport, path: Path) -> None:
     make_folder(path.parent)
-    # Next to the path: the next import removes the leftovers of a kill.
+    # A folder next to the path, so that the next import removes leftovers of a killed one.
     with write_errors(path), scratch_folder(path) as folder:
         write_json(folder / path.name, report.to_json())
         os.replace(folder / path.name, path)

@@ -68,7 +68,7 @@ def check(options: ImportOptions) -> None:
 
 
 def _users(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tuple[str, Any]]:
-    # Imported here, like every library of one format.
+    # Import on demand, like every library for a single format.
     import ijson
 
     result = False
@@ -85,7 +85,7 @@ def _users(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tuple[s
 
 
 class _Nested:
-    """A file of JSON that is nested so far only: a parser remembers the way to where it is.
+    """A JSON file with limited nesting, as a parser's memory grows with the depth.
 
     Args:
         path: Its name, for messages.
@@ -99,7 +99,7 @@ class _Nested:
         self._open = b""
 
     def read(self, size: int = -1) -> bytes:
-        """Reads as a file does."""
+        """Returns the next bytes, like a file's `read`."""
         block = self._file.read(size)
         text, self._open = self._open + block, b""
         for bracket in _BRACKET.findall(_STRING.sub(self._cut, text)):

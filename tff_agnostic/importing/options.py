@@ -12,7 +12,7 @@ from tff_agnostic.base.options import OptionError, Options, Within
 from tff_agnostic.data.data_warnings import FEW_EXAMPLES
 
 MB = 10**6
-# MB that may be unpacked from a small input, for any ratio.
+# MB that any input may unpack to, whatever the ratio.
 FREE_MB = 10
 SPLIT_NAMES = ("train", "heldout", "test")
 TABLES = ("csv", "jsonl", "parquet")
@@ -26,10 +26,10 @@ MATH_MARK, CODE_MARK = "\x01", "\x02"
 SPECIAL_WORDS = {MATH_MARK: "<math>", CODE_MARK: "<code>"}
 # Treatments of markup; "word" puts one of `SPECIAL_WORDS` in its place.
 TREATMENTS = ("drop", "keep", "word")
-# --markup, if not given.
+# Default of --markup.
 DEFAULT_MARKUP = ("code:drop", "math:word")
-# TeX as MathJax finds it. Of single dollars, as in pandoc, the first has no space after it and the
-# last none before it and no digit after it, so that amounts of money are none.
+# TeX as in MathJax. As in pandoc, an opening dollar has no space after it, and a closing one no
+# space before and no digit after it, so that amounts of money are not formulas.
 _MATH = re.compile(
     r"\$\$.+?\$\$"
     r"|\\\[.+?\\\]"
@@ -223,12 +223,12 @@ class ImportOptions(Options):
 
     @property
     def max_record_bytes(self) -> int:
-        """How many bytes a record may have."""
+        """Maximum bytes of a record."""
         return self.max_record_mb * MB
 
     @property
     def sign_between(self) -> str:
-        """The sign between columns; empty if `delimiter` is not given."""
+        """The separator of columns; empty if `delimiter` is not given."""
         return DELIMITERS.get(self.delimiter or "", self.delimiter or "")
 
     @property
@@ -246,7 +246,7 @@ class ImportOptions(Options):
 
 
 def check_used(options: ImportOptions, given: Collection[str]) -> None:
-    """Refuses given options that the format, or another option, has no use for.
+    """Rejects given options that have no effect with the format or other options.
 
     Args:
         options: The options.
@@ -266,7 +266,7 @@ def parse_markup(texts: Sequence[str]) -> dict[str, str]:
     """Returns the treatment of "code" and of "math": TREATMENT of both, or NAME:TREATMENT of each.
 
     Args:
-        texts: The parts of the flag; what they do not name has its default.
+        texts: The parts of the flag; treatments that are not named have their defaults.
     """
     given: dict[str, str] = {}
     for text in texts:
@@ -281,7 +281,7 @@ def parse_markup(texts: Sequence[str]) -> dict[str, str]:
 
 
 def treat_math(text: str, treatment: str) -> str:
-    """Returns a text with its formulas left out, as they are, or as a mark each."""
+    """Returns a text with its formulas dropped, unchanged, or each replaced by a mark."""
     if treatment == "keep" or ("$" not in text and "\\" not in text):
         return text
     mark = f" {MATH_MARK} " if treatment == "word" else " "

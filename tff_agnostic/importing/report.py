@@ -25,7 +25,7 @@ from tff_agnostic.importing.vocabulary import CategorySummary, VocabularySummary
 
 # Fraction of markup among the words from which a warning is printed.
 _MUCH_MARKUP = 0.02
-# Signs that are rare in prose.
+# Characters that are rare in prose.
 _MARKUP_SIGNS = frozenset("\\{}^_$`|<>~=")
 # Fraction of a domain's examples in one unit from which a warning is printed.
 _LARGE = 0.5
@@ -89,7 +89,7 @@ class Sizes:
     """A distribution of sizes.
 
     Attributes:
-        count: Number of things.
+        count: Number of items.
         total: Sum of their sizes.
         median: Percentile 50 of the sizes.
         most: Percentile 90.
@@ -106,7 +106,7 @@ class Sizes:
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int]) -> Sizes:
-        """Returns the distribution of at least one thing, from the number of things by size."""
+        """Returns the distribution from the number of items by size; at least one item."""
         sizes = np.array(sorted(counts), np.int64)
         numbers = np.array([counts[size] for size in sizes.tolist()], np.int64)
         up_to = np.cumsum(numbers)
@@ -251,7 +251,7 @@ def summarise(
     description = store.description
     shares = contents.class_shares(counts, description) if counts else None
     sizes = {name: split.examples for name, split in splits.items()}
-    # Only splits that are made here have shares to keep.
+    # The shares only apply to splits made by this import.
     wanted = list(parse_shares(options.split)) if strata else []
     remarks = [
         *domain_remarks(splits, wanted, options.min_domain_examples),
@@ -318,7 +318,7 @@ def domain_remarks(
     Args:
         splits: The content of each split.
         wanted: Names of the splits that should exist.
-        fewest: Number of examples of a domain from which they are enough.
+        fewest: Minimum number of examples of a domain that is not small.
     """
     domains = sorted({name for split in splits.values() for name in split.domains})
     for name in SPLIT_NAMES:
@@ -331,7 +331,7 @@ def domain_remarks(
 
 
 def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> Iterator[Remark]:
-    """Yields the warning about domains that mostly cannot be divided.
+    """Yields the warning about domains with most examples in one unit, which splits cannot divide.
 
     Args:
         strata: The units of the splits, by domain.

@@ -93,7 +93,7 @@ class SourceExample:
 
 
 class RecordError(UserError):
-    """A record that cannot become an example, in a source that may be whole otherwise.
+    """A record that cannot become an example; the rest of the source may be valid.
 
     Args:
         reason: The kind of error, the same text for all errors of the kind.
@@ -106,7 +106,7 @@ class RecordError(UserError):
 
 
 class ReadLog:
-    """Counts records that are left out, and reports the progress of reading.
+    """Counts skipped records, and reports the progress of reading.
 
     Args:
         skip_bad: Whether bad records are counted instead of ending the import.
@@ -114,16 +114,16 @@ class ReadLog:
         say: Called with the name of the current step, after reading.
 
     Attributes:
-        skipped: How many records were left out, by reason.
-        num_records: How many records were read.
-        missing: How many examples lack the value of a column, by column.
-        numbers: The column of each number of an input, by input, where they are known.
+        skipped: Number of skipped records by reason.
+        num_records: Number of records read.
+        missing: Number of examples without a value, by column.
+        numbers: Column of each number of an input, by input, if known.
         renamed: Spellings of names that differ from the name in the store, by column.
-        rounded: How many whole numbers float32 rounds, by column.
+        rounded: Number of integers that float32 rounds, by column.
         rows_are_clients: Whether each row is a client.
-        controls: How many control characters became spaces.
+        controls: Number of control characters replaced by spaces.
         skips_bad: Whether bad records are counted instead of ending the import.
-        clients_of_skipped: Clients of records that were left out.
+        clients_of_skipped: Clients of skipped records.
     """
 
     def __init__(
@@ -147,13 +147,13 @@ class ReadLog:
         self.clients_of_skipped: set[str] = set()
 
     def skip(self, reason: str, client: Optional[str] = None) -> None:
-        """Counts a record that is left out, as it should be."""
+        """Counts a record that is skipped on purpose."""
         self.skipped[reason] += 1
         if client is not None:
             self.clients_of_skipped.add(client)
 
     def bad(self, error: RecordError, client: Optional[str] = None) -> None:
-        """Counts a record that is wrong.
+        """Counts an invalid record.
 
         Raises:
             RecordError: If bad records end the import.
@@ -163,7 +163,7 @@ class ReadLog:
         self.skip(error.reason, client)
 
     def rename(self, column: str, spelling: str, name: str) -> None:
-        """Notes that the names of a column have another spelling."""
+        """Records a spelling that differs from the name in the store."""
         spellings = self.renamed.setdefault(column, {})
         if len(spellings) < _MAX_SPELLINGS:
             spellings[spelling] = name
@@ -239,7 +239,7 @@ def in_rows(read: ReadExamples) -> Read:
 
 
 def _begins_rows(block: list[SourceExample], example: SourceExample) -> bool:
-    # Features of other types or shapes begin other rows, which the store refuses.
+    # Features with other types or shapes start new rows, which the store rejects.
     is_other = bool(block) and _look(block[-1]) != _look(example)
     return is_other or len(block) >= _EXAMPLES_AT_ONCE
 

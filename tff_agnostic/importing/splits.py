@@ -1,4 +1,4 @@
-"""The split of each example, with equal shares in every domain if wanted.
+"""The split of each example, optionally with equal shares in every domain.
 
 The split is a seeded hash of the example's unit, such as its client: the examples that stay
 together. With stratify=false that is final. Otherwise it is a first guess, made while reading. Then
@@ -22,7 +22,7 @@ from tff_agnostic.importing.options import SPLIT_NAMES
 from tff_agnostic.importing.source import Rows, hash64
 
 TRAIN, HELDOUT, TEST = SPLIT_NAMES
-# Options that say how a source is divided which does not say it itself.
+# Options that divide a source without its own splits.
 _DIVISION_OPTIONS = ("split_by", "stratify", "min_per_split")
 _HALF = 2**63
 _TOLERANCE = 1e-6
@@ -126,9 +126,9 @@ class Stratum:
     """The units of one domain.
 
     Attributes:
-        units: Their names, signed numbers of 64 bits in ascending order, int64 [n].
-        examples: Their examples, of all domains.
-        largest: The most examples of a unit.
+        units: Names of the units, signed numbers of 64 bits in ascending order, int64 [n].
+        examples: Number of their examples, of all domains.
+        largest: Maximum number of examples of a unit.
     """
 
     units: np.ndarray
@@ -137,11 +137,11 @@ class Stratum:
 
 
 def strata_of(units: Iterable[tuple[int, str, int]]) -> dict[str, Stratum]:
-    """Returns the stratum of each domain that is some unit's.
+    """Returns the stratum of each domain with units.
 
     Args:
-        units: (unit, domain, examples), units in ascending order; the domain of a unit is that of
-            most of its examples, the first by name of those with equally many.
+        units: (unit, domain, examples), ordered by unit. A unit belongs to the domain of most of
+            its examples, the first by name if tied.
     """
     result: dict[str, list[int]] = {}
     sizes: dict[str, list[int]] = {}
@@ -161,13 +161,13 @@ def strata_of(units: Iterable[tuple[int, str, int]]) -> dict[str, Stratum]:
 def split_sizes(count: int, shares: Mapping[str, float], fewest: int) -> dict[str, int]:
     """Returns the number of units of a stratum in each split.
 
-    They are the shares, rounded; test and then heldout get `fewest` all the same, as far as one
-    unit is left to train on.
+    Shares are rounded; test and then heldout have at least `fewest` units, as long as one unit
+    remains for training.
 
     Args:
         count: Units of the stratum, at least 1.
         shares: Share of each split; train is one of them.
-        fewest: How many units test and heldout have at least.
+        fewest: Minimum number of units in test and heldout.
     """
     sizes = {}
     left = count - 1
@@ -183,7 +183,7 @@ def split_sizes(count: int, shares: Mapping[str, float], fewest: int) -> dict[st
 def moves(
     strata: Mapping[str, Stratum], shares: Mapping[str, float], fewest: int
 ) -> dict[int, str]:
-    """Returns the units with another split by rank than `split_of_unit`, with that split."""
+    """Returns the split by rank of each unit for which it differs from `split_of_unit`."""
     moved = {}
     for stratum in strata.values():
         sizes = split_sizes(len(stratum.units), shares, fewest)

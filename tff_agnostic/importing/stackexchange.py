@@ -27,11 +27,11 @@ _CONTROLS = re.compile(
     rb"|[\x00-\x08\x0b\x0c\x0e-\x1f]"
 )
 _LONGEST = 16
-# Bytes before an error that are looked at.
+# Number of bytes before an error to examine.
 _KEPT = 1 << 15
-# Bytes of UTF-8 within a character.
+# Continuation bytes of UTF-8.
 _CONTINUATIONS = bytes(range(0x80, 0xC0))
-# Beginnings of texts in pairs of bytes, where half of the bytes are 0.
+# First bytes of XML in UTF-16, in which half of the bytes are 0.
 _WIDE = (b"\xff\xfe", b"\xfe\xff", b"\x00<", b"<\x00")
 _EXPECTED = "the Posts.xml of a Stack Exchange dump"
 _TYPES = {"1": "question", "2": "answer"}
@@ -96,7 +96,7 @@ def _rows(
     path: Path, options: ImportOptions, log: ReadLog
 ) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Yields the number and the attributes of each row."""
-    # Imported here, like every library of one format: they take time to load.
+    # Import on demand, like every library for a single format, as imports take time.
     from defusedxml import DefusedXmlException
     from defusedxml.ElementTree import iterparse
 
@@ -104,7 +104,7 @@ def _rows(
     with files.open_input(path, options, log) as file:
         text = _WithoutControls(file)
         try:
-            # Without a document type there are no entities to expand, and no others to load.
+            # Without a document type, no entities are expanded, and none are loaded.
             events = iterparse(text, events=("start", "end"), forbid_dtd=True)
             _, root = next(events)
             if root.tag != "posts":
@@ -127,7 +127,7 @@ def _rows(
         except SyntaxError as e:
             raise _malformed(path, text, e) from None
         except (LookupError, ValueError) as e:
-            # The encoding that the file names is not known, or the parser does not take it.
+            # The file's encoding is unknown, or the parser does not support it.
             if isinstance(e, UserError):
                 raise
             raise _unexpected(path, f"{e!s:.100}", ": ") from None
@@ -223,7 +223,7 @@ def _post(
     if kind is None:
         log.skip("neither question nor answer", client)
         return
-    # Also for a question without owner: its answers have its tags.
+    # Include questions without an owner, as their answers have their tags.
     domain = domain_of(attributes)
     if client is None:
         log.skip("post without owner")
@@ -244,7 +244,7 @@ def _post(
 
 
 def _date(text: str) -> str:
-    """Returns a date as TFF's data have it."""
+    """Returns a date in the format of TFF's data."""
     return f"{text.replace('T', ' ')} UTC" if text else ""
 
 
@@ -268,7 +268,7 @@ def tags_of_post(attributes: Mapping[str, str]) -> list[str]:
 
 
 class _QuestionTags:
-    """A tag of each question of a site, in 12 bytes each: answers come later, and have none."""
+    """The tag of each question of a site, in 12 bytes each, for the answers, which have no tags."""
 
     def __init__(self) -> None:
         self._ids = array("q")
@@ -277,11 +277,11 @@ class _QuestionTags:
         self._names: list[str] = []
 
     def add(self, question: int, tag: str) -> None:
-        """Notes the tag of a question."""
+        """Records the tag of a question."""
         number = self._numbers.setdefault(tag, len(self._numbers))
         if number == len(self._names):
             self._names.append(tag)
-        # Dumps are sorted by id, so that this is the end.
+        # Dumps are sorted by id, so this normally appends.
         at = bisect.bisect_left(self._ids, question)
         self._ids.insert(at, question)
         self._tags.insert(at, number)

@@ -1,4 +1,4 @@
-"""The columns that the options of an import name, and the inputs of a model made of them."""
+"""The columns named by an import's options, and the inputs that they form."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _RESERVED = (DOMAIN, LABEL, TOKENS)
 VECTOR = "x"
 # Value of `client_column` that makes a client of each row, unless a column has this name.
 ROW = "row"
-# Between the name of a column and its number among columns of one name, until inputs are parsed.
+# Separator between a column's name and its occurrence number, until inputs are parsed.
 _OCCURRENCE = "\0"
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """A feature of the store that is made of columns of numbers or images.
+    """A feature of the store, made of columns of numbers or images.
 
     Attributes:
         name: Name of the feature.
@@ -109,7 +109,7 @@ def check(options: ImportOptions) -> None:
     no_numbers = "no value without feature_columns"
     no_values = "no value without feature_columns or categorical_columns"
     no_categories = "no value without categorical_columns"
-    # (option, whether the option has an effect, what is expected otherwise)
+    # (option, whether it has an effect, expected value otherwise)
     for name, has_effect, expected in (
         ("group_column", options.split_by == "group", no_groups),
         ("class_names", options.label_column is not None, no_labels),
@@ -247,7 +247,7 @@ def check_columns(options: ImportOptions, header: Sequence[str], where: Any) -> 
 
 
 def column_places(header: Sequence[str]) -> dict[str, int]:
-    """Returns the place of each column; of columns with one name, by NAME:1, NAME:2 and so on."""
+    """Returns the index of each column; equal names become NAME:1, NAME:2 and so on."""
     places: dict[str, int] = {}
     for place, name in enumerate(header):
         is_single = header.count(name) == 1
@@ -256,9 +256,9 @@ def column_places(header: Sequence[str]) -> dict[str, int]:
 
 
 def resolve_occurrences(options: ImportOptions, header: Sequence[str]) -> ImportOptions:
-    """Returns options whose `feature_columns` may have NAME:1 and so on, of columns of one name.
+    """Returns options whose `feature_columns` mark NAME:1 and so on as one of several columns NAME.
 
-    Otherwise the text before a colon is the name of an input.
+    Without the mark, the text before a colon is the name of an input.
     """
     text = ",".join(options.feature_columns)
     for name in dict.fromkeys(name for name in header if header.count(name) > 1):

@@ -47,7 +47,7 @@ def table_format(
     read_file: _ReadFile,
     names_in: Callable[[ImportOptions, Path], Sequence[str]],
 ) -> Format:
-    """Returns a format of files of rows.
+    """Returns a format whose files contain rows.
 
     Args:
         suffixes: Suffixes of the files that are read in a folder.
@@ -100,7 +100,7 @@ def _row_blocks(
     """Yields rows in blocks; an error is raised after the block of the rows before it.
 
     Args:
-        rows: Number of the line, and the row or the `RecordError` for it.
+        rows: Pairs of line number, and the row or its `RecordError`.
         columns_of: Called with rows; returns their columns.
         name: Name of the file in places.
         file: The file.
@@ -233,7 +233,7 @@ def _jsonl_rows(options: ImportOptions, path: Path, name: str, log: ReadLog) -> 
             }
 
         blocks = _row_blocks(rows(), columns_of, name, file, options, log)
-        # Only rows have the names of columns.
+        # Column names are only in the rows.
         for first in blocks:
             yield from examples_of(options, [*names], itertools.chain([first], blocks), log)
 
@@ -252,7 +252,7 @@ def _parsed(line: str, place: str) -> dict[str, Any] | RecordError:
     try:
         row = json.loads(line)
         if _SURROGATE.search(line):
-            # JSON can write half a character, which no text can hold.
+            # JSON can encode lone surrogates, which are not valid text.
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:
         detail = f"expected JSON, found: {str(e) or type(e).__name__}"

@@ -19,11 +19,11 @@ from tff_agnostic.importing.options import CODE_MARK, MATH_MARK, SPECIAL_WORDS, 
 
 # Code points of scripts, and of selectors of variants.
 _WITH_MARKS = (range(0x20000), range(0xE0100, 0xE01F0))
-# Within a word of Persian or Hindi, between letters that are joined or not.
+# Joiners between letters of a Persian or Hindi word.
 _JOINERS = "\u200c\u200d"
 # Apostrophes and the hyphen.
 _IN_WORDS = "'\u2019-"
-# Signs whose runs are one word.
+# Characters whose repetitions form one word.
 _REPEATED_SIGNS = (
     "!\"#$%&'()*+,-./:;<=>?@[\\]^`{|}~\u00a1\u00a7\u00ab\u00b0\u00b7\u00bb\u00bf"
     "\u2010\u2013\u2014\u2018\u2019\u201a\u201c\u201d\u201e\u2022\u2026\u2039\u203a\u3001\u3002\u30fb"
@@ -38,16 +38,16 @@ _TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
     "letters": lambda text: list(filter(None, map(_letters, text.split()))),
 }
 URL = "<url>"
-# Signs that have an ASCII twin are not lost with the other symbols.
+# Characters with an ASCII equivalent, kept instead of dropped.
 _TWINS = str.maketrans(
     {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": " - "}
     | {"\u2026": "...", "\u00a0": " "}
 )
 _SENTENCE_END = re.compile(r"[.?!][.?!\"')\]]*(?=\s|$)")
-# A full stop after one of these ends no sentence.
+# A full stop after one of these does not end a sentence.
 _ABBREVIATIONS = frozenset({"cf", "dr", "e.g", "eq", "fig", "i.e", "mr", "mrs", "ms", "vs"})
-# Words of text with addresses. In other text, what stands between spaces once there is one on both
-# sides of every sign: the same words, found faster.
+# Words of text with URLs. Other text is split at spaces after padding every sign with spaces, which
+# yields the same words faster.
 _TOKEN = re.compile(
     r"(?:https?|ftp)://[^\s<>\"')]+|www\.[^\s<>\"')]+"
     r"|[a-z0-9]+(?:['-][a-z0-9]+)*"
@@ -67,13 +67,13 @@ _BLOCKS = {
 # Characters after an unfinished "<" within which tags are still recognised.
 _MAX_UNFINISHED = 4096
 _TAG = re.compile("<[^<>]*>")
-# Markup that needs no parser: the tags of elements, with attributes in quotes or none.
+# Markup that needs no parser: tags of elements, without attributes or with quoted ones.
 _TAGS = re.compile("(<[^<>]*>)")
 _PLAIN_TAG = re.compile(
     r"<(/?)([A-Za-z][A-Za-z0-9]*)"
     r"(?:[ \t\n]+[A-Za-z][A-Za-z-]*=(?:\"[^\"<>]*\"|'[^'<>]*'))*[ \t\n]*(/?)>"
 )
-# Elements whose text is no markup, in any version of Python's parser.
+# Elements whose text is not markup, in any version of Python's parser.
 _RAW = _SCRIPTS | {
     "iframe", "noembed", "noframes", "noscript", "plaintext", "textarea", "title", "xmp",
 }  # fmt: skip
@@ -83,11 +83,12 @@ _RAW = _SCRIPTS | {
 def _word() -> re.Pattern[str]:
     """Returns the pattern of a word in the rule "words".
 
-    A word is one that stands for something, such as <unk>; one with apostrophes or hyphens inside;
-    a run of a repeated sign such as "..."; or a single sign. Letters keep their marks, which Python
-    does not count among word characters: words of Hindi, Thai or vocalised Arabic would fall apart.
+    A word is a placeholder such as <unk>; letters and digits, possibly with inner apostrophes or
+    hyphens; a run of a repeated sign such as "..."; or a single sign. Letters include their marks,
+    which Python excludes from word characters: words of Hindi, Thai or vocalised Arabic would
+    otherwise break apart.
 
-    Model cards have the pattern, for `re.findall`: it has no group, so no reference to one either.
+    Model cards contain the pattern for `re.findall`, so it has neither groups nor back-references.
     """
     characters = map(chr, itertools.chain(*_WITH_MARKS))
     marks = [c for c in characters if unicodedata.category(c).startswith("M")]
@@ -123,7 +124,7 @@ def has_letters(word: str) -> bool:
 
 
 class Normalizer:
-    """Turns words into those of the store: --case and --punctuation.
+    """Normalises words for the store: --case and --punctuation.
 
     Args:
         default_tokenizer: Used if the options name none.
@@ -147,7 +148,7 @@ class Normalizer:
         return self._tokenize(text)
 
     def sentence(self, words: list[str]) -> str:
-        """Returns a sentence as stores hold it; empty without letters and digits."""
+        """Returns a sentence in the store's form; empty without letters and digits."""
         if not any(map(has_letters, words)):
             return ""
         kept = list(filter(has_letters, words)) if self._drop else words
@@ -160,7 +161,7 @@ class Normalizer:
 def sentences_of(text: str) -> list[str]:
     """Returns the sentences of a paragraph, words separated by single spaces.
 
-    Sentences without a letter or digit are left out.
+    Sentences without a letter or digit are skipped.
     """
     if not text.isascii():
         text = text.translate(_TWINS).encode("ascii", "ignore").decode("ascii")
@@ -197,7 +198,7 @@ def _without_url(token: str) -> str:
 
 
 class _TextOfHtml(HTMLParser):
-    """Any markup, as browsers take it. `_plain_blocks` is faster where there is nothing special."""
+    """Parser of any markup, like a browser's. `_plain_blocks` is faster for plain markup."""
 
     def __init__(self, code: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -208,14 +209,14 @@ class _TextOfHtml(HTMLParser):
         self._code = f" {CODE_MARK} " if code == "word" else " "
 
     def updatepos(self, i: int, j: int) -> int:
-        # The parser would count lines at each tag; they are not needed.
+        # Skip the parser's line counting at each tag, which is not needed.
         return j
 
     def parse_html_declaration(self, i: int) -> int:
         try:
             return super().parse_html_declaration(i)
         except (AssertionError, NotImplementedError):
-            # The parser knows no other <![ than CDATA; browsers treat it as a comment.
+            # The parser only supports CDATA after <![; browsers treat others as comments.
             return self.parse_bogus_comment(i)
 
     def close(self) -> None:
@@ -269,7 +270,7 @@ def _plain_tag(tag: str) -> tuple[str, bool, bool]:
 
 
 def _plain_blocks(html: str, code: str) -> Optional[list[list[str]]]:
-    """Returns the parts of blocks as `_TextOfHtml` does; None if any markup is not plain."""
+    """Returns the parts of blocks like `_TextOfHtml`; None unless all markup is plain."""
     parts = _TAGS.split(html)
     if html.count("<") != len(parts) // 2:
         return None
@@ -299,12 +300,12 @@ def _plain_blocks(html: str, code: str) -> Optional[list[list[str]]]:
 def html_blocks(html: str, code: str = "drop") -> list[str]:
     """Returns the text of each paragraph, heading, list item and so on.
 
-    Tags are left out, and entities are the characters that they stand for. Whatever is not
-    well-formed is taken as browsers do: this never fails.
+    Tags are dropped, and entities become their characters. Malformed markup is treated as in
+    browsers, so this never fails.
 
     Args:
-        code: Treatment of code, a name of `options.TREATMENTS`; blocks of code (`pre`) have no
-            word in their place, as they stand in no sentence.
+        code: Treatment of code, a name of `options.TREATMENTS`. A word never replaces blocks of
+            code (`pre`), as they are not part of a sentence.
     """
     blocks = _plain_blocks(html, code)
     if blocks is None:

@@ -24,7 +24,7 @@ from tff_agnostic.importing.text import Normalizer, is_sentence_end
 
 _SUFFIX = ".txt"
 _BLOCK = 1 << 16
-# Where a text has no ends of sentences at all, this is where they are cut.
+# Maximum words of a sentence, for texts without sentence ends.
 _MAX_WORDS = 1000
 _AFTER_NAME = ":"
 
@@ -147,7 +147,7 @@ def _by_lines(pieces: Iterable[str], normalizer: Normalizer) -> Iterator[list[st
             yield from _at_most(words)
             words = []
         words += normalizer.tokenize(rest)
-        # A file that has no lines must not be held as a whole.
+        # Limit the length of a line: a file without line breaks must not fill the memory.
         while len(words) > _MAX_WORDS:
             yield words[:_MAX_WORDS]
             words = words[_MAX_WORDS:]
@@ -169,7 +169,7 @@ def _at_most(words: list[str]) -> Iterator[list[str]]:
         yield words[start : start + _MAX_WORDS]
 
 
-# Pieces of a text, which end between words -> the words of each sentence.
+# Pieces of a text that end between words -> the words of each sentence.
 _SENTENCES: dict[str, Callable[[Iterable[str], Normalizer], Iterator[list[str]]]] = {
     "punctuation": _by_punctuation,
     "lines": _by_lines,
@@ -193,22 +193,22 @@ def _pieces(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[str]:
             line, column = _moved(line, column, decoded)
             text = rest + decoded
             if "\0" in text:
-                # NUL bytes, as in a sparse file: no text has them, and there may be very many.
+                # Reject NUL bytes, which are not text; a sparse file may have very many.
                 raise UserError(f"{path}: expected text, found a NUL character")
-            # A sentence without end is cut.
+            # End the record, as a sentence without an end is cut.
             file.limits.end_record()
             if not block:
                 yield text
                 return
             cut = max(text.rfind(space) for space in " \n\t")
-            # A piece without spaces is no text of words; it must not grow with the file.
+            # Cut text without spaces anywhere, so that a piece does not grow with the file.
             cut = len(text) - 1 if cut < 0 and len(text) > _BLOCK else cut
             yield text[: cut + 1]
             rest = text[cut + 1 :]
 
 
 def _moved(line: int, column: int, text: str) -> tuple[int, int]:
-    """Returns the line and the column after a text that begins in a line and a column."""
+    """Returns the line and column after a text, from the position of its start."""
     *lines, last = text.split("\n")
     return line + len(lines), len(last) + (1 if lines else column)
 

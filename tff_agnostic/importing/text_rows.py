@@ -1,4 +1,4 @@
-"""Texts become sentences, in blocks that several processes can make."""
+"""Conversion of texts to sentences, in blocks for several processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tff_agnostic.importing.workers import in_order, usable_processes
 # Limits of a block: work for a tenth of a second or more.
 _CHARACTERS = 1 << 20
 _TEXTS = 2000
-# Bytes of an input that several processes read sooner, including their start.
+# Minimum input bytes for which several processes are faster, including their start.
 _LARGE = 16 * MB
 
 
@@ -36,7 +36,7 @@ class SourceText(SourceExample):
     text: str = ""
 
 
-# Called with a text with markup; returns its sentences, as stores hold them.
+# Called with a text with markup; returns its sentences in the store's form.
 ToSentences = Callable[[str], list[str]]
 
 
@@ -72,7 +72,7 @@ def reader(
 
 
 def _by_size() -> Callable[[list[SourceText], SourceText], bool]:
-    """Returns the function that begins a block where the texts before it are many or long."""
+    """Returns a function that begins a new block if the texts of the last one are many or long."""
     size = 0
 
     def begins_block(texts: list[SourceText], text: SourceText) -> bool:

@@ -18,7 +18,7 @@ UNKNOWN = "<unk>"
 
 
 class WordCounts:
-    """Counts words; when there are too many different ones, the rarest are forgotten.
+    """Counts words; beyond a limit of different words, the rarest are forgotten.
 
     A forgotten word that occurs again starts at zero: its count is then too small by at most
     `max_undercount`.
@@ -65,7 +65,7 @@ class WordCounts:
         return dict(list(known_values.items())[:size])
 
     def _forget(self) -> None:
-        """Forgets the rarest words, so that at most half of the places are taken."""
+        """Forgets the rarest words, keeping at most half of the maximum."""
         threshold = sorted(self._counts.values(), reverse=True)[self._max_words // 2]
         kept = {word: count for word, count in self._counts.items() if count > threshold}
         self._counts = Counter(kept)

@@ -17,9 +17,9 @@ from tff_agnostic.base.errors import ExecutionError, UserError
 
 Block = TypeVar("Block")
 Result = TypeVar("Result")
-# Maximum number of processes: more of them wait for the process that reads and writes.
+# Maximum number of processes; more would wait for the process that reads and writes.
 _MAX_PROCESSES = 4
-# Makes the function of this worker process, and the function once it is made.
+# The factory of this worker process's function, and the function once created.
 _make: Callable[[], Callable[[Any], Any]]
 _work: Optional[Callable[[Any], Any]] = None
 
@@ -37,12 +37,12 @@ def in_order(
     An error is raised after the results of the blocks before it, for any number of processes.
 
     Args:
-        make: Makes the function, once in each process; both can be pickled.
+        make: Creates the function once per process; both must be picklable.
         blocks: The blocks.
         processes: Number of processes; with one, this process does all of the work.
 
     Raises:
-        ExecutionError: If a process ends before its work does.
+        ExecutionError: If a process exits before it finishes.
     """
     if processes == 1:
         work = make()
@@ -83,7 +83,7 @@ def in_order(
 def _start(make: Callable[[], Callable[[Any], Any]]) -> None:
     """Prepares a worker process."""
     global _make
-    # An interrupt from the keyboard is for the parent, which ends the workers.
+    # Leave Ctrl-C to the parent, which ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _make = make

@@ -1,6 +1,6 @@
-"""Measures overall and by domain, by the names that fairlearn's `MetricFrame` has for them.
+"""Measures overall and by domain, under the names of fairlearn's `MetricFrame`.
 
-Mappings, which `pandas.DataFrame` takes as they are: pandas is not among what is installed here.
+Results are mappings that `pandas.DataFrame` accepts, as pandas itself is not a dependency.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tff_agnostic.models.model import Measure
 
 @dataclasses.dataclass(frozen=True)
 class ByGroup:
-    """Measures of one model, or means over the trials of one row of a comparison.
+    """Measures of one model, or means over the trials of a method.
 
     Attributes:
         overall: Each measure on all examples; NaN where it is undefined.
         by_group: by_group[MEASURE][DOMAIN]; `pandas.DataFrame` makes a row per domain of it.
-        higher_is_better: Which direction is good, of each measure.
+        higher_is_better: Whether larger values are better, by measure.
         not_counted: Domains with too few examples to be the worst or the best; they are in
             `by_group`, and nowhere else.
     """

@@ -1,4 +1,4 @@
-"""Answers by domain and class, from summed counts, and the accuracy of the most frequent class."""
+"""Predictions by domain and class, from summed counts, and the majority class's accuracy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HAVE, GET, RIGHT = "examples", "answers", "right_answers"
 
 @dataclasses.dataclass(frozen=True)
 class ClassReport:
-    """Answers by domain and class; fields without counts are empty.
+    """Predictions by domain and class; fields without counts are empty.
 
     Attributes:
         counts: Examples of each class, by domain.
@@ -93,8 +93,8 @@ def area_under_curve(scores: Sequence[Sequence[int]]) -> Optional[float]:
 def constant_accuracies(counts: Mapping[str, Sequence[int]]) -> dict[str, float]:
     """Returns the accuracy in each domain of always answering its most frequent class.
 
-    Domains with a single class are omitted: if domains are classes, a model that does not know the
-    domain cannot answer so.
+    Domains with a single class are omitted: if domains are classes, this accuracy would require a
+    model that knows the domain.
     """
     return {
         name: max(examples) / sum(examples)
@@ -106,7 +106,7 @@ def constant_accuracies(counts: Mapping[str, Sequence[int]]) -> dict[str, float]
 def no_better_than_majority(
     counts: Mapping[str, Sequence[int]], accuracies: Mapping[str, Optional[float]]
 ) -> dict[str, tuple[float, float]]:
-    """Returns the accuracies of a model and of the most frequent class, where that is as good."""
+    """Returns (model's, majority class's) accuracy in domains where the model is no better."""
     worse = {}
     for name, constant in constant_accuracies(counts).items():
         accuracy: Any = accuracies.get(name)
@@ -119,5 +119,5 @@ def no_better_than_majority(
 def entropy(counts: np.ndarray) -> float:
     """Returns - sum_c q_c log q_c with the shares q of counts, in nats."""
     shares = counts[counts > 0] / counts.sum()
-    # One value alone has -0.
+    # Avoid -0 for a single value.
     return float(abs(np.sum(shares * np.log(shares))))

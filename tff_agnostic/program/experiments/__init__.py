@@ -1,4 +1,4 @@
-"""The papers' experiments: what to run, and what the papers found."""
+"""The papers' experiments: their runs, and the printed results."""
 
 from __future__ import annotations
 

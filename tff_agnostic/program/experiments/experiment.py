@@ -24,7 +24,7 @@ from tff_agnostic.runtimes.runtime import Runtime
 PREDICTORS_NAME = "base_predictors.npz"
 # Headings of the columns of summaries.
 SUMMARY_HEADINGS = {DIFFERENCE: "difference", OVERALL: "all", WORST: "worst"}
-# Ends the columns of statistics over clients, which begin with the statistic: "p10 of clients".
+# Suffix of columns with a statistic over clients, as in "p10 of clients".
 OVER_CLIENTS = " of clients"
 STORE_NAME = "clients.store"
 

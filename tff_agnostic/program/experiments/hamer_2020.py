@@ -36,7 +36,7 @@ def _arm(label: str, sampling: str) -> Arm:
         label,
         "fed_boost",
         rounds=300,
-        # All of them, in every round.
+        # All predictors, in every round.
         clients_per_round=_SPEAKERS,
         alpha_learning_rate=0.01,
         predictor_sampling=sampling,
@@ -72,7 +72,7 @@ SHAKESPEARE = Experiment(
 
 _SITES = ("ai", "beer", "matheducators")
 _SHARED: dict[str, Any] = {"clients_per_round": 10, "max_examples": 200, "evaluation_clients": 60}
-# As on the page of questions and answers: the same posts, and a model of the same size.
+# The posts and the model's size are as on the page of questions and answers.
 _TRAINED: dict[str, Any] = {
     **_SHARED,
     "rounds": 400,

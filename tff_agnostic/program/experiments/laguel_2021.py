@@ -23,7 +23,7 @@ _TENTH = f"p10{OVER_CLIENTS}"
 
 
 def _printed(mean: str, p90: str) -> dict[str, str]:
-    """Returns the accuracies of two errors, in percent: that of the tail is the 10th percentile."""
+    """Returns the accuracies of two errors in percent; the tail's is the 10th percentile."""
 
     def accuracy(error: str) -> str:
         value, spread = error.split()
@@ -33,7 +33,7 @@ def _printed(mean: str, p90: str) -> dict[str, str]:
 
 
 def _arm(label: str, algorithm: str, **settings: Any) -> Arm:
-    # The page says how they were chosen; the learning rate is FedAvg's for all.
+    # The page explains their choice; all methods have FedAvg's learning rate.
     shared: Mapping[str, Any] = {
         "rounds": 200,
         "clients_per_round": 50,

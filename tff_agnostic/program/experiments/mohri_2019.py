@@ -147,7 +147,7 @@ TWO_DOMAIN_LM = Experiment(
         punctuation="drop",
         sentences_per_client=30,
         split_by="group",
-        # As the table was made.
+        # The table was made with this setting.
         stratify=False,
     ),
 )

@@ -41,13 +41,13 @@ from tff_agnostic.program.studies.trainer import RunTrainer
 
 # Flags that the experiment and its methods set.
 _NOT_FLAGS = ("algorithm", "target_domain", "trust")
-# Evaluations in the course of a run: enough for a curve.
+# Number of evaluations during a run, enough for a curve.
 _EVALUATIONS = 12
 
 
 @dataclasses.dataclass(frozen=True)
 class ReproduceOptions(DataOptions):
-    """The flags of `reproduce` that are no settings of runs.
+    """Flags of `reproduce` in addition to the settings of runs.
 
     Attributes:
         experiment: Experiment to reproduce. emnist: EMNIST-62 with TFF's data; table 6 of Ro et al.

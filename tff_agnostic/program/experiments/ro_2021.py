@@ -93,7 +93,7 @@ STACKOVERFLOW = Experiment(
     measures=("perplexity", "in_vocab_accuracy"),
     columns=_POSTS,
     curve="in_vocab_accuracy",
-    # As the tables were made: by client alone, and with formulas as they are.
+    # The tables were made with splits by client alone, and with formulas kept.
     raw_data=ImportOptions(format="stackexchange", stratify=False, markup=("math:keep",)),
 )
 # The paper's locales are es-AR, es-419* (some countries of Latin America) and es-US; es-AR is the
@@ -132,9 +132,9 @@ SPANISH_KEYBOARD = Experiment(
         format="text_folders",
         sentences_per_client=30,
         split=("train:0.9", "heldout:0.05", "test:0.05"),
-        # No film is in two splits, though its passages are several clients.
+        # A film's passages are several clients, but all in one split.
         split_by="group",
-        # As the table was made.
+        # The table was made with this setting.
         stratify=False,
     ),
 )

@@ -1,1 +1,1 @@
-"""Tables, figures and report.html of a run, for people who decide about a model."""
+"""Tables, figures and report.html of a run, for readers who decide about a model."""

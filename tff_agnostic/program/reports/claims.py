@@ -17,7 +17,7 @@ from tff_agnostic.metrics.formatting import cell, points, short_names, signed
 from tff_agnostic.metrics.intervals import MIN_CLIENTS, Interval
 from tff_agnostic.models.model import Measure
 
-# Group of a claim about no single domain.
+# Group of a claim about all examples.
 ALL = "all examples"
 _DECIMALS = 3
 # Maximum number of domains named in a sentence.

@@ -1,8 +1,8 @@
 """Figures of a measure's distribution over domains, the worst on top, and over clients.
 
-Clients are drawn from sums, as a server knows them: the share of the clients up to each value, and
-their mean by number of examples (figures 4 and 5 of Laguel et al. 2021 have a histogram, and a dot
-for each client).
+The clients' figures come from sums, which is all that a server has: the fraction of clients up to
+each value, and their mean by number of examples (figures 4 and 5 of Laguel et al. 2021 have a
+histogram, and a dot per client).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tff_agnostic.program.reports.figures import (
     scale_axis,
 )
 
-# Maximum number of drawn domains; of more, the worst ones are drawn.
+# Maximum number of drawn domains; with more, only the worst are drawn.
 MAX_DOMAINS = 20
 _NAME_WIDTH = 24
 _LABEL_WIDTH = 30
@@ -86,9 +86,9 @@ def draw_domains(
     """Draws the values of series in each domain, the worst domain on top.
 
     Args:
-        series: The compared series; the first one decides about the order.
+        series: The compared series; the first one determines the order.
         unit: Unit of the values; shares are drawn in percent, factors on a logarithmic axis.
-        higher_is_better: Which end is the worst.
+        higher_is_better: Whether larger values are better.
     """
     names = worst_first(series, higher_is_better)
     num_hidden, names = len(names[MAX_DOMAINS:]), names[:MAX_DOMAINS]
@@ -109,7 +109,7 @@ def draw_domains(
         )
         if one.overall is not None and math.isfinite(one.overall):
             axes.axvline(shown(one.overall, unit), color=look(i).color, linestyle="--")
-    # Stripes show which name belongs to a dot.
+    # Stripes connect each dot to its name.
     for place in places[1::2].tolist():
         axes.axhspan(place - 0.5, place + 0.5, color=STRIPE, linewidth=0)
     bare = {n for n in names if all(math.isnan(one.by_domain[n].low) for one in series)}

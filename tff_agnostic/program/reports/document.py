@@ -24,7 +24,7 @@ from tff_agnostic.metrics.formatting import cell, signed
 DECIMALS = 4
 # Format of page.json.
 FORMAT = 1
-# Ends a number that does not differ significantly from the best one.
+# Mark of a number that does not differ significantly from the best one.
 _TIED = " ~"
 
 
@@ -171,7 +171,7 @@ def text(*lines: str) -> list[Block]:
 
 
 def names(all_names: Sequence[str], limit: int) -> str:
-    """Returns names in one line, each on one line itself; see `some_of`."""
+    """Returns names as a list in one line; line breaks in names become spaces."""
     return some_of([" ".join(name.split()) for name in all_names], limit)
 
 

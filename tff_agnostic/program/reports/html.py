@@ -25,11 +25,11 @@ from tff_agnostic.program.reports.document import (
 
 REPORT, PAGE = "report.html", "page.json"
 _TEMPLATE = "page.html.j2"
-# Text stays text: the reader's browser has letters that matplotlib's font lacks, and knows which
-# way they are written. Equal figures have equal files.
+# Text is not converted to curves: the reader's browser has letters that matplotlib's font lacks,
+# and knows their writing direction. Equal figures give equal files.
 _STYLE = {"svg.fonttype": "none", "svg.hashsalt": "tff_agnostic"}
 _NO_DATE = {"Date": None, "Creator": None}
-# matplotlib writes millionths of a point, and a page of many domains has thousands of them.
+# matplotlib writes millionths of a point; a page of many domains has thousands of coordinates.
 _TAG = re.compile(r"<[^?!][^>]*>")
 _NUMBER = re.compile(r"(?<![\w#.])-?\d+\.\d+(?![\w.])")
 _BETWEEN_TAGS = re.compile(r">\s+<")
@@ -79,7 +79,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _visible(value: Any) -> Any:
-    # Markup of the template has passed through here already.
+    # Markup comes from the template, whose values have already passed through here.
     is_plain = isinstance(value, str) and not hasattr(value, "__html__")
     return printable(value) if is_plain else value
 

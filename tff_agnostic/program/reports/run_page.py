@@ -67,10 +67,10 @@ _PLAIN = "plain"
 _DISTRIBUTED = "distributed"
 _ALL = "all"
 _NUM_CLIENTS = "num_clients"
-# Points of a curve, and of all curves of a figure, which keep pages small.
+# Maximum points of a curve, and of all curves of a figure, to keep pages small.
 _MAX_POINTS, _MIN_POINTS = 300, 20
 _FIGURE_POINTS = 3000
-# Domains in the table of weights.
+# Maximum number of domains in the table of weights.
 _MAX_WEIGHTS = 10
 
 
@@ -119,7 +119,7 @@ def write_run_report(
 
 @contextmanager
 def with_results_kept(folder: Path) -> Iterator[None]:
-    """Adds to the error of a report that the results are complete."""
+    """Adds to a report's error that the results are complete."""
     try:
         yield
     except UserError as e:
@@ -404,7 +404,7 @@ def _reproduction(run: RunRecord, command: Optional[Sequence[str]]) -> list[Bloc
 
 
 def _sums(run: RunRecord) -> list[Block]:
-    """Returns the values that reached the server in sums."""
+    """Returns the values that reached the server, and the guarantees for them."""
     if run.config.get("pooled"):
         return text("No federated training: the examples of all clients were in one place.")
     if run.config.get("aggregation", _PLAIN) == _PLAIN:

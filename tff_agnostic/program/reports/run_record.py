@@ -184,7 +184,7 @@ def read_run(folder: Path, where: str = "") -> RunRecord:
     config = read_json(folder / "config.json")
     check_format(folder / "config.json", config.get("format"))
     if result["rounds"] != config.get("rounds"):
-        # The settings and columns are of a longer run than the numbers.
+        # The run was extended: settings and columns belong to more rounds than the results.
         raise UserError(
             f"{path}: expected the result of a complete run of {config.get('rounds')} rounds, as "
             f"in config.json, found the result of {result['rounds']}: finish the run (--resume) "

@@ -1,4 +1,4 @@
-"""Baselines of excess losses in files: those of reference runs, and the losses of any run."""
+"""Files with baselines of excess losses: losses of baseline runs, or of any run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FILE_NAME = f"{BASELINES}.json"
 _FORMAT = 1
 _FLAG = "--lambda_baselines"
 _MAX_NAMES = 5
-# The loss in training is the mean over this fraction of the rounds, the last ones.
+# A training loss is the mean over the last rounds, this fraction of all rounds.
 _LAST_ROUNDS = 0.1
-# Groups of metrics.csv that have a domain's loss in training, the most exact one first.
+# Groups of metrics.csv with the training losses of domains, the most exact group first.
 _TRAINING_PARTS = ("train", "kept_out", "first_epoch")
 
 
@@ -58,7 +58,7 @@ def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, 
 
 
 def check_baselines_of(names: Sequence[str], domain_names: Sequence[str]) -> None:
-    """Checks that baselines that a file or a run had are those of a task's domains, in order."""
+    """Checks that the baselines of a file or a run are for a task's domains, in order."""
     if names and tuple(names) != tuple(domain_names):
         raise UserError(
             f"{_FLAG}: expected baselines of the domains {some_of(domain_names, _MAX_NAMES)}, "
@@ -137,7 +137,7 @@ def file_content(task: str, domains: Mapping[str, Any], settings: Mapping[str, A
     """Returns the content of a file of baselines.
 
     Args:
-        domains: Losses of each domain by name, and where they are from.
+        domains: Losses of each domain and their source, by name.
         settings: Settings of the reference runs.
     """
     return {"format": _FORMAT, "task": task, "domains": domains, "settings": settings}

@@ -1,8 +1,8 @@
-"""Baselines of excess losses that a command makes first: reference runs, and trivial predictors.
+"""Baselines of excess losses computed before training: baseline runs, and trivial predictors.
 
-A reference is FedAvg on one domain's examples alone, with the settings that were given, and as many
-passes over them as the shared run has. It is stopped early: its baseline is its loss after the
-round that is best on the domain's held-out examples. Together the references cost about one run.
+A baseline run is FedAvg on a single domain's examples, with the given settings and as many passes
+over them as in the shared run. It stops early: its baseline is its loss after the round with the
+best loss on the domain's held-out examples. Together, baseline runs cost about one run.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.evaluate import Evaluator, prepared_evaluation
 
 _REFERENCE = "fed_avg"
-# How often a reference is evaluated.
+# Number of evaluations of a baseline run.
 _EVALUATIONS = 20
-# With fewer clients, or held-out examples, a domain is too small for a reference of its own.
+# With fewer clients, or fewer held-out examples, a domain has no separate baseline run.
 MIN_CLIENTS, MIN_HELDOUT = 2, 10
 _TRIVIAL_LABELS = "classes, numbers or texts"
-# Number of outputs and made-up examples that show what a model's outputs and loss are.
+# Number of outputs and made-up examples for determining the forms of outputs and loss.
 _PROBES = 32
 
 
@@ -67,13 +67,14 @@ def with_baselines(
     load_task: Optional[Callable[[RunSettings], Task]] = None,
     show_progress: bool = True,
 ) -> list[RunSettings]:
-    """Returns runs whose baselines are numbers; makes what they ask for.
+    """Returns the runs with numbers as baselines; computes requested baselines first.
 
-    Runs whose references would differ in their seeds only share the references of the first run.
+    Runs whose baseline runs would only differ in the seed share the first run's baselines.
 
     Args:
-        folder: Folder of the references: baselines/ in it, then baselines/2/ and so on.
-        stop: Notes the signals that ask to stop; references are resumed later.
+        folder: Parent folder of the baseline runs, which are in baselines/, then baselines/2/ and
+            so on.
+        stop: Records the signals that request a stop; baseline runs can resume.
         load_task: Returns the task of a run, evaluated on held-out clients; if None they are those
             of the task's held-out split.
     """
@@ -97,7 +98,7 @@ def with_baselines(
             f"baselines ({word}, {options.lambda_.baseline_losses}; {path / FILE_NAME}): "
             + ", ".join(f"{name} {number:.4g}" for name, number in numbers.items())
         )
-        # Rows and trials that share numbers share the line.
+        # Print one line for all trials with the same baselines.
         if line not in printed:
             print(line)
             printed.add(line)
@@ -107,7 +108,7 @@ def with_baselines(
 
 
 def _settings(spec: RunSettings, word: str, has_heldout: bool) -> dict[str, Any]:
-    """Returns the settings that decide about references, without the seed, which trials share."""
+    """Returns the settings that determine baseline runs, without the seed, which trials share."""
     flags = (_reference(spec, has_heldout) if word == OWN else spec).flags()
     if word == TRIVIAL:
         flags = {name: value for name, value in flags.items() if name not in spec.settings()}
@@ -144,10 +145,10 @@ def _make(
 
 
 def _reference(spec: RunSettings, has_heldout: bool) -> RunSettings:
-    """Returns FedAvg with what was given of a run, on its task's held-out split.
+    """Returns the settings of baseline runs: FedAvg with a run's given settings, and held-out data.
 
     Args:
-        has_heldout: Whether it is loaded with held-out clients, whatever its options are.
+        has_heldout: Whether `load_task` provides held-out clients, whatever the options.
     """
     wanted, options = heldout_defaults(spec.task), dict(spec.task_options)
     defaults = {f.name: f.default for f in dataclasses.fields(DEFAULTS[spec.task].spec.options)}
@@ -316,7 +317,7 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
     numerically. Regularizers do not count.
 
     Args:
-        model: The model, whose loss and labels say which it is.
+        model: The model; its loss and labels determine the kind of predictor.
     """
     spec = model.example_spec["y"]
     if isinstance(spec, Mapping):
@@ -383,7 +384,7 @@ def _smallest_constant_loss(
 
     Args:
         labels: Distinct labels [n] or [n, k].
-        shares: The fraction of the examples that have each, float64 [n], of sum 1.
+        shares: Fraction of examples with each label, float64 [n], with sum 1.
         outputs: Some outputs of the model.
         link: Maps free parameters to a prediction.
     """
@@ -404,7 +405,7 @@ def _smallest_constant_loss(
 
     size = int(np.prod(outputs.shape[1:]))
     if size == 1:
-        # Without slopes, which an absolute error does not have at its best constant.
+        # Minimise without derivatives, which an absolute error lacks at its minimum.
         bracket = (float(np.min(labels)), float(np.max(labels)) + 1.0)
         best = scipy.optimize.minimize_scalar(lambda c: objective(np.array([c]))[0], bracket)
     else:

@@ -11,9 +11,9 @@ from tff_agnostic.base.errors import agreeing, counted, some_of
 from tff_agnostic.data.data_warnings import Remark, share
 from tff_agnostic.data.presence import clients_for_presence, expected_presence
 
-# A domain in fewer of the rounds than this share is absent from most of them.
+# Below this expected fraction of rounds, a domain counts as rare.
 FEW_ROUNDS = 0.5
-# Smallest gain of a domain's share of the rounds for which a flag is named.
+# Minimum increase of a domain's fraction of rounds for which a flag is recommended.
 _GAIN = 0.05
 
 # A client dominates a domain with this share of its examples, if that is also this many times an
@@ -24,7 +24,7 @@ _MAX_NAMES = 5
 
 
 def dominant_clients(counts: np.ndarray, domain_names: Sequence[str], split: str) -> list[Remark]:
-    """Returns a warning about domains most of whose information is of one client.
+    """Returns a warning about domains in which one client has a large share of the examples.
 
     Args:
         counts: Examples of each client and domain, int [clients, p].
@@ -92,7 +92,7 @@ def examples_beyond(sizes: np.ndarray, max_examples: Optional[int], where: str) 
 
 
 def expected_kept_out(sizes: np.ndarray, share: float) -> np.ndarray:
-    """Returns the expected number of examples that each client keeps out of its training.
+    """Returns the expected number of examples that each client holds out of training.
 
     A share of n is rounded up or down at random, but never to all of n.
 
@@ -114,7 +114,7 @@ def examples_kept_out(
 
     Args:
         sizes: Examples of each training client, [clients].
-        kept_out: The share that each client keeps out, in [0, 1); see `computations.Holdout`.
+        kept_out: Fraction that each client holds out, in [0, 1); see `computations.Holdout`.
         max_examples: Largest number of used examples of a client; None for all.
     """
     if not kept_out:
@@ -155,14 +155,14 @@ def rarely_present(
     without_it: str,
     ways: Sequence[str] = (),
 ) -> list[Remark]:
-    """Returns warnings about domains that are expected in few rounds, for a lambda that moves.
+    """Returns warnings about domains expected in few rounds, for a run whose lambda moves.
 
     Args:
         counts: Examples of each training client and domain, int [clients, p].
         sampling: A name in `data.sampling.COHORT_SAMPLINGS`.
         clients_per_round: c.
-        without_it: Change of a domain's lambda in a round without the domain, in words.
-        ways: Other advice than having the domain in more rounds.
+        without_it: Predicate of the sentence about lambda in a round without the domain.
+        ways: Further advice, besides having the domain in more rounds.
     """
     presence = expected_presence(counts, sampling, clients_per_round)
     num_holders = np.sum(counts > 0, axis=0)

@@ -1,4 +1,4 @@
-"""Warnings about neglected domains, and about losses that no model of the kind should have.
+"""Warnings about neglected domains, and about implausible losses.
 
 The checks are pure functions of numbers. Each warning names the flags that help.
 """
@@ -27,13 +27,13 @@ from tff_agnostic.program.options.flags import NONE
 _NEAR_ZERO = 0.25
 # Fraction of the rounds, the last ones, in the mean of lambda.
 _LAST_ROUNDS = 0.1
-# An absurd loss is this many times that of a model without knowledge.
+# A loss is implausible above this multiple of an uninformed model's loss.
 _ABSURD = 10.0
 _MAX_NAMES = 5
 
 
 def moves_lambda(algorithm: Any) -> bool:
-    """Returns whether the losses of domains move a lambda with these settings."""
+    """Whether the domains' losses change lambda with these settings."""
     return isinstance(algorithm, LambdaOptions) and algorithm.lambda_.moves
 
 
@@ -57,7 +57,7 @@ def last_lambda(
 def weightless_domains(
     lambda_: np.ndarray, domain_names: Sequence[str], algorithm: LambdaOptions
 ) -> dict[str, float]:
-    """Returns lambda of the domains where it is near 0, unless it started there.
+    """Returns lambda of the domains whose lambda is near 0, unless it started there.
 
     Args:
         lambda_: lambda after the last round, [p].
@@ -79,7 +79,7 @@ def given_up(
     Args:
         start: Loss of each domain before the first round.
         end: Loss of each domain after the last round.
-        weights: lambda of the domains where it is near 0.
+        weights: lambda of the domains whose lambda is near 0.
     """
     worse = [name for name in weights if end[name] > start[name]]
     if not worse:
@@ -121,11 +121,11 @@ def lambda_advice(algorithm: LambdaOptions) -> str:
 def absurd_losses(
     end: Mapping[str, float], limit: float, what: str, rates: Iterable[str]
 ) -> list[Remark]:
-    """Returns a warning about losses far above that of a model without knowledge.
+    """Returns a warning about losses far above an uninformed model's loss.
 
     Args:
         end: Loss of each domain after the last round; NaN without examples.
-        limit: Loss of a model without knowledge.
+        limit: Loss of an uninformed model.
         what: Name of that model.
     """
     beyond = {name: loss for name, loss in end.items() if loss > _ABSURD * limit > 0}
@@ -206,10 +206,10 @@ def chance_loss(model: Model) -> Optional[tuple[float, int]]:
         lambda s: tf.zeros([1, *(n or 1 for n in s.shape.as_list()[1:])], s.dtype),
         model.example_spec["x"],
     )
-    # Tensors: recurrent layers of Keras take no arrays for their weights.
+    # Use tensors, as Keras' recurrent layers reject arrays as weights.
     weights = tf.nest.map_structure(tf.convert_to_tensor, model.initial_weights)
     scores = model.predict(weights, example, False, tf.zeros([2], tf.int32))
-    # A single score is the second class's of two.
+    # A single score belongs to the second of two classes.
     num_classes = max(2, int(scores.shape[-1]))
     return math.log(num_classes), num_classes
 
@@ -217,9 +217,9 @@ def chance_loss(model: Model) -> Optional[tuple[float, int]]:
 def loss_of_first_round(
     columns: Sequence[Column], values: Mapping[str, np.ndarray]
 ) -> Optional[float]:
-    """Returns the mean loss of the domains of the first round, before it trained.
+    """Returns the domains' mean loss in the first round, before training.
 
-    None for a run that does not report it.
+    None if the run does not report it.
     """
     losses = [values[c.name] for c in columns if c.quantity.role is Role.DOMAIN_LOSS]
     first = np.array([values_[0] for values_ in losses if len(values_)])

@@ -1,8 +1,8 @@
 """Observers of a run: metrics.csv, TensorBoard, progress, checkpoints.
 
-`TrainingRun` puts them in the order of this module. The account is brought up to date before a row
-shows its numbers, a row is written before a checkpoint counts on it, and the checkpoint is last: no
-file of a folder is older than the state from which the run is resumed.
+`TrainingRun` calls them in the order of this module. The privacy account is updated before a row
+shows its numbers, a row is written before a checkpoint relies on it, and the checkpoint comes last:
+no file is older than the state from which the run resumes.
 """
 
 from __future__ import annotations
@@ -52,25 +52,26 @@ class MetricsFile(Observer):
 
 
 class StopOnSignal(Observer):
-    """Stops after the round in which a signal asks for it."""
+    """Stops after the round in which a signal requested it."""
 
     def __init__(self, stop: StopRequest) -> None:
         self._stop = stop
 
     def after_round(self, finished: FinishedRound) -> None:
         """Stops after a round other than the last."""
-        # Asked once: a signal between two questions would be obeyed without saving.
+        # Read it once: a signal between two reads would stop the run without saving.
         if self._stop.signal_number is not None and finished.num < finished.last:
             finished.stop = True
 
 
 class Checkpoints(Observer):
-    """Saves the state every few rounds, after the last one, and where the run stops.
+    """Saves the state every few rounds, after the last round, and when the run stops.
 
     Args:
-        history: Rows of metrics.csv, which are on disk before a checkpoint counts on them.
-        private: Algorithm of a private run, whose initial state is saved, too: it has the key of
-            the noise, which is kept before anything is released. None for a run without noise.
+        history: Rows of metrics.csv, written to disk before a checkpoint relies on them.
+        private: Algorithm of a private run, whose initial state is also saved: it contains the key
+            of the noise, which must be saved before anything is released. None for a run without
+            noise.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Progress(Observer):
             notes.append(self._skipped_text)
         if self._visible:
             for note in notes:
-                # Above the bar.
+                # Print events above the bar.
                 tqdm.tqdm.write(f"round {finished.num}: {note}", file=sys.stderr)
         text = progress_text(self._quantities, self._domain_names, finished.report)
         self._bar.set_postfix_str(printable(text), refresh=False)
@@ -148,7 +149,7 @@ class Progress(Observer):
             print(", ".join(filter(None, parts)), file=sys.stderr, flush=True)
 
     def end(self, state: RunState, error: Optional[BaseException]) -> None:
-        """Leaves the bar as it is."""
+        """Closes the bar, which stays visible."""
         self._bar.close()
 
 
@@ -200,9 +201,9 @@ def _with_privacy(text: str, with_role: Mapping[Role, tuple[ReportField, Any]]) 
 class TensorBoard(Observer):
     """Writes the rows of metrics.csv as scalars.
 
-    The name of a quantity is its tag, in the run of each domain that has a column of it; a quantity
-    of no domain is in the run "all". Event files of an earlier part of the run are replaced, so
-    that rounds that are run again after a crash do not appear twice.
+    A quantity's name is its tag, in a TensorBoard run per domain; quantities without domains are in
+    the run "all". Event files of earlier parts of the run are replaced, so that rounds repeated
+    after a crash do not appear twice.
     """
 
     def __init__(self, folder: Path, history: History) -> None:
@@ -233,7 +234,7 @@ class TensorBoard(Observer):
                 with write_errors(self._folder), tensorflow_writes():
                     writer.close()
             except UserError:
-                # An earlier error says more.
+                # An earlier error is more informative.
                 if error is None:
                     raise
 
@@ -244,7 +245,7 @@ class TensorBoard(Observer):
             if column.name in numbers:
                 values = scalars.setdefault(column.domain, {})
                 values[column.quantity.name] = numbers[column.name]
-        # Entered once a round: to change the level of a logger costs more than to write an event.
+        # Enter once per round, as changing a logger's level costs more than writing an event.
         with write_errors(self._folder), tensorflow_writes():
             for domain, values in scalars.items():
                 event = _event(wall_time=time.time(), step=round_num, summary=_summary(values))
@@ -256,7 +257,7 @@ class TensorBoard(Observer):
         if domain not in self._writers:
             folder = self._folder / self._run_names[domain]
             tf.io.gfile.makedirs(str(folder))
-            # TensorBoard knows its files by their names, and their format by the first event.
+            # TensorBoard recognises its files by their names, and their format by the first event.
             path = folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}"
             writer = tf.io.TFRecordWriter(str(path))
             writer.write(_event(file_version="brain.Event:2").SerializeToString())
@@ -277,7 +278,7 @@ def _summary(values: Mapping[str, float]) -> Any:
     from tensorboard.plugins.scalar.metadata import create_summary_metadata
 
     scalar = create_summary_metadata(description=None, display_name=None)
-    # `tf.summary.scalar` writes the same, but takes longer for a round's scalars than many a round.
+    # `tf.summary.scalar` writes the same, but may take longer for a round's scalars than the round.
     return Summary(
         value=[
             Summary.Value(
@@ -291,10 +292,10 @@ def _summary(values: Mapping[str, float]) -> Any:
 
 
 def _run_names(domain_names: Iterable[str]) -> dict[Optional[str], str]:
-    """Returns the run, which is a folder's name, of each domain and of all domains together."""
+    """Returns the TensorBoard run, a folder's name, of each domain and of all domains together."""
     names: dict[Optional[str], str] = {None: _OVERALL}
     for domain in domain_names:
-        # Without slashes, and no "..".
+        # Names without slashes, and not "..".
         plain = re.sub(r"[^\w.+-]+", "_", domain).lstrip(".") or "_"
         name = base = plain.encode()[:_MAX_RUN_NAME_BYTES].decode(errors="ignore")
         number = 1

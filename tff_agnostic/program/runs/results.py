@@ -58,7 +58,7 @@ def write_results(
         security: Sums and values that reached the server; None without secure sums.
 
     Returns:
-        A line for each model that Keras cannot hold.
+        One line per model that could not be saved as a Keras file.
     """
     config, values = spec.config, rows.history.values()
     num_skipped = int(np.nansum(values["skipped"]))
@@ -90,7 +90,7 @@ def write_results(
     left_out = write_models(folder, spec, task, models, result)
     if report.resampled is not None:
         write_npz(folder.resampled, report.resampled.to_arrays())
-    # Last: where it is, the run is complete.
+    # Write result.json last, as it marks the run as complete.
     about = run_facts(spec, task, rows.columns, remarks, security, num_skipped, privacy)
     write_json(folder.result, {**result, "about": about})
     return left_out
@@ -120,7 +120,7 @@ def write_models(
     """Writes a .keras file of each model after the last round, and model_card.json.
 
     Returns:
-        A line for each model that Keras cannot hold.
+        One line per model that could not be saved as a Keras file.
     """
     make_folder(folder.model)
     files = save_for_keras(folder.model, task, models)
@@ -146,8 +146,8 @@ def run_facts(
     Args:
         remarks: Warnings about the run and its data.
         security: Sums and values that reach the server; None without secure sums.
-        rounds_skipped: Number of rounds that were as if no client had taken part.
-        privacy: Guarantee of the run, whose clients' examples are not counted; None without one.
+        rounds_skipped: Number of rounds without effect, as if no client had participated.
+        privacy: Guarantee of a private run, whose examples are not counted; None for other runs.
     """
     algorithm = algorithm_named(spec.config.algorithm)
     quantities = dict.fromkeys(column.quantity for column in columns)
@@ -272,7 +272,7 @@ def _cost(check: FileCheck) -> str:
 
 
 def result_after(folder: RunFolder, round_num: int) -> Optional[dict[str, Any]]:
-    """Returns the content of result.json; None if it is of another round."""
+    """Returns the content of result.json; None if it belongs to another round."""
     if not folder.result.exists():
         return None
     result = read_json(folder.result)

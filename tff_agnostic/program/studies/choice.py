@@ -1,8 +1,9 @@
-"""Rules of choice among methods: the best one that is significantly better than FedAvg.
+"""Choice among methods: the surest significant improvement over FedAvg.
 
 Methods are compared on validation clients by an objective, a weighted mean of several numbers. The
-choice is the method whose gain over FedAvg is surest (its 95% interval begins highest) among those
-whose average does not lose too much. If no interval lies above 0, FedAvg is the choice.
+choice is the method with the surest gain over FedAvg (the highest lower end of a 95% interval)
+among those whose average loses no more than allowed. If no interval is above 0, FedAvg is the
+choice.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from tff_agnostic.program.studies.gains import Estimates, Gain, difference, esti
 from tff_agnostic.program.studies.search_space import Objective, Term
 
 REGRET = "regret"
-# Differences that count as near: points of a share, and nats of a factor or of other numbers.
+# Maximum differences that count as near: points of a share, and nats of other numbers.
 _POINTS, _NATS = 0.02, 0.05
 _GROUPS = {"worst": WORST, "overall": OVERALL}
 
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """The standing of a method next to FedAvg.
+    """Comparison of a method with FedAvg.
 
     Attributes:
         gain: Gain in the objective.
         loss: Loss of the average: points of a share, otherwise a fraction of FedAvg's average.
-        is_whole: Whether no fewer clients had finite numbers than with FedAvg.
+        is_whole: Whether at least as many clients had finite numbers as with FedAvg.
     """
 
     gain: Gain
@@ -50,7 +51,7 @@ class Standing:
 
 
 def best_attained(comparison: Comparison, measure_name: str) -> dict[str, float]:
-    """Returns the best mean that any row attains in each domain; NaN where none has a value."""
+    """Returns the best mean of any method in each domain; NaN without values."""
     pick = max if comparison.measures[measure_name].higher_is_better else min
     actual = {}
     for name in comparison.domain_names:
@@ -62,7 +63,7 @@ def best_attained(comparison: Comparison, measure_name: str) -> dict[str, float]
 def attained(comparison: Comparison, row: str, objective: Objective) -> Estimates:
     """Returns the objective of a row, in the direction of its measures: lower losses are better.
 
-    Regret is the distance of a domain from the best mean of any row, which counts as known.
+    Regret is a domain's distance from the best mean of any method, which is treated as exact.
     """
     terms = [_term_estimates(comparison, row, term) for term in objective.terms]
     weights = np.array([term.weight for term in objective.terms])
@@ -88,7 +89,7 @@ def _term_estimates(comparison: Comparison, row: str, term: Term) -> Estimates:
 
 
 def _regret(trials: Trials, best: Mapping[str, float], measure: Measure) -> Estimates:
-    """Returns the difference from the best in the domain that is furthest from it.
+    """Returns the difference from the best mean in the domain where it is largest.
 
     NaN if no domain is counted.
     """
@@ -111,7 +112,7 @@ def _regret(trials: Trials, best: Mapping[str, float], measure: Measure) -> Esti
 
 
 def judged(comparison: Comparison, objective: Objective, baseline: str) -> dict[str, Standing]:
-    """Returns the standing of each row but the baseline."""
+    """Returns the standing of each row except the baseline."""
     theirs, measure = attained(comparison, baseline, objective), objective.terms[0].measure
     average = comparison.trials[baseline].mean(OVERALL, measure.name)
     scale = 1.0 if measure.unit is Unit.SHARE else abs(average)
@@ -147,7 +148,7 @@ def chosen(rows: Mapping[str, Standing], may_lose: Optional[float] = None) -> Op
 def best_looking(
     rows: Mapping[str, Standing], number: int, may_lose: Optional[float] = None
 ) -> list[str]:
-    """Returns the rows that look best: first those that may be chosen, then by their gains.
+    """Returns the most promising methods: admissible ones first, then by their gains.
 
     Args:
         rows: Standings by one trial of each row.
@@ -173,10 +174,10 @@ def worse(rows: Mapping[str, Standing]) -> frozenset[str]:
 
 
 def clearly_worse(rows: Mapping[str, Standing], unit: Unit) -> frozenset[str]:
-    """Returns the rows that are significantly far from FedAvg: their other settings are skipped.
+    """Returns the methods that are significantly and far worse, whose other settings are skipped.
 
-    A row that is hardly worse may be the best one at another setting. Many clients show even a
-    difference of nothing: on 284 clients, a perplexity of 96.9 is worse than 96.7.
+    A slightly worse method may be best at another setting, and with many clients even a tiny
+    difference is significant: on 284 clients, a perplexity of 96.9 is worse than 96.7.
     """
     intervals = {row: entry.gain.interval() for row, entry in rows.items()}
     return frozenset(

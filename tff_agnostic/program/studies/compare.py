@@ -61,7 +61,7 @@ class ComparedRuns:
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """For whom each method is better or worse than FedAvg; see `verdicts`."""
+        """Sentences on the domains in which methods are better or worse than FedAvg."""
         return tuple(verdicts(self.comparison))
 
     def table(self, measure: Optional[str] = None) -> str:
@@ -88,7 +88,7 @@ class ComparedRuns:
 
 @dataclasses.dataclass(frozen=True)
 class CompareOptions(TrialOptions):
-    """The flags of `compare` that are no settings of runs.
+    """Flags of `compare` in addition to the settings of runs.
 
     Attributes:
         output_dir: Folder of all runs. [runs/compare-TASK-NUMBER, a new one]
@@ -127,7 +127,7 @@ def compare_runs(
     Args:
         rows: Settings of each method by its name, with one task, runtime and seed; FedAvg, if it is
             among them, is the method that others are compared with.
-        folder: Folder of all runs; new, empty, or that of this comparison.
+        folder: Folder of all runs: new, empty, or this comparison's.
         trials: Number of trials of each method; their seeds follow the seed in the settings.
         runtime: Options of the runtime; its defaults if None.
         resume: Whether to keep complete trials in the folder and to make the others.
@@ -178,7 +178,7 @@ def train_comparison(
     """
     path, task = runs.folder, _first(specs).task
     every = [spec for row in specs.values() for spec in row]
-    # The references of a method are those of its first trial.
+    # All trials of a method share the first trial's baseline runs.
     complete = iter(
         with_baselines(every, path, trainer.runtime, trainer.stop, show_progress=show_progress)
     )

@@ -31,7 +31,7 @@ FIRST_STAGES = "first_stages"
 BASELINE = "fed_avg"
 # Name for the algorithm of a method that is not federated.
 POOLED = "pooled"
-# All settings exist before the first trial runs.
+# Maximum number of trials, as the settings of all exist before the first one runs.
 MAX_TRIALS = 10_000
 # Summaries of domains; parentheses distinguish them from domains' names.
 OVERALL = "(overall)"

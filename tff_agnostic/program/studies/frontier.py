@@ -23,19 +23,18 @@ from tff_agnostic.program.studies.gains import gain
 from tff_agnostic.program.studies.verdict import row_sentences, worst_sentence
 
 TRAINING_MIXTURE = "training_mixture"
-# Weights that differ by less are the same mixture.
+# Mixtures with smaller differences of weights are equal.
 _SAME = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """A point of the simplex: a lambda that stays while a model is trained.
+    """A point of the simplex: a constant lambda for training a model.
 
     Attributes:
         name: Name of the folder of its trials, equal for any number of points.
         weights: lambda, p numbers that sum to 1.
-        line: The domain on the line to which it lies; None of the training mixture and of two
-            domains.
+        line: Domain at the end of its line; None for the training mixture and for two domains.
         way: Position on the line from the training mixture to the domain, in [0, 1].
     """
 
@@ -208,7 +207,7 @@ class Frontier:
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """The methods of the comparison that are no mixtures."""
+        """The methods of the comparison that are not mixtures."""
         names = {mixture.name for mixture in self.mixtures}
         return tuple(row for row in self.comparison.trials if row not in names)
 
@@ -246,7 +245,7 @@ class Frontier:
             return "A mixture helps, and whether it was found cannot be told"
         helps = "helps" if verdict.best == self.training_mixture.name else "is shown to help"
         if verdict.beyond:
-            # A mixture between those of the grid may attain it, too.
+            # A mixture between grid points may attain it, too.
             return (
                 f"No mixture of this grid {helps}, but {self._listed(verdict.beyond)} "
                 f"{agreeing(len(verdict.beyond), 'is', 'are')} better than all of them, and a "

@@ -1,4 +1,4 @@
-"""The frontier as a command: what any mixture could attain, and where algorithms ended."""
+"""The command frontier: the best attainable results of mixtures, and the results of algorithms."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MIXTURES = "mixtures"
 
 @dataclasses.dataclass(frozen=True)
 class FrontierOptions(CompareOptions):
-    """The flags of `frontier` that are no settings of runs.
+    """Flags of `frontier` in addition to the settings of runs.
 
     Attributes:
         grid_points: Points of the line between two domains, or of the line from the training
@@ -63,7 +63,7 @@ def draw_frontier(given: RunArguments) -> None:
     max_mixtures = max(0, MAX_TRIALS // args.trials - len(arms))
     shares = counts / max(1, np.sum(counts))
     points = mixtures(args.grid_points, shares, task.domain_names, max_mixtures)
-    # Any mixture may be fixed, also outside of the algorithms' set.
+    # Any mixture may be fixed, even outside of the set to which algorithms restrict lambda.
     fixed = {"algorithm": args.grid_algorithm, "lambda_update": _FIXED, "lambda_set": "simplex"}
     mixture_arms = {
         point.name: Arm(point.label, {**fixed, "lambda_initial": point.weights}) for point in points

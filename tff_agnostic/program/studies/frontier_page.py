@@ -49,10 +49,10 @@ from tff_agnostic.program.studies.comparison_page import (
 from tff_agnostic.program.studies.frontier import Frontier, Mixture
 from tff_agnostic.program.studies.gains import worst_domain
 
-# Maximum number of panels; of more domains, the worst ones have one.
+# Maximum number of panels; of more domains, the worst ones get panels.
 _MAX_PANELS = 12
 _PANEL_COLUMNS = 2
-# Thin curves of other domains in a panel.
+# Maximum number of thin curves of other domains in a panel.
 _MAX_OTHERS = 20
 _TRAINING = Look("black", "-", "s")
 _BEST = Look("gold", "-", "*")
@@ -66,7 +66,7 @@ _RULE = (
     "the best mixture. It missed the best mixture if it is significantly worse. The best mixture "
     "was chosen by the numbers shown: of several equal ones it is the luckiest."
 )
-# With more domains, a table has the worst one only.
+# With more domains, a table only has the worst one.
 _MAX_DOMAIN_COLUMNS = 5
 _SUMMARIES = {OVERALL: "all examples", DIFFERENCE: "best - worst"}
 
@@ -173,7 +173,7 @@ def _panel(axes: matplotlib.axes.Axes, frontier: Frontier, domain: int) -> None:
         (frontier.training_mixture, "training mixture", _TRAINING, 5),
     ):
         at = [i for i, other in enumerate(line) if other == mixture]
-        # Without a point if the mixture is on another line: the legend is of all panels.
+        # Draw no point if the mixture is on another line; the legend covers all panels.
         axes.plot(
             *(x[at], worst[at], marked_look.marker),
             color=marked_look.color,

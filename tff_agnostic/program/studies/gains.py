@@ -19,7 +19,7 @@ from tff_agnostic.metrics.intervals import Interval, Spread, combined, has_enoug
 from tff_agnostic.models.model import Measure
 from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison, Trials
 
-# With fewer trials Student's quantile is 12.7: an interval may hold every gain that there can be.
+# With two trials Student's quantile is 12.7, so that an interval may contain every possible gain.
 MIN_TRIALS = 3
 
 
@@ -32,7 +32,7 @@ class Gain:
         before: Value of the other method, the mean over its trials.
         spread: The gain with its variance; None without pairs of trials.
         clients: Effective number of test clients; NaN if clients were not resampled.
-        largest: Largest possible gain and loss: 1 of a share.
+        largest: Maximum possible gain and loss; 1 for a share.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Gain:
         """Returns the interval, within the possible gains; None without enough clients or trials.
 
         Args:
-            tests: Number of intervals that hold together, by Bonferroni's inequality.
+            tests: Number of simultaneous intervals, for Bonferroni's inequality.
         """
         if self.spread is None or self.has_too_few_clients:
             return None

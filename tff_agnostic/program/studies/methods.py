@@ -27,10 +27,10 @@ from tff_agnostic.tasks.domain_input import EMBEDDING
 _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
 # Settings that all methods of a comparison share.
 SHARED_SETTINGS = ("runtime", "seed", "worst_min_examples", "client_percentiles")
-# Names of folders: of runs, and of the best flags of a search next to other folders.
+# Names of methods are names of folders; other folders have the reserved names.
 _NAME = re.compile(r"[\w][\w .+-]*")
 _TAKEN = ("runs", "trials", "baselines", "first_stages")
-# Shorthand of rows of two stages; see `studies.rows`.
+# Shorthand of two-stage methods; see `studies.rows`.
 LAST_LAYER = "last_layer"
 
 
@@ -39,8 +39,8 @@ class Arm:
     """A method of a comparison.
 
     Attributes:
-        settings: Settings of its runs by flag, with the algorithm; those of the second stage of two
-            stages.
+        settings: Settings of its runs by flag, including the algorithm; of the second stage if
+            there are two.
         word: Its shorthand in --arms; empty without one.
     """
 
@@ -53,7 +53,7 @@ _UNIFORM = {
     "algorithm": "agnostic_fed_avg",
     "lambda_update": "fixed",
     "lambda_set": "simplex",
-    # Also if the other rows have an initial lambda.
+    # No initial lambda, even if the other methods have one.
     "lambda_initial": None,
 }
 _POOLED = {
@@ -269,7 +269,7 @@ def trial_specs(
             for k in range(given.args.trials)
         ]
     for flag in given.settings:
-        # A method's setting has precedence over that of all methods.
+        # A method's own setting has precedence over the shared one.
         takers = [runs[0] for name, runs in specs.items() if flag not in arms[name].settings]
         if not takers:
             raise UserError(f"--{flag} has no effect: every row has its own: {', '.join(arms)}")

@@ -56,10 +56,10 @@ def learning_rates(row: str, first: RunSettings, number: int) -> list[dict[str, 
 
 
 class Schedule(NamedTuple):
-    """The number of runs.
+    """The numbers of settings and trials.
 
     Attributes:
-        trials: Seeds of finalists, and of the final runs.
+        trials: Number of seeds of finalists, and of the final runs.
     """
 
     tries: int
@@ -85,7 +85,7 @@ def schedule_within(
     every = sum(by_row.values())
     others = sorted(s for row, s in by_row.items() if row != BASELINE)
     finalist_seconds = by_row[BASELINE] + sum(others[-FINALISTS:])
-    # The choice may be FedAvg itself.
+    # FedAvg itself may be the choice.
     final_seconds = by_row[BASELINE] + sum(sorted(by_row.values())[-final:])
     for trials in range(most.trials, 0, -1):
         at_end = trials * final_seconds

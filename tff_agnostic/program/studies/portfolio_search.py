@@ -164,7 +164,7 @@ class PortfolioSearch:
     """The search for a recommendation.
 
     Attributes:
-        fixed: Settings of each method at all its settings, by flag.
+        fixed: Fixed settings of each method, by flag.
         may_lose: Largest loss of the average; see `choice.chosen`.
     """
 
@@ -284,7 +284,7 @@ class PortfolioSearch:
             return Schedule(budget.tries or TRIES, budget.trials)
         names = {row: f"{_SEARCH}/{trial_name(_folder(row, 0), 0)}" for row in rows}
         one = {row: self.runs.seconds(n, f"{FIRST_STAGES}/{n}") for row, n in names.items()}
-        # References of excluded methods took their time, too.
+        # Include the time of excluded methods' baseline runs.
         used = sum(one.values()) + self.runs.seconds(_REFERENCES)
         most = Schedule(budget.tries or len(FACTORS), budget.trials)
         final = max(1, len(rows) - 1) if all_final else 1

@@ -85,7 +85,7 @@ class RecommendOptions(TaskOptions):
 
     @property
     def budget(self) -> Budget:
-        """How much may be tried."""
+        """The budget of runs."""
         return Budget(self.tries, self.trials, self.hours)
 
 
@@ -200,7 +200,7 @@ def parse_request(given: RunArguments) -> RecommendRequest:
     task = rows.clients.judging(first)
     check_judges(task)
     if rows.clients.are_heldout:
-        # Otherwise only the final runs would refuse data without test clients.
+        # Check now, as only the final runs would reject data without test clients.
         rows.spec(BASELINE, {}, 0, is_final=True).load_task()
     objective = parse_objective(
         args.objective, measures_of(task.model), task.domain_names, (REGRET,)

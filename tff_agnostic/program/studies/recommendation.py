@@ -39,7 +39,7 @@ from tff_agnostic.program.studies.verdict import shortfall, verdicts, why_no_int
 
 # Folder of the final runs.
 FINAL = "final"
-# Why a method had no more runs.
+# Reason for ending a method's runs.
 WORSE = "worse than FedAvg"
 
 
@@ -52,7 +52,7 @@ class SearchResults:
         judged: Each of them compared with FedAvg.
         tried: First trial of each method at each setting, by METHOD-SETTING.
         changes: Best setting of each method, by flag.
-        given_up: Why a method had no more runs, by its name.
+        given_up: Reasons for ending methods' runs, by method.
     """
 
     confirmed: Comparison
@@ -102,7 +102,7 @@ class Recommendation:
 def sentences(
     searched: SearchResults, objective: Objective, choice: Optional[str], may_lose: Optional[float]
 ) -> list[str]:
-    """Returns the recommendation, its reasons, and what it would take to know more."""
+    """Returns the recommendation, its reasons, and the data that a clearer result would need."""
     comparison = searched.confirmed
     clients = f"{split_name(comparison.split)} clients that chose"
     allowed = {

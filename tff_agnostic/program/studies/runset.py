@@ -44,7 +44,7 @@ _Settings = TypeVar("_Settings", contravariant=True)
 
 
 class Pruned(Exception):
-    """A run is not worth more rounds."""
+    """Raised to end a run that is not promising."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Job(Generic[Settings]):
 
     Attributes:
         name: Name of its folder, which may have several parts: "fed_avg/trial_00".
-        after: The run that is made first, once for all jobs that name it; None without one.
+        after: The run to make first, once for all jobs that name it; None without one.
         second_stage: Called with the settings and the folder of the first run; returns the settings
             of a run that starts from its model.
         observers: Further observers of the rounds; `Pruned` of theirs ends the run.
@@ -88,7 +88,7 @@ class Outcome(NamedTuple):
     """The end of a run.
 
     Attributes:
-        reason: Reason of an end without a result; None of a run with a result.
+        reason: Reason of an end without a result; None if the run has a result.
     """
 
     path: Path
@@ -117,7 +117,7 @@ class RunSet(Generic[Settings]):
         self._held: set[str] = set()
         self._noted: set[str] = set()
         self._had_folder = folder.exists()
-        # Two processes may begin together: the second one joins the first one's study.
+        # Two processes may start at the same time: the second joins the first one's study.
         make_folder(folder)
         with folder_lock(folder, wait=True):
             self._is_new = not (folder / _RUNS).exists()
@@ -288,16 +288,16 @@ class _Clock(Observer):
         self._since = time.monotonic()
 
     def __enter__(self) -> _Clock:
-        """Starts."""
+        """Starts the clock."""
         self._since = time.monotonic()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stops."""
+        """Stops the clock."""
         self._write()
 
     def after_round(self, finished: FinishedRound) -> None:
-        """Writes the time now and then, for a process that is killed."""
+        """Writes the time occasionally, in case the process is killed."""
         if time.monotonic() - self._since >= _CLOCK_SECONDS:
             self._write()
 

@@ -103,7 +103,7 @@ def _choices(setting: Flag, text: str) -> Distribution:
     choices = [c.strip() for c in listed.split(_BAR if _BAR in listed else ",")]
     if setting.kind is tuple and _BAR not in listed:
         choices = [listed.strip()]
-    # Two texts may be one value.
+    # Two texts may represent the same value.
     values = [setting.parsed(choice) for choice in choices]
     if len(values) < 2 or any(values.index(v) < i for i, v in enumerate(values)):
         separator = _BAR if setting.kind is tuple else ","
@@ -146,7 +146,7 @@ class Space:
     """The parsed --search.
 
     Attributes:
-        shared: Dimensions of whichever algorithms have the setting, by flag.
+        shared: Dimensions of all algorithms with the setting, by flag.
     """
 
     shared: Mapping[str, Dimension]
@@ -184,7 +184,7 @@ def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> S
         try:
             dimensions[flag] = dimension(settings[flag], where)
         except UserError as e:
-            # An error about a value names the flag too.
+            # An error about a value already names the flag.
             message = str(e).removeprefix(f"--{flag}: ")
             raise UserError(f"--search: {flag}: {message}") from None
     if not shared and not any(by_method.values()):
@@ -195,7 +195,7 @@ def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> S
 def searchable(task: str, options: Optional[Mapping[str, Flag]] = None) -> Registry[Flag]:
     """Returns the searchable settings by flag: those of training, and options of the task.
 
-    Not files, and not what decides whom the result is measured on.
+    Files, and options that select the evaluated clients, are excluded.
 
     Args:
         options: Every option of runs by its flag, if users' algorithms have some.

@@ -111,14 +111,14 @@ class SearchedArm:
         searchable = task_settings(self.task)
         options = {f: v for f, v in values.items() if f in searchable}
         drawn = {f: v for f, v in values.items() if f not in searchable}
-        # A setting may have an effect only with some values of another one.
+        # A setting may only have an effect with certain values of another one.
         given = dataclasses.replace(self.given, settings={**self.given.settings, **drawn})
         fixed = {f: v for f, v in self.settings.items() if f not in drawn}
         return given.spec_of({**fixed, "seed": seed}, {**self.options, **options})
 
 
 def check_run(spec: RunSettings, task: Task) -> None:
-    """Checks a run as it checks itself before its first round."""
+    """Checks a run as `train` does before the first round."""
     with flags_in_errors(spec.config):
         check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
     aggregation = spec.build_training_aggregation()
@@ -132,7 +132,7 @@ def check_run(spec: RunSettings, task: Task) -> None:
 
 def train_flags(arm: SearchedArm, spec: RunSettings, remark: str) -> str:
     """Returns a file with the flags of a run of a method, for `train` and `compare`."""
-    # Each of the two commands has one of these flags, and overlooks the other.
+    # Each of the two commands has one of these flags, and ignores the other.
     which = ["--undefok=algorithm,algorithms", f"--algorithms={arm.file_or_name}"]
     return _file(remark, [*which, *train_command(spec, keeps_folders=True)[2:]])
 

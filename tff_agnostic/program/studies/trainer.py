@@ -90,7 +90,7 @@ class RunTrainer:
             return True
         run_folder = RunFolder(folder)
         if not run_folder.result.exists():
-            # Another process may be training here: compare the settings alone.
+            # Compare only settings, as another process may be training here.
             run_folder.check(settings, resume=True)
             return False
         if not self._run(settings, folder).is_complete():

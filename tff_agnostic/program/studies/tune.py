@@ -144,7 +144,7 @@ def tune(given: RunArguments) -> None:
         if spec.config.privacy != "none":
             print("note: epsilon is that of one run; the choice among several is not covered")
         search.run(trainer.stop, given.show_progress)
-    # All results of one process are of the same trials, and none replaces newer ones.
+    # Lock the folder, so that all results are of the same trials, and replace no newer ones.
     with folder_lock(runs.folder, wait=True):
         report(search, given.typed)
 
@@ -231,7 +231,7 @@ def _is_private(arms: Mapping[str, SearchedArm], seed: int) -> bool:
 def check_private_data(folder: Path, task: Task) -> None:
     """Checks by a keyed digest, which it writes once, that a private search has its examples."""
     file, data = folder / _DATA_FILE, str(task.fingerprint.get(DATA))
-    # Two processes may begin together.
+    # Two processes may start at the same time.
     with folder_lock(folder, wait=True):
         if not file.exists():
             with atomic_file(file, owner_only=True) as written:
@@ -324,8 +324,8 @@ class Search:
             task = load_task(specs[0])
             check_run(specs[0], task)
         except UserError as e:
-            # Each value is allowed by itself: these values are incompatible. If the given settings
-            # are refused by now, as for a missing file, the search ends.
+            # Each value is valid alone, so the values are incompatible. If the given settings
+            # themselves are now invalid, as with a missing file, the search ends.
             arm.check(self.seeds[0], load_task(arm.spec({}, self.seeds[0])))
             return None, f"refused: {e}"
         check_heldout(task, arm.task)
@@ -392,11 +392,11 @@ class Watch(Observer):
         """Reports an evaluation.
 
         Raises:
-            Pruned: If the trial is to end.
+            Pruned: If the trial should end.
         """
         value, step = self._objective.value_in(report.to_json()), self._before + round_num
         if value is None:
-            # An evaluation of some clients may have no examples of a domain.
+            # An evaluation of few clients may lack examples of a domain.
             return
         if step not in self._reported:
             self._trial.report((sum(self._values) + value) / (len(self._values) + 1), step)
@@ -456,7 +456,7 @@ def _write_flags(search: Search, result: SearchResult) -> None:
         make_folder(file.parent)
         write_text(file, train_flags(arm, specs[name], f"{arm.label} on {arm.task}: {which}."))
         print(f"{name}: {which}: ./run train --flagfile={file}")
-    # Flags of earlier trials would be wrong.
+    # Remove flag files, as those of earlier trials would be wrong.
     with write_errors(path):
         (path / COMPARE_FLAGS).unlink(missing_ok=True)
     if len(search.arms) == 1 or len(specs) < len(search.arms):

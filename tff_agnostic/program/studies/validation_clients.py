@@ -1,8 +1,8 @@
 """The validation clients of a choice: held-out clients, halved if some of them stop references.
 
-A reference run stops at the round that is best on held-out clients (`runs.baselines`), so that a
-method that follows its losses has seen them. Therefore one half of the held-out clients stops
-reference runs, and the other half validates. A fraction of the training clients replaces missing
+A baseline run stops at the round that is best on held-out clients (`runs.baselines`), so a method
+that follows its losses has seen these clients. Therefore one half of the held-out clients stops
+baseline runs, and the other half validates. A fraction of the training clients replaces missing
 held-out clients.
 """
 
@@ -90,7 +90,7 @@ class ValidationClients:
         whole = self._load(spec)
         key = (id(whole), self.is_halved)
         if key not in self._made:
-            # Keep the object, so that no other object gets its id.
+            # Keep the object, so that its id stays unique.
             self._made[key] = (*self._parts(whole), whole)
         return self._made[key][:2]
 
@@ -131,7 +131,7 @@ def _split(
 
 
 def check_judges(task: Task) -> list[str]:
-    """Checks the number of validation clients; returns the domains with too few of them.
+    """Checks the number of validation clients; returns the domains with too few.
 
     Clients of different sizes count as fewer clients of one size: Kish's number, as for the
     intervals of `metrics.intervals`.

@@ -1,4 +1,4 @@
-"""The verdict of a comparison: claims about two methods, who pays, and what to do next.
+"""The verdict of a comparison: claims about two methods, affected domains, and next steps.
 
 Its figure shows the gain of each domain. `neglected` finds the domains that a method sacrifices:
 they are worse off than with FedAvg, at a lambda near 0.
@@ -99,7 +99,7 @@ class ClaimContext:
         """Returns the claim of a gain.
 
         Args:
-            tests: Number of intervals that hold together.
+            tests: Number of simultaneous intervals.
         """
         interval = gain.interval(tests)
         reason = "" if interval else why_no_interval(gain, self.split, self.trials)
@@ -121,7 +121,7 @@ def verdict(
 
     Args:
         all_gains: Gain of each domain, of `WORST` and of `OVERALL`; NaN without test examples.
-        has_next: Whether to advise what to do next.
+        has_next: Whether to include advice on next steps.
     """
     worst, overall = all_gains[WORST], all_gains[OVERALL]
     domains = [
@@ -156,7 +156,7 @@ def verdicts(comparison: Comparison, more_seeds: str = TRIALS) -> list[str]:
     others = by_row[1:]
     shared = [line for line in by_row[0] if others and all(line in lines for lines in others)]
     lines = [line for row_lines in by_row for line in row_lines if line not in shared]
-    # A constant predictor is compared with every method, the baseline among them.
+    # Compare the constant predictor with every method, including the baseline.
     constants = [line for row in (baseline, *rows) for line in _majority(comparison, row)]
     return [*dict.fromkeys([*lines, *constants, *shared])]
 
@@ -192,7 +192,7 @@ def why_no_interval(gain: Gain, split: str, num_trials: int) -> str:
 
 
 def shortfall(gain: Gain, split: str, trials: int, more_seeds: str = TRIALS) -> str:
-    """Returns the data that an interval without 0 would take; empty if they are unknown.
+    """Returns the data needed for an interval without 0; empty if unknown.
 
     Args:
         more_seeds: The flag for more seeds.
@@ -230,7 +230,7 @@ def shortfall(gain: Gain, split: str, trials: int, more_seeds: str = TRIALS) -> 
 
 
 def _majority(comparison: Comparison, row: str) -> list[str]:
-    """Returns in which domains a method is no better than the most frequent class, if any."""
+    """Returns the sentence about domains where a method is no better than the majority class."""
     if ACCURACY not in comparison.measures:
         return []
     trials = comparison.trials[row]
@@ -280,7 +280,7 @@ def _scope(context: ClaimContext, all_gains: Sequence[Gain], domains: Sequence[G
 
 
 def _next(context: ClaimContext, worst: Gain) -> list[str]:
-    """Returns the advice on what to do next."""
+    """Returns advice on next steps."""
     steps = []
     if worst.direction() == 0:
         text = shortfall(worst, context.split, context.trials, context.more_seeds)
