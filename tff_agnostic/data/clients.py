@@ -102,7 +102,7 @@ def rows_of(columns: Mapping[str, Any], rows: Any) -> dict[str, Any]:
     """Returns some rows of each column; a column may be a mapping of columns.
 
     Args:
-        rows: Any index of NumPy's.
+        rows: Any NumPy index.
     """
     return {
         name: rows_of(column, rows) if isinstance(column, Mapping) else column[rows]
@@ -302,7 +302,7 @@ def dirichlet_partition(
     """Returns the rows of each client, such that clients have skewed mixtures of domains.
 
     Every domain's examples are dealt to the clients in proportions drawn from a symmetric Dirichlet
-    distribution (Hsu et al. 2019). A client left without any example takes one from the largest.
+    distribution (Hsu et al. 2019). A client without any example gets one from the largest client.
 
     Args:
         domain_id: Domain of each example, int [n].

@@ -69,7 +69,7 @@ class Entry:
 
     @property
     def deviation(self) -> float:
-        """The deviation to divide by in a model, never 0; 1 if there is nothing to divide by."""
+        """The deviation to divide by in a model; 1 without statistics, or if standardised."""
         return 1.0 if self.statistics is None or self.is_standardized else self.statistics.unit
 
     def to_json(self) -> dict[str, Any]:

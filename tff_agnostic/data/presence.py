@@ -1,4 +1,4 @@
-"""Shares of the rounds in which domains are expected, by their clients and the draw of cohorts."""
+"""The expected fraction of rounds with each domain, from its clients and the sampling."""
 
 from __future__ import annotations
 

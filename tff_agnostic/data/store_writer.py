@@ -129,8 +129,8 @@ class StoreWriter:
         """Adds examples.
 
         Args:
-            columns: An array of NumPy's, [n, *shape], or of Arrow's for each feature, "domain"
-                among them, and "split", "client" and "unit", see `add`.
+            columns: A NumPy array [n, *shape] or an Arrow array for each feature, including
+                "domain", and for "split", "client" and "unit"; see `add`.
 
         Raises:
             ValueError: If the features differ from the first example's in name, type or shape.
@@ -257,8 +257,7 @@ class StoreWriter:
             class_names: Names of the classes that labels count.
             source: Human-readable origin of the examples.
             categories: The known values of each categorical column, in the order of their ids.
-            columns: The columns of its features; where some may be missing, their numbers are NaN
-                so far.
+            columns: The columns of its features; missing numbers in them are still NaN.
             standardize: Whether numbers get the mean 0 and the deviation 1 of training clients.
 
         Returns:
@@ -429,7 +428,7 @@ def column_from(values: Sequence[Value]) -> Any:
 
 
 def _arrow(column: Any) -> pa.Array:
-    """Returns a column as an array of Arrow; one of arrays as a list of a fixed size."""
+    """Returns a column as an Arrow array; a column of arrays becomes lists of a fixed size."""
     if not isinstance(column, np.ndarray):
         return column
     if column.dtype.kind in "iub":

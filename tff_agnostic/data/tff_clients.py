@@ -24,8 +24,8 @@ def from_tff(source: Any, domain_fn: Optional[DomainOf] = None) -> ClientDataset
 
     Args:
         source: A `tff.simulation.datasets.ClientData`, or a sequence of `tf.data.Dataset`, whose
-            clients are called "0", "1" and so on, with as many zeros before as sort them. Elements
-            are single examples: (x, y), or a mapping of "x", "y" and "domain_id".
+            clients are called "0", "1" and so on, with leading zeros that keep their order.
+            Elements are single examples: (x, y), or a mapping of "x", "y" and "domain_id".
         domain_fn: Called with a client id; returns the domain, if examples have no "domain_id".
     """
     clients: ClientDataset = _bridge().clients_from_tff(source, domain_fn)
@@ -79,9 +79,8 @@ def to_tff(store: Store, split: str = "train") -> Any:
 def source(clients: ClientDataset, process: Any, seed: int = 0) -> Any:
     """Returns clients as a `tff.program.FederatedDataSource`, for TFF's programs.
 
-    Cohorts are drawn uniformly, without replacement within one. They are a
-    function of the seed and of the number of earlier draws, so that a resumed program draws the
-    next one.
+    Cohorts are drawn uniformly, without replacement within a cohort. They are a function of the
+    seed and of the number of earlier draws, so that a resumed program draws the next cohort.
 
     Args:
         process: The learning process, which determines the type of clients.

@@ -284,7 +284,7 @@ class TffStore(Store):
                     f"{self.path}: expected a client store with the table {table} "
                     f"({', '.join(sorted(columns))}), found {', '.join(sorted(is_set)) or 'none'}"
                 )
-            # Without an index this reads all rows, as does then the read of any client.
+            # Without an index this reads all rows, but so does every read of a client.
             no_client = f"SELECT 1 FROM {table} WHERE client_id IS NULL LIMIT 1"
             if table == "examples" and not is_set["client_id"] and [*self._query(no_client)]:
                 raise UserError(

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-# New pairs of a unit and a domain after which the counts are merged.
+# Number of new pairs of a unit and a domain after which the counts are merged.
 _MAX_NEW = 1 << 18
 _KEYS = ["unit", "domain"]
 
 
 class UnitCounts:
-    """The number of examples of each domain that every unit has.
+    """The number of examples of each unit and domain.
 
     A unit is a group of examples in one split, such as a client's, named by a signed number of 64
     bits.
@@ -37,7 +37,7 @@ class UnitCounts:
             self._merge()
 
     def __iter__(self) -> Iterator[tuple[int, str, int]]:
-        """Yields (unit, domain, examples), units in ascending order, their domains as well."""
+        """Yields (unit, domain, examples), sorted by unit and then by domain."""
         self._merge()
         for table in self._parts:
             for batch in table.sort_by([(key, "ascending") for key in _KEYS]).to_batches(_MAX_NEW):
@@ -50,8 +50,8 @@ class UnitCounts:
 
 
 def _summed(table: pa.Table) -> pa.Table:
-    """Returns each pair once."""
-    # Each thread of Arrow keeps memory.
+    """Returns each pair of unit and domain once, with its sum."""
+    # Use one thread, as each of Arrow's threads keeps memory.
     return (
         table.group_by(_KEYS, use_threads=False)
         .aggregate([("n", "sum")])

@@ -85,10 +85,10 @@ def _to_block(
 
     Args:
         batch: The rows.
-        where: The text before the number of a row in its place.
+        where: Text before the row number in a row's place.
         first: Number of the first row.
         options: Options of the import.
-        log: Has the number of records so far.
+        log: Log with the number of records so far.
     """
     if options.max_records is not None:
         batch = batch.slice(0, max(0, options.max_records - log.num_records))
@@ -163,7 +163,7 @@ def frame_reader(frame: Any, name: str = "the table", where: str = "row", first:
             as a data frame of pandas or polars, a table of Arrow or a relation of DuckDB; or a
             data set of Hugging Face.
         name: Name of the frame, for messages.
-        where: The text before the number of a row in its place.
+        where: Text before the row number in a row's place.
         first: Number of the first row.
     """
 
@@ -204,7 +204,7 @@ def _to_table(frame: Any) -> pa.Table:
 
 
 def _array(values: Any) -> Any:
-    """Returns a column as an array of Arrow; a matrix as lists, one of a single column as it."""
+    """Returns a column as an Arrow array; a matrix becomes lists unless it has one column."""
     if isinstance(values, (pa.Array, pa.ChunkedArray, list)):
         return values
     array = np.asarray(values)

@@ -104,7 +104,7 @@ class MissingValues:
         """Whether a cell of features has no value, or a number that is one of the marks."""
         if self.has_no_value(value):
             return True
-        # JSON and Parquet have numbers, and CSV -999.0 for -999.
+        # Compare numbers: JSON and Parquet contain them, and CSV may have -999.0 for -999.
         is_plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
         return bool(self.numbers) and is_plain and number_in(value) in self.numbers
 
@@ -184,7 +184,7 @@ def text_of(content: bytes) -> str:
 
 
 def not_a_number(value: Any, where: str, hint: str = "") -> CellError:
-    """Returns the error for a feature that is no number."""
+    """Returns the error for a feature that is not a number."""
     return CellError(
         "feature that is no number",
         f"expected numbers as features, found {value!r} {where}" + (f" ({hint})" if hint else ""),

@@ -19,17 +19,17 @@ from tff_agnostic.data.store_format import DOMAIN, LABEL, TEST, TRAIN, StoreDesc
 from tff_agnostic.importing.source import hash64
 
 _MAX_NAMES = 5
-# Ratio of the sizes of two numbers, or of a number to 1, that no learning rate fits.
+# Ratio of the sizes of two numbers, or of a number to 1, that is too large for any learning rate.
 _TIMES = 100
 # A client with a larger fraction of a domain's examples is named, if it also has this many times
 # the examples of the mean client.
 _LARGE_SHARE = 0.2
 _TIMES_THE_MEAN = 2
-# Fraction and ratio by which the share of a class in test must differ from its share in train.
+# Minimum difference, and minimum ratio, of a class's shares in test and train for a warning.
 _OTHER_SHARE, _TIMES_THE_SHARE = 0.05, 1.5
-# Standard errors of a difference that chance explains.
+# Maximum difference that counts as chance, in standard errors.
 _ERRORS = 3.0
-# Fewer copies may be chance, if features have few values.
+# Minimum fraction of copies for a warning: fewer may be chance, if features have few values.
 _MANY_COPIES = 0.01
 # Maximum number of examples for counting copies; each takes 16 bytes of memory.
 _MAX_COUNTED = 5_000_000
@@ -125,7 +125,7 @@ def share_remarks(
 
     Args:
         shares: Fraction of each class in each split.
-        num_examples: Number of examples of each split: a few examples differ in their shares.
+        num_examples: Number of examples of each split; the fewer, the more its shares vary.
     """
     train, test = shares.get(TRAIN, {}), shares.get(TEST, {})
     if not train or not test:
@@ -228,7 +228,7 @@ def copies_of(store: ArrowStore) -> Optional[dict[str, dict[str, int]]]:
 
 
 def _hashes(table: pa.Table) -> np.ndarray:
-    """Returns 64 bits of a hash of each example: two of ten million agree once in 300,000."""
+    """Returns 64-bit hashes of examples: two of ten million agree with probability 1 / 300,000."""
     parts = []
     for name in sorted(table.column_names):
         if pa.types.is_string(table[name].type):

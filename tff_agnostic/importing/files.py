@@ -36,7 +36,7 @@ class InputFile(io.BufferedReader):
 
 
 class Limits(io.RawIOBase):
-    """An unbuffered input file that refuses large records and bombs.
+    """An unbuffered input file that rejects large records and decompression bombs.
 
     Args:
         path: Name of the file, for messages.

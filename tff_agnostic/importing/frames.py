@@ -33,7 +33,7 @@ from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.importing.source import Format, ReadLog, Rows
 from tff_agnostic.importing.table_options import check
 
-# A data frame has the options of the format with types of columns.
+# Format whose options apply to data frames, as its columns also have types.
 _FORMAT = "parquet"
 # Options that apply to clients in memory; the others concern stores.
 _IN_MEMORY = (
@@ -79,8 +79,8 @@ def clients_of(frame: Any, columns: Mapping[str, Any]) -> TableClients:
 
     Args:
         frame: The frame, see the module.
-        columns: Options of the import: of those of `import_table` the columns, names and missing
-            values. Categories become 0/1 entries of the only input.
+        columns: Options for columns, names and missing values, as in `import_table`. Categories
+            become 0/1 entries of the only input.
     """
     for name in columns:
         if name not in _IN_MEMORY:

@@ -85,7 +85,7 @@ def check(options: ImportOptions) -> None:
 
 
 def _dealt(options: ImportOptions, prefix: str) -> Iterator[str]:
-    """Yields clients as cards are dealt: each of N in turn, every turn in a random order."""
+    """Yields the next example's client: N clients in turn, in a random order in every turn."""
     seed, size = [options.seed, hash64(prefix)], options.num_clients
     digits = len(str(size - 1))
     for turn in itertools.count():

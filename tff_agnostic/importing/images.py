@@ -14,7 +14,7 @@ from tff_agnostic.importing.cells import CellError
 
 _MAX_BYTE = 255
 _FILES = ("PNG", "JPEG", "GIF", "BMP")
-# Modes of Pillow that an array has unchanged.
+# Modes of Pillow's images that need no conversion.
 _PLAIN = ("L", "LA", "RGB", "RGBA")
 PIXELS = "pixels"
 

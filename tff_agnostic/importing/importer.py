@@ -45,14 +45,14 @@ from tff_agnostic.importing.vocabulary import CategoryCounts, VocabularySummary,
 
 _SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 _IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
-# How Python makes a store of a list of image files; names in quotes are no flags in messages.
+# Code that imports image files. The names are quoted, so that messages do not show them as flags.
 _IMPORT_IMAGES = (
     "tff_agnostic.importing.frames.import_table({'image': [file.read_bytes() for file in files], "
     "'folder': [file.parent.name for file in files]}, 'images.store', **{'image_columns': 'image', "
     "'client_column': 'row', 'domain_column': 'folder', 'label_column': 'folder', 'class_names': "
     "sorted({file.parent.name for file in files})})"
 )
-# Suffixes of files -> the format; no name shows `text_folders` and `plays`.
+# Suffixes of files -> format; no suffix implies `text_folders` or `plays`.
 _FORMAT_BY_NAME: Mapping[tuple[str, ...], str] = {
     ("posts.xml", "posts.xml.gz"): "stackexchange",
     tables.CSV_SUFFIXES: "csv",

@@ -19,7 +19,7 @@ from tff_agnostic.importing.table_options import VECTOR, check_shape
 from tff_agnostic.importing.tables import csv_errors
 from tff_agnostic.importing.text import Normalizer
 
-# Lists within lists, as dimensions of an array.
+# Maximum depth of lists within lists, which are the dimensions of an array.
 _MAX_DEPTH = 8
 # Nesting depth of lists and objects; a user's begin at the third level.
 _MAX_NESTING = 32
@@ -165,7 +165,7 @@ class _Converter:
             x = _item(x, int(self._options.text_column))
         if isinstance(x, str):
             tokens = self._normalizer.sentence(self._normalizer.tokenize(x))
-            # The label of a language model's text is the text that follows, and no class.
+            # The label of a language model's text is the text after it, not a class.
             is_text = isinstance(y, str) and not self._options.class_names
             if is_text and self._options.are_classes:
                 return {TOKENS: tokens}

@@ -117,7 +117,7 @@ def _arrays(path: Path, options: ImportOptions) -> tuple[list[str], dict[str, np
 def _rows(
     arrays: dict[str, np.ndarray], features: str, place: str, options: ImportOptions, log: ReadLog
 ) -> Iterator[Rows]:
-    """Yields the rows of the arrays of one split, as those of a data frame."""
+    """Yields the rows of the arrays of one split, like the rows of a data frame."""
     count, *shape = arrays[features].shape or (0,)
     images = is_images(arrays[features].dtype, shape)
     if arrays[features].dtype.kind not in "biuf":

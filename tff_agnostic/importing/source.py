@@ -202,8 +202,8 @@ def in_blocks(
 
     Args:
         items: The items.
-        begins_block: Called with the list so far and each item; returns whether the item is the
-            first of another list.
+        begins_block: Called with the list so far and each item; returns whether the item starts a
+            new list.
     """
     block: list[Item] = []
     try:

@@ -2,8 +2,8 @@
 
 The split is a seeded hash of the example's unit, such as its client: the examples that stay
 together. With stratify=false that is final. Otherwise it is a first guess, made while reading. Then
-units are put into strata by the domain of most of their examples, ordered by hash within a stratum
-and cut by rank; those that are too many or too few in a domain move.
+units are grouped into strata by the domain of most of their examples, sorted by hash within each
+stratum, and split by rank. Only surplus units of a split move to another split.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def split_of_unit(unit: int, shares: Mapping[str, float]) -> str:
     """Returns the split that a unit's hash alone gives it.
 
     Args:
-        unit: The hash less 2**63, a signed number of 64 bits.
+        unit: The hash minus 2**63, a signed number of 64 bits.
     """
     fraction = (unit + _HALF) / 2**64
     for name, limit in zip(shares, itertools.accumulate(shares.values())):
@@ -100,7 +100,7 @@ class Splits:
         )
 
     def _keys(self, rows: Rows) -> tuple[list[str], np.ndarray]:
-        """Returns the names of units, and the place of each example's unit among them."""
+        """Returns the names of units, and for each example the index of its unit."""
         if self._by == "example":
             return [rows.place(k) for k in range(len(rows))], np.arange(len(rows))
         column = rows.group if self._by == "group" else rows.client

@@ -36,7 +36,7 @@ _WIDE = (b"\xff\xfe", b"\xfe\xff", b"\x00<", b"<\x00")
 _EXPECTED = "the Posts.xml of a Stack Exchange dump"
 _TYPES = {"1": "question", "2": "answer"}
 
-# From the attributes of a question or answer to its domain; None if it has none.
+# (attributes of a question or answer) -> its domain; None without one.
 _DomainOf = Callable[[Mapping[str, str]], Optional[str]]
 
 
@@ -144,7 +144,7 @@ class _WithoutControls:
         self._rest = b""
 
     def read(self, size: int = -1) -> bytes:
-        """Returns the next bytes, as the method of a file."""
+        """Returns the next bytes, like a file's `read`."""
         block = self._rest + self._file.read(size)
         # A reference may continue in the next block.
         cut = len(block)

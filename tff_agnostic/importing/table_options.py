@@ -132,7 +132,7 @@ def columns_in_errors(
     names_in: Callable[[Path], Sequence[str]],
     find_inputs: Callable[[Sequence[Path]], list[Path]],
 ) -> Iterator[None]:
-    """While entered, the error for a missing option names all of them, and the columns.
+    """Adds the other missing options, and the file's columns, to errors for a missing option.
 
     Args:
         options: The options.
@@ -163,7 +163,7 @@ def columns_in_errors(
 
 
 def header_hint(header: Sequence[str]) -> str:
-    """Returns the advice for the first line of CSV, if it may be a row: if it has a number."""
+    """Returns the advice for a header of CSV that may be a row, because it has a number."""
     if all(number_in(name) is None for name in header):
         return ""
     return " (is that a row? the file needs a first line with the names of its columns)"
@@ -222,7 +222,7 @@ def _check_inputs(options: ImportOptions) -> None:
 
 
 def check_columns(options: ImportOptions, header: Sequence[str], where: Any) -> None:
-    """Raises a `UserError` if a table lacks a column, or has several of its name.
+    """Raises a `UserError` if a table lacks a named column, or has several of that name.
 
     Args:
         options: Options of the import.

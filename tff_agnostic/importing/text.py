@@ -17,7 +17,7 @@ from typing import Callable, Optional
 
 from tff_agnostic.importing.options import CODE_MARK, MATH_MARK, SPECIAL_WORDS, ImportOptions
 
-# Code points of scripts, and of selectors of variants.
+# Code points of scripts, and of variation selectors, among which marks are found.
 _WITH_MARKS = (range(0x20000), range(0xE0100, 0xE01F0))
 # Joiners between letters of a Persian or Hindi word.
 _JOINERS = "\u200c\u200d"
@@ -114,12 +114,12 @@ def _letters(word: str) -> str:
 
 
 def is_sentence_end(word: str) -> bool:
-    """Returns whether a word of a tokenised text ends a sentence."""
+    """Whether a word of a tokenised text ends a sentence."""
     return _END.fullmatch(word) is not None
 
 
 def has_letters(word: str) -> bool:
-    """Returns whether a word has a letter or a digit."""
+    """Whether a word has a letter or a digit."""
     return any(map(str.isalnum, word))
 
 

@@ -50,7 +50,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the texts, in the domains' folders or not."""
+    """Returns the texts, inside and outside of domains' folders."""
     return [path for path, _ in _texts(paths).values()]
 
 

@@ -24,9 +24,9 @@ class ClassReport:
 
     Attributes:
         counts: Examples of each class, by domain.
-        confusion: Examples by class and answer, by domain.
-        by_class: Without `confusion`, the numbers of examples that have each class, get it, and get
-            it rightly, by domain.
+        confusion: Examples by class and predicted class, by domain.
+        by_class: Without `confusion`, numbers of examples by class: with it as label, as
+            prediction, and as both; by domain.
         scores: With two classes, examples by class and by bin of their probability of class 1, by
             domain.
     """
@@ -76,7 +76,7 @@ def class_report(names: Sequence[str], summed: Any) -> ClassReport:
 def area_under_curve(scores: Sequence[Sequence[int]]) -> Optional[float]:
     """Returns the area under the ROC curve; None if a class has no examples.
 
-    It is the Mann-Whitney statistic with ties, examples of one bin, counted half (Hanley and McNeil
+    It is the Mann-Whitney statistic; ties, examples of one bin, count half (Hanley and McNeil
     1982).
 
     Args:

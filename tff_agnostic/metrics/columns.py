@@ -173,7 +173,7 @@ def with_role(quantities: Iterable[ReportField], role: Role) -> Optional[ReportF
 
 
 def distinct(columns: Iterable[Column]) -> tuple[Column, ...]:
-    """Returns the columns of a whole run."""
+    """Returns the columns of a complete run; rejects equal names."""
     by_name: dict[str, Column] = {}
     for column in columns:
         if column.name == ROUND or column.name in by_name:

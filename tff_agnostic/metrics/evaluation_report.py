@@ -216,8 +216,8 @@ class ClientValues:
     Attributes:
         values: Centres of the bins with clients, ascending; NaN if one is infinite.
         clients: Number of clients in each bin.
-        sizes: Minimum number of examples in each bin of sizes with clients; the limit is twice as
-            many.
+        sizes: Lower end of each bin of clients' sizes that has clients; the upper end is twice as
+            large.
         size_clients: Number of clients in each bin of sizes.
         size_means: Mean of their values; NaN if it is infinite. See `Measured` for metrics with a
             transform.
@@ -259,7 +259,7 @@ class EvaluationReport:
             of all mixtures, whose worst is the worst domain.
         client_values: Distribution of each measure over the clients.
         replicates: Computes `resampled`; None if clients are not resampled.
-        classes: Answers by domain and class.
+        classes: Predictions by domain and class.
     """
 
     domains: Mapping[str, SetReport]
@@ -388,7 +388,7 @@ def evaluation_report(
     measures = measures_of(model)
 
     def set_report(row: int) -> SetReport:
-        # Row p stands for all domains together.
+        # Row p is for all domains together.
         rows = slice(row, row + 1) if row < len(domain_names) else slice(None)
         return SetReport(
             num_examples=int(np.sum(sums.counts[rows])),
@@ -470,7 +470,7 @@ def client_values(measure: Measure, clients: ClientDistribution, by_size: SizeSu
 
 
 def client_values_from_json(content: Mapping[str, Any]) -> ClientValues:
-    """Returns the inverse of `ClientValues.to_json`.
+    """Returns the values from the JSON of `ClientValues.to_json`.
 
     Raises:
         LookupError, TypeError, ValueError: If the content is not that of `to_json`.

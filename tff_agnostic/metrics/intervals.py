@@ -60,16 +60,16 @@ from tff_agnostic.base.files import read_npz
 from tff_agnostic.base.later import scipy
 
 LEVEL = 0.95
-# With fewer the intervals of skewed tails are far too narrow.
+# Minimum number of clients in a tail: with fewer, intervals of skewed tails are far too narrow.
 MIN_TAIL_CLIENTS = 10
 
 # Lower and upper end; None if an interval is not defined.
 Interval = Optional[tuple[float, float]]
-# With fewer effective clients an interval is wider than any accuracy.
+# Minimum effective number of clients: with fewer, an interval exceeds the range of accuracies.
 MIN_CLIENTS = 3
 # Largest rounding error of an estimate, relative to the values from which it was computed.
 _ROUNDING = 1e-9
-# In files of replicates.
+# Keys of files of replicates.
 _CLIENTS = "clients"
 _VALUES = "values of "
 
@@ -80,7 +80,7 @@ def share_interval(share: float, count: float, tests: int = 1) -> Interval:
     Args:
         share: In [0, 1].
         count: Examples; with none there is no interval.
-        tests: Number of intervals that hold together (Bonferroni).
+        tests: Number of simultaneous intervals (Bonferroni).
     """
     if not count > 0 or not 0 <= share <= 1:
         return None

@@ -195,7 +195,7 @@ def prepare_predictors(
     if not isinstance(recipe, UnigramPredictors) or path.exists():
         return
     (spec, *_) = specs
-    # The task's model: the file of predictors is missing.
+    # Load the task's own model, as the file of predictors does not exist yet.
     task = dataclasses.replace(spec, algorithm=None).load_task()
     predictors, _ = unigram_predictors(task, runtime, PlainSum(), recipe.group_by, recipe.smoothing)
     write_predictors(path, predictors)

@@ -1,9 +1,9 @@
 """FedBoost on the speakers of Shakespeare, and on next-word models of Stack Exchange sites.
 
 The first is section 5.2 of Hamer et al. 2020, figure 5. The paper's data, TFF's Shakespeare of 715
-characters, is replaced by the 299 speakers with words of the 40,000 lines that are known as tiny
-Shakespeare. What is estimated is the distribution of the words of the whole text: training and
-evaluation are on the same clients. The second is no experiment of the paper's.
+characters, is replaced by the 299 speakers with words of the 40,000 lines known as tiny
+Shakespeare. The distribution of the words of the complete text is estimated, so training and
+evaluation use the same clients. The second is not an experiment of the paper.
 """
 
 from __future__ import annotations

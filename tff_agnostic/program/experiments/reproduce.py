@@ -1,4 +1,4 @@
-"""Reproducing as a command: the trials of a paper's table, next to the paper's numbers."""
+"""The command `reproduce`: the trials of a paper's table, next to the paper's numbers."""
 
 from __future__ import annotations
 

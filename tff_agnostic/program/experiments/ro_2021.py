@@ -97,7 +97,7 @@ STACKOVERFLOW = Experiment(
     raw_data=ImportOptions(format="stackexchange", stratify=False, markup=("math:keep",)),
 )
 # The paper's locales are es-AR, es-419* (some countries of Latin America) and es-US; es-AR is the
-# hardest. In the public texts there are es-AR, es-ES and es-MX, and es-ES is.
+# hardest. The public texts are es-AR, es-ES and es-MX; es-ES is the hardest.
 _HARDEST, _PAPERS_HARDEST = "es-ES", "es-AR"
 _LOCALES = (_PAPERS_HARDEST, "es-419*", "es-US")
 SPANISH_KEYBOARD = Experiment(

@@ -1,4 +1,4 @@
-"""Tables of a run's answers by class, from counts in result.json."""
+"""Tables of a run's predictions by class, from counts in result.json."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tff_agnostic.program.reports.claims import split_name
 from tff_agnostic.program.reports.document import Block, Cell, Number, Table, text
 from tff_agnostic.program.reports.run_record import RunRecord, number
 
-# Maximum number of classes of a domain, those with most wrong answers.
+# Maximum number of classes of a domain in a table: those with the most wrong predictions.
 _DOMAIN_CLASSES = 5
 
 
 def class_blocks(run: RunRecord) -> list[Block]:
-    """Returns the counts of answers by class, the worst domain first; nothing if not counted."""
+    """Returns the tables of predictions by class, the worst domain first; empty without counts."""
     confusion: Mapping[str, Any] = run.result.get(CONFUSION) or {}
     by_class: Mapping[str, Any] = run.result.get(BY_CLASS) or {}
     if not (confusion or by_class):
         return []
     evaluated = [name for name in run.domains if run.get("domains", name, "num_examples")]
     accuracies = {name: run.get("domains", name, ACCURACY) for name in evaluated}
-    # Undefined accuracies are last.
+    # Sort undefined accuracies last.
     ordered = sorted(evaluated, key=lambda n: math.inf if accuracies[n] is None else accuracies[n])
     make = _confusion_table if confusion else _class_table
     blocks: list[Block] = [make(run, confusion or by_class, ordered)]

@@ -202,7 +202,7 @@ def _draw_shares(
 ) -> None:
     values = np.concatenate([np.asarray(one.values, np.float64) for one in trials])
     clients = np.concatenate([np.asarray(one.clients, np.float64) for one in trials])
-    order = np.argsort(values)  # NaN last.
+    order = np.argsort(values)  # Sort NaN last.
     values, clients = _shown(values[order], unit), clients[order]
     share = 100 * np.cumsum(clients) / max(1.0, clients.sum())
     is_finite, style_of_series = np.isfinite(values), look(index)

@@ -53,7 +53,7 @@ class Look:
 
 
 def look(index: int) -> Look:
-    """Returns the look of the series at a position; 77 of them differ."""
+    """Returns the look of the series at a position; the first 77 looks differ."""
     turn = index // len(COLORS)
     return Look(
         COLORS[index % len(COLORS)],

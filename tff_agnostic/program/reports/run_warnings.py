@@ -17,7 +17,7 @@ from tff_agnostic.program.reports.document import names
 from tff_agnostic.program.reports.run_record import RunRecord, weight_quantity
 from tff_agnostic.tasks.task import TEST_SPLIT
 
-# With fewer clients, one client may decide about a domain's number.
+# Minimum number of clients: with fewer, a single client may dominate a domain's number.
 FEW_CLIENTS = 10
 # A domain with more of the weight in the last rounds leaves nearly none to the others.
 _RUNAWAY_WEIGHT = 0.9

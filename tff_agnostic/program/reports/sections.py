@@ -27,7 +27,7 @@ from tff_agnostic.program.reports.run_record import RunRecord, metrics_first, nu
 NOT_FLAGS = ("format", "execution")
 TAIL = "CVaR (worst 10% of clients)"
 _MAX_CLASSES = 20
-# The folders of a path in an argument, which may hold several: "--arms=mine=/home/me/a.py:q=1;...".
+# Folders of the paths in an argument, which may have several: "--arms=mine=/home/me/a.py:q=1;...".
 _FOLDERS = re.compile(r"(?<![^=,;:])/(?:[^/,;:=]+/)*(?=[^/,;:=])")
 
 
@@ -132,7 +132,7 @@ def facts(title: str, values: Mapping[str, Any]) -> list[Block]:
 
 
 def setting_value(value: Any) -> str:
-    """Returns the value of a setting as text; of files the names alone."""
+    """Returns the value of a setting as text; files by name only."""
     if value is None:
         return "not given"
     if isinstance(value, list):

@@ -138,6 +138,6 @@ def file_content(task: str, domains: Mapping[str, Any], settings: Mapping[str, A
 
     Args:
         domains: Losses of each domain and their source, by name.
-        settings: Settings of the reference runs.
+        settings: Settings of the baseline runs.
     """
     return {"format": _FORMAT, "task": task, "domains": domains, "settings": settings}

@@ -230,7 +230,7 @@ def _check_all_there(task: Task, totals: np.ndarray) -> None:
 def _domain_reference(
     reference: RunSettings, num_clients: int, num_domain_clients: int
 ) -> RunSettings:
-    """Returns the reference with the passes over its clients that the shared run has."""
+    """Returns a domain's baseline run, with as many passes over its clients as the shared run."""
     config = reference.config
     cohort = min(config.clients_per_round, num_domain_clients)
     rounds = math.ceil(

@@ -38,7 +38,7 @@ def moves_lambda(algorithm: Any) -> bool:
 
 
 def keeping_absent(algorithm: LambdaOptions) -> list[str]:
-    """Returns the flag that keeps lambda of absent domains; empty if it is kept already."""
+    """Returns the advice to keep lambda of absent domains; empty if the run does so already."""
     return [] if algorithm.lambda_.absent == FREEZE else ["--lambda_absent=freeze keeps it"]
 
 

@@ -1,4 +1,4 @@
-"""Comparing as a command: several methods over several seeds."""
+"""The command `compare`: several methods over several seeds."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ComparedRuns:
         """Returns a measure as a table: a row per domain, a column per method.
 
         Args:
-            measure: Its name, such as "accuracy"; the last one that the task has if not given.
+            measure: Name of the measure, such as "accuracy"; the task's last one if None.
         """
         measured = self.comparison.measures[self._measure(measure)]
         return table_text(measure_table(self.comparison, measured, self.comparison.domain_names))
@@ -134,7 +134,8 @@ def compare_runs(
         show_progress: Whether to show a bar on a terminal or in a notebook, or lines elsewhere.
 
     Raises:
-        UserError: If methods differ in their task, runtime or seed, or in what the folder holds.
+        UserError: If methods differ in their task, runtime or seed, or the folder has another
+            comparison.
         Interrupted: If Ctrl-C, or a notebook's stop button, ended it; finished rounds are saved.
     """
     if not rows:

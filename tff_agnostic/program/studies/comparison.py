@@ -50,8 +50,8 @@ class Trials:
             worst domain of each trial).
         histories: The columns of metrics.csv of each trial.
         not_counted: Domains that had too few test examples in a trial to be its worst or best.
-        over_clients: over_clients[STATISTIC][MEASURE] is one number per trial, of all domains
-            together; NaN of a trial whose evaluation did not report it.
+        over_clients: over_clients[STATISTIC][MEASURE] is one number per trial, for all domains
+            together; NaN if the trial's evaluation did not report it.
         client_values: The clients' values of each measure in each trial that reported them.
         privacy: (epsilon, delta) of each private trial.
         resampled: The values of each trial with other samples of clients; empty if one has none.

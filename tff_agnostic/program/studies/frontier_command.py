@@ -1,4 +1,4 @@
-"""The command frontier: the best attainable results of mixtures, and the results of algorithms."""
+"""The command `frontier`: the best results of any mixture, and the results of algorithms."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def draw_frontier(given: RunArguments) -> None:
     """Runs all trials; prints and writes the frontier."""
     args = given.args
     arms = given_arms(given)
-    # The data of the first trial.
+    # All mixtures are made of the first trial's data.
     task = given.spec_of({"algorithm": args.grid_algorithm}).load_task()
     counts = training_examples(task)
     max_mixtures = max(0, MAX_TRIALS // args.trials - len(arms))

@@ -74,9 +74,9 @@ _SUMMARIES = {OVERALL: "all examples", DIFFERENCE: "best - worst"}
 def figure(frontier: Frontier) -> matplotlib.figure.Figure:
     """Returns the measure of all mixtures and methods.
 
-    With two mixed domains each is an axis, and the mixtures are a curve. With more each domain has
-    a panel: the worst domain's measure and that domain's own on the way to it, with methods as
-    horizontal lines.
+    With two mixed domains, each domain is an axis, and the mixtures are a curve. With more, each
+    domain has a panel: the worst domain's measure and the domain's own on the way to it, with
+    methods as horizontal lines.
     """
     mixed = _mixed_domains(frontier)
     return _plane(frontier, *mixed) if len(mixed) == 2 else _panels(frontier)

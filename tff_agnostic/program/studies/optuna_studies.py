@@ -204,7 +204,7 @@ class Studies:
         )
         frozen = study.get_trials(deepcopy=False)[number]
         if frozen.state is not TrialState.RUNNING:
-            # Another process has ended it since it was looked up.
+            # Another process has ended the trial since the lookup.
             held.close()
             return None
         trial = Trial(study, frozen._trial_id)
@@ -251,7 +251,7 @@ class _JournalLock:
 
 
 def given_values(trial: FrozenTrial) -> Mapping[str, Any]:
-    """Returns the values of a trial that were not drawn, by flag; none of most trials."""
+    """Returns the values of a trial that were not drawn, by flag; empty for most trials."""
     values: Mapping[str, Any] = trial.system_attrs.get("fixed_params", {})
     return values
 

@@ -47,7 +47,7 @@ FINALISTS = 2
 def learning_rates(row: str, first: RunSettings, number: int) -> list[dict[str, float]]:
     """Returns the changed learning rates of each setting of a method, by flag."""
     values, flags = first.settings(), PORTFOLIO[row]
-    # Neighbours come first.
+    # The first factors are near 1.
     tried = FACTORS if len(flags) > 1 else [(factor,) for factor in _ONE_RATE]
     return [
         {flag: values[flag] * factor for flag, factor in zip(flags, factors) if factor != 1.0}
@@ -75,7 +75,7 @@ def schedule_within(
 
     Args:
         seconds: The time for all runs.
-        used: Seconds of the first settings and of references.
+        used: Seconds of the first settings and of baseline runs.
         by_row: Seconds of one run of each method, which are part of `used`.
         final: Number of methods in the final runs next to FedAvg; the longest ones are assumed.
 

@@ -56,7 +56,7 @@ from tff_agnostic.program.studies.validation_clients import ValidationClients
 
 # Settings of each method without --tries and --hours.
 TRIES = 3
-# First parts of the names of the search's runs, and of references.
+# First parts of the names of the search's runs, and of baseline runs.
 _SEARCH, _REFERENCES = "search", "references"
 _SECONDS_PER_HOUR = 3600.0
 _EQUAL = "equal to FedAvg in one trial"
@@ -104,9 +104,9 @@ class Rows:
         return split_into_stages(*both)
 
     def without(self, names: Collection[str]) -> Rows:
-        """Returns the other methods; without references all validation clients validate."""
+        """Returns the other methods; without baseline runs, all validation clients validate."""
         arms = {row: arm for row, arm in self.arms.items() if row not in names}
-        # A method may also have references by a setting for all methods.
+        # A setting for all methods may also require baseline runs.
         options = [self.spec(row, {}, 0).algorithm for row in arms]
         need = any(isinstance(o, LambdaOptions) and o.lambda_.baselines == OWN for o in options)
         clients = dataclasses.replace(self.clients, is_halved=need)
@@ -116,7 +116,7 @@ class Rows:
 def prepared(
     rows: Rows, runs: RunSet[RunSettings], trainer: RunTrainer
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Makes references; returns each method's fixed settings by flag, and reasons of exclusions."""
+    """Makes baseline runs; returns methods' fixed settings by flag, and reasons of exclusions."""
     fixed: dict[str, dict[str, Any]] = {}
     excluded = {}
     for row in rows.arms:
@@ -142,7 +142,7 @@ def _fixed(
     folder, show = runs.path(name), rows.given.show_progress
     try:
         with runs.hold(name, wait=True):
-            # Complete references take no further time.
+            # Complete baseline runs take no further time.
             is_made = (folder / BASELINES / FILE_NAME).exists()
             with contextlib.nullcontext() if is_made else runs.timed(name):
                 stopping = rows.clients.stopping

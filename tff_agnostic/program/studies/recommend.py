@@ -1,4 +1,4 @@
-"""Recommending as a command: the right training for a user's data, chosen on validation clients.
+"""The command `recommend`: the best training for a user's data, chosen on validation clients.
 
 1. `portfolio_search` trains each method of the portfolio, and confirms FedAvg and the methods that
    look best with more seeds.
@@ -170,14 +170,14 @@ class RecommendRequest:
     def search(
         self, runs: RunSet[RunSettings], trainer: RunTrainer
     ) -> tuple[PortfolioSearch, dict[str, str]]:
-        """Makes the references; returns the search, and the reasons of excluded methods."""
+        """Makes the baseline runs; returns the search, and the reasons of excluded methods."""
         fixed, excluded = prepared(self.rows, runs, trainer)
         rows = self.rows.without(excluded)
         task = rows.clients.judging(self.first)
         print(rows.clients.described(task))
         for name in check_judges(task):
             print(f"note: {name} has too few validation clients for a separate claim")
-        # Without references all validation clients validate.
+        # Without baseline runs, all validation clients validate.
         trainer.load_task = rows.clients.judging
         return PortfolioSearch(rows, fixed, self.objective, runs, trainer, self.may_lose), excluded
 

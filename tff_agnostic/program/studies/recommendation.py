@@ -49,7 +49,7 @@ class SearchResults:
 
     Attributes:
         confirmed: Trials of FedAvg and of the best methods, each at its best setting.
-        judged: Each of them compared with FedAvg.
+        judged: Comparison of each of the best methods with FedAvg.
         tried: First trial of each method at each setting, by METHOD-SETTING.
         changes: Best setting of each method, by flag.
         given_up: Reasons for ending methods' runs, by method.
@@ -71,7 +71,7 @@ class Recommendation:
         searched: Results on the validation clients.
         choice: The method that is significantly better than FedAvg; None without one.
         may_lose: Largest loss of the average; None for any loss.
-        excluded: Reasons of methods that were not tried, by their names.
+        excluded: Reasons for not trying methods, by method.
         clients: Sentence on the validation clients.
     """
 

@@ -47,7 +47,7 @@ def write_report_again(folder: Path, title: Optional[str] = None) -> Path:
 
 
 def page_from_json(record: Mapping[str, Any]) -> Page:
-    """Returns the inverse of `document.to_json`; figures draw their SVG."""
+    """Returns the page from the JSON of `document.to_json`; figures draw their SVG."""
     sections = [
         Section(
             part["title"],

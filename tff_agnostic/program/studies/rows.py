@@ -37,7 +37,7 @@ _POOLED = (
     "no federated training: minibatch SGD on the examples of all clients in one place, with as "
     "many in a round as a round of the other rows has on average"
 )
-# Both stages of each trial; the second ones without the models of the first.
+# Both stages of each trial; second stages do not refer to the models of the first yet.
 Stages = Sequence[tuple[RunSettings, RunSettings]]
 
 

@@ -36,7 +36,7 @@ from tff_agnostic.training.loop import FinishedRound, Observer
 
 STUDY = "study.json"
 _RUNS, _RUN, _ENDED, _SECONDS = "runs", "run", "ended.json", "seconds.json"
-# Longest training, in seconds, that a kill removes from seconds.json, up to a round.
+# Maximum seconds of training that seconds.json lacks after a kill, in addition to a round.
 _CLOCK_SECONDS = 5.0
 
 Settings = TypeVar("Settings")
@@ -214,13 +214,13 @@ class RunSet(Generic[Settings]):
         return name in self._held
 
     def timed(self, name: str) -> contextlib.AbstractContextManager[Observer]:
-        """Adds the time for which it is entered to the seconds of a name."""
+        """Adds the time inside the context to the seconds of a name."""
         make_folder(self.path(name))
         return _Clock(self.path(name) / _SECONDS)
 
     @contextlib.contextmanager
     def hold(self, name: str, wait: bool = False) -> Iterator[bool]:
-        """Keeps other processes from a run while entered; may be nested.
+        """Keeps other processes from a run inside the context; contexts may be nested.
 
         Args:
             name: Name of a run, or another name without a run.
@@ -280,7 +280,7 @@ class RunSet(Generic[Settings]):
 
 
 class _Clock(Observer):
-    """Adds the time for which it is entered to a file, which no other process writes meanwhile."""
+    """Adds the time inside the context to a file, which no other process writes meanwhile."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

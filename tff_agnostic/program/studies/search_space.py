@@ -74,7 +74,7 @@ class Dimension:
         return self.setting.parsed(sampled)
 
     def extremes(self) -> list[Any]:
-        """Returns the values that show whether all are allowed: both ends, or every choice."""
+        """Returns the values to check instead of all: both ends, or every choice."""
         if isinstance(self.distribution, CategoricalDistribution):
             return [self.value(choice) for choice in self.distribution.choices]
         return [self.value(self.distribution.low), self.value(self.distribution.high)]
@@ -227,7 +227,7 @@ def _entries(text: str) -> Iterator[tuple[str, str, str]]:
         yield name.strip(), flag.strip(), where.strip()
 
 
-# Numbers of an evaluation, of all domains.
+# Statistics of an evaluation over all domains.
 STATISTICS = ("worst", SUPERQUANTILE, "overall", "client_mean")
 
 

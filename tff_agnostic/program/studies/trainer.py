@@ -20,7 +20,7 @@ from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import Task
 from tff_agnostic.training.loop import Observer
 
-# Number of kept tasks: one for each seed of a comparison.
+# Maximum number of kept tasks, for instance one for each seed of a comparison.
 _MAX_KEPT = 16
 
 
@@ -32,7 +32,7 @@ def study(
     runtime: str,
     load_task: Optional[Callable[[RunSettings], Task]] = None,
 ) -> Iterator[tuple[RunSet[RunSettings], RunTrainer]]:
-    """While entered, a command makes the runs of a study in its folder; see `session`, `RunSet`."""
+    """Context in which a command makes a study's runs in its folder; see `session` and `RunSet`."""
     with session(given, name) as at, at.running(runtime) as (entered, stop):
         trainer = RunTrainer(entered, stop, load_task)
         with RunSet(at.path, identity, trainer, given.args.resume, stop) as runs:

@@ -1,4 +1,4 @@
-"""Searching as a command: settings by the held-out split, with one budget for every method."""
+"""The command `tune`: settings chosen on the held-out split, with one budget per method."""
 
 from __future__ import annotations
 

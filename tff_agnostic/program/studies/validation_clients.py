@@ -1,4 +1,4 @@
-"""The validation clients of a choice: held-out clients, halved if some of them stop references.
+"""The validation clients of a choice: held-out clients, or half of them with baseline runs.
 
 A baseline run stops at the round that is best on held-out clients (`runs.baselines`), so a method
 that follows its losses has seen these clients. Therefore one half of the held-out clients stops
@@ -55,9 +55,9 @@ class ValidationClients:
     """Loads tasks that are evaluated on validation clients.
 
     Attributes:
-        data: The client store, of tasks that read one.
+        data: The client store of tasks that read one; otherwise None.
         seed: Seed of the divisions, equal for all runs.
-        is_halved: Whether half of the held-out clients stop references.
+        is_halved: Whether half of the held-out clients stop baseline runs.
     """
 
     task: str
@@ -83,7 +83,7 @@ class ValidationClients:
         return self._divided(spec)[0]
 
     def stopping(self, spec: RunSettings) -> Task:
-        """Returns the task of a reference run, evaluated on clients that stop it."""
+        """Returns the task of a baseline run, evaluated on the clients that stop it."""
         return self._divided(spec)[1]
 
     def _divided(self, spec: RunSettings) -> tuple[Task, Task]:

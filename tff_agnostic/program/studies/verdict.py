@@ -64,7 +64,8 @@ _NAME_WIDTH = 24
 # is for differences below `_LITTLE` of the measure: a point of a share, or 1% of a value.
 _MANY, _MANY_FOR_LITTLE = 50, 10
 _LITTLE = 0.01
-# With fewer trials, their spread is too uncertain for an estimate of the number that is needed.
+# Minimum number of trials: with fewer, their spread is too uncertain to estimate how many are
+# needed.
 _MIN_TRIALS = 5
 _MORE_TRIALS = 10
 # Flag of `compare` and `frontier` for more seeds.
@@ -117,7 +118,7 @@ class ClaimContext:
 def verdict(
     context: ClaimContext, all_gains: Mapping[str, Gain], has_next: bool = True
 ) -> list[str]:
-    """Returns the sentences about one method and another.
+    """Returns the sentences about a method and the method that it is compared with.
 
     Args:
         all_gains: Gain of each domain, of `WORST` and of `OVERALL`; NaN without test examples.
@@ -138,7 +139,7 @@ def verdict(
 
 
 def verdicts(comparison: Comparison, more_seeds: str = TRIALS) -> list[str]:
-    """Returns the sentences of each method and FedAvg, or the first one; none of a single method.
+    """Returns the sentences about each method and FedAvg, or the first; none for one method.
 
     Sentences that all methods share are stated once, at the end.
     """
@@ -164,14 +165,14 @@ def verdicts(comparison: Comparison, more_seeds: str = TRIALS) -> list[str]:
 def row_sentences(
     comparison: Comparison, row: str, baseline: str, more_seeds: str = TRIALS
 ) -> list[str]:
-    """Returns the sentences of one method and another, without advice."""
+    """Returns the sentences about two methods, without advice."""
     measure = comparison.main_measure
     context = _context(comparison, row, baseline, measure, more_seeds)
     return verdict(context, gains(comparison, row, baseline, measure), has_next=False)
 
 
 def worst_sentence(comparison: Comparison, row: str, baseline: str) -> str:
-    """Returns the sentence about the worst domains of one method and another."""
+    """Returns the sentence about the worst domains of two methods."""
     measure = comparison.main_measure
     context = _context(comparison, row, baseline, measure, TRIALS)
     return sentence(context.worst_claim(gain(comparison, row, baseline, WORST, measure)))
@@ -331,8 +332,8 @@ def verdict_figure(
 ) -> matplotlib.figure.Figure:
     """Returns the values of two methods in each domain, and below them the gains.
 
-    The baseline's worst domain is on top. Error bars are 95% intervals; those of gains hold
-    together.
+    The baseline's worst domain is on top. Error bars are 95% intervals; those of gains are
+    simultaneous.
     """
     names, split = comparison.domain_names, split_name(comparison.split)
     labels = short_names([comparison.label(name) for name in (baseline, row)], _NAME_WIDTH)
