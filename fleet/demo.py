@@ -50,7 +50,7 @@ data = {{ tfrecord = {data} }}
 
 
 class Demo:
-    """Rounds with a client of a folder on each node.
+    """Rounds of a fleet on this machine; each node has one client of a folder.
 
     Attributes:
         names: Names of the nodes.
@@ -173,7 +173,7 @@ class Demo:
 def named_clients(files: Sequence[Path], folder: Path, report: Callable[[str], None]) -> list[str]:
     """Copies files of clients under the names of nodes, and returns these names.
 
-    Nodes get new names if a client's is invalid, such as the title of a play.
+    If a client's name is invalid for a node, such as the title of a play, all nodes get new names.
     """
     names = [path.stem for path in files]
     if not all(map(keys.is_name, names)):

@@ -1,4 +1,4 @@
-"""The errors that end in one line: a plan's or its runner's, and a secure sum's."""
+"""Exceptions with one-line messages, of plans, their runner, and secure sums."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ _KIND = "fleet"
 _TYPE = f"query.{_KIND}"
 # Flower splits larger messages.
 _MAX_RECORD_BYTES = 1_000_000
-# A SuperNode looks for messages once in three seconds: more frequent polls cost processor seconds
-# and hardly shorten an exchange.
+# Seconds between polls for answers. SuperNodes poll every three seconds, so more frequent polls
+# cost processor time and hardly shorten an exchange.
 _POLL_SECONDS = 0.5
 _NODES_SECONDS = 1.0
 _TASK_SECONDS = 0.4
@@ -76,7 +76,7 @@ class FlowerChannel:
         self._looked = self._pulled = -_NODES_SECONDS
 
     def nodes(self) -> list[str]:
-        """Returns the reachable nodes, by Flower's ids."""
+        """Returns Flower's ids of the reachable nodes."""
         if time.monotonic() >= self._looked + _NODES_SECONDS:
             self._nodes = [str(node) for node in self._grid.get_node_ids()]
             self._looked = time.monotonic()
@@ -139,7 +139,7 @@ class _Events:
         self.write(kind=kind, round=round_number, exchange=vars(exchange))
 
     def step(self, done: str) -> None:
-        """Has no event: the journal has the steps."""
+        """Writes no event, as the journal contains the steps."""
 
 
 server_app = ServerApp()

@@ -29,7 +29,7 @@ CERTIFICATE, CERTIFICATE_KEY = "server.crt", "server.key"
 # Secret of the processes that take tasks from Flower's part of the server or of a node.
 TASKS_SECRET = "tasks.secret"
 IDENTITY, NODE_KEY, ROSTER = "identity.key", "node.key", "roster.toml"
-# Folder of the keys NAME.pub by which nodes log in.
+# Folder of the nodes' login keys, NAME.pub.
 NODES = "nodes"
 PUBLIC = ".public.toml"
 
@@ -124,7 +124,7 @@ def read_publics(files: Sequence[Path]) -> list[NodePublic]:
 
 
 def read_certificate(path: Path) -> _Certificate:
-    """Reads a certificate, which must hold today."""
+    """Reads a certificate, which must be valid today."""
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as e:
@@ -178,7 +178,7 @@ def _check_name(name: str, where: str = "") -> None:
 def _authority(key: ec.EllipticCurvePrivateKey) -> _Certificate:
     name = _name("fleet")
     builder = _builder(name, name, key.public_key(), _AUTHORITY_DAYS)
-    # Strict clients, such as Python from 3.13 on, need these extensions.
+    # Strict clients, such as Python 3.13 and later, require these extensions.
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
     return builder.sign(key, hashes.SHA256())

@@ -25,7 +25,7 @@ from plan_runner.isolation import end_with_parent
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 SUPERLINK = "superlink"
 _ENDING_SECONDS = 10.0
-# Flower starts another ServerApp if one takes 30 seconds: on a busy machine it may take several.
+# Flower retries a ServerApp that has not started in 30 seconds, several times on a busy machine.
 _START_SECONDS = 600.0
 _MAX_RUNS = 20
 _LOOK_SECONDS = 0.2
@@ -53,7 +53,7 @@ class Processes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        # Start of a process in its log, which has the output of earlier ones.
+        # Position of a process's first output in its log, after the output of earlier processes.
         self._begins: dict[str, int] = {}
         check_room(folder)
 
@@ -120,7 +120,7 @@ class Processes:
         _signal(process, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_ENDING_SECONDS)
-        # Its children may have outlived it.
+        # Its children may still run.
         _signal(process, signal.SIGKILL)
         process.wait()
 
@@ -128,7 +128,7 @@ class Processes:
         """Returns the last error or else the last line of a process's output.
 
         Raises:
-            PlanError: The disk has no room for output, which is then the reason of the failure.
+            PlanError: The disk has no space for output, which is then the reason of the failure.
         """
         check_room(self._folder)
         lines = self.printed(name).split("\n")
@@ -138,7 +138,7 @@ class Processes:
 
 
 def check_room(folder: Path) -> None:
-    """Creates a folder, and checks that the disk has room."""
+    """Creates a folder, and checks for free space on the disk."""
     probe = folder / ".room"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

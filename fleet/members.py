@@ -18,7 +18,7 @@ from fleet.wire import Kind, Message, decoded, identity_text, refusal_text, tagg
 from plan_runner.errors import PlanError
 
 _POLL_SECONDS = 0.02
-# No answer is late before: a node of Flower looks for messages once in three seconds.
+# Seconds before which no answer counts as late, as Flower's nodes poll every three seconds.
 _NOT_LATE_SECONDS = 10.0
 _CHALLENGE_BYTES = 32
 
@@ -108,7 +108,7 @@ class Members:
         enough: int = 0,
         patience: Optional[float] = None,
     ) -> tuple[Exchange, set[bytes]]:
-        """Asks nodes and takes their answers until all have come or time is over.
+        """Sends requests to nodes, and collects answers until all have arrived or the time is over.
 
         Args:
             requests: Messages by identity. An unreachable node is asked when it comes back.

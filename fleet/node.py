@@ -199,7 +199,7 @@ class _Plan:
         kind, session = messages.read_header(request, sums, _SERVER)
         answer = self._client.answer(request, values)
         if kind == messages.Type.BEGIN:
-            # The server has given up the other sessions.
+            # The server has abandoned the other sessions.
             for other in self._client.unfinished():
                 if other != session:
                     self._client.give_up(other)

@@ -57,7 +57,7 @@ _DOMAIN_ID = "domain_id"
 def play_requests(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
     """Executes the requests of `player.Player`; see `worker.serve`."""
     del scratch
-    # The limits are not those of a GPU's memory, and its kernels are not the same everywhere.
+    # Disable GPUs: limits do not cover their memory, and their kernels differ between machines.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     give_kernel(Kernel(*payload["kernel"]))
     with refusing():

@@ -60,7 +60,7 @@ def application(upstream: str, authority: Path) -> Starlette:
 
 
 def main() -> int:
-    """Serves until it is ended."""
+    """Serves until a signal ends it."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)

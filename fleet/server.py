@@ -229,7 +229,7 @@ class _Plan:
             self.sessions = SessionFolder(folder.folder / f"{kind}_sessions")
             pending = self.track.pending()
             for session in self.sessions.sessions():
-                # An earlier process has finished or given up the other sessions.
+                # An earlier process has finished or abandoned the other sessions.
                 if pending is None or session != pending.session:
                     self.sessions.erase(session)
             nodes_noise = parse_node_noise(manifest)
@@ -253,7 +253,7 @@ class _Plan:
         self._report(f"weaker privacy than the plan's: {words}")
 
     def play(self, number: int, state: bytes) -> None:
-        """Runs a round to its end, from its current stage."""
+        """Completes a round from its current stage."""
         down, attempts = self.player.begin(state), 0
         while True:
             started = self.track.pending(number)
@@ -482,7 +482,7 @@ class _Round:
         while session.stage is not None:
             stage = session.stage
             if stage == Type.OPENING and self._plan.account is not None:
-                # On the disk before any node opens its shares, whatever becomes of the round.
+                # Write the charge to disk before any node reveals shares: the round may still fail.
                 self._plan.account.open(self._started.session, session.survivors)
             self.asked_to_open |= stage == Type.OPENING
             for _ in range(self._plan.settings.attempts if stage == Type.OPENING else 1):

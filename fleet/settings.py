@@ -133,9 +133,9 @@ class Timeouts:
     """Seconds for which the server waits.
 
     Attributes:
-        nodes: For enough nodes for a round.
-        work: For a client's values, which it has to compute.
-        stage: For any other answer.
+        nodes: Seconds to wait for enough nodes for a round.
+        work: Seconds to wait for a client's values, which it must compute.
+        stage: Seconds to wait for any other answer.
         patience: After enough answers, the server waits for the others this many times as long as
             the last answer took, and at least 10 seconds; the full time if None.
     """

@@ -61,7 +61,7 @@ class StateFolder:
                 remove_partial_files(folder)
             self.journal = Lines(folder / JOURNAL)
             for number, event in enumerate(self.journal.lines, 1):
-                # A list equals no name, and is no key of a dictionary.
+                # Search a list of the names: an invalid kind may be unhashable.
                 if event.get("kind") not in [*_FILES] or event.get("event") not in EVENTS:
                     raise PlanError(
                         f"{self.journal.path}, line {number}: expected an event of a round, found "

@@ -82,7 +82,7 @@ class Message:
         return self.parts[number]
 
     def encoded(self) -> bytes:
-        """Returns it as bytes."""
+        """Returns the message as bytes."""
         head = json.dumps({_SIZES: [len(part) for part in self.parts], **self.head}).encode()
         if len(head) > _MAX_HEAD or len(self.parts) > _MAX_PARTS:
             raise ValueError("expected a shorter message")

@@ -90,8 +90,8 @@ def _taken(shared: int, sizes: Mapping[str, int]) -> dict[str, bytes]:
 class Worker:
     """A function in a separate process that handles one request after the other.
 
-    The first request starts the process. A request that reaches a bound ends it, and the next one
-    starts another, as does one that finds it ended. It ends with this process, too.
+    The first request starts the process. If the process ends, for example because a request reaches
+    a bound, the next request starts another one. It never outlives this process.
 
     Args:
         function: Calls `serve`; see `run_isolated` for this and the other arguments.

@@ -14,9 +14,9 @@ def _end(number: int, frame: Optional[FrameType]) -> NoReturn:
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # While modules are imported, an exception would end that in pages of traceback.
+        # An exception during the imports would print pages of traceback.
         signal.signal(signal.SIGINT, _end)
-    # Read when TensorFlow is first imported: its own log lines are of no use here.
+    # TensorFlow reads this when it is first imported; its log lines are of no use here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from plan_runner.cli import run_app
 

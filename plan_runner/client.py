@@ -22,7 +22,7 @@ from plan_runner.tflite import TfLiteComparison
 _LISTS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
 _DTYPES = {name: dtype for dtype, name in _LISTS.items()}
 _WHERE = "plan.pb: client"
-# Placeholder of a client's examples, and the value of the token that no node reads any more.
+# Placeholder of a client's examples, and a value for the token, which no node reads any longer.
 _EXAMPLES = "plan_runner_examples"
 _UNREAD_TOKEN = b"plan_runner"
 
@@ -87,7 +87,7 @@ def check_example(record: bytes, features: Mapping[str, TensorType], where: str)
         if which != _LISTS[kind.dtype]:
             raise PlanError(f"{expected}, found {_DTYPES.get(which, 'an empty feature')}")
         count = len(getattr(values[name], which).value)
-        # With an open size, any multiple fits.
+        # With an unknown dimension, any multiple of the known dimensions' product fits.
         size = math.prod(size for size in kind.shape if size is not None)
         fits = count % size == 0 if None in kind.shape and size else count == size
         if not fits:

@@ -24,7 +24,7 @@ _PATIENCE = 5.0
 
 
 class ClientStore:
-    """A store, opened read-only; all queries are of one transaction."""
+    """A store, opened read-only; all queries run in one transaction."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():

@@ -212,7 +212,7 @@ def read_sum(config: Any, where: str) -> PlainSum:
 
 
 class PlainSums(Sums):
-    """Adds up the updates of one round's clients, in the order in which they come."""
+    """Sums the updates of a round's clients in the order of arrival."""
 
     def __init__(self, sums: Sequence[PlainSum]) -> None:
         self._sums = sums

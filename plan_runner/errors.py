@@ -4,7 +4,7 @@ _LONGEST_REASON = 300
 
 
 class PlanError(ValueError):
-    """An export, a client's data or a flag is not what it has to be, or a graph failed on it.
+    """An export, a client's data or a flag is invalid, or a graph failed on it.
 
     The message is one line: what was expected, what was found, and where.
     """

@@ -1,6 +1,6 @@
 """The folder of an export, read as untrusted: files, archives, TFRecord frames, limits, manifest.
 
-TensorFlow allocates the length that a TFRecord frame claims, and ends the process if memory does
+TensorFlow allocates the length that a TFRecord frame claims, and aborts the process if memory does
 not suffice. So frames are checked here first.
 """
 
@@ -155,7 +155,7 @@ DEFAULT_LIMITS = Limits()
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """An export; all its files had the right content when it was opened."""
+    """An export; the hashes of all its files were checked when it was opened."""
 
     folder: Path
     manifest: Manifest
@@ -182,7 +182,7 @@ def read_manifest(folder: Path, pinned: Optional[str] = None) -> bytes:
         if not folder.is_dir():
             raise PlanError(f"{folder}: expected the folder of an export, found none")
         _check_inside(folder, NAME)
-        # A pipe would block until something is written to it.
+        # Reading a pipe would block until something is written to it.
         if not path.is_file():
             raise PlanError(f"{folder}: expected the file {NAME}, found none")
         if path.stat().st_size > _MAX_MANIFEST_BYTES:

@@ -1,4 +1,4 @@
-"""Checks of a plan's graphs, which are code of a stranger.
+"""Checks of a plan's graphs, which are untrusted code.
 
 The lists name the operations that may run, so operations of later TensorFlow versions are refused.
 TensorFlow's messages in a plan are read here, too.

@@ -177,7 +177,7 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
         sender.send(ERROR, str(e))
     except MemoryError:
         sender.send(ERROR, f"{bounds.on_memory}, it needs more")
-    # A stranger's file may have any effect; the user reads one line.
+    # An untrusted file may have any effect; report it in one line.
     except Exception as e:
         traceback.print_exc()
         text = " ".join(str(e).split())[:300]
@@ -241,7 +241,7 @@ class RequestRefused(IsolationError):
 
 
 class ProcessEnded(IsolationError):
-    """A process has ended by itself, or was ended from outside."""
+    """A process has exited, or was killed from outside."""
 
 
 _FAILURES = {ERROR: IsolationError, REFUSED: RequestRefused}

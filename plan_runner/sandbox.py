@@ -22,15 +22,15 @@ _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF, _SECCOMP 
 
 # --- files
 
-# Rights in the order of their bits, and how many each version of Landlock knows.
+# Rights in the order of their bits, and the number of rights that each Landlock version knows.
 _RIGHTS = (
     *("execute", "write_file", "read_file", "read_dir", "remove_dir", "remove_file", "make_char"),
     *("make_dir", "make_reg", "make_sock", "make_fifo", "make_block", "make_sym", "refer"),
     *("truncate", "ioctl_dev"),
 )
 _KNOWN_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-# To bind and to connect by TCP, from version 4; abstract Unix sockets and signals, from 6. No rule
-# gives them back.
+# Further restrictions, which no rule lifts: binding and connecting by TCP, from version 4; abstract
+# Unix sockets and signals, from version 6.
 _NETWORK, _NETWORK_VERSION = 0b11, 4
 _SCOPED, _SCOPED_VERSION = 0b11, 6
 _READ_FILE = ("read_file",)
@@ -55,7 +55,7 @@ _SYSTEM = (
     "/proc/meminfo",
     "/proc/stat",
     "/proc/sys/vm/overcommit_memory",
-    # Its own folder, by the number that it has now.
+    # Only this process's folder: the link is resolved when the rule is added.
     "/proc/self",
     "/sys/devices/system/cpu",
     "/sys/devices/system/node",
@@ -67,10 +67,11 @@ _NULL = "/dev/null"
 
 # --- system calls
 
-# System calls of x86-64. Others are refused: processes, sockets, keys, modules, mounts, tracing,
-# the memory of others, owners and modes of files, which Landlock does not know, and the like.
+# Numbers of the allowed system calls of x86-64. Among the refused ones are calls for processes,
+# sockets, keys, modules, mounts, tracing, other processes' memory, and files' owners and modes,
+# which Landlock does not restrict.
 _CALLS = {
-    # Files, which Landlock keeps to some.
+    # Files; Landlock restricts their paths.
     **{"read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "lseek": 8},
     **{"pread64": 17, "pwrite64": 18, "readv": 19, "writev": 20, "access": 21, "dup": 32},
     **{"dup2": 33, "sendfile": 40, "fsync": 74, "fdatasync": 75, "ftruncate": 77, "getdents": 78},
@@ -80,12 +81,12 @@ _CALLS = {
     **{"readlinkat": 267, "faccessat": 269, "fallocate": 285, "dup3": 292, "preadv": 295},
     **{"pwritev": 296, "renameat2": 316, "copy_file_range": 326, "preadv2": 327, "pwritev2": 328},
     **{"statx": 332, "close_range": 436, "faccessat2": 439},
-    # Memory of its own.
+    # The process's own memory.
     **{"mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25, "msync": 26},
     **{"mincore": 27, "madvise": 28, "mlock": 149, "munlock": 150, "mbind": 237},
     **{"set_mempolicy": 238, "get_mempolicy": 239, "membarrier": 324, "mlock2": 325},
     **{"pkey_mprotect": 329, "pkey_alloc": 330, "pkey_free": 331},
-    # Threads, and signals among them.
+    # Threads, and signals between them.
     **{"rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "sched_yield": 24},
     **{"exit": 60, "rt_sigpending": 127, "rt_sigtimedwait": 128, "rt_sigsuspend": 130},
     **{"sigaltstack": 131, "arch_prctl": 158, "gettid": 186, "futex": 202},
@@ -99,21 +100,22 @@ _CALLS = {
     **{"clock_nanosleep": 230, "epoll_wait": 232, "epoll_ctl": 233, "pselect6": 270, "ppoll": 271},
     **{"epoll_pwait": 281, "eventfd": 284, "eventfd2": 290, "epoll_create1": 291, "pipe2": 293},
     **{"epoll_pwait2": 441},
-    # Time, randomness, and what the machine and the process are.
+    # Time, randomness, and facts about the machine and the process.
     **{"getpid": 39, "uname": 63, "gettimeofday": 96, "getrlimit": 97, "getrusage": 98},
     **{"sysinfo": 99, "times": 100, "getuid": 102, "getgid": 104, "geteuid": 107, "getegid": 108},
     **{"getppid": 110, "getpgrp": 111, "getgroups": 115, "getresuid": 118, "getresgid": 120},
     **{"getpgid": 121, "getsid": 124, "capget": 125, "getpriority": 140, "time": 201},
     **{"clock_gettime": 228, "clock_getres": 229, "getrandom": 318},
 }
-# The numbers from here on are of calls that programs do without where a kernel is older: they get
-# ENOSYS, others EPERM. The C library starts threads by clone where it has no clone3, whose flags
-# are in memory, where no filter sees them.
+# Programs expect that older kernels lack the calls from this number on, so these get ENOSYS, other
+# calls EPERM. One of them is clone3: its flags are in memory, which no filter can read, and without
+# it the C library starts threads by clone.
 _FIRST_NEW_CALL = 424
 _OPEN, _IOCTL, _CLONE, _KILL, _FCNTL, _PRCTL = 2, 16, 56, 62, 72, 157
 _TGKILL, _OPENAT, _PRLIMIT64 = 234, 257, 302
-# Landlock before version 3 lets a file be cut that is opened for reading, or by access mode 3, for
-# neither reading nor writing: files are opened with O_TRUNC for writing only, which is looked at.
+# Landlock before version 3 does not restrict truncation by opening a file for reading, or with
+# access mode 3, for neither reading nor writing. So O_TRUNC is allowed only when opening for
+# writing, which Landlock restricts.
 _OPEN_MASK = os.O_ACCMODE | os.O_TRUNC
 _OPEN_FLAGS = [
     os.O_RDONLY,
@@ -123,25 +125,26 @@ _OPEN_FLAGS = [
     os.O_RDWR | os.O_TRUNC,
 ]
 _CLONE_THREAD = 0x00010000
-# New namespaces: of mounts, groups of control, hosts, messages, users, processes, networks, times.
+# Flags of new namespaces: mounts, cgroups, host names, IPC, users, processes, networks, times.
 _CLONE_NEW = 1 << 17 | 1 << 25 | 1 << 26 | 1 << 27 | 1 << 28 | 1 << 29 | 1 << 30 | 1 << 7
-# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: none that changes a device.
+# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: none of them changes a device.
 _IOCTLS = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]
-# Descriptors and their flags; no locks on files of others, and no signals to owners.
+# Commands for descriptors and their flags: neither locks on other processes' files nor signals to
+# owners.
 _FCNTLS = [0, 1, 2, 3, 4, 1030]
-# PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ, PR_SET_VMA. To end with its parent stays.
+# PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ, PR_SET_VMA; not PR_SET_PDEATHSIG, so that the process
+# still ends with its parent.
 _PRCTLS = [15, 16, 23, 0x53564D41]
 _AUDIT_ARCH_X86_64 = 0xC000003E
-# Bit of the calls of x32, which a kernel of x86-64 may have, too.
+# Bit of the numbers of x32 calls, which a kernel of x86-64 may also support.
 _X32 = 0x40000000
 _KILL_PROCESS, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _EPERM, _ENOSYS = 1, 38
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
-# The filter holds for all threads. Before Linux 5.16 a mitigation slows down filtered processes; it
-# is off.
+# Apply the filter to all threads, and disable a mitigation that slows down filtered processes
+# before Linux 5.16.
 _TSYNC, _SPEC_ALLOW = 1, 4
-# The instructions: load a word of the call's data, and, compare (the next one where it is so, else
-# skipping), return.
+# Instructions: load a word of the call's data, bitwise and, two comparisons, return.
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _ALLOWED = _RETURN, 0, 0, _ALLOW
@@ -259,13 +262,14 @@ def _system_files() -> Iterator[str]:
 def _python_folders() -> Iterator[str]:
     """Yields the folders of Python's modules, of installed ones, and of this package.
 
-    The path's folders of scripts and commands are the user's.
+    Entries of `sys.path` with the user's files are omitted: the current folder, and folders above
+    this package, unless they are site-packages.
     """
     yield from (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
     yield from sysconfig.get_paths().values()
     yield str(_PACKAGE)
     users = set(_PACKAGE.parents)
-    # It may have been removed.
+    # The current folder may have been removed.
     with contextlib.suppress(OSError):
         users.add(Path.cwd())
     for entry in sys.path:
@@ -300,7 +304,7 @@ def _restrict_calls() -> None:
     instructions = (_Instruction * len(code))(*(_Instruction(*step) for step in code))
     program = _Program(len(code), instructions)
     flags = _TSYNC | _SPEC_ALLOW
-    # Above 0 it would be the id of a thread that does not take it.
+    # A positive result is the id of a thread that cannot take the filter.
     if _checked(_LIBC.syscall(_SECCOMP, _SET_MODE_FILTER, flags, ctypes.byref(program))):
         raise OSError(_EPERM, "a thread does not take the filter")
 
@@ -316,7 +320,7 @@ def _filter(pid: int) -> _Code:
         _IOCTL: _choice(1, _IOCTLS),
         _FCNTL: _choice(1, _FCNTLS),
         _PRCTL: _choice(0, _PRCTLS),
-        # Its new limits are at no address: they are read only.
+        # Limits may only be read: the pointer to new limits must be null.
         _PRLIMIT64: [*_unless_zero(2), *_choice(2, [0])],
     }
     return [
@@ -333,12 +337,12 @@ def _filter(pid: int) -> _Code:
 
 
 def _if(comparison: int, value: int, code: _Code) -> _Code:
-    """Runs code if the loaded word compares so; else skips it."""
+    """Runs code if the comparison of the loaded word with the value is true; else skips it."""
     return [(comparison, 0, len(code), value), *code]
 
 
 def _choice(argument: int, values: Iterable[int], mask: Optional[int] = None) -> _Code:
-    """Allows a call if the 32 bits of its argument that the kernel reads are one of the values."""
+    """Allows a call if its argument's lower half, which the kernel reads, is one of the values."""
     masked = [] if mask is None else [(_AND, 0, 0, mask)]
     compared = [step for value in values for step in _if(_EQUAL, value, [_ALLOWED])]
     return [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), *masked, *compared, _REFUSED]

@@ -1,4 +1,4 @@
-"""Sums to which clients add noise of their own before secure aggregation: noise and accounts.
+"""Noise that clients add to their values before secure aggregation, and its accounts.
 
 Nothing here imports TensorFlow or a transport.
 """

@@ -26,7 +26,7 @@ from fleet.secure_aggregation.sessions import sync_folder
 from plan_runner.errors import PlanError, counted
 
 _OWNER_ONLY = 0o600
-# Errors of lines with another structure.
+# Exceptions of reading lines with another structure.
 _MALFORMED = (KeyError, RecursionError, TypeError, ValueError, ZeroDivisionError)
 
 
@@ -153,7 +153,7 @@ class OpenedSums(ServerAccount):
     """The account of a server whose nodes add the noise: the sums that it has unmasked.
 
     Args:
-        weaker: Whether a client may be in more sums than the manifest's account has.
+        weaker: Whether a client may be in more sums than the manifest's account covers.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class ReleasedRounds(ServerAccount):
 
 
 class NodeAccount:
-    """The sums that may have a node's values, each with its own plan's noise.
+    """A node's account: the sums that may contain its values, each with its own plan's noise.
 
     Args:
         path: File of the account, for all plans of the node.

@@ -1,7 +1,7 @@
 """Epsilon of noised sums: closed forms of Gaussian and Skellam noise, sampled and composed.
 
-All of it is computed here, from the noise itself: a number that the author of a plan has written is
-compared with these bounds, and never used in their place. Renyi divergences are bounds at `ORDERS`.
+All epsilons are computed here from the noise itself. Numbers stated by a plan's author are compared
+with these bounds, and never used instead. Renyi divergences are bounds at `ORDERS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import numpy as np
 ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 128, 256, 512, 1024])
 # Sampled releases are bounded up to this order, and by the release without sampling above it.
 _MAX_SAMPLED_ORDER = 64
-# Standard deviations beyond which an integral has nothing left, and steps in each.
+# Number of standard deviations beyond which an integrand is negligible, and steps per standard
+# deviation.
 _FAR, _STEPS = 12.0, 4
 _BISECTIONS = 200
 _THRESHOLDS = 401
@@ -36,7 +37,7 @@ class SkellamSum:
     Attributes:
         groups: For each group: largest squared l2 norm of a client's integers, variance of the
             noise of the whole sum, and number of values.
-        takes_part: Probability with which a client's values are in the sum, by its secret coin.
+        takes_part: Probability that a client's values are in the sum, by its secret coin.
     """
 
     groups: tuple[tuple[int, float, int], ...]
@@ -79,7 +80,7 @@ def skellam_divergences(noise: SkellamSum) -> np.ndarray:
 
 
 def composed_epsilon(sums: Mapping[SkellamSum, int], delta: float) -> float:
-    """Returns epsilon of a client after sums with these noises, given how often each was added."""
+    """Returns a client's epsilon, given the number of its sums with each noise."""
     total = np.zeros(len(ORDERS))
     for noise, count in sums.items():
         total = total + count * skellam_divergences(noise)
@@ -100,7 +101,8 @@ def poisson_sampled(divergence: Divergence, rate: float) -> np.ndarray:
     """Returns the divergences of a release with Poisson cohorts (Zhu, Wang 2019, Theorem 5).
 
     Args:
-        divergence: Divergence of the release, with a client or without it, both ways.
+        divergence: Divergence of the release between cohorts with and without a client, in both
+            directions.
         rate: Probability of a client to take part, above 0.
     """
 
@@ -192,7 +194,7 @@ def gaussian_epsilon(sensitivity: float, delta: float) -> float:
 
     Args:
         sensitivity: Distance of two neighbouring releases, in standard deviations of the noise.
-            Several releases are one, whose squared distance is the sum of theirs.
+            Several releases equal one whose squared distance is the sum of their squared distances.
     """
     if sensitivity == 0:
         return 0.0
@@ -221,9 +223,9 @@ def epsilon_lower_bound(
 ) -> float:
     """Returns a lower bound of epsilon of Gaussian sums over sampled cohorts.
 
-    It is epsilon of who sees no more than the total of all rounds, and asks whether it is above a
-    threshold. The client took part in a binomial number of rounds, and moved the total by 1 for
-    each; with a sensitivity of 2 its neighbour moved it as often by -1.
+    The bound is for an attacker who only sees the total of all rounds, and tests whether it exceeds
+    a threshold. The client participated in a binomial number of rounds, and changed the total by 1
+    in each; with a sensitivity of 2 its neighbour changed it by -1 as often.
     """
     counts = np.arange(rounds + 1)
     logs = _log_binomials(rounds, counts)
@@ -253,10 +255,10 @@ def _log_normal_cdf(x: float) -> float:
 
 
 def tree_sensitivity(rounds: Iterable[int], last: int, restart_every: int | None) -> float:
-    """Returns the distance of all nodes of trees that a client moved, in clip norms.
+    """Returns the distance, in clip norms, by which a client changes all nodes of trees together.
 
-    A node of a tree over rounds sums 2^h of them. Its client moves it by one clip norm for each of
-    its rounds in the node (Kairouz et al. 2021, DP-FTRL).
+    A node at height h sums 2^h rounds. A client changes it by one clip norm for each of its rounds
+    in the node (Kairouz et al. 2021, DP-FTRL).
 
     Args:
         rounds: Rounds in which the client took part, from 1.

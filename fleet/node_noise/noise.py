@@ -2,7 +2,8 @@
 
 A plan's graphs output a client's clipped, rounded integers without noise. The node checks them,
 adds noise, and passes the remainders to the secure sum. So the guarantee depends neither on the
-server nor on the graphs: the checks limit a client's change of a sum to that of the noise's scale.
+server nor on the graphs: the checks limit a client's influence on a sum to the sensitivity that the
+noise assumes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fleet.secure_aggregation.sum_plan import SummedTensor
 from plan_runner.errors import PlanError, counted
 
 WHERE = "manifest.json: privacy: differential_privacy"
-# Errors of JSON with another structure.
+# Exceptions of reading JSON with another structure.
 _MALFORMED = (AttributeError, KeyError, RecursionError, TypeError, ValueError, ZeroDivisionError)
 _LARGEST_MODULUS = 1 << 62
 _T = TypeVar("_T")
@@ -31,7 +32,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class NoisedGroup:
-    """Tensors that are clipped together; of each client one vector of integers.
+    """Tensors that are clipped together: a client's values are one vector of integers.
 
     Attributes:
         tensors: Their names in the plan.
@@ -49,7 +50,7 @@ class NoisedGroup:
     values: int
 
     def check_client(self, values: Mapping[str, np.ndarray]) -> None:
-        """Checks that a client's integers are within the norm that the noise is for."""
+        """Checks that a client's integers have at most the norm that the noise assumes."""
         half, total = self.modulus // 2, 0
         for name in self.tensors:
             flat = values[name].astype(np.int64).ravel()
@@ -121,7 +122,7 @@ class NodeNoise:
         return composed_epsilon({self.in_sum: sums}, self.delta)
 
     def check_plan(self, tensors: Sequence[SummedTensor], min_clients: int) -> None:
-        """Checks that the noise is that of a plan's sums.
+        """Checks that the noise fits a plan's sums.
 
         Args:
             min_clients: Minimum number of clients in an unmasked sum.

@@ -83,7 +83,7 @@ class ServerNoise:
         draw: The draw of cohorts.
         rounds: Number of rounds that the guarantee is for.
         claimed: Epsilon after these rounds, according to the plan's author.
-        is_tree: Whether the noise is that of trees over the rounds.
+        is_tree: Whether the noise is added to nodes of trees over the rounds.
         restart_every: Rounds of each tree; one tree over all rounds if None.
     """
 
@@ -98,7 +98,7 @@ class ServerNoise:
     def sampled_epsilon(self, rounds: int) -> float:
         """Returns epsilon after rounds with the plan's secret draws.
 
-        It is an upper bound by Renyi divergences, and exact where everyone takes part.
+        It is an upper bound from Renyi divergences; if every client is in every round, it is exact.
         """
         draw, z = self.draw, self.noise_multiplier
         if not rounds:

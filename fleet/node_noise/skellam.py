@@ -36,13 +36,13 @@ _DIGITS = 63
 _WORD = 64
 # -log of half the probability beyond a table, where further words decide.
 _LOG_INVERSE = (_WORD + 2) * math.log(2)
-# The widest noise of a table, whose sizes are below 2^15.
+# Reach and variance of the widest noise whose table has sizes below 2^15.
 _FAR = (1 << 15) - 3
 _WIDEST = Fraction((_FAR**2 - 2 * _FAR * _LOG_INVERSE / 3) / (2 * _LOG_INVERSE))
 # Maximum number of draws to add for each value, for wide noise.
 MAX_PARTS = 2048
 _PIECE = 1 << 16
-# Decimal digits of the first attempt, and those that rounding and truncation may cost.
+# Decimal digits beyond those of the bits, and how many of them rounding and truncation may cost.
 _FIRST_PRECISION, _LOST = 60, 14
 
 
@@ -64,7 +64,7 @@ def fresh_words() -> Words:
 
 
 def drawn(variance: Fraction, size: int, words: Words) -> np.ndarray:
-    """Returns noise that is made of given words; see `skellam`.
+    """Returns noise from given words; see `skellam`.
 
     Args:
         words: Called for at most 2^16 words at a time.
@@ -98,7 +98,8 @@ def _parts(variance: Fraction) -> int:
 def _from_words(variance: Fraction, first: np.ndarray, words: Words) -> np.ndarray:
     """Returns a number for each of the first words, int64."""
     table, digits = thresholds(variance), first >> np.uint64(1)
-    # How many entries are at most u's digits; of an entry that is equal it is not known.
+    # Number of entries that are at most u's digits; if the last one equals them, further words
+    # decide.
     sizes = np.searchsorted(table, digits, side="right").astype(np.int64)
     equal = table[np.maximum(sizes - 1, 0)] == digits
     for i in np.flatnonzero(equal):
@@ -109,7 +110,7 @@ def _from_words(variance: Fraction, first: np.ndarray, words: Words) -> np.ndarr
 
 
 def _refine(variance: Fraction, digits: int, words: Words) -> int:
-    """Returns the size of a number whose first digits leave it open."""
+    """Returns the size of a number that its first digits do not determine."""
     bits = _DIGITS
     while True:
         bits += _WORD
@@ -122,7 +123,7 @@ def _refine(variance: Fraction, digits: int, words: Words) -> int:
 
 
 def _bounds(variance: Fraction, bits: int) -> list[tuple[int, int]]:
-    """Returns floor of a lower and of an upper bound of 2^bits P(|X| <= m) for each m."""
+    """Returns, for each m, lower and upper bounds of 2^bits P(|X| <= m), rounded down."""
     precision = _FIRST_PRECISION + math.ceil(bits * math.log10(2))
     bounds = []
     with decimal.localcontext() as context:
@@ -139,9 +140,9 @@ def _bounds(variance: Fraction, bits: int) -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=64)
 def thresholds(variance: Fraction) -> np.ndarray:
-    """Returns floor(2^63 P(|X| <= m)) for m = 0, 1, ..., uint64; what is beyond is below 2^-64."""
+    """Returns floor(2^63 P(|X| <= m)) for m = 0, 1, ... with less than 2^-64 beyond, uint64."""
     most = (1 << _DIGITS) - 1
-    # A probability below 1 has no other digits than these.
+    # A probability is below 1, but its upper bound may not be.
     bounds = [(least, min(above, most)) for least, above in _bounds(variance, _DIGITS)]
     # The precision decides all probabilities except those next to a multiple of 2^-63.
     if any(least != above for least, above in bounds):

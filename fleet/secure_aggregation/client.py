@@ -33,7 +33,7 @@ class _State:
     """A client's state of a session; fields without further use are empty.
 
     Attributes:
-        answered: Type of the last answer, 0 for a session that was given up.
+        answered: Type of the last answer; 0 for an abandoned session.
         request: SHA-256 of the last request.
         sealing: Secret of the key that encrypts shares.
         masking: Secret of the key from which masks of pairs derive.
@@ -119,7 +119,7 @@ class Client:
             return answer
 
     def give_up(self, session: bytes) -> None:
-        """Erases the secrets of a session, which is not answered again."""
+        """Erases the secrets of a session, which gets no further answers."""
         with self._folder.locked():
             stored = self._folder.read(session)
             if stored is not None:

@@ -60,7 +60,7 @@ def decode(state: bytes, where: str) -> tuple[Fields, bytes]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Returns when the names of a folder's files are on the disk."""
+    """Waits until the names of a folder's files are on the disk."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(opened)
@@ -85,7 +85,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Removes the files that a process killed within `replace_file` left; they may hold secrets."""
+    """Removes partial files of a process killed within `replace_file`; they may hold secrets."""
     for partial in folder.glob(f"{_PARTIAL}*"):
         partial.unlink(missing_ok=True)
 
