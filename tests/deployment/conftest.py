@@ -34,7 +34,8 @@ def exported(
         arguments.apply_defaults()
         key = repr((*arguments.args, *sorted(arguments.kwargs.items())))
         if " at 0x" in key:
-            # An address is of one process, and of one object as long as it is kept.
+            # An address identifies an object only in this process, and only while the object is
+            # kept.
             key = f"{os.getpid()} {key}"
             kept.append(arguments)
         folder = shared / "exports" / digest(key.encode()) / profile

@@ -50,7 +50,7 @@ def _weights(state, prefix="server/algorithm/weights/trainable"):
 @pytest.mark.parametrize(
     ("profile", "kind"),
     usually(
-        # test_private_evaluation_plans has a secure one with noise.
+        # test_private_evaluation_plans tests a secure evaluation, with noise.
         [("daf", "logistic")],
         [(profile, kind) for profile in ("daf", "secure") for kind in ("logistic", "lstm")],
     ),

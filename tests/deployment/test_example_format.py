@@ -100,7 +100,7 @@ with TffRuntime() as runtime:
         export(folder, make_request(profile, kind=kind), runtime)
 """
 
-# In another order than in this process.
+# The other process exports in another order than this one.
 _EXPORTS = ("logistic-secure", "logistic-daf")
 
 

@@ -89,7 +89,7 @@ def test_secure_simulation_equals_plain_one(cohort_runtime, expected):
     _assert_equal(_simulated(cohort_runtime, _SECURE, _clients()), expected)
 
 
-# Besides max_examples, the client's graph has the limit of the sums.
+# Both max_examples and the sums limit the examples of a client's graph.
 @pytest.mark.slow
 @pytest.mark.parametrize("read", usually([8], [None, 8]))
 def test_secure_plan_equals_simulation(exported, expected, read):
@@ -174,7 +174,7 @@ def test_every_algorithm_equals_the_runtime(exported, algorithm, profile):
 @pytest.mark.parametrize("profile", usually(["daf"], PROFILES))
 def test_model_family_equals_the_runtime(exported, profile):
     how = {"algorithm": "delta_fl", "threshold": "tracked", "theta": (0.5, 1.0)}
-    # Two of the settings that tests below have alone.
+    # Tests below have each of these two settings alone.
     more = {"server_optimizer": "adam", "schedule": "exponential:rounds=1"}
     _assert_up_to_rounding(exported(profile, **how, **more))
 
@@ -211,7 +211,7 @@ def test_models_match_bits_in_the_worker(exported, kind, profile, monkeypatch):
     assert [check.differing for check in verify(open_export(folder))] == [{}] * NUM_ROUNDS
 
 
-# The others are of test_every_algorithm_equals_the_runtime.
+# test_every_algorithm_equals_the_runtime covers logistic regression.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "profile"),

@@ -12,7 +12,7 @@ from fleet.settings import manifest_sha256
 from plan_runner.graph_session import write_checkpoint
 from tests.processes import is_running, wait_until
 
-# The secret is a tensor of the state, as the key of the noise is, and a sum.
+# The secret is in the state, like the key of the noise, and in a sum.
 _SECRET = 0x5EC2E7_0F_A6_F1EE7
 _SERVER = """
 import os, signal, sys, threading
@@ -35,12 +35,12 @@ threading.Event().wait()
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["between", "asked"])
 def test_killed_server_leaves_no_secret(exports, tmp_path, when):
-    """Neither between requests nor within one, and its process ends with it."""
+    """A server killed between requests, or during one, leaves no secret, and its worker ends."""
     state, folder = tmp_path / "state.ckpt", tmp_path / "temporary"
     folder.mkdir()
     tensors = {"server/0": np.array(10.0, np.float32), "server/1": np.array(_SECRET)}
     write_checkpoint(state, tensors)
-    # As far as checkpoints write it: the number's bytes, or all of a file.
+    # Forms of the secret in checkpoints: the number's bytes, the complete file, or a varint.
     traces = (_SECRET.to_bytes(8, "little"), state.read_bytes(), _varint(_SECRET))
     assert any(trace in state.read_bytes() for trace in traces[::2])
     export = exports["daf"]
@@ -57,13 +57,13 @@ def test_killed_server_leaves_no_secret(exports, tmp_path, when):
     server.wait()
     wait_until(lambda: not is_running(worker))
     files = [path for path in folder.rglob("*") if path.is_file()]
-    # The files that the process was started with stay, and the settings of Keras.
+    # Only the files of the worker's start and the settings of Keras remain.
     assert {path.name for path in files} <= {"task.json", "errors.txt", "keras.json"}
     assert not any(trace in path.read_bytes() for path in files for trace in traces)
 
 
 def _varint(number):
-    """The number as messages of protobuf have it."""
+    """The number in protobuf's variable-length encoding."""
     digits = []
     while number >= 128:
         digits.append(number & 127 | 128)

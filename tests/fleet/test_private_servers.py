@@ -291,7 +291,7 @@ def test_tree_plan_spaces_the_rounds_of_nodes(served):
 def test_tree_plan_without_spacing_states_its_epsilon(served):
     fleet = served(_SPACED, 4, 6)
     fleet.run(6, weaker=True, cohort_size=4)
-    # Six leaves, three pairs and one node of four, all of whose rounds are each client's.
+    # Each client is in all rounds: six leaves, three pairs and one node of four.
     expected = _composed(math.sqrt(6 * 1 + 3 * 4 + 1 * 16) / _Z)
     assert fleet.rows[-1]["epsilon"] == pytest.approx(expected, rel=1e-6)
 

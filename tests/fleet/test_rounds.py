@@ -19,7 +19,7 @@ from tests.plan_runner.exports import rehash, write_clients
 from tests.plan_runner.harness import call
 
 _CLIENTS = {"ann": [(1.0, 4), (2.0, 5)], "bob": [(3.0, 6)], "cyd": [], "dee": [(0.1, 1)] * 3}
-# Requests in order, and whether a node without them is in the sum.
+# Requests in order, and whether the sum has a node that does not answer.
 _SECURE = {"BEGIN": False, "ROSTER": False, "DELIVERY": False, "SURVIVORS": True, "VOTES": True}
 _STAGES = {"secure": _SECURE, "daf": {"WORK": False}}
 

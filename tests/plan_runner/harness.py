@@ -64,6 +64,6 @@ def isolated_here() -> Iterator[None]:
 
 
 def _play_here(request: Any, listener: Listener) -> int:
-    """Runs in this process, which has TensorFlow already."""
+    """Plays rounds in this process, which has already imported TensorFlow."""
     with tempfile.TemporaryDirectory() as scratch:
         return play(request, listener, Path(scratch))

@@ -1,4 +1,4 @@
-"""Small plans, built by hand in plain TensorFlow: a mean over clients that moves towards theirs.
+"""Small plans in plain TensorFlow: a mean that moves towards the clients' values.
 
 The state is a mean and a number of rounds; a client sends the sum of `x - mean` and a count.
 """

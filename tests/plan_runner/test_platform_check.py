@@ -1,4 +1,4 @@
-"""The tool that reads exports with the platform's definitions; here changes of the runner's."""
+"""The tool that reads exports with the platform's definitions; here with changed ones."""
 
 import json
 import shutil

@@ -1,7 +1,8 @@
-"""Epsilons that attacks on sums with noise leave: exact ones, apart from the package's accounts.
+"""Exact epsilons of attacks on noisy sums, computed without the package's accountants.
 
-All other clients send -C, the attacked one +C. What is seen of a round is a mixture of normal
-distributions, with the client and without it. Losses of rounds are added up by FFT.
+All other clients send -C, the attacked client +C. The attacker observes a mixture of normal
+distributions in each round, one mixture with the client and one without it. FFT convolves the
+losses of rounds.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ import numpy as np
 from scipy.special import logsumexp
 from scipy.stats import binom, norm
 
-# Range of observed values, in standard deviations of noise beyond the mixtures; steps of losses.
+# Range of observed values beyond the mixtures, in standard deviations of noise; and the step of the
+# grid of losses.
 _REACH, _STEP, _SIZE = 9.0, 5e-4, 2**18
 _GRID = 4000
 
@@ -35,7 +37,7 @@ class Seen(NamedTuple):
 def counted(n: int, clients: int, z: float, expected: int, share: float = 1.0) -> Seen:
     """Returns the observations of a round with a public number n of clients.
 
-    The client's noise is there in both cases: without it, it sends zeros.
+    The client's noise is in both cases: without its values, the client sends zeros.
     """
     q = n / clients
     return Seen(
@@ -82,12 +84,12 @@ def _losses(rounds_seen: Sequence[Seen], is_swapped: bool) -> np.ndarray:
         logs = [_log_density(x, cases, seen.deviation) for cases in seen[:2]]
         without, with_client = logs[::-1] if is_swapped else logs
         weights = seen.share * width * np.exp(with_client)
-        # Between two multiples: the mean stays.
+        # Split the probability between the two nearest multiples, so that the mean stays equal.
         place = (with_client - without) / _STEP + _SIZE // 2
         low = np.floor(place).astype(int)
         result += np.bincount(low, weights * (low + 1 - place), _SIZE)
         result += np.bincount(low + 1, weights * (place - low), _SIZE)
-    # A round that is not looked at says nothing.
+    # A round whose sum is not released reveals nothing.
     result[_SIZE // 2] += 1 - result.sum()
     return result
 

@@ -1,4 +1,4 @@
-"""Membership attack by digests: of two known candidate stores, a digest names the one in use."""
+"""Membership attack by digests: a digest reveals which of two known stores is in use."""
 
 import base64
 import functools
@@ -17,9 +17,9 @@ from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.tff_store import to_tff
 
 _ALGORITHMS = ("sha256", "sha1", "md5", "sha512", "blake2b", "blake2s")
-# Truncated digests are found from this many bytes on; shorter ones are in large files at random.
+# Minimum size of truncated digests, in bytes: shorter ones occur in large files at random.
 _BYTES = 8
-# Characters of base64 that depend on these bytes alone.
+# Characters of base64 that depend only on these bytes.
 _BASE64 = _BYTES * 8 // 6
 
 
@@ -54,7 +54,7 @@ def _totals(examples: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def digest_places(published: Mapping[str, bytes], digests: Iterable[bytes]) -> list[str]:
-    """Returns the names of the contents that hold a digest in any form, whole or truncated."""
+    """Returns the names of contents with a digest in any form, complete or truncated."""
     forms = {form for digest in digests for form in _forms(digest[:_BYTES])}
     return [name for name, content in published.items() if any(form in content for form in forms)]
 

@@ -1,4 +1,4 @@
-"""Search for exact numbers of clients' data in the files and streams of commands."""
+"""Search for exact numbers about clients' data in the files and printed text of commands."""
 
 import io
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-# An exact share or loss that is printed with fewer digits equals many other numbers.
+# Minimum number of digits: with fewer, a printed share or loss equals many other numbers.
 _MIN_DIGITS = 5
 # Float32 sums in another order than NumPy's float64 sums differ by this factor.
 _TOLERANCE = 1e-6
@@ -80,7 +80,7 @@ def _last_digit(token: str) -> float:
 
 
 def _numbers(name: str, content: bytes) -> Iterator[str]:
-    """Yields the numbers of a file as they are printed; arrays have the digits of their type."""
+    """Yields the numbers of a file as text; numbers in arrays have the digits of their type."""
     if name.startswith("events.out.tfevents"):
         yield from _event_numbers(content)
     elif zipfile.is_zipfile(io.BytesIO(content)):

@@ -1,4 +1,4 @@
-"""Epsilon against what dp-accounting's own tests, closed forms and hand-made events say."""
+"""Epsilon against dp-accounting's tests, closed forms and hand-made events."""
 
 import math
 
@@ -197,7 +197,8 @@ def test_private_evaluation_composes_at_its_rate():
 
 
 def test_restarted_trees_are_composed():
-    # Once in each of four trees: participations are as far apart as a tree is long.
+    # One participation in each of four trees: the distance between participations is the length of
+    # a tree.
     mechanism = TreeNoise(5.0, Participations(min_separation=100, restart_every=100))
     tree = dp.SingleEpochTreeAggregationDpEvent(5.0, 100)
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_SPECIAL)
@@ -353,7 +354,7 @@ def test_calibrated_noise_is_minimal(mechanisms, epsilon):
     assert epsilon_at(noise) <= epsilon < epsilon_at(noise * (1 - 2e-6))
 
 
-# At the second epsilon a finer grid of losses begins, and epsilon jumps.
+# At the second epsilon the grid of losses becomes finer, so that epsilon jumps.
 @pytest.mark.parametrize("epsilon", [0.05, 4.3527, 300.0])
 def test_calibrated_noise_meets_the_final_account(epsilon):
     def epsilon_at(z):
@@ -476,7 +477,7 @@ def test_turns_count_a_clients_rounds():
         mechanism = DistributedNoise(groups, "skellam", sampling, answering, answering)
         return PrivacyAccountant([mechanism], 1e-5).epsilon(rounds)
 
-    # Ten turns of 100 clients each: a client answers at most four of 31 rounds.
+    # Ten groups of 100 clients take turns: a client answers at most four of 31 rounds.
     assert epsilon(1000, 100, 31) == epsilon(100, 100, 4)
     assert epsilon(1000, 100, 30) == epsilon(100, 100, 3)
     assert epsilon(1000, 1000, 31) < epsilon(1000, 100, 31)

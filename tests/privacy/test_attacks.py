@@ -1,4 +1,4 @@
-"""Accounts of clients' noise against attacks on sums, exact and simulated; and what runs prove."""
+"""Accounts of clients' noise against exact and simulated attacks; bounds from runs."""
 
 import dataclasses
 
@@ -16,17 +16,17 @@ from tff_agnostic.privacy.sampling import CountedCohorts, FixedSizeCohorts, Secr
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """Clients that add the noise, of whose N a round has c on average by independent coins.
+    """Clients that add the noise; independent coins choose c of N clients for a round on average.
 
     Attributes:
-        clients: N.
-        drawn: c.
+        clients: Number of clients, N.
+        drawn: Mean number of clients of a round, c.
         z: The noise multiplier.
-        rounds: How many.
+        rounds: Number of rounds.
         delta: The delta that epsilon is for.
-        least: Below how many clients a sum is not looked at, where their number is public.
-        counted: Epsilon that an attack needs where it is, with c clients in each round: by
-            dp-accounting's losses rounded down to multiples of 1e-3, so up to that less a round.
+        least: Minimum number of clients of a released sum, if the number is public.
+        counted: Epsilon of an attack with exactly c clients in each round, by dp-accounting. Losses
+            are rounded down to multiples of 1e-3, so it is too small by up to 1e-3 per round.
     """
 
     clients: int
@@ -48,7 +48,7 @@ class Fleet:
 
     @property
     def claimed_if_secret(self):
-        """Rounds in which all clients answer, excluded ones with zeros."""
+        """Claimed epsilon if all clients answer, and excluded clients send zeros."""
         secret = SecretCohorts(self.clients, self.clients, self.drawn)
         return self.claimed(secret, self.clients, self.clients)
 
@@ -59,7 +59,7 @@ class Fleet:
 
     @property
     def wrongly_claimed(self):
-        """Rounds with a public number of clients, accounted for as if it were a secret."""
+        """Epsilon claimed as if the number of clients were secret, although it is public."""
         return self.claimed(
             SecretCohorts(self.clients, self.clients, self.drawn), self.drawn, self.least
         )
@@ -80,7 +80,7 @@ _SIMULATED = Fleet(10_000, 100, 1.0, 100, 5e-5, 80, 2.604)
 @pytest.mark.parametrize("fleet", usually([_FLEETS[0], _FLEETS[3]], _FLEETS), ids=str)
 def test_attacks_stay_below_claimed_epsilon(fleet):
     account = fleet.rounds, fleet.delta
-    # An attacker who knows the coins of all others sees more than one who does not.
+    # An attacker who knows the coins of all other clients sees more than one who does not.
     coins_known = attack_curves.epsilon(attack_curves.coins_known(fleet.rate, fleet.z), *account)
     coins_secret = attack_curves.coins_secret(fleet.clients, fleet.drawn, fleet.z)
     assert 0 < attack_curves.epsilon(coins_secret, *account) < coins_known

@@ -1,4 +1,4 @@
-"""The draw and the epsilon that an export states are those that a fleet's server enforces."""
+"""A fleet's server enforces the draw and the epsilon that an export states."""
 
 import json
 import math
@@ -51,14 +51,15 @@ def test_server_reads_exported_draw(scheme):
         # Rounds 1, 7 and 13 of the exporter's worst pattern.
         assert noise.known_epsilon([1, 7, 13], rounds) <= claimed * (1 + 1e-6)
     else:
-        # By divergences of the same kind, or exact where the exporter's is rounded up.
+        # Both use divergences of the same kind, or this one is exact and the exporter's is rounded
+        # up.
         assert noise.sampled_epsilon(rounds) >= claimed * (1 - 5e-3)
     with pytest.raises(PlanError, match="which follows from the noise and the draw"):
         parse_server_noise(_manifest(mechanism, claimed / 5, rounds))
 
 
 def test_exported_epsilon_covers_its_rounds():
-    """The fault's numbers: all nodes in all rounds, where few in two rounds were promised."""
+    """Numbers of a former fault: few nodes in two rounds were promised, all were in all rounds."""
     mechanism = CentralNoise(2.0, PoissonCohorts(64, 10))
     claimed = PrivacyAccountant([mechanism], 1 / 640).epsilon(2)
     assert claimed == pytest.approx(0.2985, abs=5e-4)

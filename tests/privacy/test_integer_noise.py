@@ -71,7 +71,7 @@ def test_on_a_fine_grid_noise_is_gaussian(name):
 
 @pytest.mark.parametrize("l2", [0.5, 6.0])
 def test_discrete_gaussian_divergence_equals_gaussian(l2):
-    """With no others tau is 0: alpha l2^2 / (2 sigma^2), whether l2 is above sigma or below."""
+    """Without other clients tau is 0: alpha l2^2 / (2 sigma^2), for l2 above and below sigma."""
     orders = np.array([1.5, 2.0, 30.0])
     result = discrete_gaussian(Sensitivity(l2, l2**2), 4.0, 1, 10, orders)
     np.testing.assert_allclose(result, orders * l2**2 / 8, rtol=1e-12)
@@ -88,13 +88,14 @@ def test_rounding():
     l2, l1 = rounded_sensitivity(10.0, 100, math.exp(-0.5))
     assert l2 == pytest.approx(math.sqrt(140))
     assert l1 == pytest.approx(10 * math.sqrt(140))
-    # One value moves by a step at the most, and the l1 norm of integers is their squared norm.
+    # One value changes by at most a step, and the l1 norm of integers is at most their squared
+    # norm.
     assert rounded_sensitivity(0.5, 1, 1e-9) == pytest.approx((1.5, 1.5))
     assert rounded_sensitivity(1.0, 10**6, math.exp(-0.5)).l1 < 10**6
 
 
 def test_roundings_that_are_kept_are_within_the_norm():
-    """Drawn often, of a vector at the clip norm: the bound fails with probability beta."""
+    """Roundings of a vector at the clip norm exceed the bound with probability at most beta."""
     rng, beta = np.random.default_rng(0), 0.2
     clip, dimension = 5.0, 64
     values = np.full(dimension, clip / math.sqrt(dimension))

@@ -1,4 +1,4 @@
-"""The sensitivity of trees against every pattern of participations, and against TensorFlow's."""
+"""The sensitivity of trees, against all patterns of participation and against TensorFlow's."""
 
 import itertools
 
@@ -57,7 +57,7 @@ def test_sensitivity_equals_the_largest_pattern(case):
 def test_trees_without_restart_equal_tensorflow_privacy(most, apart, rounds):
     from tensorflow_privacy.privacy.analysis import tree_aggregation_accountant
 
-    # Its last argument counts the rounds between two participations.
+    # The last argument is the number of rounds between two participations.
     rho = tree_aggregation_accountant.compute_zcdp_single_tree(1.0, rounds, most, apart - 1)
     assert squared_sensitivity(Participations(most, apart), rounds) == 2 * rho
 
@@ -66,7 +66,7 @@ def test_known_trees_have_known_sensitivity():
     # A client in every round: 8 leaves, 4 nodes of 2, 2 of 4, and the root.
     assert squared_sensitivity(Participations(8), 8) == 8 + 4 * 4 + 2 * 16 + 64
     assert squared_sensitivity(Participations(6, 313), 2000) == 79
-    # At most once in each of 40 trees of 100 rounds, and six times in all.
+    # At most once in each of 40 trees of 100 rounds, and at most six times in total.
     assert squared_sensitivity(Participations(6, 313, 100), 4000) == 6 * 7
 
 
@@ -115,7 +115,7 @@ def test_cohorts_have_dp_accounting_events():
     [((50, 50), 10, 0.1), ((90, 10), 10, 0.1), ((95, 5), 10, 1 / 5), ((99, 1), 10, 1.0)],
 )
 def test_strata_have_the_largest_rate(strata, drawn, rate):
-    # The strata's places are 5 and 5, 9 and 1, 9.5 and .5, 9.9 and .1, some of them rounded up.
+    # The strata have 5 and 5, 9 and 1, 9.5 and .5, 9.9 and .1 places, rounded up.
     cohorts = StratifiedCohorts(strata, drawn)
     assert cohorts.rate == pytest.approx(rate)
     stratified = PrivacyAccountant([CentralNoise(4.0, cohorts)], 1e-4).epsilon(10)

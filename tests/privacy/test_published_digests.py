@@ -28,7 +28,7 @@ _PRIVATE = (
     "--limit_loss=10",
     "--delta=0.001",
 )
-# Everything that a run, or a command after it, writes.
+# All files that a run or later commands write.
 _COMMANDS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "run": (train, _RUN),
     "report": (report, ("--run=run",)),
@@ -77,7 +77,7 @@ def _digests(store: Path) -> set[bytes]:
 
 @pytest.fixture(scope="module")
 def digests(stores) -> set[bytes]:
-    """The digests that one of the two stores has, and the other has not."""
+    """The digests that only one of the two stores has."""
     one, other = (_digests(stores / name) for name in _STORES)
     return one ^ other
 
@@ -108,7 +108,7 @@ def _written(
 
 @pytest.fixture(scope="module")
 def private(call, stores, tmp_path_factory) -> Iterator[dict[str, Written]]:
-    """Everything that private runs of one seed write, by their stores."""
+    """All files that private runs of one seed write, by store."""
     outputs = {}
     with pytest.MonkeyPatch.context() as patch:
         for name in _STORES:
@@ -141,7 +141,7 @@ def test_public_runs_digests_are_found(call, stores, digests, tmp_path, monkeypa
 
 
 def _entries(folder: Path) -> dict[str, Any]:
-    """Returns the entries of published files that describe the data and nothing that is trained."""
+    """Returns the entries of published files that describe data, not trained values."""
 
     def read(name: str) -> Any:
         path = folder / name
@@ -206,7 +206,7 @@ def test_moved_data_is_the_same(private, call, stores, tmp_path, monkeypatch):
 
 @pytest.fixture
 def replaced(stores) -> Iterator[Path]:
-    """The larger store, with the content of the other one for the time of a test."""
+    """The path of the larger store, which has the other store's content during a test."""
     store, kept = stores / "with", stores / "kept"
     store.rename(kept)
     shutil.copytree(stores / "without", store)

@@ -59,7 +59,7 @@ class _Shop:
             *("--client_column=user", "--domain_column=place", "--label_column=bought"),
             *("--feature_columns=price,age", "--split_column=use", "--class_names=no,yes"),
         )
-        # An import's report is about its data, and no private run's output.
+        # An import's report describes its data, and is not the output of a private run.
         self.streams.clear()
 
     def run(self, binary: ModuleType, *arguments: str) -> None:
@@ -125,7 +125,7 @@ def shop(cohort_runtime: CohortRuntime, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def _published(folder: Path) -> Path:
-    """Moves the data out of a folder and returns the folder, which has outputs only."""
+    """Moves the data out of a folder, and returns the folder, which then contains outputs only."""
     for path in folder.glob("shop.*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return folder

@@ -1,7 +1,7 @@
 """Script that runs saved models without this package and TFF: python plain_tensorflow.py FOLDER.
 
-Each sub-folder of FOLDER has inputs by name in x.npz, and saved models; the script writes their
-outputs to FILE.npz. Or it has scripts, which are run; their arrays are written to SCRIPT.npz.
+Each sub-folder of FOLDER contains inputs by name in x.npz, and either saved models, whose outputs
+are written to FILE.npz, or scripts, which are executed and whose arrays are written to SCRIPT.npz.
 """
 
 import importlib.abc
@@ -53,7 +53,7 @@ def _texts(path: Path) -> "tf.Tensor":
 
 
 def _array(tensor: "tf.Tensor") -> "np.ndarray":
-    # NumPy's files have strings of a fixed size.
+    # NumPy saves strings with a fixed size.
     return tensor.numpy().astype("S") if tensor.dtype == tf.string else tensor.numpy()
 
 

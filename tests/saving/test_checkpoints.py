@@ -1,4 +1,4 @@
-"""Checkpoints: exact, atomic, with the newest readable one among damaged ones."""
+"""Checkpoints are exact and atomic; among damaged ones, the newest readable one is used."""
 
 import errno
 import os
@@ -178,7 +178,7 @@ def test_other_state_raises_one_line(tmp_path, other):
 def test_models_are_restored_without_state(tmp_path):
     template = ModelWeights([np.zeros([3, 2], np.float32)], [np.float32(0)])
     weights = ModelWeights([np.full([3, 2], 5, np.float32)], [np.array(1, np.float32)])
-    # One array is new, and one is the state's.
+    # One array is new, the other one belongs to the state.
     average = ModelWeights([weights.trainable[0] / 2], weights.non_trainable)
     # The models are not the first arrays of the state.
     state = ({"more": np.zeros([4])}, weights)

@@ -139,7 +139,7 @@ def test_served_words_equal_the_imports(tmp_path, tokenizer, case, punctuation):
     normalizer = Normalizer(options, "words")
     read = [words_of(text, normalizer.rule) for text in _TEXTS]
     expected = [normalizer.sentence(normalizer.tokenize(text)) for text in _TEXTS]
-    # An import skips a text without a word.
+    # An import omits texts without words.
     assert expected[1] == ""
     assert [read[0], *read[2:]] == [expected[0], *expected[2:]]
     served = [text.decode() for text in store_words(tf.constant(_TEXTS), normalizer.rule).numpy()]

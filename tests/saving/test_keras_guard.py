@@ -31,7 +31,7 @@ Config = dict[str, Any]
 
 
 class _Touches:
-    """Writes a file when it is unpickled."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark
@@ -303,7 +303,7 @@ def _virtual(file: h5py.File, folder: Path) -> None:
 
 
 def _claimed(file: h5py.File, folder: Path) -> None:
-    # Chunks that are not on the disk are zeros, of any number.
+    # Chunks that are not stored are read as zeros, in any number.
     file.create_dataset(_KERNEL, shape=(2**20, 2**20), dtype="f4", chunks=(64, 64))
 
 

@@ -129,7 +129,7 @@ def test_sampled_divergences_equal_dp_accounting(z, rate):
     accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian_event(z)))
     result = poisson_sampled_gaussian(z, rate)
     np.testing.assert_allclose(result[is_whole], accountant.rdp, rtol=1e-9)
-    # Between whole orders it is the divergence itself, increasing in the order.
+    # Between whole orders the result is the divergence itself, which increases with the order.
     assert np.all(np.diff(result[ORDERS <= 64]) > 0)
     replaced = dp_accounting.NeighboringRelation.REPLACE_ONE
     accountant = dp_accounting.rdp.RdpAccountant(orders.tolist(), replaced)
@@ -162,7 +162,7 @@ def test_skellam_divergence_equals_exporters():
 @pytest.mark.parametrize(("z", "rate", "rounds"), [(1.0, 0.15625, 2), (0.72, 0.01, 500)])
 def test_epsilon_lower_bound_is_below_exact_one(z, rate, rounds):
     event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z))
-    # Coarse, and rounded up.
+    # A coarse grid of losses, rounded up.
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-2)
     exact = accountant.compose(event, rounds).get_epsilon(_DELTA)
     assert 0.2 * exact < epsilon_lower_bound(z, rate, rounds, _DELTA, 1.0) <= exact * (1 + 1e-3)

@@ -19,7 +19,7 @@ from plan_runner.errors import PlanError
 from tests.fleet.secure_aggregation.parties import Fleet
 
 _VARIANCES = [Fraction(1, 100), Fraction(1, 3), Fraction(6), Fraction(250)]
-# Values of the digits of a first word.
+# Number of values of the digits in the first word.
 _UNIT = 1 << 63
 
 
@@ -70,7 +70,7 @@ def test_table_equals_exact_probabilities(variance):
 
 @pytest.mark.parametrize("size", [0, 2, 7])
 def test_further_words_decide_ties(size):
-    """The words around the 127th digit of P(|X| <= m): one more, and the number is larger."""
+    """A second word below the further digits of P(|X| <= m) gives m, one above them m + 1."""
     variance = Fraction(6)
     bounds = _probabilities(variance, size + 1)
     low = bounds[0][0] + 2 * sum(least for least, _ in bounds[1:])

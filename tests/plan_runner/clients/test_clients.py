@@ -1,4 +1,4 @@
-"""Clients' files, and the kernel that gives their examples to TFLite."""
+"""Clients' files, and the kernel that passes their examples to TFLite."""
 
 import struct
 
@@ -191,7 +191,7 @@ def test_kernel_problem_names_the_reason(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel, "_flags", list)
     expected = f"{compiler} cannot build external_dataset.cc (no such header)"
     assert problem(tmp_path, cache) == expected
-    # No file is left that later calls would load.
+    # No file remains that later calls would load.
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 

@@ -1,4 +1,4 @@
-"""Folders of exports that differ from their manifests, and files with false sizes."""
+"""Export folders that differ from their manifests, and files with false sizes."""
 
 import io
 import json
@@ -155,7 +155,7 @@ def test_frames_must_fill_the_file(tmp_path, records):
     path = tmp_path / "file"
     write_client(path, records)
     content = path.read_bytes()
-    # A file that is cut between two records has fewer records.
+    # A file that is truncated between two records is valid, but has fewer records.
     ends = [sum(16 + len(r) for r in records[:n]) for n in range(len(records) + 1)]
     for length in range(len(content) + 1):
         path.write_bytes(content[:length])
@@ -189,7 +189,7 @@ def test_functions_may_call_others():
     for calls in (
         {"a": "bb", "b": "cc", "c": "d", "d": ""},
         {"a": "bc", "b": "d", "c": "d", "d": ""},
-        # Deeper than Python's stack.
+        # Nested deeper than Python's stack allows.
         {str(n): (str(n + 1),) for n in range(5000)},
     ):
         check_bounds(_graph(**calls), "graph")

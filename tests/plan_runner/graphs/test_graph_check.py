@@ -1,4 +1,4 @@
-"""Refusals of graphs that could do more than compute."""
+"""Refusals of graphs with operations that may have side effects."""
 
 import re
 
@@ -263,7 +263,7 @@ def test_no_operation_with_suspicious_name_passes():
             check_graph(graph, PATHS, "graph")
         except PlanError:
             continue
-        # Operations without strings and without state can name nothing.
+        # Operations without strings and state cannot name a file.
         assert not definition.is_stateful, definition.name
         assert not any(a.type == tf.string.as_datatype_enum for a in definition.input_arg)
         attributes = {a.name for a in definition.attr if a.type in ("string", "list(string)")}

@@ -1,4 +1,4 @@
-"""Refusals of TFLite graphs that do more than compute."""
+"""Refusals of TFLite graphs with side effects."""
 
 import inspect
 

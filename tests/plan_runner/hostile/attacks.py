@@ -1,4 +1,4 @@
-"""An export and a TFLite graph that write a file of the attacker's choice."""
+"""An export and a TFLite graph that each write a file of the attacker's choice."""
 
 import struct
 from pathlib import Path

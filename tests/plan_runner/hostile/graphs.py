@@ -42,7 +42,7 @@ def _client_graph(change: Callable[[Any], Any]) -> Callable[[Path], None]:
 
 
 def _nested_messages(depth: int) -> bytes:
-    """ServerAggregationConfigs, one in the other (field 6), as a plan's aggregations."""
+    """Nested ServerAggregationConfigs (field 6), instead of a plan's aggregations."""
     content = b""
     for field in [6] * depth + [2, 4, 4]:
         content = bytes([field << 3 | 2]) + _varint(len(content)) + content
@@ -104,7 +104,7 @@ def _endless_examples(x: tf.Tensor) -> tf.Tensor:
 
 
 def _sleeps(x: tf.Tensor) -> tf.Tensor:
-    """Waits for an hour for each of its examples."""
+    """Waits an hour for each example of a dataset."""
     examples = tf.data.Dataset.range(9)
     sleeping = tf.raw_ops.SleepDataset(
         input_dataset=examples._variant_tensor,
@@ -121,7 +121,7 @@ def _fills(x: tf.Tensor) -> tf.Tensor:
 
 
 def _grows(x: tf.Tensor) -> tf.Tensor:
-    """Doubles a vector for as long as there is memory."""
+    """Doubles a vector until memory is exhausted."""
     _, values = tf.while_loop(
         lambda i, v: i < 1000,
         lambda i, v: (i + 1, tf.concat([v, v], 0)),

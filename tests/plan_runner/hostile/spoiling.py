@@ -1,4 +1,4 @@
-"""Damaged and hostile exports, and ways to spoil a good one."""
+"""Damaged and hostile exports, made by changes of a valid one."""
 
 import enum
 import json
@@ -25,7 +25,7 @@ class Hostile(NamedTuple):
     """A hostile export.
 
     Attributes:
-        spoil: Changes a good export of plain sums.
+        spoil: Changes a valid export of plain sums.
         message: Part of the error.
         stage: Stage of the refusal.
         flags: Further flags of the runner.

@@ -1,4 +1,4 @@
-"""Hostile exports are refused in one line, within limits, and have no other effect."""
+"""Hostile exports are refused with one line, within limits, and without side effects."""
 
 import json
 import os

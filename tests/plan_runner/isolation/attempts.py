@@ -1,4 +1,4 @@
-"""Attempts of a process that a stranger controls."""
+"""Attempts of a process under an attacker's control to leave the sandbox."""
 
 import contextlib
 import ctypes
@@ -127,7 +127,7 @@ def tries(payload: Mapping[str, Any], listener: Listener, folder: Path) -> int:
         try:
             attempt()
         except (OSError, ValueError) as e:
-            # Python raises a ValueError without number for limits.
+            # For limits, Python raises a ValueError without an error number.
             listener.line(f"{name}: {getattr(e, 'errno', 1)}")
         else:
             listener.line(f"{name}: 0")

@@ -61,7 +61,7 @@ def refused(name, payload, bounds=_BOUNDS) -> str:
 
 
 def test_events_arrive_in_order():
-    # More than a pipe holds.
+    # The lines exceed the buffer of a pipe.
     status, listener = isolated("reports_lines", 300)
     assert status == 7
     assert listener.lines == [f"line {number} {'x' * 1000}" for number in range(300)]

@@ -71,7 +71,7 @@ def test_conformance_rounds_report_differences(exports, tmp_path, name, value, d
     assert second.differing == {name: difference}
     assert second.failing(0.0) == [name]
     assert second.failing(1e30) == ([name] if difference == math.inf else [])
-    # Tolerance 0 is bit for bit.
+    # With tolerance 0, all bits must be equal.
     assert second.failing(max(difference, 1e-9)) == second.failing(1e30)
 
 
@@ -85,7 +85,7 @@ def test_conformance_rounds_report_differences(exports, tmp_path, name, value, d
         # Relative to at least 0.01.
         ([0.0], [1e-9], 1e-7),
         ([0.005], [0.006], 0.1),
-        # Infinities and NaNs do not count as the largest number.
+        # The largest number is the largest finite one.
         ([2.0, np.inf], [1.5, np.inf], 0.25),
         ([np.inf], [-np.inf], math.inf),
         ([1.0], [np.inf], math.inf),

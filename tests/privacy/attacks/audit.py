@@ -1,7 +1,7 @@
-"""Audits by attack: the epsilon that an account claims, and lower bounds from attacked rounds.
+"""Audits of claimed epsilons by lower bounds from attacks on rounds.
 
-Whole rounds run thousands of times, with a worst-case client and without it, with a model of few
-weights and clients without examples, on which no account depends.
+Complete rounds run thousands of times, with and without a worst-case client. The model has few
+weights and clients have no examples, since no account depends on either.
 """
 
 from __future__ import annotations
@@ -108,9 +108,10 @@ class _Fleet(NamedTuple):
     """Cohorts of a mechanism's clients.
 
     Attributes:
-        clients_per_round: How many take part in a round, on average.
+        clients_per_round: Mean number of clients in a round.
         without: Role of the attacked client in runs without it.
-        cohorts: (rounds, how many silent clients one entry may stand for) -> the cohorts.
+        cohorts: Called with the number of rounds, and the maximum number of silent clients in an
+            entry; returns the cohorts.
     """
 
     clients_per_round: float
@@ -125,7 +126,7 @@ def _ids(num_clients: int) -> list[str]:
 def _uniform_fleet(
     num_clients: int, drawn: float, without: Role, draw: Callable[[list[str], Seed, int], list[str]]
 ) -> _Fleet:
-    """Returns a fleet whose rounds draw by (clients, secret seed, number of the round)."""
+    """Returns a fleet; `draw` is called with clients, secret seed and number of the round."""
     ids, rate = _ids(num_clients), drawn / num_clients
     return _Fleet(
         drawn,
@@ -159,7 +160,7 @@ def _fixed_size(sampling: FixedSizeCohorts) -> _Fleet:
 
 def _stratified(sampling: StratifiedCohorts) -> _Fleet:
     sizes, drawn = sampling.strata, sampling.clients_per_round
-    # The first client is attacked: of the stratum with the largest rate.
+    # The first client is attacked: its stratum has the largest rate.
     first = max(sizes, key=lambda size: -(-size * drawn // sum(sizes)) / size)
     strata = np.repeat(range(len(sizes)), [first, *_without_one(sizes, first)])
 
@@ -198,7 +199,7 @@ def _secret(sampling: SecretCohorts) -> _Fleet:
 
 
 def _in_trees(participations: Participations) -> _Fleet:
-    """Returns a client that takes part as early and often as it may, and one other."""
+    """Returns a fleet of a client that takes part as early and often as allowed, and one other."""
 
     def cohorts(rounds: int, bundle: int) -> Cohorts:
         del bundle
@@ -215,7 +216,7 @@ def _in_trees(participations: Participations) -> _Fleet:
     return _Fleet(2, Role.NOBODY, cohorts)
 
 
-# Fleets by the assumption of an account on cohorts.
+# Fleets, by the account's assumption about cohorts.
 _FLEETS: dict[type, Callable[[Any], _Fleet]] = {
     CountedCohorts: _counted,
     FixedSizeCohorts: _fixed_size,
@@ -247,7 +248,7 @@ def _attacked_round(
     spec, z = PRIVACIES[name], float(mechanism.noise_multiplier)
     assert spec.build is not None
     options = spec.options(noise_multiplier=z, clip_norm=_CLIP_NORM, limit=limits, **settings)
-    # Each run has another one in its place.
+    # Each run replaces this key.
     key = noise_key(options)
     release = spec.build(
         name, inner, options, NoiseFacts(float(fleet.clients_per_round), key, z, *client_counts)
@@ -273,10 +274,10 @@ class Mode:
     Attributes:
         mechanism: Mechanism of a round.
         rounds: Rounds of a run.
-        algorithm: Whose rounds.
+        algorithm: Algorithm whose rounds are attacked.
         settings: Settings of the private sums and of the audit.
         delta: The delta that epsilon is for.
-        account: For a control, a mechanism that the rounds have not, whose epsilon is claimed.
+        account: For a control, a mechanism that the rounds do not have; its epsilon is claimed.
     """
 
     mechanism: Audited
@@ -315,7 +316,7 @@ def _central(z: float, sampling: CohortSampling = _ALL) -> CentralNoise:
     return CentralNoise(z, sampling)
 
 
-# A round has 2 of 20 clients on average, and their number is public.
+# On average a round has 2 of 20 clients; their number is public.
 _COUNTED = _clients_noise(0.8, CountedCohorts(20, 2, 1), 2, 1)
 
 MODES = {

@@ -1,9 +1,9 @@
-"""Rounds with private sums as an attacker sees them: many runs in step, one graph.
+"""An attacker's view of rounds with private sums: one graph executes many runs at once.
 
-Server and aggregation do all that they do in a run: start, encode, sum, decode, finish. Only what
-clients compute from their examples is left out, as any answer may be theirs: an entry of a cohort
-has a role, which is what it answers. The attacked client answers with the bound of every group in a
-fixed direction, all others with the opposite.
+Server and aggregation work as in a real run: they start, encode, sum, decode and finish. Only the
+clients' computations on examples are omitted, since any answer may be theirs: each entry of a
+cohort has a role, which determines its answer. The attacked client's answer has the maximum norm of
+every group, in a fixed direction; all other answers have the opposite direction.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ from tff_agnostic.computations.round import (
     traced_specs,
 )
 
-# Entries of cohorts, of all runs together, that are played at once; more take more memory.
+# Maximum number of entries of cohorts, over all runs, to run at once; more take more memory.
 _ENTRIES_AT_ONCE = 40_000
-# Keys with which it is found out what of a message has no noise.
+# Number of keys to try: parts of a message that are equal with all keys have no noise.
 _PROBES = 16
-# A hair less than the bound of a group: float32 must not make it longer, so that it is clipped.
+# Factor of a group's bound: rounded to float32, a message must not exceed the bound and be clipped.
 _WITHIN = 1 - 1e-6
-# Updates of the others exceed the clip norm, which the client's does not: adaptive bits differ.
+# Other clients' updates exceed the clip norm, and the attacked client's does not, so that the bits
+# of adaptive clipping differ.
 _BEYOND = 1.5
 # Place of a client that is traced or asked alone.
 _FIRST = Place(np.int32(0), np.int32(0))
 
 
 class Role(enum.IntEnum):
-    """The message of an entry of a cohort.
+    """The message that a cohort's entry sends.
 
     Attributes:
-        NOBODY: Nothing: there is no such entry.
+        NOBODY: No message: the entry is absent.
         OTHER: The opposite of the attacked client's message.
         SILENT: Zeros, with the noise that clients add.
         CLIENT: The attacked client's message.
@@ -64,8 +65,9 @@ class Views(NamedTuple):
     """The attacker's views of runs, [R, T] or [R, T, ...].
 
     Attributes:
-        noisy: Noisy sums along what the client adds, less those of the others, of unit noise.
-        shift: Distance by which the client moves them.
+        noisy: Noisy sums without the others' contributions, projected on the client's contribution,
+            and scaled to unit noise.
+        shift: Change of `noisy` by the client.
         in_the_clear: Parts of the messages without noise.
         published: Changes of states, and reports.
     """
@@ -85,8 +87,8 @@ class AttackedRounds:
 
     Attributes:
         without: Role of the attacked client in runs without it.
-        clear: Contribution of an entry with each role to the messages without noise of a round;
-            empty for messages to which the server adds noise, which only the server sees.
+        clear: Contribution of each role's entry to the parts of messages without noise; empty if
+            the server adds the noise, since then only the server sees messages.
     """
 
     def __init__(self, round_: Round, without: Role) -> None:
@@ -108,14 +110,13 @@ class AttackedRounds:
         return np.array([generator.key(rng.bytes(generator.key_bytes)) for _ in range(runs)])
 
     def play(self, keys: np.ndarray, entries: np.ndarray, num_others: np.ndarray) -> Views:
-        """Plays runs, from the first state on.
+        """Plays runs from the initial state.
 
         Args:
             keys: Keys of the noise of each run, int64 [R, K].
             entries: Entries of cohorts: the role, and the number of clients of a silent entry,
                 int32 [R, T, E, 2].
-            num_others: How many others take part in each round, as far as the attacker knows, [R,
-                T].
+            num_others: Number of other clients in each round, if the attacker knows it, [R, T].
         """
         at_once = max(1, _ENTRIES_AT_ONCE // entries.shape[2])
         parts = []
@@ -133,7 +134,7 @@ class AttackedRounds:
         return views._replace(noisy=views.noisy / spread, shift=views.shift / spread)
 
     def _spread(self, entries: np.ndarray) -> Any:
-        """Returns the noise of rounds, in deviations of rounds of the clients that are expected."""
+        """Returns each round's noise, relative to the noise at the expected number of clients."""
         release = self._steps[0].release
         if not isinstance(release, DistributedDpSum):
             return 1.0
@@ -150,7 +151,7 @@ class AttackedRounds:
         return messages
 
     def _states(self, keys: np.ndarray) -> RunState:
-        """Returns the first states of runs, with a leading axis of runs."""
+        """Returns the initial states of runs, with a leading axis of runs."""
         states = tf.nest.map_structure(
             lambda value: tf.repeat(value[tf.newaxis], len(keys), axis=0), self._initial
         )
@@ -172,11 +173,12 @@ class AttackedRounds:
         """Plays a round of all runs.
 
         Returns:
-            (the next states, what is seen and how far the client moves it [R, 2], messages [R, M],
-            what is published [R, F])
+            (the next states, noisy sums and the client's change of them [R, 2], messages [R, M],
+            published values [R, F])
         """
         num_runs, last = tf.shape(entries)[0], len(self._steps) - 1
-        # Equal in all runs: an axis of runs would make loops over trees differ.
+        # All runs have equal numbers of releases. With an axis of runs, the lengths of loops over
+        # trees would depend on the run.
         releases = [each.releases[0] for each in states.aggregations]
         following: Any = vectorised_clients(self._round.start, states)
         progress, messages, seen = RoundProgress(), [], []
@@ -216,7 +218,7 @@ class AttackedRounds:
 
 
 class _AttackedStep:
-    """A step, and what each role sends in it.
+    """A step of a round, and the message of each role in it.
 
     Attributes:
         release: Its private sums.
@@ -250,7 +252,7 @@ class _AttackedStep:
             self._shift -= self._other
 
     def summed(self, params: Any, private: PrivateState, entries: tf.Tensor) -> Any:
-        """Returns the sum of what the entries of each run's cohort submit.
+        """Returns the sum of the submissions of all entries in each run's cohort.
 
         Args:
             params: Parameters that clients receive, of each run.
@@ -260,7 +262,7 @@ class _AttackedStep:
         roles, silent = tf.unstack(entries, axis=2)
         times = tf.cast(roles != Role.NOBODY.value, tf.int32)
         if not self.release.numbers_clients:
-            # Equal answers are submitted equally, so that it is enough to count them.
+            # Equal answers lead to equal submissions, so that counting them is enough.
             kinds = tf.constant([int(Role.OTHER), int(Role.CLIENT)])
             times = tf.reduce_sum(tf.cast(roles[..., tf.newaxis] == kinds, tf.int32), axis=1)
             roles = silent = tf.broadcast_to(kinds, tf.shape(times))
@@ -282,18 +284,18 @@ class _AttackedStep:
         return tf.nest.map_structure(summed, by_entry)
 
     def seen(self, private: PrivateState, summed: Any, num_others: tf.Tensor) -> tf.Tensor:
-        """Returns the noisy sums of one run, less the others', along what the client adds.
+        """Returns one run's noisy sums without the others', projected on the client's contribution.
 
-        In standard deviations of the noise, times how far the client moves them, and the square of
-        that; both of all groups together.
+        The projection is in standard deviations of the noise, times the size of the contribution;
+        the second value is the square of this size. Both are totals over groups.
 
         Args:
             private: State of the aggregation.
-            num_others: How many others take part.
+            num_others: Number of other participants.
         """
         noisy, deviations = self.release.noisy_sums(private, summed, self._bounds)
         result = self._along(noisy, deviations)
-        # A sum of too few clients, which is not looked at, is of zeros.
+        # The sum of too few clients is not released: it consists of zeros.
         shift = tf.where(tf.reduce_any(result != 0), self._shift, tf.zeros_like(self._shift))
         along = tf.reduce_sum((result - num_others * self._other) * shift)
         return tf.stack([along, tf.reduce_sum(shift**2)])
@@ -315,7 +317,7 @@ class _AttackedStep:
     def _added(self, private: PrivateState, role: Role) -> tf.Tensor:
         """Returns a client's contribution to the sums of groups, in standard deviations.
 
-        It is the same at any clip norm: values and noise grow with it.
+        It does not depend on the clip norm: values and noise are proportional to it.
         """
         params, clip_norms = self.release.client_params(private), private.clip_norms
         submitted = self._submitted(params, clip_norms, role.value, _FIRST)
@@ -330,7 +332,7 @@ class _AttackedStep:
         return self._along(values, deviations)
 
     def _along(self, values: Any, deviations: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the part of each group in its direction, in deviations of its noise, [groups]."""
+        """Returns each group's projection on its direction, in deviations of noise, [groups]."""
         flat = [tf.cast(value, tf.float64) for value in tf.nest.flatten(values)]
         result = []
         for group, parts in zip(self._groups, self._directions):
@@ -364,9 +366,9 @@ def _answer_specs(round_: Round) -> list[Any]:
 
 
 def _direction(group: Group, shapes: Sequence[Any]) -> list[np.ndarray]:
-    """Returns a unit vector, cut into the values of a group: the first entry of the first one.
+    """Returns a unit vector in the shapes of a group's values: 1 in the first entry, 0 elsewhere.
 
-    Whole numbers cannot be divided, and an attacker of published weights need not look for more.
+    Other directions would divide whole numbers, and would spread the change over published weights.
     """
     parts = [np.zeros(shapes[i]) for i in group.positions]
     parts[0].flat[0] = 1.0
@@ -383,7 +385,7 @@ def _facts(release: Any, place: Place) -> ClientFacts:
 
 
 def _columns(values: Sequence[Any], dtype: tf.DType, num_rows: tf.Tensor) -> tf.Tensor:
-    """Returns values [R, ...] as columns of one matrix; what is not finite is zero."""
+    """Returns values [R, ...] as columns of one matrix; values that are not finite are zero."""
     result = [tf.zeros([num_rows, 0], dtype)]
     for value in values:
         if value.dtype.is_floating:

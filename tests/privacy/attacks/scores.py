@@ -1,10 +1,10 @@
-"""Private rounds attacked: what thousands of runs with a worst-case client and without it prove.
+"""Attacks on private rounds: lower bounds of epsilon, from thousands of runs.
 
-Each run has a key of its own, and cohorts are those that the package draws. Two attackers look at
-it. The first one sees noisy sums before anything is made of them, and whatever of the summed
-message has no noise, such as a number of clients; it knows what all others send. Its score is the
-likelihood ratio: no other score is better. The second one sees what is published: how each round
-changes the state of the algorithm, and the round's report.
+Each run has its own key, and the package draws the cohorts. There are two attackers. The first one
+sees the raw noisy sums and all parts of summed messages without noise, such as a number of clients;
+it knows the messages of all other clients. Its score is the likelihood ratio, which is optimal. The
+second one sees published values: changes of the algorithm's state in each round, and the round's
+report.
 
 With (epsilon, delta)-differential privacy no event has P(event | with) > e^epsilon P(event |
 without) + delta, nor the other way round. "The score is above t" is such an event, so its
@@ -37,8 +37,8 @@ class LowerBound(NamedTuple):
     """The bound that an attack proves.
 
     Attributes:
-        epsilon: The true epsilon is no smaller, with a confidence of `CONFIDENCE`; 0 if nothing is
-            proved.
+        epsilon: With a confidence of `CONFIDENCE`, the true epsilon is at least this; 0 if nothing
+            is proved.
         hits: Fraction of the runs with the client in which the event occurred.
         false_alarms: Fraction of the runs without the client in which it occurred.
     """
@@ -57,7 +57,7 @@ def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> L
     choosing = [scores[: len(scores) // 2] for scores in (without, with_client)]
     counting = [scores[len(scores) // 2 :] for scores in (without, with_client)]
     best = (0.0, 1.0, np.inf)
-    # High scores may reveal the client, or low scores its absence.
+    # High scores may reveal the client's presence, or low scores its absence.
     for sign in (1.0, -1.0):
         thresholds = np.unique(sign * np.concatenate(choosing))
         proved = _proved(*_by_sign(choosing, sign), thresholds, delta)
@@ -71,10 +71,10 @@ def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> L
 
 
 def largest_bound(runs: int, delta: float) -> float:
-    """Returns the bound if an attack is never wrong.
+    """Returns the bound of an attack that is always right.
 
     Args:
-        runs: How many with the client, and as many without it.
+        runs: Number of runs with the client, and of runs without it.
     """
     return lower_bound(np.zeros(runs), np.ones(runs), delta).epsilon
 
@@ -100,14 +100,15 @@ def _proved(
     return np.log(gain, out=np.full(len(thresholds), -np.inf), where=gain > 0) - np.log(loss)
 
 
-# Fraction of the mean variance, added to each variance: features may depend on each other.
+# Fraction of the mean variance that is added to each variance, since features may be linearly
+# dependent.
 _RIDGE = 1e-3
-# Standard errors of a difference: below it, many features differ at random.
+# Minimum difference in standard errors: many features differ by less at random.
 _CLEARLY = 3.0
 
 
 class Drawn(NamedTuple):
-    """Who answers a round.
+    """The clients that answer a round.
 
     Attributes:
         clients: Participating clients.
@@ -120,14 +121,16 @@ class Drawn(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Cohorts:
-    """The cohorts of a run, and what the attacker knows of them.
+    """The cohorts of a run, and the attacker's knowledge about them.
 
     Attributes:
-        draws: From the secret seed of a run to the draws of its rounds, whose numbers are from 1.
-        client: Who is attacked.
-        chances: With which chance it takes part in each round [T]; 0 or 1 where that is no secret.
-        answers_silently: Whether it answers rounds too in which a coin leaves it out, except those
-            of chance 0.
+        draws: Called with the secret seed of a run; returns the function that draws a round, given
+            its number, from 1.
+        client: Id of the attacked client.
+        chances: Probability that the attacked client takes part in each round [T]; 0 or 1 if this
+            is not secret.
+        answers_silently: Whether the attacked client also answers rounds in which a coin excludes
+            it, except rounds with probability 0.
         noise_covariance: Covariance of the noise between rounds [T, T], in variances of a round's;
             None if rounds have independent noise.
     """
@@ -150,12 +153,12 @@ class Findings(NamedTuple):
     Attributes:
         noisy_sums: Bound of the attacker of noisy sums and of values without noise.
         published: Bound of the attacker of published values.
-        shift: By how many standard deviations of its noise the client moves the sums of a round,
-            all groups together: one over the noise multiplier, or twice that where it stands in for
-            another client.
-        shows_participation: Whether what has no noise shows that the client takes part in a round,
-            where that is to be a secret.
-        runs: Runs with the client; there are as many without it.
+        shift: Difference that the client makes to the sums of a round, over all groups, in standard
+            deviations of the noise: the reciprocal of the noise multiplier, or twice that if it
+            replaces another client.
+        shows_participation: Whether values without noise reveal the client's participation in a
+            round, although it is secret.
+        runs: Number of runs with the client, and of runs without it.
     """
 
     noisy_sums: LowerBound
@@ -168,10 +171,10 @@ class Findings(NamedTuple):
 def attack(
     rounds: AttackedRounds, cohorts: Cohorts, runs: int, delta: float, seed: int
 ) -> Findings:
-    """Plays runs with and without the client, and returns what they prove.
+    """Plays runs with and without the client, and returns the proved bounds.
 
     Args:
-        runs: How many with the client, and without it.
+        runs: Number of runs with the client, and of runs without it.
         seed: Seed of the runs' keys.
     """
     rng = np.random.default_rng(seed)
@@ -182,7 +185,7 @@ def attack(
         keys = rounds.keys(rng, runs)
         entries, num_others, num_silent = _drawn(keys, cohorts, role)
         if rounds.without is Role.OTHER:
-            # Whether it is the client that was drawn, the attacker does not know.
+            # The attacker does not know whether the client was drawn.
             num_others = np.sum(entries[..., 0] != Role.NOBODY, axis=2)
         views = rounds.play(keys, entries, num_others)
         clear = num_others[..., np.newaxis] * rounds.clear[Role.OTHER]
@@ -208,8 +211,8 @@ def _drawn(
     """Returns the cohorts of runs in which the client has a role.
 
     Returns:
-        (entries [R, T, E, 2], how many others take part [R, T], how many others are silent [R, T]);
-        see `AttackedRounds.play`.
+        (entries [R, T, E, 2], numbers of other participants [R, T], numbers of other silent clients
+        [R, T]); see `AttackedRounds.play`.
     """
     result: list[list[tuple[int, int]]] = []
     others = []
@@ -235,7 +238,7 @@ class _Case(NamedTuple):
     """A possible course of a round.
 
     Attributes:
-        chance: Its chance [T].
+        chance: Its probability [T].
         shift: Contribution of the client to noisy values [R, T].
         clear: Contribution of the client to values without noise [T, M].
     """
@@ -246,10 +249,10 @@ class _Case(NamedTuple):
 
 
 def _log_likelihood_ratios(rounds: AttackedRounds, views: Views, cohorts: Cohorts) -> np.ndarray:
-    """Returns the score of each run: of all its rounds, as coins and noise are independent."""
+    """Returns each run's score: the sum over its rounds, as coins and noise are independent."""
     noisy, shift, chances = views.noisy, views.shift, cohorts.chances
     if cohorts.noise_covariance is not None:
-        # Who takes part is no secret here. What the client adds is whitened with the noise.
+        # Participation is not secret here. The client's contribution is whitened with the noise.
         root = np.linalg.cholesky(cohorts.noise_covariance)
         noisy, shift = (np.linalg.solve(root, v.T).T for v in (noisy, shift * chances))
         chances = np.ones(cohorts.rounds)
@@ -287,7 +290,7 @@ def _log_likelihood(
     Args:
         noisy: Values with unit noise [R, T].
         in_the_clear: [R, T, M].
-        cases: All that may have happened.
+        cases: All possible cases.
     """
     terms = []
     for chance, shift, clear in cases:
@@ -301,8 +304,8 @@ def _log_likelihood(
 def _discriminated(without: np.ndarray, with_client: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns scores of runs [R] from features of their rounds [R, T, F].
 
-    Linear discriminants: one for each round and one for all rounds, then one of those. They are
-    computed from the first half of the runs, by which `lower_bound` chooses as well.
+    One linear discriminant for each round and one for all rounds are combined by a further one. All
+    are computed from the first half of the runs, from which `lower_bound` also chooses.
     """
     both, half = (without, with_client), len(without) // 2
     first, second = (features[:half] for features in both)
@@ -324,7 +327,8 @@ def _discriminant(
     Args:
         without: Rows of runs without the client.
         with_client: Rows of runs with the client.
-        min_difference: In standard errors; features whose means differ by less have no weight.
+        min_difference: Minimum difference of a feature's means, in standard errors; features with a
+            smaller difference have no weight.
     """
     scale = np.std(np.concatenate([without, with_client]), axis=0)
     scale[scale == 0] = 1.0
