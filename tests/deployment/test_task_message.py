@@ -99,5 +99,5 @@ def test_evaluation_message_names_the_training(request_type):
 
 
 @golden.values
-def test_wrong_settings(case):
+def test_rejects_wrong_settings(case):
     return golden.refusal(ServerTaskSettings, **case)

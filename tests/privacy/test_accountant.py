@@ -64,7 +64,7 @@ def _epsilon(mechanism, rounds, delta, name=None):
 
 
 @pytest.mark.parametrize(("clients", "drawn", "z", "rounds", "delta", "pld", "rdp"), _REFERENCES)
-def test_reference_epsilons(clients, drawn, z, rounds, delta, pld, rdp):
+def test_epsilons_match_references(clients, drawn, z, rounds, delta, pld, rdp):
     mechanism = CentralNoise(z, PoissonCohorts(clients, drawn))
     assert _epsilon(mechanism, rounds, delta) == pytest.approx(pld, rel=1e-3)
     assert _epsilon(mechanism, rounds, delta, "rdp") == pytest.approx(rdp, rel=1e-3)

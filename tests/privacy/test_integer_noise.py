@@ -62,7 +62,7 @@ def test_bounds_hold_and_are_near(bound, summed_noise, variance, num_clients, sh
 
 
 @pytest.mark.parametrize("name", list(INTEGER_NOISES))
-def test_on_a_fine_grid_noise_is_gaussian(name):
+def test_noise_on_fine_grid_is_gaussian(name):
     clip, dimension = 1e6, 100
     sensitivity = rounded_sensitivity(clip, dimension, math.exp(-0.5))
     result = INTEGER_NOISES[name](sensitivity, (2 * clip) ** 2 / 50, 50, dimension, _ORDERS)
@@ -83,7 +83,7 @@ def test_narrow_discrete_gaussian_has_floor():
     assert result == pytest.approx((math.sqrt(4) * 10 * math.exp(-(math.pi**2) / 4)) ** 2)
 
 
-def test_rounding():
+def test_rounded_sensitivity_matches_closed_form():
     # min(10 + 10, sqrt(100 + 100/4 + 1 * (10 + 5))), and l2 * min(10, l2)
     l2, l1 = rounded_sensitivity(10.0, 100, math.exp(-0.5))
     assert l2 == pytest.approx(math.sqrt(140))
@@ -94,7 +94,7 @@ def test_rounding():
     assert rounded_sensitivity(1.0, 10**6, math.exp(-0.5)).l1 < 10**6
 
 
-def test_roundings_that_are_kept_are_within_the_norm():
+def test_kept_roundings_are_within_the_norm():
     """Roundings of a vector at the clip norm exceed the bound with probability at most beta."""
     rng, beta = np.random.default_rng(0), 0.2
     clip, dimension = 5.0, 64

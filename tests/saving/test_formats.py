@@ -158,7 +158,7 @@ def _outputs(path: Path, form: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", usually(_USUAL, _CASES))
-def test_predictions_in_plain_tensorflow(saved: dict[str, Any], case: str) -> None:
+def test_plain_tensorflow_predicts_equally(saved: dict[str, Any], case: str) -> None:
     trained, x, path = saved[case]
     expected = np.asarray(trained.predict(x))
     assert np.ptp(expected) > 0.1
@@ -335,7 +335,7 @@ def test_equal_predictions_pass(bias: float) -> None:
 
 
 @pytest.mark.parametrize(("bias", "score"), [(0.0, np.nan), (np.inf, 0.0), (np.inf, -np.inf)])
-def test_predictions_finite_in_one_differ(bias: float, score: float) -> None:
+def test_non_finite_predictions_differ(bias: float, score: float) -> None:
     check = _check(bias, _put(score))
     assert not check.is_same and check.largest_difference is None
     assert "its predictions differ, some of them not finite, on" in _line(check)
@@ -400,7 +400,7 @@ def _loaded(path: Path) -> list[np.ndarray]:
 
 
 @pytest.mark.nightly
-def test_unsupported_models_are_left_out_with_reason(tmp_path: Path) -> None:
+def test_unsupported_models_have_reasons(tmp_path: Path) -> None:
     model = KINDS["tied_embedding"].model()
     files = save_for_keras(tmp_path, _task(model), {"model": model.initial_weights})
     assert files.saved == [] and list(tmp_path.iterdir()) == []

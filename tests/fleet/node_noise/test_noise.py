@@ -180,7 +180,7 @@ def test_unmasked_sum_minus_noise_is_plain_sum(fleet):
     assert total["n"] == 5
 
 
-def test_the_noise_of_an_opened_sum_fits(fleet):
+def test_unmasked_sum_lacks_vanished_clients_noise(fleet):
     """The noise of a vanished client is missing: the noise is of four clients, not of five."""
     clients, words = [_client(n) for n in range(5)], _seeded(8)
 
@@ -194,7 +194,7 @@ def test_the_noise_of_an_opened_sum_fits(fleet):
     assert fits[0] > 1e-3 and max(fits[1:]) < 1e-3 and total["n"] == 4
 
 
-def test_too_few_noised_clients_open_nothing(fleet):
+def test_too_few_noised_clients_unmask_nothing(fleet):
     clients = [_NOISE.add_noise(_client(n)) for n in range(5)]
     with pytest.raises(SumError, match="expected MASKED of at least 4 clients, found 3"):
         _opened(fleet, clients, without={1, 2})

@@ -202,7 +202,7 @@ def test_damaged_state_is_refused(tmp_path):
         )
 
 
-def test_other_clients_folder_and_plan_are_refused(tmp_path):
+def test_another_clients_folder_or_plan_is_refused(tmp_path):
     fleet = Fleet(tmp_path, 3)
     server = fleet.begin()
     fleet.stage(server)

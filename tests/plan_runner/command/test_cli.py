@@ -178,12 +178,12 @@ def test_unknown_flag_prints_one_line(capsys):
 
 
 @golden.arguments
-def test_flags(arguments):
+def test_rejects_wrong_flags(arguments):
     return call(*arguments).error
 
 
 @golden.arguments
-def test_files(run, tmp_path, arguments):
+def test_rejects_wrong_files(run, tmp_path, arguments):
     (tmp_path / "empty").touch()
     (tmp_path / "gap").write_text("ann\n\nbob")
     (tmp_path / "other").write_text("dan")

@@ -95,7 +95,7 @@ def test_rejects_links_outside(folder, tmp_path):
 
 
 @golden.values
-def test_manifests_with_wrong_parts(folder, case):
+def test_rejects_manifests_with_wrong_parts(folder, case):
     change(folder, **case)
     error = refused(folder)
     assert error.startswith("manifest.json: ")
@@ -166,7 +166,7 @@ def test_frames_must_fill_the_file(tmp_path, records):
                 check_frames(path, len(records))
 
 
-def test_sizes_of_tensors():
+def test_tensor_bytes_equal_unpacked_sizes():
     assert tensor_bytes(tf.make_tensor_proto(np.zeros([3, 5], np.float64))) == 120
     assert tensor_bytes(tf.make_tensor_proto(1.0, shape=[7])) == 28
     assert tensor_bytes(tf.make_tensor_proto("text")) == 1

@@ -73,12 +73,12 @@ def without(plan, path):
 
 
 @golden.values
-def test_missing_parts_of_daf_plans(daf, case):
+def test_rejects_daf_plans_with_missing_parts(daf, case):
     return refused("daf", without(daf, case))
 
 
 @golden.values
-def test_missing_parts_of_secure_plans(secure, case):
+def test_rejects_secure_plans_with_missing_parts(secure, case):
     return refused("secure", without(secure, case))
 
 

@@ -119,7 +119,7 @@ def test_rejects_other_paths(build):
 
 
 @golden.values
-def test_fed_tensors(case):
+def test_rejects_wrong_feeds(case):
     def build():
         tf.identity(path("out"), "same")
         path("number")

@@ -106,7 +106,7 @@ def test_written_files_are_limited():
 
 
 @golden.values
-def test_failures(case):
+def test_failed_functions_raise_one_line(case):
     name, payload = case
     return refused(name, payload)
 

@@ -67,7 +67,7 @@ def test_plain_sum_keeps_infinities():
 
 
 @golden.values
-def test_wrong_updates(case):
+def test_rejects_wrong_updates(case):
     sums = PlainSums([read_sum(config(), "here")])
     with pytest.raises(PlanError) as error:
         sums.add("ann", Sent({name: np.asarray(value) for name, value in case.items()}))
@@ -152,7 +152,7 @@ def test_secure_sum_must_fit_its_dtype():
 
 
 @golden.values
-def test_wrong_secure_values(case):
+def test_rejects_wrong_secure_values(case):
     with pytest.raises(PlanError) as error:
         secure_sum(tensor(16), [case])
     return str(error.value)
