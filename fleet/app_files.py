@@ -31,7 +31,7 @@ from fleet.flower import server_app as app
 
 __all__ = ["app"]
 """
-# Nodes do not load it.
+# Nodes do not load this app.
 _CLIENT_APP = """\
 from flwr.clientapp import ClientApp
 

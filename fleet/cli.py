@@ -23,7 +23,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser with one-line errors, and the other commands' flag for all help."""
+    """An argument parser with one-line errors, and the flag --helpfull, as other commands have."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)

@@ -93,7 +93,7 @@ class Player:
     ) -> None:
         limits.check()
         check_sandbox("export", trust)
-        # Find it now: the sandbox allows no compiler.
+        # Find the kernel now: the sandbox allows no compiler.
         kernel = find_kernel()
         self._limits = limits
         payload = {

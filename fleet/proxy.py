@@ -26,13 +26,13 @@ _SECONDS = 60.0
 
 
 def is_let_through(path: str) -> bool:
-    """Returns whether a request's path, after decoding, is one of a node's."""
+    """Whether a request's path, after decoding, is one that nodes need."""
     plain = not any(part in (".", "..") for part in path.split("/")) and "//" not in path
     return plain and (path == _HEALTH or path.startswith(_PREFIX))
 
 
 def application(upstream: str, authority: Path) -> Starlette:
-    """Returns the filter before HOST:PORT, whose certificate is the authority's."""
+    """Returns the filter before HOST:PORT, whose certificate the authority has signed."""
     context = ssl.create_default_context(cafile=str(authority))
     client = httpx.AsyncClient(
         base_url=f"https://{upstream}", verify=context, timeout=_SECONDS, trust_env=False

@@ -75,7 +75,7 @@ class FleetServer:
         player: Creates the player of an export, given the export, the SHA-256 of its manifest,
             limits and trust.
         weaker_privacy: Whether rounds may break the assumptions of the plan's epsilon; the server
-            then computes epsilon of the rounds as they are.
+            then computes epsilon of the actual rounds.
 
     Raises:
         PlanError: An export, the roster, the settings or the folder are wrong, or the fleet cannot

@@ -127,7 +127,7 @@ def tag_of(request: bytes) -> str:
 
 
 def checked_tag(request: Message) -> str:
-    """Returns the tag of a request, whose length is limited so that it fits each answer."""
+    """Returns the tag of a request; its length is limited, so that each answer can repeat it."""
     tag = request.get("tag", str)
     if len(tag) > _MAX_TAG or not tag.isascii():
         raise PlanError(

@@ -143,7 +143,7 @@ class ClientGraph:
         self.comparison: Optional[TfLiteComparison] = None
         self._token = tensor_name(spec.dataset_token_tensor_name)
         selector = feed_examples(graph_def, f"{_WHERE}: graph")
-        # For device services that read the message, not the graph.
+        # Device services read the message, not the graph.
         if spec.HasField("example_selector") and spec.example_selector != selector:
             raise PlanError(
                 f"{_WHERE}: tensorflow_spec: example_selector: expected "

@@ -68,7 +68,7 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _SIGNAL_STATUS + signal.SIGPIPE
     except OSError as e:
-        # Without a name it is not a file of the user's.
+        # Only errors with a file name are about the user's files.
         if e.filename is None and e.errno not in _NO_ROOM:
             raise
         where = "" if e.filename is None else f"{e.filename}: "

@@ -20,7 +20,7 @@ from plan_runner.errors import PlanError
 from plan_runner.export import TensorType
 from plan_runner.plan_messages import parse_foreign
 
-# Maximum unpacked bytes of all constants of a graph; larger ones belong into a checkpoint.
+# Maximum unpacked bytes of all constants of a graph; larger ones belong in a checkpoint.
 _MAX_BYTES = 1 << 30
 
 

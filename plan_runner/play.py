@@ -112,7 +112,7 @@ def refusing() -> Iterator[None]:
     except PlanError as e:
         raise Refused(str(e)) from e
     except OSError as e:
-        # Without a name it is not a file of the user's.
+        # Only errors with a file name are about the user's files.
         if e.filename is None:
             raise
         raise Refused(f"{e.filename}: {e.strerror}") from e

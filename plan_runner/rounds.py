@@ -133,7 +133,7 @@ def run_rounds(
     """Runs a round per cohort; yields their reports.
 
     Args:
-        export: The export, whose graphs are code.
+        export: The export; its graphs are executed as code.
         cohorts: The clients of every round, in the order of their sum.
         state: Checkpoint of the server's state to begin with; None for the export's.
         begins: Called with the name of each round when it begins.

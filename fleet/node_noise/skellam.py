@@ -130,7 +130,7 @@ def _bounds(variance: Fraction, bits: int) -> list[tuple[int, int]]:
         probabilities = _probabilities(variance, precision)
         context.prec = precision
         unit, off = Decimal(2) ** bits, Decimal(10) ** (_LOST - precision)
-        # Not rounded by the context's few digits: the products are.
+        # Rounding and truncation change a total by less than `off`.
         total = -probabilities[0]
         for probability in probabilities:
             total += 2 * probability

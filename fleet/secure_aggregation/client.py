@@ -298,7 +298,7 @@ class Client:
         return state, roster.survivors_digest(survivors)
 
     def _open(self, request: _Request, state: _State) -> tuple[_State, bytes]:
-        """Stage 4: opens shares, after enough others have signed the same list."""
+        """Stage 4: reveals shares, after enough others have signed the same list."""
         roster = self._roster(request.session, state)
         votes = messages.read_votes(
             request.message, request.session, self._plan, self._identities, _SERVER

@@ -11,7 +11,7 @@ class SumError(ValueError):
 
 
 class ProtocolError(SumError):
-    """A party does not keep to the protocol, or too few parties are left.
+    """A party violates the protocol, or too few parties remain.
 
     Attributes:
         client: Identity of the client at fault; None if no single client is known to be.

@@ -69,7 +69,7 @@ def agree(secret: bytes, public: bytes) -> bytes:
     """Returns the secret that X25519 gives two parties.
 
     Raises:
-        ValueError: The public key is one of the few with which every secret agrees on zero.
+        ValueError: The public key is one of the few that give zero with every secret.
     """
     key = X25519PrivateKey.from_private_bytes(secret)
     return key.exchange(X25519PublicKey.from_public_bytes(public))

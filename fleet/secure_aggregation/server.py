@@ -1,4 +1,4 @@
-"""The server of secure aggregation: collects a session's messages and opens the sum."""
+"""The server of secure aggregation: collects a session's messages and unmasks the sum."""
 
 from __future__ import annotations
 

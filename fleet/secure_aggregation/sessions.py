@@ -94,7 +94,7 @@ class SessionFolder:
     """The sessions of one party.
 
     Args:
-        folder: Its path; it is created if necessary, for its owner alone.
+        folder: Path of the folder, which is created if necessary, for its owner only.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -22,7 +22,7 @@ def exported(
 ) -> Callable[..., Path]:
     """Returns a function of `make_request`'s arguments; it exports once, and returns the folder.
 
-    Processes of one test run share exports whose arguments are the same in each of them.
+    Processes of one test run share exports with arguments that are equal in all of them.
     """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -73,12 +73,12 @@ def _renamed(graph_def, fetched):
 def test_graph_copies_keep_its_results():
     graph_def, fetched = _graph(False)
     once, names = _compute(graph_def, {"once": _renamed(graph_def, fetched)})
-    # 3 doubled, three times that, twice; 54 is below 100.
+    # The graph doubles 3, and triples it twice; 54 is below 100.
     assert once == 3.0 * 2 * 3 * 3
     assert names and all(name.startswith("once_function_") for name in names)
     copies = {"first": _renamed(graph_def, fetched), "second": _renamed(graph_def, fetched)}
     twice, names = _compute(graph_def, copies)
-    # 972, doubled as it is above 100.
+    # 54 becomes 972, which is above 100, and so is doubled.
     assert twice == once * 2 * 3 * 3 * 2
     assert {name.partition("_")[0] for name in names} == {"first", "second"}
 

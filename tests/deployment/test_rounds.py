@@ -142,7 +142,7 @@ _FALLING = [
     if name != "constant"
 ]
 # Largest difference, relative to a tensor's largest number, between Python's TensorFlow and TFF's
-# worker: two builds, whose kernels differ, and by how much depends on the processor.
+# worker: the kernels of the two builds differ, by an amount that depends on the processor.
 _ROUNDING = 1e-5
 
 

@@ -209,7 +209,7 @@ def test_server_refuses_to_break_its_plan(served, draw, nodes, rounds, settings,
 
 
 def test_weaker_privacy_states_epsilon_of_all_rounds(served):
-    """Four nodes of 64 take part in four rounds, where two with a tenth of them were planned."""
+    """Four of 64 nodes are in four rounds; the plan's draw is a mean of ten nodes in two rounds."""
     fleet = served(_POISSON, 4, 2, claimed=0.2986)
     recorder = fleet.run(4, weaker=True, cohort_size=4)
     expected = [_composed(math.sqrt(count) / _Z) for count in range(1, 5)]

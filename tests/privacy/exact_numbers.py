@@ -32,7 +32,7 @@ def matches(
         exact: Numbers by description; an integral number counts something, with at least 4 digits.
         folder: Folder of the files.
         streams: Printed text by name.
-        min_digits: Minimum number of printed digits of a number that is no integer.
+        min_digits: Minimum number of printed digits of a number that is not an integer.
     """
     lines = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):

@@ -40,8 +40,9 @@ from tff_agnostic.privacy.sampling import FixedSizeCohorts, PoissonCohorts, Secr
 from tff_agnostic.privacy.tree import Participations, noise_covariance
 from tff_agnostic.program.commands.privacy_options import AccountingOptions
 
-# Clients, of a round, z, T, delta, and epsilon by PLD and by RDP, computed with dp-accounting 0.4.3
-# at intervals of 1e-4. Settings: MNIST by writer, Stack Overflow's users, McMahan et al. 2018.
+# Clients, clients of a round, z, T, delta, and epsilon by PLD and by RDP, computed with
+# dp-accounting 0.4.3 at intervals of 1e-4. Settings: MNIST by writer, Stack Overflow's users,
+# McMahan et al. 2018.
 _REFERENCES = [
     (1, 1, 1.0, 1, 1e-5, 4.3772, 4.7285),
     (1, 1, 4.0, 16, 1e-5, 4.3772, 4.7285),
@@ -214,7 +215,7 @@ def test_restarted_trees_are_composed():
 def test_single_participation_trees_match_known_epsilons(z, rounds, expected):
     mechanism = TreeNoise(z, Participations(1))
     assert _epsilon(mechanism, rounds, 1e-6) == pytest.approx(expected, rel=1e-4)
-    # All nodes are one Gaussian release, whose closed form is smaller.
+    # The nodes together are one Gaussian release, whose exact epsilon is smaller.
     assert 0.9 * expected < _epsilon(mechanism, rounds, 1e-6, "pld") < expected
 
 
@@ -288,11 +289,11 @@ def test_attacks_respect_every_modes_account(name):
     mode = MODES[name]
     actual = mode.audited(runs=_FEWER.get(name, 2000), seed=1)
     assert actual.is_refuted == mode.is_control
-    # Published models derive from the noisy sums: each attack bounds both. One attack may choose a
-    # rare event: with strata they reach .12 and .72 here, .88 and .97 with seed 2.
+    # Published models derive from the noisy sums: each attack bounds both. A bound from a rare
+    # event may be low: with strata the bounds are .12 and .72 here, .88 and .97 with seed 2.
     attacks = (actual.findings.noisy_sums, actual.findings.published)
     assert max(attack.epsilon for attack in attacks) > 0.2
-    # The attacked clients differ by as much as the account assumes.
+    # The attacked client changes sums by as much as the account assumes.
     if mode.account is None and "counted" not in name:
         per_client = mode.mechanism.noise_multiplier * actual.findings.shift
         is_replaced = "3 of" in name

@@ -83,7 +83,7 @@ def digests(stores) -> set[bytes]:
 
 
 class Written(NamedTuple):
-    """The folder in which the commands of `_COMMANDS` ran, and what they printed."""
+    """The folder in which the commands of `_COMMANDS` ran, and their printed text."""
 
     folder: Path
     streams: dict[str, bytes]

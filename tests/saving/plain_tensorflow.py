@@ -1,7 +1,7 @@
 """Script that runs saved models without this package and TFF: python plain_tensorflow.py FOLDER.
 
-Each sub-folder of FOLDER contains inputs by name in x.npz, and either saved models, whose outputs
-are written to FILE.npz, or scripts, which are executed and whose arrays are written to SCRIPT.npz.
+Each sub-folder of FOLDER has inputs by name in x.npz, and saved models or scripts. The outputs of a
+saved model are written to FILE.npz; a script is executed, and its arrays are written to SCRIPT.npz.
 """
 
 import importlib.abc

@@ -151,7 +151,7 @@ def fleet(tmp_path):
 
 
 def _opened(fleet, values, without=frozenset()):
-    """Opens a secure sum of these values; some clients vanish after they have sent shares."""
+    """Unmasks the sum of these values; some clients vanish after they have sent shares."""
     fleet.values = values
     server = fleet.begin()
     while server.stage:

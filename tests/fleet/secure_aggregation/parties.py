@@ -79,7 +79,7 @@ class Fleet:
         return answers
 
     def play(self, server: Server, until: messages.Type | None = None) -> None:
-        """Plays all stages, or those before one."""
+        """Plays all stages, or the stages before a given one."""
         while server.stage != until:
             self.stage(server)
 

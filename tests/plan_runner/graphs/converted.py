@@ -7,7 +7,7 @@ import tensorflow as tf
 
 
 def converted(build: Callable[..., Sequence[Any]], names: Sequence[str] = ("in", "out")) -> bytes:
-    """The flatbuffer of a graph whose inputs, strings, have these names."""
+    """The flatbuffer of a graph with string inputs of these names."""
     with tf.Graph().as_default() as graph:
         outputs = build(*(tf.compat.v1.placeholder(tf.string, [], name) for name in names))
     converter = tf.compat.v1.lite.TFLiteConverter(
