@@ -1,4 +1,4 @@
-"""Parameters of tests: some run by `./run test -m nightly` only."""
+"""Parameters of tests, of which some run only with `./run test -m nightly`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 def usually(chosen: Collection[Any], every: Iterable[Hashable]) -> list[Any]:
     """Returns the parameters of a test: those outside of `chosen` have the marker `nightly`.
 
-    A parameter of several values is a tuple in both.
+    Several values that belong together are a tuple in both.
 
     Raises:
       ValueError: `every` lacks one of `chosen`.

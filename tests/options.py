@@ -1,4 +1,4 @@
-"""Options from values by flag, as a command makes them."""
+"""Options from a mapping of flags to values, like the options of a command."""
 
 from typing import Any
 

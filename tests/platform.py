@@ -1,4 +1,4 @@
-"""Whether TensorFlow Federated is installed, which only the reference platform has."""
+"""Detects whether TensorFlow Federated is installed; only the reference platform has it."""
 
 import importlib.util
 
@@ -15,10 +15,10 @@ def has_tff() -> bool:
 
 
 def names_tff(message: str) -> bool:
-    """Returns whether a message says that TensorFlow Federated is missing, and it is."""
+    """Returns whether a message says that TensorFlow Federated is missing, and it really is."""
     return any(text in message for text in _MESSAGES) and not has_tff()
 
 
 def lacks_tff(error: BaseException) -> bool:
-    """Returns whether an error is that of missing TensorFlow Federated: no failed assertion is."""
+    """Returns whether an error means that TFF is missing; failed assertions never do."""
     return isinstance(error, (UserError, ModuleNotFoundError)) and names_tff(str(error))

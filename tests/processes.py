@@ -1,4 +1,4 @@
-"""Processes that tests start: the signals that they obey, and when they have ended."""
+"""Processes that tests start: their reactions to signals, and their ends."""
 
 import contextlib
 import signal
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
 
-# Only a hang can take it, however busy the machine is.
+# Even on a busy machine, only a hang takes this long.
 _TIMEOUT_SECONDS = 300.0
 
 
 @contextlib.contextmanager
 def default_signals() -> Iterator[None]:
-    """Lets processes started inside obey Ctrl-C and a hang-up, as in a terminal.
+    """Within the context, started processes react to Ctrl-C and a hang-up as in a terminal.
 
-    A shell has its background jobs ignore SIGINT, and `nohup` SIGHUP; both are inherited.
+    Background jobs of a shell ignore SIGINT, and `nohup` ignores SIGHUP; children inherit both.
     """
     ignored = [
         number

@@ -1,4 +1,4 @@
-"""The user's card: TFF's form of a round, its runtime, devices, binaries, exports and places."""
+"""The user's card: TFF's form of a round, its runtime, devices, binaries, exports, API."""
 
 import json
 import os
@@ -176,7 +176,7 @@ def test_noise_of_tensorflow_privacy_reaches_the_model(tff_runtime):
         steps.append(np.concatenate([np.ravel(after - w) for after, w in pairs]))
     expected = noise_multiplier * clip_norm / num_clients
     for step in steps:
-        # 3,010 draws have a standard error of 1.3%; the mean update adds less than 0.1%.
+        # The standard error of 3,010 draws is 1.3%; the mean update adds less than 0.1%.
         assert np.std(step) == pytest.approx(expected, rel=0.06)
     assert abs(np.corrcoef(steps)[0, 1]) < 0.1
 

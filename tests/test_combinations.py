@@ -1,4 +1,4 @@
-"""Every pair of choices of a training: a row trains, resumes and agrees with streamed plain sums.
+"""All pairs of choices: each row trains, resumes, and agrees with streamed plain sums.
 
 `combinations.py` chooses the rows.
 """
@@ -132,9 +132,9 @@ def test_row_resumes_and_agrees(row, runtimes, tmp_path):
     else:
         start = _weights(algorithm, training.initialize())
         step, plain_step = (_weights(algorithm, s) - start for s in (state, expected))
-        # These aggregators clip updates: steps are shorter, and of nearly the same direction.
+        # These aggregators clip updates: steps are shorter, with nearly the same direction.
         lengths = np.linalg.norm(step), np.linalg.norm(plain_step)
-        # With noise the clip norm begins with 0.1, and clients' weights in the mean are equal.
+        # With noise the initial clip norm is 0.1, and clients have equal weights in the mean.
         is_tight = row["update_aggregator"] == "dp"
         assert step @ plain_step > (0.5 if is_tight else 0.8) * lengths[0] * lengths[1]
         assert (0.01 if is_tight else 0.2) * lengths[1] < lengths[0] < 1.05 * lengths[1]

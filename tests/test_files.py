@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are either complete or absent."""
 
 import errno
 import math
@@ -63,7 +63,7 @@ def _mode(path: Path) -> int:
 def test_secret_files_are_for_their_owner(tmp_path):
     path = tmp_path / "a.txt"
     write_text(path, "old")
-    # As a killed process with this number left it.
+    # The leftover of a killed process that had this process's id.
     temporary_path(path).touch(mode=0o666)
     before = os.umask(0)
     try:
@@ -194,7 +194,7 @@ def test_only_files_of_our_making_are_temporary():
 
 
 def test_files_of_one_content_have_one_digest(tmp_path):
-    # Longer than what is read at once.
+    # The content is longer than one read.
     content = bytes(range(256)) * 5000
     for name, changed in (("a", content), ("b", content), ("c", content[:-1] + b"x")):
         (tmp_path / name).write_bytes(changed)

@@ -1,8 +1,8 @@
-"""Numbers of a short run of each algorithm, equal to 1e-4 to those that this code once wrote.
+"""Results of a short run of each algorithm, equal to recorded numbers up to 1e-4.
 
-Other tests compare algorithms with their papers. These fail if unchanged flags lead to other
-numbers, because of another order of clients, another default or another initial model.
-`pytest --golden tests/test_formats_of_today.py` writes the numbers again.
+Other tests compare algorithms with their papers. These tests fail if unchanged flags lead to other
+results, for example due to another order of clients, default or initial model. `pytest --golden
+tests/test_formats_of_today.py` records new numbers.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Packages that are imported when something of them is first used."""
+"""Packages that are imported at their first use."""
 
 import pickle
 import subprocess
@@ -43,7 +43,7 @@ print(len(found), len(set(map(id, found))))
 
 @pytest.mark.slow
 def test_tensorflow_is_imported_without_collections(tmp_path):
-    # A stand-in, which sees the state of the collector while it is imported.
+    # A substitute module, which records the state of the garbage collector during its import.
     (tmp_path / "tensorflow.py").write_text("import gc\nCOLLECTS = gc.isenabled()\n")
     script = f"""
 import gc, sys

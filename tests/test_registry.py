@@ -1,4 +1,4 @@
-"""Registries: look-ups that say what the valid names are."""
+"""Registries: failed look-ups list the valid names."""
 
 import pytest
 

@@ -85,7 +85,7 @@ def test_order_is_independent_of_the_capacity(n):
 
 
 def test_orders_are_uniform():
-    """Each of 4 examples is first in a quarter of 4,000 orders: 5 standard deviations are 137."""
+    """4 examples are each first in a quarter of 4,000 orders; 5 standard deviations are 137."""
     seeds = fold_in(tf.constant(1, tf.int64), tf.range(4000))
     orders = np.asarray(random_order(seeds, tf.fill([4000], 4), tf.constant(4)))
     counts = np.bincount(orders[:, 0], minlength=4)

@@ -1,4 +1,4 @@
-"""Text for terminals: what becomes an escape, and which streams write it."""
+"""Text for terminals: escaped characters, and the streams that escape them."""
 
 import fcntl
 import io
@@ -80,7 +80,7 @@ def test_bars_move_the_cursor_and_names_do_not():
         .replace("\x07", "\\x07")
     )
     terminal, end = pty.openpty()
-    # A bar needs columns; a terminal that nothing shows has none.
+    # A progress bar needs a width; a terminal without a window has none.
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
     child = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdin=end, stdout=end, stderr=end
@@ -99,5 +99,5 @@ def test_bars_move_the_cursor_and_names_do_not():
     text = output.decode()
     assert "\x1b]" not in text and "\x07" not in text
     assert "step \\x1b]0;title\\x07" in text
-    # The bar is cleared before the note, which has a line of its own.
+    # The bar is cleared before the note, which gets its own line.
     assert "\rnote \\x1b]0;title\\x07\r\n" in text

@@ -32,7 +32,7 @@ def test_rounding_is_unbiased_and_to_a_neighbour():
 
 @pytest.mark.parametrize("clip", [3.0, 40.0])
 def test_rounding_stays_within_its_bound(clip):
-    """Most roundings of the second half's draws are too long."""
+    """For the second half of the draws, most rounded vectors are too long."""
     rng, size = np.random.default_rng(1), 64
     bound = rounded_sensitivity(clip, size, ROUNDING_BETA).l2
     toward_zero = 0

@@ -77,7 +77,7 @@ def write_by_size(path: Path, *changes: tuple[str, str]) -> Path:
 
     Args:
         path: Where to.
-        *changes: (text that is there once, text in its place).
+        *changes: Pairs of a text that occurs once, and its replacement.
     """
     source = BY_SIZE
     for old, new in changes:

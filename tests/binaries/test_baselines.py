@@ -126,7 +126,7 @@ def _task(num_clients: dict[str, int], heldout: dict[str, int]) -> Task:
 
     Args:
         num_clients: Number of training clients of each domain.
-        heldout: Held-out examples of each, the first of its training examples.
+        heldout: Held-out examples of each domain, taken from the start of its training examples.
     """
     rng = np.random.default_rng(3)
     train, held = {}, {}

@@ -17,7 +17,7 @@ NOTEBOOK = ROOT / "docs" / "tutorials" / "own_data.ipynb"
 
 
 def stored() -> Any:
-    """Returns the notebook as it is."""
+    """Returns the stored notebook, which is not executed."""
     return nbformat.read(NOTEBOOK, as_version=4)
 
 

@@ -56,12 +56,12 @@ def examples_of(rows: Rows) -> Iterator[SourceExample]:
 
 
 def refused(format_: str, paths: Paths, **options: Any) -> str:
-    """Returns the message, one line, of an input that is refused."""
+    """Returns the one-line message with which an input is refused."""
     return golden.refusal(read, format_, paths, **options)
 
 
 def job(format_: str, path: Path, output: Path, **options: Any) -> Import:
-    """Returns an import; its options count as given."""
+    """Returns an import whose options all count as given by the user."""
     chosen = ImportOptions(format=format_, input=(str(path),), output=str(output), **options)
     return checked_import(chosen, options.keys())
 

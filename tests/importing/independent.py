@@ -1,6 +1,6 @@
-"""Parsers of real data with the standard library alone, written from the pages on imports.
+"""Parsers of real data with the standard library only, written from the documentation of imports.
 
-They are slow and hold everything in memory; they share no code with `importing`.
+They are slow, keep everything in memory, and share no code with `importing`.
 """
 
 import csv
@@ -64,7 +64,7 @@ def paragraphs(body: str) -> Iterator[str]:
 
 
 def without_formulas(text: str) -> str:
-    """Returns a text with a sign for every formula in TeX."""
+    """Returns a text in which a sign replaces every TeX formula."""
     result, i = "", 0
     while "$" in text[i:] or "\\" in text[i:]:
         end = _end_of_formula(text, i)
@@ -152,7 +152,7 @@ def _end_of_word(text: str, i: int) -> int:
 
 
 def stackexchange(folder: Path) -> tuple[Counter[str], list[Example]]:
-    """Returns the posts by what they are, "kept" or not, and the sentences of those kept."""
+    """Returns the numbers of posts by status, "kept" or not, and the sentences of kept posts."""
     posts: Counter[str] = Counter()
     examples = []
     for path in sorted(folder.glob("*/Posts.xml")):
@@ -170,7 +170,7 @@ def stackexchange(folder: Path) -> tuple[Counter[str], list[Example]]:
 
 
 def tokenised_texts(folder: Path) -> tuple[Counter[str], list[Example]]:
-    """Returns sentences by whether they are kept, and those: DOMAIN/NAME.txt, words and spaces."""
+    """Returns the numbers of sentences by status, and the kept ones, from DOMAIN/NAME.txt."""
     sentences: Counter[str] = Counter()
     examples = []
     for path in sorted(folder.glob("*/*.txt")):
@@ -194,10 +194,10 @@ def _sentences(words: list[str]) -> Iterator[list[str]]:
 
 
 def lines_of_plays(path: Path, lines_per_client: int) -> list[Example]:
-    """Returns the lines that are not empty, passages being clients."""
+    """Returns the lines that are not empty; each passage is a client."""
     examples: list[Example] = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        # Words with apostrophes and hyphens inside, or signs, a run of one sign being one.
+        # Words, which may contain apostrophes and hyphens, or runs of one sign.
         words, i = 0, 0
         while i < len(line):
             if line[i].isspace():
@@ -218,7 +218,7 @@ def lines_of_plays(path: Path, lines_per_client: int) -> list[Example]:
 
 
 def mnist_by_writer(path: Path) -> list[Example]:
-    """Returns the rows of the arrays, read as .npy files by hand."""
+    """Returns the rows of the arrays; parses the .npy files itself."""
     examples = []
     with zipfile.ZipFile(path) as archive:
         for split in ("train", "test"):

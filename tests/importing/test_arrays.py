@@ -1,4 +1,4 @@
-"""NumPy files: columns, splits of their own, images, and what is refused."""
+"""NumPy files: columns, given splits, images, and refusals."""
 
 import gzip
 import io
@@ -329,7 +329,7 @@ def test_leaf_folders_are_splits(tmp_path):
         _file_of_leaf(tmp_path, _VECTORS, name)
     examples, _ = read("leaf", tmp_path, **_ALL)
     assert [e.record.split for e in examples] == ["test"] * 3 + ["train"] * 3
-    # LEAF's scripts also write all users there: users of test would be trained on.
+    # LEAF's scripts also write a file of all users there: it would put test users into training.
     other = _file_of_leaf(tmp_path, _VECTORS, "data/all_data/b.json")
     assert refused("leaf", tmp_path, **_ALL).startswith(
         f"{other}: expected files in folders train and test only"

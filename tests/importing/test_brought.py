@@ -1,4 +1,4 @@
-"""Files as people bring them: spellings of names and numbers, marks, packed files."""
+"""Users' files: spellings of names and numbers, byte order marks, and packed files."""
 
 import bz2
 import json

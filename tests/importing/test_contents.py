@@ -61,7 +61,7 @@ def test_class_in_test_only_is_reported(tmp_path):
     ]
     report = _report(tmp_path, rows, class_names=("floor", "chair"))
     text = _kinds(report)["classes_not_in_train"]
-    # Another warning is about z, which has no training example.
+    # z has no training example, which another warning reports.
     assert text.startswith("In 1 domain a class is in test and not in train: en (chair: 2). ")
 
 
@@ -117,7 +117,8 @@ def test_store_keeps_notes_on_class_shares(tmp_path):
     ],
 )
 def test_large_clients_are_reported(tmp_path, largest, expected):
-    # Ten clients of four examples: of 40 + n, more than a fifth is from 11 on.
+    # Ten clients have four examples each: a further client with n examples has more than a fifth of
+    # 40 + n from n = 11 on.
     rows = [*_rows(x=(10, 4), y=(2, 4)), *(f"big,x,{k}.7,{k % 2},train" for k in range(largest))]
     result = _kinds(_report(tmp_path, rows))
     assert (result.get("large_clients") or "").startswith(expected or "")

@@ -1,4 +1,4 @@
-"""Whole imports: what stores hold, who may read them, and that failures leave none."""
+"""Complete imports: contents and permissions of stores, and failures without leftovers."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Imports that are killed, and the memory of one: real processes."""
+"""Killed imports, and the memory of an import, in separate processes."""
 
 import json
 import shutil
@@ -130,5 +130,5 @@ def test_import_of_many_rows_needs_flat_memory(tmp_path):
     )
     peak, has_tensorflow = json.loads(result.stdout)
     assert not has_tensorflow
-    # One message that parsed all rows kept five times as much.
+    # A protobuf message that is reused for all rows would keep five times as much.
     assert peak < 200e6

@@ -1,4 +1,4 @@
-"""Inputs that never end, nest, unpack or claim too much: one line, and the flag that fixes it."""
+"""Endless, deeply nested, exploding or falsely sized inputs: one line, which names a flag."""
 
 import gzip
 import io
@@ -92,7 +92,7 @@ def test_bomb_of_gzip_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_bomb_of_gzip_is_refused_early(tmp_path):
-    """Although the whole file has no more than 8 times its size."""
+    """The complete file would unpack to at most 8 times its size."""
     noise = np.random.default_rng(0).bytes(2 * _MB).hex()
     path = tmp_path / "Posts.xml.gz"
     start = b"<posts>" + b" " * (11 * _MB)
@@ -103,7 +103,7 @@ def test_bomb_of_gzip_is_refused_early(tmp_path):
 
 
 def test_bomb_of_images_is_refused_unread(tmp_path):
-    """Nothing of it is unpacked: here there is nothing."""
+    """Nothing is unpacked; these files end after their headers."""
     images = tmp_path / "train-images-idx3-ubyte.gz"
     images.write_bytes(gzip.compress(struct.pack(">BBBBIII", 0, 0, 8, 3, 20_000, 28, 28)))
     labels = tmp_path / "train-labels-idx1-ubyte.gz"
@@ -200,7 +200,7 @@ def test_deeply_nested_json_is_refused(tmp_path, opening):
 
 @pytest.mark.parametrize("shift", range(4))
 def test_brackets_in_texts_are_text(tmp_path, shift):
-    """Also where a block ends in a text, or in an escape in it."""
+    """This also holds if a block of the file ends within a text, or within an escape of a text."""
     text = " " * shift + 'a [{\\" ' * 40_000
     users = {f"u{k}": {"x": [text], "y": [""]} for k in range(2)}
     path = _written(tmp_path / "a.json", json.dumps({"user_data": users}))

@@ -67,7 +67,7 @@ def test_statistics_are_of_training_clients(tmp_path, standardize):
     np.testing.assert_allclose([one.deviation for one in result], deviation, rtol=1e-12)
     assert [one.least for one in result] == np.nanmin(training_rows, axis=0).tolist()
     assert [one.missing for one in result] == np.isnan(training_rows).sum(axis=0).tolist()
-    # And the examples of a client that is not one of them.
+    # The inputs of another client use the same statistics.
     own_rows = [row for row in rows if row["who"] == "w1"]
     numbers = _numbers(own_rows).astype(np.float32)
     if standardize:

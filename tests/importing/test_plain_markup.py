@@ -1,4 +1,4 @@
-"""The fast ways to blocks of markup and to words equal the general ways."""
+"""The fast parsers of markup and words equal the general parsers."""
 
 import random
 import re
@@ -68,7 +68,7 @@ def test_words_equal_their_pattern():
     draw = random.Random(5)
     pattern = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*|[^\sa-z0-9]")
     for _ in range(1000):
-        # Without ends of sentences, so that a text is one.
+        # Without ends of sentences, so that each text is one sentence.
         text = "".join(draw.choices("ab1'-\" )(,:_\n<", k=draw.randint(1, 20)))
         expected = [" ".join(pattern.findall(text))] if re.search("[a-z0-9]", text) else []
         assert sentences_of(text) == expected

@@ -1,4 +1,4 @@
-"""Imports of real data against parsers that share no code with them, and against their page."""
+"""Imports of real data against independent parsers, and against the documented numbers."""
 
 import re
 from collections import Counter
@@ -37,7 +37,7 @@ def _documented(name: str) -> list[str]:
 def _cells(
     records: int, examples: Iterable[Example], splits: bool = True, clients: bool = True
 ) -> list[str]:
-    """Returns the cells that a set ought to have: records, examples, words, clients and so on."""
+    """Returns the expected cells of a set: records, examples, words, clients and so on."""
     examples = list(examples)
     words = sum(example.words for example in examples)
     domains = Counter(example.domain for example in examples)

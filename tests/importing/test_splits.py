@@ -1,4 +1,4 @@
-"""Splits: shares, what is kept together, and what they depend on."""
+"""Splits: their shares, units that stay together, and the inputs on which they depend."""
 
 import random
 from collections import Counter
@@ -32,7 +32,7 @@ def _assigned(examples, by: str, seed: int = 0) -> dict[str, str]:
 @pytest.mark.parametrize("by", ["client", "group", "example"])
 def test_splits_keep_units_together_and_shares(by):
     whole = _assigned(_EXAMPLES, by)
-    # Neither the order of the examples nor the other ones change a split.
+    # An example's split depends neither on the order of the examples nor on other examples.
     assert _assigned(_EXAMPLES[::-1], by) == whole
     assert _assigned(_EXAMPLES[1::7], by).items() <= whole.items()
     splits: dict[str, set[str]] = {}
@@ -42,7 +42,7 @@ def test_splits_keep_units_together_and_shares(by):
     assert all(len(names) == 1 for names in splits.values())
     counts = Counter(whole.values())
     for name, share in _SHARES.items():
-        # Five standard deviations for units as large as groups.
+        # Five standard deviations, if units are as large as groups.
         slack = 5 * (share * (1 - share) / 400) ** 0.5
         assert abs(counts[name] / len(_EXAMPLES) - share) < slack
     assert _assigned(_EXAMPLES, by, 1) != whole
@@ -84,7 +84,7 @@ _ROW_OPTIONS = {"client_column": "who", "domain_column": "where", "text_column":
 @pytest.mark.parametrize(
     ("count", "fewest", "expected"),
     [
-        # (train, heldout, test): the shares, rounded; then at least `fewest`.
+        # (train, heldout, test): the rounded shares, and at least `fewest` each.
         (100, 0, (80, 10, 10)),
         (104, 0, (84, 10, 10)),
         (105, 0, (83, 11, 11)),
@@ -132,12 +132,12 @@ def test_few_units_move_to_splits_by_rank():
             names.append(moved.get(unit, by_hash))
         sizes = split_sizes(len(names), _SHARES_OF_STRATA, 1)
         assert names == [name for name, size in sizes.items() for _ in range(size)]
-    # Ranks are near hashes: of 1000, some 3 * sqrt(1000 * 0.8 * 0.2) are not where they would be.
+    # Splits by rank resemble splits by hash: of 1000 units about 3 * sqrt(1000 * 0.8 * 0.2) differ.
     assert 0 < len(moved) < 100
 
 
 def _thirty_domains(folder, clients):
-    """Writes sentences of 30 words; most clients are in few domains, as in apps."""
+    """Writes sentences of 30 words; as in apps, most clients have few domains."""
     draw = random.Random(1)
     domains = [f"d{k:02d}" for k in range(30)]
     home = domains + draw.choices(domains, [1 / (k + 1) for k in range(30)], k=clients - 30)
@@ -163,7 +163,7 @@ def test_thirty_domains_keep_shares_by_rank(tmp_path):
             (r.kind, r.figures.get("split")): r.figures.get("domains") for r in report.remarks
         }
         assert ("words_cut", None) in remarks[name]
-    # By hash, most domains have no client to test on; by rank, only domains of a single client.
+    # By hash, most domains lack a test client; by rank, only domains with a single client do.
     assert len(remarks["by_hash"]["domains_without_examples", "test"]) >= 15
     assert remarks["by_rank"]["domains_without_examples", "test"] == single
     assert ("domains_without_examples", "train") not in remarks["by_rank"]

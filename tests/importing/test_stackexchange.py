@@ -1,4 +1,4 @@
-"""Stack Exchange dumps: rows of hand-made files, and what is refused."""
+"""Stack Exchange dumps: rows of hand-made files, and refusals."""
 
 import gzip
 import tracemalloc
@@ -83,7 +83,7 @@ def test_code_and_formulas_follow_markup(tmp_path, case):
 def test_posts_have_three_kinds_of_domains(tmp_path):
     beer = [
         _row(Tags="<hops><ale>"),
-        # An answer has the tags of its question, for any owner.
+        # An answer has the tags of its question, whoever wrote it.
         _row(Id=2, PostTypeId=2, ParentId=1),
         _row(Id=5, Tags="|ale|", OwnerUserId=None),
         _row(Id=6, PostTypeId=2, ParentId=5),
@@ -230,5 +230,5 @@ def test_memory_of_dumps_is_flat(tmp_path):
             tracemalloc.stop()
 
     peak(10)
-    # Both are larger than the buffers; kept rows would show.
+    # Both files are larger than the buffers, so that retained rows would be noticed.
     assert peak(600) < 2 * peak(100)

@@ -1,4 +1,4 @@
-"""Inputs of tables: categories, missing values, several inputs, images, and what is refused."""
+"""Inputs of tables: categories, missing values, several inputs, images, and refusals."""
 
 import csv
 import io

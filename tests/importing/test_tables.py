@@ -1,4 +1,4 @@
-"""CSV, JSON Lines and Parquet: the same rows give the same examples, and what is refused."""
+"""CSV, JSON Lines and Parquet: equal rows give equal examples; refusals."""
 
 import csv
 import gzip
@@ -132,7 +132,7 @@ def test_files_of_a_folder_are_read_once(tmp_path, format_):
     (tmp_path / "more").mkdir()
     other = _write(format_, tmp_path / "more", _ROWS[:1])
     examples, _ = read(format_, tmp_path, **_NUMBERS)
-    # Places have the names below the input: they stay when the input is moved.
+    # Places are named relative to the input, so that they stay valid if the input is moved.
     assert len({example.place for example in examples}) == 4
     assert examples[0].place.startswith(f"more/rows.{format_}")
     assert refused(format_, [tmp_path, tmp_path / "more"], **_NUMBERS) == (
@@ -252,7 +252,7 @@ _HEADER = "who,where,a,b,y\n"
 )
 def test_encodings_are_read(tmp_path, encoding, name):
     path = tmp_path / "rows.csv"
-    # The low byte of this letter is a line's end: lines are not found among bytes.
+    # The low byte of this letter is a line break: lines must not be split by bytes.
     odd = "Ċ" if encoding in ("utf-8", "utf-16") else "Z"
     path.write_bytes(f"{_HEADER}{name},{odd},1,2,0\r\nann,x,3,4,1\r\n".encode(encoding))
     examples, _ = read("csv", path, encoding=encoding, **_NUMBERS)
@@ -332,7 +332,7 @@ def test_letters_keep_their_marks(tmp_path, text, words):
 
 
 def test_whole_and_real_ids_are_one_client(tmp_path):
-    """As pandas writes ids in columns with missing ones."""
+    """pandas writes ids as real numbers if a column has missing ids."""
     records = []
     for number in (17.0, 17):
         path = _write("parquet", tmp_path, [{**row, "who": number, "where": 2} for row in _ROWS])

@@ -1,4 +1,4 @@
-"""Folders of texts: clients, groups, sentences, and how words are written."""
+"""Folders of texts: clients, groups, sentences, and spellings of words."""
 
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def test_blocks_break_no_words_or_letters(tmp_path, monkeypatch):
         if size > 6:
             assert _tokens(folder) == whole
         else:
-            # Longer than a block, words are cut; letters never are.
+            # Words that are longer than a block are cut, but never within a letter.
             assert "".join(_tokens(folder)).replace(" ", "") == text.replace(" ", "")
 
 
@@ -161,12 +161,12 @@ def test_lines_may_be_sentences(tmp_path):
     lines = [" ".join(line.split()) for line in _TREEBANK.splitlines() if line.strip()]
     assert _tokens(folder, sentences="lines") == lines
     assert _tokens(folder, sentences="lines", tokenizer="words")[0] == "no it was n't black monday"
-    # Special words are words with every tokenizer, and keep their case.
+    # Every tokenizer takes special words as words, and keeps their case.
     for options in ({"tokenizer": "words"}, {"case": "upper"}, {"punctuation": "drop"}):
         tokens = _tokens(folder, sentences="lines", **options)
         assert [t.split().count("<unk>") for t in tokens] == [0, 1, 2, 0]
     assert _tokens(folder, sentences="lines", case="upper")[3] == "QUOTES AT N N"
-    # No sentence of this file ends as those of tokenised prose do.
+    # No sentence of this file ends like sentences of tokenised prose.
     assert len(_tokens(folder)) == 1
 
 

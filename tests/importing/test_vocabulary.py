@@ -57,12 +57,12 @@ def test_counts_in_bounded_memory_have_bounded_errors(seed):
     assert counts.max_undercount > 0
     for word, count in expected.items():
         assert count - counts.max_undercount <= result.get(word, 0) <= count
-    # The most frequent words are far above the error, and so exact in order.
+    # The counts of the most frequent words are far above the error, so their order is exact.
     assert list(counts.top(3)) == [word for word, _ in expected.most_common(3)]
 
 
 def test_hashes_do_not_change():
-    # Splits of the same source depend on it. (b2sum -l 64 has the same.)
+    # Splits of a source depend on this hash. (It equals `b2sum -l 64`.)
     assert source.hash64("0 client 7") == 7571577324757370577
 
 

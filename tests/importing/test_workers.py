@@ -1,4 +1,4 @@
-"""Several processes that make sentences: the same store, and processes that are killed."""
+"""Several processes that prepare sentences: they give the same store, and may be killed."""
 
 import contextlib
 import functools
@@ -110,7 +110,7 @@ def _until(is_so: Callable[[], bool]) -> None:
 
 
 def _workers(pid: int) -> list[int]:
-    """Returns the child processes, without the one that tracks resources."""
+    """Returns the child processes, except Python's resource tracker."""
     with contextlib.suppress(OSError):
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [

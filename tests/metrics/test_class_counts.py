@@ -21,7 +21,7 @@ _BINS = 50
 
 @pytest.fixture(scope="module")
 def scored():
-    """Labels, and probabilities of class 1 that lie in the middles of bins."""
+    """Labels, and the bins of probabilities of class 1."""
     rng = np.random.default_rng(0)
     labels = (rng.uniform(size=400) < 0.3).astype(int)
     bins = np.clip(rng.normal(18 + 12 * labels, 9), 0, _BINS - 1).astype(int)
@@ -79,7 +79,7 @@ def test_constant_accuracy_is_the_largest_share():
         counts, {"en": 0.942, "es": 0.9, "none": None, "one class": 0.5}
     )
     assert result == {"en": (0.942, 0.945)}
-    # Three models that always answer the largest class: their mean is rounded to more than .8.
+    # Three models always answer the largest class; rounding makes their mean exceed .8.
     mean = np.mean([0.8] * 3)
     assert mean > 0.8 and list(no_better_than_majority({"a": [8, 2]}, {"a": mean})) == ["a"]
     assert majority_sentence(result, 4) == (

@@ -1,4 +1,4 @@
-"""The columns of metrics.csv, and the rows that rounds give."""
+"""The columns of metrics.csv, and the rows of rounds."""
 
 import math
 from collections import OrderedDict

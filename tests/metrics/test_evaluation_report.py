@@ -1,4 +1,4 @@
-"""From the sums of an evaluation to numbers, by hand."""
+"""Numbers of a report from the sums of an evaluation, against results by hand."""
 
 import dataclasses
 import json
@@ -112,7 +112,7 @@ def test_distribution_over_clients_matches(report):
     assert loss.mean == pytest.approx(1.125)
     expected = {10: 0.425, 50: 1.125, 90: 1.825, 95: 1.9125}
     assert loss.percentiles == pytest.approx(expected, rel=0.03)
-    # A tenth of two clients is a part of the worst one.
+    # The worst tenth of two clients is a fraction of the worst client.
     assert loss.superquantile == pytest.approx(2.0, rel=0.03)
     assert accuracy.superquantile == pytest.approx(0.5)
 
@@ -129,7 +129,7 @@ def test_empty_domain_is_undefined_and_not_worst(report):
 
 @golden.text
 def test_tables_and_json_match(report):
-    """Numbers, null and - where there is none; then on another split, with what was clipped."""
+    """Absent numbers are null or -; a second report has another split and clipped values."""
     weights = {"phone": 0.1, "tablet": 0.7, "watch": 0.2}
     clipped = {"sums": 3, "clients": 0, "examples": 2}
     heldout = dataclasses.replace(report, split="heldout", clipped=clipped)
@@ -168,7 +168,7 @@ def test_small_domain_is_not_counted(report, fewest, worst, left_out, difference
     assert lines[-1].endswith(f"--worst_min_examples={fewest} test examples: {', '.join(left_out)}")
     # In the table of each measure.
     assert [line.split()[0] for line in lines if "(worst)" in line] == [worst] * (2 * bool(worst))
-    # Its own numbers are there all the same.
+    # Its own numbers are present nevertheless.
     assert lines[2].split()[1:3] == ["4", "0.5000"]
     assert lines[5].split()[1] == ("-" if difference is None else f"{difference:.4f}")
 
@@ -196,7 +196,7 @@ def test_wide_table_splits_by_measure(report):
         assert max(map(len, lines)) <= 120
         assert f" {name}, %" in lines[0] and lines[0].endswith("pull")
         assert [line.split()[0] for line in lines[2:7]] == [*_NAMES, "difference", "all"]
-    # Told once.
+    # The message occurs once.
     assert [len(table.splitlines()) for table in tables] == [7, 7, 10]
 
 
@@ -236,7 +236,7 @@ def _perplexities(cross_entropies: Sequence[Sequence[float]]) -> EvaluationRepor
 def test_statistics_of_perplexity_are_perplexities():
     report = _perplexities([[math.log(50), math.log(200)], [math.log(1000)]])
     phone = report.domains["phone"].measures["perplexity"]
-    # The geometric mean of 50 and 200, of the words and of the clients.
+    # The geometric mean of 50 and 200: over words, and over clients.
     assert phone.value == pytest.approx(100, rel=1e-6)
     assert phone.mean == pytest.approx(100, rel=1e-6)
     # Percentiles are interpolated between cross-entropies.

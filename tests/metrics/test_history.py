@@ -1,4 +1,4 @@
-"""metrics.csv: exact, resumable, and tolerant of what a crash leaves at its end."""
+"""metrics.csv is exact and resumable, and tolerates an end that a crash damaged."""
 
 import csv
 import math

@@ -1,4 +1,4 @@
-"""Confidence intervals, against their definitions and against how often they are right."""
+"""Confidence intervals, against their definitions and their nominal coverage."""
 
 import math
 from typing import Any
@@ -22,7 +22,8 @@ _Z = 1.959963984540054
 def test_share_has_wilson_interval(share, count):
     low, high = share_interval(share, count)
     for end in (low, high):
-        # Shares that a test of this level does not reject end where it just does not.
+        # The interval contains the shares that a test of this level accepts; at its ends the test
+        # just accepts.
         assert (share - end) ** 2 == pytest.approx(_Z**2 * end * (1 - end) / count, abs=1e-12)
     assert 0 <= low <= share <= high <= 1
 
@@ -52,7 +53,7 @@ def test_percentile_lies_between_order_statistics(total, q):
     interval_ = quantile_interval(values, np.ones(total, int), q)
     below = stats.binom(total, q)
     alpha = (1 - LEVEL) / 2
-    # The k-th smallest is above the quantile where fewer than k clients lie below it.
+    # The k-th smallest value is above the quantile if fewer than k clients lie below the quantile.
     low = max((k for k in range(1, total + 1) if below.cdf(k - 1) <= alpha), default=0)
     high = min((k for k in range(1, total + 1) if below.sf(k - 1) <= alpha), default=total + 1)
     assert interval_ == ((low, high) if low >= 1 and high <= total else None)
@@ -92,5 +93,5 @@ def test_intervals_cover_the_truth():
         (lambda x: superquantile_interval(x, ones, 0.1, True), math.log(10) + 1),
     ]
     for interval, truth in cases:
-        # Twenty clients of a skewed tail are few, as docs/explanations/intervals.md says.
+        # Twenty clients are few for a skewed tail, as docs/explanations/intervals.md says.
         assert 0.88 <= _covered(interval, truth, draw) <= 0.99

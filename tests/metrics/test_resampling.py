@@ -1,4 +1,4 @@
-"""Intervals over test clients and seeds, against closed forms and against what they must hold."""
+"""Intervals over test clients and seeds, against closed forms and required properties."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_empty_set_has_no_replicates():
 
 
 def test_replicates_of_two_models_are_paired():
-    # Replicates are paired: noise that both models share is in no difference.
+    # Replicates are paired: noise that both models share cancels in differences.
     rng = np.random.default_rng(2)
     sizes = np.full(12, 10.0)
     right = rng.integers(0, 9, 12).astype(float)
@@ -68,7 +68,7 @@ def test_variance_is_of_two_crossed_samples():
     gains += rng.normal(0, 0.5, (num_seeds, 1))
     replicates, _ = _replicates(rng, gains, np.ones(num_clients), 20_000)
     spread = combined(gains.mean(axis=1), replicates, num_clients)
-    # By sums of squares: rows, columns, and what is left (Cameron, Gelbach and Miller 2011).
+    # By sums of squares of rows, columns and residuals (Cameron, Gelbach and Miller 2011).
     rows = gains.mean(axis=1).var(ddof=1) / num_seeds
     columns = gains.mean(axis=0).var(ddof=1) / num_clients
     each = gains.var(axis=1, ddof=1).mean() / num_clients
@@ -90,7 +90,7 @@ def test_seeds_alone_have_student_interval():
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e9])
 def test_rounding_errors_have_no_interval(scale):
-    # Each trial gains a tenth, but not in floating point.
+    # Each trial gains a tenth, up to rounding errors.
     gains = scale * (np.array([0.8, 0.9, 0.5]) - np.array([0.7, 0.8, 0.4]))
     assert np.ptp(gains) > 0
     spread = combined(gains, None, 50, magnitude=0.9 * scale)
@@ -137,7 +137,7 @@ def test_needed_clients_match_the_formula():
     replicates, _ = _replicates(rng, gains, np.ones(20), 20_000)
     spread = combined([0.3], replicates, 20)
     factor = spread.needed().clients
-    # An interval ends at 0 where t^2 variance / clients is the square of the effect.
+    # An interval ends at 0 if t^2 variance / clients equals the square of the effect.
     t = stats.t.ppf(0.975, 19)
     assert factor == pytest.approx(t**2 * gains.var(ddof=1) / 20 / 0.09, rel=0.05)
     # More clients do not help three seeds that disagree.

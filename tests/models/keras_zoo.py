@@ -142,7 +142,7 @@ def nested() -> tf.keras.Model:
 
 
 class _ListOfWeights(tf.keras.layers.Layer):
-    """Holds its weights in a list, and its layers in another."""
+    """A layer that keeps its weights in one list and its sub-layers in another."""
 
     def build(self, input_shape: Any) -> None:
         size = int(input_shape[-1])
@@ -161,7 +161,7 @@ def weights_in_lists() -> tf.keras.Model:
 
 
 class _TiedOutput(tf.keras.layers.Layer):
-    """Scores by the transpose of another layer's weight."""
+    """A layer that computes scores by the transpose of another layer's weight."""
 
     def __init__(self, embedding: tf.keras.layers.Embedding) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def tied_embedding() -> tf.keras.Model:
 
 
 class _TiedVariable(tf.keras.layers.Layer):
-    """Holds another layer's weight itself."""
+    """A layer that has another layer's weight as an attribute."""
 
     def __init__(self, shared: tf.Variable) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ def sequences(shape: Any, dtype: str = "float64", mask: Optional[np.ndarray] = N
 
 
 def random_weights(layer: tf.keras.layers.Layer, features: int) -> list[np.ndarray]:
-    """Weights that leave no gate closed and none linear, for a layer that is built here."""
+    """Random weights for a built layer, with which no gate is closed or linear."""
     layer.build(tf.TensorShape([None, None, features]))
     rng = np.random.default_rng(2)
     return [rng.normal(size=w.shape, scale=0.7).astype(layer.dtype) for w in layer.weights]

@@ -1,4 +1,4 @@
-"""Models, losses and metrics whose numbers of an example depend on the rest of its batch."""
+"""Models, losses and metrics whose value for an example depends on the rest of its batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def _model(
     metrics: Sequence[Metric] = (),
 ) -> Model:
     def build() -> tf.keras.Model:
-        # Without the noise of the check, zeros would hide the inputs.
+        # Without the check's noise, weights of zero would hide the inputs.
         last = layers.Dense(1, kernel_initializer="zeros")
         return tf.keras.Sequential([tf.keras.Input([4]), *[layer() for layer in stack], last])
 
@@ -95,7 +95,7 @@ def test_mixing_subclass_is_refused_by_its_own_name():
         [lambda: layers.Dropout(0.5)],
         [lambda: layers.GaussianNoise(0.5), lambda: layers.AlphaDropout(0.3)],
         [lambda: layers.Reshape([2, 2]), lambda: layers.LSTM(3, dropout=0.5)],
-        # Seeded by nothing, so that no two calls are equal.
+        # Without a seed, so that no two calls are equal.
         [_function(lambda x, _: x + tf.random.normal(tf.shape(x)))],
         [lambda: layers.LayerNormalization(), lambda: layers.UnitNormalization()],
         [lambda: layers.BatchNormalization(trainable=False)],

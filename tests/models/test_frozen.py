@@ -1,4 +1,4 @@
-"""Layers that are not trained: which weights they are, and that nothing else changes."""
+"""Frozen layers: the choice of weights, and that nothing else changes."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_frozen_weights_keep_predictions_without_gradients():
 
 
 def test_loss_excludes_frozen_weights_penalty():
-    """In `dense` the first layer's kernel has one, l2, and the second layer's bias, l1."""
+    """`dense` has l2 on its first layer's kernel, and l1 on its second layer's bias."""
     model = _model()
     weights = [w + np.float32(1) for w in model.initial_weights.trainable]
     _, _, kernel, bias = weights
@@ -69,7 +69,7 @@ def test_equal_frozen_layers_share_a_trace():
     ("kind", "frozen", "expected", "others"),
     [
         ("dense", (), "dense_1", ("dense",)),
-        # Weights that are frozen anyway are not named.
+        # The list does not name weights that are frozen in any case.
         ("dense", ("dense",), "dense_1", ()),
         ("dense", ("dense_1",), "dense", ()),
     ],

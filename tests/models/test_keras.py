@@ -44,7 +44,7 @@ def _set(keras_model: tf.keras.Model, weights: ModelWeights) -> None:
             variable.assign(value)
 
 
-# Dear traces have cheaper twins.
+# For models with expensive traces there are cheaper models of the same form.
 _USUAL = [name for name in KINDS if name != "lstm_with_masking"]
 
 
@@ -106,7 +106,7 @@ def test_losses_and_gradients_match_keras(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense_with_dropout", "weights_in_lists", "lstm_with_dropout"])
 def test_calls_keep_the_model(name):
-    """The Keras model must keep no tensor of a call for the next one."""
+    """The Keras model must not retain a tensor of a call until the next call."""
     kind = KINDS[name]
     model, batch = kind.model(), examples(kind)
 
@@ -196,7 +196,7 @@ _X = np.random.default_rng(0).random([5, 4, 4, 6]).astype(np.float32)
 
 
 def _unchanged(channels: int) -> tf.keras.layers.Layer:
-    """Returns a layer with weights that changes nothing: a model needs some."""
+    """Returns an identity layer with weights: a model needs some."""
     return layers.Dense(channels, kernel_initializer="identity")
 
 
@@ -293,7 +293,7 @@ def _build(*stack: Callable[[], Any], loss: Any = None, features: Any = 4) -> Mo
 
 
 class _Square(layers.Layer):
-    """Multiplies by one weight, which subclasses keep in odd places."""
+    """Multiplies by a weight, which subclasses keep in unusual attributes."""
 
     def build(self, input_shape: Any) -> None:
         del input_shape
@@ -356,7 +356,7 @@ class _AddsLoss(layers.Layer):
 @pytest.mark.parametrize("layer", [_InMapping, _InNestedList])
 def test_rejects_weights_outside_attributes(layer):
     if keras_platform().release == KERAS_3:
-        # Its scope reaches them.
+        # Its scope includes them.
         assert _build(layer).num_parameters == 16
         return
     with pytest.raises(ValueError, match=r"must be an attribute of a layer.*hidden"):

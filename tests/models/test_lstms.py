@@ -134,7 +134,7 @@ _PROJECTIONS = [None, 3, 7]
 def _numpy_cifg(
     x: np.ndarray, mask: Optional[np.ndarray], W: Any, U: Any, b: Any, P: Any = None
 ) -> np.ndarray:
-    """One sequence after another, one gate after another, as the formulas have them."""
+    """Computes each gate of each sequence separately, by the formulas."""
 
     def sigmoid(z: np.ndarray) -> np.ndarray:
         return 1 / (1 + np.exp(-z))
@@ -232,7 +232,7 @@ def _weights() -> list[np.ndarray]:
 
 
 def _sentences(num: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Sentences of 0 to T words: many words more than once, and padding after them."""
+    """Padded sentences of 0 to T words, with many repeated words."""
     rng = np.random.default_rng(seed)
     inside = np.arange(_STEPS) < rng.integers(0, _STEPS + 1, size=[num, 1])
     x, y = (np.where(inside, rng.integers(1, _IDS, size=[num, _STEPS]), 0) for _ in range(2))

@@ -55,7 +55,7 @@ _ANY_PREDICTIONS = [
     ("metric", "labels", "shape"), _ANY_PREDICTIONS, ids=lambda value: getattr(value, "name", "")
 )
 def test_extreme_predictions_stay_within_bounds(metric, labels, shape):
-    """Infinite values exclude their client; excluding NaN would hide a mistake."""
+    """An infinite sum would exclude its client; so would NaN, but that would hide a mistake."""
     predictions = np.random.default_rng(0).choice(_EXTREMES, size=[60, *shape])
     sums = metric.per_example(tf.constant(labels), tf.constant(predictions))
     numerator, denominator = (value.numpy() for value in sums)
@@ -70,7 +70,7 @@ def test_extreme_predictions_stay_within_bounds(metric, labels, shape):
 # --- Perplexity and the two in-vocabulary accuracies, by hand
 
 
-# Three words; 4 is a word out of the vocabulary, 5 the begin of a sentence, 6 its end.
+# Ids 1 to 3 are words; 4 is an unknown word, 5 the start of a sentence, 6 its end.
 _TEXT_IDS = TokenIds(3)
 _LABELS = np.array(
     [
@@ -156,7 +156,7 @@ def test_metric_sums_ignore_batching_and_order(metric):
         parts = [_sums(metric, labels[batch], scores[batch]) for batch in batches]
         result = [sum(part[i].sum() for part in parts) for i in range(2)]
         np.testing.assert_allclose(result, whole, rtol=1e-6)
-        # More padding changes nothing.
+        # Additional padding changes nothing.
         padded = _sums(
             metric, np.pad(labels, [(0, 0), (0, 3)]), np.pad(scores, [(0, 0), (0, 3), (0, 0)])
         )

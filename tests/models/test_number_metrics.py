@@ -73,7 +73,7 @@ _ERRORS = ["mean_absolute_error", "root_mean_squared_error"]
     [
         (_TWO_CLASSES, 1, "losses.BinaryCrossentropy(from_logits=True, ", ["accuracy"]),
         (_TWO_CLASSES, 1, "losses.BinaryFocalCrossentropy(", ["accuracy"]),
-        # The meaning of its outputs is unknown.
+        # The package does not know the meaning of this model's outputs.
         (_TWO_CLASSES, 1, "losses.Hinge(", []),
         (_RANGED, 1, "losses.Huber(", _ERRORS),
         (REGRESSION, 1, "losses.Huber(", []),

@@ -51,7 +51,7 @@ def test_sixteen_bit_models_give_float32_losses(precision, name):
     weights = model.initial_weights._replace(trainable=weights)
     losses, predictions = model.example_losses(weights, batch, False, tf.zeros([2], tf.int32))
     assert losses.dtype == predictions.dtype == tf.float32
-    # Every prediction is a 16-bit number.
+    # Every prediction is representable in 16 bits.
     kind = tf.float16 if precision == "mixed_float16" else tf.bfloat16
     np.testing.assert_array_equal(tf.cast(tf.cast(predictions, kind), tf.float32), predictions)
 

@@ -60,7 +60,7 @@ def _traced(layer: tf.keras.layers.Layer, data: Sequences, x_spec: tf.TensorSpec
     ids=str,
 )
 def test_a_traced_call_gives_the_same(make_layer, shape, mask):
-    """Also where the batch or the length is not known, so that time is a loop."""
+    """Also if the size of the batch or the length is unknown, so that time is a loop."""
     layer = make_layer(return_sequences=True)
     data = sequences([4, 6, 3], mask=MASKS[mask])
     call = _traced(layer, data, tf.TensorSpec(shape, tf.float64))
@@ -87,18 +87,18 @@ def _product_shapes(layer: tf.keras.layers.Layer, data: Sequences) -> list[tuple
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [None, MASKS["middle"]], ids=["no_mask", "middle"])
 def test_each_weight_has_one_gradient_product(make_layer, mask):
-    """However many time steps there are."""
+    """Independently of the number of time steps."""
     layer = make_layer(features=7, return_sequences=True)
     products = _product_shapes(layer, sequences([4, 6, 7], mask=mask))
     for weight in layer.weights:
         if len(weight.shape) == 2:
-            # The bias goes with the kernel, as one more row.
+            # The bias is an additional row of the kernel.
             rows = weight.shape[0] + (weight is layer.kernel)
             assert products.count((rows, weight.shape[1])) == 1, weight.name
     # The input product of all steps, and the gradient of the inputs.
     assert products.count((4 * 6, layer.kernel.shape[1])) == 1
     assert products.count((4 * 6, 7)) == 1
-    # The rest is small: the state's products at each step, forward and backward.
+    # All other products are small: those of the state at each step, forward and backward.
     rest = [shape for shape in products if 4 in shape]
     matrices = sum(len(weight.shape) == 2 for weight in layer.weights)
     assert len(rest) == 2 * 6 * (matrices - 1)
@@ -223,7 +223,7 @@ def _clients(model: Model, count: int, length: int) -> tuple[list[np.ndarray], A
     return weights, tokens, rng.integers(0, 4, size=[count, 4]).astype(np.int32)
 
 
-# TensorFlow traces what it vectorises in eager mode, too.
+# TensorFlow traces vectorised functions also in eager mode.
 @pytest.mark.nightly_cases("cifg_with_projection-loop")
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Models of TFF's as models of this package, and the other way."""
+"""Conversion of TFF's models to models of this package, and back."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def _examples(size: int) -> dict[str, np.ndarray]:
 
 
 def _softmax_losses(kernel, bias, x, y):
-    """Losses of softmax regression and their gradient by the kernel, float64."""
+    """Losses of softmax regression and their gradient with respect to the kernel, in float64."""
     logits = x.astype(np.float64) @ kernel + bias
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
@@ -44,7 +44,7 @@ def _softmax_losses(kernel, bias, x, y):
 
 @pytest.fixture(autouse=True)
 def _keras_as_it_was():
-    """TFF builds Keras models in graphs, which spoils those that other tests have."""
+    """Restores Keras: TFF builds Keras models in graphs, which spoils other tests' models."""
     yield
     restore_keras_classes()
 
@@ -79,7 +79,7 @@ def test_losses_are_per_example_and_weighted(name):
 
 
 def _masked_mean(losses):
-    # A mean over some of the examples: how many depends on the batch.
+    # A mean over some of the examples, whose number depends on the batch.
     kept = tf.cast(losses > 1.0, tf.float32)
     return tf.math.divide_no_nan(tf.reduce_sum(kept * losses), tf.reduce_sum(kept))
 

@@ -1,4 +1,4 @@
-"""Users' files that cannot be run, or fail: one clear line, or their own lines."""
+"""Users' files that cannot run, or that fail: one clear line, or the failing lines."""
 
 import contextlib
 import logging
@@ -44,7 +44,7 @@ def test_endless_files_are_not_read(tmp_path):
 
 @pytest.mark.parametrize("error", ["GeneratorExit", "SystemExit", "StopIteration", "Mine"])
 def test_user_file_errors_are_reported(tmp_path, error):
-    """Also what is no `Exception`, with which Python would end."""
+    """Also errors that are not an `Exception`, which would end Python."""
     text = f"class Mine(BaseException): pass\n\nraise {error}(0)\n"
     lines = error_lines(model_file(tmp_path, text))
     assert lines[0].endswith("my_model.py: it fails:")
@@ -53,7 +53,7 @@ def test_user_file_errors_are_reported(tmp_path, error):
 
 
 def test_slow_user_file_prints_progress(tmp_path, monkeypatch):
-    """It is not ended: here it waits for the very line."""
+    """The file is not interrupted: this one waits until the line is printed."""
     written = tmp_path / "written"
     logger, handler = logging.getLogger(user_code.__name__), logging.FileHandler(written)
     monkeypatch.setattr(user_code, "_LONG_SECONDS", 0.01)
@@ -170,7 +170,7 @@ def test_neighbouring_modules_are_per_file(tmp_path):
         "import package\nfound = package.NAME",
         "import importlib\nfound = importlib.import_module('package.part').NAME",
         "import folder.part\nfound = folder.part.NAME",
-        # Folders that are packages and have the name of the file itself.
+        # Packages with the same name as the file.
         "from mine import part\nfound = part.NAME",
     ],
 )
@@ -190,7 +190,7 @@ def test_every_way_to_import(tmp_path, statements):
 
 
 def test_neighbouring_modules_precede_installed_ones(tmp_path):
-    # dm-tree's name; TFF loads it.
+    # The name of dm-tree, which TFF imports.
     pytest.importorskip("tree")
     text = "import tree\ndef f(x): return tree.NAME"
     file = _file(tmp_path, text, {"tree.py": "NAME = 'theirs'"})
@@ -230,7 +230,7 @@ def test_neighbouring_module_adds_no_name(tmp_path):
 def test_a_module_that_was_changed_is_read_again(tmp_path):
     text = "import parts\ndef f(x): return parts.NAME"
     for number in range(3):
-        # Python's cache would not distinguish files of one size within a second.
+        # Python's bytecode cache only compares the size of a file and its time in seconds.
         assert _result(_file(tmp_path, text, {"parts.py": f"NAME = {number}"})) == number
     assert not (tmp_path / "__pycache__").exists()
 

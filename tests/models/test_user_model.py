@@ -1,4 +1,4 @@
-"""Models from users' files: what they may be."""
+"""Models from users' files: accepted and refused forms."""
 
 import itertools
 import re
@@ -49,7 +49,7 @@ def test_a_classifier_trains_and_its_accuracy_is_measured(tmp_path):
 
 @pytest.mark.slow
 def test_the_seed_decides_the_initial_weights(tmp_path):
-    # One model is built when it is first called.
+    # One of the models is only built at its first call.
     for keras_model in (DENSE, "tf.keras.Sequential([layers.Dense(5), layers.Dense(3)])"):
         path = returning(tmp_path, keras_model, LOSS)
         first, second, other = (
@@ -78,7 +78,7 @@ _HIDDEN = "tf.keras.Sequential([tf.keras.Input(data.x_shape), {}, layers.Dense(3
 @pytest.mark.parametrize(
     "keras_model, loss",
     [
-        # User code may have random constants.
+        # User code may contain random constants.
         (_HIDDEN.format("layers.Dense(4, activation=lambda x: x)"), LOSS),
         (_HIDDEN.format("layers.Dense(4, kernel_regularizer=lambda w: tf.reduce_sum(w))"), LOSS),
         (_HIDDEN.format("layers.Lambda(lambda x: x * 2.0)"), LOSS),

@@ -111,7 +111,7 @@ def test_clients_train_as_plain_keras_in_both_modes(name):
         beta = clients.map(lambda n: tf.cast(n, tf.float32), clients.num_examples)
         return local_sgd(model, options, weights, clients, tf.ones([1]), beta).trained
 
-    # The short client finishes first, and its weights stay.
+    # The client with fewer batches finishes first; its weights must not change afterwards.
     cohort = [_client(kind, 10), _client(kind, 3, seed=1)]
     expected = [_keras_weights(kind, model.initial_weights.trainable, client) for client in cohort]
     streamed = train(client_arrays({k: tf.constant(v) for k, v in cohort[0].items()}), False)

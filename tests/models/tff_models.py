@@ -1,4 +1,4 @@
-"""Models of TFF's for tests, written as its documentation writes them."""
+"""TFF models for tests, written as in TFF's documentation."""
 
 import collections
 from typing import Any
@@ -23,7 +23,7 @@ def cross_entropy() -> tf.keras.losses.Loss:
 
 
 def from_keras(*layers: Any, loss: Any = None) -> Any:
-    """Returns a functional model that TFF makes of a Keras model."""
+    """Returns the functional model to which TFF converts a Keras model."""
     return tff.learning.models.functional_model_from_keras(
         keras_model(*layers), cross_entropy() if loss is None else loss, INPUT_SPEC
     )
@@ -37,7 +37,7 @@ def functional(reduce: Any = _mean, predict: Any = None, spec: Any = INPUT_SPEC)
     """Returns a functional softmax regression without Keras.
 
     Args:
-        reduce: From the losses of a batch to its loss.
+        reduce: Reduces the losses of a batch to its loss.
         predict: (kernel, bias, x) -> logits.
         spec: The input spec.
     """
@@ -63,7 +63,7 @@ def functional(reduce: Any = _mean, predict: Any = None, spec: Any = INPUT_SPEC)
 
 
 def variables_from_keras(*layers: Any) -> Any:
-    """Returns a VariableModel that TFF makes of a Keras model, with a metric."""
+    """Returns the VariableModel to which TFF converts a Keras model, with a metric."""
     return tff.learning.models.from_keras_model(
         keras_model(*[layer() for layer in layers]),
         loss=cross_entropy(),
@@ -73,7 +73,7 @@ def variables_from_keras(*layers: Any) -> Any:
 
 
 class HandWritten(tff.learning.models.VariableModel):
-    """Softmax regression with variables of its own, which counts as it goes."""
+    """Softmax regression with its own variables, which also sums its losses and examples."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""Files with models of users, and what becomes of them."""
+"""Users' model files, and their error messages."""
 
 import textwrap
 from pathlib import Path
@@ -58,12 +58,12 @@ def load_error(path: Path, data: ModelData = FEATURES) -> str:
 
 
 def error_lines(path: Path) -> list[str]:
-    """The lines of the message, without the marks that some versions of Python set below code."""
+    """Returns the message's lines, without the marks that some Pythons print below code."""
     return [line for line in load_error(path).splitlines() if not set(line) <= set(" ^~")]
 
 
 def error_line(path: Path, data: ModelData = FEATURES) -> str:
-    """The message, of one line, without the file and the line of its function at the start."""
+    """Returns the one-line message, without the file and the line number at its start."""
     message = load_error(path, data)
     assert "\n" not in message
     lines = path.read_text().splitlines()

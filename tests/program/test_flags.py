@@ -1,4 +1,4 @@
-"""Flags from options: names, help and texts, and options from values by flag."""
+"""Flags from options: names, help and texts; and options from values of flags."""
 
 import dataclasses
 import typing
@@ -266,7 +266,7 @@ _NUMBERS: dict[type, tuple[Any, ...]] = {
     float: (0.0, 0.1, 1 / 3, 0.75, 1.0, 2.5, 90.0, 12345.678, -3.5, 1e-7, 2e-30, 3.4e38),
 }
 _TEXTS = ("", "a", "block_*", "true", "2", "a b", "mean=x")
-# Flags that take none of the random texts, or that the defaults of other flags exclude.
+# Flags that accept none of the random texts, or that defaults of other flags exclude.
 _NOT_RANDOM = {
     *("privacy", "lambda_baselines"),
     *("device", "max_clients_in_step", "ray_address", "xla"),
@@ -299,7 +299,7 @@ def test_texts_of_random_options_give_the_same_options(name, seed):
 
 
 def _required(kind: type) -> dict[str, Any]:
-    """Returns values of the flags without which there are no options of a class."""
+    """Returns values of the required flags of an options class."""
     missing = {flag.name: "a" for flag in option_flags(kind) if flag.default is dataclasses.MISSING}
     return missing | _REQUIRED.get(kind, {})
 

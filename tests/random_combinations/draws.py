@@ -70,7 +70,8 @@ _ALGORITHMS = (
     *["term", "q_ffl"] * 2,
     *("fed_avg", "fed_prox", "fed_avg_sub", "fed_avg_target_only", "fed_boost", "afl_boost"),
 )
-# TFF compiles secure sums to verify them, and those after "tff/" to run them, for seconds.
+# TFF compiles secure sums to verify them, and compiles sums in "tff/" to run them, which takes
+# seconds.
 _SUMS = {
     "plain": 80,
     "secure": 6,
@@ -142,11 +143,12 @@ _PER_DOMAIN = ("lambda_set", "lambda_initial", "lambda_baselines", "initial_coun
 
 @dataclasses.dataclass(frozen=True)
 class Combination:
-    """Choices of a training.
+    """A combination of choices for a training.
 
     Attributes:
         seed: Seed of the weights and of the clients.
-        group: Seed of what a trace depends on: algorithm, settings, task, sums and runtime.
+        group: Seed of all choices on which a trace depends: algorithm, settings, task, sums and
+            runtime.
         algorithm: Name of the algorithm.
         settings: Its settings, and arguments of its builder, that differ from the defaults.
         task: Member of `TASKS`, or "ensemble".
@@ -264,7 +266,7 @@ class Combination:
 
 
 def _by_flag(options: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of the settings that are values of the options' flags."""
+    """Returns the settings that are values of the options' flags."""
     names = {flag.name for flag in option_flags(options)}
     return {name: value for name, value in settings.items() if name in names}
 
@@ -277,7 +279,7 @@ def _without(client: Mapping[str, np.ndarray], domains: Sequence[int]) -> dict[s
 def draw(seed: int) -> Combination:
     """Returns a random combination, a function of the seed.
 
-    Neighbouring seeds share what a trace depends on.
+    Neighbouring seeds have equal traces.
     """
     group = seed // SEEDS_PER_GROUP
     rng = np.random.default_rng([group, 0])

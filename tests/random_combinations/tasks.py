@@ -1,6 +1,6 @@
 """Tiny tasks with labels of each kind, whose losses can be multiplied and shifted without a trace.
 
-A factor and a constant are weights that are not trained: predictions carry them to the loss.
+The factor and the constant are frozen weights: predictions contain them, for the loss.
 """
 
 import dataclasses

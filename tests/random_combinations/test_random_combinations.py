@@ -1,4 +1,4 @@
-"""Random combinations of choices play two rounds, and keep the invariants of `INVARIANTS`.
+"""Two rounds with random combinations of choices, which satisfy the relations of `INVARIANTS`.
 
 A draw is a function of its seed, which is the name of its test. RANDOM_COMBINATIONS=60:200 in the
 environment replaces the seeds by those from 60 to 199.
@@ -92,7 +92,7 @@ class Bench:
     ) -> Run:
         """Runs the combination's cohorts, or others, from its first state, or another."""
         algorithm = combination.build()
-        # A trace depends neither on clients nor on weights, which have the losses' constant.
+        # A trace depends neither on clients nor on weights; the losses' constant is a weight.
         key = repr(combination.traced())
         if combination.group != self._group:
             self._group, self._trainings = combination.group, {}
@@ -118,7 +118,7 @@ class Invariant:
     """A relation between a run and another one.
 
     Attributes:
-        holds: Whether the mathematics has it for the combination of a run.
+        holds: Whether the relation should hold for the combination of a run.
         check: Runs the other one, and compares.
         tolerance: Largest difference of a value, relative to 1 plus its size; 0 for bits.
         scope: The combinations for which it holds.
@@ -168,7 +168,7 @@ def _check_client_order(bench: Bench, run: Run, tolerance: float) -> None:
 
 
 def _check_twice(bench: Bench, run: Run, tolerance: float) -> None:
-    # Later rounds' windows would hold the counts of both.
+    # In later rounds the window would contain the counts of both.
     cohort, once = run.cohorts[-1], run._replace(columns=run.columns[-1:])
     twice = bench.run(run.combination, [[*cohort, *cohort]], run.states[-2])
 
@@ -191,7 +191,7 @@ def _check_resumed(bench: Bench, run: Run, tolerance: float) -> None:
 
 def _check_shift(bench: Bench, run: Run, tolerance: float) -> None:
     combination = run.combination
-    # Bins of the losses, and secure sums, are of losses of at least 0.
+    # Histograms and secure sums need losses of at least 0.
     is_binned = not isinstance(
         getattr(combination.options, "threshold", RefinedThreshold()), RefinedThreshold
     )
@@ -261,7 +261,7 @@ def _check_domain_order(bench: Bench, run: Run, tolerance: float) -> None:
     reordered = dataclasses.replace(
         combination, settings=settings, domains=tuple(combination.domains[k] for k in order)
     )
-    # A stratified draw has the clients of other ids.
+    # A stratified draw would choose clients with other ids.
     cohorts = [
         [{**client, "domain_id": to_new[client["domain_id"]]} for client in cohort]
         for cohort in run.cohorts
@@ -274,7 +274,7 @@ def _check_domain_order(bench: Bench, run: Run, tolerance: float) -> None:
 
 
 def _elsewhere(**changes: Any) -> Callable[[Bench, Run, float], None]:
-    """Returns the check that a run with other choices gives the same."""
+    """Returns the check that a run with other choices has the same results."""
 
     def check(bench: Bench, run: Run, tolerance: float) -> None:
         other = bench.run(dataclasses.replace(run.combination, **changes))
@@ -334,7 +334,7 @@ def _is_mean(run: Run) -> bool:
 
 
 def _reads_no_order(run: Run) -> bool:
-    """Whether nothing is drawn by a hash of a client's examples, which has the domains' ids."""
+    """Whether no draw depends on a hash of a client's examples, which includes the domains' ids."""
     values = option_values(run.combination.options)
     return not (
         values.get("client_shuffle", False)
@@ -406,7 +406,7 @@ def _ignores_factor(run: Run) -> bool:
 
 
 def _is_fed_avg(run: Run) -> bool:
-    """Whether settings, or a single domain, make FedAvg of another algorithm."""
+    """Whether the algorithm equals FedAvg for these settings, or for a single domain."""
     combination, options = run.combination, run.combination.options
     if (
         not _is_mean(run)
@@ -538,7 +538,7 @@ def check_draw(bench: Bench, seed: int) -> list[str]:
     """Returns the names of the invariants that a draw keeps.
 
     Raises:
-        AssertionError: With the draw and all that it breaks.
+        AssertionError: With the draw and all broken invariants.
     """
     combination = draw(seed)
     failures: dict[str, Exception] = {}
@@ -602,8 +602,9 @@ def test_random_combination_keeps_invariants(bench, record_property, seed):
 
 @pytest.mark.slow
 def test_modes_agree_on_unmeasured_spoiled_client(bench):
-    # The only example of the client that is not finite is in none of the measured shares: its loss
-    # is a finite one outside of the tail, and its trained weights are not finite.
+    # The client with values that are not finite has a single example, which is in none of the
+    # measured shares: its loss is finite and outside of the tail, but its trained weights are not
+    # finite.
     combination = Combination(
         seed=102,
         group=25,

@@ -1,4 +1,4 @@
-"""Made-up folders of runs, and pages read back; without TensorFlow."""
+"""Made-up run folders, and a reader of their pages; without TensorFlow."""
 
 import csv
 import json
@@ -235,10 +235,10 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         values = dict(attrs)
         assert len(values) == len(attrs)
-        # Nothing acts, and nothing is fetched.
+        # The page has no scripts, and loads nothing from elsewhere.
         assert not any(name.startswith("on") for name in values)
         assert values.get("src", "data:").startswith("data:")
-        # Links lead to places of the page.
+        # Links refer to places on the page.
         assert values.get("href", "#").startswith("#")
         assert tag not in ("script", "iframe", "object", "form", "base")
         self.elements.add(tag)

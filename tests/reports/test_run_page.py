@@ -142,7 +142,7 @@ def test_thirty_domains_stay_a_small_page(tmp_path):
         seen += "".join(drawing.itertext())
     assert "the worst 20; 10 more are not drawn" in seen
     assert "العربية" in seen and "日本語" in seen
-    # Names with half a letter or a line break have no column in the file.
+    # Names with a lone surrogate or a line break have no column in the file.
     assert re.search(r"2\d others", seen)
 
 
@@ -290,7 +290,7 @@ def test_damaged_result_raises_user_error(tmp_path, without_pictures, changes):
 def test_unfinished_run_raises_user_error(tmp_path):
     with pytest.raises(UserError, match=r"result.json: expected the result of a complete run"):
         write_run_report(tmp_path)
-    # config.json is of a longer run than result.json.
+    # config.json belongs to a longer run than result.json.
     folder = write_run(tmp_path, result(["a"]), rounds=30)
     with pytest.raises(UserError, match=r"complete run of 30 rounds, .* result of 20: finish"):
         write_run_report(folder)

@@ -1,4 +1,4 @@
-"""Small reports, tasks and comparisons for tests of what is made of them."""
+"""Small reports, tasks and comparisons, for tests of outputs."""
 
 import contextlib
 import math
@@ -138,7 +138,7 @@ def result_json(domains: Mapping[str, Mapping[str, Any]], overall: Mapping[str, 
 
 @contextlib.contextmanager
 def as_other_user() -> Iterator[None]:
-    """Takes the rights of root away; skips the test where that cannot be done and undone."""
+    """Drops root's rights; skips the test if they cannot be dropped and regained."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user, and root again")
     try:

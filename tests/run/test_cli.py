@@ -1,4 +1,4 @@
-"""How binaries start and end."""
+"""Starts and ends of binaries."""
 
 import math
 import os
@@ -236,7 +236,7 @@ def test_who_asks_for_help(arguments, expected):
 
 @pytest.fixture
 def handled(monkeypatch):
-    """Signals that reached the handlers which were there before; none ends the test session."""
+    """Signals that the previous handlers received; none of them ends the test session."""
     seen: list[int] = []
     previous = {
         number: signal.signal(number, lambda n, frame: seen.append(n))

@@ -224,7 +224,7 @@ def test_expected_counts_respect_the_limits(settings, cut):
 
 
 def test_turns_expected_counts_match_their_cohorts():
-    """50 clients and 30 a round make one cohort of all."""
+    """With 50 clients and 30 per round, a single cohort has all clients."""
     given = {"algorithm": "fed_avg", "cohort_sampling": "turns"}
     for in_turns, in_round in ((30, 50), (25, 25), (20, 25), (10, 10)):
         spec = resolve("toy_regression", {**given, "clients_per_round": in_turns}, {})
@@ -236,7 +236,7 @@ def test_turns_expected_counts_match_their_cohorts():
 
 
 def test_expected_held_out_counts_match_the_splits():
-    """The clients, of one or two examples, hold out as many over many seeds."""
+    """Over many seeds, clients with one or two examples hold out the expected number."""
     given = {"measured_share": 0.5, "clients_per_round": 10}
     spec = resolve("toy_regression", given, {"num_clients": 700})
     task = spec.load_task()

@@ -42,7 +42,7 @@ def weights(task):
 
 
 class _Recorded:
-    """An evaluation that remembers how many clients it saw at once, and which."""
+    """An evaluation that records the clients of each call."""
 
     def __init__(self, evaluate, task):
         self._evaluate = evaluate
@@ -171,7 +171,7 @@ def test_only_plain_sums_resample_clients(task, cohort_runtime, weights):
     evaluate = prepared_evaluation(cohort_runtime, task, PlainSum())
     clients = [task.test.read(client_id) for client_id in task.test.client_ids]
     summed = evaluate(weights, [clients]).output
-    # Each client's own weights, from what it sends alone.
+    # Each client's own weights follow from its message alone.
     alone = [evaluate(weights, [[client]]).output for client in clients]
     counts = [entry.resampled[:, 1].sum(axis=1) / len(c["y"]) for c, entry in zip(clients, alone)]
     assert all(np.array_equal(w, np.round(w)) and w.max() > 1 for w in counts)

@@ -51,7 +51,7 @@ def test_finite_initial_model_has_diverged():
         ({"loss": lambda y, p: tf.math.log(0.0 * _mean(p))}, "the loss"),
         ({"loss": lambda y, p: _mean(p) / tf.cast(0 * y, tf.float32)}, "the loss"),
         ({"regularizer": lambda weights: tf.constant(np.inf)}, "the loss"),
-        # Finite, and its derivative at 0 is not.
+        # This loss is finite, but its derivative at 0 is not.
         ({"loss": lambda y, p: tf.sqrt(0.0 * _mean(p))}, "the gradient of the loss"),
         (
             {

@@ -98,7 +98,7 @@ def test_domain_without_finite_loss_is_reported():
         {"algorithm": make_options(AgnosticFedAvgOptions, lambda_update="fixed")},
         {"algorithm": make_options(AgnosticFedAvgOptions, lambda_initial=(0.9, 0.1, 0.0))},
         {"end": (1.0, 1.0, math.nan)},
-        # Private evaluations release nothing more.
+        # With private evaluations, the initial model is not evaluated.
         {"start": None},
         # Their counts of clients are noisy.
         {

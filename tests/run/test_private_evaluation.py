@@ -1,4 +1,4 @@
-"""Evaluations with noise: what they add to plain ones, what they spend, and what they keep."""
+"""Evaluations with noise: its size, its epsilon, and the numbers that it allows."""
 
 import dataclasses
 import math
@@ -81,14 +81,14 @@ def test_without_noise_it_is_the_plain_evaluation(streaming_runtime, task, evalu
             tf.nest.flatten(getattr(expected, field)),
         )
     assert not any(np.any(value) for value in tf.nest.flatten(actual.by_size))
-    # A run's files are made of it, though nothing is known of sizes.
+    # A run's files can be written from it, although sizes are unknown.
     report = evaluation_report(task.model, task.domain_names, actual).to_json()
     assert report["overall"]["over_clients"]["loss"]["num_clients"] == 40
 
 
 @pytest.mark.nightly
 def test_noise_has_the_accounted_size(task, evaluate):
-    """Each bin of each histogram is a draw; a client counts in all of 4 rows at the most."""
+    """Each bin of each histogram is a separate draw; a client counts in at most all 4 rows."""
     z = 3.0
     noise = _private(task, z)
     none = _output(evaluate, task, _private(task, 0.0))
@@ -136,7 +136,7 @@ def test_requested_class_counts_are_accounted(streaming_runtime, task, evaluate)
     assert _output(evaluate, task, _private(task, 0.0)).classes == ()
     noise = _private(task, private_evaluation=NoiseEvaluation(z, statistics=True))
     split = noise.statement(1).split
-    # The other groups have as much more noise: epsilon is that of z, whatever is asked.
+    # Other groups get correspondingly more noise: epsilon is that of z for any choice of measures.
     assert sum(zg**-2 for zg in split.values()) ** -0.5 == pytest.approx(z)
     assert noise.epsilon(2) == _private(task, z).epsilon(2)
     assert (
@@ -202,11 +202,11 @@ def test_budget_noise_covers_the_planned_evaluations(task):
 
 @pytest.mark.parametrize("z", [4.0, 0.8])
 def test_with_training_it_composes_as_one_gaussian_does(task, z):
-    """All clients take part in every round: training and evaluation are Gaussian."""
+    """All clients take part in every round: training and evaluation are Gaussian mechanisms."""
     training = CentralNoise(5.0, PoissonCohorts(40, 40))
     noise = _private(task, z, training)
     account = PrivacyAccountant([training, noise.mechanism], 1e-3)
-    # By itself an evaluation of so little noise would be accounted for in larger steps.
+    # Alone, an evaluation with so little noise would be accounted on a coarser grid.
     assert (noise.mechanism.interval(3) > training.interval(10)) == (z == 0.8)
     mu = math.sqrt(10 / 25 + 3 / z**2)
     assert account.epsilon(10, 3) == pytest.approx(gaussian_epsilon(mu, 1e-3), rel=2e-3)

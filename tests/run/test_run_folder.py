@@ -1,4 +1,4 @@
-"""Whose an output folder is, and that nothing is written before that is known."""
+"""Owners of output folders; nothing is written before the owner is known."""
 
 import json
 import subprocess
@@ -204,7 +204,7 @@ def test_initial_model_is_copied(tmp_path, model):
     model.unlink()
     actual = with_saved_start(folder.read(), folder.spec())
     assert actual.config.initial_model == copy
-    # Its settings name what was given.
+    # The stored settings have the given path, which is not the copy's.
     assert folder.spec() == spec
     with folder.locked():
         folder.write_config(spec, fingerprint, _EXECUTION)
@@ -276,7 +276,7 @@ def test_two_processes_do_not_run_in_one_folder(tmp_path):
             pass
         process.kill()
     assert str(error.value) == f"--output_dir: another process is running in {tmp_path}"
-    # The kernel took the dead process's lock away.
+    # The kernel released the lock of the dead process.
     with RunFolder(tmp_path).locked():
         pass
 

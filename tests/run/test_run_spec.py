@@ -98,7 +98,7 @@ def test_flags_name_every_setting():
         "data_dir",
         "data",
         *(flag.name for flag in option_flags(DEFAULTS["digits"].spec.options)),
-        # A flag that is given each time is not stored.
+        # The user gives --trust for each command, so it is not stored.
         *({flag.name for flag in option_flags(RunConfig)} - {"trust"}),
         *(flag.name for flag in option_flags(ALGORITHMS["q_ffl"].options)),
     }
@@ -246,7 +246,7 @@ def test_keys_are_new_unless_they_are_seeded(generator):
 
 
 def test_secure_cohorts_are_chacha20_coins():
-    """Each client's number is 53 bits of the stream of a key that is made of the noise's."""
+    """Each client's number is 53 bits of a key stream, whose key derives from the noise's key."""
     key, round_num = (1, 2, -3, 4), 6
     digest = hashlib.sha256(b"cohorts" + np.array(key, np.int64).tobytes()).digest()
     nonce = np.array([0, 11, round_num, 0], np.uint32).tobytes()

@@ -1,4 +1,4 @@
-"""Runs on client stores: whose words they are, which clients take part and who is evaluated."""
+"""Runs on client stores: vocabulary, participating and evaluated clients."""
 
 import shutil
 from collections.abc import Iterator

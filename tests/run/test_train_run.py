@@ -1,4 +1,4 @@
-"""Run folders from Python: what the command leaves, byte for byte; settings as options."""
+"""Run folders from Python: equal to the command's byte for byte; settings as options."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Kinds of models that tests of runtimes run: small ones of every sort."""
+"""Small models of every kind, for tests of runtimes."""
 
 from typing import Any, Callable, NamedTuple
 

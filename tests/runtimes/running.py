@@ -1,4 +1,4 @@
-"""Clients in memory, and runtimes that start at their first use, for combinations of choices."""
+"""Clients in memory, and runtimes that start at their first use, for tests of combinations."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""The cohort runtime: structures, memory, devices, its end; test_parity has its numbers."""
+"""The cohort runtime: structures, memory, devices, its end; test_parity.py tests results."""
 
 import dataclasses
 import gc
@@ -100,7 +100,7 @@ def test_results_are_numpy_arrays(runtime, training):
 
 @pytest.mark.nightly
 def test_empty_cohort_sums_to_zeros(runtime):
-    """Before any other cohort, so that nothing has been traced."""
+    """The empty cohort is the first one, so that nothing has been traced."""
     training = runtime.training(_algorithm(), PlainSum())
     state = training.initialize()
     after, metrics = training.next(state, [])
@@ -192,7 +192,7 @@ def test_runtime_survives_failing_round(runtime, training):
 def test_memory_does_not_grow_with_the_rounds(mode):
     """Leaking a round's state would be 12 MB in each part of these rounds, its data 29 MB.
 
-    A leak shows in every part; what an allocator keeps once does not.
+    A leak adds memory in every part of the test, an allocator's reserve only once.
     """
     rng = np.random.default_rng(0)
     cohort = [random_client(rng, 60, range(3), num_features=2000, num_classes=50) for _ in range(4)]
@@ -234,7 +234,7 @@ def _normalized_images() -> tf.keras.Model:
     ("build", "shape"), [(_normalized_dense, [5]), (_normalized_images, [4, 4, 2])]
 )
 def test_lanes_share_no_stateful_kernel(build, shape):
-    """TensorFlow's fused normalisation does: run by two threads at once, it ended the process."""
+    """TensorFlow's fused normalisation has such a kernel: two threads crashed the process."""
     kind = keras_zoo.classification(build, shape)
     model = kind.model()
     for training in (True, False):
@@ -246,7 +246,7 @@ def test_lanes_share_no_stateful_kernel(build, shape):
 
 
 class _FullLanes:
-    """Lanes on whose device no memory is left."""
+    """Lanes on a device without free memory."""
 
     def map_in_order(self, fn: Any, items: Any) -> Iterator[Any]:
         yield from ()

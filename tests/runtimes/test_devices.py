@@ -1,4 +1,4 @@
-"""Devices that TensorFlow has, and what is said of one that it lacks."""
+"""Devices that TensorFlow has, and messages about a device that it lacks."""
 
 import pytest
 import tensorflow as tf
@@ -15,7 +15,7 @@ _HINT = {
 
 
 class _Logical:
-    """Stands in for what TensorFlow lists."""
+    """A substitute for TensorFlow's logical devices."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -43,7 +43,7 @@ def test_auto_takes_all_best_devices(monkeypatch):
     _pretend(monkeypatch, cpu, *gpus)
     assert DEVICES["auto"]() == DEVICES["gpu"]() == gpus
     assert DEVICES["cpu"]() == [cpu]
-    # A TPU has to be asked for: it runs nothing without XLA.
+    # A TPU is only used if requested: without XLA it runs nothing.
     _pretend(monkeypatch, cpu, "/device:TPU:0")
     assert DEVICES["auto"]() == [cpu]
     assert DEVICES["tpu"]() == ["/device:TPU:0"]

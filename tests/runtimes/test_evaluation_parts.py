@@ -1,4 +1,4 @@
-"""Evaluations of clients that come in parts: nothing is looked at but the sum of them all."""
+"""Evaluations of clients in parts: only the total sum is released."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +45,7 @@ def _in_parts(*sizes: int) -> list[Sequence[Any]]:
 @pytest.mark.nightly
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (2, 3), (1, 4), (4, 0, 1), (0, 5)])
 def test_secure_parts_equal_complete_sums(secure, sizes):
-    """A part may be a single client, or none: fewer than a sum that is looked at must hold."""
+    """A part may have a single client or none, although a released sum needs more."""
     result, expected = secure(_WEIGHTS, _in_parts(*sizes)), secure(_WEIGHTS, _in_parts(5))
     assert_identical(result.output, expected.output)
     assert result.clipped == expected.clipped
@@ -91,6 +91,6 @@ def test_plain_parts_equal_complete_sums(runtime):
     plain = runtime.evaluation(_MODEL, 3, PlainSum())
     whole = plain(_WEIGHTS, [_CLIENTS]).output
     assert_all_close(plain(_WEIGHTS, _in_parts(2, 1, 2)).output, whole)
-    # And a single client is no secret.
+    # The values of a single client would not be secret.
     assert plain(_WEIGHTS, _in_parts(1)).output.clients["evaluated"] == 1
     assert plain(_WEIGHTS, []).output.clients["evaluated"] == 0

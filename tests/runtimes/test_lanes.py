@@ -1,4 +1,4 @@
-"""Lanes: order, exceptions, how much is under way, and their end."""
+"""Lanes: order, exceptions, number of unfinished items, and their end."""
 
 import contextlib
 import sys
@@ -121,7 +121,7 @@ def test_running_items_do_not_exceed_lanes(lanes):
 
 
 def test_all_lanes_run_at_once():
-    """Each item waits for the other ones, so that fewer lanes would never get on."""
+    """Each item waits for the other items, so that fewer lanes would hang."""
     lanes, barrier = DeviceThreads([_CPU], 3), threading.Barrier(3)
     list(lanes.map_in_order(lambda _: barrier.wait(_TIMEOUT_SECONDS), range(3)))
     lanes.close()
@@ -247,7 +247,7 @@ def test_positions_are_plain_integers():
 
 
 def _counting_model() -> tuple[Model, list[int]]:
-    """A model that notes when it is traced."""
+    """A model that records its traces."""
     model, traces = linear_model(), []
 
     def predict(weights: Any, x: Any, training: bool, seed: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Every runtime gives the numbers of TFF's, whatever it runs and however it runs it.
+"""Every runtime has the results of the TFF runtime, for all algorithms, models and client modes.
 
 Rounds and evaluations see clients of uneven sizes, of one example, without examples and, where
 inputs are real numbers, one whose numbers are not finite; batches do not divide the clients.
@@ -26,7 +26,7 @@ from tff_agnostic.runtimes.devices import DeviceThreads
 pytestmark = pytest.mark.slow
 
 _OPTIONS = {"secure": make_options(SecureSumOptions, limit_examples=20, secure_min_clients=1)}
-# Differences are shares of the largest value of an array; of smaller ones, of this.
+# Differences are relative to the largest value of an array, or to this if all values are smaller.
 _FLOOR = 0.01
 # Cohorts of uneven sizes; the empty one is the last.
 _SIZES = ((9, 0, 1, 14, 6), (3, 1, 11), (2, 8, 0, 5, 4, 1), ())
@@ -34,10 +34,10 @@ _SIZES = ((9, 0, 1, 14, 6), (3, 1, 11), (2, 8, 0, 5, 4, 1), ())
 _GROUP = 2
 
 _MODES = ("streamed", "vectorised")
-# (algorithm, aggregation, kind of model, client modes): every aggregation and every kind, secure
-# sums with what they bound in different ways. TFF compiles each run, which takes seconds, and
-# secure ones again for each mode: the modes differ only in plain work. `test_combinations.py` has
-# logistic regression of the other algorithms.
+# (algorithm, aggregation, kind of model, client modes): every aggregation and every kind of model,
+# including secure sums with different bounds. TFF compiles each run, which takes seconds, and
+# secure ones again for each mode, although modes differ only in plain work. `test_combinations.py`
+# has logistic regression with the other algorithms.
 _ALL_RUNS = [
     ("delta_fl", "plain", "logistic", _MODES),
     ("agnostic_fed_avg", "secure", "logistic", ("vectorised",)),
@@ -110,7 +110,7 @@ def _aggregation(name: str) -> Any:
 
 
 class _Rounds:
-    """Rounds of an algorithm on a kind of model, the same wherever they run."""
+    """Rounds of an algorithm with a kind of model, equal in all runtimes."""
 
     def __init__(self, algorithm: str, aggregation: str, kind: str) -> None:
         self._kind = KINDS[kind]
@@ -196,7 +196,7 @@ def test_evaluations_equal_tffs(tff_runtime, cohort_runtimes, aggregation, kind)
 
 
 def _assert_equal_numbers(actual: Any, expected: Any, kind: str) -> None:
-    """Integers are equal; real numbers agree up to what the order of a sum may change."""
+    """Integers must be equal; real numbers may differ by rounding errors of reordered sums."""
     tf.nest.assert_same_structure(actual, expected, check_types=False)
     for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
         a, e = np.asarray(a), np.asarray(e)

@@ -1,4 +1,4 @@
-"""The learning process under TFF's own training program, with its managers of state and metrics."""
+"""The learning process in TFF's own training program, with its managers of state and metrics."""
 
 import asyncio
 import collections
@@ -182,7 +182,7 @@ def test_one_client(worker, tmp_path):
 
 @pytest.mark.nightly
 def test_references_are_valid_arguments(worker):
-    """Programs may pass results on before they are there."""
+    """Programs may pass on results that are not computed yet."""
     process = _process()
 
     async def two_rounds() -> Any:

@@ -1,4 +1,4 @@
-"""Rounds on Ray: the bits of the cohort runtime, whatever the number of workers and their fate."""
+"""Rounds on Ray equal the cohort runtime's bit for bit, even if workers die."""
 
 import os
 import pickle
@@ -121,7 +121,7 @@ def test_rounds_free_their_memory(runtime):
         if len(sizes) < 2:
             return False
         growth = sum(sizes[-1][pid] - sizes[-2][pid] for pid in sizes[-1] if pid in sizes[-2])
-        # References to tasks go with a delay.
+        # References to tasks disappear with a delay.
         return growth < 15 and counts[-1] - counts[-2] < 40
 
     # Workers take some memory for their first shards, which may be late; a leak never settles.

@@ -103,7 +103,7 @@ def test_prepared_rounds_do_not_run_after_close():
 
 @pytest.mark.nightly
 def test_dying_worker_raises_user_error():
-    """TFF would ask the dead worker for ever."""
+    """TFF would send requests to the dead worker for ever."""
     with TffWorker() as worker, _installed(worker):
         process = build_agnostic_fed_avg(logistic_regression(4, 3), 3)
         state, cohort = process.initialize(), _cohort(num=40, size=300)
@@ -133,7 +133,7 @@ def test_a_worker_that_was_ended_is_an_error():
 def test_memory_does_not_grow_with_the_rounds():
     """Leaking a round's state would be 16 MB in each part of these rounds, its data 38 MB.
 
-    A leak shows in every part; what an allocator keeps once does not.
+    A leak adds memory in every part of the test, an allocator's reserve only once.
     """
     rng = np.random.default_rng(0)
     cohort = [random_client(rng, 60, range(3), num_features=2000, num_classes=50) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""The program of docs/how_to/run_a_tff_program.md under TFF's managers, killed or not."""
+"""The program of docs/how_to/run_a_tff_program.md with TFF's managers, with and without a kill."""
 
 import csv
 import os
@@ -37,7 +37,7 @@ def _is_between_evaluations(run: Path) -> bool:
     TFF cannot resume a program that was killed between two of its files.
     """
     done = max(_versions(run / "state"), default=0)
-    # Its manager saves that an evaluation begins, and that it has ended.
+    # Its manager saves the start and the end of an evaluation.
     saved = 1 + max(_versions(run / "eval_manager"), default=-1)
     return done > 2 and done % 2 == 1 and saved == done - 1
 
@@ -50,7 +50,7 @@ def _versions(folder: Path) -> dict[int, Path]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    """A folder of a program that was killed and started again, and one of one that was not."""
+    """Two folders: of a program that was killed and restarted, and of one without a kill."""
     page = (_ROOT / "docs" / "how_to" / "run_a_tff_program.md").read_text()
     made = {name: tmp_path_factory.mktemp(name) for name in ("killed", "whole")}
     for folder in made.values():

@@ -1,4 +1,4 @@
-"""Models as users write them: they train in every client mode, with the same sums."""
+"""Users' models train in every client mode, with equal sums."""
 
 import functools
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_client_modes_give_equal_rounds(
     weights, reports = train("streamed")
     assert all(report["clients"]["contributed"] > 1 for report in reports)
     assert all(np.all(np.isfinite(weight)) for weight in weights.trainable)
-    # Not each one: attention is the same for any bias of its keys.
+    # Not every weight: attention does not depend on the bias of its keys.
     assert not all(map(np.array_equal, model.initial_weights.trainable, weights.trainable))
     for mode in [mode for mode in CLIENT_MODES if mode != "streamed"]:
         if mode == "vectorised" and not USER_MODELS[name].can_be_vectorised:

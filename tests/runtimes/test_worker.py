@@ -1,4 +1,4 @@
-"""TFF's worker process ends whenever the process that started it does, however that ends."""
+"""TFF's worker process ends with the process that started it, for any cause of its end."""
 
 import os
 import signal
@@ -82,7 +82,7 @@ def test_it_ends_after_a_signal_to_its_parent(parents, sent):
 
 
 def test_it_outlives_the_thread_that_started_it():
-    """The kernel's notice of a parent's death is one of the death of the starting thread."""
+    """The kernel's death signal refers to the thread that started the worker."""
     worker = TffWorker()
     starter = threading.Thread(target=worker.__enter__)
     starter.start()

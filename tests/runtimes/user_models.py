@@ -1,4 +1,4 @@
-"""Models as users write them: of texts, tables and images, small ones of every kind."""
+"""Small models like those of users, for texts, tables and images."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ _NUMBER = tf.TensorSpec([None], tf.float32)
 
 
 class UserModel(NamedTuple):
-    """A user's file, and the data that it is for.
+    """A user's file, and data for its model.
 
     Attributes:
         data: Arguments of the file.

@@ -1,4 +1,4 @@
-"""Which folder may import which, and where TensorFlow Federated is used."""
+"""Rules for imports between folders, and places where TensorFlow Federated is used."""
 
 import ast
 import re

@@ -28,7 +28,7 @@ def project():
 
 
 def version():
-    # As the build reads it: from the text, not from an import.
+    # The build reads the version from the text, without an import.
     for node in ast.parse((ROOT / "tff_agnostic/__init__.py").read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__":
             return ast.literal_eval(node.value)
@@ -50,7 +50,7 @@ def test_version_matches_changelog_and_citation():
 def wheels(tmp_path_factory):
     """The wheels that `./run build` makes, opened: the package's, plan_runner's and fleet's."""
     folder = tmp_path_factory.mktemp("a folder") / "dist"
-    # Caches of checks that run at the same time, and uv, which the build gets where it is missing.
+    # Caches of simultaneous checks; and uv, which the build downloads if it is missing.
     caches = {".mypy_cache", ".pytest_cache", ".ruff_cache", ".uv"}
     before = caches | {path.name for path in ROOT.iterdir()}
     subprocess.run([ROOT / "run", "build", folder], check=True, stdin=subprocess.DEVNULL)
@@ -170,11 +170,11 @@ def test_package_list_is_complete(project):
     assert set(project["tool"]["setuptools"]["packages"]) == packages
 
 
-# Where the name to import is not the name to install.
+# Modules whose package has another name.
 DISTRIBUTIONS = {
     "PIL": "pillow",
     "absl": "absl-py",
-    # It comes with TensorFlow, which asks for the versions that it can do with.
+    # TensorFlow depends on it, and restricts its versions.
     "google": "tensorflow",
     "grpc": "grpcio",
     "keras": "tensorflow",
@@ -185,7 +185,7 @@ DISTRIBUTIONS = {
 
 @pytest.mark.slow
 def test_every_package_imported_is_asked_for(project):
-    """Also that what is installed needs no benchmarks, which are not."""
+    """Installed modules must not import benchmarks either, which are not installed."""
     asked = {Requirement(text).name for text in project["project"]["dependencies"]}
     for extra in project["project"]["optional-dependencies"].values():
         asked |= {Requirement(text).name for text in extra}

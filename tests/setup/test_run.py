@@ -1,4 +1,4 @@
-"""How `run` sets up and hands over, with stand-ins for uv and Python."""
+"""The script `run`: setup and start of commands, with substitutes for uv and Python."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _TOOLS = (
     "mkdir",
     "readlink",
 )
-# Makes a link for an environment, and installs nothing.
+# A substitute for uv, which creates a link as the environment and installs nothing.
 _UV = """#!/usr/bin/env bash
 echo "$*" >>"$STATE/uv"
 if [[ $1 == venv ]]; then

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).absolute().parents[2]
-# Seconds each, of a processor. TensorFlow Federated alone takes two.
+# Packages whose import takes seconds of processor time.
 _LARGE = (
     "dp_accounting",
     "h5py",

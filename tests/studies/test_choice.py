@@ -63,7 +63,7 @@ def test_objectives_equal_values_by_hand(measure):
     theirs, other, _ = _trials(rng)
     comparison = Comparison(_NAMES, _MEASURES, {"ours": ours, "fed_avg": theirs})
     index = list(_MEASURES).index(measure)
-    # Regret is what a domain lacks to the better row's mean there.
+    # Regret is the difference between the better row's mean in a domain and the domain's own.
     pick, best_of = (np.max, np.minimum) if measure == "loss" else (np.min, np.maximum)
     best = best_of(values[measure][:, :3].mean(axis=0), other[measure][:, :3].mean(axis=0))
     regret = pick(values[measure][:, :3] - best, axis=1)
@@ -154,7 +154,7 @@ def test_only_significantly_far_methods_are_given_up(unit, before, most):
         return Standing(dataclasses.replace(_judged(gain, error).gain, before=before), 0.0)
 
     rows = {
-        # Shown to be worse, by next to nothing: another setting may be the best of all.
+        # The method is significantly worse, but by very little: another setting may be the best.
         "hardly": row(-0.2 * most, 0.01 * most),
         "perhaps": row(-2.0 * most, 0.6 * most),
         "far": row(-2.0 * most, 0.4 * most),
@@ -198,7 +198,7 @@ def test_recommendation_names_limit_and_nearest_method():
         "The nearest is SURE, with worst:accuracy +20.0 points (95% interval +18.0 to +22.0) and "
         "all examples together lose 3.10 points.",
     ]
-    # With a larger limit the method is chosen, and the better one named.
+    # With a larger limit the method is chosen, and the text names the better one.
     assert chosen(rows, 0.04) == "sure"
     first, values, _, excluded = sentences(_found(rows), objective, "sure", 0.04)
     assert first.startswith("Recommended: SURE with ")
@@ -209,7 +209,7 @@ def test_recommendation_names_limit_and_nearest_method():
     assert excluded.startswith(
         "--average_may_lose excludes OTHER, with worst:accuracy +30.0 points"
     )
-    # Without a limit no sentence is about one.
+    # Without a limit, no sentence mentions one.
     text = " ".join(sentences(_found(rows), objective, None, None))
     assert "average_may_lose" not in text
     assert "no other method is significantly better" in text

@@ -30,7 +30,7 @@ def test_methods_have_equal_numbers_of_settings():
         assert len(tried) == len(FACTORS)
         assert tried[0] == {}
         assert {flag for values in tried for flag in values} == set(PORTFOLIO[row])
-        # Equal settings would be tried once.
+        # Equal settings would only be tried once.
         assert len({tuple(sorted(entry.items())) for entry in tried}) == len(FACTORS)
         assert [entry.get("client_learning_rate", 0.5) for entry in tried[:3]] == [0.5, 1.0, 0.25]
 

@@ -1,4 +1,4 @@
-"""The runs of a study: kills, several processes, first stages, ends, and refused folders."""
+"""The runs of a study: kills, several processes, initial stages, ends, and refused folders."""
 
 import json
 import multiprocessing
@@ -172,7 +172,7 @@ def test_refused_first_run_leaves_no_study(tmp_path):
     with pytest.raises(UserError, match=r"^row/number_1: --rate: expected a number"):
         _make(tmp_path / "study", trainer=SumTrainer(refuse))
     assert list(tmp_path.iterdir()) == []
-    # A folder with further files of the study stays its own.
+    # A folder with additional files still belongs to the study.
     (tmp_path / "study").mkdir()
     with (
         pytest.raises(UserError),

@@ -31,7 +31,7 @@ _NAMES = ("a", "b", "c")
 
 
 def _gain(name, before, after, error, clients=40.0, seed_part=0.3):
-    """A gain whose standard error is known, mostly of clients."""
+    """A gain with a known standard error, which mostly comes from clients."""
     total = error**2
     parts = ((1 - seed_part) * total, seed_part * total) if seed_part < 1 else (math.nan, total)
     return Gain(
@@ -95,7 +95,7 @@ def test_interval_of_all_examples_alone_has_its_scope():
     text = "\n".join(verdict(_context("a", "a"), actual))
     assert "No domain has an interval: no difference of a domain is certain." in text
     assert "Intervals are of 95%, over other test clients and other seeds (3 trials).\n" in text
-    # Nor could the frontier tell which weights help.
+    # The frontier could not show helpful weights either.
     assert "join similar domains." in text and "frontier" not in text
 
 
@@ -183,7 +183,7 @@ def test_gains_are_differences_of_pairs():
     actual = gains(_comparison(rows), "ours", "fed_avg", _ACCURACY)
     assert actual["a"].mean == pytest.approx(0.15)
     assert actual["b"].mean == pytest.approx(-0.1)
-    # Both rows have the same noise of clients in each replicate: it is in no difference.
+    # In each replicate both rows have the same noise of clients, so that it cancels in differences.
     assert actual["a"].spread.client_variance == pytest.approx(0, abs=1e-12)
     # The worst is a before, and b after.
     assert actual[WORST].mean == pytest.approx(0.1)
@@ -322,5 +322,5 @@ def test_neglected_domains_are_named(clients, worse, expected):
     lines = neglected(_comparison(rows), runs)
     assert len(lines) == (expected is not None)
     assert not lines or lines[0].startswith(expected)
-    # Domain b is worse as well, and has weight.
+    # Domain b is also worse, and has a positive weight.
     assert not any("neglects b" in line for line in lines)

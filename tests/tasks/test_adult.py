@@ -1,4 +1,4 @@
-"""UCI Adult: its format, line by line, and the real files where they are there."""
+"""UCI Adult: its format line by line, and the real files if present."""
 
 import csv
 from pathlib import Path
@@ -211,7 +211,8 @@ def test_imported_table_equals_the_task(tmp_path, cohort_runtime):
     task = _load(tmp_path, num_clients=20, num_test_clients=10)
     custom = load_task("custom", {"model": str(tmp_path / "my_model.py")}, context)
     assert custom.domain_names == task.domain_names
-    # The task knows every category of UCI's files, a table those of its training rows.
+    # The task knows all categories of UCI's files, a table only the categories of its training
+    # rows.
     train = np.concatenate([task.train.read(client)["x"] for client in task.train.client_ids])
     names = train.any(axis=0)
     assert 80 < names.sum() < 99
@@ -226,7 +227,8 @@ def test_imported_table_equals_the_task(tmp_path, cohort_runtime):
     spec = ALGORITHMS["agnostic_fed_avg"]
     reports = []
     for one in (custom, task):
-        # A batch is a whole client: how rows are shuffled depends on all columns.
+        # A batch contains all rows of a client, since the order of shuffled rows depends on all
+        # columns.
         options = make_options(
             spec.options, client_batch_size=_FEW, client_learning_rate=1.0, client_epochs=2
         )

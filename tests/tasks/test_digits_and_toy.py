@@ -135,7 +135,7 @@ def test_held_out_images_are_not_trained_on(task):
     everything = _load(keep="")
     test, evaluated, trained = map(_images, (everything.test, held_out.test, held_out.train))
     assert sorted(evaluated + trained) == _images(everything.train)
-    # Some images of the data are there twice.
+    # Some images occur twice in the data.
     assert len(set(evaluated) & set(test)) <= 1
     np.testing.assert_allclose(
         _counts(held_out, "test"), 0.25 * _counts(everything, "train"), atol=1

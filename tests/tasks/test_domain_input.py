@@ -74,7 +74,7 @@ def test_domain_vector_is_added_to_scores(model):
     model = model()
     wider = with_domain(model, 4)
     k = _vectors(wider)
-    # It starts as the network does, with vectors of zeros.
+    # Initially the model equals the network, with vectors of zeros.
     start = list(wider.initial_weights.trainable)
     assert not start.pop(k).any()
     for actual, expected in zip(start, model.initial_weights.trainable, strict=True):
@@ -90,7 +90,7 @@ def test_domain_vector_is_added_to_scores(model):
     vectors = weights.trainable[k].numpy()[domain]
     expected = scores + vectors.reshape(5, *[1] * (scores.ndim - 2), -1)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
-    # The last layer is the network's; the vectors can be trained alone.
+    # The last layer belongs to the network; the vectors can be trained alone.
     layer = last_layer(model)
     assert last_layer(wider).name == layer.name
     alone = freeze(wider, [layer.name, *layer.others])

@@ -1,4 +1,4 @@
-"""EMNIST: domains by writer or by name, and where the data come from."""
+"""EMNIST: domains by writer or by name, and sources of the data."""
 
 from typing import Any, Optional
 

@@ -30,7 +30,7 @@ _LANGUAGE_TASKS = list(_SMALL)
 
 @pytest.fixture
 def sizes(monkeypatch):
-    """Has no model built, which takes a second, and returns the vocabularies' sizes instead."""
+    """Replaces models, which take a second to build; returns the vocabularies' sizes."""
     seen = []
 
     def build(network, vocabulary_size, sequence_length, seed):
@@ -53,7 +53,7 @@ def _error(task: str, path: Any, client: str = "", **options: Any) -> str:
 
 
 def _questions(path, type_="question", **more):
-    """As TFF's own file: users with posts of a type."""
+    """Writes data like TFF's own file: users with posts of a type."""
     rows = [
         ("train", "7", {"tokens": "how ?", "type": type_, "title": "t", **more}),
         ("train", "7", {"tokens": "so", "type": "answer", "title": "t", **more}),
@@ -111,7 +111,7 @@ def test_truncated_texts_are_reported_or_continued(tmp_path, sizes, task):
     examples = chunked.train.read("b")
     np.testing.assert_array_equal(examples["y"], [[1, 2], [6, 0], [3, 6], [1, 1], [4, 6]])
     assert examples["domain_id"].tolist() == [1, 1, 0, 1, 1]
-    # Examples are no longer the store's sentences, whose number it knows.
+    # Examples differ from the store's sentences here, so that the store's number does not apply.
     np.testing.assert_array_equal(client_domain_counts(chunked.train, 2), [[2, 0], [1, 4]])
     message = _error(task, path, long_sentences="cutt")
     assert message.startswith("long_sentences: unknown treatment of long sentences 'cu")

@@ -56,7 +56,7 @@ def test_defaults_are_valid_run_settings(name):
     resolve(name, {}, {})
 
 
-# Every field of a task's options is a flag: a new one is public at once.
+# Every field of a task's options is a flag, so that a new field becomes public at once.
 _FLAGS = """
     categories concentration domain_feature heldout_share high_school_writers keep label_feature
     long_sentences model network num_classes num_clients num_test_clients predict ridge

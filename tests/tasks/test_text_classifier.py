@@ -30,7 +30,7 @@ def _load(data: Path, seed: int = 0, **options: Any) -> Task:
 
 
 def _tweets(folder: Path) -> Path:
-    """As LEAF's preprocessing leaves Sent140: x is id, date, query, user, text, and one more."""
+    """Writes Sent140 in LEAF's format: x is id, date, query, user, text, and one more field."""
     words = {0: ("sad", "awful"), 1: ("happy", "great")}
 
     def tweet(user: str, k: int) -> tuple[list[str], int]:
@@ -191,7 +191,7 @@ def _task(store: Path, task: str = "next_word", **options: Any) -> Task:
     [
         ("domain", ("cooking", "travel"), [0, 0], [1]),
         ("type", ("answer", "question"), [1, 0], [1]),
-        # Numbers in their order, those of the test clients too, and no others.
+        # Exactly the years that occur, in order, including those of test clients.
         ("year", ("2009", "2010", "2011"), [0, 1], [2]),
     ],
 )

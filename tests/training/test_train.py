@@ -35,7 +35,7 @@ def _line() -> tf.keras.Model:
 
 
 def _arrays(num_clients: int = 6, labels: str = "classes") -> dict[str, dict[str, np.ndarray]]:
-    """Arrays in the types that NumPy makes: float64 and int64."""
+    """Arrays with NumPy's default types, float64 and int64."""
     rng = np.random.default_rng(0)
     arrays = {}
     for k in range(num_clients):

@@ -91,7 +91,7 @@ def shares(losses: ArrayLike, alphas: ArrayLike, theta: float, boundary: str) ->
 
 
 def superquantile(losses: ArrayLike, alphas: ArrayLike, theta: float) -> float:
-    """min over eta of eta + (1/theta) sum_k alpha_k max(F_k - eta, 0), which the quantile meets."""
+    """min over eta of eta + (1/theta) sum_k alpha_k max(F_k - eta, 0), attained at the quantile."""
     loss, alpha = _normalised(losses, alphas)
     eta = quantile(losses, alphas, theta)
     return float(eta + alpha @ np.maximum(loss - eta, 0.0) / theta)

@@ -1,4 +1,4 @@
-"""Runs of a few rounds, and whether two of them are the same."""
+"""Runs of a few rounds, and comparisons of two runs."""
 
 import signal
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tff_agnostic.program.runs.training import TrainingRun
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 ROUNDS = 7
-# Adam's moments, the window and lambda all have to survive.
+# A resumed run needs Adam's moments, the window and lambda.
 SETTINGS = {
     "rounds": ROUNDS,
     "clients_per_round": 3,
@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 class StopAfter(StopRequest):
-    """A signal that comes in the course of round `k`."""
+    """A signal that arrives during round `k`."""
 
     def __init__(self, k: int) -> None:
         super().__init__()

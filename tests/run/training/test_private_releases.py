@@ -42,7 +42,7 @@ _SETTINGS: dict[str, Any] = {
     "clients_per_round": 3,
     "evaluate_every": 4,
     "evaluation_clients": 10,
-    # None before a crash, but the one of the key.
+    # Before a crash, the only checkpoint is the one with the key.
     "checkpoint_every": 100,
     "algorithm": "fed_avg",
     "privacy": "central",
@@ -62,7 +62,7 @@ def _spec(**changed: Any) -> RunSettings:
 
 
 class _Crash(Exception):
-    """In place of a kill: nothing is written after it."""
+    """Simulates a kill: nothing is written afterwards."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class _Released:
 
 
 class _Watched:
-    """A runtime that notes what private evaluations release."""
+    """A runtime that records the releases of private evaluations."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -90,7 +90,7 @@ class _Watched:
 
 @dataclasses.dataclass(frozen=True)
 class _Noted:
-    """An evaluation that notes what is released."""
+    """An evaluation that records its releases."""
 
     evaluate: Any
     released: list[_Released]
@@ -118,7 +118,7 @@ def _train(
     task: Optional[Task] = None,
     **changed: Any,
 ) -> list[_Released]:
-    """Trains, and returns what evaluations released; `crash_after` is shown, but not saved."""
+    """Trains, and returns the evaluations' releases; `crash_after` is shown, but not saved."""
     watched = _Watched(on)
 
     class Crashing(Observer):
@@ -145,7 +145,7 @@ def _ledger(path: Path) -> list[dict[str, Any]]:
 def _assert_accounted(path: Path, releases: int) -> None:
     private = read_json(path / "result.json")["privacy"]
     assert private["evaluation"]["evaluations"] == releases
-    # Cohorts have a fixed size: a neighbour has another client in the place of one.
+    # Cohorts have a fixed size: neighbouring cohorts differ by the replacement of one client.
     expected = gaussian_epsilon(2 * math.sqrt(releases) / _Z, _DELTA)
     assert private["evaluation"]["epsilon"] == pytest.approx(expected, rel=2e-3)
     assert any(f"of training and of {releases} evaluations" in t for t in private["remarks"])
@@ -328,7 +328,7 @@ def test_equal_releases_count_once(tmp_path):
 @pytest.mark.slow
 def test_changed_evaluation_has_other_noise(cohort_runtime, tmp_path, caplog):
     """The weights and the names of the clients are equal."""
-    # The least noise: with more a domain may be taken for absent, whose loss is 0 then.
+    # The smallest noise: with more, a domain may seem absent, and its loss is then 0.
     spec = _spec(
         evaluation_clients=None, private_evaluation=f"noise:multiplier={1 / 64},clients_share=0"
     )
@@ -374,7 +374,8 @@ def test_rejects_more_evaluations_than_planned(cohort_runtime, lost):
     parts.evaluations.ledger.load(0)
     with pytest.raises(UserError, match=r"expected 3 evaluations, .* found 4 with those that were"):
         check_plan(parts.privacy, spec, (9, 4), 0, parts.evaluations)
-    # As many are planned, but after other rounds than the completed one.
+    # The number of planned evaluations is equal, but one would be after another round than the
+    # completed one.
     with pytest.raises(UserError, match=r"expected 2 evaluations, .* found 3: keep the run"):
         check_plan(parts.privacy, spec, (9, 5), 4, parts.evaluations)
 
@@ -403,7 +404,7 @@ def crashed(cohort_runtime, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def folder(crashed, tmp_path) -> Path:
-    """A copy of the same."""
+    """A copy of the crashed run's folder."""
     return shutil.copytree(crashed, tmp_path / "run")
 
 
@@ -416,7 +417,7 @@ def test_private_checkpoints_are_owner_only(cohort_runtime, crashed, folder):
     assert _modes(crashed) == {0o600}
     _train(cohort_runtime, folder, resume=True, **_TRAINING_ONLY)
     assert _modes(folder) == {0o600}
-    # A run without noise may start from it, and has the key in its folder then.
+    # A run without noise may start from this checkpoint; its folder then contains the key.
     (newest,) = (folder / "checkpoints").glob("*5.npz")
     other = folder.parent / "other"
     private_ = ("privacy", "noise_multiplier", "delta", "limit_examples", "limit_loss")

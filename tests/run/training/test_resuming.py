@@ -28,7 +28,7 @@ def test_stopped_run_resumes_to_equal_bytes(cohort_runtime, whole, tmp_path, sto
 def test_a_crash_between_checkpoints_changes_nothing(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
-    # Rows beyond the newest checkpoint, and the last one is cut off.
+    # The file has rows after the newest checkpoint, and its last row is incomplete.
     (path / "result.json").unlink()
     for name in ("round_00000006.npz", "round_00000007.npz"):
         (path / "checkpoints" / name).unlink()
@@ -59,7 +59,7 @@ def test_earlier_evaluations_stay_when_period_changes(cohort_runtime, whole, tmp
     assert (
         "--evaluate_every was 2 until now and is 3: evaluations of earl" in capsys.readouterr().out
     )
-    # And once more: the folder only says what was due of late.
+    # Resumes once more: the folder only records recently due evaluations.
     train(cohort_runtime, path, resume=True, evaluate_every=3, rounds=10)
     columns, expected = (read_history(p / "metrics.csv")["test/loss"] for p in (path, whole))
     # 5 and 7 were the last rounds, and 2 and 4 were due before.
@@ -96,7 +96,7 @@ def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
     evaluated: list[int] = []
 
     class Counting:
-        """The runtime, which notes how many clients each evaluation has."""
+        """A runtime that records the number of clients of each evaluation."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(cohort_runtime, name)

@@ -178,7 +178,7 @@ def _judge(means, fed_avg, agnostic, higher_is_better=True, margin=0.02):
     ("means", "algorithms", "more", "expected"),
     [
         ([0.6, 0.7, 0.8], (0.61, 0.79), {}, ("FOUND", "m2", ("agnostic",), ("fed_avg",), ())),
-        # By less than is significant.
+        # The difference is smaller than the significant one.
         ([0.6, 0.615, 0.5], (0.6, 0.55), {}, ("NONE_HELPS", "m1", (), ("agnostic",), ())),
         # An algorithm in between.
         ([0.6, 0.7], (0.6, 0.65), {"margin": 0.06}, ("OPEN", "m1", (), ("fed_avg",), ())),

@@ -153,7 +153,7 @@ def test_objective_equals_weighted_mean(text, value, higher):
     objective = parse_objective(text, _MEASURES, list(domains))
     assert objective.value_in(result) == pytest.approx(value, rel=1e-12)
     assert objective.higher_is_better is higher
-    # The objective's name is the same objective.
+    # The objective may also be given by name.
     assert parse_objective(objective.name, _MEASURES, list(domains)) == objective
 
 

@@ -1,4 +1,4 @@
-"""Trials of searches: taken once by any process, watched, ended early, and tabulated."""
+"""Trials of searches: each is taken by one process, monitored, ended early, and tabulated."""
 
 import dataclasses
 import json
@@ -109,7 +109,7 @@ def test_methods_take_turns_from_given_settings(tmp_path):
 
 @pytest.mark.nightly
 def test_draws_do_not_depend_on_interruptions(tmp_path):
-    """Also once the sampler has more trials than it draws at random."""
+    """Also after the sampler's initial random trials."""
     whole = _search(tmp_path / "whole", trials=7, spaces=_ONE)
     assert whole == _search(tmp_path / "parts", 7, restart_after=3, spaces=_ONE)
     assert len({tuple(params.items()) for _, _, params in whole}) == 7
@@ -150,7 +150,7 @@ def test_trial_of_dead_process_is_taken_again(tmp_path):
 
 
 class _SlowStudies(Studies):
-    """While this process lists running trials, another one ends its own."""
+    """Studies in which another process ends a trial while this one lists running trials."""
 
     meanwhile: Any = None
 
@@ -198,7 +198,7 @@ def test_hours_are_shared_evenly(tmp_path):
         order.append(claim.name)
         _train(studies, claim, seconds[claim.name][claim.trial.number])
         _finish(studies, claim)
-    # The method with less time is next; none begins a trial after half of it.
+    # The method that has used less time is next; no method begins a trial after half of the hours.
     assert order == ["one", "two", "two", "two"]
     assert studies.with_budget(_SPACES, Budget(1, 1000.0)) == []
     assert studies.with_budget(_SPACES, Budget(4, 100.0)) == ["one", "two"]
@@ -222,7 +222,7 @@ def test_equal_trials_share_runs_and_end_hours(tmp_path):
     trials = studies.trials("one", FINISHED)
     assert len(run_names) == 2 and finds_nothing_new(trials)
     assert not finds_nothing_new(trials[: NOTHING_NEW - 1])
-    # A number of trials is reached nevertheless.
+    # The given number of trials is reached nevertheless.
     assert studies.with_budget(["one"], Budget(len(trials) + 1, None)) == ["one"]
 
 
@@ -231,7 +231,7 @@ def test_equal_trials_share_runs_and_end_hours(tmp_path):
     [(TrialState.PRUNED, (None, "after round 4 of 8")), (TrialState.COMPLETE, (0.25, ""))],
 )
 def test_equal_trials_end_equally(tmp_path, state, expected):
-    """Three equal trials: two at once, of which one outlives its process, and a later one."""
+    """Three equal trials: two at once, and a later one; the process of the first one dies."""
     nothing: Any = None
     studies, budget = _opened(tmp_path), Budget(3, None)
     studies.add("one", _FIRST)

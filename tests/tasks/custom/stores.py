@@ -40,7 +40,7 @@ def people(
         person("train", "baker", "Oslo", 1),
         person("test", "clerk", "Rome", 0),
     ]
-    # In this order, not in that of the alphabet.
+    # In this order, which is not alphabetical.
     return write_store(path, rows, "features", categories={"town": towns, "job": jobs})
 
 

@@ -251,7 +251,7 @@ _CATEGORY_IDS = """
 
 def test_categories_are_vector_entries(tmp_path):
     task = load(model_file(tmp_path, CLASSIFIER), people(tmp_path / "s.sqlite"))
-    # x, then Rome, then baker and cook; what is missing or not known is none of them.
+    # The columns are x, Rome, baker and cook; all zeros for missing or unknown values.
     x = task.train.read("a")["x"]
     np.testing.assert_array_equal(x, [[1, 5, 1, 0, 1], [0, 5, 1, 0, 0], [1, 5, 0, 1, 0]])
     assert x.dtype == np.float32

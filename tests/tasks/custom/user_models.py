@@ -1,4 +1,4 @@
-"""Model files as users write them, and the task that they make of a store."""
+"""Model files like those of users, and their task on a store."""
 
 from pathlib import Path
 from textwrap import dedent
