@@ -37,7 +37,7 @@ def call(tff_runtime: Any) -> Caller:
     return Caller({"tff": tff_runtime})
 
 
-def _output_of_process(*arguments: str) -> str:
+def _process_output(*arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
         env=_ENVIRONMENT,
@@ -123,7 +123,7 @@ def test_two_rounds_in_tff(call, tmp_path, kind):
 
 def test_logical_devices_change_no_bit():
     """Three logical devices in another process, which all run clients, and one in this process."""
-    output = _output_of_process("-m", "tests.runtimes.on_devices", "3", "streamed")
+    output = _process_output("-m", "tests.runtimes.on_devices", "3", "streamed")
     on_three = json.loads(output.splitlines()[-1])
     assert on_three["devices"] == on_three["used"] == 3
     assert on_three["bits"] == rounds_on_devices("streamed")["bits"]
@@ -140,9 +140,7 @@ def test_absent_device_is_refused(call, tmp_path, monkeypatch, kind):
 
 def test_binary_trains_and_its_export_is_executed(call, tmp_path):
     run, plan = tmp_path / "run", tmp_path / "plan"
-    _output_of_process(
-        str(ROOT / "binaries" / "train.py"), *TOY, "--rounds=1", f"--output_dir={run}"
-    )
+    _process_output(str(ROOT / "binaries" / "train.py"), *TOY, "--rounds=1", f"--output_dir={run}")
     call.ok(export, f"--checkpoint={run}", "--profile=secure", f"--output_dir={plan}")
     outcome = run_plan(f"--plan={plan}", "--verify")
     assert outcome.status == 0, outcome
@@ -152,7 +150,7 @@ def test_binary_trains_and_its_export_is_executed(call, tmp_path):
 # --- tensorflow-privacy
 
 
-def test_noise_of_tensorflow_privacy_reaches_the_model(tff_runtime):
+def test_tensorflow_privacy_noise_reaches_the_model(tff_runtime):
     """Three clients of equal weights, so that the mean has a third of the noise of their sum."""
     clip_norm, noise_multiplier, num_clients = 0.01, 1.3, 3
     query = tfp.GaussianSumQuery(clip_norm, noise_multiplier * clip_norm)

@@ -102,7 +102,7 @@ def test_full_disk_keeps_the_old_content(tmp_path, monkeypatch, call):
 
 
 @pytest.mark.parametrize("name", [".", "/", "folder"])
-def test_a_folder_where_a_file_should_be(tmp_path, monkeypatch, name):
+def test_writing_to_a_folder_raises_user_error(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     message = f"^{name}: cannot write: expected the name of a file, found a folder$"
@@ -186,14 +186,14 @@ def test_json_that_is_no_object(tmp_path, content):
         read_json(tmp_path / "a.json")
 
 
-def test_only_files_of_our_making_are_temporary():
+def test_only_our_files_are_temporary():
     assert is_temporary(Path("x/.metrics.csv.123.tmp"))
     assert is_temporary(temporary_path(Path("x/metrics.csv")))
     for name in ("metrics.csv", ".hidden", "a.tmp", ".a.tmp", "a.1.tmp"):
         assert not is_temporary(Path(name))
 
 
-def test_files_of_one_content_have_one_digest(tmp_path):
+def test_equal_contents_have_equal_digests(tmp_path):
     # The content is longer than one read.
     content = bytes(range(256)) * 5000
     for name, changed in (("a", content), ("b", content), ("c", content[:-1] + b"x")):

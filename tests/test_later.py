@@ -10,7 +10,7 @@ import tensorflow
 from tff_agnostic.base import later
 
 
-def test_its_names_are_those_of_the_package():
+def test_lazy_attributes_equal_the_packages():
     assert later.tf.constant is tensorflow.constant
     assert later.matplotlib.figure.Figure is sys.modules["matplotlib.figure"].Figure
     with pytest.raises(AttributeError, match="module 'tensorflow' has no attribute 'no_such_name'"):

@@ -158,7 +158,7 @@ def test_imports_point_down_only():
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_project_imports_few_modules_of_plan_runner():
+def test_project_imports_few_plan_runner_modules():
     wrong = [
         f"{path.relative_to(_CHECKOUT)}: {fault}"
         for folder, path in _modules()
@@ -194,7 +194,7 @@ def test_an_import_across_a_border_is_found(line, folder):
 
 
 @pytest.mark.parametrize("line", ["from plan_runner import export", "from fleet import keys"])
-def test_deployment_imports_messages_of_plans_only(line):
+def test_deployment_imports_plan_messages_only(line):
     assert [*_runner_imports(ast.parse(line), "deployment")]
     assert not [*_runner_imports(ast.parse("from plan_runner import plan_pb2"), "deployment")]
 

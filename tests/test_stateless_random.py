@@ -41,7 +41,7 @@ def test_seed_depends_on_first_and_last_example(column, row):
 
 
 @pytest.mark.slow
-def test_seed_is_independent_of_the_group():
+def test_seed_ignores_the_group():
     rng = np.random.default_rng(1)
     clients = [random_client(rng, n, range(3)) for n in (4, 1, 0, 9)]
     seeds = np.asarray(client_seeds(_ROUND, vectorised(clients)))
@@ -75,7 +75,7 @@ def test_fold_in_is_splitmix64():
 
 
 @pytest.mark.parametrize("n", [0, 1, 5, 30])
-def test_order_is_independent_of_the_capacity(n):
+def test_order_ignores_the_capacity(n):
     seed = tf.constant(17, tf.int64)
     order = np.asarray(random_order(seed, tf.constant(n), tf.constant(n)))
     assert sorted(order) == list(range(n))
@@ -100,7 +100,7 @@ def test_known_multipliers_match_the_graph(width):
     assert np.all(actual % 2 == 1)
 
 
-def test_poisson_numbers_have_the_probabilities_of_their_distribution():
+def test_poisson_numbers_have_the_expected_frequencies():
     seeds = fold_in(tf.range(4000, dtype=tf.int64), tf.constant(1))
     actual = np.asarray(poisson_one(seeds, 50))
     assert actual.shape == (4000, 50)

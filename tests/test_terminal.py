@@ -61,7 +61,7 @@ def test_wrapped_stream_does_everything_else():
     assert (stream.encoding, stream.isatty()) == ("utf-8", False)
 
 
-def test_messages_of_user_errors_are_printable():
+def test_user_error_messages_are_printable():
     assert str(UserError(f"a.csv: found {_TITLE}\u202e")) == (
         "a.csv: found \\x1b]0;title\\x07\\u202e"
     )

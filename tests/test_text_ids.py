@@ -2,14 +2,14 @@
 
 import pytest
 
-from tff_agnostic.base import text_ids as of_data
+from tff_agnostic.base import text_ids as base_text_ids
 from tff_agnostic.base.text_ids import TokenIds
 
 
-def test_ids_are_those_of_tffs_stack_overflow_baseline():
+def test_ids_equal_tffs_stack_overflow_baseline():
     ids = TokenIds(10_000)
     assert (ids.pad, ids.oov, ids.bos, ids.eos, ids.num_ids) == (0, 10_001, 10_002, 10_003, 10_004)
-    assert of_data.TokenIds is TokenIds
+    assert base_text_ids.TokenIds is TokenIds
 
 
 @pytest.mark.parametrize("size", [0, -3])

@@ -22,7 +22,7 @@ from absl.testing import flagsaver
 
 from binaries import compare
 from tests.platform import names_tff
-from tests.processes import children_of, default_signals, wait_until
+from tests.processes import child_processes, default_signals, wait_until
 from tff_agnostic.base.options import Options
 from tff_agnostic.program.commands.registry import command
 from tff_agnostic.program.options.process import StopRequest, define, exit_status, parse_flags
@@ -245,13 +245,13 @@ class Process:
     @property
     def pid(self) -> int:
         """The binary's process id: what was started waits for the one that runs the command."""
-        wait_until(lambda: children_of(self.started))
-        (pid,) = children_of(self.started)
+        wait_until(lambda: child_processes(self.started))
+        (pid,) = child_processes(self.started)
         return pid
 
     def children(self) -> list[int]:
         """Returns the process ids of its children; with --runtime=tff, TFF's worker is one."""
-        return children_of(self.pid)
+        return child_processes(self.pid)
 
     def wait_for_rows(self, metrics: Path, count: int) -> None:
         """Waits until `metrics` has that many whole rows."""

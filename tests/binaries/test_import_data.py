@@ -14,7 +14,7 @@ from pyarrow import parquet
 from binaries import import_data
 from tests import golden
 from tests.binaries.harness import ROOT, Caller, Process, python_module
-from tests.importing.harness import counts_of
+from tests.importing.harness import stored_counts
 from tests.marks import usually
 from tests.processes import wait_until
 from tff_agnostic.base.files import read_json
@@ -136,7 +136,7 @@ def test_each_format_is_written_as_store(call, folder, format_):
     assert report["format"] == format_
     domains = {"question", "answer"} if format_ == "stackexchange" else {"x", "y"}
     assert set(report["splits"]["train"]["domains"]) == domains
-    stored = counts_of(Path("a/s.sqlite")).total()
+    stored = stored_counts(Path("a/s.sqlite")).total()
     assert stored == sum(split["examples"] for split in report["splits"].values()) > 20
     assert [path.name for path in (folder / "a").iterdir()] == ["s.sqlite"]
 

@@ -7,7 +7,7 @@ import pytest
 
 from binaries import compare, report, train
 from tests.binaries.harness import TOY, Caller, tree
-from tests.reports.made_up import Reader, numbers_of, reads_as
+from tests.reports.made_up import Reader, all_numbers, reads_as
 from tff_agnostic.base.files import read_json
 
 
@@ -35,7 +35,7 @@ def test_run_report_has_its_numbers(trained):
     assert len(page.images) > 3
     assert {address[:19] for address in page.images} == {"data:image/svg+xml;"}
     assert all(map(reads_as, page.data))
-    record = numbers_of(read_json(trained / "page.json"))
+    record = all_numbers(read_json(trained / "page.json"))
     assert {datum.value for datum in page.data} - {None} <= record
     result = read_json(trained / "result.json")
     assert result["about"]["data"]["train"]["clients"] == 8

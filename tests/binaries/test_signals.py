@@ -11,7 +11,7 @@ import pytest
 from binaries import train
 from tests.binaries.harness import ROOT, TOY, Caller, Process, later_values, python_module
 from tests.marks import usually
-from tests.processes import children_of, is_running, wait_until
+from tests.processes import child_processes, is_running, wait_until
 
 # Long enough to be stopped in the middle, with a checkpoint now and then.
 _FLAGS = (
@@ -215,7 +215,7 @@ def test_signals_are_passed_on(number):
 def test_command_dies_with_its_parent():
     with _start(_WAITS) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        (child,) = children_of(process.pid)
+        (child,) = child_processes(process.pid)
         process.kill()
         process.communicate()
     wait_until(lambda: not is_running(child))

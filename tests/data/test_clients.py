@@ -99,7 +99,7 @@ def test_labels_must_be_in_range():
         check_labels(np.array([0, 10], np.int32), 10, "client 7")
 
 
-def test_mappings_of_arrays_are_checked():
+def test_array_mappings_are_checked():
     x = {"weight": np.ones([3], np.float32), "tokens": np.zeros([3, 3], np.int32)}
     assert checked_examples(_columns(x=x), _NESTED_SPEC, 3, "client 7")["x"] is x
     wrong = {**x, "weight": np.array([1, np.nan, 1], np.float32)}

@@ -79,7 +79,7 @@ def test_another_file(tmp_path, content):
     assert "found a damaged or another file" in _read_error(path)
 
 
-def test_a_single_array_under_the_name_of_many(tmp_path):
+def test_npz_with_single_array_is_refused(tmp_path):
     with open(tmp_path / "a.npz", "wb") as file:
         np.save(file, np.zeros([3]))
     assert "a single array, as in .npy files" in _read_error(tmp_path / "a.npz")

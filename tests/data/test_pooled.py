@@ -13,11 +13,11 @@ def test_each_pass_has_each_example_once(num_examples, size):
     stream = np.concatenate([dealt(num_examples, size, t, 3) for t in range(1, rounds + 1)])
     assert len(stream) == rounds * size
     whole = stream[: len(stream) // num_examples * num_examples].reshape(-1, num_examples)
-    for rows_of_pass in whole:
-        np.testing.assert_array_equal(np.sort(rows_of_pass), np.arange(num_examples))
+    for pass_rows in whole:
+        np.testing.assert_array_equal(np.sort(pass_rows), np.arange(num_examples))
 
 
-def test_passes_and_seeds_have_orders_of_their_own():
+def test_passes_and_seeds_have_different_orders():
     first, second, other = dealt(50, 50, 1, 3), dealt(50, 50, 2, 3), dealt(50, 50, 1, 4)
     assert not np.array_equal(first, second) and not np.array_equal(first, other)
     np.testing.assert_array_equal(dealt(50, 50, 1, 3), first)

@@ -30,14 +30,14 @@ def test_every_sampling_has_its_presence():
 
 @pytest.mark.parametrize("sampling", sorted(COHORT_SAMPLINGS))
 @pytest.mark.parametrize("clients_per_round", [1, 4, 16, 30])
-def test_presence_is_that_of_the_draws(sampling, clients_per_round):
+def test_presence_matches_the_draws(sampling, clients_per_round):
     clients, seeds, rounds = _clients(), 60, 30
-    row_of = {client_id: row for client_id, row in zip(clients.client_ids, _COUNTS)}
+    row_by_client = {client_id: row for client_id, row in zip(clients.client_ids, _COUNTS)}
     present = np.zeros([4])
     for seed in range(seeds):
         draw = COHORT_SAMPLINGS[sampling](clients, 4, clients_per_round, seed)
         for t in range(1, rounds + 1):
-            rows = [row_of[client_id] for client_id in draw(t)]
+            rows = [row_by_client[client_id] for client_id in draw(t)]
             present += np.sum(rows, axis=0) > 0 if rows else 0
     expected = expected_presence(_COUNTS, sampling, clients_per_round)
     # The rounds of turns depend on each other: five standard deviations of a third of the draws.

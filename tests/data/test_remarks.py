@@ -99,7 +99,7 @@ def test_long_sentences_are_cut_off(length, x, y):
     np.testing.assert_array_equal(found_y, [y])
 
 
-def test_it_agrees_with_the_baseline_of_tff():
+def test_encoding_equals_tffs_baseline():
     import tensorflow as tf
     from tensorflow_federated.python.simulation.baselines.stackoverflow import (
         word_prediction_preprocessing,

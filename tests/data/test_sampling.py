@@ -64,7 +64,7 @@ def test_impossible_cohort_size_is_refused(clients_per_round):
         sample_cohort(_IDS, clients_per_round, seed=0, round_num=1)
 
 
-def test_stratified_cohort_has_shares_of_strata():
+def test_stratified_cohort_keeps_stratum_shares():
     for t in range(40):
         drawn = [_TEN.index(k) for k in sample_cohort(_TEN, 5, 0, t, _STRATA)]
         assert len(set(drawn)) == 5
@@ -93,7 +93,7 @@ def test_stratified_clients_are_equally_likely():
     np.testing.assert_allclose(hits / draws, 0.4, atol=5 * np.sqrt(0.4 * 0.6 / draws))
 
 
-def test_stratum_is_domain_of_most_examples():
+def test_stratum_is_the_most_frequent_domain():
     def client(*domains):
         n = len(domains)
         return {"x": np.zeros([n, 1]), "y": np.zeros(n), "domain_id": np.array(domains, np.int32)}
@@ -137,9 +137,9 @@ def test_turns_give_every_client_one_place(num_clients, size):
     draw = COHORT_SAMPLINGS["turns"](_clients_called(ids), 1, size, 4)
     rounds = [draw(t) for t in range(1, 3 * len(cohorts) + 1)]
     for client in ids:
-        turns_of_client = [t for t, cohort in enumerate(rounds) if client in cohort]
-        assert len(turns_of_client) == 3
-        assert set(np.diff(turns_of_client)) == {len(cohorts)}
+        client_turns = [t for t, cohort in enumerate(rounds) if client in cohort]
+        assert len(client_turns) == 3
+        assert set(np.diff(client_turns)) == {len(cohorts)}
 
 
 def _clients_called(ids: list[str]) -> InMemoryClients:

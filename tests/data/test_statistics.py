@@ -15,7 +15,7 @@ def _block_statistics(rows: np.ndarray, *ends: int) -> tuple[NumberStatistics, .
 
 
 @pytest.mark.parametrize("ends", [(), (1,), (3, 3, 500), tuple(range(1, 1000))])
-def test_blocks_have_the_statistics_of_all_rows(ends):
+def test_block_statistics_equal_statistics_over_all_rows(ends):
     rng = np.random.default_rng(0)
     # The second is large compared with its deviation: a sum of squares would lose all digits.
     rows = rng.normal([0.5, 1e9, -3, 7], [2, 1e-3, 1e4, 0], [1000, 4])

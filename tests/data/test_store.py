@@ -48,7 +48,7 @@ def test_digests_differ_for_other_vocabularies():
     assert len({vocabulary_digest(w) for w in (["a", "b"], ["b", "a"], ["a"], ["ab"])}) == 4
 
 
-def test_store_of_tff_has_features_of_first_example(tmp_path):
+def test_tff_store_has_first_examples_features(tmp_path):
     rows = [
         ("train", "f0001_02", {"pixels": np.zeros(784, np.float32), "label": 3}),
         ("test", "f0001_02", {"pixels": np.ones(784, np.float32), "label": 4}),
@@ -212,7 +212,7 @@ def test_inconsistent_counts_raise_one_line(tmp_path, case):
         (None, {"tokens": Feature("string", (2,))}),
     ],
 )
-def test_examples_of_another_kind_raise_one_line(tmp_path, serialized, features):
+def test_examples_with_other_features_raise_user_error(tmp_path, serialized, features):
     store = load_store(text_store(tmp_path / "s.sqlite"))
     examples = serialized or store.read("train", "a")
     assert golden.refusal(parse_examples, examples, features, "client a").startswith(
@@ -238,7 +238,7 @@ def _clients(path, split="train", to_examples=_lengths, **more):
     return StoreClients(load_store(path), split, features, to_examples, _NAMES, **more)
 
 
-def test_client_has_examples_in_order_of_arrival(tmp_path):
+def test_client_examples_keep_their_arrival_order(tmp_path):
     clients = _clients(text_store(tmp_path / "s.sqlite"))
     assert list(clients.client_ids) == ["a", "b"]
     np.testing.assert_array_equal(clients.read("b")["x"], [[7], [3], [11]])
@@ -279,7 +279,7 @@ def test_counts_need_no_reading(tmp_path):
     )
 
 
-def test_index_finds_rows_of_a_client(tmp_path):
+def test_index_finds_a_clients_rows(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     connection = sqlite3.connect(path)
     plan = connection.execute(
@@ -326,7 +326,7 @@ def test_unknown_counts_are_read():
     np.testing.assert_array_equal(domain_counts(FirstExamples(clients, 2), 2), [2, 2])
 
 
-def test_counts_of_many_clients_are_estimated():
+def test_counts_for_many_clients_are_estimated():
     clients = _in_memory([4] * 100)
     reads = []
     read = clients.read
@@ -336,7 +336,7 @@ def test_counts_of_many_clients_are_estimated():
     assert {"000", "099"} <= set(reads)
 
 
-def test_wrong_number_of_examples_is_reported(tmp_path):
+def test_wrong_example_count_is_reported(tmp_path):
     rows = [("train", "a", {"tokens": "x", "domain": "answer"})] * 2
     path = tff_store(tmp_path / "s.sqlite", rows)
     connection = sqlite3.connect(path)

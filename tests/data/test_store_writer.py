@@ -53,7 +53,7 @@ def test_counts_are_by_client_and_domain(tmp_path):
     ]
 
 
-def test_order_of_clients_changes_no_store(tmp_path):
+def test_client_order_changes_no_store(tmp_path):
     records = [("train", sentence(c, "d", f"{c}{k}")) for c in "xyz" for k in range(3)]
     mixed = [records[i] for i in (3, 0, 6, 4, 7, 1, 8, 2, 5)]
     one = load_store(write_store(tmp_path / "one.sqlite", records, "text", vocabulary={"a": 1}))
@@ -77,7 +77,7 @@ def test_order_of_clients_changes_no_store(tmp_path):
         (Record("a", "d", {**image("a", "d", 1).features, "more": 1}), "more: expected no such"),
     ],
 )
-def test_examples_need_features_of_the_first(tmp_path, record, message):
+def test_rejects_examples_with_other_features(tmp_path, record, message):
     with StoreWriter(tmp_path / "s.sqlite") as writer:
         writer.add("train", image("a", "d", 3))
         with pytest.raises(ValueError) as error:
@@ -156,7 +156,7 @@ def _writing(path: Path, step: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("step", ["add", "finish"])
-def test_killed_writer_leaves_a_folder_of_its_owner(tmp_path, step):
+def test_killed_writer_leaves_an_owner_only_folder(tmp_path, step):
     path = tmp_path / "s.sqlite"
     with _writing(path, step):
         pass
@@ -171,7 +171,7 @@ def test_killed_writer_leaves_a_folder_of_its_owner(tmp_path, step):
     assert os.listdir(tmp_path) == ["other.sqlite"]
 
 
-def test_leftover_of_this_process_id_is_removed(tmp_path):
+def test_leftover_with_this_process_id_is_removed(tmp_path):
     with scratch_folder(tmp_path / "s.sqlite") as folder:
         pass
     folder.mkdir()
@@ -187,7 +187,7 @@ def test_running_writer_keeps_its_folder(tmp_path):
         assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "other.sqlite"])
 
 
-def test_store_has_the_mode_of_the_umask(tmp_path):
+def test_store_mode_follows_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         path = text_store(tmp_path / "s.sqlite")
@@ -255,7 +255,7 @@ def test_tff_store_after_a_statement_is_refused(tmp_path, case):
     return golden.refusal(_used, lambda: _tff_file(tmp_path / "s.sqlite", case))
 
 
-def test_domains_of_numbers_are_in_numerical_order(tmp_path):
+def test_numeric_domains_are_in_numerical_order(tmp_path):
     """So that domain k of an array is domain k of lambda."""
     for names in (["10", "0", "2"], ["b", "10", "2"]):
         path = write_store(

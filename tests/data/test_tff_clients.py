@@ -43,7 +43,7 @@ def test_client_data_are_clients_by_id():
     assert_identical(clients.read("a"), _columns(1))
 
 
-def test_datasets_of_pairs_have_given_domains():
+def test_datasets_with_pairs_have_given_domains():
     clients = tff_clients.from_tff([_pairs(k) for k in range(11)], domain_fn=lambda name: 1)
     assert clients.client_ids == [f"{k:02d}" for k in range(11)]
     examples = clients.read("04")
@@ -62,7 +62,7 @@ def test_a_client_without_examples_has_empty_columns():
 
 
 @pytest.mark.nightly
-def test_a_round_takes_what_is_read_of_them(tff_runtime):
+def test_round_equals_round_with_read_examples(tff_runtime):
     process = build_agnostic_fed_avg(logistic_regression(4, 3), 2)
     cohort = tff_clients.cohort(_client_data(), ("b", "a"))
     result = process.next(process.initialize(), cohort).state
@@ -119,7 +119,7 @@ def test_other_sources_raise_one_line(source, message):
     assert "\n" not in str(refused.value)
 
 
-def test_sources_of_one_seed_are_separate():
+def test_sources_with_equal_seeds_are_separate():
     process = build_agnostic_fed_avg(logistic_regression(4, 3), 2)
     few, others = (
         tff_clients.source(tff_clients.from_tff(_client_data(names)), process, seed=0).iterator()
@@ -146,14 +146,14 @@ _QUOTED_IDS = (
 )
 
 
-def _store_of_quoted_ids(path: Path) -> Store:
+def _quoted_id_store(path: Path) -> Store:
     tff_clients.to_store(path, {"train": _client_data(_QUOTED_IDS), "te'st": _client_data()})
     return load_store(path)
 
 
 @pytest.mark.parametrize("split", ["train", "te'st"])
-def test_client_data_of_quoted_ids_equal_the_store(tmp_path, split):
-    store = _store_of_quoted_ids(tmp_path / "s.sqlite")
+def test_client_data_with_quoted_ids_equal_the_store(tmp_path, split):
+    store = _quoted_id_store(tmp_path / "s.sqlite")
     clients = tff_clients.to_tff(store, split)
     assert clients.client_ids == sorted(_QUOTED_IDS if split == "train" else ("a", "b", "c"))
     features = store.description.features
@@ -164,8 +164,8 @@ def test_client_data_of_quoted_ids_equal_the_store(tmp_path, split):
         assert_identical(batch, OrderedDict(sorted(columns.items())))
 
 
-def test_client_data_of_quoted_ids_work_in_computations(tmp_path, tff_runtime):
-    clients = tff_clients.to_tff(_store_of_quoted_ids(tmp_path / "s.sqlite"))
+def test_client_data_with_quoted_ids_work_in_computations(tmp_path, tff_runtime):
+    clients = tff_clients.to_tff(_quoted_id_store(tmp_path / "s.sqlite"))
 
     # TFF executes this with the id as a tensor, which it makes of ASCII or bytes only.
     read = clients.dataset_computation
@@ -176,7 +176,7 @@ def test_client_data_of_quoted_ids_work_in_computations(tmp_path, tff_runtime):
 
 @pytest.mark.slow
 def test_client_data_are_read_back_as_a_store(tmp_path):
-    store = _store_of_quoted_ids(tmp_path / "s.sqlite")
+    store = _quoted_id_store(tmp_path / "s.sqlite")
     again = tff_clients.to_tff(store).preprocess(
         lambda dataset: dataset.map(
             lambda e: OrderedDict(

@@ -86,7 +86,7 @@ def test_methods_are_valid_runs(name):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", _NAMES)
-def test_names_are_those_of_task(name, tasks):
+def test_names_equal_the_tasks(name, tasks):
     experiment, domains = EXPERIMENTS[name], tasks[name].domain_names
     targets = {arm.settings.get("target_domain") for arm in experiment.arms.values()} - {None}
     assert targets <= {*domains}
@@ -121,7 +121,7 @@ def test_printed_numbers_are_consistent(name):
                 assert numbers["(worst)"] in (min(domains), max(domains))
 
 
-def test_missing_cells_of_paper_are_none():
+def test_missing_paper_cells_are_none():
     paper = EXPERIMENTS["emnist"].paper
     assert paper.cell("accuracy", "fed_avg", "census") == "86.3 (0.5)"
     for cell in (

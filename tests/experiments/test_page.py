@@ -100,7 +100,7 @@ def test_page_has_facts_and_predictors(comparison, recipe, expected):
     assert "./run reproduce" not in terminal
 
 
-def test_statistics_of_clients_may_be_columns(comparison):
+def test_client_statistics_may_be_columns(comparison):
     tail = f"p10{OVER_CLIENTS}"
     experiment = dataclasses.replace(
         _EXPERIMENT,

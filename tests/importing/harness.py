@@ -35,10 +35,10 @@ def read(
     reading = spec.read(chosen, [paths] if isinstance(paths, Path) else paths, log)
     # Lazy reading bounds the memory.
     assert iter(reading) is reading
-    return [example for rows in reading for example in examples_of(rows)], log
+    return [example for rows in reading for example in source_examples(rows)], log
 
 
-def examples_of(rows: Rows) -> Iterator[SourceExample]:
+def source_examples(rows: Rows) -> Iterator[SourceExample]:
     """Yields rows as examples."""
     for k in range(len(rows)):
         features = {
@@ -66,7 +66,7 @@ def job(format_: str, path: Path, output: Path, **options: Any) -> Import:
     return checked_import(chosen, options.keys())
 
 
-def counts_of(store: Path) -> Counter[tuple[str, str, str]]:
+def stored_counts(store: Path) -> Counter[tuple[str, str, str]]:
     """Returns the number of a store's examples by (client, domain, split)."""
     opened = ArrowStore(store)
     return Counter(
@@ -80,9 +80,9 @@ def counts_of(store: Path) -> Counter[tuple[str, str, str]]:
     )
 
 
-def splits_of(store: Path) -> dict[str, set[str]]:
+def stored_splits(store: Path) -> dict[str, set[str]]:
     """Returns the splits of each client of a store."""
     splits: dict[str, set[str]] = {}
-    for client, _, split in counts_of(store):
+    for client, _, split in stored_counts(store):
         splits.setdefault(client, set()).add(split)
     return splits

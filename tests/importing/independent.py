@@ -67,13 +67,13 @@ def without_formulas(text: str) -> str:
     """Returns a text in which a sign replaces every TeX formula."""
     result, i = "", 0
     while "$" in text[i:] or "\\" in text[i:]:
-        end = _end_of_formula(text, i)
+        end = _formula_end(text, i)
         result += f" {_FORMULA} " if end else text[i]
         i = end or i + 1
     return result + text[i:]
 
 
-def _end_of_formula(text: str, i: int) -> int:
+def _formula_end(text: str, i: int) -> int:
     for opening, closing in (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)")):
         if text.startswith(opening, i):
             end = text.find(closing, i + 3)
@@ -127,12 +127,12 @@ def _count(sentence: str) -> Iterator[int]:
         while i < len(run):
             words += 1
             prose = prose or run[i] in _LETTERS or run[i] == _FORMULA
-            i = _end_of_word(run, i)
+            i = _word_end(run, i)
     if prose:
         yield words
 
 
-def _end_of_word(text: str, i: int) -> int:
+def _word_end(text: str, i: int) -> int:
     for scheme in ("http://", "https://", "ftp://", "www."):
         end = i + len(scheme)
         if text.startswith(scheme, i) and end < len(text) and text[end] not in _URL_ENDS:
@@ -193,7 +193,7 @@ def _sentences(words: list[str]) -> Iterator[list[str]]:
             sentence = []
 
 
-def lines_of_plays(path: Path, lines_per_client: int) -> list[Example]:
+def play_lines(path: Path, lines_per_client: int) -> list[Example]:
     """Returns the lines that are not empty; each passage is a client."""
     examples: list[Example] = []
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -267,19 +267,19 @@ def adult(path: Path) -> list[Example]:
 
 
 def split_by_rank(
-    examples: Iterable[Example], by: str, key_of: "dict[str, str] | None" = None
+    examples: Iterable[Example], by: str, group_by_client: "dict[str, str] | None" = None
 ) -> dict[str, str]:
     """Returns the split of each client with the default shares, 0.8, 0.1 and 0.1, and seed 0.
 
     Args:
         examples: All of them.
         by: "client" or "group".
-        key_of: The group of each client.
+        group_by_client: The group of each client.
     """
     domains: defaultdict[str, Counter[str]] = defaultdict(Counter)
     clients: defaultdict[str, set[str]] = defaultdict(set)
     for example in examples:
-        key = key_of[example.client] if key_of else example.client
+        key = group_by_client[example.client] if group_by_client else example.client
         domains[key][example.domain] += 1
         clients[key].add(example.client)
     strata: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)

@@ -267,7 +267,7 @@ _VECTORS = {
 _ALL = {"domain_name": "all"}
 
 
-def _file_of_leaf(folder: Path, content: Any, name: str = "data.json") -> Path:
+def _leaf_file(folder: Path, content: Any, name: str = "data.json") -> Path:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -279,7 +279,7 @@ def _user(x: Any, y: Any) -> dict[str, Any]:
 
 
 def test_leaf_users_are_clients(tmp_path):
-    examples, log = read("leaf", _file_of_leaf(tmp_path, _VECTORS), **_ALL)
+    examples, log = read("leaf", _leaf_file(tmp_path, _VECTORS), **_ALL)
     assert [(e.record.client, e.record.domain, e.record.split) for e in examples] == [
         ("u1", "all", None),
         ("u1", "all", None),
@@ -316,7 +316,7 @@ def test_leaf_users_are_clients(tmp_path):
     ],
 )
 def test_leaf_examples_are_vectors_images_or_texts(tmp_path, x, y, options, expected):
-    examples, _ = read("leaf", _file_of_leaf(tmp_path, _user(x, y)), **_ALL, **options)
+    examples, _ = read("leaf", _leaf_file(tmp_path, _user(x, y)), **_ALL, **options)
     features = [
         {name: getattr(v, "tolist", lambda v=v: v)() for name, v in e.record.features.items()}
         for e in examples
@@ -326,19 +326,19 @@ def test_leaf_examples_are_vectors_images_or_texts(tmp_path, x, y, options, expe
 
 def test_leaf_folders_are_splits(tmp_path):
     for name in ("data/train/a.json", "data/test/a.json"):
-        _file_of_leaf(tmp_path, _VECTORS, name)
+        _leaf_file(tmp_path, _VECTORS, name)
     examples, _ = read("leaf", tmp_path, **_ALL)
     assert [e.record.split for e in examples] == ["test"] * 3 + ["train"] * 3
     # LEAF's scripts also write a file of all users there: it would put test users into training.
-    other = _file_of_leaf(tmp_path, _VECTORS, "data/all_data/b.json")
+    other = _leaf_file(tmp_path, _VECTORS, "data/all_data/b.json")
     assert refused("leaf", tmp_path, **_ALL).startswith(
         f"{other}: expected files in folders train and test only"
     )
 
 
-def test_leaf_domains_are_of_a_file(tmp_path):
-    domains = _file_of_leaf(tmp_path, "u2,north\n\nu1,south\n", "domains.csv")
-    path = _file_of_leaf(tmp_path, _VECTORS)
+def test_leaf_domains_come_from_a_file(tmp_path):
+    domains = _leaf_file(tmp_path, "u2,north\n\nu1,south\n", "domains.csv")
+    path = _leaf_file(tmp_path, _VECTORS)
     examples, _ = read("leaf", path, domains_file=str(domains))
     assert [e.record.domain for e in examples] == ["south", "south", "north"]
     domains.write_text("u1,south\n")
@@ -350,15 +350,15 @@ def test_leaf_domains_are_of_a_file(tmp_path):
 
 @pytest.mark.parametrize("content", ["u1\n", "u1,a,b\n", "u1,\n", "u1,a\nu1,b\n"])
 def test_invalid_leaf_domains_are_refused(tmp_path, content):
-    domains = _file_of_leaf(tmp_path, content, "domains.csv")
-    message = refused("leaf", _file_of_leaf(tmp_path, _VECTORS), domains_file=str(domains))
+    domains = _leaf_file(tmp_path, content, "domains.csv")
+    message = refused("leaf", _leaf_file(tmp_path, _VECTORS), domains_file=str(domains))
     assert message.startswith(f"{domains}:")
     assert "expected CLIENT,DOMAIN, each client once, found" in message
 
 
 def test_leaf_users_without_examples_are_counted(tmp_path):
     data = {"user_data": {"u": {"x": [], "y": []}, **_VECTORS["user_data"]}}
-    examples, log = read("leaf", _file_of_leaf(tmp_path, data), **_ALL)
+    examples, log = read("leaf", _leaf_file(tmp_path, data), **_ALL)
     assert log.skipped == {"user without examples": 1}
     kept = {example.record.client for example in examples}
     assert log.clients_of_skipped - kept == {"u"}
@@ -366,7 +366,7 @@ def test_leaf_users_without_examples_are_counted(tmp_path):
 
 @golden.values
 def test_invalid_leaf_is_refused(tmp_path, case):
-    return refused("leaf", _file_of_leaf(tmp_path, case), **_ALL)
+    return refused("leaf", _leaf_file(tmp_path, case), **_ALL)
 
 
 @golden.values

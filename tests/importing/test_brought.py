@@ -84,7 +84,7 @@ def test_nan_is_a_missing_value(tmp_path, nan):
         ("17", "17.0"),
     ],
 )
-def test_spellings_of_one_name_are_one_client(tmp_path, one, other):
+def test_name_spellings_are_one_client(tmp_path, one, other):
     path = _csv(tmp_path, f"{one},{one},1,0", f"{other},{other},2,1")
     report = _imported(path, split=("train:1",))
     assert report.splits["train"].clients == 1
@@ -108,7 +108,7 @@ def test_whole_numbers_beyond_float32_are_reported(tmp_path):
     assert "x (2)" in _remarks(_imported(path))["rounded"]
 
 
-def test_one_of_two_columns_of_a_name(tmp_path):
+def test_columns_with_equal_names_need_a_number(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("u,d,x,x,y\na,p,1,9,0\nb,p,2,8,1\n")
     message = f"{path}: expected one column 'x', found it 2 times (x:1 or x:2 names one of them)"
@@ -152,7 +152,7 @@ def test_packed_tables_are_read(tmp_path, ending):
     assert "found a truncated or damaged one" in refused("csv", path, **_COLUMNS)
 
 
-def test_archive_of_several_files_is_refused(tmp_path):
+def test_archive_with_several_files_is_refused(tmp_path):
     path = tmp_path / "two.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.csv", "")
@@ -180,7 +180,7 @@ def test_archive_of_several_files_is_refused(tmp_path):
         (b"u,d,x,y\na,\x81,1,0\n", "column 3 (encoding_errors=replace puts a sign"),
     ],
 )
-def test_files_of_other_kinds_are_named(tmp_path, content, expected):
+def test_files_in_other_formats_are_named(tmp_path, content, expected):
     path = tmp_path / "rows.csv"
     path.write_bytes(content)
     assert expected in refused("csv", path, **_COLUMNS)
@@ -234,7 +234,7 @@ def test_missing_options_are_named_with_the_columns(tmp_path, ending):
         job("", path, tmp_path / "s.store", client_column="u", label_column="y")
 
 
-def test_missing_options_of_arrays_name_them(tmp_path):
+def test_missing_option_error_names_the_arrays(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, x=np.ones([3, 2]), who=np.arange(3))
     with pytest.raises(UserError) as error:
@@ -270,7 +270,7 @@ def test_equal_rows_are_reported(tmp_path):
     assert "equal an example of train in all columns. Of coarse columns that is expected" in text
 
 
-def test_control_characters_of_dumps_become_spaces(tmp_path):
+def test_control_characters_in_dumps_become_spaces(tmp_path):
     path = tmp_path / "Posts.xml"
     body = "&lt;p&gt;One &#x0E;two&#14; three\x02.&lt;/p&gt;"
     # References and characters at the ends of blocks.

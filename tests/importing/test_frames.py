@@ -72,7 +72,7 @@ def test_frames_equal_the_file(tmp_path, make):
             assert_identical(*(store.columns(split, client, features) for store in stores))
 
 
-def test_clients_have_the_rows_of_the_frame():
+def test_clients_have_the_frames_rows():
     table = clients_of(_FRAME, _OPTIONS)
     assert table.domain_names == ("x", "y", "z")
     assert table.clients.client_ids == sorted({*_FRAME["who"].tolist()})
@@ -116,7 +116,7 @@ def test_wrong_frames_raise_one_line(frame, options, expected, tmp_path: Path):
     assert not (tmp_path / "s").exists()
 
 
-def test_import_of_a_frame_refuses_options_of_files(tmp_path):
+def test_frame_import_refuses_file_options(tmp_path):
     for option, message in (
         ({"label": "y"}, "label: expected an option of imports, found 'y'"),
         ({"encoding": "cp1252"}, "encoding: expected no value with format=parquet"),
@@ -128,7 +128,7 @@ def test_import_of_a_frame_refuses_options_of_files(tmp_path):
 @pytest.mark.parametrize(
     "option", [{"bad_records": "skip"}, {"split": "train:1"}, {"standardize": True}]
 )
-def test_clients_in_memory_refuse_options_of_stores(option):
+def test_clients_in_memory_refuse_store_options(option):
     (name,) = option
     with pytest.raises(OptionError, match=f"^columns: expected one of .*, found '{name}'$"):
         clients_of(_FRAME, {**_OPTIONS, **option})

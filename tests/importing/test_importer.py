@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests import golden
-from tests.importing.harness import job, splits_of
+from tests.importing.harness import job, stored_splits
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.store import ArrowStore, load_store
@@ -41,7 +41,7 @@ def _csv(folder: Path, rows: list[str]) -> Path:
 
 
 def _clients(store: Path) -> set[tuple[str, str]]:
-    return {(split, client) for client, splits in splits_of(store).items() for split in splits}
+    return {(split, client) for client, splits in stored_splits(store).items() for split in splits}
 
 
 def test_store_has_every_row_once(tmp_path):
@@ -64,7 +64,7 @@ def test_store_has_every_row_once(tmp_path):
 
 @pytest.mark.parametrize("stratify", [True, False])
 @pytest.mark.parametrize("split_by", ["client", "example"])
-def test_order_of_rows_changes_no_split(tmp_path, split_by, stratify):
+def test_row_order_changes_no_split(tmp_path, split_by, stratify):
     rows = _rows(120)
     clients = []
     options = {**_NUMBERS, "split_by": split_by, "stratify": stratify}
@@ -77,7 +77,7 @@ def test_order_of_rows_changes_no_split(tmp_path, split_by, stratify):
     assert split_by == "example" or clients[0] == clients[1]
 
 
-def test_vocabulary_is_of_training_clients(tmp_path):
+def test_vocabulary_uses_training_clients(tmp_path):
     rows = _rows(500)
     store = tmp_path / "s.sqlite"
     run = job("csv", _csv(tmp_path, rows), store, vocabulary_size=25, **_TEXT)
@@ -160,7 +160,7 @@ def test_records_may_be_skipped_and_limited(tmp_path):
     assert (report.records, report.splits["train"].examples) == (3, 3)
 
 
-def test_records_of_other_shapes_are_named(tmp_path):
+def test_records_with_other_shapes_are_named(tmp_path):
     path = tmp_path / "data.json"
     path.write_text('{"user_data": {"u": {"x": [[1, 2], [3]], "y": [0, 1]}}}')
     assert golden.refusal(
@@ -227,7 +227,7 @@ def test_report_in_full(tmp_path):
     return f"{report.text()}\n{json.dumps(report.to_json(), indent=1)}"
 
 
-def test_report_of_one_domain_has_no_overlap(tmp_path):
+def test_single_domain_report_has_no_overlap(tmp_path):
     text = _report(tmp_path, ["a,x", "b,x"]).text()
     assert "more than one domain" not in text
     assert "\n\nThere is one domain, x: nothing to weigh against one another.\n" in text

@@ -110,7 +110,7 @@ def test_killed_import_leaves_no_store_without_report(tmp_path, when, number, wr
 
 
 @pytest.mark.slow
-def test_import_of_many_rows_needs_flat_memory(tmp_path):
+def test_memory_is_flat_for_many_rows(tmp_path):
     path = _rows(tmp_path / "rows.csv", 100_000, 40)
     options = {
         "format": "csv",

@@ -69,13 +69,13 @@ def test_long_records_are_refused(tmp_path, format_):
 
 
 @pytest.mark.nightly
-def test_record_of_many_lines_is_refused(tmp_path):
+def test_record_with_many_lines_is_refused(tmp_path):
     path = _written(tmp_path / "a.csv", "who,text\n" + '"\n",' * _MB)
     assert "(max_record_mb)" in refused("csv", path, max_record_mb=1, **_TEXT)
 
 
 @pytest.mark.slow
-def test_bomb_of_gzip_is_refused(tmp_path):
+def test_gzip_bomb_is_refused(tmp_path):
     path = tmp_path / "Posts.xml.gz"
     path.write_bytes(gzip.compress(b"<posts>" + b" " * (12 * _MB) + b"</posts>"))
     size = path.stat().st_size
@@ -91,7 +91,7 @@ def test_bomb_of_gzip_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_bomb_of_gzip_is_refused_early(tmp_path):
+def test_gzip_bomb_is_refused_early(tmp_path):
     """The complete file would unpack to at most 8 times its size."""
     noise = np.random.default_rng(0).bytes(2 * _MB).hex()
     path = tmp_path / "Posts.xml.gz"
@@ -102,7 +102,7 @@ def test_bomb_of_gzip_is_refused_early(tmp_path):
     assert read("stackexchange", path, max_unpacked_ratio=2000)[0] == []
 
 
-def test_bomb_of_images_is_refused_unread(tmp_path):
+def test_image_bomb_is_refused_unread(tmp_path):
     """Nothing is unpacked; these files end after their headers."""
     images = tmp_path / "train-images-idx3-ubyte.gz"
     images.write_bytes(gzip.compress(struct.pack(">BBBBIII", 0, 0, 8, 3, 20_000, 28, 28)))
@@ -120,7 +120,7 @@ def _npz(path: Path, rows: int, columns: int) -> Path:
     return path
 
 
-def test_bomb_of_arrays_is_refused(tmp_path):
+def test_array_bomb_is_refused(tmp_path):
     path = _npz(tmp_path / "a.npz", 12, 250_000)
     assert "(max_unpacked_ratio), found 12 MB in 0.0" in refused("npz", path, **_NPZ)
     assert "(max_unpacked_mb)" in refused("npz", path, max_unpacked_mb=5, **_NPZ)
@@ -128,7 +128,7 @@ def test_bomb_of_arrays_is_refused(tmp_path):
     assert [len(e.record.features["x"]) for e in examples] == [250_000] * 12
 
 
-def test_parquet_text_of_all_rows_is_refused(tmp_path):
+def test_parquet_text_shared_by_rows_is_refused(tmp_path):
     """The file contains it once."""
     rows = 40
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * _MB])
@@ -137,7 +137,7 @@ def test_parquet_text_of_all_rows_is_refused(tmp_path):
     assert "(max_unpacked_ratio)" in refused("parquet", path, **_TEXT)
 
 
-def test_parquet_list_of_equal_numbers_is_refused(tmp_path):
+def test_parquet_list_with_equal_numbers_is_refused(tmp_path):
     zeros = pa.ListArray.from_arrays(
         pa.array([0, 4 * _MB], pa.int32()), pa.array(np.zeros(4 * _MB))
     )
@@ -220,7 +220,7 @@ def _image(format_: str, width: int, height: int) -> bytes:
     return content.getvalue()
 
 
-def _png_of_any_size(width: int, height: int) -> bytes:
+def _png_with_size(width: int, height: int) -> bytes:
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     checked = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
     return b"\x89PNG\r\n\x1a\n" + checked + _image("PNG", 1, 1)[33:]
@@ -230,8 +230,8 @@ def _png_of_any_size(width: int, height: int) -> bytes:
     ("content", "result"),
     [
         *((_image(format_, 20, 10), "200") for format_ in ("PNG", "JPEG", "GIF", "BMP")),
-        (_png_of_any_size(5000, 5000), "25000000"),
-        (_png_of_any_size(65535, 65535), "more"),
+        (_png_with_size(5000, 5000), "25000000"),
+        (_png_with_size(65535, 65535), "more"),
     ],
 )
 def test_large_images_are_not_decoded(tmp_path, content, result):
@@ -285,16 +285,14 @@ def test_claimed_idx_sizes_are_checked(tmp_path, case):
         ("idna", _IDNA_MESSAGE),
     ],
 )
-def test_unknown_encodings_of_dumps_are_refused(tmp_path, encoding, result):
+def test_unknown_dump_encodings_are_refused(tmp_path, encoding, result):
     (tmp_path / "Posts.xml").write_text(f"<?xml version='1.0' encoding='{encoding}'?><posts/>")
     message = refused("stackexchange", tmp_path)
     assert message.startswith(f"{tmp_path / 'Posts.xml'}: expected the Posts.xml of a Stack Exch")
     assert result in message
 
 
-def _npz_of_fuzzing(
-    path: Path, shape: tuple[int, ...] = (4, 2), client: bytes = b"d\0\0\0"
-) -> Path:
+def _fuzzed_npz(path: Path, shape: tuple[int, ...] = (4, 2), client: bytes = b"d\0\0\0") -> Path:
     """Four examples, whose features may claim another shape."""
     arrays = {
         "x": np.arange(8, dtype=np.float32).reshape(4, 2),
@@ -329,8 +327,8 @@ def _later_version(path: Path) -> None:
         ({}, "found a damaged or another file (zip file version 23.0)"),
     ],
 )
-def test_invalid_members_of_npz_are_refused(tmp_path, changed, expected):
-    path = _npz_of_fuzzing(tmp_path / "a.npz", **changed)
+def test_invalid_npz_members_are_refused(tmp_path, changed, expected):
+    path = _fuzzed_npz(tmp_path / "a.npz", **changed)
     if not changed:
         _later_version(path)
     assert expected in refused("npz", path, **_NPZ)

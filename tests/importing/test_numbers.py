@@ -57,7 +57,7 @@ def _stored(store: Store, split: str, client: str) -> np.ndarray:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("standardize", [False, True])
-def test_statistics_are_of_training_clients(tmp_path, standardize):
+def test_statistics_use_training_clients(tmp_path, standardize):
     rows = _rows()
     report, store = _imported(tmp_path, rows, standardize=standardize)
     training_rows = _numbers([row for row in rows if row["for"] == "train"])
@@ -80,7 +80,7 @@ def test_statistics_are_of_training_clients(tmp_path, standardize):
 
 
 @pytest.mark.nightly
-def test_statistics_are_of_final_splits(tmp_path):
+def test_statistics_use_final_splits(tmp_path):
     rows = [{**row, "for": ""} for row in _rows()]
     _, store = _imported(tmp_path, rows, split_column=None)
     training = store.client_counts("train")
@@ -93,7 +93,7 @@ def test_statistics_are_of_final_splits(tmp_path):
 
 
 @pytest.mark.nightly
-def test_numbers_of_similar_sizes_have_no_note(tmp_path):
+def test_numbers_with_similar_sizes_have_no_note(tmp_path):
     rows = [{**row, "age": 0.3, "pay": 5 * (k % 3)} for k, row in enumerate(_rows())]
     report, _ = _imported(tmp_path, rows)
     assert "scales" not in [remark.kind for remark in report.remarks]

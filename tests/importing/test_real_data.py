@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.importing import independent
-from tests.importing.harness import REAL, counts_of, examples_of, job, needs
+from tests.importing.harness import REAL, job, needs, source_examples, stored_counts
 from tests.importing.independent import Example
 from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.importing.importer import FORMATS
@@ -59,7 +59,7 @@ def _cells(
 def _read(format_: str, path: Path, log: ReadLog, **options: Any) -> Iterator[Example]:
     """Yields the examples of a reader."""
     reading = FORMATS[format_].read(ImportOptions(format=format_, **options), [path], log)
-    for example in (example for rows in reading for example in examples_of(rows)):
+    for example in (example for rows in reading for example in source_examples(rows)):
         record = example.record
         tokens = str(record.features.get("tokens", ""))
         yield Example(
@@ -83,7 +83,7 @@ def test_stackexchange(tmp_path):
     assert log.num_records == sum(posts.values())
     assert sum(log.skipped.values()) == posts["left out"]
     assert log.skipped == {"neither question nor answer": 385, "post without owner": 19}
-    assert counts_of(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
+    assert stored_counts(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
     lengths = ArrowStore(tmp_path / "s.sqlite").domain_sentence_lengths()
     assert {tuple(key): n for *key, n in lengths} == Counter(
         (e.split, e.domain, e.words) for e in expected
@@ -96,14 +96,14 @@ def test_stackexchange(tmp_path):
 @needs("tinyshakespeare")
 def test_tinyshakespeare(tmp_path):
     folder = REAL / "tinyshakespeare"
-    expected = independent.lines_of_plays(folder / "input.txt", 50)
+    expected = independent.play_lines(folder / "input.txt", 50)
     groups = {f"input#{k:04d}": f"input#{k // 20:04d}" for k in range(1000)}
     splits = independent.split_by_rank(expected, "group", groups)
     expected = [e._replace(split=splits[e.client]) for e in expected]
     log = ReadLog()
     job("text_folders", folder, tmp_path / "s.sqlite", **_PLAYS).run(log)
     assert not log.skipped
-    assert counts_of(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
+    assert stored_counts(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
     assert _documented("tinyshakespeare") == _cells(log.num_records, expected)
 
 

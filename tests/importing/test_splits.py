@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from tests import golden
-from tests.importing.harness import counts_of, job, splits_of
+from tests.importing.harness import job, stored_counts, stored_splits
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.store_format import Record
@@ -48,7 +48,7 @@ def test_splits_keep_units_together_and_shares(by):
     assert _assigned(_EXAMPLES, by, 1) != whole
 
 
-def test_splits_of_the_source_are_kept():
+def test_source_splits_are_kept():
     own_rows = [_example(client, 0, "test" if client % 2 else "train") for client in range(100)]
     rows = rows_of(own_rows)
     names, units = Splits(_SHARES, "client", 0).assign(rows)
@@ -77,7 +77,7 @@ def test_invalid_shares_are_refused(case):
 # --- Splits that keep their shares in every domain
 
 
-_SHARES_OF_STRATA = {"train": 0.8, "heldout": 0.1, "test": 0.1}
+_STRATUM_SHARES = {"train": 0.8, "heldout": 0.1, "test": 0.1}
 _ROW_OPTIONS = {"client_column": "who", "domain_column": "where", "text_column": "text"}
 
 
@@ -99,8 +99,8 @@ _ROW_OPTIONS = {"client_column": "who", "domain_column": "where", "text_column":
     ],
 )
 def test_split_sizes_are_rounded_shares(count, fewest, expected):
-    assert tuple(split_sizes(count, _SHARES_OF_STRATA, fewest).values()) == expected
-    assert list(split_sizes(count, _SHARES_OF_STRATA, fewest)) == list(_SHARES_OF_STRATA)
+    assert tuple(split_sizes(count, _STRATUM_SHARES, fewest).values()) == expected
+    assert list(split_sizes(count, _STRATUM_SHARES, fewest)) == list(_STRATUM_SHARES)
 
 
 def test_absent_splits_have_no_size():
@@ -108,7 +108,7 @@ def test_absent_splits_have_no_size():
     assert split_sizes(10, {"train": 1}, 5) == {"train": 10}
 
 
-def test_stratum_is_domain_of_most_examples():
+def test_stratum_is_the_most_frequent_domain():
     units = [(-5, "a", 3), (-5, "b", 4), (-1, "b", 9), (0, "a", 2), (0, "c", 2), (7, "d", 1)]
     strata = strata_of(units)
     assert {name: s.units.tolist() for name, s in strata.items()} == {
@@ -123,14 +123,14 @@ def test_few_units_move_to_splits_by_rank():
     draw = random.Random(0)
     units = sorted(draw.randrange(-(2**63), 2**63) for _ in range(1000))
     strata = strata_of((unit, "ab"[unit % 2], 1) for unit in units)
-    moved = moves(strata, _SHARES_OF_STRATA, 1)
+    moved = moves(strata, _STRATUM_SHARES, 1)
     for stratum in strata.values():
         names = []
         for unit in stratum.units.tolist():
             fraction = (unit + 2**63) / 2**64
             by_hash = "train" if fraction < 0.8 else "heldout" if fraction < 0.9 else "test"
             names.append(moved.get(unit, by_hash))
-        sizes = split_sizes(len(names), _SHARES_OF_STRATA, 1)
+        sizes = split_sizes(len(names), _STRATUM_SHARES, 1)
         assert names == [name for name, size in sizes.items() for _ in range(size)]
     # Splits by rank resemble splits by hash: of 1000 units about 3 * sqrt(1000 * 0.8 * 0.2) differ.
     assert 0 < len(moved) < 100
@@ -153,8 +153,8 @@ def _thirty_domains(folder, clients):
 
 @pytest.mark.nightly
 def test_thirty_domains_keep_shares_by_rank(tmp_path):
-    path, clients_of = _thirty_domains(tmp_path, 140)
-    single = sorted(name for name, n in clients_of.items() if n == 1)
+    path, client_counts = _thirty_domains(tmp_path, 140)
+    single = sorted(name for name, n in client_counts.items() if n == 1)
     remarks = {}
     for name, options in (("by_hash", {"stratify": False}), ("by_rank", {})):
         store = tmp_path / f"{name}.sqlite"
@@ -167,13 +167,13 @@ def test_thirty_domains_keep_shares_by_rank(tmp_path):
     assert len(remarks["by_hash"]["domains_without_examples", "test"]) >= 15
     assert remarks["by_rank"]["domains_without_examples", "test"] == single
     assert ("domains_without_examples", "train") not in remarks["by_rank"]
-    counts = Counter((domain, split) for _, domain, split in counts_of(store))
-    for domain, count in clients_of.items():
-        for split, size in split_sizes(count, _SHARES_OF_STRATA, 1).items():
+    counts = Counter((domain, split) for _, domain, split in stored_counts(store))
+    for domain, count in client_counts.items():
+        for split, size in split_sizes(count, _STRATUM_SHARES, 1).items():
             assert counts[domain, split] == size
 
 
-def test_words_and_lengths_are_of_final_splits(tmp_path):
+def test_words_and_lengths_use_final_splits(tmp_path):
     path, _ = _thirty_domains(tmp_path, 60)
     rows = path.read_text().splitlines()
     draw = random.Random(3)
@@ -184,12 +184,12 @@ def test_words_and_lengths_are_of_final_splits(tmp_path):
     path.write_text("\n".join(rows) + "\n")
     store = tmp_path / "s.sqlite"
     job("csv", path, store, **_ROW_OPTIONS, min_per_split=2).run(ReadLog())
-    split_of = {client: split for client, (split,) in splits_of(store).items()}
+    split_by_client = {client: split for client, (split,) in stored_splits(store).items()}
     words: Counter[str] = Counter()
     lengths: Counter[tuple[str, str, int]] = Counter()
     for who, where, text in (row.split(",") for row in rows[1:]):
-        lengths[split_of[who], where, len(text.split())] += 1
-        if split_of[who] == "train":
+        lengths[split_by_client[who], where, len(text.split())] += 1
+        if split_by_client[who] == "train":
             words.update(text.split())
     opened = ArrowStore(store)
     assert opened.word_counts() == words
@@ -206,7 +206,7 @@ def test_newer_dump_moves_few_clients(tmp_path):
         path.write_text("\n".join(kept) + "\n")
         store = tmp_path / f"{k}.sqlite"
         job("csv", path, store, **_ROW_OPTIONS).run(ReadLog())
-        result.append(splits_of(store))
+        result.append(stored_splits(store))
     new, old = result
     moved = [client for client, split in old.items() if new[client] != split]
     assert len(moved) <= len(old) / 20

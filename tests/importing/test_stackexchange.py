@@ -80,7 +80,7 @@ def test_code_and_formulas_follow_markup(tmp_path, case):
     return str([example.record.features["tokens"] for example in examples])
 
 
-def test_posts_have_three_kinds_of_domains(tmp_path):
+def test_posts_have_three_domain_kinds(tmp_path):
     beer = [
         _row(Tags="<hops><ale>"),
         # An answer has the tags of its question, whoever wrote it.
@@ -196,7 +196,7 @@ def test_invalid_dump_is_refused(tmp_path, case):
     return result
 
 
-def test_invalid_utf8_of_dump_is_named(tmp_path):
+def test_invalid_utf8_in_dump_is_named(tmp_path):
     path = tmp_path / "Posts.xml"
     content = (_HEAD + _row(Body="caf\u00e9")).encode()
     before = content[: content.index("\u00e9".encode())].decode()
@@ -218,7 +218,7 @@ def test_bad_rows_may_be_skipped(tmp_path):
 
 
 @pytest.mark.slow
-def test_memory_of_dumps_is_flat(tmp_path):
+def test_memory_for_dumps_is_flat(tmp_path):
     def peak(num_rows: int) -> int:
         code = f"<pre>{'x' * 20_000}</pre>"
         path = _dump(tmp_path, *(_row(Id=i, Body=code) for i in range(num_rows)))

@@ -86,7 +86,7 @@ def test_missing_values_need_a_rule(tmp_path):
         assert message.endswith("(set missing_values to accept missing ones)")
 
 
-def test_missing_values_of_parquet_are_nulls_and_nan(tmp_path):
+def test_missing_parquet_values_are_nulls_and_nan(tmp_path):
     path = tmp_path / "rows.parquet"
     rows = [
         {"who": "a", "age": 1.5, "town": 7.0, "y": 0},
@@ -112,7 +112,7 @@ def _imported(folder: Path, rows: list[dict[str, str]], **options: Any) -> tuple
     return report, load_store(folder / "s.sqlite")
 
 
-def test_known_categories_are_of_training_clients(tmp_path):
+def test_known_categories_come_from_training_clients(tmp_path):
     report, store = _imported(
         tmp_path, _ROWS, categorical_columns=("job", "town"), missing_values="zero", **_MARKS
     )
@@ -125,7 +125,7 @@ def test_known_categories_are_of_training_clients(tmp_path):
     assert "job: 1 known values; examples with another value: 1 of test.\n" in report.text()
 
 
-def test_number_of_categories_is_bounded(tmp_path):
+def test_category_count_is_bounded(tmp_path):
     ids = (*range(50), 7, 7, 8, 8, 8)
     rows = [{"who": "a", "id": str(k), "y": "0", "for": "train"} for k in ids]
     report, store = _imported(tmp_path, rows, categorical_columns=("id",), max_categories=2)
@@ -136,7 +136,7 @@ def test_number_of_categories_is_bounded(tmp_path):
     ) in report.text()
 
 
-def test_label_range_is_of_training_clients(tmp_path):
+def test_label_range_comes_from_training_clients(tmp_path):
     rows = [{**row, "y": y} for row, y in zip(_ROWS, ("-1.5", "2", "9", "-9"))]
     _, store = _imported(tmp_path, rows, feature_columns=("town",), label_kind="number")
     assert store.description.label_range == (-1.5, 2.0)
@@ -148,7 +148,7 @@ def test_unknown_split_is_refused(tmp_path):
     assert message == "rows.csv:2: expected one of train, heldout, test in for, found 'dev'"
 
 
-def test_text_column_of_numbers_is_refused(tmp_path):
+def test_text_column_with_numbers_is_refused(tmp_path):
     for rows in (_ROWS[:1], _ROWS[:1] * 200 + [{**_ROWS[0], "town": "Rome"}]):
         assert refused(
             "csv", _csv(tmp_path, rows), client_column="who", domain_name="a", text_column="town"
@@ -209,7 +209,7 @@ def test_invalid_images_are_refused(tmp_path, case):
     return refused("parquet", _parquet(tmp_path, [case]), image_columns=("photo",), **_COLUMNS)
 
 
-def test_images_of_two_sizes_are_refused(tmp_path):
+def test_images_with_two_sizes_are_refused(tmp_path):
     path = _parquet(tmp_path, [_png(_PIXELS), _png(_PIXELS[:2])])
     log = ReadLog()
     with pytest.raises(ValueError, match=r"rows.parquet row 2: pixels: expected .*\(4, 2, 3\)"):

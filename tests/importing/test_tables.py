@@ -125,7 +125,7 @@ def test_invalid_row_is_named_and_skipped(tmp_path, format_, case):
 
 
 @pytest.mark.parametrize("format_", _FORMATS)
-def test_files_of_a_folder_are_read_once(tmp_path, format_):
+def test_files_in_a_folder_are_read_once(tmp_path, format_):
     path = _write(format_, tmp_path, _ROWS)
     message = refused(format_, path, **{**_NUMBERS, "domain_column": "country"})
     assert "column 'country', found who, where, a, b, y, text, film" in message
@@ -149,14 +149,14 @@ def test_missing_or_superfluous_options_are_refused(tmp_path, case):
 
 
 @pytest.mark.parametrize("option", [{"class_names": ("a",)}, {"label_kind": "number"}])
-def test_options_of_labels_need_labels(tmp_path, option):
+def test_label_options_need_labels(tmp_path, option):
     (name,) = option
     message = refused("csv", _write("csv", tmp_path, _ROWS), **_TEXT, **option)
     assert message.startswith(f"{name}: expected no value without label_column")
 
 
 @pytest.mark.parametrize("format_", ["jsonl", "parquet"])
-def test_lists_of_numbers_have_a_shape(tmp_path, format_):
+def test_number_lists_have_a_shape(tmp_path, format_):
     rows = [{"who": 1, "where": "a", "y": 0, "v": [1, 2, 3], "w": [4]}]
     options = {**_NUMBERS, "feature_columns": ("v", "w")}
     path = _write(format_, tmp_path, rows)
@@ -350,7 +350,7 @@ def test_marks_hold_for_numbers(tmp_path, format_):
     assert [math.isnan(e.record.features["x"][0]) for e in examples] == [True, True, False]
 
 
-def test_mark_of_features_may_be_a_class(tmp_path):
+def test_missing_mark_may_be_a_class(tmp_path):
     path = _write("parquet", tmp_path, [{**row, "a": 0.0} for row in _ROWS])
     examples, _ = read("parquet", path, **_NUMBERS, missing_values="mark", missing_marks=("0",))
     assert [e.record.features["label"] for e in examples] == [0, 2, 1]

@@ -85,7 +85,7 @@ def test_a_text_without_ends_is_cut(tmp_path):
     assert lengths == [1000, 1000, 500]
 
 
-def test_folders_of_a_domain_are_read(tmp_path):
+def test_domain_folders_are_read(tmp_path):
     folder = _texts(tmp_path / "a", ar__1="a .")
     (folder / "ar" / "more").mkdir()
     (folder / "ar" / "more" / "1.txt").write_text("b .", encoding="utf-8-sig")
@@ -209,7 +209,7 @@ def _text(folder, text=_PLAY, name="play"):
     return path
 
 
-def test_speakers_of_plays_are_clients(tmp_path):
+def test_speakers_in_plays_are_clients(tmp_path):
     examples, log = read("plays", _text(tmp_path))
     result = [(e.record.client, e.record.domain, e.record.features["tokens"]) for e in examples]
     assert result == [
@@ -239,7 +239,7 @@ def test_speech_without_speaker_is_skipped(tmp_path):
 
 @pytest.mark.nightly
 @needs("tinyshakespeare")
-def test_speakers_and_words_of_shakespeare():
+def test_shakespeare_has_the_documented_counts():
     examples, _ = read("plays", REAL / "tinyshakespeare", tokenizer="letters", case="lower")
     words = [word for e in examples for word in e.record.features["tokens"].split()]
     speakers = {e.record.client for e in examples}

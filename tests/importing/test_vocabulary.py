@@ -22,7 +22,7 @@ def _words(count: int, seed: int = 0) -> list[str]:
     return [f"w{int(draw.paretovariate(1))}" for _ in range(count)]
 
 
-def test_counts_equal_those_of_a_counter():
+def test_counts_equal_pythons_counter():
     counts, words = WordCounts(), _words(5000)
     for start in range(0, len(words), 7):
         counts.add(words[start : start + 7])
@@ -71,7 +71,7 @@ def _named(names: DomainNames, domain: str) -> str:
     return names.named(rows, ReadLog()).domain[0].as_py()
 
 
-def test_names_of_domains():
+def test_domain_names_replace_values():
     assert _named(DomainNames([]), "x") == "x"
     names = DomainNames(["4:high school", "0"])
     assert (_named(names, "4"), _named(names, "0")) == ("high school", "0")
@@ -82,12 +82,12 @@ def test_names_of_domains():
 
 
 @pytest.mark.parametrize("texts", [["a:b", "a:c"], [":b"], ["a:"], [""]])
-def test_invalid_names_of_domains_are_refused(texts):
+def test_invalid_domain_names_are_refused(texts):
     with pytest.raises(UserError, match="domain_names: expected different VALUE:NAME, found"):
         DomainNames(texts)
 
 
-def test_number_of_domains_is_bounded():
+def test_domain_count_is_bounded():
     names = DomainNames([])
     for k in range(1000):
         _named(names, str(k))

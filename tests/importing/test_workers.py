@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.importing.harness import counts_of, job, read
+from tests.importing.harness import job, read, stored_counts
 from tff_agnostic.base.errors import ExecutionError, UserError
 from tff_agnostic.base.files import read_text
 from tff_agnostic.data.store import CLIENTS, EXAMPLES, STORE
@@ -58,7 +58,7 @@ def _awkward_dump(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_number_of_processes_changes_no_store(tmp_path, monkeypatch):
+def test_process_count_changes_no_store(tmp_path, monkeypatch):
     path = _awkward_dump(tmp_path)
     monkeypatch.setattr(text_rows, "_CHARACTERS", 700)
     stores, reports = [], []
@@ -71,7 +71,7 @@ def test_number_of_processes_changes_no_store(tmp_path, monkeypatch):
         stores.append([(store / name).read_bytes() for name in (EXAMPLES, CLIENTS, STORE)])
         reports.append(report.to_json())
         counts = Counter[str]()
-        for (client, _, _), n in counts_of(store).items():
+        for (client, _, _), n in stored_counts(store).items():
             counts[client] += n
         shutil.rmtree(store)
     assert stores[0] == stores[1] and reports[0] == reports[1]

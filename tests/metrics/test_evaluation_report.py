@@ -233,7 +233,7 @@ def _perplexities(cross_entropies: Sequence[Sequence[float]]) -> EvaluationRepor
     return evaluation_report(model, _NAMES[: len(cross_entropies)], summed)
 
 
-def test_statistics_of_perplexity_are_perplexities():
+def test_perplexity_statistics_are_perplexities():
     report = _perplexities([[math.log(50), math.log(200)], [math.log(1000)]])
     phone = report.domains["phone"].measures["perplexity"]
     # The geometric mean of 50 and 200: over words, and over clients.

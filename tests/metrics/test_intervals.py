@@ -64,7 +64,7 @@ def test_small_tail_has_no_interval():
     assert superquantile_interval(np.arange(100.0), np.ones(100), 0.1, True) is not None
 
 
-def test_tail_of_small_values_mirrors_large_ones():
+def test_lower_tail_mirrors_upper_tail():
     values, clients = np.array([0.0, 1.0, 3.0, 7.0]), np.array([30, 50, 15, 10])
     low, high = superquantile_interval(values, clients, 0.1, True)
     turned = superquantile_interval(-values[::-1], clients[::-1], 0.1, False)

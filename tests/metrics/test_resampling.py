@@ -30,7 +30,7 @@ def _replicates(rng, values, sizes, count):
     return np.array(ratios)[..., 0], by_size
 
 
-def test_replicates_have_the_variance_of_a_ratio():
+def test_replicates_have_a_ratios_variance():
     rng = np.random.default_rng(1)
     sizes = rng.integers(1, 90, 25).astype(float)
     right = rng.binomial(sizes.astype(int), 0.7)
@@ -50,7 +50,7 @@ def test_empty_set_has_no_replicates():
     assert not has_enough(0.0)
 
 
-def test_replicates_of_two_models_are_paired():
+def test_two_models_have_paired_replicates():
     # Replicates are paired: noise that both models share cancels in differences.
     rng = np.random.default_rng(2)
     sizes = np.full(12, 10.0)
@@ -61,7 +61,7 @@ def test_replicates_of_two_models_are_paired():
     assert spread.total == 0
 
 
-def test_variance_is_of_two_crossed_samples():
+def test_variance_matches_two_crossed_samples():
     rng = np.random.default_rng(3)
     num_clients, num_seeds = 40, 6
     gains = rng.normal(0, 1, (num_seeds, num_clients)) + rng.normal(0, 2, num_clients)
@@ -78,7 +78,7 @@ def test_variance_is_of_two_crossed_samples():
     assert spread.total == pytest.approx(rows + columns - both, rel=0.05)
 
 
-def test_seeds_alone_have_student_interval():
+def test_interval_over_seeds_equals_students():
     gains = [0.2, 0.5, 0.1]
     spread = combined(gains, None, 50)
     scale = stats.sem(gains)
@@ -100,7 +100,7 @@ def test_rounding_errors_have_no_interval(scale):
     assert combined(gains, replicates, 50, magnitude=0.9 * scale).interval() is None
 
 
-def test_small_differences_of_large_values_keep_their_interval():
+def test_small_differences_between_large_values_have_intervals():
     low, high = combined([1e-6, 2e-6, 4e-6], None, 50, magnitude=100.0).interval()
     assert low < 2e-6 < high
 

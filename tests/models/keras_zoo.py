@@ -141,7 +141,7 @@ def nested() -> tf.keras.Model:
     return tf.keras.Model(inputs, layers.Dense(3)(inner(inner(inputs))))
 
 
-class _ListOfWeights(tf.keras.layers.Layer):
+class _WeightList(tf.keras.layers.Layer):
     """A layer that keeps its weights in one list and its sub-layers in another."""
 
     def build(self, input_shape: Any) -> None:
@@ -157,7 +157,7 @@ class _ListOfWeights(tf.keras.layers.Layer):
 
 def weights_in_lists() -> tf.keras.Model:
     inputs = tf.keras.Input([5])
-    return tf.keras.Model(inputs, _ListOfWeights()(inputs))
+    return tf.keras.Model(inputs, _WeightList()(inputs))
 
 
 class _TiedOutput(tf.keras.layers.Layer):

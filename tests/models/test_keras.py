@@ -151,7 +151,7 @@ def test_tff_computation_matches_tensorflow(tff_runtime, name):
     model, batch = kind.model(), examples(kind)
     weights = _moved(model.initial_weights)
 
-    def gradients_of(trainable: Any, non_trainable: Any, data: Any) -> Any:
+    def compute_gradients(trainable: Any, non_trainable: Any, data: Any) -> Any:
         trainable = list(trainable)
         with tf.GradientTape() as tape:
             tape.watch(trainable)
@@ -167,9 +167,9 @@ def test_tff_computation_matches_tensorflow(tff_runtime, name):
         lambda value: tff.TensorType(value.dtype, [None, *value.shape[1:]]), batch
     )
     types = [tff.to_type([tff.TensorType(w.dtype, w.shape) for w in ws]) for ws in arguments[:2]]
-    computation = tff.tensorflow.computation(gradients_of, [*types, tff.to_type(specs)])
+    computation = tff.tensorflow.computation(compute_gradients, [*types, tff.to_type(specs)])
     losses, gradients = computation(*arguments)
-    expected_losses, expected_gradients = tf.function(gradients_of, autograph=False)(
+    expected_losses, expected_gradients = tf.function(compute_gradients, autograph=False)(
         *tf.nest.map_structure(tf.constant, arguments)
     )
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5, atol=1e-6)

@@ -125,7 +125,7 @@ def test_part_gives_flags_with_its_prefix():
     assert (defaults["dough_flour"], defaults["dough_rest"]) == ("wheat", 90)
 
 
-def test_flag_has_the_type_of_its_field():
+def test_flag_has_its_fields_type():
     assert {name: (flag.kind, flag.item) for name, flag in _OVEN.items()} == {
         **{"degrees": (float, float), "fan": (bool, bool), "place": (str, str)},
         **{"course": (str, str), "notes": (tuple, str), "trays": (tuple, float)},
@@ -144,7 +144,7 @@ def test_members_are_named_without_their_common_words():
 
 
 @golden.cases(_OVEN)
-def test_help_is_the_text_of_the_attribute(case: Flag):
+def test_help_equals_the_attributes_text(case: Flag):
     return case.help(case.default_text())
 
 
@@ -167,7 +167,7 @@ def test_only_given_flags_have_values(given):
     assert given("--degrees=180", "--nofan") == {"degrees": 180.0, "fan": False}
 
 
-def test_given_values_have_the_types_of_their_fields(given):
+def test_given_values_have_their_fields_types(given):
     values = given(
         *("--degrees=200", "--place=low", "--notes=a,b", "--notes=c", "--trays=1,2.5", "--pause=3"),
         *("--book=a/b", "--weight=7", "--course=falling:factor=0.25,minutes=1/2"),
@@ -200,12 +200,12 @@ def test_wrong_list_names_its_flag(given):
 
 
 @golden.values
-def test_wrong_value_of_a_file_names_its_flag(case):
+def test_wrong_value_in_file_names_its_flag(case):
     name, value = case
     return golden.refusal(_OVEN[name].check_type, value)
 
 
-def test_error_of_python_names_the_flag():
+def test_python_error_names_the_flag():
     bread = _Bread()
     for kind, values, message in (
         (Dough, {"rest": 0}, "--dough_rest: expected at least 1 and at most 600, found 0"),
@@ -219,7 +219,7 @@ def test_error_of_python_names_the_flag():
     assert str(error.value) == "--course: factor: expected another one, found 0.5"
 
 
-def test_options_of_several_users_are_one_flag():
+def test_options_with_several_users_share_a_flag():
     table = FlagTable.join([("meal", "lunch", _Oven), ("meal", "supper", _Oven)])
     assert table["fan"].users == (("meal", "lunch"), ("meal", "supper"))
     assert table["fan"].help("true") == "Whether a fan moves the air. Of: lunch, supper. [true]"
@@ -290,7 +290,7 @@ def test_default_texts_give_the_default_options(name):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", _CLASSES)
-def test_texts_of_random_options_give_the_same_options(name, seed):
+def test_random_options_equal_options_from_their_texts(name, seed):
     rng = np.random.default_rng(seed)
     options, without = _random_options(_CLASSES[name], rng)
     assert without <= _NOT_RANDOM

@@ -45,11 +45,11 @@ def result(domains: Sequence[str], seed: int = 0, **changes: Any) -> dict[str, A
     sets = {name: one_set(rng, int(rng.integers(20, 400))) for name in domains}
     total = one_set(rng, sum(one["num_examples"] for one in sets.values()))
 
-    def worst_of(name: str) -> str:
+    def worst_value(name: str) -> str:
         worst = min if MEASURES[name]["higher_is_better"] else max
         return worst(sets, key=lambda domain: sets[domain][name])
 
-    worst = {name: worst_of(name) for name in MEASURES}
+    worst = {name: worst_value(name) for name in MEASURES}
     weights = rng.dirichlet(np.ones(len(domains)))
     content = {
         "task": "made_up",
@@ -268,12 +268,12 @@ class Reader(HTMLParser):
             self.names[-1] += data
 
 
-def numbers_of(content: Any) -> set[float]:
+def all_numbers(content: Any) -> set[float]:
     """Returns all numbers of a JSON value, also those within its strings."""
     if isinstance(content, dict):
-        return set().union(*map(numbers_of, content.values()))
+        return set().union(*map(all_numbers, content.values()))
     if isinstance(content, list):
-        return set().union(*map(numbers_of, content))
+        return set().union(*map(all_numbers, content))
     if isinstance(content, str):
         return {float(number) for number in _NUMBERS.findall(content)}
     return {float(content)} if isinstance(content, (int, float)) else set()

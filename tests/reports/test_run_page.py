@@ -19,8 +19,8 @@ from tests.reports.made_up import (
     PRIVACY,
     Reader,
     about,
+    all_numbers,
     many_classes,
-    numbers_of,
     one_set,
     reads_as,
     result,
@@ -68,13 +68,13 @@ def _cases() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", list(_cases()))
-def test_page_has_the_numbers_of_the_result(tmp_path, without_pictures, name):
+def test_page_has_the_results_numbers(tmp_path, without_pictures, name):
     content = _cases()[name]
     folder = write_run(tmp_path, content)
     page = Reader(write_run_report(folder).read_text(encoding="utf-8"))
     assert all(map(reads_as, page.data))
     record = json.loads((folder / "page.json").read_text())
-    shown, recorded = {datum.value for datum in page.data}, numbers_of(record)
+    shown, recorded = {datum.value for datum in page.data}, all_numbers(record)
     assert shown - {None} <= recorded
     for entry in (content["overall"], *content["domains"].values()):
         for value in (entry["num_examples"], *(entry[measure] for measure in MEASURES)):

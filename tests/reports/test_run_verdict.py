@@ -121,7 +121,7 @@ def test_missing_intervals_have_a_reason(changes, reason):
     assert not any("better than" in line or "worse than" in line for line in lines[:-1])
 
 
-def test_domains_of_one_class_leave_all_examples():
+def test_single_class_domains_lack_majority_warnings():
     counts = {name: [10 * (k == i) for k in range(4)] for i, name in enumerate(_NAMES)}
     worst, overall, *rest = run_verdict(_run(counts=counts))
     assert "is bad" in worst and "70.0% against 25.0%" in overall

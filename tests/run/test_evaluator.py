@@ -11,7 +11,7 @@ from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import SecureSum, SecureSumOptions
 from tff_agnostic.computations.algorithm import Algorithm, Problem, RunState
-from tff_agnostic.data import clients as parts_of_clients
+from tff_agnostic.data import clients as clients_module
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.program.runs.build import check_readable
 from tff_agnostic.program.runs.evaluation import Evaluations
@@ -85,7 +85,7 @@ def _close(actual, expected):
 def test_parts_give_the_whole_report(task, evaluate, weights, monkeypatch, limit, value, sizes):
     expected = Evaluator(task, evaluate)(weights, on_all=True).to_json()
     assert expected["overall"]["num_examples"] == 4 * _NUM_CLIENTS
-    monkeypatch.setattr(parts_of_clients, limit, value)
+    monkeypatch.setattr(clients_module, limit, value)
     recorded = _Recorded(evaluate, task)
     _close(Evaluator(task, recorded)(weights, on_all=True).to_json(), expected)
     assert list(map(len, recorded.parts)) == sizes

@@ -254,13 +254,13 @@ class _FullLanes:
         raise tf.errors.ResourceExhaustedError(None, None, message)
 
 
-class _RuntimeOfFullLanes(CohortRuntime):
+class _FullLanesRuntime(CohortRuntime):
     def running_lanes(self) -> Any:
         return _FullLanes()
 
 
 def test_exhausted_memory_names_settings_to_lower():
-    training = _RuntimeOfFullLanes().training(_algorithm(), PlainSum())
+    training = _FullLanesRuntime().training(_algorithm(), PlainSum())
     with pytest.raises(ExecutionError) as error:
         training.next(training.initialize(), _cohort())
     assert str(error.value) == (

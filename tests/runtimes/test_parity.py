@@ -61,7 +61,7 @@ _USUAL_RUNS = [
 _SETTINGS = {("agnostic_fed_avg", "secure"): {"lambda_baselines": (0.9, 0.0, 2.0)}}
 
 
-class _RuntimeOfLanes(CohortRuntime):
+class _LanesRuntime(CohortRuntime):
     """A cohort runtime whose number of lanes can change, so that all of them share a trace."""
 
     lanes: Optional[DeviceThreads] = None
@@ -80,10 +80,10 @@ class _RuntimeOfLanes(CohortRuntime):
 
 
 @pytest.fixture(scope="module")
-def cohort_runtimes() -> Iterator[dict[str, _RuntimeOfLanes]]:
+def cohort_runtimes() -> Iterator[dict[str, _LanesRuntime]]:
     with contextlib.ExitStack() as stack:
         yield {
-            mode: stack.enter_context(_RuntimeOfLanes(options_in_mode(mode, _GROUP)))
+            mode: stack.enter_context(_LanesRuntime(options_in_mode(mode, _GROUP)))
             for mode in _MODES
         }
 

@@ -120,7 +120,7 @@ def test_dying_worker_raises_user_error():
 
 
 @pytest.mark.nightly
-def test_a_worker_that_was_ended_is_an_error():
+def test_ended_worker_raises_error():
     with TffWorker() as worker:
         context = create_context(worker)
     process = build_agnostic_fed_avg(logistic_regression(4, 3), 3)

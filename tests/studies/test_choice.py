@@ -64,8 +64,8 @@ def test_objectives_equal_values_by_hand(measure):
     comparison = Comparison(_NAMES, _MEASURES, {"ours": ours, "fed_avg": theirs})
     index = list(_MEASURES).index(measure)
     # Regret is the difference between the better row's mean in a domain and the domain's own.
-    pick, best_of = (np.max, np.minimum) if measure == "loss" else (np.min, np.maximum)
-    best = best_of(values[measure][:, :3].mean(axis=0), other[measure][:, :3].mean(axis=0))
+    pick, elementwise_best = (np.max, np.minimum) if measure == "loss" else (np.min, np.maximum)
+    best = elementwise_best(values[measure][:, :3].mean(axis=0), other[measure][:, :3].mean(axis=0))
     regret = pick(values[measure][:, :3] - best, axis=1)
     actual = attained(comparison, "ours", _objective(f"regret:{measure}"))
     np.testing.assert_allclose(actual.values, regret)
@@ -91,7 +91,7 @@ def test_regret_without_counted_domains_is_undefined():
     assert math.isnan(standing.gain.mean) and chosen({"ours": standing}) is None
 
 
-def test_equal_methods_have_all_numbers_of_fed_avg():
+def test_method_equal_to_fed_avg_is_found():
     rng = np.random.default_rng(4)
     (base, _, _), (other, _, _) = _trials(rng, seeds=1), _trials(rng, seeds=1)
     trials = {"fed_avg-1": base, "uniform-2": base, "frozen-1": other}

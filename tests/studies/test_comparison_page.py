@@ -12,7 +12,7 @@ from tests.reports.made_up import (
     MEASURES,
     PRIVACY,
     Reader,
-    numbers_of,
+    all_numbers,
     reads_as,
     result,
     write_run,
@@ -63,13 +63,13 @@ def _page(folder: Path, comparison: Comparison) -> Reader:
         ({"fed_avg": {}}, ("one",), 1),
     ],
 )
-def test_page_has_numbers_of_comparison(tmp_path, rows, domains, trials):
+def test_page_has_the_comparisons_numbers(tmp_path, rows, domains, trials):
     comparison = _compared(tmp_path, rows, domains, trials)
     page = _page(tmp_path, comparison)
     assert all(map(reads_as, page.data))
     content = comparison.to_json()
     shown = {datum.value for datum in page.data}
-    recorded = numbers_of(json.loads((tmp_path / "page.json").read_text()))
+    recorded = all_numbers(json.loads((tmp_path / "page.json").read_text()))
     assert shown - {None} <= recorded
     for row in rows:
         for domain in (*domains, "(worst)", "(overall)", "(difference)"):

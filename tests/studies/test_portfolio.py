@@ -21,7 +21,7 @@ from tff_agnostic.program.studies.runset import RunSet
 _MOST = Schedule(8, 5)
 
 
-def test_methods_have_equal_numbers_of_settings():
+def test_methods_try_equally_many_settings():
     for row in PORTFOLIO:
         arm = dict(WORDS[row].settings) if row in WORDS else {"algorithm": row}
         arm.pop("lambda_baselines", None)
@@ -61,7 +61,7 @@ def test_schedule_includes_final_runs():
         schedule_within(70 + 70 - 1, 70.0, by_row, _MOST, final=3)
 
 
-def test_schedule_includes_references_of_excluded_methods(tmp_path):
+def test_schedule_includes_references_for_excluded_methods(tmp_path):
     """As on digits, where ten references are trained before their losses are found to be 0."""
     nothing: Any = None
     runs: Any = RunSet(tmp_path, {}, nothing, False, nothing)

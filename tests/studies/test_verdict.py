@@ -68,7 +68,7 @@ def test_verdict_names_who_gains_and_who_pays():
     assert "Next:" not in text
 
 
-def test_noise_gets_an_estimate_of_clients():
+def test_noise_gets_a_client_estimate():
     text = _sentences(0.03, (0.0, 0.0), error=0.02)
     assert "No significant difference between Ours and FedAvg in the worst domain (a) (95%" in text
     assert "No domain is significantly worse off with Ours." in text
@@ -89,7 +89,7 @@ def test_few_clients_have_no_interval():
     ) in text
 
 
-def test_interval_of_all_examples_alone_has_its_scope():
+def test_interval_for_all_examples_has_its_scope():
     actual = {n: _gain(n, 0.6, 0.7, 0.02, clients=1.0) for n in ("a", "b", WORST)}
     actual[OVERALL] = _gain(OVERALL, 0.9, 0.92, 0.004)
     text = "\n".join(verdict(_context("a", "a"), actual))
@@ -175,7 +175,7 @@ def _comparison(rows, names=_NAMES):
     return Comparison(names, {"loss": _LOSS, "accuracy": _ACCURACY}, rows, {"ours": "Ours"})
 
 
-def test_gains_are_differences_of_pairs():
+def test_gains_are_paired_differences():
     rows = {
         "fed_avg": _row([0.6, 0.8, 0.9], 0.05),
         "ours": _row([0.75, 0.7, 0.9], 0.05),
@@ -241,7 +241,7 @@ def test_shared_sentences_appear_once():
     assert verdicts(_comparison({"ours": rows["ours"]})) == []
 
 
-def test_recommendation_states_values_of_its_model():
+def test_recommendation_states_its_models_values():
     rows = {"fed_avg": _row([0.6, 0.8, 0.9], 0.05), "ours": _row([0.75, 0.7, 0.9], 0.05)}
     comparison = _comparison(rows)
     objective = parse_objective("worst:accuracy", comparison.measures, _NAMES)

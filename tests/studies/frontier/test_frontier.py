@@ -52,7 +52,7 @@ def _frontier(names, without=(), measure_names=("loss", "accuracy")):
     return Frontier(Comparison(tuple(names), measures(*measure_names), rows, labels), points)
 
 
-def test_table_of_many_domains_has_worst_alone():
+def test_wide_table_shows_only_worst_domain():
     table = frontier_table(_frontier(("a", "b")))
     assert table.columns == ["trained with", "worst", "a", "b", "all examples", "best - worst"]
     assert [row[0] for row in table.rows][-2:] == ["FedAvg", "m|ne"]

@@ -73,7 +73,7 @@ def test_ranges_have_their_ends(flag, text, ends):
         ("max_examples", "5..20", None),
     ],
 )
-def test_values_outside_of_range_are_not_drawn(flag, text, value):
+def test_values_outside_range_are_not_drawn(flag, text, value):
     assert dimension(_SETTINGS[flag], text).sampled(value) is None
 
 
@@ -83,7 +83,7 @@ def test_invalid_range_raises_user_error(case):
     return golden.refusal(dimension, _SETTINGS[flag], text)
 
 
-def test_range_of_method_replaces_shared_range():
+def test_method_range_replaces_shared_range():
     search = parse_search(
         "client_learning_rate=log:0.01..1; window=5..20;q_ffl:q=0.1..5;q_ffl:window=1..2",
         _SETTINGS,
@@ -244,7 +244,7 @@ def test_flag_files_describe_best_trials(tmp_path):
     assert text.startswith("# The best of each.\n")
 
 
-def test_comparison_needs_equal_options_of_task():
+def test_comparison_needs_equal_task_options():
     arms = _arms("concentration=0.1..1;client_learning_rate=0.1..1")
 
     def text(*values):
@@ -258,7 +258,7 @@ def test_comparison_needs_equal_options_of_task():
     assert text(0.25, 0.5, 0.25) is None
 
 
-def test_flag_file_has_paths_of_task(tmp_path):
+def test_flag_file_has_task_paths(tmp_path):
     model, store = tmp_path / "model.py", tmp_path / "s.store"
     flags = (f"--model={model}", f"--data={store}", "--rounds=3", "--algorithms=fed_avg")
     search = "--search=client_learning_rate=0.1..1"
@@ -308,7 +308,7 @@ def test_secure_sum_limits_cohorts():
         secure.check(9, task)
 
 
-def test_identity_has_content_of_files(tmp_path):
+def test_identity_has_file_contents(tmp_path):
     file = tmp_path / "model.keras"
     file.write_bytes(b"one")
     arms = {"fed_avg": _arms(_SEARCH, f"--initial_model={file}")["fed_avg"]}

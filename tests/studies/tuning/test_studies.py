@@ -126,7 +126,7 @@ def test_draws_do_not_depend_on_interruptions(tmp_path):
 
 
 @pytest.mark.nightly
-def test_trial_of_dead_process_is_taken_again(tmp_path):
+def test_dead_process_trial_is_taken_again(tmp_path):
     first, second = _studies(tmp_path), _studies(tmp_path)
     budget = Budget(2, None)
     claims = [studies.take(_SPACES, budget) for studies in (first, second) * 2]
@@ -275,7 +275,7 @@ def test_incomplete_line_is_removed_from_journal(tmp_path):
     assert [(name, number) for name, number, _ in ended] == [("one", 1), ("two", 1)]
 
 
-def test_missing_values_of_first_trial_are_drawn(tmp_path):
+def test_missing_first_trial_values_are_drawn(tmp_path):
     studies = _opened(tmp_path)
     studies.add("one", {"window": 7})
     claims = [studies.take(_ONE, Budget(2, None)) for _ in range(2)]
