@@ -1,4 +1,4 @@
-"""Parameters of tests, of which some run only with `./run test -m nightly`."""
+"""Parameters of tests; some of them run only with `./run test -m nightly`."""
 
 from __future__ import annotations
 

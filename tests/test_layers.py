@@ -130,7 +130,7 @@ def _faults(tree: ast.AST, folder: str) -> Iterator[str]:
 
 
 def _texts(tree: ast.AST) -> Iterator[ast.Constant]:
-    """Yields the texts of a module that are no docstrings."""
+    """Yields the strings of a module that are not docstrings."""
     docstrings = {
         id(node.body[0].value)
         for node in ast.walk(tree)

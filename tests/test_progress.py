@@ -62,7 +62,7 @@ def test_steps_within_a_part_count(capfd, monkeypatch):
     with LongWork("compare", 5, "trials", done=1) as work:
         work.within(1, 2)
         time.sleep(0.1)
-    # 60 seconds for half a trial of four; what is done of a trial is none that is done.
+    # 60 seconds for half a trial of four; an unfinished trial does not count as done.
     lines = capfd.readouterr().err.splitlines()
     assert lines[-1] == "compare: 1 of 5 trials, 60 s so far, about 7 min left"
 

@@ -31,7 +31,7 @@ def private_sum(
         spec.options, **{"noise_multiplier": noise_multiplier, **LIMITS, **settings}
     )
     if noise_key is None:
-        # A server's noise has no other generator.
+        # Options without this field always have the secure generator.
         noise_key = KEYS[getattr(options, "noise_generator", "secure")]
     facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, min_clients, noise_clients)
     release: Any = spec.build(name, inner, options, facts)

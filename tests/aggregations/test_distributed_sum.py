@@ -156,7 +156,7 @@ def test_noise_has_tensorflow_privacys_moments(generator):
     for _ in range(num_clients):
         sample = query.accumulate_record(query_params, sample, record)
     theirs, _, _ = query.get_noised_result(sample, query.initial_global_state())
-    # Their query has no seed: six standard errors of a difference.
+    # tensorflow-privacy's query has no seed: the tolerance is six standard errors of a difference.
     assert abs(np.mean(actual) - np.mean(theirs)) < 0.02
     for power, rel in ((2, 0.07), (4, 0.2)):
         expected = np.mean(np.float64(theirs) ** power)
@@ -191,7 +191,7 @@ def test_clients_releases_and_exchanges_have_separate_noise(generator):
 
 
 def test_silent_clients_send_their_noise():
-    """Also bundled in one entry: variance and distribution of 40,000 values each."""
+    """This also holds for values in one entry: variance and distribution of 40,000 values each."""
     answering, drawn, z, size = 4000, 10, 1.3, 20_000
     settings: dict[str, Any] = {"noise_multiplier": z, "integer_clip": 200.0}
     aggregation = _distributed(

@@ -1,6 +1,6 @@
 """Private sums against tensorflow-privacy: clipping, noise, account, and its queries in TFF.
 
-Their noise has no seed: distributions are compared, and results where there is no noise.
+The noise of tensorflow-privacy has no seed: distributions are compared, or results without noise.
 """
 
 import itertools

@@ -25,7 +25,7 @@ _NUM_CLIENTS = 12
 
 @functools.cache
 def _clients():
-    """Clients of different sizes, each with a rule of its own, one that few others share."""
+    """Clients of different sizes; each has its own rule, which few others share."""
     rng = np.random.default_rng(3)
     clients = []
     for _ in range(_NUM_CLIENTS):

@@ -195,7 +195,7 @@ def _agnostic_rounds(problem: Problem, baselines: Any) -> Any:
 
 @pytest.mark.slow
 def test_rounds_lead_to_the_regrets_saddle(cohort_runtime):
-    """The weights of the least worst regret differ from those of the least worst loss."""
+    """The weights with minimum worst regret differ from those with minimum worst loss."""
     xs, ys = _domains()
     solutions = [np.linalg.lstsq(x, y, rcond=None)[0] for x, y in zip(xs, ys)]
 

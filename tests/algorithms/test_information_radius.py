@@ -92,7 +92,7 @@ def test_reaches_the_information_radius(cohort_runtime, loss):
 
     assert worst(lambda_baselines=_baselines(loss)) == pytest.approx(optimum, abs=1e-3)
     if loss == "log":
-        # Without baselines the domain of the largest entropy is served.
+        # Without baselines, the domain with the largest entropy dominates.
         assert worst() > optimum + 0.05
 
 

@@ -88,7 +88,7 @@ def test_predictors_from_files_and_runs_are_mixed(task, tmp_path):
     np.testing.assert_allclose(rows[:2], [[0.7, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4]], rtol=1e-6)
     raised = np.exp([1.0, 2, 3, 4])
     np.testing.assert_allclose(rows[2], raised / raised.sum(), rtol=1e-6)
-    # One checkpoint of a run is as good.
+    # A single checkpoint may represent a run.
     (checkpoint,) = (run / "checkpoints").iterdir()
     assert_all_close(
         _mixed(task, checkpoint).model.initial_weights.non_trainable[0].T, rows[2:], rtol=0, atol=0

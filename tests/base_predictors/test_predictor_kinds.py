@@ -175,7 +175,7 @@ def test_runs_with_other_sizes_are_mixed(tmp_path):
         weights = ModelWeights([p.reshape(s) for p, s in zip(parts, shapes)], [])
         scores = task.model.predict(weights, x, False, _SEED)
         np.testing.assert_allclose(outputs, tf.nn.softmax(scores), rtol=1e-5)
-    # Options that are no matter of the model.
+    # Options that do not concern the model.
     same = _mixing("next_word", data, **_NEXT_WORD, test_split="heldout")
     single = _mixed(small, _run(tmp_path / "c", same), tmp_path / "a").model
     assert isinstance(single.members.held, OneArchitecture)

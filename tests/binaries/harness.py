@@ -1,4 +1,4 @@
-"""Calls the binaries as a shell would, in this process or in one of their own."""
+"""Calls the binaries as a shell would, in this process or in a separate one."""
 
 import contextlib
 import dataclasses
@@ -195,7 +195,7 @@ def defined_flags(binary: ModuleType) -> set[str]:
 
 
 class Process:
-    """A binary in a process of its own, as a context manager that leaves none behind.
+    """A binary in a separate process, as a context manager that leaves no process behind.
 
     Args:
         command: The command line.
@@ -267,7 +267,7 @@ class Process:
         self._process.send_signal(number)
 
     def wait_for_import(self, library: str) -> None:
-        """Waits until it has loaded a library, of whose file name this is a part."""
+        """Waits until the process has loaded a library whose file name contains this text."""
         wait_until(lambda: library in Path(f"/proc/{self.pid}/maps").read_text())
 
     def outcome(self) -> Outcome:

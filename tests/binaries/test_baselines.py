@@ -183,7 +183,7 @@ def test_references_reach_each_domains_optimum(cohort_runtime, monkeypatch, tmp_
             assert actual[name][losses] == pytest.approx(optimum, abs=1e-4)
         # Untrained weights are far from it.
         assert np.mean(y**2) > optimum + 0.1
-        # As many passes as a shared run of 40 rounds with all 7 clients.
+        # This gives as many passes as a shared run of 40 rounds with all 7 clients.
         assert actual[name]["rounds"] == 40
     out, err = capsys.readouterr()
     assert re.search(r"^references: 0 of 2 runs, .* left \(usual\)$", err, re.MULTILINE)

@@ -166,7 +166,7 @@ def test_skipped_records_are_printed(call, folder):
     ),
 )
 def test_signal_leaves_no_store(folder, number, status):
-    # So many that the import is not over before the signal.
+    # With this many rows the import is still running when the signal arrives.
     posts = _posts(folder / "Posts.xml", 200_000)
     command = python_module(
         "import_data", "--format=stackexchange", f"--input={posts}", "--output=s.sqlite"

@@ -54,7 +54,7 @@ def loop(request, call: Caller, tmp_path_factory) -> Path:
     printed = _ok(run_plan(plan, clients, *cohorts, f"--output={folder / 'after'}"))
     assert printed.count("\nround ") == _ROUNDS
     state = f"--server_state={folder / 'after/server_state.ckpt'}"
-    # This call reads the state in another process.
+    # This call reads the state in a separate process.
     places = [f"--output_dir={folder / 'back'}", *TRUST_WITHOUT_SANDBOX]
     printed = call.ok(import_state, plan, state, *places).out
     assert printed.startswith(f"agnostic_fed_avg on digits after 12 rounds: {folder / 'back'}\n")

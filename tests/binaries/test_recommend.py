@@ -14,7 +14,7 @@ from tff_agnostic.base.files import read_json
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.program.studies import recommend as recommend_command
 
-# Logistic regression on four numbers of its own.
+# Logistic regression on four hidden units.
 _MODEL = DIGITS_MODEL.replace(
     "tf.keras.Input(data.x_shape),", "tf.keras.Input(data.x_shape), tf.keras.layers.Dense(4),"
 )
@@ -105,7 +105,7 @@ def test_killed_search_resumes_with_equal_choice(call: Caller, data, recommended
     path, _ = recommended
     folder = tmp_path / "runs"
     shutil.copytree(path, folder)
-    # As a kill within the second trial of a row leaves it.
+    # This is the folder after a kill during the second trial of a row.
     killed = folder / "runs/search/excess_own-1/trial_01/run"
     for file in (killed / "result.json", folder / "recommendation.json", folder / "report.html"):
         file.unlink()

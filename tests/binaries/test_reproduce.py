@@ -142,7 +142,7 @@ def test_adult_from_files_to_page(call: Caller, adult, small_experiments, monkey
     assert "L doctorate" in outcome.out
     assert outcome.out.endswith("\nreport: run/report.html\n")
 
-    # No run is made again.
+    # No run is repeated.
     runs = tree(adult / "run" / "runs")
     call.ok(reproduce, *arguments, "--resume")
     assert tree(adult / "run" / "runs") == runs

@@ -222,6 +222,6 @@ def test_command_dies_with_its_parent():
 
 
 def test_command_waits_despite_ignored_sigchld():
-    """It has SIGCHLD ignored, and so would what it starts."""
+    """The command starts with SIGCHLD ignored, which its children would inherit."""
     ignoring = ["/bin/sh", "-c", 'trap "" CHLD; exec "$@"', "sh", *_command("sys.exit(3)")]
     assert subprocess.run(ignoring, cwd=_ROOT, check=False).returncode == 3

@@ -106,7 +106,7 @@ def test_algorithm_imports_are_fingerprinted(call, algorithm, folder):
     call.ok(train, *flags)
     call.ok(train, *flags, "--resume")
     (folder / "power.py").write_text("def power(n, exponent):\n    return exponent**n\n")
-    # As a new process would find it.
+    # A new process would load the algorithm again.
     write_by_size(algorithm, imports)
     message = call.refused(folder, train, *flags, "--resume")
     assert message.startswith("run: expected the files that the algorithm imports that the run ")

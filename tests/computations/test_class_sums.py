@@ -118,12 +118,12 @@ def test_one_output_is_the_second_class(from_logits):
             x = np.log(probabilities) - np.log1p(-probabilities)
     client = {
         "x": np.asarray(x, np.float32)[:, np.newaxis],
-        # One label is no class: it counts nowhere.
+        # One label is not a class, so it counts nowhere.
         "y": np.array([0, 1, 0, 1, 1, 7], np.int32),
         "domain_id": np.zeros([6], np.int32),
     }
     actual = _counted(model, model.initial_weights, client)
-    # Not above the threshold is class 0, as in the accuracy.
+    # Probabilities up to the threshold mean class 0, as in the accuracy.
     assert actual.confusion[0].tolist() == [[2, 0], [1, 2]]
     assert actual.confusion[1].sum() == 0
     held = {label: np.flatnonzero(actual.scores[0, label]).tolist() for label in (0, 1)}

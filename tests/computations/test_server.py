@@ -48,7 +48,7 @@ def _cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
 
 
 def test_average_delta_is_the_optimizers_gradient():
-    """One round is one step of the optimizer on w minus the average of the clients' weights."""
+    """A round is one step of the optimizer on w minus the average of the clients' weights."""
     optimizer = Adagrad()
     training = EagerTraining(_algorithm(optimizer))
     (cohort,) = _cohorts(1)

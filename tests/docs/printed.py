@@ -70,7 +70,7 @@ def is_shown(printed: str, shown: str) -> bool:
 
 
 def is_shown_in_form(printed: str, shown: str) -> bool:
-    """Whether the lines that a page shows were printed in this order, whatever their numbers are.
+    """Whether the shown lines were printed in this order, with any numbers.
 
     A printed line may be several lines of the page, and other lines may stand between them.
     """

@@ -1,4 +1,4 @@
-"""References that the site makes of the code, and the order of its pages."""
+"""Reference pages that the site generates from the code, and the order of its pages."""
 
 import ast
 import json

@@ -83,7 +83,7 @@ def test_code_and_formulas_follow_markup(tmp_path, case):
 def test_posts_have_three_domain_kinds(tmp_path):
     beer = [
         _row(Tags="<hops><ale>"),
-        # An answer has the tags of its question, whoever wrote it.
+        # An answer has the tags of its question, even if the question has no owner.
         _row(Id=2, PostTypeId=2, ParentId=1),
         _row(Id=5, Tags="|ale|", OwnerUserId=None),
         _row(Id=6, PostTypeId=2, ParentId=5),

@@ -36,7 +36,7 @@ _NUMBERS: dict[str, Any] = {
 }
 _TEXT: dict[str, Any] = {"client_column": "who", "domain_column": "where", "text_column": "text"}
 _FORMATS = ("csv", "jsonl", "parquet")
-# Where the second row stands.
+# The position of the second row.
 _SECOND = {"csv": "rows.csv:3", "jsonl": "rows.jsonl:2", "parquet": "rows.parquet row 2"}
 
 

@@ -49,7 +49,7 @@ def test_a_classifier_trains_and_its_accuracy_is_measured(tmp_path):
 
 @pytest.mark.slow
 def test_the_seed_decides_the_initial_weights(tmp_path):
-    # One of the models is only built at its first call.
+    # The second model is only built at its first call.
     for keras_model in (DENSE, "tf.keras.Sequential([layers.Dense(5), layers.Dense(3)])"):
         path = returning(tmp_path, keras_model, LOSS)
         first, second, other = (

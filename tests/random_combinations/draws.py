@@ -157,7 +157,7 @@ class Combination:
         sampling: Member of `COHORT_SAMPLINGS`.
         domains: Names of the domains, in the order of their ids.
         absent: Ids of the domains that are absent from the first round.
-        odd_clients: Which odd clients join the first cohort: "empty", "not finite".
+        odd_clients: Unusual clients of the first cohort: "empty", "not finite".
         factor: Factor of all losses.
         shift: Constant added to all losses.
     """

@@ -36,7 +36,7 @@ _NUM_DRAWS = 60
 # Two algorithms' settings, with two draws of clients each.
 _QUICK = (44, 45, 56, 57)
 _FACTOR = 4.0
-# Ratio of losses that a histogram must distinguish whatever is added to them.
+# Ratio of losses that a histogram must distinguish after any shift.
 _MIN_RATIO = 1.06
 # Columns that are losses, other than those of the domains, or rates.
 _LOSSES_AND_RATES = ("threshold", "center", "unit_loss", "client_learning", "server_learning")
@@ -123,7 +123,7 @@ class Invariant:
         tolerance: Largest difference of a value, relative to 1 plus its size; 0 for bits.
         scope: The combinations for which it holds.
         reason: Reason for the tolerance.
-        weight: How often it is drawn among those that need a trace; 0 if it is checked always.
+        weight: Relative frequency among the relations that need a trace; 0 if it is always checked.
     """
 
     holds: Callable[[Run], bool]
@@ -153,7 +153,7 @@ def _assert_same(
     tolerance: float,
     change: Callable[[ReportField, np.ndarray, Any], Any] = lambda field, value, columns: value,
 ) -> None:
-    """Compares models and columns; a column's expected value is what `change` makes of it."""
+    """Compares models and columns; `change` gives the expected value of a column."""
     _assert_same_models(actual, expected, tolerance)
     for t, (result, wanted) in enumerate(zip(actual.columns, expected.columns)):
         for name in result.keys() & wanted.keys():

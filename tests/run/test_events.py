@@ -77,7 +77,7 @@ def test_one_client_whose_numbers_were_finite_is_enough():
     broken = [{**client, "x": client["x"] * np.float32(np.inf)} for client in _CLIENTS]
     assert "the loss is not finite either" in _message(broken)
     assert "the model has diverged" in _message([*broken, _CLIENTS[0]])
-    # One without examples has none.
+    # A client without examples has no finite loss.
     assert "the loss is not finite either" in _message([*broken, _NOTHING])
     assert "the model has diverged" in _message([_NOTHING])
 

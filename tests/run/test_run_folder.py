@@ -162,7 +162,7 @@ def test_folder_survives_kill_before_config(tmp_path):
     for fingerprint in ({"data": "5eb63bbbe01eeed0"}, {}):
         folder.fingerprint.write_text('{"data": "0123456789abcdef", "vocabulary": "77"}')
         (tmp_path / ".config.json.4711.tmp").write_text("{")
-        # Whatever that run was made of: nothing was trained on it.
+        # The fingerprint of that run does not matter: nothing was trained on it.
         folder.check(_spec(), resume=False)
         with folder.locked():
             folder.write_config(_spec(), fingerprint, _EXECUTION)

@@ -1,6 +1,6 @@
 """Prints a hash of rounds on a number of logical devices, as JSON.
 
-A process of its own: TensorFlow takes logical devices only before it starts.
+It needs a separate process: TensorFlow accepts logical devices only before it starts.
 """
 
 import hashlib

@@ -57,7 +57,7 @@ def _algorithm(mode: str, name: str) -> Algorithm:
 
 
 def training(runtime: Any, mode: str, aggregation: str = "plain", algorithm: str = "") -> Any:
-    """Prepares rounds of the model of a mode, of its own algorithm if no other is named."""
+    """Prepares rounds of a mode's model, with its own algorithm unless another is given."""
     name = algorithm or _ALGORITHMS[mode, aggregation]
     return runtime.training(_algorithm(mode, name), _AGGREGATIONS[aggregation])
 

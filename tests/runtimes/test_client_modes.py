@@ -115,7 +115,7 @@ def test_groups_shrink_where_clients_or_models_are_large(small, large):
     assert max(map(len, small_shards)) > 100
     assert max(map(len, large_shards)) < 100
     assert max(map(len, row_shards)) < 20
-    # One client has to run, however large it is.
+    # At least one client must run, even if it is too large.
     assert small.plan("vectorised", _cohort(3_000_000))[1] == [(0,)]
 
 
@@ -173,7 +173,7 @@ def test_lookup_clients_run_in_step():
     cohort = [{"x": x, "y": x, "domain_id": np.zeros([len(x)], np.int32)} for x in words]
     shards = work.plan("auto", cohort)[1]
     assert shards == work.plan("vectorised", cohort)[1]
-    # As those of models of a few bytes.
+    # The shards are as large as with models of a few bytes.
     assert max(map(len, shards)) > 20
     assert_all_close(_total(work.sums("auto", cohort)), _total(work.sums("streamed", cohort)))
 

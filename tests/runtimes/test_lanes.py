@@ -238,7 +238,7 @@ def test_neighbours_are_streamed_together_and_each_once(num_clients):
 
 
 def test_positions_are_plain_integers():
-    """They travel to workers, and index lists."""
+    """Positions are sent to workers, and are indices of lists."""
     for cut in (streamed_shards(3), vectorised_shards([1, 2, 3], 2)):
         assert {type(k) for shard in cut for k in shard} == {int}
 

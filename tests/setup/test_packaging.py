@@ -85,7 +85,7 @@ def test_wheel_has_modules_and_configurations_only(wheel):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     expected = folder_modules("tff_agnostic")
     expected |= {f"tff_agnostic/{path}" for path in folder_modules("binaries")}
-    # They are used without the rest.
+    # These modules are used without the others.
     expected |= folder_modules("plan_runner") | folder_modules("fleet")
     assert {name for name in names if name.endswith(".py")} == expected
     assert {name.split("/")[0] for name in names} == {"fleet", "plan_runner", "tff_agnostic"}

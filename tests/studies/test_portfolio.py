@@ -74,7 +74,7 @@ def test_schedule_includes_references_for_excluded_methods(tmp_path):
         runs.path(name).mkdir(parents=True)
         write_json(runs.path(name) / "seconds.json", {"seconds": seconds})
     search = PortfolioSearch(nothing, {}, nothing, runs, nothing)
-    # 30 s a setting and a further trial, and as many a trial at the end.
+    # 30 s per setting and per further trial, and as much per trial at the end.
     for seconds, expected in ((180 + 5 * 60 - 30, (1, 5)), (180 + 30, (1, 1))):
         budget = Budget(None, 5, seconds / 3600)
         assert search._schedule(budget, ["fed_avg", "uniform"], all_final=False) == expected

@@ -85,7 +85,7 @@ def test_killed_study_resumes_its_run(tmp_path):
     for job in _JOBS:
         assert _sums(tmp_path / "study", job.name) == _sums(tmp_path / "whole", job.name)
     log = run_folder(tmp_path / "study", "row/number_2").parent / "rounds.log"
-    # No round was run twice.
+    # Every round ran once.
     assert [int(line.split()[0]) for line in log.read_text().splitlines()] == [1, 2, 3, 4, 5]
 
 

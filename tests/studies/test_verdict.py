@@ -281,7 +281,7 @@ def test_figure_has_domains_before_and_after(names):
     assert len(before.get_yticks()) == len(gained.get_yticks()) == 3
     assert gained.get_legend_handles_labels()[1] == ["better", "no significant difference"]
     assert svg(Figure("", lambda: figure))
-    # Without an interval nothing is known of a difference.
+    # Without an interval, no difference is certain.
     few = {name: dataclasses.replace(entry, clients=2.0) for name, entry in domain_gains.items()}
     _, gained = verdict_figure(comparison, "ours", "fed_avg", _ACCURACY, few).axes
     assert gained.get_legend_handles_labels()[1] == ["no interval"]

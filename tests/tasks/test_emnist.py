@@ -29,7 +29,7 @@ _WRITERS = {
 
 @pytest.fixture(autouse=True)
 def small_model(monkeypatch):
-    """The CNN has tests of its own."""
+    """Other tests cover the CNN."""
     monkeypatch.setattr(
         emnist, "emnist_cnn", lambda num_classes, seed: logistic_regression(4, num_classes)
     )
@@ -266,7 +266,7 @@ class TestTrainShare:
             train, test = set(task.train.client_ids), set(task.test.client_ids)
             assert len(train) == 10 and not train & test and train | test == everyone
             np.testing.assert_array_equal(task.test.read(min(test))["domain_id"][:1], [1])
-            # A seed determines the clients, whatever the other options.
+            # The seed alone determines the clients, for any other options.
             assert train == set(
                 _load(path, seed, train_share=0.25, network="linear").train.client_ids
             )

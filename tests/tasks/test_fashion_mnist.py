@@ -39,7 +39,7 @@ def test_three_classes_are_renumbered_and_counted(tmp_path):
 
 
 def test_three_class_store_keeps_numbers(tmp_path):
-    # As of import_data --format=idx --classes=0,2,6.
+    # The store is like that of import_data --format=idx --classes=0,2,6.
     domain = ["0", "2", "6"].__getitem__
     task = _load(_store(tmp_path / "s.sqlite", [2, 0, 1, 1], domain))
     examples = task.train.read("a")

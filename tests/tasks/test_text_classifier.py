@@ -201,7 +201,7 @@ def test_domains_are_the_features_values(store, feature, names, a_ids, t_ids):
     np.testing.assert_array_equal(task.train.read("a")["domain_id"], a_ids)
     np.testing.assert_array_equal(task.test.read("t")["domain_id"], t_ids)
     counts = task.train.client_domain_counts()
-    # The store's counts are of its own domains.
+    # The store's counts refer to the store's domains.
     assert (counts is None) == (feature != "domain")
 
 

@@ -15,12 +15,12 @@ from tests.algorithms.references.softmax import Client, Model, Weights, mean_los
 
 
 class Round(NamedTuple):
-    """One round's results.
+    """The results of a round.
 
     Attributes:
         w: w^{t+1}.
         mean_loss: The broadcast mean; NaN if no client sent a loss.
-        trains: For each client, in the order given, whether it trained.
+        trains: Whether each client trained, in the given order.
     """
 
     w: Weights
@@ -29,7 +29,7 @@ class Round(NamedTuple):
 
 
 def above_mean_round(model: Model, w_t: Weights, clients: Sequence[Client], sgd: LocalSgd) -> Round:
-    """One round; w^t if no client trains.
+    """Computes one round; returns w^t if no client trains.
 
     A client without examples, or whose loss at w^t is not finite, does nothing in either exchange.
     One whose loss is finite but whose w_k is not counts in the mean, which is sent by then, and

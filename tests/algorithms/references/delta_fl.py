@@ -54,7 +54,7 @@ class Survey(NamedTuple):
 def quantile(losses: ArrayLike, alphas: ArrayLike, theta: float) -> float:
     """eta: the smallest of the losses v with sum_{F_k <= v} alpha_k >= (1 - theta) sum_k alpha_k.
 
-    Losses of weight 0 are no candidates.
+    Losses of weight 0 are excluded.
     """
     if not 0 < theta <= 1:
         raise ValueError(f"theta is in (0, 1], not {theta}")
@@ -83,7 +83,7 @@ def shares_above(losses: ArrayLike, c: Cut) -> np.ndarray:
 
 
 def shares(losses: ArrayLike, alphas: ArrayLike, theta: float, boundary: str) -> np.ndarray:
-    """For each client the share in [0, 1] of its weight that trains.
+    """Returns the share in [0, 1] of each client's weight that trains.
 
     With "exact", sum_k share_k alpha_k = theta sum_k alpha_k; equal losses have equal shares.
     """
@@ -153,7 +153,7 @@ def survey_round(
     weighting: str = "examples",
     boundary: str = "paper",
 ) -> Weights:
-    """One round of Algorithm 2: the losses are asked for first, and their quantile is the cut.
+    """Computes a round of Algorithm 2: the quantile of the clients' losses is the cut.
 
     Clients whose losses share a bin are ties. A client without examples, or whose loss is not
     finite, is dropped; one whose loss is finite but whose w_k is not counts in the quantile, which

@@ -56,7 +56,7 @@ def estimate(
     mask: np.ndarray,
     example: Example,
 ) -> np.ndarray:
-    """One draw of an estimate of the gradient at alpha; zeros without samples."""
+    """Draws an estimate of the gradient at alpha; zeros without samples."""
     if not mask.any():
         return np.zeros_like(alpha)
     gradient = gradient_at(loss, mask * alpha / gamma, example)

@@ -28,10 +28,10 @@ def train_proximal(model: Model, w_t: Weights, client: Client, sgd: LocalSgd, mu
 def fed_prox_round(
     model: Model, w_t: Weights, clients: Sequence[Client], sgd: LocalSgd, mu: float
 ) -> Weights:
-    """One round: w^{t+1} = sum_k n_k w_k / sum_k n_k.
+    """Computes one round: w^{t+1} = sum_k n_k w_k / sum_k n_k.
 
     A client without examples, or whose loss at w^t or w_k is not finite, is dropped: it counts
-    neither above nor below the line. Where none is left, w^t.
+    neither above nor below the line. If no client remains, the result is w^t.
     """
     kept = with_finite_loss(model, w_t, clients)
     return average(

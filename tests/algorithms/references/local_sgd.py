@@ -1,4 +1,4 @@
-"""Local SGD, and the federated averaging that is made of it, in NumPy and float64."""
+"""Local SGD, and federated averaging with it, in NumPy and float64."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence

@@ -51,10 +51,10 @@ def q_fed_avg_round(
     sgd: LocalSgd,
     weighting: str = "equal",
 ) -> Weights:
-    """One round: w^{t+1} = w^t - sum_k Delta_k / sum_k h_k.
+    """Computes one round: w^{t+1} = w^t - sum_k Delta_k / sum_k h_k.
 
-    A client without examples, or of whose loss, Delta_k or h_k any number is not finite, is
-    dropped: it counts neither above nor below the line. Where sum_k h_k is 0, w^t.
+    A client without examples, or with a loss, Delta_k or h_k that is not finite, is dropped: it
+    counts neither above nor below the line. If sum_k h_k is 0, the result is w^t.
     """
     kept = with_finite_loss(model, w_t, clients)
     messages = [q_fed_avg_message(model, w_t, client, q, sgd) for client in kept]

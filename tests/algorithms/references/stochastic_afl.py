@@ -54,14 +54,14 @@ def stochastic_afl_round(
     steps: Steps,
     lambda_for_w: Optional[np.ndarray] = None,
 ) -> Players:
-    """One round; one without any example changes nothing.
+    """Computes one round; a round without examples changes nothing.
 
     Args:
         model: The model.
         players: Before.
         cohort: The clients; those without examples or with a loss that is not finite are dropped.
         n: The expected counts.
-        steps: How to step.
+        steps: Options of the steps.
         lambda_for_w: Weights of the domains in w's gradient, if not lambda_{t-1}: the vertex of the
             drawn domain.
     """

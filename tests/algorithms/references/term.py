@@ -45,10 +45,10 @@ def term_round(
     sgd: LocalSgd,
     weighting: str = "examples",
 ) -> Weights:
-    """One round: w^{t+1} = sum_k c_k w_k with tilted weights c_k; F_k is that at w^t.
+    """Computes one round: w^{t+1} = sum_k c_k w_k with tilted weights c_k; F_k is the loss at w^t.
 
     A client without examples, or whose loss or w_k is not finite, is dropped: it counts neither
-    above nor below the line. Where none is left, w^t.
+    above nor below the line. If no client remains, the result is w^t.
     """
     if weighting not in ("examples", "equal"):
         raise ValueError(f"weighting is 'examples' or 'equal', not {weighting!r}")

@@ -113,7 +113,7 @@ class TestQFedAvg:
         assert F == 6.0
         client = _quadratic_client(a)
         message = q_fed_avg_message(_QUADRATIC, [w], client, q, LocalSgd(eta))
-        # 1e-9, since the offset of F is here left out.
+        # The tolerance is 1e-9, since this expectation omits the offset of F.
         _assert_close(message.Delta, [6.0**q * 6.0], rtol=1e-9)
         assert message.h == pytest.approx(q * 6.0 ** (q - 1) * 36.0 + 10.0 * 6.0**q, rel=1e-9)
         _assert_close(
@@ -182,7 +182,7 @@ def _random_losses(seed):
     n = rng.integers(3, 10)
     F = rng.integers(1, 4, n).astype(np.float64) if seed % 2 else rng.exponential(size=n)
     alpha = rng.integers(1, 40, n) if seed % 3 else np.ones(n)
-    # Also levels that cut the weight between two clients.
+    # Some levels cut the weight exactly between two clients.
     on_the_edge = alpha[rng.permutation(n)[: rng.integers(1, n)]].sum() / alpha.sum()
     return F, alpha, [rng.uniform(0.01, 1.0), on_the_edge, 1.0]
 

@@ -51,7 +51,7 @@ _SETTINGS: dict[str, Any] = {
     "limit_examples": 200,
     "limit_loss": 10.0,
     "private_evaluation": f"noise:multiplier={_Z},clients_share=0",
-    # So that an uninterrupted run has the same noise.
+    # With a seed, an uninterrupted run has the same noise.
     "noise_seed": 3,
 }
 
@@ -96,7 +96,7 @@ class _Noted:
     released: list[_Released]
 
     def __call__(self, weights: Any, parts: Any) -> Any:
-        # No noise: it is no release.
+        # Without noise it is not a release.
         return self.evaluate(weights, parts)
 
     def for_each(self, models: Any, parts: Any, states: Any = None) -> Any:
@@ -279,7 +279,7 @@ def test_a_crash_between_observers_loses_no_release(cohort_runtime, tmp_path, mo
         with pytest.raises(_Crash):
             _train(cohort_runtime, tmp_path)
     assert [line["round_num"] for line in _ledger(tmp_path)] == [4]
-    # Other clients are evaluated: the lost evaluation is a release of its own.
+    # Other clients are evaluated, so the lost evaluation is a separate release.
     _train(cohort_runtime, tmp_path, resume=True, evaluation_clients=9)
     assert [line["round_num"] for line in _ledger(tmp_path)] == [4, 4, 8, 9]
     _assert_accounted(tmp_path, 4)

@@ -79,7 +79,7 @@ def test_longer_run_evaluates_on_the_sample(cohort_runtime, tmp_path):
     shutil.copytree(longer, killed)
     train(cohort_runtime, longer, resume=True, **sampled)
     assert_same_run(longer, whole)
-    # As if killed between the row that was changed and the longer run's config.
+    # This is the folder after a kill between the changed row and the longer run's config.
     lines = (whole / "metrics.csv").read_bytes().splitlines(keepends=True)
     (killed / "metrics.csv").write_bytes(b"".join(lines[:5]))
     again = tmp_path / "again"
@@ -104,7 +104,7 @@ def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
         def measurement(self, *args: Any) -> Any:
             evaluate = cohort_runtime.measurement(*args)
             if args[0].step.name == "labels":
-                # No model is evaluated by it.
+                # This measurement evaluates no model.
                 return evaluate
 
             def counted(models: Any, parts: Any, states: Any) -> Any:

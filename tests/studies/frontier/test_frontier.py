@@ -80,7 +80,7 @@ def test_two_domains_are_a_curve():
     axes, colors = figure(_frontier(("a", "b"))).axes
     assert colors.get_ylabel() == "weight of a in fixed mixtures"
     curve = axes.lines[0]
-    # From b alone to a alone.
+    # The points range from b alone to a alone.
     np.testing.assert_allclose(curve.get_xdata()[[0, -1]], [50, 90])
     np.testing.assert_allclose(curve.get_ydata()[[0, -1]], [90, 50])
     assert {
