@@ -68,7 +68,9 @@ _CASES = {
 
 
 def _assert_follows(training: Any, algorithm: Algorithm, case: _Case, level: int = 0) -> None:
-    state = at_start(training, algorithm)
+    state = training.initialize()
+    levels = tuple(level._replace(weights=W_0) for level in state.algorithm.levels)
+    state = state._replace(algorithm=state.algorithm._replace(levels=levels))
     w, remembered = [v.astype(np.float64) for v in W_0.trainable], None
     for cohort in COHORTS:
         w, remembered = case.round(w, remembered, cohort)
