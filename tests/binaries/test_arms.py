@@ -128,7 +128,7 @@ def test_shorthands_have_their_settings():
     specs = compared_specs(*flags, "--lambda_initial=0.2,0.1,0.3,0.2,0.2")
     assert specs["uniform"][0].algorithm.lambda_.initial is None
     assert specs["slow"][0].algorithm.lambda_.initial == (0.2, 0.1, 0.3, 0.2, 0.2)
-    # The same holds for --algorithms.
+    # --algorithms keeps these rules, too.
     (uniform_again,) = compared_specs(*_SHORT, "--algorithms=uniform")["uniform"]
     assert uniform_again == uniform
 
