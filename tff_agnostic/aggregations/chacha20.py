@@ -8,6 +8,7 @@ graph yields the same bits. There are no table look-ups and no branches that dep
 
 from __future__ import annotations
 
+import atexit
 import functools
 from typing import Callable, Optional
 
@@ -94,6 +95,10 @@ def _block_function(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor, tf.Tenso
         ),
         autograph=False,
     )
+
+
+# A function that outlives TensorFlow's modules prints an error when Python deletes it.
+atexit.register(_block_function.cache_clear)
 
 
 def _double_round(rows: _Rows) -> _Rows:

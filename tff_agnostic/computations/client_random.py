@@ -11,6 +11,7 @@ are int64.
 
 from __future__ import annotations
 
+import atexit
 import functools
 from typing import Any, Callable
 
@@ -165,6 +166,10 @@ CONVERTED: dict[str, Callable[[Any], Any]] = {
 def _in_one_kernel(fn: Callable[..., Any]) -> Any:
     """Compiles a function by XLA for the calling device, once per shape."""
     return tf.function(fn, autograph=False, jit_compile=True)
+
+
+# A function that outlives TensorFlow's modules prints an error when Python deletes it.
+atexit.register(_in_one_kernel.cache_clear)
 
 
 def _pairs(lower: tf.Tensor, upper: tf.Tensor) -> tf.Tensor:
