@@ -142,6 +142,15 @@ def test_killed_run_keeps_its_key_and_noise(call: Caller, tmp_path, monkeypatch)
     _assert_nowhere(tmp_path / "run", key)
 
 
+@pytest.mark.slow
+def test_private_run_ends_without_errors_of_python(tmp_path):
+    flags = (*_PRIVATE, "--rounds=1", "--output_dir=run")
+    with Process(python_module("train", *flags), tmp_path) as process:
+        outcome = process.outcome()
+    assert outcome.status == 0
+    assert "Exception ignored" not in outcome.err
+
+
 def _key(folder: Path) -> list[int]:
     keys = [a for a in _state_leaves(folder) if a.dtype == np.int64 and a.shape == (4,)]
     assert len(keys) == 1
