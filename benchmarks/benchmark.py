@@ -13,7 +13,6 @@ from typing import Optional
 
 from absl import flags
 
-from benchmarks.prices import chosen_algorithms, prices
 from benchmarks.timing.comparison import compare
 from benchmarks.timing.machine import Machine
 from benchmarks.timing.page import Page
@@ -22,7 +21,6 @@ from benchmarks.timing.scale import ScalePlan, measure_scale
 from benchmarks.timing.schedule import Protocol
 from benchmarks.timing.sides import PEERS, SideSpec, own_sides
 from benchmarks.timing.workloads import WORKLOADS, Workload
-from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.files import (
     claimed_folder,
@@ -53,13 +51,7 @@ def define_flags() -> None:
     flags.DEFINE_list(
         "peers",
         ["all"],
-        f"Other simulators to time beside this. Of: all, none, {', '.join(PEERS)}.",
-    )
-    flags.DEFINE_list(
-        "algorithms",
-        None,
-        "The price over FedAvg instead: of these algorithms, of secure and private sums, and of "
-        f"evaluations. Of: all, {', '.join(ALGORITHMS)}.",
+        f"Other simulators to time next to this package. Of: all, none, {', '.join(PEERS)}.",
     )
     flags.DEFINE_integer("rounds", 7, "Rounds of each side that count, in each repetition.")
     flags.DEFINE_integer("repeats", 2, "Repetitions, each with new processes.")
@@ -98,11 +90,10 @@ def main(argv: Sequence[str]) -> int:
             raise UserError(f"--{name}: expected at least 1, found {flags.FLAGS[name].value}")
     if flags.FLAGS.clients is not None and flags.FLAGS.workload == _SCALE:
         raise UserError("--clients: has no effect with --workload=scale, which has its own")
-    algorithms = priced_algorithms()
     page = chosen_page()
     path = output_folder()
     make_folder(path / "logs")
-    repeats = 1 if algorithms else flags.FLAGS.repeats
+    repeats = flags.FLAGS.repeats
     print(f"{', '.join(names)}, {repeats} x {counted(flags.FLAGS.rounds, 'round')}: {path}")
     report = Report(
         command=shlex.join(["./run", "benchmark", *sys.argv[1:]]),
@@ -115,13 +106,6 @@ def main(argv: Sequence[str]) -> int:
         workloads=[],
         scale=None,
     )
-    if algorithms:
-        for name in names:
-            say = protocol(path, name).say
-            table = prices(WORKLOADS[name], algorithms, flags.FLAGS.rounds, say)
-            report = dataclasses.replace(report, prices={**report.prices, name: table})
-            write(report, path)
-        names = []
     for name in names:
         if name == _SCALE:
             scale = measure_scale(ours[0], ScalePlan(), protocol(path, name))
@@ -141,24 +125,6 @@ def chosen_workload(name: str) -> Workload:
     """Returns a workload, with the number of clients from the flags."""
     workload, clients = WORKLOADS[name], flags.FLAGS.clients
     return workload if clients is None else dataclasses.replace(workload, clients=clients)
-
-
-def priced_algorithms() -> list[str]:
-    """Returns the algorithms whose overhead to measure; none if peers are timed."""
-    if flags.FLAGS.algorithms is None:
-        return []
-    names = chosen_algorithms(flags.FLAGS.algorithms)
-    if flags.FLAGS.workload not in WORKLOADS:
-        raise UserError(
-            f"--workload: expected one of {', '.join(WORKLOADS)} with --algorithms, found "
-            f"{flags.FLAGS.workload}"
-        )
-    for name in ("peers", "repeats", "round_limit", "page", "runtime", "device", "clients"):
-        if flags.FLAGS[name].present:
-            raise UserError(
-                f"--{name}: expected none with --algorithms, whose rows take turns in one process"
-            )
-    return names
 
 
 def chosen_peers() -> list[SideSpec]:

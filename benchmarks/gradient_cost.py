@@ -6,11 +6,11 @@ Rounds of both take turns in one process, on the same clients; the result is the
 """
 
 import dataclasses
+import time
 
 import numpy as np
 from tabulate import tabulate
 
-from benchmarks.timing.turns import take_turns, training_turn
 from benchmarks.timing.workloads import logistic, make_clients
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.algorithms import Problem
@@ -34,12 +34,18 @@ def seconds(num_domains: int, runtime: CohortRuntime) -> dict[str, np.ndarray]:
     (num_features,) = workload.features
     model = logistic_regression(num_features, workload.classes)
     problem = Problem(model, names, 0, counts)
-    calls = {}
+    trainings, states = {}, {}
     for gradient, estimate in _GRADIENTS.items():
         algorithm = stochastic_afl(problem, StochasticAflOptions(), weights_gradient=estimate)
-        calls[gradient] = training_turn(runtime, algorithm, PlainSum(), cohort)
-    took = take_turns(calls, _ROUNDS, _WARM)
-    return {gradient: times[:, 0] for gradient, times in took.items()}
+        trainings[gradient] = runtime.training(algorithm, PlainSum())
+        states[gradient] = trainings[gradient].initialize()
+    took: dict[str, list[float]] = {gradient: [] for gradient in _GRADIENTS}
+    for turn in range(_WARM + _ROUNDS):
+        for gradient in np.roll(list(_GRADIENTS), turn):
+            start = time.perf_counter()
+            states[gradient], _ = trainings[gradient].next(states[gradient], cohort)
+            took[gradient].append(time.perf_counter() - start)
+    return {gradient: np.array(times[_WARM:]) for gradient, times in took.items()}
 
 
 def main() -> None:

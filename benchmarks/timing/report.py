@@ -1,13 +1,13 @@
 """Tables of a benchmark, for terminals and Markdown pages."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Optional
 
 from tabulate import tabulate
 
 from benchmarks.timing.machine import Machine
-from benchmarks.timing.results import Price, SideResult, WorkloadResult
+from benchmarks.timing.results import SideResult, WorkloadResult
 from benchmarks.timing.scale import ScaleResult, StoreResult
 
 _MEGA = 1e6
@@ -25,7 +25,6 @@ class Report:
         protocol: Text about the numbers of rounds and repetitions.
         workloads: Results with other sides.
         scale: Growth of this package's rounds; None if not measured.
-        prices: Overheads of algorithms and sums over FedAvg, by workload.
     """
 
     command: str
@@ -34,7 +33,6 @@ class Report:
     protocol: str
     workloads: Sequence[WorkloadResult]
     scale: Optional[ScaleResult]
-    prices: Mapping[str, Sequence[Price]] = dataclasses.field(default_factory=dict)
 
     def failures(self) -> list[str]:
         """Returns a line for each failure."""
@@ -50,10 +48,6 @@ class Report:
             "protocol": self.protocol,
             "workloads": {workload.name: workload.to_json() for workload in self.workloads},
             "scale": self.scale.to_json() if self.scale else None,
-            "prices": {
-                name: [dataclasses.asdict(price) for price in table]
-                for name, table in self.prices.items()
-            },
             "failures": self.failures(),
         }
 
@@ -73,8 +67,6 @@ class Report:
             blocks += [f"{heading} {workload.name}", *workload_blocks(workload, "pipe")]
         if self.scale:
             blocks += [f"{heading} scale", *scale_blocks(self.scale, "pipe")]
-        for name, table in self.prices.items():
-            blocks += [f"{heading} {name}", price_table(table, "pipe")]
         if self.workloads or self.scale:
             blocks += [f"{heading} Versions", self._versions()]
         failed = self.failures()
@@ -89,8 +81,6 @@ class Report:
             blocks += [workload.name, *workload_blocks(workload, "simple")]
         if self.scale:
             blocks += ["scale", *scale_blocks(self.scale, "simple")]
-        for name, table in self.prices.items():
-            blocks += [name, price_table(table, "simple")]
         return "\n\n".join(blocks)
 
     def _versions(self) -> str:
@@ -124,21 +114,6 @@ def workload_blocks(result: WorkloadResult, style: str) -> list[str]:
 
 def _settings(side: SideResult) -> str:
     return f"{side.title}, {', '.join(side.settings)}"
-
-
-def price_table(prices: Sequence[Price], style: str) -> str:
-    """Returns the table of overheads.
-
-    Args:
-        prices: One overhead per row.
-        style: A table format of tabulate.
-    """
-    header = ["", "s", "baseline", "ratio", "ratio of processor s"]
-    rows = [
-        [p.title, f"{p.seconds:.3g}", p.baseline, f"{p.ratio:.2f}", f"{p.processor_ratio:.2f}"]
-        for p in prices
-    ]
-    return _table(rows, header, style)
 
 
 def scale_blocks(result: ScaleResult, style: str) -> list[str]:

@@ -58,25 +58,6 @@ class SideResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class Price:
-    """Cost of one row relative to another row.
-
-    Attributes:
-        title: Name of the row.
-        baseline: Name of the other row.
-        seconds: Median seconds of a turn.
-        ratio: Median seconds over those of the baseline.
-        processor_ratio: Median processor seconds over those of the baseline.
-    """
-
-    title: str
-    baseline: str
-    seconds: float
-    ratio: float
-    processor_ratio: float
-
-
-@dataclasses.dataclass(frozen=True)
 class WorkloadResult:
     """All sides on one workload; the first one is the baseline.
 

@@ -12,7 +12,7 @@ from benchmarks.timing.page import BEGIN, END, Page
 from benchmarks.timing.products import Product, round_products, total_flops
 from benchmarks.timing.products_side import operands
 from benchmarks.timing.report import Report
-from benchmarks.timing.results import Price, SideResult, WorkloadResult
+from benchmarks.timing.results import SideResult, WorkloadResult
 from benchmarks.timing.scale import CohortResult, LongRun, ScaleResult, StoreResult
 from benchmarks.timing.workloads import WORKLOADS, logistic, make_clients
 from tests import golden
@@ -60,10 +60,7 @@ def report(workload):
         store=StoreResult(5_000, [("open", 1.25, 600_000_000)]),
     )
     machine = Machine("A CPU", 2, 16_000_000_000, "Linux", "3.11.7")
-    rows = [Price("fed_avg", "fed_avg", 0.5, 1.0, 1.0), Price("q_ffl", "fed_avg", 0.75, 1.5, 1.4)]
-    return Report(
-        "./run benchmark", "2026-01-01", machine, "Medians.", [workload], scale, {"tiny": rows}
-    )
+    return Report("./run benchmark", "2026-01-01", machine, "Medians.", [workload], scale)
 
 
 @golden.text
