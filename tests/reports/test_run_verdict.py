@@ -50,14 +50,19 @@ def test_verdict_names_worse_better_and_unmeasured():
         f"({_ends(-0.3)})."
     )
     assert overall.endswith(": accuracy 70.0% against 60.0%, +10.0 points.")
-    assert f"(accuracy of bad: 60.0% to 40.0%, -20.0 points ({_ends(-0.2)}))" in worse
-    assert f"(accuracy of good: 60.0% to 90.0%, +30.0 points ({_ends(0.3)}))" in better
+    assert f"(accuracy of bad: 40.0% against 60.0%, -20.0 points ({_ends(-0.2)}))" in worse
+    assert f"(accuracy of good: 90.0% against 60.0%, +30.0 points ({_ends(0.3)}))" in better
     assert "No significant difference in 1 of 4 domains" in unknown
     better_only = run_verdict(_run({**_ACCURACIES, "bad": 0.9}))
     assert not any("worse off" in line for line in better_only)
-    assert few == "No interval in 1 of 4 domains (few: too few test clients for an interval (2.0))."
-    assert largest.startswith("Largest gain: domain few: 60.0% to 90.0%, +30.0 points (too few ")
-    assert "of 95%, over other test clients; those of a comparison's domains hold together" in scope
+    assert (
+        few
+        == "No interval in 1 of 4 domains (few: too few test clients for an interval (worth 2.0))."
+    )
+    assert largest.startswith(
+        "Largest change for the better: few: 90.0% against 60.0%, +30.0 points (too few "
+    )
+    assert "of 95%, over other test clients; those of the domains hold for all" in scope
     assert "equal size" in note and what_next.startswith("Next: ")
     assert (
         "1 domain without an interval needs more test clients" in what_next
@@ -69,7 +74,7 @@ def test_worst_domain_with_interval_is_named_too():
     first, second, *_ = run_verdict(_run({**_ACCURACIES, "few": 0.1}))
     assert first == (
         "The worst domain is few: accuracy 10.0% against 70.0% on all examples, -60.0 points "
-        "(too few test clients for an interval (2.0))."
+        "(too few test clients for an interval (worth 2.0))."
     )
     assert second.startswith("Of the domains with an interval the worst is bad: accuracy 40.0% ag")
     # A domain with few examples is not called the worst, and has no interval either.
@@ -91,7 +96,7 @@ def test_constant_worst_domain_has_wilson_interval():
 def test_equal_clients_have_wilson_interval():
     # Wilson's of 25, for four domains: its lower end is 1 / (1 + z^2 / 25).
     low = 100 / (1 + stats.norm.ppf(1 - 0.025 / 4) ** 2 / 25) - 60
-    expected = f"good: 60.0% to 100.0%, +40.0 points (95% interval {low:+.1f} to +40.0)"
+    expected = f"good: 100.0% against 60.0%, +40.0 points (95% interval {low:+.1f} to +40.0)"
     assert expected in " ".join(run_verdict(_run({**_ACCURACIES, "good": 1.0}, error=0.0)))
 
 
@@ -99,7 +104,7 @@ def test_without_any_interval_no_difference_is_certain():
     run = _run(counts={})
     few = dataclasses.replace(run.resampled, clients=np.ones(5))
     worst, scope, note, what_next = run_verdict(dataclasses.replace(run, resampled=few))
-    assert "too few test clients for an interval (1.0)" in worst
+    assert "too few test clients for an interval (worth 1.0)" in worst
     assert scope.startswith("There is no interval: no difference is certain. There is one seed")
     assert "equal size" in note and "4 domains without an interval need more" in what_next
 

@@ -55,11 +55,13 @@ def test_verdict_names_who_gains_and_who_pays():
         "+12.0 points (95% interval +7.9 to +16.1)."
     ) in text
     assert (
-        "Who pays: Ours is worse than FedAvg in 1 of 3 domains (accuracy of b: 90.0% to 87.0%, "
-        "-3.0 points (95% interval -4.0 to -2.0))."
+        "Who pays: Ours is worse than FedAvg in 1 of 3 domains (accuracy of b: 87.0% against "
+        "90.0%, -3.0 points (95% interval -4.0 to -2.0))."
     ) in text
-    assert "Ours is better than FedAvg in 1 of 3 domains (accuracy of a: 60.0% to 72.0%" in text
-    assert "No significant difference in 1 of 3 domains between Ours and FedAvg." in text
+    assert (
+        "Ours is better than FedAvg in 1 of 3 domains (accuracy of a: 72.0% against 60.0%" in text
+    )
+    assert "No significant difference in 1 of 3 domains between Ours and FedAvg (c)." in text
     assert (
         "No significant difference between Ours and FedAvg on all examples (95% interval -0.6 to "
         "+1.0): accuracy 90.2% against 90.0%, +0.2 points."
@@ -80,8 +82,8 @@ def test_noise_gets_a_client_estimate():
 def test_few_clients_have_no_interval():
     text = _sentences(0.12, (0.0, 0.0), clients=2.0)
     assert (
-        "Ours has accuracy 72.0% against 60.0% of FedAvg in the worst domain (a), +12.0 points; "
-        "too few test clients for an interval (2.0)."
+        "Ours has accuracy 72.0%, FedAvg 60.0% in the worst domain (a): +12.0 points (not certain: "
+        "too few test clients for an interval (worth 2.0))."
     ) in text
     assert (
         "Next: an interval needs test clients that are worth at least 3 of equal size, and there "
@@ -122,8 +124,14 @@ def test_verdict_names_both_worst_domains_and_largest_changes():
     }
     text = "\n".join(verdict(_context("b", "a"), actual))
     assert "in the worst domain (95%" in text and "accuracy 60.0% (b) against 61.5% (a)" in text
-    assert "Largest loss: domain b: 93.6% to 60.0%, -33.6 points (not significant, 95%" in text
-    assert "largest gain: domain c: 55.0% to 91.0%, +36.0 points (not significant, 95%" in text
+    assert (
+        "Largest change for the worse: b: 60.0% against 93.6%, -33.6 points (not significant, 95%"
+        in text
+    )
+    assert (
+        "largest change for the better: c: 91.0% against 55.0%, +36.0 points (not significant, 95%"
+        in text
+    )
 
 
 def test_domains_without_interval_are_named():
@@ -132,10 +140,13 @@ def test_domains_without_interval_are_named():
     text = "\n".join(verdict(_context("a", "a"), actual))
     assert "No domain with an interval is significantly worse off with Ours." in text
     assert (
-        "No interval in 2 of 3 domains (b: too few test clients for an interval (1.7); c: too few "
-        "test clients for an interval (2.3))."
+        "No interval in 2 of 3 domains (b: too few test clients for an interval (worth 1.7); c: "
+        "too few test clients for an interval (worth 2.3))."
     ) in text
-    assert "Largest loss: domain b: 90.0% to 70.0%, -20.0 points (too few test clients" in text
+    assert (
+        "Largest change for the worse: b: 70.0% against 90.0%, -20.0 points (too few test clients"
+        in text
+    )
 
 
 def test_advice_on_trials_is_honest():
@@ -193,6 +204,11 @@ def test_gains_are_paired_differences():
     ]
     expected = np.var((drawn[1] - drawn[0]).mean(axis=0), ddof=1) * 25 / 24
     assert actual[WORST].spread.client_variance == pytest.approx(expected)
+
+
+def test_equal_means_are_tied():
+    rows = {row: _row([0.6, 0.8, 0.9], 0.1, seed=0) for row in ("fed_avg", "ours")}
+    assert tied(_comparison(rows), "a", _ACCURACY) == {"ours"}
 
 
 def test_estimates_stay_within_measure_and_need_clients():
@@ -298,8 +314,8 @@ _LAMBDA = {"lambda/a": 0.01, "lambda/b": 0.49, "lambda/c": 0.5}
         (
             2.0,
             -0.3,
-            "Ours may neglect a (too few test clients for an interval (2.0)): accuracy 30.0%, "
-            "fed_avg 60.0%, and lambda 0.01 in",
+            "Ours may neglect a (too few test clients for an interval (worth 2.0)): accuracy "
+            "30.0%, fed_avg 60.0%, and lambda 0.01 in",
         ),
         (2.0, 0.1, None),
     ],

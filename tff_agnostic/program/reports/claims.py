@@ -75,9 +75,21 @@ class Claim:
     @property
     def values(self) -> str:
         """The two values, such as "accuracy 60.0% (b) against 61.5% (a)"."""
-        after = value_text(self.after, self.measure) + _in_brackets(self.group_after)
-        before = value_text(self.before, self.measure) + _in_brackets(self.group_before)
+        after, before = self._value_texts
         return f"{self.measure.name} {after} against {before}"
+
+    @property
+    def named_values(self) -> str:
+        """The two values with their methods, such as "q-FFL has accuracy 60.0%, FedAvg 61.5%"."""
+        after, before = self._value_texts
+        return f"{self.ours} has {self.measure.name} {after}, {self.theirs} {before}"
+
+    @property
+    def _value_texts(self) -> tuple[str, str]:
+        return (
+            value_text(self.after, self.measure) + _in_brackets(self.group_after),
+            value_text(self.before, self.measure) + _in_brackets(self.group_before),
+        )
 
     @property
     def difference(self) -> str:
@@ -104,7 +116,7 @@ class Claim:
         """The values and the difference of a named group."""
         before, after = (value_text(v, self.measure) for v in (self.before, self.after))
         return (
-            f"{short(self.group)}: {before} to {after}, {self.difference} "
+            f"{short(self.group)}: {after} against {before}, {self.difference} "
             f"({self.qualified_certainty})"
         )
 
@@ -112,11 +124,8 @@ class Claim:
 def sentence(claim: Claim) -> str:
     """Returns the sentence of one claim."""
     if claim.direction is None:
-        reason = f"; {claim.why_no_interval}" if claim.why_no_interval else ""
-        return (
-            f"{claim.ours} has {claim.values} of {claim.theirs} {claim.where}, "
-            f"{claim.difference}{reason}."
-        )
+        reason = f" (not certain: {claim.why_no_interval})" if claim.why_no_interval else ""
+        return f"{claim.named_values} {claim.where}: {claim.difference}{reason}."
     if claim.direction == 0:
         return (
             f"No significant difference between {claim.ours} and {claim.theirs} {claim.where} "
@@ -157,15 +166,13 @@ def gain_text(claim: Claim) -> str:
 
 def objective_sentence(claim: Claim, clients: str) -> str:
     """Returns the sentence of a claim about an objective, which names its own group."""
-    return (
-        f"On the {clients}, {claim.ours} has {claim.values} of {claim.theirs}: {gain_text(claim)}."
-    )
+    return f"On the {clients}, {claim.named_values}: {gain_text(claim)}."
 
 
 def domain_sentences(claims: Sequence[Claim], worse: str = "") -> list[str]:
     """Returns the sentences of claims about domains, by direction and the worst first.
 
-    The domains with the largest gain and loss are always named, and so are domains without an
+    The domains with the largest changes are always named, and so are domains without an
     interval.
 
     Args:
@@ -195,9 +202,10 @@ def domain_sentences(claims: Sequence[Claim], worse: str = "") -> list[str]:
         which = "domain" if num_measured == count else "domain with an interval"
         lines.append(f"No {which} is significantly worse off with {ours}.")
     if by_direction[0]:
+        named = _listed([short(claim.group) for claim in by_direction[0]])
         lines.append(
             f"No significant difference in {len(by_direction[0])} of {count} domains between "
-            f"{ours} and {theirs}."
+            f"{ours} and {theirs} ({named})."
         )
     without = by_direction[None]
     reasons = [f"{short(c.group)}: {c.why_no_interval}" for c in without if c.why_no_interval]
@@ -209,7 +217,7 @@ def domain_sentences(claims: Sequence[Claim], worse: str = "") -> list[str]:
 def _largest_changes(
     claims: Sequence[Claim], by_direction: Mapping[Optional[int], Sequence[Claim]]
 ) -> list[str]:
-    """Returns the sentence about the largest loss and gain, unless another sentence names them."""
+    """Returns the sentence about the largest changes, unless another sentence names them."""
     named = [*by_direction[-1][:_MAX_NAMED], *by_direction[1][:_MAX_NAMED]]
     ordered = sorted((c for c in claims if c.gain), key=lambda claim: claim.gain)
     losses, gains = (
@@ -217,8 +225,8 @@ def _largest_changes(
         [c for c in ordered if c.gain > 0][-1:],
     )
     texts = [
-        f"largest {what}: domain {c.change}"
-        for what, some in (("loss", losses), ("gain", gains))
+        f"largest change for the {what}: {c.change}"
+        for what, some in (("worse", losses), ("better", gains))
         for c in some
         if c not in named
     ]
@@ -233,7 +241,7 @@ def majority_sentence(worse: Mapping[str, tuple[float, float]], count: int) -> s
         worse: Accuracy of the model and of the most frequent class in these domains, by name.
     """
     listed = [
-        f"{short(n)} {100 * ours:.1f}%, {100 * constant:.1f}%"
+        f"{short(n)}: {100 * ours:.1f}% against {100 * constant:.1f}%"
         for n, (ours, constant) in worse.items()
     ]
     return (
@@ -244,14 +252,14 @@ def majority_sentence(worse: Mapping[str, tuple[float, float]], count: int) -> s
 
 def few_clients_reason(split: str, clients: float) -> str:
     """Returns the reason for the missing interval of a group of few effective clients."""
-    return f"too few {split_name(split)} clients for an interval ({clients:.1f})"
+    return f"too few {split_name(split)} clients for an interval (worth {clients:.1f})"
 
 
 def enough_clients_note() -> str:
     """Returns the explanation of `few_clients_reason`."""
     return (
         f"An interval needs clients that are worth at least {MIN_CLIENTS} of equal size; the "
-        "number in brackets says how many they are worth."
+        "number in brackets estimates how many they are worth."
     )
 
 

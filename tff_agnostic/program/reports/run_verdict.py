@@ -146,7 +146,7 @@ def _scope(run: RunRecord, claims: Sequence[Claim]) -> list[str]:
         ]
     if run.resampled is None:
         return ["There are no intervals, because the test clients were not resampled."]
-    joint = "; those of a comparison's domains hold together" if claims else ""
+    joint = "; those of the domains hold for all domains together" if claims else ""
     text = f"Intervals are of 95%, over other {split} clients{joint}."
     if claims and all(claim.interval is None for claim in claims):
         text = "There is no interval: no difference is certain."

@@ -91,19 +91,19 @@ def _few(run: RunRecord) -> Iterator[str]:
             FEW_EXAMPLES,
             "training examples",
             {name: domain["examples"] for name, domain in trained.items()},
-            "The model there and their weights are learnt from few examples.",
+            "The model and the weights there are learned from few examples.",
         ),
         (
             FEW_EXAMPLES,
             f"{split} examples",
             {name: run.get("domains", name, "num_examples") for name in run.domains},
-            "Their numbers are uncertain, and the worst domain may be one of them by chance.",
+            "Figures of few examples are uncertain: a domain can be the worst accidentally.",
         ),
         (
             FEW_CLIENTS,
             f"{split} clients",
             {name: run.get("domains", name, *clients) for name in run.domains},
-            "Their numbers need not hold for other clients, whatever the intervals are.",
+            "Figures of few clients need not hold for other clients, whatever the intervals are.",
         ),
     ]
     for enough, unit, counts, consequence in cases:

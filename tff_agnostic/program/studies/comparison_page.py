@@ -77,7 +77,8 @@ _SUMMARIES = {WORST: "worst domain", OVERALL: "all examples", DIFFERENCE: "best 
 _SUPERQUANTILE = "superquantile"
 _TIED_NOTE = (
     "Numbers with ~ do not differ significantly from the best of their row (95% intervals), or "
-    "have too few clients or trials for an interval."
+    "have too few clients or trials for an interval. The differences of best - worst and of CVaR "
+    "are not tested."
 )
 
 

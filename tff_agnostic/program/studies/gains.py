@@ -165,7 +165,7 @@ def tied(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]:
         return frozenset()
     best = (max if measure.higher_is_better else min)(defined, key=lambda row: defined[row])
     others = {r: gain(comparison, best, r, name, measure) for r in defined if r != best}
-    return frozenset(r for r, entry in others.items() if entry.is_open)
+    return frozenset(r for r, entry in others.items() if entry.is_open or not entry.mean)
 
 
 def attained(

@@ -219,7 +219,7 @@ def shortfall(gain: Gain, split: str, trials: int, more_seeds: str = TRIALS) -> 
     limit = _MANY_FOR_LITTLE if is_little else _MANY
     if needed.both is None or needed.both > limit:
         return (
-            f"showing a difference of this size takes more than {limit} times the data: treat it "
+            f"showing a difference this small takes more than {limit} times the data: treat it "
             "as 0"
         )
     if needed.seeds is not None and not (gain.has_clients and needed.clients is not None):
