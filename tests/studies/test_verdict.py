@@ -271,6 +271,10 @@ def test_recommendation_states_its_models_values():
     assert first.endswith(
         "59.9% in its worst domain (a) and 76.6% on all examples of the test clients."
     )
+    # A domain without a number is not the worst.
+    rows["fed_avg"].values["a"]["accuracy"] = np.full(3, np.nan)
+    first, *_ = on_test(comparison, objective, None)
+    assert "79.9% in its worst domain (b)" in first
 
 
 def test_majority_is_compared_with_every_method():

@@ -231,7 +231,7 @@ def test_equal_trials_share_runs_and_end_hours(tmp_path):
     [(TrialState.PRUNED, (None, "after round 4 of 8")), (TrialState.COMPLETE, (0.25, ""))],
 )
 def test_equal_trials_end_equally(tmp_path, state, expected):
-    """Three equal trials: two at once, and a later one; the process of the first one dies."""
+    """Three equal trials: two at once, and a later one; the process of the second one dies."""
     nothing: Any = None
     studies, budget = _opened(tmp_path), Budget(3, None)
     studies.add("one", _FIRST)

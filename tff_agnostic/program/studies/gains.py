@@ -215,9 +215,11 @@ def _clients(trials: Trials, names: Sequence[str], name: str, measure: Measure) 
     )
 
 
-def worst_domain(trials: Trials, names: Sequence[str], measure: Measure) -> str:
-    """Returns the worst counted domain in the mean over the trials."""
-    means = {n: float(np.mean(trials.values[n][measure.name])) for n in names}
+def worst_domain(
+    trials: Trials, names: Sequence[str], measure: Measure, which: slice = slice(None)
+) -> str:
+    """Returns the worst counted domain in the mean over some trials, by default all."""
+    means = {n: float(np.mean(trials.values[n][measure.name][which])) for n in names}
     counted = {n: v for n, v in means.items() if n not in trials.not_counted and v == v}
     choose = min if measure.higher_is_better else max
     return choose(counted or means, key=lambda n: means[n])

@@ -32,7 +32,7 @@ from tff_agnostic.program.reports.html import REPORT
 from tff_agnostic.program.reports.sections import typed_blocks
 from tff_agnostic.program.studies.choice import Standing, attained, judged
 from tff_agnostic.program.studies.comparison import BASELINE, OVERALL, Comparison
-from tff_agnostic.program.studies.gains import Gain
+from tff_agnostic.program.studies.gains import Gain, worst_domain
 from tff_agnostic.program.studies.portfolio import Schedule
 from tff_agnostic.program.studies.search_space import Objective
 from tff_agnostic.program.studies.verdict import shortfall, verdicts, why_no_interval
@@ -179,13 +179,11 @@ def _model_line(final: Comparison, row: str) -> str:
 
     def values(method: str) -> str:
         trials = final.trials[method]
-        first = {
-            n: float(trials.values[n][measure.name][0]) for n in (*final.domain_names, OVERALL)
-        }
-        counted = [n for n in final.domain_names if n not in trials.not_counted]
-        pick = min if measure.higher_is_better else max
-        worst = pick(counted or final.domain_names, key=lambda name: first[name])
-        lowest, overall = (value_text(first[name], measure) for name in (worst, OVERALL))
+        worst = worst_domain(trials, final.domain_names, measure, slice(1))
+        lowest, overall = (
+            value_text(float(trials.values[name][measure.name][0]), measure)
+            for name in (worst, OVERALL)
+        )
         return f"{lowest} in its worst domain ({short(worst)}) and {overall} on all examples"
 
     baseline = f"; FedAvg of the same seed has {values(BASELINE)}" if row != BASELINE else ""
