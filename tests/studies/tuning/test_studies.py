@@ -4,7 +4,9 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import optuna
 import pytest
@@ -19,29 +21,27 @@ from tff_agnostic.program.options.process import StopRequest
 from tff_agnostic.program.progress import LongWork
 from tff_agnostic.program.reports.document import table_text
 from tff_agnostic.program.runs.folder import RunFolder
-from tff_agnostic.program.studies.optuna_studies import (
+from tff_agnostic.program.studies.runset import Pruned, RunSet
+from tff_agnostic.program.studies.search import (
     ENDED,
-    FILE,
     FINISHED,
+    JOURNAL,
     NOTHING_NEW,
     SECONDS,
     Budget,
     Claim,
-    Studies,
+    Search,
+    Watch,
+    described,
     finds_nothing_new,
     sampler_seed,
     trial_name,
 )
-from tff_agnostic.program.studies.runset import Pruned, RunSet
 from tff_agnostic.program.studies.search_space import dimension, parse_objective, searchable
+from tff_agnostic.program.studies.searched_method import SearchedArm
 from tff_agnostic.program.studies.trainer import LoadedTasks, RunTrainer
-from tff_agnostic.program.studies.tune import Search, Watch, searched_arms
-from tff_agnostic.program.studies.tuning_page import (
-    SearchResult,
-    best_trial,
-    described,
-    trial_table,
-)
+from tff_agnostic.program.studies.tune import searched_arms
+from tff_agnostic.program.studies.tuning_page import SearchResult, best_trial, trial_table
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import CohortOptions
 
@@ -56,49 +56,55 @@ _FIRST = {"client_learning_rate": 0.5, "window": 7}
 _ALL = (*TrialState,)
 
 
-def _opened(folder, kind=Studies, higher_is_better=True) -> Studies:
+_LOSS = parse_objective("overall:loss", measures("loss", "accuracy"))
+_ACCURACY = parse_objective("worst", measures("loss", "accuracy"))
+
+
+def _opened(folder, budget, first=_FIRST, spaces=_SPACES, kind=Search, objective=_ACCURACY) -> Any:
+    """Returns a search that has begun, of methods with a first trial each."""
     nothing: Any = None
     runs: RunSet = RunSet(folder, {"study": "tune"}, nothing, True, StopRequest())
-    return kind(runs, higher_is_better, seed=3, warm_up=4)
+    arms: Any = {
+        name: SimpleNamespace(
+            label=name, dimensions={d.flag: d for d in space}, start=lambda _: (first, [])
+        )
+        for name, space in spaces.items()
+    }
+    search = kind(arms, objective, (3,), budget, runs, nothing, warm_up=4)
+    search.begin()
+    return search
 
 
-def _studies(folder, first=_FIRST) -> Studies:
-    studies = _opened(folder)
-    for name in _SPACES:
-        studies.add(name, first)
-    return studies
-
-
-def _train(studies: Studies, claim: Claim, seconds: float) -> None:
+def _train(search: Search, claim: Claim, seconds: float) -> None:
     """Writes the time of a trial's run."""
-    path = studies._runs.path(f"{claim.run_name}/seed_0")
+    path = search.runs.path(f"{claim.run_name}/seed_0")
     path.mkdir(parents=True)
     write_json(path / "seconds.json", {"seconds": seconds})
     claim.trial.set_user_attr(SECONDS, seconds)
 
 
-def _finish(studies: Studies, claim: Claim, state=TrialState.COMPLETE) -> tuple:
+def _finish(claim: Claim, state=TrialState.COMPLETE) -> tuple:
     rate, window = claim.trial.params["client_learning_rate"], claim.trial.params["window"]
     value = -abs(rate - 0.2) - 0.01 * window if state is TrialState.COMPLETE else None
-    studies.end(claim, state, value)
+    claim.study.tell(claim.trial.number, value, state)
     claim.held.close()
     return claim.name, claim.trial.number, claim.trial.params
 
 
-def _search(folder, trials: int, restart_after: int = 1_000, spaces=_SPACES) -> list[tuple]:
+def _searched(folder, trials: int, restart_after: int = 1_000, spaces=_SPACES) -> list[tuple]:
     """Returns all trials of a search by processes that each see some of them."""
     ended: list[tuple] = []
-    studies = _studies(folder)
-    while (claim := studies.take(spaces, Budget(trials, None))) is not None:
-        ended.append(_finish(studies, claim))
+    search = _opened(folder, Budget(trials, None), spaces=spaces)
+    while (claim := search.take()) is not None:
+        ended.append(_finish(claim))
         if len(ended) % restart_after == 0:
-            studies = _studies(folder)
+            search = _opened(folder, Budget(trials, None), spaces=spaces)
     return ended
 
 
 @pytest.mark.nightly
 def test_methods_take_turns_from_given_settings(tmp_path):
-    ended = _search(tmp_path, trials=3)
+    ended = _searched(tmp_path, trials=3)
     assert [(name, number) for name, number, _ in ended] == [
         *(("one", 0), ("two", 0), ("one", 1), ("two", 1), ("one", 2), ("two", 2))
     ]
@@ -110,16 +116,15 @@ def test_methods_take_turns_from_given_settings(tmp_path):
 @pytest.mark.nightly
 def test_draws_do_not_depend_on_interruptions(tmp_path):
     """Also after the sampler's initial random trials."""
-    whole = _search(tmp_path / "whole", trials=7, spaces=_ONE)
-    assert whole == _search(tmp_path / "parts", 7, restart_after=3, spaces=_ONE)
+    whole = _searched(tmp_path / "whole", trials=7, spaces=_ONE)
+    assert whole == _searched(tmp_path / "parts", 7, restart_after=3, spaces=_ONE)
     assert len({tuple(params.items()) for _, _, params in whole}) == 7
     # A process died between two draws.
     drawn = []
     for name, parts in (("two", [2]), ("one", [1, 2])):
         for count in parts:
-            studies = _opened(tmp_path / name)
-            studies.add("one", {})
-            claim = studies.take({"one": _DIMENSIONS[:count]}, Budget(1, None))
+            spaces = {"one": _DIMENSIONS[:count]}
+            claim = _opened(tmp_path / name, Budget(1, None), {}, spaces).take()
             claim.held.close()
         drawn.append(claim.trial.params)
     assert drawn[0] == drawn[1] and len(drawn[0]) == 2
@@ -127,34 +132,33 @@ def test_draws_do_not_depend_on_interruptions(tmp_path):
 
 @pytest.mark.nightly
 def test_dead_process_trial_is_taken_again(tmp_path):
-    first, second = _studies(tmp_path), _studies(tmp_path)
-    budget = Budget(2, None)
-    claims = [studies.take(_SPACES, budget) for studies in (first, second) * 2]
+    first, second = (_opened(tmp_path, Budget(2, None)) for _ in range(2))
+    claims = [search.take() for search in (first, second) * 2]
     assert [(c.name, c.trial.number) for c in claims] == [
         *(("one", 0), ("two", 0), ("one", 1), ("two", 1))
     ]
     # Four are taken, none has ended.
-    assert first.take(_SPACES, budget) is second.take(_SPACES, budget) is None
+    assert first.take() is second.take() is None
     claims[2].trial.report(0.25, 1)
     # The kernel closes the lock of a killed process.
     claims[2].held.close()
-    again = second.take(_SPACES, budget)
+    again = second.take()
     assert (again.name, again.trial.number) == ("one", 1)
     assert again.trial.params == claims[2].trial.params
     assert again.reported() == {1: 0.25}
     for claim in (claims[0], claims[1], claims[3], again):
-        _finish(second, claim)
-    assert second.take(_SPACES, budget) is None
+        _finish(claim)
+    assert second.take() is None
     for name in _SPACES:
         assert [t.state for t in second.trials(name, _ALL)] == [TrialState.COMPLETE] * 2
 
 
-class _SlowStudies(Studies):
-    """Studies in which another process ends a trial while this one lists running trials."""
+class _SlowSearch(Search):
+    """A search in which another process ends a trial while this one lists running trials."""
 
     meanwhile: Any = None
 
-    def trials(self, name, states):
+    def trials(self, name, states=FINISHED):
         trials = super().trials(name, states)
         if states == (TrialState.RUNNING,) and self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None
@@ -164,66 +168,69 @@ class _SlowStudies(Studies):
 
 @pytest.mark.nightly
 def test_trial_that_ends_meanwhile_is_not_taken(tmp_path):
-    first, second = _studies(tmp_path), _opened(tmp_path, _SlowStudies)
-    claim = first.take(_ONE, Budget(2, None))
-    second.meanwhile = lambda: _finish(first, claim)
-    other = second.take(_ONE, Budget(2, None))
+    first, second = (
+        _opened(tmp_path, Budget(2, None), spaces=_ONE, kind=kind) for kind in (Search, _SlowSearch)
+    )
+    claim = first.take()
+    second.meanwhile = lambda: _finish(claim)
+    other = second.take()
     assert (claim.trial.number, other.trial.number) == (0, 1)
 
 
 @pytest.mark.nightly
 def test_failed_trials_are_replaced(tmp_path):
     """A process died between the study and its first trial; then that trial failed."""
-    _opened(tmp_path).add("one", {})
+    _opened(tmp_path, Budget(1, None), {})
     tried = []
     for _ in range(2):
-        studies = _studies(tmp_path)
-        claim = studies.take(_ONE, Budget(1, None))
+        claim = _opened(tmp_path, Budget(1, None), spaces=_ONE).take()
         tried.append(claim.trial.params)
-        _finish(studies, claim, TrialState.FAIL)
+        _finish(claim, TrialState.FAIL)
     assert tried == [_FIRST, _FIRST]
-    studies = _studies(tmp_path)
-    _finish(studies, studies.take(_ONE, Budget(1, None)))
-    assert studies.take(_ONE, Budget(1, None)) is None
+    search = _opened(tmp_path, Budget(1, None), spaces=_ONE)
+    _finish(search.take())
+    assert search.take() is None
     # The given settings are not added again.
-    assert _studies(tmp_path).take(_ONE, Budget(2, None)).trial.params != _FIRST
+    claim = _opened(tmp_path, Budget(2, None), spaces=_ONE).take()
+    assert claim.trial.params != _FIRST
 
 
 @pytest.mark.nightly
 def test_hours_are_shared_evenly(tmp_path):
-    studies = _studies(tmp_path)
+    search = _opened(tmp_path, Budget(None, 60.0))
     seconds = {"one": [30.0, 5.0], "two": [10.0, 10.0, 10.0, 10.0]}
     order = []
-    while (claim := studies.take(_SPACES, Budget(None, 60.0))) is not None:
+    while (claim := search.take()) is not None:
         order.append(claim.name)
-        _train(studies, claim, seconds[claim.name][claim.trial.number])
-        _finish(studies, claim)
+        _train(search, claim, seconds[claim.name][claim.trial.number])
+        _finish(claim)
     # The method that has used less time is next; no method begins a trial after half of the hours.
-    assert order == ["one", "two", "two", "two"]
-    assert studies.with_budget(_SPACES, Budget(1, 1000.0)) == []
-    assert studies.with_budget(_SPACES, Budget(4, 100.0)) == ["one", "two"]
+    assert order == ["one", "two", "two", "two"] and search.is_complete
+    assert _opened(tmp_path, Budget(1, 1000.0)).is_complete
+    assert not _opened(tmp_path, Budget(4, 100.0)).is_complete
 
 
 @pytest.mark.nightly
 def test_equal_trials_share_runs_and_end_hours(tmp_path):
     """Two choices have two trainings, and time for a million."""
     spaces = {"one": (dimension(_SETTINGS["server_optimizer"], "choice:sgd,adam"),)}
-    studies = _opened(tmp_path)
-    studies.add("one", {})
-    run_names = {}
-    while (claim := studies.take(spaces, Budget(None, 1e6))) is not None:
+    search = _opened(tmp_path, Budget(None, 1e6), {}, spaces)
+    first: dict[str, int] = {}
+    while (claim := search.take()) is not None:
         value = claim.trial.params["server_optimizer"]
-        assert claim.is_new == (value not in run_names)
-        if claim.is_new:
-            _train(studies, claim, 1.0)
-        assert run_names.setdefault(value, claim.run_name) == claim.run_name
-        studies.end(claim, TrialState.COMPLETE, 1.0)
+        assert (claim.equal is None) == (value not in first)
+        if claim.equal is None:
+            _train(search, claim, 1.0)
+            first[value] = claim.trial.number
+        else:
+            assert claim.equal.number == first[value]
+        claim.study.tell(claim.trial.number, 1.0, TrialState.COMPLETE)
         claim.held.close()
-    trials = studies.trials("one", FINISHED)
-    assert len(run_names) == 2 and finds_nothing_new(trials)
+    trials = search.trials("one")
+    assert len(first) == 2 and finds_nothing_new(trials)
     assert not finds_nothing_new(trials[: NOTHING_NEW - 1])
     # The given number of trials is reached nevertheless.
-    assert studies.with_budget(["one"], Budget(len(trials) + 1, None)) == ["one"]
+    assert not _opened(tmp_path, Budget(len(trials) + 1, None), {}, spaces).is_complete
 
 
 @pytest.mark.parametrize(
@@ -232,27 +239,39 @@ def test_equal_trials_share_runs_and_end_hours(tmp_path):
 )
 def test_equal_trials_end_equally(tmp_path, state, expected):
     """Three equal trials: two at once, and a later one; the process of the second one dies."""
-    nothing: Any = None
-    studies, budget = _opened(tmp_path), Budget(3, None)
-    studies.add("one", _FIRST)
-    study = optuna.load_study(study_name="one", storage=studies._storage)
+    search = _opened(tmp_path, Budget(4, None), spaces=_ONE, objective=_LOSS)
+    study = optuna.load_study(study_name="one", storage=search._storage)
     for _ in range(2):
         study.enqueue_trial(_FIRST)
-    first, second = (studies.take(_ONE, budget) for _ in range(2))
+    first, second = (search.take() for _ in range(2))
+    assert first.equal is second.equal is None
     first.trial.report(0.5, 4)
     value, reason = expected
     if reason:
         first.trial.set_user_attr(ENDED, reason)
-    studies.end(first, state, value)
+    first.study.tell(0, value, state)
     second.held.close()
-    second, third = (studies.take(_ONE, budget) for _ in range(2))
-    assert [(c.trial.number, c.is_new) for c in (second, third)] == [(1, True), (2, False)]
-    search = Search({}, studies, nothing, nothing, _LOSS, (0,), budget)
-    assert search.outcome(third, LongWork("tune", 1, "runs", visible=False)) == expected
-    assert third.reported() == {4: 0.5}
-    result = SearchResult(tmp_path, {}, _LOSS, (0,), {"one": studies.trials("one", _ALL)})
-    names = [result._run_names("one", trial) for trial in result.trials["one"]]
-    assert names == [[f"{trial_name('one', number)}/seed_0"] for number in (0, 1, 0)]
+    first.held.close()
+    for number in (1, 2):
+        claim = search.take()
+        assert (claim.trial.number, claim.equal.number) == (number, 0)
+        assert search.outcome(claim, LongWork("tune", 1, "runs", visible=False)) == expected
+        assert claim.reported() == {4: 0.5}
+        claim.study.tell(number, value, state)
+    result = SearchResult(search, {"one": search.trials("one")})
+    if state is TrialState.COMPLETE:
+        names = [result._run_names("one", trial) for trial in result.trials["one"]]
+        assert names == [[f"{trial_name('one', 0)}/seed_3"]] * 3
+
+
+def test_earlier_trials_never_use_later_runs(tmp_path):
+    search = _opened(tmp_path, Budget(2, None), spaces=_ONE)
+    optuna.load_study(study_name="one", storage=search._storage).enqueue_trial(_FIRST)
+    first, second = (search.take() for _ in range(2))
+    _finish(second)
+    first.held.close()
+    again = search.take()
+    assert (again.trial.number, again.equal) == (0, None)
 
 
 def test_trials_have_different_sampler_seeds():
@@ -261,24 +280,23 @@ def test_trials_have_different_sampler_seeds():
 
 
 def test_invalid_journal_raises_user_error(tmp_path):
-    _opened(tmp_path)
-    (tmp_path / FILE).write_text("something else\n" * 9)
-    with pytest.raises(UserError, match=f"{FILE}: expected the journal of this search"):
-        _opened(tmp_path)
+    _opened(tmp_path, Budget(1, None))
+    (tmp_path / JOURNAL).write_text("something else\n" * 9)
+    with pytest.raises(UserError, match=f"{JOURNAL}: expected the journal of this search"):
+        _opened(tmp_path, Budget(1, None))
 
 
 def test_incomplete_line_is_removed_from_journal(tmp_path):
-    _search(tmp_path, trials=1)
-    with open(tmp_path / FILE, "a") as journal:
+    _searched(tmp_path, trials=1)
+    with open(tmp_path / JOURNAL, "a") as journal:
         journal.write('{"op_code": 4, "worker_id": "dead')
-    ended = _search(tmp_path, trials=2)
+    ended = _searched(tmp_path, trials=2)
     assert [(name, number) for name, number, _ in ended] == [("one", 1), ("two", 1)]
 
 
 def test_missing_first_trial_values_are_drawn(tmp_path):
-    studies = _opened(tmp_path)
-    studies.add("one", {"window": 7})
-    claims = [studies.take(_ONE, Budget(2, None)) for _ in range(2)]
+    search = _opened(tmp_path, Budget(2, None), {"window": 7}, _ONE)
+    claims = [search.take() for _ in range(2)]
     first, second = (claim.trial.params for claim in claims)
     assert first["window"] == 7
     assert first["client_learning_rate"] != second["client_learning_rate"]
@@ -288,15 +306,10 @@ def test_missing_first_trial_values_are_drawn(tmp_path):
 # --- Reports between rounds, and early ends
 
 
-_LOSS = parse_objective("overall:loss", measures("loss", "accuracy"))
-
-
 @pytest.fixture
-def losses(tmp_path) -> Studies:
-    """Studies of a search for small losses."""
-    studies = _opened(tmp_path, higher_is_better=False)
-    studies.add("one", {})
-    return studies
+def losses(tmp_path) -> Search:
+    """A search for small losses."""
+    return _opened(tmp_path, Budget(20, None), {}, _ONE, objective=_LOSS)
 
 
 def _watch(claim: Claim, runs: int = 1, values=()) -> Watch:
@@ -309,7 +322,7 @@ def _evaluation(loss: float):
 
 @pytest.mark.slow
 def test_later_runs_report_mean_with_earlier(losses):
-    claim = losses.take(_ONE, Budget(20, None))
+    claim = losses.take()
     watch = _watch(claim, runs=2)
     watch.report(4, _evaluation(3.0))
     watch.report(8, _evaluation(1.0))
@@ -327,20 +340,20 @@ def test_later_runs_report_mean_with_earlier(losses):
 @pytest.mark.nightly
 def test_trials_worse_than_median_end_after_warm_up(losses):
     for k in range(5):
-        claim = losses.take(_ONE, Budget(20, None))
+        claim = losses.take()
         watch = _watch(claim)
         for round_num in (2, 4, 8):
             watch.report(round_num, _evaluation(1.0 + k))
-        losses.end(claim, TrialState.COMPLETE, 1.0 + k)
+        claim.study.tell(k, 1.0 + k)
         claim.held.close()
-    worse, better, last = (losses.take(_ONE, Budget(20, None)) for _ in range(3))
+    worse, better, last = (losses.take() for _ in range(3))
     _watch(worse).report(2, _evaluation(9.0))
     with pytest.raises(Pruned, match="after round 4 of 8"):
         _watch(worse).report(4, _evaluation(3.5))
     _watch(better).report(4, _evaluation(2.5))
     # After the last round nothing can be saved.
     _watch(last).report(8, _evaluation(9.0))
-    losses.end(worse, TrialState.PRUNED)
+    worse.study.tell(worse.trial.number, state=TrialState.PRUNED)
     assert losses.trials("one", (TrialState.PRUNED,))[0].value == 3.5
 
 
@@ -360,11 +373,10 @@ def _outcome(tmp_path, first, *flags, objective=_LOSS, result=None):
     if result is not None:
         trainer = _WrittenResult(result)
     runs: RunSet = RunSet(tmp_path / "search", {"study": "tune"}, trainer, True, stop)
-    studies = Studies(runs, False, 0, 1)
-    search = Search(arms, studies, runs, trainer, objective, (0,), Budget(20, None))
-    ((name, arm),) = arms.items()
-    studies.add(name, first)
-    claim = studies.take({name: tuple(arm.dimensions.values())}, search.budget)
+    search = Search(arms, objective, (0,), Budget(20, None), runs, trainer, 1)
+    with mock.patch.object(SearchedArm, "start", lambda *_: (first, [])):
+        search.begin()
+    claim: Any = search.take()
     with claim.held, LongWork("tune", 1, "runs", visible=False) as work:
         return search.outcome(claim, work)
 
@@ -423,7 +435,7 @@ def test_incompatible_values_end_their_trial(tmp_path):
 
 
 @pytest.mark.nightly
-def test_missing_file_ends_search(tmp_path):
+def test_missing_file_ends_searched(tmp_path):
     """The values are valid: every later trial would be refused as well."""
     file = tmp_path / "mixtures.json"
     even = {str(k): 0.1 for k in range(10)}

@@ -15,7 +15,7 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.evaluation_report import SUPERQUANTILE
-from tff_agnostic.metrics.formatting import cell
+from tff_agnostic.metrics.formatting import UNDEFINED, cell
 from tff_agnostic.models.model import Measure, main_measure
 from tff_agnostic.program.options.flags import Flag
 from tff_agnostic.program.options.tasks import task_flags
@@ -135,6 +135,17 @@ def _range(setting: Flag, text: str) -> Distribution:
     if setting.kind is int:
         return IntDistribution(low, high, log=is_log, step=1 if step is None else step)
     return FloatDistribution(low, high, log=is_log, step=step)
+
+
+def shown_values(params: Mapping[str, Any]) -> str:
+    """Returns drawn values as a string: "client_learning_rate=0.1234, window=5"."""
+    return ", ".join(f"{name}={shown_value(value)}" for name, value in params.items())
+
+
+def shown_value(value: Any) -> str:
+    """Returns a drawn value as a string; a dash without one."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return UNDEFINED if value is None else f"{value:.4g}" if is_number else str(value)
 
 
 def _is_whole(number: float) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
-from optuna.trial import Trial, TrialState
+from optuna.trial import TrialState
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import (
@@ -16,58 +16,26 @@ from tff_agnostic.base.files import (
     is_keyed_digest,
     keyed_digest,
     make_folder,
-    read_json,
     read_text,
     write_errors,
     write_json,
     write_text,
 )
 from tff_agnostic.base.options import Within
-from tff_agnostic.metrics.evaluation_report import EvaluationReport, domains_below
 from tff_agnostic.models.model import measures_of
 from tff_agnostic.program.commands.command_line import RunArguments, RunCommand
-from tff_agnostic.program.options.process import StopRequest
-from tff_agnostic.program.progress import LongWork
 from tff_agnostic.program.reports.document import to_terminal
 from tff_agnostic.program.reports.html import write_page
-from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.program.runs.heldout import check_heldout, check_store, heldout_options
-from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any
+from tff_agnostic.program.runs.spec import check_used_by_any
 from tff_agnostic.program.studies.comparison import MAX_TRIALS
 from tff_agnostic.program.studies.methods import LAST_LAYER, ArmOptions, given_arms, overrides
-from tff_agnostic.program.studies.optuna_studies import (
-    COUNTED,
-    ENDED,
-    FINISHED,
-    NOTHING_NEW,
-    SECONDS,
-    Budget,
-    Claim,
-    Studies,
-    finds_nothing_new,
-)
-from tff_agnostic.program.studies.runset import Job, Pruned, RunSet
-from tff_agnostic.program.studies.search_space import (
-    Objective,
-    parse_objective,
-    parse_search,
-    searchable,
-)
-from tff_agnostic.program.studies.searched_method import (
-    SearchedArm,
-    check_run,
-    compare_flags,
-    train_flags,
-)
-from tff_agnostic.program.studies.trainer import RunTrainer, study
-from tff_agnostic.program.studies.tuning_page import (
-    SearchResult,
-    described,
-    shown_values,
-    tuning_page,
-)
+from tff_agnostic.program.studies.search import Budget, Search
+from tff_agnostic.program.studies.search_space import parse_objective, parse_search, searchable
+from tff_agnostic.program.studies.searched_method import SearchedArm, compare_flags, train_flags
+from tff_agnostic.program.studies.trainer import study
+from tff_agnostic.program.studies.tuning_page import SearchResult, tuning_page
 from tff_agnostic.tasks.task import DATA, Task
-from tff_agnostic.training.loop import FinishedRound, Observer
 
 BEST_FLAGS, COMPARE_FLAGS, RESULT = "best.flags", "compare.flags", "tuned.json"
 # Keyed digest of the examples of a private search.
@@ -116,34 +84,33 @@ class TuneOptions(ArmOptions):
 
 def tune(given: RunArguments) -> None:
     """Runs trials until the budget is used; prints and writes the results."""
-    args = given.args
-    arms, seeds = searched_arms(given), _seeds(given)
-    first = next(iter(arms.values()))
-    spec = first.spec({}, seeds[0])
+    args, seeds = given.args, _seeds(given)
+    arms = searched_arms(given)
+    specs = [arm.spec({}, seeds[0]) for arm in arms.values()]
     check_store(args.data)
-    task = spec.load_task()
+    task = specs[0].load_task()
     check_heldout(task, args.task)
     objective = parse_objective(args.objective, measures_of(task.model), task.domain_names)
     for arm in arms.values():
         arm.check(seeds[0], task)
-    warm_up = _warm_up(given, arms)
+    rounds = args.repeats * min(spec.config.rounds for spec in specs)
+    warm_up = args.prune_after or round(_WARM_UP * rounds)
     wanted = {**identity(arms, objective.name, seeds, task), "prune_after": warm_up}
-    name, runtime = f"tune-{args.task}", spec.config.runtime
     seconds = None if args.hours is None else args.hours * _SECONDS_PER_HOUR
-    with study(given, name, wanted, runtime) as (runs, trainer):
-        if _is_private(arms, seeds[0]):
+    budget = Budget(args.trials or (None if args.hours else _TRIALS), seconds)
+    is_private = any(spec.config.privacy != "none" for spec in specs)
+    with study(given, f"tune-{args.task}", wanted, specs[0].config.runtime) as (runs, trainer):
+        if is_private:
             check_private_data(runs.folder, task)
         print(
             f"{', '.join(arms)} on {args.task}, by {objective.name} on the {task.test_split} "
             f"clients: {runs.folder}"
         )
-        studies = Studies(runs, objective.higher_is_better, seeds[0], warm_up)
-        budget = Budget(args.trials or (None if args.hours else _TRIALS), seconds)
-        search = Search(arms, studies, runs, trainer, objective, seeds, budget)
+        search = Search(arms, objective, seeds, budget, runs, trainer, warm_up)
         search.begin()
-        if spec.config.privacy != "none":
+        if is_private:
             print("note: epsilon is that of one run; the choice among several is not covered")
-        search.run(trainer.stop, given.show_progress)
+        search.run(given.show_progress)
     # Lock the folder, so that all results are of the same trials, and replace no newer ones.
     with folder_lock(runs.folder, wait=True):
         report(search, given.typed)
@@ -187,13 +154,6 @@ def _seeds(given: RunArguments) -> tuple[int, ...]:
     return tuple(first + k for k in range(given.args.repeats))
 
 
-def _warm_up(given: RunArguments, arms: Mapping[str, SearchedArm]) -> int:
-    if given.args.prune_after is not None:
-        return int(given.args.prune_after)
-    rounds = min(arm.spec({}, _seeds(given)[0]).config.rounds for arm in arms.values())
-    return round(_WARM_UP * rounds * given.args.repeats)
-
-
 def identity(
     arms: Mapping[str, SearchedArm], objective: str, seeds: tuple[int, ...], task: Task
 ) -> dict[str, Any]:
@@ -208,13 +168,15 @@ def identity(
         name: {k: v for k, v in spec.fingerprint(task).items() if k not in task.fingerprint}
         for name, spec in specs.items()
     }
-    hidden = DATA if _is_private(arms, seeds[0]) else None
+    is_private = any(spec.config.privacy != "none" for spec in specs.values())
     return {
         "study": "tune",
         "task": next(iter(arms.values())).task,
         "objective": objective,
         "seeds": list(seeds),
-        "fingerprint": {k: v for k, v in task.fingerprint.items() if k != hidden},
+        "fingerprint": {
+            k: v for k, v in task.fingerprint.items() if not (is_private and k == DATA)
+        },
         "files": files,
         "search": {
             name: {flag: dimension.text for flag, dimension in arm.dimensions.items()}
@@ -222,10 +184,6 @@ def identity(
         },
         "settings": {name: spec.flags() for name, spec in specs.items()},
     }
-
-
-def _is_private(arms: Mapping[str, SearchedArm], seed: int) -> bool:
-    return any(arm.spec({}, seed).config.privacy != "none" for arm in arms.values())
 
 
 def check_private_data(folder: Path, task: Task) -> None:
@@ -240,170 +198,6 @@ def check_private_data(folder: Path, task: Task) -> None:
             raise UserError(f"--output_dir: {folder} holds another study: of other examples")
 
 
-@dataclasses.dataclass(frozen=True)
-class Search:
-    """A search for settings of several methods."""
-
-    arms: Mapping[str, SearchedArm]
-    studies: Studies
-    runs: RunSet[RunSettings]
-    trainer: RunTrainer
-    objective: Objective
-    seeds: tuple[int, ...]
-    budget: Budget
-
-    def begin(self) -> None:
-        """Adds missing studies, with the given settings as the first trial of each."""
-        for name, arm in self.arms.items():
-            values, outside = arm.start(self.seeds[0])
-            if outside:
-                listed = ", ".join(outside)
-                print(f"note: {name}: no trial has exactly the given settings: {listed}")
-            self.studies.add(name, values)
-
-    def run(self, stop: StopRequest, show_progress: bool) -> None:
-        """Runs trials until the budget is used, or taken by other processes; after `begin`.
-
-        Raises:
-            Interrupted: If a signal asked to stop; finished rounds are saved.
-        """
-        spaces = {name: tuple(arm.dimensions.values()) for name, arm in self.arms.items()}
-        total, unit = self.budget.seconds or 0.0, "s of training"
-        if self.budget.trials is not None:
-            total, unit = self.budget.trials * len(self.arms) * len(self.seeds), "runs"
-        with LongWork("tune", total, unit, self._done(), show_progress) as work:
-            while (claim := self.studies.take(spaces, self.budget)) is not None:
-                with claim.held:
-                    work.say(f"{claim.name}, trial {claim.trial.number}")
-                    self._end(claim, work)
-                work.reach(min(total, self._done()))
-                if self.studies.with_budget(spaces, self.budget):
-                    stop.check(f"trial {claim.trial.number} of {claim.name}")
-        for name in self.arms:
-            if self.budget.seconds and finds_nothing_new(self.studies.trials(name, COUNTED)):
-                print(
-                    f"note: {name}: the last {NOTHING_NEW} trials had values of earlier ones, or "
-                    "were refused: there is nothing new to train, whatever --hours says"
-                )
-
-    def _done(self) -> float:
-        if self.budget.trials is None:
-            return sum(map(self.runs.seconds, self.arms))
-        return sum(len(self.studies.trials(n, FINISHED)) for n in self.arms) * len(self.seeds)
-
-    def _end(self, claim: Claim, work: LongWork) -> None:
-        where = f"{claim.name}, trial {claim.trial.number} ({shown_values(claim.trial.params)})"
-        try:
-            value, reason = self.outcome(claim, work)
-        except UserError as e:
-            self.studies.end(claim, TrialState.FAIL)
-            raise UserError(f"{where}: {e}") from e
-        if claim.is_new and (seconds := self.runs.seconds(claim.run_name)):
-            claim.trial.set_user_attr(SECONDS, seconds)
-        if reason:
-            claim.trial.set_user_attr(ENDED, reason)
-        state = TrialState.PRUNED if value is None else TrialState.COMPLETE
-        self.studies.end(claim, state, value)
-        work.note(f"{where}: {described(value, reason, self.objective)}")
-
-    def outcome(self, claim: Claim, work: LongWork) -> tuple[Optional[float], str]:
-        """Makes the missing runs of a trial; returns its objective, or the reason of an early end.
-
-        A trial with the values of an earlier one reports and ends as that one did.
-
-        Raises:
-            Interrupted: If a signal asked to stop; finished rounds are saved.
-        """
-        if not claim.is_new:
-            earlier = claim.repeat()
-            is_complete = earlier.state is TrialState.COMPLETE
-            return earlier.value if is_complete else None, earlier.user_attrs.get(ENDED, "")
-        arm, load_task = self.arms[claim.name], self.trainer.load_task
-        try:
-            specs = [arm.spec(claim.trial.params, seed) for seed in self.seeds]
-            task = load_task(specs[0])
-            check_run(specs[0], task)
-        except UserError as e:
-            # Each value is valid alone, so the values are incompatible. If the given settings
-            # themselves are now invalid, as with a missing file, the search ends.
-            arm.check(self.seeds[0], load_task(arm.spec({}, self.seeds[0])))
-            return None, f"refused: {e}"
-        check_heldout(task, arm.task)
-        values: list[float] = []
-        for spec in specs:
-            watch = Watch(claim, self.objective, spec.config.rounds, len(specs), values)
-            job = Job(f"{claim.run_name}/seed_{spec.config.seed}", spec, observers=(watch,))
-            (end,) = self.runs.make([job], work)
-            if end.reason is not None:
-                return None, end.reason
-            result = read_json(RunFolder(end.path).result)
-            value = self.objective.value_in(result)
-            if value is None:
-                self._check_examples(result, task)
-                return None, "diverged: the objective is not finite"
-            values.append(value)
-        return sum(values) / len(values), ""
-
-    def _check_examples(self, result: Mapping[str, Any], task: Task) -> None:
-        """Checks that the domains of the objective have enough examples for it to be defined."""
-        counts = {name: int(entry["num_examples"]) for name, entry in result["domains"].items()}
-        for term in self.objective.terms:
-            domains = [*counts] if term.domain is None else [term.domain]
-            least, few = 1, "no examples of"
-            if term.statistic == "worst":
-                least = int(result["worst_min_examples"])
-                few = f"fewer than --worst_min_examples={least} examples of each of"
-            if {*domains} <= {*domains_below(counts, least)}:
-                raise UserError(
-                    f"--objective={self.objective.name}: expected a number that the runs report, "
-                    f"found none: the {task.test_split} clients have {few} "
-                    f"{', '.join(domains)}"
-                )
-
-
-class Watch(Observer):
-    """Reports the evaluations of a trial to Optuna, and ends trials that are not promising.
-
-    In the run of the k-th seed, counted from 0, a reported value is the mean of that evaluation and
-    of `values`, the results of earlier seeds. Its step is k times the rounds of a run, plus the
-    round.
-    """
-
-    def __init__(
-        self,
-        claim: Claim,
-        objective: Objective,
-        rounds: int,
-        num_runs: int,
-        values: Sequence[float],
-    ) -> None:
-        self._trial: Trial = claim.trial
-        self._objective = objective
-        self._before, self._rounds = rounds * len(values), rounds * num_runs
-        self._reported = claim.reported()
-        self._values = [*values]
-
-    def after_round(self, finished: FinishedRound) -> None:
-        """Reports the evaluation of a round, if it has one."""
-        if finished.evaluation is not None:
-            self.report(finished.num, next(iter(finished.evaluation.values())))
-
-    def report(self, round_num: int, report: EvaluationReport) -> None:
-        """Reports an evaluation.
-
-        Raises:
-            Pruned: If the trial should end.
-        """
-        value, step = self._objective.value_in(report.to_json()), self._before + round_num
-        if value is None:
-            # An evaluation of few clients may lack examples of a domain.
-            return
-        if step not in self._reported:
-            self._trial.report((sum(self._values) + value) / (len(self._values) + 1), step)
-        if step != self._rounds and self._trial.should_prune():
-            raise Pruned(f"after round {step} of {self._rounds}")
-
-
 # --- Results
 
 
@@ -413,10 +207,8 @@ def report(search: Search, command: str) -> None:
     Args:
         search: The search, which has ended; other processes may still run trials of it.
     """
-    objective, path = search.objective, search.runs.folder
-    trials = {name: search.studies.trials(name, FINISHED) for name in search.arms}
-    labels = {name: arm.label for name, arm in search.arms.items()}
-    result = SearchResult(path, labels, objective, search.seeds, trials)
+    path = search.runs.folder
+    result = SearchResult(search, {name: search.trials(name) for name in search.arms})
     specs = {n: search.arms[n].spec(t.params, search.seeds[0]) for n, t in result.best.items()}
     task = next(iter(search.arms.values())).task
     page = tuning_page(result, specs, command, f"Search on {task}")
@@ -428,7 +220,7 @@ def report(search: Search, command: str) -> None:
         },
     )
     print(f"\n{to_terminal(page)}")
-    running = sum(len(search.studies.trials(n, (TrialState.RUNNING,))) for n in search.arms)
+    running = sum(len(search.trials(n, (TrialState.RUNNING,))) for n in search.arms)
     if running:
         print(
             f"note: trials that have not ended: {running}; another process runs them, or was "
@@ -436,7 +228,7 @@ def report(search: Search, command: str) -> None:
         )
     _write_flags(search, result)
     print(f"report: {write_page(path, page)}")
-    if none := [name for name in trials if name not in result.best]:
+    if none := [name for name in result.trials if name not in result.best]:
         raise UserError(
             f"{', '.join(none)}: expected a complete trial, found none: the table above has the "
             "reasons; search in other ranges, or resume with more --trials"

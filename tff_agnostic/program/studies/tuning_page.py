@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from optuna.trial import FrozenTrial, TrialState
 
@@ -29,14 +28,19 @@ from tff_agnostic.program.reports.sections import typed_blocks
 from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.comparison import Comparison, read_trials
 from tff_agnostic.program.studies.comparison_page import gain_figure, last_sections
-from tff_agnostic.program.studies.optuna_studies import (
+from tff_agnostic.program.studies.search import (
     ENDED,
-    RUNS_OF,
     SECONDS,
+    Search,
     given_values,
     trial_name,
 )
-from tff_agnostic.program.studies.search_space import DECIMALS, Objective
+from tff_agnostic.program.studies.search_space import (
+    DECIMALS,
+    Objective,
+    shown_value,
+    shown_values,
+)
 from tff_agnostic.program.studies.verdict import neglected, row_sentences, verdicts
 
 _MORE_SEEDS = "--repeats"
@@ -44,13 +48,20 @@ _MORE_SEEDS = "--repeats"
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """Results of a search."""
+    """The finished trials of a search, by method."""
 
-    folder: Path
-    labels: Mapping[str, str]
-    objective: Objective
-    seeds: Sequence[int]
+    search: Search
     trials: Mapping[str, Sequence[FrozenTrial]]
+
+    @property
+    def objective(self) -> Objective:
+        """The objective of the search."""
+        return self.search.objective
+
+    @functools.cached_property
+    def labels(self) -> dict[str, str]:
+        """Label of each method."""
+        return {name: arm.label for name, arm in self.search.arms.items()}
 
     @functools.cached_property
     def best(self) -> dict[str, FrozenTrial]:
@@ -78,7 +89,7 @@ class SearchResult:
         labels |= {
             as_given(n): f"the given settings (trial {t.number})" for n, t in self.given.items()
         }
-        return read_trials(self.folder, {**best, **given}, labels, {})
+        return read_trials(self.search.runs.folder, {**best, **given}, labels, {})
 
     @functools.cached_property
     def best_runs(self) -> Comparison:
@@ -87,8 +98,10 @@ class SearchResult:
         return dataclasses.replace(self.runs, trials=trials, labels=self.labels)
 
     def _run_names(self, name: str, trial: FrozenTrial) -> list[str]:
-        first = trial_name(name, trial.user_attrs[RUNS_OF])
-        return [f"{first}/seed_{seed}" for seed in self.seeds]
+        # Of equal trials, only the first has runs.
+        equal = (t for t in self.trials[name] if t.params == trial.params)
+        first = next(t.number for t in equal if t.state is TrialState.COMPLETE)
+        return [f"{trial_name(name, first)}/seed_{seed}" for seed in self.search.seeds]
 
     @property
     def sentences(self) -> list[str]:
@@ -108,7 +121,7 @@ class SearchResult:
         if self.best:
             lines += verdicts(self.best_runs, _MORE_SEEDS)
         # The best of several trials does not show all differences.
-        if len(self.seeds) == 1:
+        if len(self.search.seeds) == 1:
             lines.append(
                 "Each trial is one run of one seed (--repeats=1): how much of a difference between "
                 "trials is chance is not known, and another seed may choose other settings; "
@@ -202,7 +215,7 @@ def trial_table(label: str, trials: Sequence[FrozenTrial], objective: Objective)
         rows.append(
             [
                 f"{trial.number}{' (best)' if is_best else ''}",
-                *(_setting(trial.params.get(setting)) for setting in settings),
+                *(shown_value(trial.params.get(setting)) for setting in settings),
                 Number(trial.value, objective.unit, DECIMALS, mark="best" if is_best else ""),
                 ": ".join(filter(None, [trial.state.name.lower(), trial.user_attrs.get(ENDED)])),
                 number(trial.last_step),
@@ -211,20 +224,3 @@ def trial_table(label: str, trials: Sequence[FrozenTrial], objective: Objective)
         )
     value = with_percent(objective.name, objective.unit)
     return Table(label, ["trial", *settings, value, "state", "round", SECONDS], rows)
-
-
-def described(value: Optional[float], reason: str, objective: Objective) -> str:
-    """Returns the objective of a trial, or the reason of its early end."""
-    if value is not None:
-        return f"{objective.name} {objective.text(value)}"
-    return reason if ":" in reason else f"ended early: {reason}"
-
-
-def shown_values(params: Mapping[str, Any]) -> str:
-    """Returns drawn values as a string: "client_learning_rate=0.1234, window=5"."""
-    return ", ".join(f"{name}={_setting(value)}" for name, value in params.items())
-
-
-def _setting(value: Any) -> str:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return UNDEFINED if value is None else f"{value:.4g}" if is_number else str(value)
