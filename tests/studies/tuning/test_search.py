@@ -84,27 +84,31 @@ def test_invalid_range_raises_user_error(case):
 
 
 def test_method_range_replaces_shared_range():
-    search = parse_search(
-        "client_learning_rate=log:0.01..1; window=5..20;q_ffl:q=0.1..5;q_ffl:window=1..2",
-        _SETTINGS,
-        ("fed_avg", "q_ffl"),
-    )
-    assert list(search.dimensions("fed_avg", ["client_learning_rate"])) == ["client_learning_rate"]
-    dims = search.dimensions("q_ffl", ["client_learning_rate", "q", "window"])
-    assert {name: dim.text for name, dim in dims.items()} == {
+    text = "client_learning_rate=log:0.01..1; window=5..20;q_ffl:q=0.1..5;q_ffl:window=1..2"
+    methods = {
+        "fed_avg": ["client_learning_rate"],
+        "q_ffl": ["client_learning_rate", "q", "window"],
+    }
+    search = parse_search(text, _SETTINGS, methods)
+    assert list(search["fed_avg"]) == ["client_learning_rate"]
+    assert {name: dim.text for name, dim in search["q_ffl"].items()} == {
         "client_learning_rate": "log:0.01..1",
         "q": "0.1..5",
         "window": "1..2",
     }
-    with pytest.raises(UserError, match="q_ffl:q has no effect"):
-        search.dimensions("q_ffl", ["client_learning_rate", "window"])
-    with pytest.raises(UserError, match="expected a setting of other, found none"):
-        search.dimensions("other", ["mu"])
+    for lacking, message in (
+        ({"q_ffl": ["client_learning_rate", "window"]}, "q_ffl:q has no effect: q_ffl has no q"),
+        ({"q_ffl": ["q"]}, "window has no effect: none of fed_avg, q_ffl has it"),
+        ({"other": ["mu"]}, "expected a setting of other, found none"),
+    ):
+        with pytest.raises(UserError, match=f"^--search: {message}"):
+            parse_search(text, _SETTINGS, {**methods, **lacking})
 
 
 @golden.values
 def test_invalid_search_raises_user_error(case):
-    return golden.refusal(parse_search, case, _SETTINGS, ("fed_avg", "q_ffl"))
+    methods = {name: [*_SETTINGS] for name in ("fed_avg", "q_ffl")}
+    return golden.refusal(parse_search, case, _SETTINGS, methods)
 
 
 def test_evaluation_and_files_are_not_searchable():

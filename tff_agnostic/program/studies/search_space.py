@@ -152,44 +152,23 @@ def _is_whole(number: float) -> bool:
     return abs(number - round(number)) <= _TOLERANCE * max(1.0, abs(number))
 
 
-@dataclasses.dataclass(frozen=True)
-class Space:
-    """The parsed --search.
-
-    Attributes:
-        shared: Dimensions of all algorithms with the setting, by flag.
-    """
-
-    shared: Mapping[str, Dimension]
-    by_method: Mapping[str, Mapping[str, Dimension]]
-
-    def dimensions(self, name: str, has: Sequence[str]) -> dict[str, Dimension]:
-        """Returns the dimensions of an algorithm by flag, in their order."""
-        separate = self.by_method.get(name, {})
-        strange = next((flag for flag in separate if flag not in has), None)
-        if strange is not None:
-            raise UserError(f"--search: {name}:{strange} has no effect: {name} has no {strange}")
-        shared = {f: d for f, d in self.shared.items() if f in has and f not in separate}
-        if not shared and not separate:
-            raise UserError(
-                f"--search: expected a setting of {name}, found none: equal budgets are of use "
-                "only where there is something to search"
-            )
-        return {**shared, **separate}
-
-
-def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> Space:
-    """Returns the parsed --search.
+def parse_search(
+    text: str, settings: Registry[Flag], methods: Mapping[str, Collection[str]]
+) -> dict[str, dict[str, Dimension]]:
+    """Returns the dimensions of each method by flag, as --search describes them.
 
     "client_learning_rate=log:0.01..1;q_ffl:q=0.1..5" has one setting of every algorithm, and one
-    of q_ffl.
+    of q_ffl. A method's own range replaces the shared one.
+
+    Args:
+        methods: Flags of the settings of each method, by its name.
     """
     shared: dict[str, Dimension] = {}
-    by_method: dict[str, dict[str, Dimension]] = {name: {} for name in names}
+    separate: dict[str, dict[str, Dimension]] = {name: {} for name in methods}
     for name, flag, where in _entries(text):
-        if name and name not in by_method:
-            raise UserError(f"--search: expected one of {', '.join(names)}, found {name!r}")
-        dimensions = by_method[name] if name else shared
+        if name and name not in methods:
+            raise UserError(f"--search: expected one of {', '.join(methods)}, found {name!r}")
+        dimensions = separate[name] if name else shared
         if flag in dimensions:
             raise UserError(f"--search: expected {flag} once, found it twice")
         try:
@@ -198,9 +177,21 @@ def parse_search(text: str, settings: Registry[Flag], names: Sequence[str]) -> S
             # An error about a value already names the flag.
             message = str(e).removeprefix(f"--{flag}: ")
             raise UserError(f"--search: {flag}: {message}") from None
-    if not shared and not any(by_method.values()):
+        if name and flag not in methods[name]:
+            raise UserError(f"--search: {name}:{flag} has no effect: {name} has no {flag}")
+        if not any(flag in has for has in methods.values()):
+            raise UserError(f"--search: {flag} has no effect: none of {', '.join(methods)} has it")
+    if not shared and not any(separate.values()):
         raise UserError(f"--search: expected {_ENTRY}, with a range of {FORM}, found none")
-    return Space(shared, by_method)
+    for name, dimensions in separate.items():
+        usual = {f: d for f, d in shared.items() if f in methods[name] and f not in dimensions}
+        separate[name] = {**usual, **dimensions}
+        if not separate[name]:
+            raise UserError(
+                f"--search: expected a setting of {name}, found none: equal budgets are of use "
+                "only where there is something to search"
+            )
+    return separate
 
 
 def searchable(task: str, options: Optional[Mapping[str, Flag]] = None) -> Registry[Flag]:

@@ -138,15 +138,9 @@ def searched_arms(given: RunArguments) -> dict[str, SearchedArm]:
             "--search: expected what to vary, such as client_learning_rate=log:0.01..1, found "
             "nothing"
         )
-    search = parse_search(args.search, searchable(args.task, given.options), list(arms))
-    flags = {name: spec.flags() for name, spec in specs.items()}
-    for flag in search.shared:
-        if not any(flag in has for has in flags.values()):
-            raise UserError(f"--search: {flag} has no effect: none of {', '.join(arms)} has it")
-    return {
-        name: dataclasses.replace(arm, dimensions=search.dimensions(name, list(flags[name])))
-        for name, arm in arms.items()
-    }
+    flags = {name: list(spec.flags()) for name, spec in specs.items()}
+    search = parse_search(args.search, searchable(args.task, given.options), flags)
+    return {name: dataclasses.replace(arm, dimensions=search[name]) for name, arm in arms.items()}
 
 
 def _seeds(given: RunArguments) -> tuple[int, ...]:
