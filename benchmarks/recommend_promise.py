@@ -224,8 +224,7 @@ def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, Sear
     with StopRequest() as stop, started(name, given.runtime_options(name)) as runtime:
         trainer = request.trainer(runtime, stop)
         with RunSet(folder, request.identity, trainer, True, stop) as runs:
-            search, _ = request.search(runs, trainer)
-            return request, search.run(given.args.budget)
+            return request, request.search(runs, trainer).run()
 
 
 def _fresh_accuracies(

@@ -368,12 +368,12 @@ def run(data: DataSet, given: RunArguments, folder: Path) -> Board:
     with StopRequest() as stop, started(runtime_name, options) as runtime:
         trainer = request.trainer(runtime, stop)
         with RunSet(folder, request.identity, trainer, True, stop) as runs:
-            search, excluded = request.search(runs, trainer)
-            searched = search.run(given.args.budget, all_final=True)
+            search = request.search(runs, trainer)
+            searched = search.run()
             final = search.train_final(searched.changes, searched).comparison
     rows = (row for row in searched.changes if row not in final.trials)
     missing = dict.fromkeys(rows, "its final runs diverged")
-    return Board(data, final, chosen(searched.judged) or BASELINE, {**excluded, **missing})
+    return Board(data, final, chosen(searched.judged) or BASELINE, {**searched.excluded, **missing})
 
 
 def data_arguments(

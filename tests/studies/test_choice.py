@@ -25,7 +25,7 @@ from tff_agnostic.program.studies.comparison_page import notes
 from tff_agnostic.program.studies.gains import Estimates, Gain, difference
 from tff_agnostic.program.studies.portfolio import Schedule
 from tff_agnostic.program.studies.portfolio_search import _equal_rows
-from tff_agnostic.program.studies.recommendation import SearchResults, sentences
+from tff_agnostic.program.studies.recommendation import Recommendation, SearchResults
 from tff_agnostic.program.studies.search_space import parse_objective
 from tff_agnostic.program.studies.verdict import why_no_interval
 
@@ -178,21 +178,22 @@ def test_allowed_methods_precede_others():
     assert best_looking({}, 2, 0.0) == []
 
 
-def _found(rows):
-    """A search that confirmed some rows, as far as sentences need it."""
+def _sentences(rows, choice=None, may_lose=None):
+    """Returns the sentences about a search that confirmed some rows."""
     rng = np.random.default_rng(3)
     trials = {row: _trials(rng)[0] for row in ("fed_avg", *rows)}
     labels = {row: row.upper() for row in rows}
     changes = {row: {"client_learning_rate": 0.5} for row in trials}
     comparison = Comparison(_NAMES, _MEASURES, trials, labels=labels, split="heldout")
-    return SearchResults(comparison, rows, comparison, changes, {}, Schedule(1, 4))
+    searched = SearchResults(comparison, rows, comparison, changes, {}, Schedule(1, 4))
+    objective = _objective("worst:accuracy")
+    return Recommendation(searched, objective, choice, may_lose, comparison).sentences
 
 
 def test_recommendation_names_limit_and_nearest_method():
     rows = {"sure": _judged(0.2, 0.01, loss=0.031), "other": _judged(0.3, 0.01, loss=0.1)}
-    objective = _objective("worst:accuracy")
     assert chosen(rows, 0.03) is None
-    assert sentences(_found(rows), objective, None, 0.03) == [
+    assert _sentences(rows, None, 0.03) == [
         "Recommended: FedAvg with --client_learning_rate=0.5: no other method meets "
         "--average_may_lose=3%.",
         "The nearest is SURE, with worst:accuracy +20.0 points (95% interval +18.0 to +22.0) and "
@@ -200,7 +201,7 @@ def test_recommendation_names_limit_and_nearest_method():
     ]
     # With a larger limit the method is chosen, and the text names the better one.
     assert chosen(rows, 0.04) == "sure"
-    first, values, _, excluded = sentences(_found(rows), objective, "sure", 0.04)
+    first, values, _, excluded = _sentences(rows, "sure", 0.04)
     assert first.startswith("Recommended: SURE with ")
     assert values == (
         "On the validation clients that chose, SURE has worst:accuracy 70.0% against 50.0% of "
@@ -210,7 +211,7 @@ def test_recommendation_names_limit_and_nearest_method():
         "--average_may_lose excludes OTHER, with worst:accuracy +30.0 points"
     )
     # Without a limit, no sentence mentions one.
-    text = " ".join(sentences(_found(rows), objective, None, None))
+    text = " ".join(_sentences(rows))
     assert "average_may_lose" not in text
     assert "no other method is significantly better" in text
 
@@ -218,7 +219,7 @@ def test_recommendation_names_limit_and_nearest_method():
 def test_diverged_method_is_excluded_whatever_average_may_lose():
     rows = {"sure": dataclasses.replace(_judged(0.2, 0.01), is_whole=False)}
     for may_lose in (None, 0.03):
-        text = " ".join(sentences(_found(rows), _objective("worst:accuracy"), None, may_lose))
+        text = " ".join(_sentences(rows, None, may_lose))
         assert "no method that may be chosen is significantly better" in text
         assert "Numbers that are not finite exclude SURE, with worst:accuracy +20.0" in text
         assert "average_may_lose" not in text
@@ -260,9 +261,7 @@ def test_intervals_stay_within_possible_gains(changes, unit, interval):
 
 def test_few_trials_have_a_reason_for_no_interval():
     gain = Gain("worst", 0.5, 0.9, 0.4, Spread(0.4, math.nan, 0.1, 0.1, 1.0), math.nan, 1.0, 2)
-    (*_, nearest, further) = sentences(
-        _found({"wide": Standing(gain, 0.0)}), _objective("worst:accuracy"), None, None
-    )
+    (*_, nearest, further) = _sentences({"wide": Standing(gain, 0.0)})
     assert nearest.startswith(
         "The nearest is WIDE, with worst:accuracy +40.0 points (2 trials are too few for an "
         "interval)"

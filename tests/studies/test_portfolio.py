@@ -1,5 +1,6 @@
 """The portfolio: equal numbers of settings, and schedules within a time."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tff_agnostic.program.studies.portfolio import (
     learning_rates,
     schedule_within,
 )
-from tff_agnostic.program.studies.portfolio_search import Budget, PortfolioSearch
+from tff_agnostic.program.studies.portfolio_search import PortfolioSearch
 from tff_agnostic.program.studies.runset import RunSet
 
 _MOST = Schedule(8, 5)
@@ -52,15 +53,6 @@ def test_schedule_is_the_largest_that_fits(seconds, expected):
     assert schedule_within(seconds, 70.0, by_row, _MOST) == expected
 
 
-def test_schedule_includes_final_runs():
-    by_row = {"fed_avg": 10.0, "uniform": 20.0, "frozen": 20.0, "excess_own": 20.0}
-    # At the end one run of each, 70 s a trial.
-    assert schedule_within(70 + 70, 70.0, by_row, _MOST, final=3) == (1, 1)
-    assert schedule_within(70 + 4 * 50 + 5 * 70, 70.0, by_row, _MOST, final=3) == (1, 5)
-    with pytest.raises(UserError, match="and 4 at the end"):
-        schedule_within(70 + 70 - 1, 70.0, by_row, _MOST, final=3)
-
-
 def test_schedule_includes_references_for_excluded_methods(tmp_path):
     """As on digits, where ten references are trained before their losses are found to be 0."""
     nothing: Any = None
@@ -73,13 +65,18 @@ def test_schedule_includes_references_for_excluded_methods(tmp_path):
     }.items():
         runs.path(name).mkdir(parents=True)
         write_json(runs.path(name) / "seconds.json", {"seconds": seconds})
-    search = PortfolioSearch(nothing, {}, nothing, runs, nothing)
+
+    def schedule(seconds: float) -> Schedule:
+        args = SimpleNamespace(tries=None, trials=5, hours=seconds / 3600)
+        rows: Any = SimpleNamespace(given=SimpleNamespace(args=args))
+        fixed: dict = {"fed_avg": {}, "uniform": {}}
+        return PortfolioSearch(rows, fixed, nothing, runs, nothing)._schedule()
+
     # 30 s per setting and per further trial, and as much per trial at the end.
-    for seconds, expected in ((180 + 5 * 60 - 30, (1, 5)), (180 + 30, (1, 1))):
-        budget = Budget(None, 5, seconds / 3600)
-        assert search._schedule(budget, ["fed_avg", "uniform"], all_final=False) == expected
-    with pytest.raises(UserError, match=r"^--hours: expected 0\.06 or more"):
-        search._schedule(Budget(None, 5, 179 / 3600), ["fed_avg", "uniform"], all_final=False)
+    assert schedule(180 + 5 * 60 - 30) == (1, 5)
+    assert schedule(180 + 30) == (1, 1)
+    with pytest.raises(UserError, match=r"^--hours: expected 0\.06 or more, .* and 2 at the end"):
+        schedule(179)
 
 
 def test_short_time_raises_user_error():

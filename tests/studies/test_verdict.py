@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tff_agnostic.program.reports.html import svg
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.studies.comparison import OVERALL, SUMMARIES, WORST, Comparison, Trials
 from tff_agnostic.program.studies.gains import Gain, attained, gain, gains, tied
-from tff_agnostic.program.studies.recommendation import on_test
+from tff_agnostic.program.studies.recommendation import Recommendation
 from tff_agnostic.program.studies.search_space import parse_objective
 from tff_agnostic.program.studies.verdict import (
     ClaimContext,
@@ -261,19 +262,24 @@ def test_recommendation_states_its_models_values():
     rows = {"fed_avg": _row([0.6, 0.8, 0.9], 0.05), "ours": _row([0.75, 0.7, 0.9], 0.05)}
     comparison = _comparison(rows)
     objective = parse_objective("worst:accuracy", comparison.measures, _NAMES)
-    first, *_ = on_test(comparison, objective, "ours")
+    nothing: Any = None
+
+    def first_line(choice):
+        return Recommendation(nothing, objective, choice, None, comparison).verdict[0]
+
+    first = first_line("ours")
     assert first == (
         "The recommended model, of the first seed, has accuracy 69.9% in its worst domain (b) and "
         "78.2% on all examples of the test clients; FedAvg of the same seed has 59.9% in its worst "
         "domain (a) and 76.6% on all examples."
     )
-    first, *_ = on_test(comparison, objective, None)
+    first = first_line(None)
     assert first.endswith(
         "59.9% in its worst domain (a) and 76.6% on all examples of the test clients."
     )
     # A domain without a number is not the worst.
     rows["fed_avg"].values["a"]["accuracy"] = np.full(3, np.nan)
-    first, *_ = on_test(comparison, objective, None)
+    first = first_line(None)
     assert "79.9% in its worst domain (b)" in first
 
 

@@ -67,7 +67,7 @@ class Schedule(NamedTuple):
 
 
 def schedule_within(
-    seconds: float, used: float, by_row: Mapping[str, float], most: Schedule, final: int = 1
+    seconds: float, used: float, by_row: Mapping[str, float], most: Schedule
 ) -> Schedule:
     """Returns the largest schedule that fits into a time.
 
@@ -77,7 +77,6 @@ def schedule_within(
         seconds: The time for all runs.
         used: Seconds of the first settings and of baseline runs.
         by_row: Seconds of one run of each method, which are part of `used`.
-        final: Number of methods in the final runs next to FedAvg; the longest ones are assumed.
 
     Raises:
         UserError: If not even one trial of all fits.
@@ -85,8 +84,8 @@ def schedule_within(
     every = sum(by_row.values())
     others = sorted(s for row, s in by_row.items() if row != BASELINE)
     finalist_seconds = by_row[BASELINE] + sum(others[-FINALISTS:])
-    # FedAvg itself may be the choice.
-    final_seconds = by_row[BASELINE] + sum(sorted(by_row.values())[-final:])
+    # FedAvg and the choice, which may be the longest method.
+    final_seconds = by_row[BASELINE] + max(by_row.values())
     for trials in range(most.trials, 0, -1):
         at_end = trials * final_seconds
         rest = seconds - used - (trials - 1) * finalist_seconds - at_end
@@ -96,5 +95,5 @@ def schedule_within(
     least = used + final_seconds
     raise UserError(
         f"--hours: expected {math.ceil(least / 36) / 100:g} or more, for one run of each of "
-        f"{', '.join(by_row)} and {1 + final} at the end, found {seconds / 3600:g}"
+        f"{', '.join(by_row)} and 2 at the end, found {seconds / 3600:g}"
     )

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 
@@ -62,19 +62,6 @@ _SECONDS_PER_HOUR = 3600.0
 _EQUAL = "equal to FedAvg in one trial"
 
 
-class Budget(NamedTuple):
-    """The requested number of runs.
-
-    Attributes:
-        tries: Settings of each method; None for `TRIES`, or as many as fit into the hours.
-        hours: Hours of training over all processes and restarts; None for no limit.
-    """
-
-    tries: Optional[int]
-    trials: int
-    hours: Optional[float]
-
-
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """The settings of the portfolio's runs: the user's request, the methods, and who validates."""
@@ -113,25 +100,10 @@ class Rows:
         return dataclasses.replace(self, arms=arms, clients=clients)
 
 
-def prepared(
-    rows: Rows, runs: RunSet[RunSettings], trainer: RunTrainer
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Makes baseline runs; returns methods' fixed settings by flag, and reasons of exclusions."""
-    fixed: dict[str, dict[str, Any]] = {}
-    excluded = {}
-    for row in rows.arms:
-        settings = _fixed(rows, row, runs, trainer)
-        if isinstance(settings, str):
-            excluded[row] = settings
-            print(f"note: {row} is excluded: {settings}")
-        else:
-            fixed[row] = settings
-    return fixed, excluded
-
-
-def _fixed(
+def fixed_settings(
     rows: Rows, row: str, runs: RunSet[RunSettings], trainer: RunTrainer
 ) -> Union[dict[str, Any], str]:
+    """Makes a method's baseline runs; returns its fixed settings by flag, or why it is excluded."""
     spec = rows.spec(row, {}, 0)
     if row == LAST_LAYER and not last_layer(rows.clients.judging(spec).model).others:
         return "its model has one layer, with which it is almost uniform weights"
@@ -166,6 +138,7 @@ class PortfolioSearch:
     Attributes:
         fixed: Fixed settings of each method, by flag.
         may_lose: Largest loss of the average; see `choice.chosen`.
+        excluded: Reasons for not trying methods, by method.
     """
 
     rows: Rows
@@ -174,6 +147,7 @@ class PortfolioSearch:
     runs: RunSet[RunSettings]
     trainer: RunTrainer
     may_lose: Optional[float] = None
+    excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def settings(self) -> dict[str, list[dict[str, Any]]]:
@@ -186,16 +160,11 @@ class PortfolioSearch:
             for row, fixed in self.fixed.items()
         }
 
-    def run(self, budget: Budget, all_final: bool = False) -> SearchResults:
-        """Makes the missing runs, and returns the results.
-
-        Args:
-            all_final: Whether --hours includes final runs of every method, and not only of FedAvg
-                and the choice.
-        """
+    def run(self) -> SearchResults:
+        """Makes the missing runs, and returns the results."""
         rows = list(self.settings)
         self._make(rows, 0, [0], "the first settings")
-        schedule = self._schedule(budget, rows, all_final)
+        schedule = self._schedule()
         given_up: dict[str, str] = {}
         for k in range(1, schedule.tries):
             standings = self._compare_best_settings(*self._best(k))
@@ -218,7 +187,7 @@ class PortfolioSearch:
         confirmed = {}
         for row in live:
             jobs = [self._job(row, best[row], k) for k in range(schedule.trials)]
-            reason = next((r for job in jobs if (r := self._reason(job)) is not None), None)
+            reason = next(filter(None, map(self._reason, jobs)), None)
             if reason is None:
                 confirmed[row] = jobs
             elif row == BASELINE:
@@ -235,6 +204,7 @@ class PortfolioSearch:
             {row: self.settings[row][k] for row, k in best.items()},
             given_up,
             schedule,
+            self.excluded,
         )
 
     def train_final(self, rows: Iterable[str], searched: SearchResults) -> ComparedRuns:
@@ -278,17 +248,17 @@ class PortfolioSearch:
         names = {row: [job.name for job in row_settings] for row, row_settings in jobs.items()}
         return read_trials(self.runs.folder, names, labels, {})
 
-    def _schedule(self, budget: Budget, rows: Sequence[str], all_final: bool) -> Schedule:
+    def _schedule(self) -> Schedule:
         """Returns the schedule after the first setting of each method."""
-        if budget.hours is None:
-            return Schedule(budget.tries or TRIES, budget.trials)
-        names = {row: f"{_SEARCH}/{trial_name(_folder(row, 0), 0)}" for row in rows}
+        args = self.rows.given.args
+        if args.hours is None:
+            return Schedule(args.tries or TRIES, args.trials)
+        names = {row: f"{_SEARCH}/{trial_name(_folder(row, 0), 0)}" for row in self.fixed}
         one = {row: self.runs.seconds(n, f"{FIRST_STAGES}/{n}") for row, n in names.items()}
         # Include the time of excluded methods' baseline runs.
         used = sum(one.values()) + self.runs.seconds(_REFERENCES)
-        most = Schedule(budget.tries or len(FACTORS), budget.trials)
-        final = max(1, len(rows) - 1) if all_final else 1
-        return schedule_within(budget.hours * _SECONDS_PER_HOUR, used, one, most, final)
+        most = Schedule(args.tries or len(FACTORS), args.trials)
+        return schedule_within(args.hours * _SECONDS_PER_HOUR, used, one, most)
 
     def _best(self, number: int) -> tuple[dict[str, int], Comparison]:
         """Returns the best of several settings of each method, and the first trial of all."""

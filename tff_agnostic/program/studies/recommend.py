@@ -38,7 +38,7 @@ from tff_agnostic.program.studies.choice import REGRET, chosen, parse_share
 from tff_agnostic.program.studies.comparison import BASELINE, trial_folder
 from tff_agnostic.program.studies.methods import LAST_LAYER, WORDS, Arm, arms_of_algorithms
 from tff_agnostic.program.studies.portfolio import FACTORS, IF_NAMED, PORTFOLIO
-from tff_agnostic.program.studies.portfolio_search import Budget, PortfolioSearch, Rows, prepared
+from tff_agnostic.program.studies.portfolio_search import PortfolioSearch, Rows, fixed_settings
 from tff_agnostic.program.studies.recommendation import Recommendation, recommendation_page
 from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.search_space import Objective, parse_objective
@@ -83,11 +83,6 @@ class RecommendOptions(TaskOptions):
     output_dir: Optional[Path] = None
     resume: bool = False
 
-    @property
-    def budget(self) -> Budget:
-        """The budget of runs."""
-        return Budget(self.tries, self.trials, self.hours)
-
 
 def recommend(given: RunArguments) -> None:
     """Trains the portfolio, chooses, trains the choice on all clients; prints and writes all."""
@@ -97,15 +92,15 @@ def recommend(given: RunArguments) -> None:
     with study(given, name, request.identity, first.config.runtime, judging) as (runs, trainer):
         path = runs.folder
         print(f"{', '.join(request.rows.arms)} on {args.task}, by {objective.name}: {path}")
-        search, excluded = request.search(runs, trainer)
-        searched = search.run(args.budget)
+        search = request.search(runs, trainer)
+        searched = search.run()
         choice = chosen(searched.judged, may_lose)
         final = search.train_final(dict.fromkeys([BASELINE, choice or BASELINE]), searched)
         clients = search.rows.clients.described(search.rows.clients.judging(first))
-    compared = final.comparison
-    made = Recommendation(searched, objective, choice, may_lose, compared, excluded, clients)
+    made = Recommendation(searched, objective, choice, may_lose, final.comparison)
     command = _command(search.rows, made)
-    page = recommendation_page(made, command, given.typed, f"Recommendation for {args.task}")
+    title = f"Recommendation for {args.task}"
+    page = recommendation_page(made, clients, command, given.typed, title)
     model = trial_folder(final.path, made.row, 0).path
     write_json(
         path / FILE,
@@ -167,19 +162,25 @@ class RecommendRequest:
         """Returns the trainer of the search's runs."""
         return RunTrainer(runtime, stop, self.rows.clients.judging)
 
-    def search(
-        self, runs: RunSet[RunSettings], trainer: RunTrainer
-    ) -> tuple[PortfolioSearch, dict[str, str]]:
-        """Makes the baseline runs; returns the search, and the reasons of excluded methods."""
-        fixed, excluded = prepared(self.rows, runs, trainer)
+    def search(self, runs: RunSet[RunSettings], trainer: RunTrainer) -> PortfolioSearch:
+        """Makes the baseline runs; returns the search of methods that can be trained."""
+        fixed: dict[str, dict[str, Any]] = {}
+        excluded = {}
+        for row in self.rows.arms:
+            settings = fixed_settings(self.rows, row, runs, trainer)
+            if isinstance(settings, str):
+                excluded[row] = settings
+                print(f"note: {row} is excluded: {settings}")
+            else:
+                fixed[row] = settings
+        # Without baseline runs, all validation clients validate.
         rows = self.rows.without(excluded)
+        trainer.load_task = rows.clients.judging
         task = rows.clients.judging(self.first)
         print(rows.clients.described(task))
         for name in check_judges(task):
             print(f"note: {name} has too few validation clients for a separate claim")
-        # Without baseline runs, all validation clients validate.
-        trainer.load_task = rows.clients.judging
-        return PortfolioSearch(rows, fixed, self.objective, runs, trainer, self.may_lose), excluded
+        return PortfolioSearch(rows, fixed, self.objective, runs, trainer, self.may_lose, excluded)
 
 
 def parse_request(given: RunArguments) -> RecommendRequest:

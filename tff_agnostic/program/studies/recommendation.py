@@ -53,6 +53,7 @@ class SearchResults:
         tried: First trial of each method at each setting, by METHOD-SETTING.
         changes: Best setting of each method, by flag.
         given_up: Reasons for ending methods' runs, by method.
+        excluded: Reasons for not trying methods, by method.
     """
 
     confirmed: Comparison
@@ -61,6 +62,7 @@ class SearchResults:
     changes: Mapping[str, Mapping[str, Any]]
     given_up: Mapping[str, str]
     schedule: Schedule
+    excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +73,7 @@ class Recommendation:
         searched: Results on the validation clients.
         choice: The method that is significantly better than FedAvg; None without one.
         may_lose: Largest loss of the average; None for any loss.
-        excluded: Reasons for not trying methods, by method.
-        clients: Sentence on the validation clients.
+        final: FedAvg and the choice on the test clients.
     """
 
     searched: SearchResults
@@ -80,8 +81,6 @@ class Recommendation:
     choice: Optional[str]
     may_lose: Optional[float]
     final: Comparison
-    excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    clients: str = ""
 
     @property
     def row(self) -> str:
@@ -90,112 +89,97 @@ class Recommendation:
 
     @property
     def sentences(self) -> list[str]:
-        """See `sentences`."""
-        return sentences(self.searched, self.objective, self.choice, self.may_lose)
+        """The recommendation, its reasons, and the data that a clearer result would need."""
+        comparison, rows = self.searched.confirmed, self.searched.judged
+        clients = f"{split_name(comparison.split)} clients that chose"
+        allowed = {row: entry for row, entry in rows.items() if entry.may_be_chosen(self.may_lose)}
+        lost = [row for row in rows if row not in allowed]
+        # A method that diverged for some clients may not be chosen, whatever its average is.
+        whole = [row for row in lost if rows[row].is_whole]
+        reasons = {
+            "--average_may_lose excludes": whole,
+            "Numbers that are not finite exclude": [row for row in lost if row not in whole],
+        }
+        lines = [
+            f"{reason} {'; '.join(map(self._named, names))}."
+            for reason, names in reasons.items()
+            if names
+        ]
+        best = comparison.label(self.choice) if self.choice else "FedAvg"
+        flags = _setting_text(self.searched.changes[self.row])
+        start = f"Recommended: {best}{f' with {flags}' if flags else ''}"
+        if self.choice is not None:
+            standing = rows[self.choice]
+            claim = self._claim(comparison, self.choice, standing.gain)
+            average = f"All examples together {self._average(standing)}."
+            return [f"{start}.", objective_sentence(claim, clients), average, *lines]
+        if lost and whole == lost and not allowed and self.may_lose is not None:
+            nearest = min(lost, key=lambda row: (math.isnan(loss := rows[row].loss), loss))
+            limit = f"--average_may_lose={100 * self.may_lose:g}%"
+            return [
+                f"{start}: no other method meets {limit}.",
+                f"The nearest is {self._named(nearest)}.",
+            ]
+        others = "no method that may be chosen" if lost else "no other method"
+        lines.insert(0, f"{start}: {others} is significantly better on the {clients}.")
+        gains = {row: gain for row, e in allowed.items() if not math.isnan((gain := e.gain).mean)}
+        if gains:
+            nearest = max(gains, key=lambda row: gains[row].mean)
+            gain = gains[nearest]
+            advice = shortfall(gain, comparison.split, gain.trials) if gain.mean > 0 else ""
+            ending = f": {advice}." if advice else "."
+            lines.append(f"The nearest is {self._named(nearest)}{ending}")
+        more = "Next: `./run frontier` shows whether any weights of the domains could help."
+        return [*lines, more]
 
     @property
     def verdict(self) -> list[str]:
-        """See `on_test`."""
-        return on_test(self.final, self.objective, self.choice)
+        """The results on the test clients: the model's, the objective's, then the domains'."""
+        final, objective = self.final, self.objective
+        lines = [self._model_line]
+        if self.choice is not None and objective.name != f"worst:{final.main_measure.name}":
+            gain = judged(final, objective, BASELINE)[self.choice].gain
+            claim = self._claim(final, self.choice, gain)
+            lines.append(objective_sentence(claim, f"{split_name(final.split)} clients"))
+        return [*lines, *verdicts(final)]
 
+    @property
+    def _model_line(self) -> str:
+        final, measure = self.final, self.final.main_measure
 
-def sentences(
-    searched: SearchResults, objective: Objective, choice: Optional[str], may_lose: Optional[float]
-) -> list[str]:
-    """Returns the recommendation, its reasons, and the data that a clearer result would need."""
-    comparison = searched.confirmed
-    clients = f"{split_name(comparison.split)} clients that chose"
-    allowed = {
-        row: entry for row, entry in searched.judged.items() if entry.may_be_chosen(may_lose)
-    }
-    lost = [row for row in searched.judged if row not in allowed]
-    # A method that diverged for some clients may not be chosen, whatever its average is.
-    whole = [row for row in lost if searched.judged[row].is_whole]
-    lines = [
-        f"{reason} {'; '.join(_named(searched, objective, row) for row in rows)}."
-        for reason, rows in (
-            ("--average_may_lose excludes", whole),
-            ("Numbers that are not finite exclude", [row for row in lost if row not in whole]),
+        def values(method: str) -> str:
+            trials = final.trials[method]
+            worst = worst_domain(trials, final.domain_names, measure, slice(1))
+            lowest, overall = (
+                value_text(float(trials.values[name][measure.name][0]), measure)
+                for name in (worst, OVERALL)
+            )
+            return f"{lowest} in its worst domain ({short(worst)}) and {overall} on all examples"
+
+        baseline = f"; FedAvg of the same seed has {values(BASELINE)}" if self.choice else ""
+        return (
+            f"The recommended model, of the first seed, has {measure.name} {values(self.row)} of "
+            f"the {split_name(final.split)} clients{baseline}."
         )
-        if rows
-    ]
-    if choice is not None:
-        standing = searched.judged[choice]
-        claim = _claim(searched.confirmed, choice, standing.gain, objective)
-        return [
-            f"Recommended: {comparison.label(choice)}{_with(searched.changes[choice])}.",
-            objective_sentence(claim, clients),
-            f"All examples together {_average(standing.loss, objective)}.",
-            *lines,
-        ]
-    fed_avg = f"Recommended: FedAvg{_with(searched.changes[BASELINE])}:"
-    if lost and whole == lost and not allowed and may_lose is not None:
-        nearest = min(lost, key=lambda row: (math.isnan(loss := searched.judged[row].loss), loss))
-        return [
-            f"{fed_avg} no other method meets --average_may_lose={100 * may_lose:g}%.",
-            f"The nearest is {_named(searched, objective, nearest)}.",
-        ]
-    others = "no method that may be chosen" if lost else "no other method"
-    lines.insert(0, f"{fed_avg} {others} is significantly better on the {clients}.")
-    defined = {row: entry.gain for row, entry in allowed.items() if not math.isnan(entry.gain.mean)}
-    if defined:
-        nearest = max(defined, key=lambda row: defined[row].mean)
-        gain = defined[nearest]
-        advice = shortfall(gain, comparison.split, gain.trials) if gain.mean > 0 else ""
-        ending = f": {advice}." if advice else "."
-        lines.append(f"The nearest is {_named(searched, objective, nearest)}{ending}")
-    return [*lines, "Next: `./run frontier` shows whether any weights of the domains could help."]
 
-
-def _named(searched: SearchResults, objective: Objective, row: str) -> str:
-    standing = searched.judged[row]
-    gain = gain_text(_claim(searched.confirmed, row, standing.gain, objective))
-    return (
-        f"{searched.confirmed.label(row)}, with {objective.name} {gain} and all examples together "
-        f"{_average(standing.loss, objective)}"
-    )
-
-
-def _claim(comparison: Comparison, row: str, gain: Gain, objective: Objective) -> Claim:
-    interval = gain.interval()
-    reason = "" if interval else why_no_interval(gain, comparison.split, gain.trials)
-    measure = Measure(objective.name, objective.unit, objective.higher_is_better)
-    values = (gain.before, gain.after)
-    return Claim(comparison.label(row), "FedAvg", "", measure, *values, interval, reason)
-
-
-def on_test(final: Comparison, objective: Objective, choice: Optional[str]) -> list[str]:
-    """Returns the results on the test clients: the model's, the objective's, then the domains'."""
-    lines = [_model_line(final, choice or BASELINE)]
-    if choice is not None and objective.name != f"worst:{final.main_measure.name}":
-        gain = judged(final, objective, BASELINE)[choice].gain
-        clients = f"{split_name(final.split)} clients"
-        lines.append(objective_sentence(_claim(final, choice, gain, objective), clients))
-    return [*lines, *verdicts(final)]
-
-
-def _model_line(final: Comparison, row: str) -> str:
-    measure = final.main_measure
-
-    def values(method: str) -> str:
-        trials = final.trials[method]
-        worst = worst_domain(trials, final.domain_names, measure, slice(1))
-        lowest, overall = (
-            value_text(float(trials.values[name][measure.name][0]), measure)
-            for name in (worst, OVERALL)
+    def _named(self, row: str) -> str:
+        standing, comparison = self.searched.judged[row], self.searched.confirmed
+        gain = gain_text(self._claim(comparison, row, standing.gain))
+        return (
+            f"{comparison.label(row)}, with {self.objective.name} {gain} and all examples "
+            f"together {self._average(standing)}"
         )
-        return f"{lowest} in its worst domain ({short(worst)}) and {overall} on all examples"
 
-    baseline = f"; FedAvg of the same seed has {values(BASELINE)}" if row != BASELINE else ""
-    return (
-        f"The recommended model, of the first seed, has {measure.name} {values(row)} of the "
-        f"{split_name(final.split)} clients{baseline}."
-    )
+    def _average(self, standing: Standing) -> str:
+        size = f"{100 * abs(standing.loss):.2f}{points(self.objective.unit) or '%'}"
+        return f"{'lose' if standing.loss > 0 else 'gain'} {size}"
 
-
-def _with(changes: Mapping[str, Any]) -> str:
-    flags = _setting_text(changes)
-    return f" with {flags}" if flags else ""
+    def _claim(self, comparison: Comparison, row: str, gain: Gain) -> Claim:
+        interval, objective = gain.interval(), self.objective
+        reason = "" if interval else why_no_interval(gain, comparison.split, gain.trials)
+        measure = Measure(objective.name, objective.unit, objective.higher_is_better)
+        values = (gain.before, gain.after)
+        return Claim(comparison.label(row), "FedAvg", "", measure, *values, interval, reason)
 
 
 def _setting_text(changes: Mapping[str, Any]) -> str:
@@ -203,21 +187,17 @@ def _setting_text(changes: Mapping[str, Any]) -> str:
     return " and ".join(f"--{name}={value:.4g}" for name, value in changed.items())
 
 
-def _average(loss: float, objective: Objective) -> str:
-    return f"{'lose' if loss > 0 else 'gain'} {100 * abs(loss):.2f}{points(objective.unit) or '%'}"
-
-
 def recommendation_page(
-    made: Recommendation, command: Sequence[str], typed: str, title: str
+    made: Recommendation, clients: str, command: Sequence[str], typed: str, title: str
 ) -> Page:
     """Returns the page.
 
     Args:
+        clients: Sentence on the validation clients.
         command: Command that trains the recommended model again.
         typed: Command of the recommendation.
     """
     searched, objective = made.searched, made.objective
-    clients = f"{split_name(searched.confirmed.split)} clients"
     more = f"The test clients were evaluated once, after the choice. More: {FINAL}/{REPORT}."
     name = with_percent(objective.name, objective.unit)
     tried: list[Sequence[Cell]] = [
@@ -226,11 +206,11 @@ def recommendation_page(
     ]
     return Page(
         title,
-        made.clients,
+        clients,
         [
             Section("The recommendation", text(*made.sentences), in_terminal=True),
             Section("Results on the test clients", text(*made.verdict, more), in_terminal=True),
-            Section("What was compared", [_standings(made, f"On the {clients}")]),
+            Section("What was compared", [_standings(made)]),
             Section(
                 "What was tried",
                 [Table("One trial of each setting", ["method-setting", name], tried)],
@@ -241,8 +221,9 @@ def recommendation_page(
     )
 
 
-def _standings(made: Recommendation, caption: str) -> Table:
+def _standings(made: Recommendation) -> Table:
     searched, objective = made.searched, made.objective
+    caption = f"On the {split_name(searched.confirmed.split)} clients"
     unit, in_points = objective.unit, ", points" if objective.unit is Unit.SHARE else ""
     rows: list[Sequence[Cell]] = []
     for row, changes in searched.changes.items():
@@ -268,7 +249,7 @@ def _standings(made: Recommendation, caption: str) -> Table:
         f"gain over FedAvg{in_points} [95% interval]",
         *(f"average loses, {in_points[2:] or '%'}", ""),
     ]
-    notes = [f"{row} is excluded: {why}" for row, why in made.excluded.items()]
+    notes = [f"{row} is excluded: {why}" for row, why in searched.excluded.items()]
     return Table(caption, headings, rows, notes)
 
 
