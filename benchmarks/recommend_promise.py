@@ -42,8 +42,8 @@ from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.program.studies.choice import attained, chosen
 from tff_agnostic.program.studies.comparison import BASELINE
 from tff_agnostic.program.studies.gains import Gain
+from tff_agnostic.program.studies.portfolio import SearchResults
 from tff_agnostic.program.studies.recommend import RecommendRequest, parse_request
-from tff_agnostic.program.studies.recommendation import SearchResults
 from tff_agnostic.program.studies.runset import RunSet
 
 KINDS = ("rare", "hard", "noisy", "both", "nothing")

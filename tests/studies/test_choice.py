@@ -23,9 +23,8 @@ from tff_agnostic.program.studies.choice import (
 from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison, Trials
 from tff_agnostic.program.studies.comparison_page import notes
 from tff_agnostic.program.studies.gains import Estimates, Gain, difference
-from tff_agnostic.program.studies.portfolio import Schedule
-from tff_agnostic.program.studies.portfolio_search import _equal_rows
-from tff_agnostic.program.studies.recommendation import Recommendation, SearchResults
+from tff_agnostic.program.studies.portfolio import Schedule, SearchResults, _equal_rows
+from tff_agnostic.program.studies.recommendation import Recommendation
 from tff_agnostic.program.studies.search_space import parse_objective
 from tff_agnostic.program.studies.verdict import why_no_interval
 

@@ -12,11 +12,11 @@ from tff_agnostic.program.studies.methods import WORDS
 from tff_agnostic.program.studies.portfolio import (
     FACTORS,
     PORTFOLIO,
+    PortfolioSearch,
     Schedule,
     learning_rates,
     schedule_within,
 )
-from tff_agnostic.program.studies.portfolio_search import PortfolioSearch
 from tff_agnostic.program.studies.runset import RunSet
 
 _MOST = Schedule(8, 5)

@@ -1,19 +1,52 @@
-"""The portfolio of `recommend`: methods, the learning rates of their settings, and a schedule.
+"""The portfolio of `recommend`, and its search on validation clients.
 
-The first setting of a method has the given learning rates, or the task's. The others multiply them
-by fixed factors, which all methods share.
+Every method gets one run at each setting. The first setting has the given learning rates, or the
+task's; the others multiply them by fixed factors, which all methods share. FedAvg and the methods
+that look best get more seeds.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
 
 from tff_agnostic.base.errors import UserError
+from tff_agnostic.domain_weights.ascent import LambdaOptions
+from tff_agnostic.domain_weights.excess import OWN
+from tff_agnostic.models.keras import last_layer
+from tff_agnostic.program.commands.command_line import RunArguments
+from tff_agnostic.program.progress import LongWork
+from tff_agnostic.program.runs.baseline_files import BASELINES, FILE_NAME
+from tff_agnostic.program.runs.baselines import with_baselines
 from tff_agnostic.program.runs.spec import RunSettings
-from tff_agnostic.program.studies.comparison import BASELINE
-from tff_agnostic.program.studies.methods import LAST_LAYER
+from tff_agnostic.program.studies.choice import (
+    Standing,
+    attained,
+    best_looking,
+    clearly_worse,
+    judged,
+    worse,
+)
+from tff_agnostic.program.studies.compare import ComparedRuns, train_comparison
+from tff_agnostic.program.studies.comparison import (
+    BASELINE,
+    FIRST_STAGES,
+    Comparison,
+    read_trials,
+    trial_name,
+)
+from tff_agnostic.program.studies.methods import LAST_LAYER, Arm
+from tff_agnostic.program.studies.rows import split_into_stages, stage_job
+from tff_agnostic.program.studies.runset import Job, RunSet
+from tff_agnostic.program.studies.search_space import Objective
+from tff_agnostic.program.studies.trainer import RunTrainer
+from tff_agnostic.program.studies.validation_clients import ValidationClients
 
 _CLIENT, _DOMAIN = "client_learning_rate", "lambda_learning_rate"
 # Searched learning rates of each method, by its word in --portfolio.
@@ -42,6 +75,13 @@ FACTORS = (
 )
 # Number of methods with more trials, in addition to FedAvg.
 FINALISTS = 2
+# Settings of each method without --tries and --hours.
+TRIES = 3
+# First parts of the names of the search's runs, and of baseline runs; folder of the final runs.
+_SEARCH, _REFERENCES, FINAL = "search", "references", "final"
+_SECONDS_PER_HOUR = 3600.0
+# Reasons for ending a method's runs.
+_WORSE, _EQUAL = "worse than FedAvg", "equal to FedAvg in one trial"
 
 
 def learning_rates(row: str, first: RunSettings, number: int) -> list[dict[str, float]]:
@@ -97,3 +137,282 @@ def schedule_within(
         f"--hours: expected {math.ceil(least / 36) / 100:g} or more, for one run of each of "
         f"{', '.join(by_row)} and 2 at the end, found {seconds / 3600:g}"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The settings of the portfolio's runs: the user's request, the methods, and who validates."""
+
+    given: RunArguments
+    arms: Mapping[str, Arm]
+    clients: ValidationClients
+
+    def spec(
+        self, row: str, changes: Mapping[str, Any], trial: int, is_final: bool = False
+    ) -> RunSettings:
+        """Returns a run of a method.
+
+        Args:
+            is_final: Whether the run has all training clients, and is evaluated on test clients.
+        """
+        given, seed = self.given, self.given.settings.get("seed", 0) + trial
+        options = given.task_options(given.args.task)
+        settings = {**self.arms[row].settings, **changes, "seed": seed}
+        return given.spec_of(settings, options if is_final else self.clients.options(options))
+
+    def stages(
+        self, changes: Mapping[str, Any], trial: int, is_final: bool = False
+    ) -> tuple[RunSettings, RunSettings]:
+        """Returns both stages of a run of `LAST_LAYER`; see `spec`."""
+        both = (self.spec(row, changes, trial, is_final) for row in (BASELINE, LAST_LAYER))
+        return split_into_stages(*both)
+
+    def without(self, names: Collection[str]) -> Rows:
+        """Returns the other methods; without baseline runs, all validation clients validate."""
+        arms = {row: arm for row, arm in self.arms.items() if row not in names}
+        # A setting for all methods may also require baseline runs.
+        options = [self.spec(row, {}, 0).algorithm for row in arms]
+        need = any(isinstance(o, LambdaOptions) and o.lambda_.baselines == OWN for o in options)
+        clients = dataclasses.replace(self.clients, is_halved=need)
+        return dataclasses.replace(self, arms=arms, clients=clients)
+
+
+def fixed_settings(
+    rows: Rows, row: str, runs: RunSet[RunSettings], trainer: RunTrainer
+) -> Union[dict[str, Any], str]:
+    """Makes a method's baseline runs; returns its fixed settings by flag, or why it is excluded."""
+    spec = rows.spec(row, {}, 0)
+    if row == LAST_LAYER and not last_layer(rows.clients.judging(spec).model).others:
+        return "its model has one layer, with which it is almost uniform weights"
+    options = spec.algorithm
+    if not isinstance(options, LambdaOptions) or options.lambda_.baselines is None:
+        return {}
+    name = f"{_REFERENCES}/{row}"
+    folder, show = runs.path(name), rows.given.show_progress
+    try:
+        with runs.hold(name, wait=True):
+            # Complete baseline runs take no further time.
+            is_made = (folder / BASELINES / FILE_NAME).exists()
+            with contextlib.nullcontext() if is_made else runs.timed(name):
+                stopping = rows.clients.stopping
+                runtime, stop = trainer.runtime, trainer.stop
+                (made,) = with_baselines([spec], folder, runtime, stop, stopping, show)
+    except UserError as e:
+        # The task may have no trivial predictors.
+        if str(e).startswith("--lambda_baselines"):
+            return str(e)
+        raise
+    numbers = made.settings()["lambda_baselines"]
+    if not any(numbers):
+        return "its baselines are all 0, with which it is AgnosticFedAvg"
+    return {"lambda_baselines": numbers}
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResults:
+    """Results of a search on the validation clients.
+
+    Attributes:
+        confirmed: Trials of FedAvg and of the best methods, each at its best setting.
+        judged: Comparison of each of the best methods with FedAvg.
+        tried: First trial of each method at each setting, by METHOD-SETTING.
+        changes: Best setting of each method, by flag.
+        given_up: Reasons for ending methods' runs, by method.
+        excluded: Reasons for not trying methods, by method.
+    """
+
+    confirmed: Comparison
+    judged: Mapping[str, Standing]
+    tried: Comparison
+    changes: Mapping[str, Mapping[str, Any]]
+    given_up: Mapping[str, str]
+    schedule: Schedule
+    excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class PortfolioSearch:
+    """The search for a recommendation.
+
+    Attributes:
+        fixed: Fixed settings of each method, by flag.
+        may_lose: Largest loss of the average; see `choice.chosen`.
+        excluded: Reasons for not trying methods, by method.
+    """
+
+    rows: Rows
+    fixed: Mapping[str, Mapping[str, Any]]
+    objective: Objective
+    runs: RunSet[RunSettings]
+    trainer: RunTrainer
+    may_lose: Optional[float] = None
+    excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def settings(self) -> dict[str, list[dict[str, Any]]]:
+        """All settings of each method by flag, in the order of the tries."""
+        return {
+            row: [
+                {**fixed, **changes}
+                for changes in learning_rates(row, self.rows.spec(row, fixed, 0), len(FACTORS))
+            ]
+            for row, fixed in self.fixed.items()
+        }
+
+    def run(self) -> SearchResults:
+        """Makes the missing runs, and returns the results."""
+        rows = list(self.settings)
+        self._make(rows, 0, [0], "the first settings")
+        schedule = self._schedule()
+        given_up: dict[str, str] = {}
+        for k in range(1, schedule.tries):
+            standings = self._compare_best_settings(*self._best(k))
+            given_up |= dict.fromkeys(clearly_worse(standings, self.objective.unit), _WORSE)
+            live = [row for row in rows if row not in given_up]
+            self._make(live, k, [0], f"setting {k + 1} of {schedule.tries}")
+        best, tried = self._best(schedule.tries)
+        standings = self._compare_best_settings(best, tried)
+        given_up |= dict.fromkeys(_equal_rows(tried, best), _EQUAL)
+        given_up |= dict.fromkeys(worse(standings), _WORSE)
+        others = {row: entry for row, entry in standings.items() if row not in given_up}
+        finalists = best_looking(others, FINALISTS, self.may_lose)
+        for row in (row for row in others if row not in finalists):
+            for rival in finalists:
+                if others[row].gain.mean == others[rival].gain.mean:
+                    given_up[row] = f"as good as {rival} in one trial, which has more trials"
+        live = [BASELINE, *finalists]
+        for row in live:
+            self._make([row], best[row], range(1, schedule.trials), f"more trials of {row}")
+        confirmed = {}
+        for row in live:
+            jobs = [self._job(row, best[row], k) for k in range(schedule.trials)]
+            reason = next(filter(None, map(self._reason, jobs)), None)
+            if reason is None:
+                confirmed[row] = jobs
+            elif row == BASELINE:
+                raise UserError(_nothing(reason))
+            else:
+                given_up[row] = reason
+        for row, why in given_up.items():
+            print(f"note: {row} is given up: {why}")
+        comparison = self._comparison(confirmed)
+        return SearchResults(
+            comparison,
+            judged(comparison, self.objective, BASELINE),
+            tried,
+            {row: self.settings[row][k] for row, k in best.items()},
+            given_up,
+            schedule,
+            self.excluded,
+        )
+
+    def train_final(self, rows: Iterable[str], searched: SearchResults) -> ComparedRuns:
+        """Trains methods on all training clients at their best settings; uses the test clients."""
+        trials = range(searched.schedule.trials)
+        specs = {
+            row: [self.rows.spec(row, searched.changes[row], k, is_final=True) for k in trials]
+            for row in rows
+        }
+        stages = {}
+        if LAST_LAYER in specs:
+            changes = searched.changes[LAST_LAYER]
+            stages[LAST_LAYER] = [self.rows.stages(changes, k, is_final=True) for k in trials]
+        labels = {row: self.rows.arms[row].label for row in specs}
+        path = self.runs.folder / FINAL
+        trainer = RunTrainer(self.trainer.runtime, self.trainer.stop)
+        with RunSet(path, {"study": FINAL}, trainer, True, trainer.stop) as runs:
+            show = self.rows.given.show_progress
+            return train_comparison(runs, trainer, specs, stages, labels, show)
+
+    def _make(self, rows: Sequence[str], setting: int, trials: Iterable[int], what: str) -> None:
+        jobs = [self._job(row, setting, trial) for row in rows for trial in trials]
+        show = self.rows.given.show_progress
+        with LongWork(what, len(jobs), "runs", visible=show) as work:
+            self.runs.make(jobs, work)
+        self.trainer.stop.check(what)
+
+    def _job(self, row: str, setting: int, trial: int) -> Job[RunSettings]:
+        name = f"{_SEARCH}/{trial_name(_folder(row, setting), trial)}"
+        changes = self.settings[row][setting]
+        if row != LAST_LAYER:
+            return Job(name, self.rows.spec(row, changes, trial))
+        return stage_job(name, *self.rows.stages(changes, trial), self.rows.clients.judging)
+
+    def _reason(self, job: Job[RunSettings]) -> Optional[str]:
+        outcome = self.runs.outcome(job)
+        return None if outcome is None else outcome.reason
+
+    def _comparison(self, jobs: Mapping[str, Sequence[Job[RunSettings]]]) -> Comparison:
+        labels = {row: arm.label for row, arm in self.rows.arms.items()}
+        names = {row: [job.name for job in row_settings] for row, row_settings in jobs.items()}
+        return read_trials(self.runs.folder, names, labels, {})
+
+    def _schedule(self) -> Schedule:
+        """Returns the schedule after the first setting of each method."""
+        args = self.rows.given.args
+        if args.hours is None:
+            return Schedule(args.tries or TRIES, args.trials)
+        names = {row: f"{_SEARCH}/{trial_name(_folder(row, 0), 0)}" for row in self.fixed}
+        one = {row: self.runs.seconds(n, f"{FIRST_STAGES}/{n}") for row, n in names.items()}
+        # Include the time of excluded methods' baseline runs.
+        used = sum(one.values()) + self.runs.seconds(_REFERENCES)
+        most = Schedule(args.tries or len(FACTORS), args.trials)
+        return schedule_within(args.hours * _SECONDS_PER_HOUR, used, one, most)
+
+    def _best(self, number: int) -> tuple[dict[str, int], Comparison]:
+        """Returns the best of several settings of each method, and the first trial of all."""
+        jobs = {
+            (row, k): self._job(row, k, 0)
+            for row, settings in self.settings.items()
+            for k in range(min(number, len(settings)))
+        }
+        complete = {
+            key: job
+            for key, job in jobs.items()
+            if (outcome := self.runs.outcome(job)) is not None and outcome.reason is None
+        }
+        if not any(row == BASELINE for row, _ in complete):
+            raise UserError(_nothing(self._reason(jobs[BASELINE, 0])))
+        tried = self._comparison({_folder(*key): [job] for key, job in complete.items()})
+        sign = 1.0 if self.objective.higher_is_better else -1.0
+        values = {
+            key: sign * float(attained(tried, _folder(*key), self.objective).values[0])
+            for key in complete
+        }
+        finite = {key: value for key, value in values.items() if math.isfinite(value)}
+        if not any(row == BASELINE for row, _ in finite):
+            raise UserError(
+                f"--objective={self.objective.name}: expected a number of FedAvg on the "
+                f"{tried.split} clients, found none"
+            )
+        return {
+            row: max((k for r, k in finite if r == row), key=lambda k: finite[row, k])
+            for row in dict.fromkeys(row for row, _ in finite)
+        }, tried
+
+    def _compare_best_settings(
+        self, best: Mapping[str, int], tried: Comparison
+    ) -> dict[str, Standing]:
+        """Returns the standing of each other method by one trial, each at its best setting."""
+        standings = judged(tried, self.objective, _folder(BASELINE, best[BASELINE]))
+        return {row: standings[_folder(row, k)] for row, k in best.items() if row != BASELINE}
+
+
+def _equal_rows(tried: Comparison, best: Mapping[str, int]) -> list[str]:
+    """Returns the methods whose trial has FedAvg's numbers, all of them."""
+
+    def numbers(row: str) -> np.ndarray:
+        values = tried.trials[_folder(row, best[row])].values
+        return np.array([values[d][m] for d in tried.domain_names for m in tried.measures])
+
+    ours = numbers(BASELINE)
+    others = (row for row in best if row != BASELINE)
+    return [row for row in others if np.array_equal(numbers(row), ours, equal_nan=True)]
+
+
+def _folder(row: str, setting: int) -> str:
+    return f"{row}-{setting + 1}"
+
+
+def _nothing(why: Optional[str]) -> str:
+    return f"expected FedAvg to have a result, with which others are compared, found none: {why}"

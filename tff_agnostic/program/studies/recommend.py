@@ -1,6 +1,6 @@
 """The command `recommend`: the best training for a user's data, chosen on validation clients.
 
-1. `portfolio_search` trains each method of the portfolio, and confirms FedAvg and the methods that
+1. `portfolio` trains each method of the portfolio, and confirms FedAvg and the methods that
    look best with more seeds.
 2. `choice.chosen` takes the method whose gain over FedAvg is surest, or FedAvg.
 3. The choice and FedAvg train on all training clients. The test clients are used once, after the
@@ -37,8 +37,14 @@ from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any
 from tff_agnostic.program.studies.choice import REGRET, chosen, parse_share
 from tff_agnostic.program.studies.comparison import BASELINE, trial_folder
 from tff_agnostic.program.studies.methods import LAST_LAYER, WORDS, Arm, arms_of_algorithms
-from tff_agnostic.program.studies.portfolio import FACTORS, IF_NAMED, PORTFOLIO
-from tff_agnostic.program.studies.portfolio_search import PortfolioSearch, Rows, fixed_settings
+from tff_agnostic.program.studies.portfolio import (
+    FACTORS,
+    IF_NAMED,
+    PORTFOLIO,
+    PortfolioSearch,
+    Rows,
+    fixed_settings,
+)
 from tff_agnostic.program.studies.recommendation import Recommendation, recommendation_page
 from tff_agnostic.program.studies.runset import RunSet
 from tff_agnostic.program.studies.search_space import Objective, parse_objective

@@ -33,36 +33,9 @@ from tff_agnostic.program.reports.sections import typed_blocks
 from tff_agnostic.program.studies.choice import Standing, attained, judged
 from tff_agnostic.program.studies.comparison import BASELINE, OVERALL, Comparison
 from tff_agnostic.program.studies.gains import Gain, worst_domain
-from tff_agnostic.program.studies.portfolio import Schedule
+from tff_agnostic.program.studies.portfolio import FINAL, SearchResults
 from tff_agnostic.program.studies.search_space import Objective
 from tff_agnostic.program.studies.verdict import shortfall, verdicts, why_no_interval
-
-# Folder of the final runs.
-FINAL = "final"
-# Reason for ending a method's runs.
-WORSE = "worse than FedAvg"
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchResults:
-    """Results of a search on the validation clients.
-
-    Attributes:
-        confirmed: Trials of FedAvg and of the best methods, each at its best setting.
-        judged: Comparison of each of the best methods with FedAvg.
-        tried: First trial of each method at each setting, by METHOD-SETTING.
-        changes: Best setting of each method, by flag.
-        given_up: Reasons for ending methods' runs, by method.
-        excluded: Reasons for not trying methods, by method.
-    """
-
-    confirmed: Comparison
-    judged: Mapping[str, Standing]
-    tried: Comparison
-    changes: Mapping[str, Mapping[str, Any]]
-    given_up: Mapping[str, str]
-    schedule: Schedule
-    excluded: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
