@@ -261,15 +261,14 @@ class PortfolioSearch:
 
     def run(self) -> SearchResults:
         """Makes the missing runs, and returns the results."""
-        rows = list(self.settings)
-        self._make(rows, 0, [0], "the first settings")
+        self._make([self._job(row, 0, 0) for row in self.settings], "the first settings")
         schedule = self._schedule()
         given_up: dict[str, str] = {}
         for k in range(1, schedule.tries):
             standings = self._compare_best_settings(*self._best(k))
             given_up |= dict.fromkeys(clearly_worse(standings, self.objective.unit), _WORSE)
-            live = [row for row in rows if row not in given_up]
-            self._make(live, k, [0], f"setting {k + 1} of {schedule.tries}")
+            jobs = [self._job(row, k, 0) for row in self.settings if row not in given_up]
+            self._make(jobs, f"setting {k + 1} of {schedule.tries}")
         best, tried = self._best(schedule.tries)
         standings = self._compare_best_settings(best, tried)
         given_up |= dict.fromkeys(_equal_rows(tried, best), _EQUAL)
@@ -280,13 +279,10 @@ class PortfolioSearch:
             for rival in finalists:
                 if others[row].gain.mean == others[rival].gain.mean:
                     given_up[row] = f"as good as {rival} in one trial, which has more trials"
-        live = [BASELINE, *finalists]
-        for row in live:
-            self._make([row], best[row], range(1, schedule.trials), f"more trials of {row}")
         confirmed = {}
-        for row in live:
+        for row in (BASELINE, *finalists):
             jobs = [self._job(row, best[row], k) for k in range(schedule.trials)]
-            reason = next(filter(None, map(self._reason, jobs)), None)
+            reason = self._make(jobs, f"more trials of {row}")
             if reason is None:
                 confirmed[row] = jobs
             elif row == BASELINE:
@@ -324,12 +320,13 @@ class PortfolioSearch:
             show = self.rows.given.show_progress
             return train_comparison(runs, trainer, specs, stages, labels, show)
 
-    def _make(self, rows: Sequence[str], setting: int, trials: Iterable[int], what: str) -> None:
-        jobs = [self._job(row, setting, trial) for row in rows for trial in trials]
-        show = self.rows.given.show_progress
-        with LongWork(what, len(jobs), "runs", visible=show) as work:
-            self.runs.make(jobs, work)
+    def _make(self, jobs: Sequence[Job[RunSettings]], what: str) -> Optional[str]:
+        """Makes the missing runs; returns the reason of the first one without a result."""
+        done, show = len(jobs) - len(self.runs.open(jobs)), self.rows.given.show_progress
+        with LongWork(what, len(jobs), "runs", done, show) as work:
+            outcomes = self.runs.make(jobs, work)
         self.trainer.stop.check(what)
+        return next((o.reason for o in outcomes if o.reason is not None), None)
 
     def _job(self, row: str, setting: int, trial: int) -> Job[RunSettings]:
         name = f"{_SEARCH}/{trial_name(_folder(row, setting), trial)}"
@@ -337,10 +334,6 @@ class PortfolioSearch:
         if row != LAST_LAYER:
             return Job(name, self.rows.spec(row, changes, trial))
         return stage_job(name, *self.rows.stages(changes, trial), self.rows.clients.judging)
-
-    def _reason(self, job: Job[RunSettings]) -> Optional[str]:
-        outcome = self.runs.outcome(job)
-        return None if outcome is None else outcome.reason
 
     def _comparison(self, jobs: Mapping[str, Sequence[Job[RunSettings]]]) -> Comparison:
         labels = {row: arm.label for row, arm in self.rows.arms.items()}
@@ -366,13 +359,10 @@ class PortfolioSearch:
             for row, settings in self.settings.items()
             for k in range(min(number, len(settings)))
         }
-        complete = {
-            key: job
-            for key, job in jobs.items()
-            if (outcome := self.runs.outcome(job)) is not None and outcome.reason is None
-        }
+        ends = {key: end for key, job in jobs.items() if (end := self.runs.outcome(job))}
+        complete = {key: jobs[key] for key, end in ends.items() if end.reason is None}
         if not any(row == BASELINE for row, _ in complete):
-            raise UserError(_nothing(self._reason(jobs[BASELINE, 0])))
+            raise UserError(_nothing(ends[BASELINE, 0].reason))
         tried = self._comparison({_folder(*key): [job] for key, job in complete.items()})
         sign = 1.0 if self.objective.higher_is_better else -1.0
         values = {
