@@ -272,7 +272,7 @@ def test_few_trials_have_a_reason_for_no_interval():
     for trials, where in ((1, "for all clients"), (2, "in both trials"), (5, "in all trials")):
         same = Gain("worst", 0.5, 0.9, 0.4, Spread(0.4, 0.0, 0.0, 0.0, 1.0), 30.0, 1.0, trials)
         reason = f"no interval: the difference is the same {where}"
-        assert why_no_interval(same, "heldout", trials) == reason
+        assert why_no_interval(same, "heldout") == reason
 
 
 @pytest.mark.parametrize(

@@ -31,21 +31,20 @@ _LOSS = Measure("loss", Unit.NONE, False)
 _NAMES = ("a", "b", "c")
 
 
-def _gain(name, before, after, error, clients=40.0, seed_part=0.3):
+def _gain(name, before, after, error, clients=40.0, seed_part=0.3, trials=3):
     """A gain with a known standard error, which mostly comes from clients."""
     total = error**2
     parts = ((1 - seed_part) * total, seed_part * total) if seed_part < 1 else (math.nan, total)
-    return Gain(
-        name, before, after, after - before, Spread(after - before, *parts, total, 30.0), clients
-    )
+    spread = Spread(after - before, *parts, total, 30.0)
+    return Gain(name, before, after, after - before, spread, clients, trials=trials)
 
 
 def _sentences(worst, domains, overall=0.002, clients=40.0, error=0.02, seed_part=0.3, trials=5):
-    actual = {n: _gain(n, 0.9, 0.9 + d, 0.004, 40.0, seed_part) for n, d in zip("bc", domains)}
-    actual["a"] = _gain("a", 0.6, 0.6 + worst, error, clients, seed_part)
-    actual[WORST] = _gain(WORST, 0.6, 0.6 + worst, error, clients, seed_part)
-    actual[OVERALL] = _gain(OVERALL, 0.9, 0.9 + overall, 0.004, 40.0, seed_part)
-    context = ClaimContext("Ours", "FedAvg", _ACCURACY, "test", trials, "a", "a")
+    small, large = (0.004, 40.0, seed_part, trials), (error, clients, seed_part, trials)
+    actual = {n: _gain(n, 0.9, 0.9 + d, *small) for n, d in zip("bc", domains)}
+    actual |= {n: _gain(n, 0.6, 0.6 + worst, *large) for n in ("a", WORST)}
+    actual[OVERALL] = _gain(OVERALL, 0.9, 0.9 + overall, *small)
+    context = ClaimContext("Ours", "FedAvg", _ACCURACY, "test", "a", "a")
     return "\n".join(verdict(context, actual))
 
 
@@ -110,7 +109,7 @@ def test_intervals_without_clients_say_so():
 
 
 def _context(worst, their_worst):
-    return ClaimContext("Ours", "FedAvg", _ACCURACY, "test", 3, worst, their_worst)
+    return ClaimContext("Ours", "FedAvg", _ACCURACY, "test", worst, their_worst)
 
 
 def test_verdict_names_both_worst_domains_and_largest_changes():

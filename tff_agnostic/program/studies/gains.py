@@ -146,7 +146,7 @@ def difference(
     after, before = float(np.mean(ours.values)), float(np.mean(theirs.values))
     mean = sign * (after - before)
     if len(ours.values) != len(theirs.values) or ours.seeds != theirs.seeds or math.isnan(mean):
-        return Gain(name, before, after, mean, None, math.nan)
+        return Gain(name, before, after, mean, None, math.nan, trials=len(ours.values))
     replicates, clients, drawn, other = None, math.nan, ours.replicates, theirs.replicates
     if drawn is not None and other is not None and drawn.shape == other.shape:
         replicates, clients = sign * (drawn - other), min(ours.clients, theirs.clients)

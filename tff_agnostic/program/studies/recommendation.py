@@ -35,7 +35,7 @@ from tff_agnostic.program.studies.comparison import BASELINE, OVERALL, Compariso
 from tff_agnostic.program.studies.gains import Gain, worst_domain
 from tff_agnostic.program.studies.portfolio import FINAL, SearchResults
 from tff_agnostic.program.studies.search_space import Objective
-from tff_agnostic.program.studies.verdict import shortfall, verdicts, why_no_interval
+from tff_agnostic.program.studies.verdict import gain_claim, shortfall, verdicts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Recommendation:
         if gains:
             nearest = max(gains, key=lambda row: gains[row].mean)
             gain = gains[nearest]
-            advice = shortfall(gain, comparison.split, gain.trials) if gain.mean > 0 else ""
+            advice = shortfall(gain, comparison.split) if gain.mean > 0 else ""
             ending = f": {advice}." if advice else "."
             lines.append(f"The nearest is {self._named(nearest)}{ending}")
         more = "Next: `./run frontier` shows whether any weights of the domains could help."
@@ -148,11 +148,9 @@ class Recommendation:
         return f"{'lose' if standing.loss > 0 else 'gain'} {size}"
 
     def _claim(self, comparison: Comparison, row: str, gain: Gain) -> Claim:
-        interval, objective = gain.interval(), self.objective
-        reason = "" if interval else why_no_interval(gain, comparison.split, gain.trials)
+        objective, label = self.objective, comparison.label(row)
         measure = Measure(objective.name, objective.unit, objective.higher_is_better)
-        values = (gain.before, gain.after)
-        return Claim(comparison.label(row), "FedAvg", "", measure, *values, interval, reason)
+        return gain_claim(gain, label, "FedAvg", "", measure, comparison.split)
 
 
 def _setting_text(changes: Mapping[str, Any]) -> str:

@@ -81,7 +81,6 @@ class ClaimContext:
     """Two compared methods.
 
     Attributes:
-        trials: Trials of each method.
         worst: Worst domain of the method, in the mean over the trials.
         their_worst: Worst domain of the other method.
         more_seeds: The flag for more seeds.
@@ -91,21 +90,13 @@ class ClaimContext:
     theirs: str
     measure: Measure
     split: str
-    trials: int
     worst: str
     their_worst: str
     more_seeds: str = TRIALS
 
     def claim(self, gain: Gain, group: str, tests: int = 1) -> Claim:
-        """Returns the claim of a gain.
-
-        Args:
-            tests: Number of simultaneous intervals.
-        """
-        interval = gain.interval(tests)
-        reason = "" if interval else why_no_interval(gain, self.split, self.trials)
-        values = (gain.before, gain.after)
-        return Claim(self.ours, self.theirs, group, self.measure, *values, interval, reason)
+        """Returns the claim of a gain; see `gain_claim`."""
+        return gain_claim(gain, self.ours, self.theirs, group, self.measure, self.split, tests)
 
     def worst_claim(self, gain: Gain) -> Claim:
         """Returns the claim about the worst domains of both methods, with their names."""
@@ -113,6 +104,19 @@ class ClaimContext:
             return self.claim(gain, f"the worst domain ({short(self.worst)})")
         claim = self.claim(gain, "the worst domain")
         return dataclasses.replace(claim, group_before=self.their_worst, group_after=self.worst)
+
+
+def gain_claim(
+    gain: Gain, ours: str, theirs: str, group: str, measure: Measure, split: str, tests: int = 1
+) -> Claim:
+    """Returns the claim of a gain, with the reason if it has no interval.
+
+    Args:
+        tests: Number of simultaneous intervals.
+    """
+    interval = gain.interval(tests)
+    reason = "" if interval else why_no_interval(gain, split)
+    return Claim(ours, theirs, group, measure, gain.before, gain.after, interval, reason)
 
 
 def verdict(
@@ -178,21 +182,21 @@ def worst_sentence(comparison: Comparison, row: str, baseline: str) -> str:
     return sentence(context.worst_claim(gain(comparison, row, baseline, WORST, measure)))
 
 
-def why_no_interval(gain: Gain, split: str, num_trials: int) -> str:
+def why_no_interval(gain: Gain, split: str) -> str:
     """Returns the reason why a gain has no interval."""
     if gain.has_too_few_clients:
         return few_clients_reason(split, gain.clients)
-    if num_trials < 2 and not gain.has_clients:
+    if gain.trials < 2 and not gain.has_clients:
         return "no interval: one trial, and the clients were not resampled"
     if gain.spread is None:
         return "no interval: the trials have different seeds"
     if gain.has_too_few_trials:
-        return f"{num_trials} trials are too few for an interval"
+        return f"{gain.trials} trials are too few for an interval"
     places = {1: "for all clients", 2: "in both trials"}
-    return f"no interval: the difference is the same {places.get(num_trials, 'in all trials')}"
+    return f"no interval: the difference is the same {places.get(gain.trials, 'in all trials')}"
 
 
-def shortfall(gain: Gain, split: str, trials: int, more_seeds: str = TRIALS) -> str:
+def shortfall(gain: Gain, split: str, more_seeds: str = TRIALS) -> str:
     """Returns the data needed for an interval without 0; empty if unknown.
 
     Args:
@@ -204,16 +208,16 @@ def shortfall(gain: Gain, split: str, trials: int, more_seeds: str = TRIALS) -> 
             f"an interval needs {clients} that are worth at least {MIN_CLIENTS} of equal size, "
             f"and there are {gain.clients:.1f}: add some, or join similar domains"
         )
-    if trials < 2:
+    if gain.trials < 2:
         return f"one seed says nothing about others: {more_seeds}=3 or more"
     if gain.spread is None:
         return ""
     needed = gain.spread.needed()
     whole = gain.largest if math.isfinite(gain.largest) else abs(gain.before)
     is_little = abs(gain.mean) < _LITTLE * whole
-    if trials < _MIN_TRIALS and not is_little:
+    if gain.trials < _MIN_TRIALS and not is_little:
         return (
-            f"{trials} trials are too few to estimate how many would show a difference: "
+            f"{gain.trials} trials are too few to estimate how many would show a difference: "
             f"{more_seeds}={_MORE_TRIALS} first"
         )
     limit = _MANY_FOR_LITTLE if is_little else _MANY
@@ -223,7 +227,7 @@ def shortfall(gain: Gain, split: str, trials: int, more_seeds: str = TRIALS) -> 
             "as 0"
         )
     if needed.seeds is not None and not (gain.has_clients and needed.clients is not None):
-        enough = math.ceil(trials * needed.seeds)
+        enough = math.ceil(gain.trials * needed.seeds)
         return f"about {more_seeds}={enough} would show a difference of this size"
     if needed.clients is not None:
         return f"about {_two_digits(needed.clients)} times the {clients} would show it"
@@ -246,14 +250,13 @@ def _majority(comparison: Comparison, row: str) -> list[str]:
 def _context(
     comparison: Comparison, row: str, baseline: str, measure: Measure, more_seeds: str
 ) -> ClaimContext:
-    trials, names = comparison.trials[row], comparison.domain_names
+    names = comparison.domain_names
     return ClaimContext(
         short(comparison.label(row)),
         short(comparison.label(baseline)),
         measure,
         comparison.split,
-        len(trials.histories),
-        worst_domain(trials, names, measure),
+        worst_domain(comparison.trials[row], names, measure),
         worst_domain(comparison.trials[baseline], names, measure),
         more_seeds,
     )
@@ -269,7 +272,7 @@ def _scope(context: ClaimContext, all_gains: Sequence[Gain], domains: Sequence[G
     clients = f"{split_name(context.split)} clients"
     over = [clients] if defined[0].has_clients else []
     if defined[0].has_seeds:
-        over.append(f"seeds ({context.trials} {context.more_seeds.lstrip('-')})")
+        over.append(f"seeds ({defined[0].trials} {context.more_seeds.lstrip('-')})")
     text = f"Intervals are of 95%, over other {' and other '.join(over)}"
     if len(domains) > 1 and any(gain.interval() for gain in domains):
         text += f"; those of single domains hold for all {len(domains)} together"
@@ -284,7 +287,7 @@ def _next(context: ClaimContext, worst: Gain) -> list[str]:
     """Returns advice on next steps."""
     steps = []
     if worst.direction() == 0:
-        text = shortfall(worst, context.split, context.trials, context.more_seeds)
+        text = shortfall(worst, context.split, context.more_seeds)
         steps += [text] if text else []
     if worst.direction() < 1 and not worst.has_too_few_clients:
         steps.append(
@@ -322,7 +325,7 @@ def neglected(comparison: Comparison, runs: Mapping[str, RunSettings]) -> list[s
             if change.direction() < 0:
                 lines.append(f"{label} neglects {name}: {values}")
             elif change.mean < 0 and change.interval() is None:
-                reason = why_no_interval(change, comparison.split, len(trials.histories))
+                reason = why_no_interval(change, comparison.split)
                 lines.append(f"{label} may neglect {name} ({reason}): {values}")
     return lines
 
