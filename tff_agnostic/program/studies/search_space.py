@@ -356,15 +356,10 @@ def _terms(text: str, domains: Sequence[str]) -> list[re.Match[str]]:
         rf"(?:{DOMAIN_TERM}\((?P<domain>{defined})\)|(?P<name>[^*:+]+))"
         r"\s*(?::(?P<measure>[^*+]+))?(?P<more>\+|$)"
     )
-    actual, start = [], 0
-    while True:
-        match = term.match(text, start)
-        if match is None:
-            raise UserError(f"--objective: expected {OBJECTIVE_FORM}, found {text!r}")
-        actual.append(match)
-        start = match.end()
-        if not match["more"]:
-            return actual
+    terms = list(term.finditer(text))
+    if not terms or "".join(match[0] for match in terms) != text or terms[-1]["more"]:
+        raise UserError(f"--objective: expected {OBJECTIVE_FORM}, found {text!r}")
+    return terms
 
 
 def _check_statistic(name: str, domains: Sequence[str], more: Collection[str]) -> None:
