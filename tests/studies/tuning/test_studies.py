@@ -410,7 +410,7 @@ class _WrittenResult:
 def test_infinite_metric_ends_its_trial_only(tmp_path, text, least, few):
     """Domain a has four examples, a finite loss and an infinite metric; b has no examples."""
     report = make_evaluation({"a": 1.0, "b": math.nan})
-    result = dataclasses.replace(report, worst_min_examples=least).to_json()
+    result = dataclasses.replace(report, worst_min_examples=least, split="heldout").to_json()
     for entry in (result["overall"], result["domains"]["a"], result["worst"]["accuracy"]):
         entry.update(dict.fromkeys({"accuracy", "value"} & {*entry}))
     objective = parse_objective(text, measures("loss", "accuracy"), ("a", "b"))
@@ -435,7 +435,7 @@ def test_incompatible_values_end_their_trial(tmp_path):
 
 
 @pytest.mark.nightly
-def test_missing_file_ends_searched(tmp_path):
+def test_missing_file_ends_search(tmp_path):
     """The values are valid: every later trial would be refused as well."""
     file = tmp_path / "mixtures.json"
     even = {str(k): 0.1 for k in range(10)}

@@ -1,4 +1,4 @@
-"""A search for settings: trials by Optuna's ask and tell, in a journal that processes share.
+"""A search for settings: trials of Optuna's studies, in a journal that several processes share.
 
 The process that runs a trial has its lock (see `runset.RunSet.hold`): a running trial without a
 lock belongs to a dead process, and the next process resumes it. Trials are taken one at a time.
@@ -236,19 +236,19 @@ class Search:
     # --- A trial
 
     def _end(self, claim: Claim, work: LongWork) -> None:
-        trial, tell = claim.trial, claim.study.tell
+        trial, end = claim.trial, claim.study.tell
         where = f"{claim.name}, trial {trial.number} ({shown_values(trial.params)})"
         try:
             value, reason = self.outcome(claim, work)
         except UserError as e:
-            tell(trial.number, state=TrialState.FAIL)
+            end(trial.number, state=TrialState.FAIL)
             raise UserError(f"{where}: {e}") from e
         if seconds := self.runs.seconds(claim.run_name):
             trial.set_user_attr(SECONDS, seconds)
         if reason:
             trial.set_user_attr(ENDED, reason)
         # The last reported value of a pruned trial stays.
-        tell(trial.number, value, TrialState.PRUNED if value is None else TrialState.COMPLETE)
+        end(trial.number, value, TrialState.PRUNED if value is None else TrialState.COMPLETE)
         work.note(f"{where}: {described(value, reason, self.objective)}")
 
     def outcome(self, claim: Claim, work: LongWork) -> tuple[Optional[float], str]:
