@@ -27,7 +27,7 @@ from plan_runner.errors import PlanError, counted
 
 _OWNER_ONLY = 0o600
 # Exceptions of reading lines with another structure.
-_MALFORMED = (KeyError, RecursionError, TypeError, ValueError, ZeroDivisionError)
+_MALFORMED = (ArithmeticError, KeyError, RecursionError, TypeError, ValueError)
 
 
 class Lines:

@@ -25,7 +25,7 @@ from plan_runner.errors import PlanError, counted
 
 WHERE = "manifest.json: privacy: differential_privacy"
 # Exceptions of reading JSON with another structure.
-_MALFORMED = (AttributeError, KeyError, RecursionError, TypeError, ValueError, ZeroDivisionError)
+_MALFORMED = (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError)
 _LARGEST_MODULUS = 1 << 62
 _T = TypeVar("_T")
 
@@ -104,7 +104,8 @@ class NodeNoise:
             else math.inf
             for group in self.groups
         ]
-        return 1 / math.sqrt(math.fsum(shares))
+        total = math.fsum(shares)
+        return 1 / math.sqrt(total) if total else math.inf
 
     @property
     def in_sum(self) -> SkellamSum:
@@ -213,9 +214,7 @@ class PrivacyRequirements:
             "min_noise_multiplier: above 0 with max_sums or max_epsilon": minimum > 0
             or not has_limit,
         }
-        for words, holds in expected.items():
-            if not holds:
-                raise PlanError(f"{where}: expected {words}; found {self}")
+        check_all(expected, where, self)
 
     def check_noise(self, noise: Optional[NodeNoise]) -> None:
         """Checks that a plan's noise is enough."""
@@ -251,10 +250,7 @@ class PrivacyRequirements:
 
 def parse_node_noise(manifest: bytes) -> Optional[NodeNoise]:
     """Returns the noise that nodes add; None if a manifest has none."""
-    noise = parse_noise(manifest, {"distributed": _node_noise})
-    if noise is not None:
-        _check(noise)
-    return noise
+    return parse_noise(manifest, {"distributed": _node_noise})
 
 
 def parse_noise(
@@ -263,7 +259,7 @@ def parse_noise(
     """Returns the differential privacy of a manifest; None if it has none of these mechanisms.
 
     Args:
-        mechanisms: Functions that convert the manifest's entry, by mechanism.
+        mechanisms: Functions that convert and check the manifest's entry, by mechanism.
     """
     try:
         privacy = json.loads(manifest).get("privacy", {})
@@ -272,6 +268,9 @@ def parse_noise(
         entry = privacy["differential_privacy"]
         convert = mechanisms.get(entry["mechanism"])
         return None if convert is None else convert(entry)
+    except PlanError:
+        raise
+    # Numbers may also be too large for arithmetic.
     except _MALFORMED as e:
         raise PlanError(f"{WHERE}: expected the noise of a plan, cannot read it ({e!r})") from e
 
@@ -288,7 +287,7 @@ def _node_noise(entry: dict[str, Any]) -> NodeNoise:
         )
         for group in entry["groups"]
     )
-    return NodeNoise(
+    noise = NodeNoise(
         groups,
         {str(name): int(value) for name, value in entry["without_noise"].items()},
         int(entry["fewest_clients"]),
@@ -296,29 +295,29 @@ def _node_noise(entry: dict[str, Any]) -> NodeNoise:
         float(entry["delta"]),
         tuple(map(float, entry["epsilon_after"])),
     )
-
-
-def _check(noise: NodeNoise) -> None:
-    numbers = [noise.delta, *noise.claimed, *(group.variance for group in noise.groups)]
-    expected = {
-        "groups: at least one": len(noise.groups) > 0,
-        "finite numbers from 0": all(math.isfinite(n) and n >= 0 for n in numbers),
-        "epsilon_after: increasing numbers": list(noise.claimed) == sorted(noise.claimed),
-        "fewest_clients: at least 1": noise.min_clients >= 1,
-        "takes_part: a probability above 0": 0 < noise.takes_part <= 1,
-        "groups: modulus: a power of 2": all(
-            2 <= g.modulus <= _LARGEST_MODULUS and not g.modulus & (g.modulus - 1)
-            for g in noise.groups
-        ),
-        "groups: largest_squared_norm and values: numbers from 0": all(
-            min(g.largest_squared_norm, g.values) >= 0 for g in noise.groups
-        ),
-    }
-    for words, holds in expected.items():
-        if not holds:
-            raise PlanError(f"{WHERE}: expected {words}; found {noise}")
-    for group in noise.groups:
+    numbers = [noise.delta, *noise.claimed, *(group.variance for group in groups)]
+    check_all(
+        {
+            "groups: at least one": len(groups) > 0,
+            "finite numbers from 0": all(math.isfinite(n) and n >= 0 for n in numbers),
+            "epsilon_after: increasing numbers": list(noise.claimed) == sorted(noise.claimed),
+            "fewest_clients: at least 1": noise.min_clients >= 1,
+            "takes_part: a probability above 0": 0 < float(noise.takes_part) <= 1,
+            "groups: modulus: a power of 2": all(
+                2 <= g.modulus <= _LARGEST_MODULUS and not g.modulus & (g.modulus - 1)
+                for g in groups
+            ),
+            "groups: largest_squared_norm and values: numbers from 0": all(
+                min(g.largest_squared_norm, g.values) >= 0 for g in groups
+            ),
+        },
+        WHERE,
+        noise,
+    )
+    for group in groups:
         check_variance(Fraction(group.variance), f"{WHERE}: {group.name}: variance")
+    has_epsilon = noise.epsilon(1) >= 0 and noise.noise_multiplier >= 0
+    check_all({"numbers that have an epsilon": has_epsilon}, WHERE, noise)
     for sums, claim in enumerate(noise.claimed, 1):
         epsilon = noise.epsilon(sums)
         if claim < epsilon * (1 - TOLERANCE):
@@ -326,3 +325,11 @@ def _check(noise: NodeNoise) -> None:
                 f"{WHERE}: epsilon_after: expected at least {epsilon:.6g} after "
                 f"{counted(sums, 'sum')}, which follows from the noise, found {claim:g}"
             )
+    return noise
+
+
+def check_all(expected: Mapping[str, bool], where: str, found: object) -> None:
+    """Checks conditions, whose keys describe the expected numbers."""
+    for words, holds in expected.items():
+        if not holds:
+            raise PlanError(f"{where}: expected {words}; found {found}")

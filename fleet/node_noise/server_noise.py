@@ -23,12 +23,14 @@ from fleet.node_noise.divergences import (
     sampled_without_replacement,
     tree_sensitivity,
 )
-from fleet.node_noise.noise import WHERE, parse_noise
+from fleet.node_noise.noise import WHERE, check_all, parse_noise
 from plan_runner.errors import PlanError, counted
 
 POISSON, FIXED_SIZE, STRATIFIED = "poisson", "fixed_size", "stratified"
 SPACED, EVERYONE = "spaced", "everyone"
 _SCHEMES = (POISSON, FIXED_SIZE, STRATIFIED, SPACED, EVERYONE)
+# The lower bound of epsilon takes memory in proportion.
+_MAX_ROUNDS = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,12 +136,32 @@ class ServerNoise:
         return gaussian_epsilon(distance, self.delta)
 
     def check(self) -> None:
-        """Checks that the claimed epsilon is not below the mechanism's lower bound."""
-        if self.draw.scheme == SPACED:
+        """Checks the numbers, and that the claim is not below the mechanism's lower bound."""
+        draw, limit = self.draw, self.draw.max_participations
+        rate = draw.rate * (1 + 1e-9)
+        expected = {
+            f"draw: scheme: one of {', '.join(_SCHEMES)}": draw.scheme in _SCHEMES,
+            "draw: scheme: spaced with a tree, and no other": self.is_tree
+            == (draw.scheme == SPACED),
+            "delta: a number between 0 and 1": 0 < self.delta < 1,
+            "noise_multiplier: a number from 0": 0 <= self.noise_multiplier < math.inf,
+            "draw: clients and per_round: numbers of clients": 0 < draw.per_round <= draw.clients,
+            "draw: rate: a probability of at least per_round / clients": (
+                draw.per_round <= rate * draw.clients and draw.rate <= 1
+            ),
+            "draw: sensitivity: 1 or 2": draw.sensitivity in (1, 2),
+            "draw: max_participations and min_separation: at least 1": (
+                draw.min_separation >= 1 and (limit is None or limit >= 1)
+            ),
+            f"rounds: from 1 to {_MAX_ROUNDS}": 1 <= self.rounds <= _MAX_ROUNDS,
+            "tree_restart_every: at least 1": self.restart_every is None or self.restart_every >= 1,
+        }
+        check_all(expected, WHERE, self)
+        if draw.scheme == SPACED:
             # The worst pattern takes part as early and as often as possible.
             numbers = range(1, self.rounds + 1, self.draw.min_separation)
             bound = self.known_epsilon(numbers[: self.draw.max_participations], self.rounds)
-        elif self.noise_multiplier and self.rounds:
+        elif self.noise_multiplier:
             bound = epsilon_lower_bound(
                 self.noise_multiplier,
                 self.draw.rate,
@@ -148,7 +170,7 @@ class ServerNoise:
                 self.draw.sensitivity,
             )
         else:
-            bound = math.inf if self.rounds else 0.0
+            bound = math.inf
         if self.claimed < bound * (1 - TOLERANCE):
             raise PlanError(
                 f"{WHERE}: guarantee_as_simulated: epsilon: expected at least {bound:.6g} after "
@@ -159,11 +181,7 @@ class ServerNoise:
 
 def parse_server_noise(manifest: bytes) -> Optional[ServerNoise]:
     """Returns the noise that the server adds, after `ServerNoise.check`; None without noise."""
-    noise = parse_noise(manifest, {"central": _server_noise, "tree": _server_noise})
-    if noise is not None:
-        _check_numbers(noise)
-        noise.check()
-    return noise
+    return parse_noise(manifest, {"central": _server_noise, "tree": _server_noise})
 
 
 def _server_noise(entry: dict[str, Any]) -> ServerNoise:
@@ -172,7 +190,7 @@ def _server_noise(entry: dict[str, Any]) -> ServerNoise:
     multipliers = np.array([float(group["noise_multiplier"]) for group in entry["groups"]])
     # The groups together are one Gaussian release (McMahan and Andrew 2018, section 3).
     z = float(np.sum(multipliers**-2.0) ** -0.5) if multipliers.all() else 0.0
-    return ServerNoise(
+    noise = ServerNoise(
         z,
         float(entry["delta"]),
         Draw(
@@ -190,26 +208,5 @@ def _server_noise(entry: dict[str, Any]) -> ServerNoise:
         entry["mechanism"] == "tree",
         None if restart is None else int(restart),
     )
-
-
-def _check_numbers(noise: ServerNoise) -> None:
-    draw, limit = noise.draw, noise.draw.max_participations
-    expected = {
-        f"draw: scheme: one of {', '.join(_SCHEMES)}": draw.scheme in _SCHEMES,
-        "draw: scheme: spaced with a tree, and no other": noise.is_tree == (draw.scheme == SPACED),
-        "delta: a number between 0 and 1": 0 < noise.delta < 1,
-        "noise_multiplier: a number from 0": 0 <= noise.noise_multiplier < math.inf,
-        "draw: clients and per_round: numbers of clients": 0 < draw.per_round <= draw.clients,
-        "draw: rate: a probability of at least per_round / clients": (
-            draw.per_round / draw.clients <= draw.rate * (1 + 1e-9) and draw.rate <= 1
-        ),
-        "draw: sensitivity: 1 or 2": draw.sensitivity in (1, 2),
-        "draw: max_participations and min_separation: at least 1": (
-            draw.min_separation >= 1 and (limit is None or limit >= 1)
-        ),
-        "rounds: at least 1": noise.rounds >= 1,
-        "tree_restart_every: at least 1": noise.restart_every is None or noise.restart_every >= 1,
-    }
-    for words, holds in expected.items():
-        if not holds:
-            raise PlanError(f"{WHERE}: expected {words}; found {draw}")
+    noise.check()
+    return noise

@@ -11,6 +11,7 @@ from scipy import stats
 
 from fleet.node_noise.account import NodeAccount, OpenedSums
 from fleet.node_noise.noise import NodeNoise, NoisedGroup, PrivacyRequirements, parse_node_noise
+from fleet.node_noise.server_noise import parse_server_noise
 from fleet.node_noise.skellam import drawn, fresh_words, skellam, thresholds
 from fleet.secure_aggregation.errors import SumError
 from fleet.secure_aggregation.messages import Type
@@ -338,8 +339,7 @@ def test_invalid_manifests_are_refused():
     }
 
     def read(entry):
-        manifest = {"privacy": {"differential_privacy": entry}}
-        return parse_node_noise(json.dumps(manifest).encode())
+        return parse_node_noise(_manifest(entry))
 
     assert read(entry) == _NOISE
     assert read({"mechanism": "central"}) is None
@@ -357,10 +357,62 @@ def test_invalid_manifests_are_refused():
         {"epsilon_after": [0.001, 0.002, 0.003]},
         {"groups": [{**group, "values": -1}]},
         {"without_noise": None},
+        {"fewest_clients": math.inf},
+        {"fewest_clients": 10**400},
+        {"groups": [{**group, "largest_squared_norm": 10**400}], "epsilon_after": []},
+        {"takes_part": [1, 10**400]},
     ):
         with pytest.raises(PlanError, match="differential_privacy") as caught:
             read({**entry, **wrong})
         assert "\n" not in str(caught.value)
+
+
+_CENTRAL = {
+    "mechanism": "central",
+    "groups": [{"noise_multiplier": 1.0}],
+    "delta": 1e-5,
+    "draw": {
+        "scheme": "poisson",
+        "clients": 10,
+        "per_round": 5,
+        "rate": 0.5,
+        "sensitivity": 1,
+        "max_participations": 2,
+    },
+    "rounds": 2,
+    "guarantee_as_simulated": {"epsilon": 9.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("draw", "changes", "words"),
+    [
+        ({"scheme": "lottery"}, {}, "draw: scheme: one of poisson, "),
+        ({}, {"mechanism": "tree"}, "draw: scheme: spaced with a tree"),
+        ({}, {"delta": 1.0}, "delta: a number between 0 and 1"),
+        ({}, {"groups": [{"noise_multiplier": math.nan}]}, "noise_multiplier: a number"),
+        ({"clients": 0}, {}, "draw: clients and per_round: numbers"),
+        ({"rate": 0.4}, {}, "draw: rate: a probability of at least"),
+        ({"sensitivity": 1.5}, {}, "draw: sensitivity: 1 or 2"),
+        ({"min_separation": 0}, {}, "draw: max_participations and min_separation"),
+        ({"max_participations": 0}, {}, "draw: max_participations and min_separation"),
+        ({}, {"rounds": 0}, "rounds: from 1 to 1000000"),
+        ({}, {"rounds": 10**12}, "rounds: from 1 to 1000000"),
+        ({}, {"tree_restart_every": 0}, "tree_restart_every: at least 1"),
+        ({}, {"rounds": math.inf}, "the noise of a plan, cannot read it"),
+        ({"clients": "many"}, {}, "the noise of a plan, cannot read it"),
+        ({}, {"groups": [{"noise_multiplier": 0.0}]}, "epsilon: expected at least inf"),
+    ],
+)
+def test_invalid_server_noise_is_refused(draw, changes, words):
+    assert parse_server_noise(_manifest(_CENTRAL)).claimed == 9.0
+    entry = {**_CENTRAL, "draw": {**_CENTRAL["draw"], **draw}, **changes}
+    with pytest.raises(PlanError, match=f"^manifest.json: privacy: .*{words}"):
+        parse_server_noise(_manifest(entry))
+
+
+def _manifest(entry) -> bytes:
+    return json.dumps({"privacy": {"differential_privacy": entry}}).encode()
 
 
 def _nothing(variance, size) -> np.ndarray:
