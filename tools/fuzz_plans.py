@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from fuzzing.playing import LIMITS, WATCHED, is_checked  # noqa: E402
 from fuzzing.watcher import Find, Tally, Watcher, judged  # noqa: E402
 
-from plan_runner.isolation import IsolationError, run_isolated  # noqa: E402
+from plan_runner.isolation import Bounds, IsolationError, run_isolated  # noqa: E402
 from plan_runner.kernel import find_kernel  # noqa: E402
 
 # Mutants per process: TensorFlow keeps some memory of each graph.
@@ -76,10 +76,10 @@ def _play_batch(asked: Any, first: int, last: int, canary: Path, tally: Tally) -
         log = Path(folder) / "log"
         watcher = Watcher(log, tally)
         try:
-            run_isolated("fuzzing.playing:play_mutants", payload, LIMITS.bounds, watcher, reads)
+            run_isolated("fuzzing.playing:play_mutants", payload, _bounds(), watcher, reads)
         except IsolationError as e:
             if watcher.number < first:
-                # A busy machine may take long to import TensorFlow.
+                print(f"start of a process: {e}", flush=True)
                 tally.ends["starts that failed"] += 1
                 if tally.ends["starts that failed"] > _MAX_FAILED_STARTS:
                     raise
@@ -102,6 +102,12 @@ def _play_batch(asked: Any, first: int, last: int, canary: Path, tally: Tally) -
         tally.finds.append(Find(watcher.number, f"a file at {path}", True))
         path.unlink()
     return watcher.number + 1
+
+
+def _bounds() -> Bounds:
+    """Returns the limits of a process: wall-clock seconds grow with the load of a core."""
+    load = os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    return Bounds(LIMITS.max_memory_gb, LIMITS.max_round_seconds * max(1.0, load))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from plan_runner.isolation import Listener
 from plan_runner.kernel import Kernel, give_kernel
 from plan_runner.play import Request
 
-LIMITS = Limits(max_memory_gb=3.0, max_round_seconds=20.0)
+# The seconds are those of a start, which imports TensorFlow, on an idle core.
+LIMITS = Limits(max_memory_gb=3.0, max_round_seconds=60.0)
 # Prefix of a folder's name that marks the current mutant's number in strace's log.
 MARK = "/fuzz"
 # Number of forbidden calls before the first mutant, as a check of the tracing.
