@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from fleet.cohorts import Cohorts
 from fleet.members import Channel, Exchange, Members
 from fleet.node_noise.account import OpenedSums, ReleasedRounds, ServerAccount
 from fleet.node_noise.noise import parse_node_noise
-from fleet.node_noise.server_noise import (
-    FIXED_SIZE,
-    POISSON,
-    SPACED,
-    STRATIFIED,
-    Draw,
-    ServerNoise,
-    parse_server_noise,
-)
+from fleet.node_noise.server_noise import parse_server_noise
 from fleet.player import Player, secure_sums, sum_plan
 from fleet.secure_aggregation.errors import ProtocolError
 from fleet.secure_aggregation.messages import SESSION_BYTES, Type
@@ -38,9 +30,6 @@ from plan_runner.errors import PlanError, counted
 from plan_runner.export import EVALUATION, TRAINING, Limits, open_export, read_manifest
 
 _ACCOUNT = "account.jsonl"
-_MAX_NAMES = 5
-# Draws must be unpredictable.
-_SECRET = random.SystemRandom()
 # Names of the exchanges of a secure sum, by the type of the answers.
 STAGES = {
     Type.KEYS: "keys",
@@ -141,27 +130,11 @@ class FleetServer:
             evaluation.play(done, evaluation.player.evaluated(state, trained))
 
 
-def _planned_draw(draw: Draw, population: Sequence[bytes]) -> list[bytes]:
-    """Returns the clients of a round, drawn as the plan's epsilon assumes.
-
-    The draw is from the whole population, connected or not. A drawn client that does not answer is
-    not replaced.
-    """
-    if draw.scheme == FIXED_SIZE:
-        return _SECRET.sample(population, int(draw.per_round))
-    rate = min(1.0, draw.per_round / len(population))
-    return [identity for identity in population if _SECRET.random() < rate]
-
-
 class _Plan:
     """An export that the server runs, its rounds, and the nodes that run it.
 
     Attributes:
         every: Number of training rounds between its rounds.
-        resting: Numbers of the rounds until which nodes are excluded.
-        was_complete: Whether the server has waited for all wanted nodes.
-        absent: Nodes of the roster that were not connected at the last draw.
-        keeps_draw: Whether cohorts are drawn as the epsilon of the server's noise assumes.
     """
 
     def __init__(
@@ -183,46 +156,26 @@ class _Plan:
             raise PlanError(f"{export}: expected an export of {kind}, found {about.kind}")
         self.every, self.player, self.identities = every, player, identities
         self.settings, self.listener, self._weaker_privacy = settings, listener, weaker_privacy
-        self.resting: dict[bytes, int] = {}
-        self.was_complete = False
-        self.absent: list[bytes] = []
+        self.kind, self.manifest = kind, bytes.fromhex(pinned)
         self.sums: SumPlan | None = None
         self.sessions: SessionFolder | None = None
         self.account: ServerAccount | None = None
-        self.cohort_size = settings.cohort_size
         manifest = read_manifest(export, pinned)
         self.noise = parse_server_noise(manifest)
-        self.keeps_draw = False
-        if self.noise is not None:
-            obstacles = _obstacles(self.noise, settings, len(identities.names), bool(about.secure))
-            if obstacles and not weaker_privacy:
-                raise PlanError(f"{export}: {obstacles[0]}; --weaker_privacy allows it")
-            for words in obstacles:
-                listener.line(f"{kind}: weaker privacy than the plan's: {words}")
-            self.keeps_draw = not obstacles
-            if settings.keeps_sums:
-                raise PlanError(
-                    "keeps_sums: expected false with noise of the server, whose sums have none, "
-                    "found true"
-                )
-            if self.keeps_draw and self.noise.draw.scheme == SPACED and not self.cohort_size:
-                self.cohort_size = int(self.noise.draw.per_round)
+        self.cohorts = Cohorts(
+            export, about, self.noise, settings, identities, weaker_privacy, self._report
+        )
+        if self.noise is not None and settings.keeps_sums:
+            raise PlanError(
+                "keeps_sums: expected false with noise of the server, whose sums have none, found "
+                "true"
+            )
         initial = open_export(export, settings.limits, pinned).read(exports.SERVER_STATE)
         self.track = RoundJournal(folder, kind, pinned, initial)
-        self.min_clients = max(settings.min_clients, about.min_clients)
-        if self.draws_secretly and not about.secure:
-            # A round is released, even if few nodes are drawn.
-            self.min_clients = about.min_clients
-        num_nodes = len(identities.names)
-        self.max_clients = min(num_nodes, about.max_clients or num_nodes)
-        if self.min_clients > self.max_clients:
-            raise PlanError(
-                f"min_clients: expected at most {self.max_clients}, as the roster or the plan has "
-                f"room for, found {self.min_clients}"
-            )
         path, target = folder.folder / f"{kind}_{_ACCOUNT}", settings.target_epsilon
         if self.noise is not None:
-            self.account = ReleasedRounds(path, self.noise, target, self.keeps_draw)
+            is_planned = self.cohorts.planned is not None
+            self.account = ReleasedRounds(path, self.noise, target, is_planned)
         head: dict[str, Any] = {"sums": ""}
         if about.secure:
             self.sums = sum_plan(pinned, about, settings.min_clients)
@@ -237,7 +190,6 @@ class _Plan:
                 nodes_noise.check_plan(self.sums.tensors, self.sums.min_clients)
                 self.account = OpenedSums(path, nodes_noise, target, weaker_privacy)
             head = {"sums": self.sums.digest().hex(), "min_clients": self.sums.min_clients}
-        self.manifest = bytes.fromhex(pinned)
         timeout = settings.timeouts.stage
         self.members = Members(channel, identities, self.manifest, head, timeout, listener.line)
 
@@ -245,7 +197,7 @@ class _Plan:
         if self.noise is None or rounds <= self.noise.rounds:
             return
         words = (
-            f"expected at most {counted(self.noise.rounds, 'round')} of {self.track.kind}, for "
+            f"expected at most {counted(self.noise.rounds, 'round')} of {self.kind}, for "
             f"which the plan's epsilon is, found {rounds}"
         )
         if not self._weaker_privacy:
@@ -265,15 +217,15 @@ class _Plan:
                 clients, sums, facts = round_.collect()
                 break
             except ProtocolError as e:
-                self.listener.line(f"{self.track.kind} {number}: given up: {e}")
+                self.listener.line(f"{self.kind} {number}: given up: {e}")
                 if e.client is not None:
-                    self.resting[e.client] = number + self.settings.rest_rounds
+                    self.cohorts.rest(e.client, number)
                 asked = round_.asked_to_open
                 self.track.write(GIVEN_UP, number, why=str(e), asked_to_open=asked)
                 self.erase(started.session)
                 if attempts >= self.settings.attempts:
                     raise PlanError(
-                        f"{self.track.kind} {number}: given up {counted(attempts, 'time')}, the "
+                        f"{self.kind} {number}: given up {counted(attempts, 'time')}, the "
                         f"last time: {e}"
                     ) from e
         account = self.account
@@ -295,7 +247,7 @@ class _Plan:
 
     def _start(self, number: int) -> StartedRound:
         """Draws a cohort, and writes the start of a round."""
-        cohort = self._cohort(number)
+        cohort = self.cohorts.drawn(number, self._pool(number), self.members)
         if self.account is not None:
             after = self.account.check(cohort, self.releases_until(number))
             self._report(
@@ -307,73 +259,26 @@ class _Plan:
         self.track.begin(number, started)
         return started
 
-    def _cohort(self, number: int) -> list[bytes]:
-        """Waits for enough nodes and draws the nodes of a round, in the order of their names."""
-        pool, minimum, size = self._pool(number), self.min_clients, self.cohort_size
-        everyone = set(self.identities.names)
-        wanted = len(everyone) if self.draws_secretly else size or minimum
-        timeout = self.settings.timeouts.nodes
-
-        def enough(count: int, among: Collection[bytes]) -> Callable[[], bool]:
-            return lambda: len([i for i in self.members.reachable() if i in among]) >= count
-
-        # The server waits once for all wanted nodes: some may be gone for good.
-        if not self.was_complete and wanted > minimum:
-            self.members.greet(enough(wanted, everyone), timeout)
-        self.was_complete = True
-        self.members.greet(enough(minimum, pool), timeout)
-        connected = self.members.reachable()
-        absent = sorted(everyone - set(connected), key=self.identities.name)
-        names = f", without {_some(map(self.identities.name, absent))}" if absent else ""
-        present = [identity for identity in connected if identity in pool]
-        if len(present) < minimum:
-            may = "" if pool == everyone else " that may take part"
-            raise PlanError(
-                f"{self.track.kind} {number}: expected at least {counted(minimum, 'node')}{may} "
-                f"within {timeout:g} s, found {len(present)}{names}"
-            )
-        if absent != self.absent:
-            self._report(
-                f"round {number}: {len(connected)} of {len(everyone)} nodes are there{names}"
-            )
-        self.absent = absent
-        rested = [i for i in present if self.resting.get(i, 0) < number]
-        drawn = rested if len(rested) >= minimum else present
-        if not self.draws_secretly:
-            limit = self.max_clients if size is None else min(size, self.max_clients)
-            drawn = _SECRET.sample(drawn, min(limit, len(drawn)))
-        return sorted(drawn, key=self.identities.name)
-
     def _pool(self, number: int) -> set[bytes]:
         """Returns the nodes that a round may ask.
 
         A secret cohort is drawn once for each round, and is on the disk before the first request: a
         second draw because nodes did not answer would change their probabilities.
         """
-        everyone = set(self.identities.names)
-        if self.draws_secretly:
-            assert self.noise is not None, "a plan with noise"
+        everyone, planned, account = set(self.identities.names), self.cohorts.planned, self.account
+        if self.cohorts.draws_secretly:
             names = self.track.drawn(number)
             if names is None:
-                drawn = _planned_draw(self.noise.draw, sorted(everyone))
-                names = [self.identities.name(identity) for identity in drawn]
+                names = list(map(self.identities.name, self.cohorts.planned_draw()))
                 self.track.write(DRAWN, number, cohort=names)
             return {identity for identity in everyone if self.identities.name(identity) in names}
-        account = self.account
-        if not self.keeps_draw or not isinstance(account, ReleasedRounds):
+        if planned is None or not isinstance(account, ReleasedRounds):
             return everyone
-        assert self.noise is not None, "a plan with noise"
-        draw, release = self.noise.draw, self.releases_until(number)
-        return {i for i in everyone if draw.may_take_part(account.rounds_of(i), release)}
+        release = self.releases_until(number)
+        return {i for i in everyone if planned.may_take_part(account.rounds_of(i), release)}
 
     def _report(self, text: str) -> None:
-        self.listener.line(f"{self.track.kind}: {text}")
-
-    @property
-    def draws_secretly(self) -> bool:
-        """Whether cohorts are secret random draws, which the plan's epsilon assumes."""
-        secret = (POISSON, FIXED_SIZE)
-        return self.noise is not None and self.keeps_draw and self.noise.draw.scheme in secret
+        self.listener.line(f"{self.kind}: {text}")
 
     def releases_until(self, number: int) -> int:
         """Returns the number of releases after a round; evaluations skip rounds.
@@ -381,43 +286,12 @@ class _Plan:
         Args:
             number: Number of the round that is next to complete.
         """
-        return number if self.track.kind == TRAINING else self.track.num_done + 1
+        return number if self.kind == TRAINING else self.track.num_done + 1
 
     def erase(self, session: bytes) -> None:
         """Removes a session from the disk."""
         if self.sessions is not None:
             self.sessions.erase(session)
-
-
-def _obstacles(
-    noise: ServerNoise, settings: ServerSettings, nodes: int, is_secure: bool
-) -> list[str]:
-    """Returns the reasons why a fleet cannot draw cohorts as a plan's epsilon assumes.
-
-    Args:
-        nodes: Number of the roster's nodes.
-        is_secure: Whether sums are secure.
-    """
-    draw = noise.draw
-    obstacles = []
-    if draw.scheme == STRATIFIED:
-        obstacles.append("no strata of nodes")
-    if draw.scheme in (POISSON, FIXED_SIZE):
-        if settings.cohort_size is not None:
-            obstacles.append(f"cohort_size = {settings.cohort_size} in server.toml")
-        if nodes < draw.clients:
-            obstacles.append(f"{counted(nodes, 'node')} in the roster")
-        minimum = settings.min_clients if draw.scheme == FIXED_SIZE else math.inf
-        if is_secure and draw.per_round < minimum:
-            obstacles.append("secure sums, which are opened from min_clients on alone")
-    if draw.scheme == SPACED:
-        size = settings.cohort_size or int(draw.per_round)
-        limit = draw.max_participations
-        if nodes // size < draw.min_separation or (
-            limit is not None and nodes * limit < noise.rounds * size
-        ):
-            obstacles.append(f"{counted(nodes, 'node')} in the roster for rounds of {size}")
-    return [f"expected the plan's cohorts ({draw.text}), found {words}" for words in obstacles]
 
 
 class _Round:
@@ -466,10 +340,10 @@ class _Round:
             updates[identity] = update
             self._bytes_up.append(len(update))
 
-        self._exchange("work", dict.fromkeys(self._cohort, request), take, plan.min_clients)
-        if len(updates) < plan.min_clients:
+        self._exchange("work", dict.fromkeys(self._cohort, request), take, plan.cohorts.min_clients)
+        if len(updates) < plan.cohorts.min_clients:
             raise ProtocolError(
-                f"expected updates of at least {counted(plan.min_clients, 'node')}, found "
+                f"expected updates of at least {counted(plan.cohorts.min_clients, 'node')}, found "
                 f"{len(updates)} of {len(self._cohort)}"
             )
         # Sum floats in cohort order, not in the order of arrival.
@@ -490,7 +364,7 @@ class _Round:
                 if len(session.asked) - len(session.missing) >= session.min_answers:
                     break
             session.close()
-            self._plan.listener.step(f"{self._plan.track.kind} {self._number}: {stage.name}")
+            self._plan.listener.step(f"{self._plan.kind} {self._number}: {stage.name}")
         survivors = sorted(session.survivors, key=self._plan.identities.name)
         return survivors, secure_sums(session.result())
 
@@ -531,23 +405,17 @@ class _Round:
         take: Callable[[bytes, Message], None],
         enough: int,
     ) -> None:
-        timeouts, kind = self._plan.settings.timeouts, self._plan.track.kind
+        timeouts, kind = self._plan.settings.timeouts, self._plan.kind
         timeout = timeouts.work if stage == "work" else timeouts.stage
         exchange, missing = self._plan.members.exchange(
             stage, requests, timeout, take, enough, timeouts.patience
         )
         for identity in missing:
-            self._plan.resting[identity] = self._number + self._plan.settings.rest_rounds
+            self._plan.cohorts.rest(identity, self._number)
         self._plan.listener.exchange(kind, self._number, exchange)
 
     def _head(self) -> dict[str, Any]:
         return {"manifest": self._plan.manifest.hex(), "round": self._number}
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - _MAX_NAMES} more" if len(listed) > _MAX_NAMES else ""
-    return ", ".join(listed[:_MAX_NAMES]) + more
 
 
 def _part(message: Message, kind: Kind) -> bytes:
