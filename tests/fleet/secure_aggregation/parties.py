@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,9 +60,18 @@ class Fleet:
     def answer(self, number: int, message: bytes) -> bytes:
         return self.client(number).answer(message, lambda: self.values[number])
 
-    def begin(self, session: bytes | None = None) -> Server:
+    def refuses(
+        self, number: int, message: Any, pattern: str, culprit: bytes | None = None
+    ) -> None:
+        """Checks that a client refuses a message; see `refused`."""
+        refused(lambda: self.answer(number, message), pattern, culprit)
+
+    def begin(self, session: bytes | None = None, at: Type = Type.KEYS) -> Server:
+        """Returns the server of a session, after the stages before a given one."""
         folder = SessionFolder(self.folder / "server")
-        return Server.begin(self.plan, self.identities, folder, self.ids, session)
+        server = Server.begin(self.plan, self.identities, folder, self.ids, session)
+        self.play(server, until=at)
+        return server
 
     def resumed(self, server: Server) -> Server:
         folder = SessionFolder(self.folder / "server")
@@ -82,6 +92,11 @@ class Fleet:
         """Plays all stages, or the stages before a given one."""
         while server.stage != until:
             self.stage(server)
+
+    def finish(self, server: Server, numbers: Iterable[int] | None = None) -> None:
+        """Plays the remaining stages, and checks the sums."""
+        self.play(server)
+        self.check(server, numbers)
 
     def request(self, server: Server, number: int) -> bytes:
         return server.requests()[self.ids[number]]
@@ -116,8 +131,12 @@ class Fleet:
             np.testing.assert_array_equal(result[name], value)
 
 
-def roster_message(session: bytes, keys: Sequence[messages.Keys]) -> bytes:
-    return messages.list_message(Type.ROSTER, session, [k.message for k in keys])
+def listed(kind: Type, server: Server, items: Sequence[bytes]) -> bytes:
+    return messages.list_message(kind, server.session, items)
+
+
+def roster_message(server: Server, keys: Sequence[messages.Keys]) -> bytes:
+    return listed(Type.ROSTER, server, [k.message for k in keys])
 
 
 def seeded(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:

@@ -18,7 +18,7 @@ from fleet.secure_aggregation.errors import SumError
 from fleet.secure_aggregation.messages import Commitments, Type
 from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.sum_plan import SummedTensor
-from tests.fleet.secure_aggregation.parties import Fleet, refused, roster_message
+from tests.fleet.secure_aggregation.parties import Fleet, listed, refused, roster_message
 
 
 @pytest.fixture
@@ -41,9 +41,7 @@ def kept(fleet: Fleet, server, number: int) -> dict:
 
 
 def test_one_secret_of_each_client_is_revealed(fleet):
-    server = fleet.begin()
-    fleet.stage(server)
-    fleet.stage(server)
+    server = fleet.begin(at=Type.MASKED)
     fleet.stage(server, without={2})
     shares = [kept(fleet, server, n)["shares"] for n in range(5)]
     fleet.stage(server)
@@ -57,30 +55,24 @@ def test_one_secret_of_each_client_is_revealed(fleet):
     # Neither a restart nor a different request reveals the other secret.
     assert fleet.answer(0, request) == answers[0]
     for message in (
-        messages.list_message(Type.VOTES, server.session, []),
-        messages.list_message(Type.SURVIVORS, server.session, fleet.ids),
+        listed(Type.VOTES, server, []),
+        listed(Type.SURVIVORS, server, fleet.ids),
     ):
-        refused(lambda m=message: fleet.answer(0, m), "this session is at OPENING")
+        fleet.refuses(0, message, "this session is at OPENING")
 
 
 def test_different_survivors_reveal_nothing(fleet):
-    server = fleet.begin()
-    fleet.play(server, until=Type.VOTE)
+    server = fleet.begin(at=Type.VOTE)
     one, other = fleet.ids, fleet.ids[:4]
     votes = [
-        fleet.answer(
-            n, messages.list_message(Type.SURVIVORS, server.session, one if n % 2 else other)
-        )
-        for n in range(4)
+        fleet.answer(n, listed(Type.SURVIVORS, server, one if n % 2 else other)) for n in range(4)
     ]
-    message = messages.list_message(Type.SURVIVORS, server.session, other)
-    refused(lambda: fleet.answer(1, message), "this session is at VOTE")
-    mixed = messages.list_message(Type.VOTES, server.session, votes)
-    refused(
-        lambda: fleet.answer(0, mixed), "node1 signed others: the server has shown clients diff"
-    )
-    equal = messages.list_message(Type.VOTES, server.session, votes[::2])
-    refused(lambda: fleet.answer(0, equal), "expected 4 signatures at least, found 2")
+    message = listed(Type.SURVIVORS, server, other)
+    fleet.refuses(1, message, "this session is at VOTE")
+    mixed = listed(Type.VOTES, server, votes)
+    fleet.refuses(0, mixed, "node1 signed others: the server has shown clients diff")
+    equal = listed(Type.VOTES, server, votes[::2])
+    fleet.refuses(0, equal, "expected 4 signatures at least, found 2")
     refused(
         lambda: server.receive(votes[0]), "expected the survivors that it was sent", fleet.ids[0]
     )
@@ -88,42 +80,39 @@ def test_different_survivors_reveal_nothing(fleet):
 
 def test_different_rosters_are_detected(fleet):
     """Clients with different rosters cannot decrypt each other's shares."""
-    server = fleet.begin()
-    fleet.stage(server)
+    server = fleet.begin(at=Type.SHARES)
     keys = keys_of(fleet, server)
     rosters = {0: keys[:4], 1: [*keys[:3], keys[4]], 2: keys[:4], 3: keys[:4], 4: keys}
-    answers = {
-        n: fleet.answer(n, roster_message(server.session, roster)) for n, roster in rosters.items()
-    }
+    answers = {n: fleet.answer(n, roster_message(server, roster)) for n, roster in rosters.items()}
     parcels = []
     for dealer in (1, 2, 3):
         holders = [k.sender for k in rosters[dealer]]
         dealt = messages.read_shares(answers[dealer], holders, "shares")
         parcels.append((dealt.commitments[fleet.ids[0]], dealt.sealed[fleet.ids[0]]))
     message = messages.delivery_message(server.session, fleet.ids[:4], parcels)
-    refused(
-        lambda: fleet.answer(0, message),
+    fleet.refuses(
+        0,
+        message,
         "client node1: expected shares for this client and this roster, found different ones",
         fleet.ids[1],
     )
 
 
 def test_invalid_votes_are_refused(fleet):
-    server = fleet.begin()
-    fleet.play(server, until=Type.VOTE)
+    server = fleet.begin(at=Type.VOTE)
     votes = {n: fleet.answer(n, fleet.request(server, n)) for n in range(5)}
     other = primitives.digest("survivors", primitives.digest("other"), *fleet.ids)
     votes[3] = fleet.forged(3, Type.VOTE, server.session, other)
-    message = messages.list_message(Type.VOTES, server.session, [votes[n] for n in range(5)])
-    refused(lambda: fleet.answer(0, message), "client node3 signed others")
+    message = listed(Type.VOTES, server, [votes[n] for n in range(5)])
+    fleet.refuses(0, message, "client node3 signed others")
     stranger = messages.signed(Type.VOTE, server.session, b"\7" * 32, fleet.ids[4], bytes(32))
     for chosen, pattern in (
         ([votes[0], stranger], "expected the signature of client node4"),
         ([votes[0]] * 5, "every client once"),
         ([votes[1], votes[0]], "every client once"),
     ):
-        message = messages.list_message(Type.VOTES, server.session, chosen)
-        refused(lambda m=message: fleet.answer(0, m), pattern)
+        message = listed(Type.VOTES, server, chosen)
+        fleet.refuses(0, message, pattern)
 
 
 def test_client_uses_its_own_plan(fleet):
@@ -137,10 +126,8 @@ def test_client_uses_its_own_plan(fleet):
         dataclasses.replace(fleet.plan, plan=b"\1" * 32),
     ):
         message = messages.begin_message(b"\1" * 32, other.digest())
-        refused(lambda m=message: fleet.answer(0, m), "plan, limits or moduli differ")
-    server = fleet.begin()
-    fleet.stage(server)
-    fleet.stage(server)
+        fleet.refuses(0, message, "plan, limits or moduli differ")
+    server = fleet.begin(at=Type.MASKED)
     answer = fleet.answer(0, fleet.request(server, 0))
     assert len(answer) == 7 + 2 + 32 + 32 - 1 + fleet.plan.packed_bytes + 64
 
@@ -152,26 +139,25 @@ def test_session_runs_once(fleet):
         requests.append(fleet.request(server, 0))
         fleet.stage(server)
     for message in requests[:-1]:
-        refused(lambda m=message: fleet.answer(0, m), "session .*: expected")
+        fleet.refuses(0, message, "session .*: expected")
     refused(lambda: fleet.begin(server.session), "expected a new one, found it begun")
     again = messages.begin_message(server.session, fleet.plan.digest())
-    refused(lambda: fleet.answer(0, again), "expected a new session, found BEGIN of one that began")
+    fleet.refuses(0, again, "expected a new session, found BEGIN of one that began")
     # An unknown session does not start in its middle.
     for message in requests[1:]:
         strange = message.replace(server.session, b"\2" * 32)
-        refused(lambda m=strange: fleet.answer(0, m), "expected a session that began, found")
+        fleet.refuses(0, strange, "expected a session that began, found")
 
 
 def test_stages_cannot_be_skipped(fleet):
-    server = fleet.begin()
-    fleet.stage(server)
+    server = fleet.begin(at=Type.SHARES)
     for message in (
         messages.delivery_message(server.session, fleet.ids, []),
-        messages.list_message(Type.SURVIVORS, server.session, fleet.ids),
-        messages.list_message(Type.VOTES, server.session, []),
+        listed(Type.SURVIVORS, server, fleet.ids),
+        listed(Type.VOTES, server, []),
         fleet.forged(0, Type.VOTE, server.session, bytes(32)),
     ):
-        refused(lambda m=message: fleet.answer(0, m), "session .*: expected")
+        fleet.refuses(0, message, "session .*: expected")
 
 
 @pytest.mark.parametrize(
@@ -184,17 +170,14 @@ def test_stages_cannot_be_skipped(fleet):
     ],
 )
 def test_invalid_rosters_are_refused(fleet, change, pattern):
-    server = fleet.begin()
-    fleet.stage(server)
-    message = roster_message(server.session, change(keys_of(fleet, server)))
-    refused(lambda: fleet.answer(0, message), pattern)
-    fleet.play(server)
-    fleet.check(server, range(5))
+    server = fleet.begin(at=Type.SHARES)
+    message = roster_message(server, change(keys_of(fleet, server)))
+    fleet.refuses(0, message, pattern)
+    fleet.finish(server, range(5))
 
 
 def test_server_cannot_forge_clients(fleet):
-    server = fleet.begin()
-    fleet.stage(server)
+    server = fleet.begin(at=Type.SHARES)
     keys = keys_of(fleet, server)
     body = messages.keys_body(fleet.plan.digest(), keys[0].masking, keys[0].sealing)
 
@@ -202,28 +185,26 @@ def test_server_cannot_forge_clients(fleet):
         members = [*(k.message for k in keys[:4]), message]
         members.sort(key=lambda m: m[messages.SENDER])
         entries = [messages.read_keys(m, "") for m in members]
-        return roster_message(server.session, entries)
+        return roster_message(server, entries)
 
     secret = b"\7" * 32
     stranger = primitives.identity_public(secret)
     foreign = messages.signed(Type.KEYS, server.session, secret, stranger, body)
-    refused(lambda: fleet.answer(0, with_last(foreign)), "expected a client of the list of identit")
+    fleet.refuses(0, with_last(foreign), "expected a client of the list of identit")
     unsigned = messages.signed(Type.KEYS, server.session, secret, fleet.ids[4], body)
-    refused(lambda: fleet.answer(0, with_last(unsigned)), "expected the signature of client node4")
+    fleet.refuses(0, with_last(unsigned), "expected the signature of client node4")
     old = fleet.forged(4, Type.KEYS, b"\1" * 32, body)
-    refused(lambda: fleet.answer(0, with_last(old)), "expected KEYS of session")
+    fleet.refuses(0, with_last(old), "expected KEYS of session")
     copied = fleet.forged(4, Type.KEYS, server.session, body)
-    refused(lambda: fleet.answer(0, with_last(copied)), "node4 has others'", fleet.ids[4])
+    fleet.refuses(0, with_last(copied), "node4 has others'", fleet.ids[4])
     mine = messages.keys_body(fleet.plan.digest(), bytes([9]) * 32, bytes([8]) * 32)
     replaced = [messages.read_keys(fleet.forged(0, Type.KEYS, server.session, mine), ""), *keys[1:]]
-    message = roster_message(server.session, replaced)
-    refused(lambda: fleet.answer(0, message), "expected its own keys in the roster, found none")
+    message = roster_message(server, replaced)
+    fleet.refuses(0, message, "expected its own keys in the roster, found none")
     other = fleet.forged(
         4, Type.KEYS, server.session, messages.keys_body(bytes(32), b"\1" * 32, b"\2" * 32)
     )
-    refused(
-        lambda: fleet.answer(0, with_last(other)), "plan, limits or moduli differ", fleet.ids[4]
-    )
+    fleet.refuses(0, with_last(other), "plan, limits or moduli differ", fleet.ids[4])
 
 
 # Points of small order (RFC 7748, section 6.1).
@@ -245,9 +226,9 @@ def test_weak_keys_are_refused(fleet, weak, which):
     # If the server accepts it, clients neither seal shares nor make masks.
     answers = [fleet.answer(number, fleet.request(server, number)) for number in range(4)]
     roster = [messages.read_keys(answer, "") for answer in (*answers, message)]
-    request = roster_message(server.session, roster)
+    request = roster_message(server, roster)
     if which == 0:
-        refused(lambda: fleet.answer(0, request), "found a weak one", fleet.ids[4])
+        fleet.refuses(0, request, "found a weak one", fleet.ids[4])
         return
     answers = {n: fleet.answer(n, request) for n in range(4)}
     members = rosters.Roster(server.session, roster)
@@ -261,12 +242,11 @@ def test_weak_keys_are_refused(fleet, weak, which):
         parcels.append((dealt.commitments[fleet.ids[0]], dealt.sealed[fleet.ids[0]]))
     parcels.append((bound, primitives.seal(key, shares, bound.key + bound.seed)))
     message = messages.delivery_message(server.session, fleet.ids, parcels)
-    refused(lambda: fleet.answer(0, message), "found a weak one", fleet.ids[4])
+    fleet.refuses(0, message, "found a weak one", fleet.ids[4])
 
 
 def test_invalid_survivors_and_sharers_are_refused(fleet):
-    server = fleet.begin()
-    fleet.play(server, until=Type.MASKED)
+    server = fleet.begin(at=Type.MASKED)
     delivery = messages.read_delivery(fleet.request(server, 0), fleet.plan, "")
 
     def delivered(sharers, parcels=delivery.parcels):
@@ -290,18 +270,16 @@ def test_invalid_survivors_and_sharers_are_refused(fleet):
         ([fleet.ids[1], fleet.ids[0], *fleet.ids[2:]], "ascending"),
         ([*fleet.ids[:4], fleet.ids[3]], "every client once"),
     ):
-        message = messages.list_message(Type.SURVIVORS, server.session, survivors)
-        refused(lambda m=message: fleet.answer(0, m), pattern)
-    fleet.play(server)
-    fleet.check(server, range(5))
+        message = listed(Type.SURVIVORS, server, survivors)
+        fleet.refuses(0, message, pattern)
+    fleet.finish(server, range(5))
 
 
 # --- clients that lie
 
 
 def test_wrong_share_is_refused(fleet):
-    server = fleet.begin()
-    fleet.play(server, until=Type.MASKED)
+    server = fleet.begin(at=Type.MASKED)
     fleet.stage(server, without={4})
     fleet.stage(server)
     honest = {n: fleet.answer(n, fleet.request(server, n)) for n in range(4)}
@@ -356,8 +334,7 @@ ORIGINAL_SPLIT = shamir.split
 )
 def test_dealer_of_wrong_secrets_is_named(tmp_path, monkeypatch, target, name, lie, vanishes):
     fleet = Fleet(tmp_path, 6)
-    server = fleet.begin()
-    fleet.stage(server)
+    server = fleet.begin(at=Type.SHARES)
     dealing(fleet, server, 3, monkeypatch, target, name, lie)
     fleet.stage(server, without={3} if vanishes else set())
     while server.stage != Type.OPENING:
@@ -372,16 +349,16 @@ def test_dealer_of_wrong_secrets_is_named(tmp_path, monkeypatch, target, name, l
 
 
 def test_share_without_commitment_is_refused(fleet, monkeypatch):
-    server = fleet.begin()
-    fleet.stage(server)
+    server = fleet.begin(at=Type.SHARES)
     honest = rosters.Roster.share_commitments
 
     def lie(roster, dealer, holder, shares):
         return honest(roster, dealer, holder, shares if holder != fleet.ids[2] else bytes(66))
 
     dealing(fleet, server, 0, monkeypatch, rosters.Roster, "share_commitments", lie)
-    refused(
-        lambda: fleet.answer(2, fleet.request(server, 2)),
+    fleet.refuses(
+        2,
+        fleet.request(server, 2),
         "client node0: expected the shares that it is bound to",
         fleet.ids[0],
     )
@@ -389,23 +366,20 @@ def test_share_without_commitment_is_refused(fleet, monkeypatch):
 
 def test_share_beyond_field_is_dealers_fault(fleet, monkeypatch):
     """Otherwise its holder would be blamed for the opening."""
-    server = fleet.begin()
-    fleet.stage(server)
+    server = fleet.begin(at=Type.SHARES)
 
     def lie(secret, threshold, points):
         shares = ORIGINAL_SPLIT(secret, threshold, points)
         return {**shares, points[2]: shamir.PRIME.to_bytes(33, "big")}
 
     dealing(fleet, server, 0, monkeypatch, shamir, "split", lie)
-    refused(lambda: fleet.answer(2, fleet.request(server, 2)), "client node0: exp", fleet.ids[0])
+    fleet.refuses(2, fleet.request(server, 2), "client node0: exp", fleet.ids[0])
     fleet.stage(server, without={2})
-    fleet.play(server)
-    fleet.check(server, {0, 1, 3, 4})
+    fleet.finish(server, {0, 1, 3, 4})
 
 
 def test_foreign_second_and_late_answers_are_refused(fleet):
-    server = fleet.begin()
-    fleet.play(server, until=Type.SHARES)
+    server = fleet.begin(at=Type.SHARES)
     answers = {n: fleet.answer(n, fleet.request(server, n)) for n in range(5)}
     body = answers[1][len(messages.header(Type.SHARES, server.session)) + 32 : -64]
     posing = messages.signed(
@@ -426,15 +400,13 @@ def test_foreign_second_and_late_answers_are_refused(fleet):
     for number in range(4):
         server.receive(fleet.answer(number, fleet.request(server, number)))
     server.close()
-    fleet.play(server)
-    fleet.check(server, range(4))
+    fleet.finish(server, range(4))
     refused(lambda: server.receive(answers[0]), "is opened")
 
 
 def test_invalid_masked_values_are_refused(tmp_path):
     fleet = Fleet(tmp_path, 3, (SummedTensor("odd:0", (8,), 5, 997),))
-    server = fleet.begin()
-    fleet.play(server, until=Type.MASKED)
+    server = fleet.begin(at=Type.MASKED)
     for body, pattern in (
         (b"\xff" * 10, "expected numbers below their moduli"),
         (bytes(9), "expected 10 bytes more at 0, found 9"),
@@ -442,8 +414,7 @@ def test_invalid_masked_values_are_refused(tmp_path):
     ):
         message = fleet.forged(0, Type.MASKED, server.session, body)
         refused(lambda m=message: server.receive(m), pattern, fleet.ids[0])
-    fleet.play(server)
-    fleet.check(server, range(3))
+    fleet.finish(server, range(3))
 
 
 # --- bytes that are no messages
@@ -507,8 +478,7 @@ def changes(message: bytes, generator: random.Random, fleet: Fleet, server):
 
 def test_counts_and_lengths_are_limited(fleet):
     longest = messages.longest_message(fleet.plan)
-    server = fleet.begin()
-    fleet.stage(server)
+    server = fleet.begin(at=Type.SHARES)
     readers = {
         Type.ROSTER: lambda m: fleet.answer(0, m),
         Type.DELIVERY: lambda m: messages.read_delivery(m, fleet.plan, ""),
@@ -519,7 +489,7 @@ def test_counts_and_lengths_are_limited(fleet):
     }
     tracemalloc.start()
     try:
-        refused(lambda: fleet.answer(0, bytes(longest + 1)), f"expected at most {longest} bytes")
+        fleet.refuses(0, bytes(longest + 1), f"expected at most {longest} bytes")
         for kind in readers:
             message = messages.header(kind, server.session) + b"\xff\xff" + bytes(100)
             pattern = "expected at most 5 items of .* found 65535 and 100 bytes"
@@ -529,10 +499,10 @@ def test_counts_and_lengths_are_limited(fleet):
         tracemalloc.stop()
     assert peak < 10 * longest + 1_000_000
     for wrong in (None, "text", bytearray(50), np.zeros(3)):
-        refused(lambda w=wrong: fleet.answer(0, w), "expected a message of bytes")
+        fleet.refuses(0, wrong, "expected a message of bytes")
     version = messages.header(Type.BEGIN, server.session)
     later = version[:6] + b"\2" + version[7:] + bytes(32)
-    refused(lambda: fleet.answer(0, later), "expected version 1 of the protocol, found 2: install")
+    fleet.refuses(0, later, "expected version 1 of the protocol, found 2: install")
 
 
 @pytest.mark.slow

@@ -32,8 +32,7 @@ STAGES = [Type.KEYS, Type.SHARES, Type.MASKED, Type.VOTE, Type.OPENING]
 def test_sums_equal_those_in_the_clear(tmp_path, size):
     fleet = Fleet(tmp_path, size, seed=size)
     server = fleet.begin()
-    fleet.play(server)
-    fleet.check(server, range(size))
+    fleet.finish(server, range(size))
     assert server.requests() == {}
 
 
@@ -55,8 +54,7 @@ def test_sums_are_exact_in_every_modulus(tmp_path, bound, modulus):
     for values in fleet.values:
         values["sum:0"][:2] = (0, bound - 1)
     server = fleet.begin()
-    fleet.play(server)
-    fleet.check(server)
+    fleet.finish(server)
 
 
 def test_sums_equal_those_of_plans(tmp_path):
@@ -90,8 +88,7 @@ def test_sums_equal_those_of_plans(tmp_path):
 @pytest.mark.parametrize("stage", STAGES)
 def test_clients_may_vanish_down_to_the_threshold(tmp_path, stage):
     fleet = Fleet(tmp_path, 7, seed=int(stage))
-    server = fleet.begin()
-    fleet.play(server, until=stage)
+    server = fleet.begin(at=stage)
     # More than two thirds of the clients in the roster.
     minimum = 5 if stage != Type.KEYS else 3
     assert server.min_answers == minimum
@@ -121,8 +118,7 @@ def test_small_cohort_is_refused(tmp_path):
 @pytest.mark.parametrize("lost", STAGES)
 def test_lost_answer_is_repeated_with_equal_bytes(tmp_path, lost):
     fleet = Fleet(tmp_path, 4, seed=9)
-    server = fleet.begin()
-    fleet.play(server, until=lost)
+    server = fleet.begin(at=lost)
     first = {n: fleet.answer(n, fleet.request(server, n)) for n in range(4)}
     server = fleet.resumed(server)
     # Other values, such as new noise, do not change the answer.
@@ -133,14 +129,12 @@ def test_lost_answer_is_repeated_with_equal_bytes(tmp_path, lost):
         assert server.receive(again) == server.receive(first[number]) == identity
     server.close()
     server = fleet.resumed(server) if server.stage else server
-    fleet.play(server)
-    fleet.check(server)
+    fleet.finish(server)
 
 
 def test_full_disk_sends_no_answer(tmp_path, monkeypatch):
     fleet = Fleet(tmp_path, 3)
-    server = fleet.begin()
-    fleet.play(server, until=Type.MASKED)
+    server = fleet.begin(at=Type.MASKED)
     request = fleet.request(server, 0)
 
     def full(file):
@@ -148,10 +142,9 @@ def test_full_disk_sends_no_answer(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        refused(lambda: fleet.answer(0, request), "sessions in: No space left on device")
+        fleet.refuses(0, request, "sessions in: No space left on device")
     assert not list((tmp_path / "client0").glob(".partial*"))
-    fleet.play(server)
-    fleet.check(server, range(3))
+    fleet.finish(server, range(3))
 
 
 def test_secrets_are_erased_after_the_session(tmp_path):
@@ -175,13 +168,12 @@ def test_secrets_are_erased_after_the_session(tmp_path):
 
 def test_abandoned_session_is_not_answered(tmp_path):
     fleet = Fleet(tmp_path, 3)
-    server = fleet.begin()
-    fleet.play(server, until=Type.SHARES)
+    server = fleet.begin(at=Type.SHARES)
     request = fleet.request(server, 0)
     fleet.answer(0, request)
     fleet.client(0).give_up(server.session)
     for message in (request, messages.begin_message(server.session, fleet.plan.digest())):
-        refused(lambda m=message: fleet.answer(0, m), "session .*: expected")
+        fleet.refuses(0, message, "session .*: expected")
     # A client with a different plan can erase the session, too.
     fleet.answer(1, fleet.request(server, 1))
     fleet.client(1, dataclasses.replace(fleet.plan, plan=b"\1" * 32)).give_up(server.session)
@@ -191,25 +183,21 @@ def test_abandoned_session_is_not_answered(tmp_path):
 
 def test_damaged_state_is_refused(tmp_path):
     fleet = Fleet(tmp_path, 3)
-    server = fleet.begin()
-    fleet.stage(server)
+    server = fleet.begin(at=Type.SHARES)
     (path,) = (tmp_path / "client0").glob("*.session")
     content = path.read_bytes()
     for damaged in (b"", content[:-1], content[:40], content + b"x"):
         path.write_bytes(damaged)
-        refused(
-            lambda: fleet.answer(0, fleet.request(server, 0)), "expected the state of a session"
-        )
+        fleet.refuses(0, fleet.request(server, 0), "expected the state of a session")
 
 
 def test_another_clients_folder_or_plan_is_refused(tmp_path):
     fleet = Fleet(tmp_path, 3)
-    server = fleet.begin()
-    fleet.stage(server)
+    server = fleet.begin(at=Type.SHARES)
     (tmp_path / "client0").rename(tmp_path / "away")
     (tmp_path / "client1").rename(tmp_path / "client0")
     request = fleet.request(server, 0)
-    refused(lambda: fleet.answer(0, request), "expected sessions of this client")
+    fleet.refuses(0, request, "expected sessions of this client")
     other = dataclasses.replace(fleet.plan, plan=b"\1" * 32)
     pattern = "expected the plan that it began with"
     refused(lambda: fleet.client(2, other).answer(fleet.request(server, 2)), pattern)
@@ -227,8 +215,7 @@ def test_second_server_of_a_session_is_refused(tmp_path):
         other.receive(answer)
     server.close()
     refused(other.close, "expected one server")
-    fleet.play(server)
-    fleet.check(server, range(4))
+    fleet.finish(server, range(4))
 
 
 # --- random accidents
@@ -299,8 +286,7 @@ def test_random_accidents_lead_to_no_wrong_sum(tmp_path):
 def test_simultaneous_requests_get_one_answer(tmp_path):
     """One process that shares the folder works, the other waits and is refused."""
     fleet = Fleet(tmp_path, 5)
-    server = fleet.begin()
-    fleet.play(server, until=Type.MASKED)
+    server = fleet.begin(at=Type.MASKED)
     request = fleet.request(server, 0)
     delivery = messages.read_delivery(request, fleet.plan, "")
     other = messages.delivery_message(server.session, fleet.ids[:4], delivery.parcels[:3])
@@ -342,20 +328,17 @@ def test_neighbours_may_form_a_ring(tmp_path, monkeypatch):
     assert rosters.neighbours(b"b", [b"a", b"b", b"c"]) == (b"a", b"c")
     fleet = Fleet(tmp_path, 9)
     monkeypatch.setattr(rosters, "neighbours", ring)
-    server = fleet.begin()
-    fleet.stage(server)
+    server = fleet.begin(at=Type.SHARES)
     answers = fleet.stage(server)
     assert len(messages.read_shares(answers[0], fleet.ids[:5], "shares").sealed) == 4
     fleet.stage(server, without={4})
-    fleet.play(server)
-    fleet.check(server, set(range(9)) - {4})
+    fleet.finish(server, set(range(9)) - {4})
     # Seven of nine are enough, but each client needs four of its own five holders.
-    server = fleet.begin()
-    fleet.stage(server)
+    server = fleet.begin(at=Type.SHARES)
     fleet.stage(server, without={1, 2})
     fleet.answer(5, fleet.request(server, 5))
     pattern = "at least 4 of its 5 holders, found 3 clients"
-    refused(lambda: fleet.answer(3, fleet.request(server, 3)), pattern)
+    fleet.refuses(3, fleet.request(server, 3), pattern)
 
 
 # --- the server's view
@@ -373,9 +356,7 @@ def test_masked_values_look_uniform(tmp_path, monkeypatch, modulus):
     """A client's values are hidden by its self mask, and also by its pairwise masks."""
     parties.seeded(monkeypatch, 0)
     fleet = Fleet(tmp_path, 4, (SummedTensor("sum:0", (6400,), 50, modulus),), seed=1)
-    server = fleet.begin()
-    fleet.stage(server)
-    fleet.stage(server)
+    server = fleet.begin(at=Type.MASKED)
     kept = [SessionFolder(tmp_path / f"client{n}").read(server.session)[0] for n in range(4)]
     masked = fleet.stage(server)
     keys = [messages.read_keys(message, "") for message in kept[0]["roster"]]
@@ -478,8 +459,7 @@ def test_only_primitives_imports_cryptography():
 def test_unmasked_sum_is_on_no_disk(tmp_path):
     """Another process asks for the openings again; they are equal."""
     fleet = Fleet(tmp_path)
-    server = fleet.begin()
-    fleet.play(server, Type.OPENING)
+    server = fleet.begin(at=Type.OPENING)
     before = fleet.stage(server)
     fleet.check(server)
     sums = [value.astype("<u8").tobytes() for value in server.result().values() if value.size > 1]
