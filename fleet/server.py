@@ -13,7 +13,7 @@ import numpy as np
 
 from fleet.cohorts import Cohorts
 from fleet.members import Channel, Exchange, Members
-from fleet.node_noise.account import OpenedSums, ReleasedRounds, ServerAccount
+from fleet.node_noise.account import OpenedSums, ReleasedRounds
 from fleet.node_noise.noise import parse_node_noise
 from fleet.node_noise.server_noise import parse_server_noise
 from fleet.player import Player, secure_sums, sum_plan
@@ -159,7 +159,7 @@ class _Plan:
         self.kind, self.manifest = kind, bytes.fromhex(pinned)
         self.sums: SumPlan | None = None
         self.sessions: SessionFolder | None = None
-        self.account: ServerAccount | None = None
+        self.account: OpenedSums | ReleasedRounds | None = None
         manifest = read_manifest(export, pinned)
         self.noise = parse_server_noise(manifest)
         self.cohorts = Cohorts(
@@ -229,7 +229,7 @@ class _Plan:
                         f"last time: {e}"
                     ) from e
         account = self.account
-        if account is not None:
+        if isinstance(account, ReleasedRounds):
             account.release(self.releases_until(number), clients)
         end = self.player.end(state, sums, number, facts["clients"], len(down), facts["bytes_up"])
         row = end.row
@@ -354,10 +354,10 @@ class _Round:
     def _secure(self, sums: SumPlan) -> tuple[Sequence[bytes], bytes]:
         session = self._session(sums)
         while session.stage is not None:
-            stage = session.stage
-            if stage == Type.OPENING and self._plan.account is not None:
+            stage, account = session.stage, self._plan.account
+            if stage == Type.OPENING and isinstance(account, OpenedSums):
                 # Write the charge to disk before any node reveals shares: the round may still fail.
-                self._plan.account.open(self._started.session, session.survivors)
+                account.open(self._started.session, session.survivors)
             self.asked_to_open |= stage == Type.OPENING
             for _ in range(self._plan.settings.attempts if stage == Type.OPENING else 1):
                 self._ask(session, stage)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Optional
 
@@ -93,76 +93,23 @@ class Lines:
         return PlanError(f"{self.path}: cannot read or write ({error.strerror})")
 
 
-class ServerAccount:
-    """The privacy that the rounds of a server have spent.
+class OpenedSums:
+    """The account of a server whose nodes add the noise: the sums that it has unmasked.
 
     Args:
         path: File of the account; the caller has it locked.
         target: Maximum epsilon of any client; None for no limit.
-    """
-
-    def __init__(self, path: Path, delta: float, target: Optional[float]) -> None:
-        self.delta = delta
-        self._target = math.inf if target is None else target
-        self._file = Lines(path, "a round", self._count)
-
-    @property
-    def epsilon(self) -> float:
-        """Epsilon of everything so far."""
-        raise NotImplementedError
-
-    @property
-    def text(self) -> str:
-        """The spent privacy, for human readers."""
-        raise NotImplementedError
-
-    def check(self, clients: Iterable[bytes], number: int) -> float:
-        """Returns epsilon after a round with these clients.
-
-        Raises:
-            PlanError: The round would exceed a limit.
-        """
-        raise NotImplementedError
-
-    def open(self, session: bytes, clients: Iterable[bytes]) -> None:
-        """Counts a secure sum, each session once, before nodes are asked to unmask it.
-
-        Args:
-            clients: Identities of the clients whose values are in the sum.
-        """
-
-    def release(self, number: int, clients: Iterable[bytes]) -> None:
-        """Counts a round before its noised result is computed, once more if it is computed again.
-
-        Args:
-            clients: Identities of the clients whose values are in its sum.
-        """
-
-    def _count(self, line: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-    def _check_target(self, epsilon: float, after: str) -> None:
-        if epsilon > self._target:
-            raise PlanError(
-                f"privacy: expected an epsilon of at most {self._target:g}, after {after} it would "
-                f"be {epsilon:.6g}"
-            )
-
-
-class OpenedSums(ServerAccount):
-    """The account of a server whose nodes add the noise: the sums that it has unmasked.
-
-    Args:
         weaker: Whether a client may be in more sums than the manifest's account covers.
     """
 
     def __init__(
         self, path: Path, noise: NodeNoise, target: Optional[float] = None, weaker: bool = False
     ) -> None:
-        self._noise, self._weaker = noise, weaker
+        self._noise, self._target, self._weaker = noise, target, weaker
+        self.delta = noise.delta
         self._sums: collections.Counter[str] = collections.Counter()
         self._sessions: set[str] = set()
-        super().__init__(path, noise.delta, target)
+        self._file = Lines(path, "a sum", self._count)
 
     @property
     def opened(self) -> int:
@@ -176,7 +123,7 @@ class OpenedSums(ServerAccount):
 
     @property
     def text(self) -> str:
-        """See `ServerAccount`."""
+        """The spent privacy, for human readers."""
         return (
             f"{counted(self.opened, 'sum')} opened, epsilon {self.epsilon:.4g} at delta "
             f"{self.delta:.3g} of the node that was in the most"
@@ -187,7 +134,11 @@ class OpenedSums(ServerAccount):
         return [self._sums[client.hex()] for client in clients]
 
     def check(self, clients: Iterable[bytes], number: int = 0) -> float:
-        """See `ServerAccount.check`."""
+        """Returns epsilon after a sum of these clients.
+
+        Raises:
+            PlanError: The sum would exceed a limit.
+        """
         del number
         sums, claimed = max(self.spent(clients), default=0) + 1, len(self._noise.claimed)
         if sums > claimed and not self._weaker:
@@ -196,11 +147,14 @@ class OpenedSums(ServerAccount):
                 f"manifest's account, this would be number {sums}; --weaker_privacy allows it"
             )
         epsilon = self._noise.epsilon(sums)
-        self._check_target(epsilon, f"{counted(sums, 'sum')} with one client")
+        _check_target(self._target, epsilon, f"{counted(sums, 'sum')} with one client")
         return max(epsilon, self.epsilon)
 
     def open(self, session: bytes, clients: Iterable[bytes]) -> None:
-        """See `ServerAccount.open`.
+        """Counts a secure sum, each session once, before nodes are asked to unmask it.
+
+        Args:
+            clients: Identities of the clients whose values are in the sum.
 
         Raises:
             PlanError: See `check`; or the clients are too few. The sum must not be unmasked.
@@ -223,10 +177,12 @@ class OpenedSums(ServerAccount):
             self._sums.update(clients)
 
 
-class ReleasedRounds(ServerAccount):
+class ReleasedRounds:
     """The account of a server that adds the noise: the rounds that it has released.
 
     Args:
+        path: File of the account; the caller has it locked.
+        target: Maximum epsilon of any client; None for no limit.
         is_drawn: Whether cohorts are the plan's secret draws. Epsilon of other cohorts counts the
             rounds of each client, as if everyone knew them.
     """
@@ -234,19 +190,20 @@ class ReleasedRounds(ServerAccount):
     def __init__(
         self, path: Path, noise: ServerNoise, target: Optional[float] = None, is_drawn: bool = True
     ) -> None:
-        self._noise, self._is_drawn = noise, is_drawn
+        self._noise, self._target, self._is_drawn = noise, target, is_drawn
+        self.delta = noise.delta
         self._rounds: dict[str, set[int]] = {}
         self._last, self._all_drawn = 0, True
-        super().__init__(path, noise.delta, target)
+        self._file = Lines(path, "a round", self._count)
 
     @property
     def epsilon(self) -> float:
-        """See `ServerAccount`."""
+        """Epsilon of any client after the released rounds."""
         return self._epsilon(self._rounds, self._last, self._all_drawn)
 
     @property
     def text(self) -> str:
-        """See `ServerAccount`."""
+        """The spent privacy, for human readers."""
         cohorts = "cohorts taken as known"
         if self._all_drawn:
             cohorts = (
@@ -263,16 +220,24 @@ class ReleasedRounds(ServerAccount):
         return frozenset(self._rounds.get(client.hex(), ()))
 
     def check(self, clients: Iterable[bytes], number: int) -> float:
-        """See `ServerAccount.check`."""
+        """Returns epsilon after a round with these clients.
+
+        Raises:
+            PlanError: The round would exceed the target.
+        """
         after = dict(self._rounds)
         for client in clients:
             after[client.hex()] = {*after.get(client.hex(), ()), number}
         epsilon = self._epsilon(after, max(number, self._last), self._all_drawn and self._is_drawn)
-        self._check_target(epsilon, counted(number, "round"))
+        _check_target(self._target, epsilon, counted(number, "round"))
         return epsilon
 
     def release(self, number: int, clients: Iterable[bytes]) -> None:
-        """See `ServerAccount.release`."""
+        """Counts a round before its noised result is computed, once more if it is computed again.
+
+        Args:
+            clients: Identities of the clients whose values are in its sum.
+        """
         names = sorted({client.hex() for client in clients})
         self._file.append({"round": number, "clients": names, "drawn": self._is_drawn})
 
@@ -290,6 +255,14 @@ class ReleasedRounds(ServerAccount):
             self._rounds.setdefault(str(client), set()).add(number)
 
 
+def _check_target(target: Optional[float], epsilon: float, after: str) -> None:
+    if target is not None and epsilon > target:
+        raise PlanError(
+            f"privacy: expected an epsilon of at most {target:g}, after {after} it would be "
+            f"{epsilon:.6g}"
+        )
+
+
 class NodeAccount:
     """A node's account: the sums that may contain its values, each with its own plan's noise.
 
@@ -304,7 +277,14 @@ class NodeAccount:
         self._file = Lines(path, "a sum and its noise", self._count)
 
     def _count(self, line: dict[str, Any]) -> None:
-        self._sessions[str(line["session"])] = SkellamSum.from_json(line)
+        groups = tuple((int(norm), float(mu), int(size)) for norm, mu, size in line["groups"])
+        coin = Fraction(*map(int, line["takes_part"]))
+        self._sessions[str(line["session"])] = SkellamSum(groups, coin)
+
+    @property
+    def sums(self) -> collections.Counter[SkellamSum]:
+        """Number of sums with each noise."""
+        return collections.Counter(self._sessions.values())
 
     def charge(self, session: bytes) -> None:
         """Counts a sum before the node's values leave it, each session once.
@@ -315,7 +295,14 @@ class NodeAccount:
         if session.hex() in self._sessions:
             return
         noise = self._noise.in_sum
-        self._limits.check_sums(collections.Counter([*self._sessions.values(), noise]))
-        # The multiplier and delta are for human readers; the other numbers determine epsilon.
-        about = {"noise_multiplier": self._noise.noise_multiplier, "delta": self._noise.delta}
-        self._file.append({"session": session.hex(), **noise.to_json(), **about})
+        self._limits.check_sums(self.sums + collections.Counter([noise]))
+        self._file.append(
+            {
+                "session": session.hex(),
+                "groups": noise.groups,
+                "takes_part": noise.takes_part.as_integer_ratio(),
+                # For human readers; the other numbers determine epsilon.
+                "noise_multiplier": self._noise.noise_multiplier,
+                "delta": self._noise.delta,
+            }
+        )

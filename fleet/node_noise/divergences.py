@@ -11,7 +11,6 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -42,23 +41,6 @@ class SkellamSum:
 
     groups: tuple[tuple[int, float, int], ...]
     takes_part: Fraction
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> SkellamSum:
-        """Returns the sum of `to_json`.
-
-        Raises:
-            KeyError, TypeError, ValueError, ZeroDivisionError: If the value has another form.
-        """
-        groups = tuple((int(norm), float(mu), int(size)) for norm, mu, size in value["groups"])
-        return cls(groups, Fraction(*map(int, value["takes_part"])))
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the numbers as JSON has them."""
-        return {
-            "groups": [list(group) for group in self.groups],
-            "takes_part": [self.takes_part.numerator, self.takes_part.denominator],
-        }
 
 
 @functools.lru_cache(maxsize=64)
