@@ -23,6 +23,10 @@ from plan_runner.play import check_sandbox
 
 _PACKAGE = Path(__file__).resolve().parent
 _FUNCTION = "fleet.playing:play_requests"
+# Exceptions of reading the files of a process that has been taken over.
+_MALFORMED = (
+    *(ArithmeticError, AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +113,13 @@ class Player:
     def about(self) -> About:
         """The facts about the plan."""
         with self._results("about", "loading the plan", {}) as results:
-            about = json.loads(results[REPORT])
-            secure = (SummedTensor(n, tuple(s), b, m) for n, s, b, m in about.pop("secure"))
-            return About(secure=tuple(secure), **about)
+            kind, secure, most, minimum = json.loads(results[REPORT])
+            tensors = (
+                SummedTensor(str(name), tuple(map(int, shape)), int(bound), int(modulus))
+                for name, shape, bound, modulus in secure
+            )
+            max_clients = None if most is None else int(most)
+            return About(str(kind), tuple(tensors), max_clients, int(minimum))
 
     def evaluated(self, state: bytes, trained: bytes) -> bytes:
         """Returns the state before an evaluation's round.
@@ -222,7 +230,7 @@ class Player:
             except BaseException:
                 self._worker.end()
                 raise
-        except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as e:
+        except _MALFORMED as e:
             if isinstance(e, ERRORS):
                 raise
             raise PlanError(f"{step}: expected results, found malformed ones ({e!r:.100})") from e

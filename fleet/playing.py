@@ -98,27 +98,19 @@ class _Playing:
 
     def _about(self, files: Files) -> Files:
         del files
-        manifest = self._manifest
-        about = {
-            "kind": manifest.kind,
-            "secure": list(self._secure_tensors()),
-            "max_clients": manifest.max_clients,
-            "min_clients": max(manifest.min_clients, 0 if manifest.has_noise else 1),
-        }
+        manifest, secure = self._manifest, []
+        if isinstance(self._profile, SecureProfile):
+            if manifest.max_clients is None:
+                raise PlanError(
+                    "manifest.json: privacy: expected maximum_clients_per_round, found none: "
+                    "clients have to know the modulus of their sums before they know of each other"
+                )
+            for name, tensor in sorted(self._profile.tensors.items()):
+                shape = [size or 0 for size in tensor.kind.shape]
+                secure.append((name, shape, tensor.modulus, tensor.modulus))
+        min_clients = max(manifest.min_clients, 0 if manifest.has_noise else 1)
+        about = (manifest.kind, secure, manifest.max_clients, min_clients)
         return {REPORT: json.dumps(about).encode()}
-
-    def _secure_tensors(self) -> Iterator[tuple[str, Sequence[int], int, int]]:
-        """Yields the arguments of each `SummedTensor`."""
-        if not isinstance(self._profile, SecureProfile):
-            return
-        if self._manifest.max_clients is None:
-            raise PlanError(
-                "manifest.json: privacy: expected maximum_clients_per_round, found none: clients "
-                "have to know the modulus of their sums before they know of each other"
-            )
-        for name, tensor in sorted(self._profile.tensors.items()):
-            shape = [size or 0 for size in tensor.kind.shape]
-            yield name, shape, tensor.modulus, tensor.modulus
 
     def _evaluated(self, files: Files) -> Files:
         """Returns the state of the evaluation with the weights of the training."""

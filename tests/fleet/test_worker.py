@@ -1,6 +1,7 @@
 """Files and results of the process that runs a player's plan."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -36,11 +37,17 @@ def test_invalid_sizes_raise_caught_errors(shared, sizes):
 
 def sends_malformed_results(payload, listener, folder):
     """Results of a process that has been taken over."""
-    files = {REPORT: b"3", STATE: b"", VALUES: b"no archive"}
+    report = (Path(payload["export"]) / "report").read_bytes()
+    files = {REPORT: report, STATE: b"", VALUES: b"no archive"}
     return serve(lambda request, received: files, listener, payload[SHARED])
 
 
-def test_process_with_malformed_results_is_ended(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "report",
+    [b"3", b'["training", [], "many", 1]', b'["training", [["a", [1e400], 2, 2]], 5, 1]'],
+)
+def test_process_with_malformed_results_is_ended(monkeypatch, tmp_path, report):
+    (tmp_path / "report").write_bytes(report)
     function = f"{__name__}:{sends_malformed_results.__name__}"
     monkeypatch.setattr("fleet.player._FUNCTION", function)
     player = Player(tmp_path, "0" * 64, trust=True)
