@@ -80,14 +80,14 @@ class FleetServer:
         weaker_privacy: bool = False,
     ) -> None:
         identities = read_roster(settings.roster)
-        exports_of_kinds = {TRAINING: (settings.export, 1)}
+        exports_by_kind = {TRAINING: (settings.export, 1)}
         if settings.evaluation is not None:
-            exports_of_kinds[EVALUATION] = settings.evaluation.export, settings.evaluation.every
+            exports_by_kind[EVALUATION] = settings.evaluation.export, settings.evaluation.every
         with contextlib.ExitStack() as stack:
             folder = StateFolder(settings.state, listener.step)
             stack.callback(folder.close)
             self._plans: dict[str, _Plan] = {}
-            for kind, (export, every) in exports_of_kinds.items():
+            for kind, (export, every) in exports_by_kind.items():
                 pinned = manifest_sha256(export)
                 executor = player(export, pinned, settings.limits, settings.trust)
                 stack.callback(executor.close)

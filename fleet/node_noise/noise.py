@@ -328,8 +328,8 @@ def _node_noise(entry: dict[str, Any]) -> NodeNoise:
     return noise
 
 
-def check_all(expected: Mapping[str, bool], where: str, found: object) -> None:
+def check_all(expected: Mapping[str, bool], where: str, actual: object) -> None:
     """Checks conditions, whose keys describe the expected numbers."""
     for words, holds in expected.items():
         if not holds:
-            raise PlanError(f"{where}: expected {words}; found {found}")
+            raise PlanError(f"{where}: expected {words}; found {actual}")
