@@ -28,6 +28,7 @@ from fleet.state_folder import DRAWN, GIVEN_UP, RoundJournal, StartedRound, Stat
 from fleet.wire import Kind, Message, decoded
 from plan_runner.errors import PlanError
 from plan_runner.export import TRAINING, Limits
+from tests import golden
 
 _NODE = f"""
 export = "export"
@@ -91,42 +92,16 @@ def test_paths_are_relative_to_the_file(tmp_path):
     assert read_server_settings(tmp_path / "server.toml").timeouts == Timeouts(work=5.0)
 
 
-@pytest.mark.parametrize(
-    ("added", "setting"),
-    [
-        ("cohort = 3", "expected some of export, roster, state,"),
-        ("cohort_size = 'x'", "cohort_size: expected an integer"),
-        ("cohort_size = true", "cohort_size: expected an integer"),
-        ("cohort_size = 2", "cohort_size: expected at least 3"),
-        ("timeouts = { work = 0 }", "timeouts: work: expected seconds"),
-        ("timeouts = { patience = 0.5 }", "timeouts: patience: expected at least 1"),
-        ("timeouts = 3", "timeouts: expected a table"),
-        ("evaluation = { every = 2 }", "evaluation: expected export, found none"),
-        ("target_epsilon = 0", "target_epsilon: expected a number above 0"),
-        ("export = 'again'", "expected a TOML file, cannot read it (Cannot overwrite a value"),
-    ],
-)
-def test_server_settings_reject_invalid_values(tmp_path, added, setting):
-    file = tmp_path / "server.toml"
-    file.write_text(f"{_SERVER}{added}\n")
-    assert f"{file}: {setting}" in refused(read_server_settings, file)
+@golden.values
+def test_server_settings_reject_invalid_values(tmp_path, case):
+    (tmp_path / "server.toml").write_text(f"{_SERVER}{case}\n")
+    return refused(read_server_settings, tmp_path / "server.toml")
 
 
-@pytest.mark.parametrize(
-    ("data", "setting"),
-    [
-        ("load = 'a.py', store = 's'", "expected one of tfrecord, store, load, found store, load"),
-        ("config = { a = 1 }", "expected one of tfrecord, store, load, found none"),
-        ("store = 's'", "store: expected the client"),
-        ("load = 'a.py', client = 'a'", "client has no effect"),
-        ("tfrecord = 'a', split = 'test'", "split has no effect"),
-        ("tfrecord = 'a', config = { a = 1 }", "config has no effect"),
-        ("store = 's', client = 3", "client: expected a string"),
-    ],
-)
-def test_data_settings_reject_invalid_values(tmp_path, data, setting):
-    (tmp_path / "node.toml").write_text(f"{_NODE}data = {{ {data} }}\n")
-    assert f"data: {setting}" in refused(read_node_settings, tmp_path / "node.toml")
+@golden.values
+def test_data_settings_reject_invalid_values(tmp_path, case):
+    (tmp_path / "node.toml").write_text(f"{_NODE}data = {{ {case} }}\n")
+    return refused(read_node_settings, tmp_path / "node.toml")
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o600])
@@ -142,18 +117,10 @@ def test_identity_needs_mode_600(tmp_path, mode):
         assert "found mode 644: chmod 600" in refused(read_identity, key)
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (f'a = "{"ab" * 32}"\nb = "{"ab" * 32}"\n', "b: expected a distinct key, found a's"),
-        ("a = 'x'\n", "a: expected 64 hexadecimal digits"),
-        ("", "expected identities"),
-    ],
-)
-def test_roster_rejects_invalid_identities(tmp_path, content, expected):
-    roster = tmp_path / "roster.toml"
-    roster.write_text(content)
-    assert expected in refused(read_roster, roster)
+@golden.values
+def test_roster_rejects_invalid_identities(tmp_path, case):
+    (tmp_path / "roster.toml").write_text(case)
+    return refused(read_roster, tmp_path / "roster.toml")
 
 
 def test_missing_files_raise_plan_errors(tmp_path):
