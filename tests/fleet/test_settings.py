@@ -26,9 +26,9 @@ from fleet.settings import (
 )
 from fleet.state_folder import DRAWN, GIVEN_UP, RoundJournal, StartedRound, StateFolder
 from fleet.wire import Kind, Message, decoded
-from plan_runner.errors import PlanError
 from plan_runner.export import TRAINING, Limits
 from tests import golden
+from tests.plan_runner.refusals import refusal
 
 _NODE = f"""
 export = "export"
@@ -41,13 +41,6 @@ limits = {{ max_records = 7 }}
 _DATA = "data = { tfrecord = 'a.tfrecord' }\n"
 _SERVER = 'export = "export"\nroster = "roster.toml"\nstate = "state"\n'
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "fleet_settings.md"
-
-
-def refused(function, *arguments) -> str:
-    with pytest.raises(PlanError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +88,13 @@ def test_paths_are_relative_to_the_file(tmp_path):
 @golden.values
 def test_server_settings_reject_invalid_values(tmp_path, case):
     (tmp_path / "server.toml").write_text(f"{_SERVER}{case}\n")
-    return refused(read_server_settings, tmp_path / "server.toml")
+    return refusal(read_server_settings, tmp_path / "server.toml")
 
 
 @golden.values
 def test_data_settings_reject_invalid_values(tmp_path, case):
     (tmp_path / "node.toml").write_text(f"{_NODE}data = {{ {case} }}\n")
-    return refused(read_node_settings, tmp_path / "node.toml")
+    return refusal(read_node_settings, tmp_path / "node.toml")
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o600])
@@ -112,23 +105,23 @@ def test_identity_needs_mode_600(tmp_path, mode):
     if mode == 0o600:
         assert read_identity(key) == b"\xab" * 32
         key.write_text("ab")
-        assert "64 hexadecimal digits, found 2" in refused(read_identity, key)
+        assert "64 hexadecimal digits, found 2" in refusal(read_identity, key)
     else:
-        assert "found mode 644: chmod 600" in refused(read_identity, key)
+        assert "found mode 644: chmod 600" in refusal(read_identity, key)
 
 
 @golden.values
 def test_roster_rejects_invalid_identities(tmp_path, case):
     (tmp_path / "roster.toml").write_text(case)
-    return refused(read_roster, tmp_path / "roster.toml")
+    return refusal(read_roster, tmp_path / "roster.toml")
 
 
 def test_missing_files_raise_plan_errors(tmp_path):
-    assert "cannot read it (No such file" in refused(read_node_settings, tmp_path / "node.toml")
-    assert "expected the file manifest.json, found none" in refused(manifest_sha256, tmp_path)
-    assert "expected the folder of an export" in refused(manifest_sha256, tmp_path / "export")
+    assert "cannot read it (No such file" in refusal(read_node_settings, tmp_path / "node.toml")
+    assert "expected the file manifest.json, found none" in refusal(manifest_sha256, tmp_path)
+    assert "expected the folder of an export" in refusal(manifest_sha256, tmp_path / "export")
     (tmp_path / "node.toml").write_text(_NODE.replace("0" * 64, "x") + _DATA)
-    assert "manifest_sha256: expected 64" in refused(read_node_settings, tmp_path / "node.toml")
+    assert "manifest_sha256: expected 64" in refusal(read_node_settings, tmp_path / "node.toml")
 
 
 def test_message_has_one_form():
@@ -137,10 +130,10 @@ def test_message_has_one_form():
     read = decoded(data, "here")
     assert (read.kind, read.head, read.parts) == (Kind.WORK, {"tag": "x"}, (b"", b"abc"))
     for end in range(len(data)):
-        assert refused(decoded, data[:end], "here").startswith("here: expected ")
-    assert "parts that fill the message" in refused(decoded, data + b"x", "here")
-    assert "expected a known kind" in refused(decoded, data[:6] + b"\xff" + data[7:], "here")
-    assert "tag: expected int, found str" in refused(read.get, "tag", int)
+        assert refusal(decoded, data[:end], "here").startswith("here: expected ")
+    assert "parts that fill the message" in refusal(decoded, data + b"x", "here")
+    assert "expected a known kind" in refusal(decoded, data[:6] + b"\xff" + data[7:], "here")
+    assert "tag: expected int, found str" in refusal(read.get, "tag", int)
 
 
 def opened(folder) -> tuple[StateFolder, RoundJournal]:
@@ -150,7 +143,7 @@ def opened(folder) -> tuple[StateFolder, RoundJournal]:
 
 def test_state_folder_has_one_server(tmp_path):
     kept, _ = opened(tmp_path)
-    assert "expected one server" in refused(StateFolder, tmp_path)
+    assert "expected one server" in refusal(StateFolder, tmp_path)
     kept.close()
     StateFolder(tmp_path).close()
 
@@ -180,12 +173,12 @@ def test_journal_resumes_after_each_step(tmp_path):
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == row
     kept.close()
     (tmp_path / "server_state.ckpt").write_bytes(b"other")
-    assert "expected the state after round 1, with the sha256" in refused(opened, tmp_path)
+    assert "expected the state after round 1, with the sha256" in refusal(opened, tmp_path)
 
 
 def test_changed_journal_is_refused(tmp_path):
     kept, _ = opened(tmp_path)
-    result = refused(RoundJournal, kept, TRAINING, "1" * 64, b"initial")
+    result = refusal(RoundJournal, kept, TRAINING, "1" * 64, b"initial")
     assert "expected rounds of the manifest 1111" in result
     kept.close()
     for line in (
@@ -198,7 +191,7 @@ def test_changed_journal_is_refused(tmp_path):
         '[["event", "begun"], ["kind", "training"]]',
     ):
         (tmp_path / "rounds.jsonl").write_text(f"{line}\n")
-        assert "rounds.jsonl, line 1: expected" in refused(opened, tmp_path)
+        assert "rounds.jsonl, line 1: expected" in refusal(opened, tmp_path)
 
 
 def test_journal_without_plan_keeps_the_state(tmp_path):
@@ -213,14 +206,14 @@ def test_journal_without_plan_keeps_the_state(tmp_path):
     events = (tmp_path / "rounds.jsonl").read_bytes().removeprefix(begun)
     (tmp_path / "rounds.jsonl").write_bytes(events)
     kept = StateFolder(tmp_path)
-    assert "rounds.jsonl: expected the plan of the state" in refused(
+    assert "rounds.jsonl: expected the plan of the state" in refusal(
         RoundJournal, kept, TRAINING, "0" * 64, b"initial"
     )
     kept.close()
     (tmp_path / "rounds.jsonl").write_bytes(b"")
     (tmp_path / "server_state.ckpt").write_bytes(b"after")
     kept = StateFolder(tmp_path)
-    assert "rounds.jsonl: expected the plan of the state" in refused(
+    assert "rounds.jsonl: expected the plan of the state" in refusal(
         RoundJournal, kept, TRAINING, "0" * 64, b"initial"
     )
     kept.close()
@@ -250,6 +243,6 @@ def test_full_disk_leaves_complete_events(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    assert "(No space left on device)" in refused(track.write, GIVEN_UP, 1)
+    assert "(No space left on device)" in refusal(track.write, GIVEN_UP, 1)
     assert (tmp_path / "rounds.jsonl").read_bytes() == before
     kept.close()

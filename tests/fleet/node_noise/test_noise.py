@@ -19,6 +19,7 @@ from fleet.secure_aggregation.sum_plan import SummedTensor
 from plan_runner.errors import PlanError
 from tests import golden
 from tests.fleet.secure_aggregation.parties import Fleet
+from tests.plan_runner.refusals import refusal
 
 _VARIANCES = [Fraction(1, 100), Fraction(1, 3), Fraction(6), Fraction(250)]
 # Number of values of the digits in the first word.
@@ -281,7 +282,7 @@ def test_node_account_stops_at_limits(limits, expected, tmp_path):
 
 @golden.values
 def test_invalid_privacy_requirements_are_refused(case):
-    return refused(PrivacyRequirements(**case).check, "privacy")
+    return refusal(PrivacyRequirements(**case).check, "privacy")
 
 
 def test_node_refuses_less_noise_than_required():
@@ -349,20 +350,13 @@ def test_noise_is_of_its_mechanism():
 def test_invalid_noise_of_nodes_is_refused(case):
     group = {**_GROUP_ENTRY, **case.pop("group", {})}
     entry = {**_DISTRIBUTED, "groups": [group], **case}
-    return refused(parse_node_noise, _manifest(entry))
+    return refusal(parse_node_noise, _manifest(entry))
 
 
 @golden.values
 def test_invalid_noise_of_servers_is_refused(case):
     draw = {**_CENTRAL["draw"], **case.pop("draw", {})}
-    return refused(parse_server_noise, _manifest({**_CENTRAL, "draw": draw, **case}))
-
-
-def refused(function, *arguments) -> str:
-    with pytest.raises(PlanError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refusal(parse_server_noise, _manifest({**_CENTRAL, "draw": draw, **case}))
 
 
 def _manifest(entry) -> bytes:

@@ -15,6 +15,7 @@ from plan_runner.export import check_frames, open_export, read_arrays
 from plan_runner.graph_check import check_bounds, tensor_bytes
 from tests import golden
 from tests.plan_runner.exports import rehash, write_client
+from tests.plan_runner.refusals import refusal
 
 
 @pytest.fixture
@@ -23,11 +24,7 @@ def folder(exports, tmp_path):
 
 
 def refused(folder) -> str:
-    with pytest.raises(PlanError) as caught:
-        open_export(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+    return refusal(open_export, folder)
 
 
 def change(folder, **changes):

@@ -10,20 +10,17 @@ from google.protobuf import descriptor_pb2
 from tensorflow.core.protobuf import saver_pb2
 
 from plan_runner import plan_pb2
-from plan_runner.errors import PlanError
 from plan_runner.plan_messages import parse_plan
 from plan_runner.rounds import load_profile
 from tests import golden
 from tests.plan_runner.plans import SIDE, spec
+from tests.plan_runner.refusals import refusal
 
 
 def refused(profile, plan) -> str:
     """Returns the error of parsing and loading a plan."""
     content = plan if isinstance(plan, bytes) else plan.SerializeToString()
-    with pytest.raises(PlanError) as caught:
-        load_profile(profile, parse_plan(content, "plan.pb"))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refusal(lambda: load_profile(profile, parse_plan(content, "plan.pb")))
 
 
 @pytest.fixture

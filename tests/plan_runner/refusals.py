@@ -1,0 +1,15 @@
+"""Messages of refusals."""
+
+from typing import Any, Callable
+
+import pytest
+
+from plan_runner.errors import PlanError
+
+
+def refusal(function: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
+    """Returns the one-line message of a call that raises `PlanError`."""
+    with pytest.raises(PlanError) as error:
+        function(*arguments, **settings)
+    assert "\n" not in str(error.value)
+    return str(error.value)
