@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from fleet.node_noise.skellam import Draw, skellam
 from fleet.player import Player
 from fleet.secure_aggregation import primitives
 from fleet.secure_aggregation.messages import Type
+from fleet.server import FleetServer
 from fleet.settings import (
     DataSettings,
     NodeSettings,
@@ -23,6 +24,7 @@ from fleet.settings import (
 )
 from fleet.wire import Kind, decoded, refused, tag_of, tagged
 from plan_runner.export import Limits
+from tests.plan_runner.harness import call
 
 # Nodes answer at once, so the server waits only for lost answers.
 TIMEOUTS = Timeouts(0.5, 0.5, 0.5)
@@ -162,6 +164,37 @@ class Fleet:
             if name not in self._nodes:
                 self._nodes[name] = self.node(self.node_settings(name, **changes))
         return self._nodes
+
+    def serve(
+        self,
+        state: Path,
+        rounds: int,
+        channel: LocalChannel,
+        stop: str = "",
+        player: Callable[..., Any] | None = None,
+        weaker_privacy: bool = False,
+        **changes: Any,
+    ) -> Recorder:
+        """Runs rounds of a server with this folder; returns its listener."""
+        recorder = Recorder(stop)
+        settings = self.server_settings(state=state, **changes)
+        server = FleetServer(settings, channel, recorder, player or self.player, weaker_privacy)
+        try:
+            server.run(rounds)
+        except Stopped:
+            assert stop
+        finally:
+            server.close()
+        return recorder
+
+    def simulated(self, folder: Path, cohorts: Iterable[Sequence[str]]) -> bytes:
+        """Returns the state of run_plan with the same cohorts."""
+        file = folder / "cohorts.txt"
+        file.write_text("".join(f"{','.join(names)}\n" for names in cohorts))
+        places = [f"--plan={self.export}", f"--clients={self.clients}", f"--cohorts={file}"]
+        outcome = call(*places, f"--output={folder / 'run_plan'}", "--trust")
+        assert outcome.status == 0, outcome
+        return (folder / "run_plan" / "server_state.ckpt").read_bytes()
 
     def close(self) -> None:
         for node in self._nodes.values():

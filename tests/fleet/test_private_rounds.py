@@ -12,7 +12,6 @@ from fleet.demo import Demo
 from fleet.node_noise.noise import PrivacyRequirements, parse_node_noise
 from fleet.node_noise.skellam import skellam
 from fleet.player import Player
-from fleet.server import FleetServer
 from fleet.settings import DataSettings
 from fleet.state_folder import sums_file
 from plan_runner.client import read_records
@@ -21,7 +20,7 @@ from plan_runner.export import read_manifest
 from plan_runner.graph_session import read_checkpoint
 from tests.data.stores import write_store
 from tests.fleet.comparison import moments_of, noise_in_units
-from tests.fleet.fleet import Fleet, LocalChannel, Recorder
+from tests.fleet.fleet import Fleet, LocalChannel
 from tests.plan_runner.harness import call
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
@@ -110,40 +109,23 @@ def test_rounds_differ_by_the_nodes_noise(exported, fleet, tmp_path):
             )
             for node in fleet.names
         }
-        settings = fleet.server_settings(
-            state=tmp_path / name / "server", trust=True, keeps_sums=True
-        )
-        recorder, result = Recorder(), []
+        state, result = tmp_path / name / "server", []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 Player,
                 "end",
                 lambda self, *args, end=Player.end, f=result: f.append(args) or end(self, *args),
             )
-            server = FleetServer(settings, LocalChannel(nodes), recorder, fleet.player)
-            try:
-                server.run(1)
-            finally:
-                server.close()
-        opened[name] = (result[0][1], tmp_path / name / "server")
-        kept = (tmp_path / name / "server" / sums_file("training", 1)).read_bytes()
+            recorder = fleet.serve(state, 1, LocalChannel(nodes), trust=True, keeps_sums=True)
+        opened[name] = (result[0][1], state)
+        kept = (state / sums_file("training", 1)).read_bytes()
         assert kept == opened[name][0]
         assert any("1 sum opened, epsilon" in line for line in recorder.lines)
-        account = (tmp_path / name / "server" / "training_account.jsonl").read_text()
+        account = (state / "training_account.jsonl").read_text()
         assert len(json.loads(account)["clients"]) == 4
-    file = tmp_path / "cohorts.txt"
-    file.write_text(",".join(fleet.names) + "\n")
-    outcome = call(
-        f"--plan={exported}",
-        f"--clients={fleet.clients}",
-        f"--cohorts={file}",
-        f"--output={tmp_path / 'run_plan'}",
-        "--trust",
-    )
-    assert outcome.status == 0, outcome
-    state = (tmp_path / "run_plan" / "server_state.ckpt").read_bytes()
     plain, noised = (_state(opened[name][1]) for name in ("plain", "noised"))
-    assert plain == state and noised != state
+    expected = fleet.simulated(tmp_path, [fleet.names])
+    assert plain == expected and noised != expected
     assert len(drawn) == 4 * sum(len(group.tensors) for group in _noise(exported).groups)
     _check_sums(exported, opened["plain"][0], opened["noised"][0], drawn)
 

@@ -18,9 +18,8 @@ from fleet.node_noise.account import ReleasedRounds
 from fleet.node_noise.server_noise import Draw as PlannedDraw
 from fleet.node_noise.server_noise import ServerNoise
 from fleet.player import About, RoundEnd
-from fleet.server import FleetServer
 from plan_runner.errors import PlanError
-from tests.fleet.fleet import Fleet, LocalChannel, Recorder, Stopped
+from tests.fleet.fleet import Fleet, LocalChannel
 
 _Z, _DELTA = 2.0, 1 / 640
 _POISSON = {
@@ -125,16 +124,8 @@ class _Served:
         self.channel = LocalChannel(self.fleet.nodes())
 
     def run(self, rounds, weaker=False, stop="", **settings):
-        recorder = Recorder(stop)
-        given = self.fleet.server_settings(state=self.folder / "server", **settings)
-        server = FleetServer(given, self.channel, recorder, self.fleet.player, weaker)
-        try:
-            server.run(rounds)
-        except Stopped:
-            assert stop
-        finally:
-            server.close()
-        return recorder
+        state, player = self.folder / "server", self.fleet.player
+        return self.fleet.serve(state, rounds, self.channel, stop, player, weaker, **settings)
 
     def events(self, name):
         path = self.folder / "server" / "rounds.jsonl"

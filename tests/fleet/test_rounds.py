@@ -9,14 +9,12 @@ import pytest
 
 from fleet.player import Player, sum_plan
 from fleet.secure_aggregation.messages import Type, list_message
-from fleet.server import FleetServer
 from fleet.settings import Timeouts, manifest_sha256
 from fleet.wire import Kind, Message, decoded, refusal_text
 from plan_runner.errors import PlanError
 from plan_runner.export import DEFAULT_LIMITS
-from tests.fleet.fleet import Fleet, LocalChannel, Recorder, Stopped
+from tests.fleet.fleet import Fleet, LocalChannel
 from tests.plan_runner.exports import rehash, write_clients
-from tests.plan_runner.harness import call
 
 _CLIENTS = {"ann": [(1.0, 4), (2.0, 5)], "bob": [(3.0, 6)], "cyd": [], "dee": [(0.1, 1)] * 3}
 # Requests in order, and whether the sum has a node that does not answer.
@@ -43,21 +41,6 @@ def secure_fleet(fleet):
     return fleet
 
 
-def expected(fleet, folder, cohorts) -> bytes:
-    """Returns the state of run_plan with the same cohorts."""
-    file = folder / "cohorts.txt"
-    file.write_text("".join(f"{','.join(names)}\n" for names in cohorts))
-    outcome = call(
-        f"--plan={fleet.export}",
-        f"--clients={fleet.clients}",
-        f"--cohorts={file}",
-        f"--output={folder / 'run_plan'}",
-        "--trust",
-    )
-    assert outcome.status == 0, outcome
-    return (folder / "run_plan" / "server_state.ckpt").read_bytes()
-
-
 def metrics(folder):
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line)["metrics"] for line in lines]
@@ -65,16 +48,9 @@ def metrics(folder):
 
 def served(fleet, folder, rounds, channel=None, stop="", player=None, **changes):
     """Runs rounds; returns the listener."""
-    recorder, channel = Recorder(stop), channel or LocalChannel(fleet.nodes())
-    settings = fleet.server_settings(state=folder / "server", **{"cohort_size": 4, **changes})
-    server = FleetServer(settings, channel, recorder, player or fleet.player)
-    try:
-        server.run(rounds)
-    except Stopped:
-        assert stop
-    finally:
-        server.close()
-    return recorder
+    channel = channel or LocalChannel(fleet.nodes())
+    changes = {"cohort_size": 4, **changes}
+    return fleet.serve(folder / "server", rounds, channel, stop, player, **changes)
 
 
 def state(folder) -> bytes:
@@ -91,7 +67,7 @@ def events(folder, *names):
 def test_resumed_rounds_equal_run_plan(fleet, tmp_path):
     served(fleet, tmp_path, 3, stop="training 2: next state written")
     recorder = served(fleet, tmp_path, 3, player=Player)
-    assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names] * 3)
+    assert state(tmp_path) == fleet.simulated(tmp_path, [fleet.names] * 3)
     assert metrics(tmp_path / "server") == metrics(tmp_path / "run_plan")
     assert len(recorder.lines) == 2
 
@@ -114,7 +90,7 @@ def test_node_dead_at_any_stage_is_excluded(fleet, tmp_path):
     channel.lost = is_lost
     recorder = served(fleet, tmp_path, len(stages), channel, rest_rounds=0)
     assert [event["names"] for event in events(tmp_path, "done")] == cohorts
-    assert state(tmp_path) == expected(fleet, tmp_path, cohorts)
+    assert state(tmp_path) == fleet.simulated(tmp_path, cohorts)
     assert sum("no answer" in line for line in recorder.lines) >= len(stages)
 
 
@@ -134,7 +110,7 @@ def test_server_killed_at_any_step_resumes(fleet, tmp_path):
         # The server does not ask again for answers on the disk.
         assert asked == set(_STAGES[fleet.profile]) - set(_done(fleet.profile, steps, step))
     rounds = len(steps)
-    assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names] * rounds)
+    assert state(tmp_path) == fleet.simulated(tmp_path, [fleet.names] * rounds)
     assert [event["round"] for event in events(tmp_path, "begun")] == [*range(1, rounds + 1)]
     assert not events(tmp_path, "given up")
     assert not list((tmp_path / "server").glob("*_sums"))
@@ -163,7 +139,7 @@ def test_too_few_nodes_raise_plan_error(fleet, tmp_path):
     assert len({event["session"] for event in events(tmp_path, "begun")}) == 2
     # The round runs with new keys when they are back.
     served(fleet, tmp_path, 1)
-    assert state(tmp_path) == expected(fleet, tmp_path, [fleet.names])
+    assert state(tmp_path) == fleet.simulated(tmp_path, [fleet.names])
 
 
 @pytest.mark.slow
@@ -220,7 +196,7 @@ def test_server_repeats_requests_for_openings(secure_fleet, tmp_path):
     channel.lost = is_lost
     served(secure_fleet, tmp_path, 1, channel)
     assert not lost
-    assert state(tmp_path) == expected(secure_fleet, tmp_path, [secure_fleet.names])
+    assert state(tmp_path) == secure_fleet.simulated(tmp_path, [secure_fleet.names])
 
 
 @pytest.mark.slow
