@@ -145,10 +145,11 @@ def seeded(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(primitives, "random_bytes", generator.bytes)
 
 
-def refused(call: Callable[[], object], pattern: str, culprit: bytes | None = None) -> None:
-    """Checks that a call raises a one-line `SumError`, with the client at fault if given."""
+def refused(call: Callable[[], object], pattern: str = "", culprit: bytes | None = None) -> str:
+    """Returns the one-line `SumError` of a call, with the client at fault if given."""
     with pytest.raises(SumError, match=pattern) as error:
         call()
     assert "\n" not in str(error.value)
     if culprit is not None:
         assert error.value.client == culprit
+    return str(error.value)

@@ -19,6 +19,7 @@ from fleet.secure_aggregation.errors import ProtocolError, SumError
 from fleet.secure_aggregation.messages import Type
 from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.sum_plan import Identities, SummedTensor
+from tests import golden
 from tests.fleet.secure_aggregation import parties
 from tests.fleet.secure_aggregation.parties import Fleet, refused
 
@@ -393,53 +394,27 @@ def test_masked_values_look_uniform(tmp_path, monkeypatch, modulus):
 # --- invalid values and plans
 
 
-@pytest.mark.parametrize(
-    ("value", "pattern"),
-    [
-        (np.array([0, 5]), "found 5"),
-        (np.array([-1, 0]), "found -1"),
-        (np.array([0.0, 1.0]), "found float64"),
-        (np.array([0]), r"of the shape \(1,\)"),
-        (np.array([1 << 63, 0], np.uint64), f"found {1 << 63}"),
-    ],
-)
-def test_invalid_values_are_not_masked(tmp_path, value, pattern):
-    fleet = Fleet(tmp_path, 3, (SummedTensor("sum:0", (2,), 5, 16),))
-    for name, expected in (("sum:0", pattern), ("other:0", r"expected the tensors \['sum:0'\]")):
-        with pytest.raises(SumError, match=expected):
-            fleet.plan.check_values({name: value}, "values")
+@golden.values
+def test_invalid_values_are_not_masked(tmp_path, case):
+    plan = Fleet(tmp_path, 3, (SummedTensor("sum:0", (2,), 5, 16),)).plan
+    return refused(lambda: plan.check_values(case, "values"))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"plan": b"short"},
-        {"tensors": ()},
-        {"tensors": parties.TENSORS * 2},
-        {"max_clients": 1 << 16},
-        {"max_clients": 2},
-        {"min_clients": 2},
-    ],
-)
-def test_invalid_sum_plans_are_refused(tmp_path, fields):
+@golden.values
+def test_invalid_sum_plans_are_refused(tmp_path, case):
     plan = Fleet(tmp_path).plan
-    refused(lambda: dataclasses.replace(plan, **fields), "expected")
+    fields = {"tensors": plan.tensors * case.pop("copies", 1), **case}
+    return refused(lambda: dataclasses.replace(plan, **fields))
 
 
-@pytest.mark.parametrize(
-    ("shape", "bound", "modulus"),
-    [((1,), 0, 5), ((1,), 6, 5), ((1,), 5, (1 << 64) + 1), ((-1,), 1, 1)],
-)
-def test_invalid_tensors_are_refused(shape, bound, modulus):
-    refused(lambda: SummedTensor("sum:0", shape, bound, modulus), "sum:0: expected")
+@golden.values
+def test_invalid_tensors_are_refused(case):
+    return refused(lambda: SummedTensor("sum:0", *case))
 
 
-@pytest.mark.parametrize(
-    "names",
-    [{b"short": "a"}, {bytes(32): "two\nlines"}, {bytes(32): ""}, {bytes(32): "a", b"1" * 32: "a"}],
-)
-def test_invalid_identities_are_refused(names):
-    refused(lambda: Identities(names), "expected")
+@golden.values
+def test_invalid_identities_are_refused(case):
+    return refused(lambda: Identities(case))
 
 
 def test_only_primitives_imports_cryptography():
