@@ -111,22 +111,9 @@ def test_failed_functions_raise_one_line(case):
     return refused(name, payload)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param("[" * 100_000, "an invalid event", id="deep"),
-        ('["no such kind", "x"]', "an invalid event"),
-        ('["status", "1"]', "an invalid event"),
-        pytest.param("x" * (1 << 21), "a line of more than 1048576 bytes", id="long"),
-        ('["results", "/etc"]', "a folder outside of its own"),
-        ('["results", "link"]', "a folder outside of its own"),
-        ('["results", "task.json"]', "a folder outside of its own"),
-        ('["results", "with_a_pipe"]', "a folder with links or pipes"),
-        ('["results", "with_a_link"]', "a folder with links or pipes"),
-    ],
-)
-def test_invalid_events_are_refused(content, message):
-    assert refused("reports", content) == f"reporting: its process reports {message}"
+@golden.values
+def test_invalid_events_are_refused(case):
+    return refused("reports", case)
 
 
 @pytest.mark.slow
