@@ -23,18 +23,18 @@ import io
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from tabulate import tabulate
 
 from benchmarks.hard_domains.digits import DIGITS_MODEL
 from benchmarks.scoreboard import recommend_arguments
 from tff_agnostic.base.files import finite_or_none
 from tff_agnostic.base.later import tf
-from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.program.commands.command_line import RunArguments
 from tff_agnostic.program.options.process import StopRequest
@@ -114,16 +114,19 @@ def drawn(domain: Domain, clients: int, rng: np.random.Generator) -> Drawn:
     return Drawn(x.astype(np.float32), labels.astype(np.int64))
 
 
-def records(domains: Sequence[Domain], rng: np.random.Generator) -> Iterator[tuple[str, Record]]:
-    """Yields the examples of all clients with their splits."""
+def add_clients(writer: StoreWriter, domains: Sequence[Domain], rng: np.random.Generator) -> None:
+    """Adds the examples of all clients to a store."""
     for name, domain in zip(DOMAINS, domains):
         counts = {"train": domain.clients, "heldout": HELDOUT, "test": TEST}
         for split, count in counts.items():
             clients = drawn(domain, count, rng)
-            for k in range(count):
-                for x, label in zip(clients.x[k], clients.labels[k]):
-                    features = {"x": x, "label": int(label)}
-                    yield split, Record(f"{name}_{split}_{k:03d}", name, features)
+            names = np.repeat([f"{name}_{split}_{k:03d}" for k in range(count)], _EXAMPLES)
+            features = {
+                "x": clients.x.reshape(-1, _FEATURES),
+                "label": clients.labels.reshape(-1),
+                "domain": pa.array([name] * len(names)),
+            }
+            writer.add(pa.array([split] * len(names)), pa.array(names), features)
 
 
 def accuracies(kernel: np.ndarray, bias: np.ndarray, fresh: Sequence[Drawn]) -> np.ndarray:
@@ -163,8 +166,7 @@ def run_problem(number: int, kind: str, folder: Path) -> dict[str, Any]:
     model.write_text(DIGITS_MODEL)
     domains = problem(kind, rng)
     with StoreWriter(data) as writer:
-        for split, record in records(domains, rng):
-            writer.add(split, record)
+        add_clients(writer, domains, rng)
         writer.finish("features", class_names=("no", "yes"))
     began, used = time.monotonic(), time.process_time()
     settings = {

@@ -22,7 +22,7 @@ from tff_agnostic.data.clients import SelectedClients, domain_counts
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.data.store import KEPT_BYTES, StoreClients, ToExamples, load_store
 from tff_agnostic.data.store_format import DOMAIN, FEATURES, LABEL, TRAIN, Feature
-from tff_agnostic.data.store_writer import CLIENT, SPLIT, UNIT, StoreWriter
+from tff_agnostic.data.store_writer import StoreWriter
 
 DOMAINS = tuple(f"domain_{k}" for k in range(5))
 _FEATURES = {"x": Feature("float32", (8,)), LABEL: Feature("int64"), DOMAIN: Feature("string")}
@@ -44,16 +44,13 @@ def write_store(path: Path, clients: int) -> None:
                 part = slice(first, first + _CLIENTS_AT_ONCE)
                 client = np.repeat(np.arange(count)[part], sizes[part])
                 domain = np.repeat(domains[part], sizes[part])
-                writer.add_columns(
-                    {
-                        SPLIT: pa.array([split] * len(client)),
-                        CLIENT: names.take(pa.array(client)),
-                        UNIT: pa.nulls(len(client), pa.int64()),
-                        "x": values[domain],
-                        LABEL: domain % 2,
-                        DOMAIN: pa.array(DOMAINS).take(pa.array(domain)),
-                    }
-                )
+                features = {
+                    "x": values[domain],
+                    LABEL: domain % 2,
+                    DOMAIN: pa.array(DOMAINS).take(pa.array(domain)),
+                }
+                splits = pa.array([split] * len(client))
+                writer.add(splits, names.take(pa.array(client)), features)
         writer.finish(FEATURES)
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 
 from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.store_format import Record
-from tff_agnostic.data.store_writer import StoreWriter
+from tff_agnostic.data.store_writer import StoreWriter, column_from
 from tff_agnostic.data.tff_store import to_tff
 
 WORDS = {"the": 9, "cat": 5, "sat": 3}
@@ -44,10 +45,22 @@ def write_store(path: Path, records: Iterable[tuple[str, Record]], kind: str, **
             to_tff(ArrowStore(store), path)
         return path
     with StoreWriter(path) as writer:
-        for split, record in records:
-            writer.add(split, record)
+        add_records(writer, records)
         writer.finish(kind, **more)
     return path
+
+
+def add_records(
+    writer: StoreWriter, records: Iterable[tuple[str, Record]], units: Any = None
+) -> None:
+    """Adds records, all with features of the same types."""
+    splits, examples = zip(*records)
+    features = {
+        name: column_from([one.features[name] for one in examples]) for name in examples[0].features
+    }
+    features["domain"] = pa.array([one.domain for one in examples])
+    clients = pa.array([one.client for one in examples])
+    writer.add(pa.array(splits), clients, features, None if units is None else pa.array(units))
 
 
 def points_store(

@@ -4,15 +4,13 @@ import json
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import tensorflow as tf
 
 from tests import golden
 from tests.computations.harness import assert_identical
-from tests.data.stores import sentence, text_store, write_store
+from tests.data.stores import add_records, sentence, text_store, write_store
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.data import unit_counts
 from tff_agnostic.data.store import CLIENTS, EXAMPLES, STORE, ArrowStore, load_store
 from tff_agnostic.data.store_format import Feature, Record
 from tff_agnostic.data.store_writer import StoreWriter
@@ -62,8 +60,8 @@ def test_buckets_on_the_disk_change_no_client(tmp_path):
     records = _records(3000)
     whole = load_store(write_store(tmp_path / "whole", records, "features"))
     with StoreWriter(tmp_path / "buckets", memory=10_000) as writer:
-        for split, record in records:
-            writer.add(split, record)
+        for start in range(0, 3000, 100):
+            add_records(writer, records[start : start + 100])
         writer.finish("features")
     parts = load_store(tmp_path / "buckets")
     assert parts.description.features == whole.description.features
@@ -77,8 +75,8 @@ def test_buckets_on_the_disk_change_no_client(tmp_path):
 
 def test_units_move_with_all_examples(tmp_path):
     with StoreWriter(tmp_path / "s") as writer:
-        for k in range(6):
-            writer.add("train", sentence(f"c{k % 3}", "d", f"t{k}"), unit=k % 3)
+        records = [("train", sentence(f"c{k % 3}", "d", f"t{k}")) for k in range(6)]
+        add_records(writer, records, units=[0, 1, 2, 0, 1, 2])
         assert list(writer.units()) == [(0, "d", 2), (1, "d", 2), (2, "d", 2)]
         writer.sort({1: "test"})
         writer.finish("text")
@@ -87,16 +85,22 @@ def test_units_move_with_all_examples(tmp_path):
     assert store.client_counts("train") == {"c0": 2, "c2": 2}
 
 
-def test_units_are_counted_in_blocks(monkeypatch):
-    monkeypatch.setattr(unit_counts, "_MAX_NEW", 150)
-    draw, counts = np.random.default_rng(0), unit_counts.UnitCounts()
+@pytest.mark.parametrize("memory", [10_000, 2**20])
+def test_units_are_counted_over_all_clients(tmp_path, memory):
+    draw = np.random.default_rng(0)
     expected: Counter[tuple[int, str]] = Counter()
-    for _ in range(20):
-        units = draw.integers(-50, 50, size=100)
-        domains = draw.choice(["b", "a", "c"], size=100)
-        counts.add(pa.array(units), pa.array(domains))
-        expected.update(zip(units.tolist(), domains.tolist()))
-    assert [*counts] == [(*key, n) for key, n in sorted(expected.items())]
+    with StoreWriter(tmp_path / "s", memory) as writer:
+        for k in range(20):
+            units = [None, *draw.integers(-50, 50, size=99).tolist()]
+            records = [
+                ("train", sentence(f"c{draw.integers(30)}", f"d{draw.integers(3)}", f"{k} {i}"))
+                for i in range(100)
+            ]
+            add_records(writer, records, units)
+            pairs = [(unit, r.domain) for unit, (_, r) in zip(units, records) if unit is not None]
+            expected.update(pairs)
+        assert [*writer.units()] == [(*key, n) for key, n in sorted(expected.items())]
+        assert len(writer.sort({-50: "test"}).table) == 2000
 
 
 def test_digest_changes_with_examples_and_description(tmp_path):

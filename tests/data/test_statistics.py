@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tff_agnostic.data.statistics import RunningStatistics, Standardization
+from tff_agnostic.data.statistics import RunningStatistics, standardized
 from tff_agnostic.data.store_format import NumberStatistics
 
 
@@ -38,9 +38,9 @@ def test_missing_numbers_have_no_statistics():
 
 def test_standardized_numbers_have_mean_0_and_deviation_1():
     rows = np.random.default_rng(1).normal([40, 1e6, 3], [12, 5, 0], [500, 3]).astype(np.float32)
-    value = Standardization(_block_statistics(rows, 100))(rows)
+    value = standardized(rows, _block_statistics(rows, 100))
     assert value.dtype == np.float32
     np.testing.assert_allclose(value.mean(axis=0), 0, atol=1e-5)
     np.testing.assert_allclose(value.std(axis=0), [1, 1, 0], rtol=1e-4)
-    gap = Standardization(_block_statistics(rows))(np.array([np.nan, 1e6, 3]))
+    gap = standardized(np.array([np.nan, 1e6, 3]), _block_statistics(rows))
     assert gap[0] == 0

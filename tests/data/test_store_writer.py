@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests import golden
-from tests.data.stores import image, sentence, text_store, tff_store, write_store
+from tests.data.stores import add_records, image, sentence, text_store, tff_store, write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import is_temporary, scratch_folder
 from tff_agnostic.base.later import tff
@@ -79,9 +79,9 @@ def test_client_order_changes_no_store(tmp_path):
 )
 def test_rejects_examples_with_other_features(tmp_path, record, message):
     with StoreWriter(tmp_path / "s.sqlite") as writer:
-        writer.add("train", image("a", "d", 3))
+        add_records(writer, [("train", image("a", "d", 3))])
         with pytest.raises(ValueError) as error:
-            writer.add("train", record)
+            add_records(writer, [("train", record)])
     assert str(error.value).startswith(message)
 
 
@@ -91,7 +91,7 @@ def test_existing_file_is_not_overwritten(tmp_path):
         pytest.raises(UserError, match="another process made a file there meanwhile"),
         StoreWriter(path) as writer,
     ):
-        writer.add("train", sentence("a", "d", "x"))
+        add_records(writer, [("train", sentence("a", "d", "x"))])
         writer.finish("text")
         path.write_text("other")
     with pytest.raises(UserError, match="expected no file there yet"):
@@ -115,10 +115,10 @@ def test_missing_folder_raises_one_line(tmp_path):
 
 def test_unfinished_store_leaves_nothing(tmp_path):
     with StoreWriter(tmp_path / "s.sqlite") as writer:
-        writer.add("train", sentence("a", "d", "x"))
+        add_records(writer, [("train", sentence("a", "d", "x"))])
     assert os.listdir(tmp_path) == []
     with pytest.raises(KeyboardInterrupt), StoreWriter(tmp_path / "s.sqlite") as writer:
-        writer.add("train", sentence("a", "d", "x"))
+        add_records(writer, [("train", sentence("a", "d", "x"))])
         raise KeyboardInterrupt
     assert os.listdir(tmp_path) == []
 
@@ -127,12 +127,13 @@ _WRITING = textwrap.dedent(
     """
     import os, sys, time
     from pathlib import Path
-    from tff_agnostic.data.store_format import Record
+    import numpy as np, pyarrow as pa
     from tff_agnostic.data.store_writer import StoreWriter
     os.umask(0)
     with StoreWriter(Path(sys.argv[1])) as writer:
-        for k in range(2000):
-            writer.add("train", Record(str(k), "d", {"label": k}))
+        names = pa.array(map(str, range(2000)))
+        features = {"domain": pa.array(["d"] * 2000), "label": np.arange(2000)}
+        writer.add(pa.array(["train"] * 2000), names, features)
         if sys.argv[2] == "finish":
             writer.finish("features")
         print("ready", flush=True)

@@ -104,7 +104,7 @@ def test_store_keeps_notes_on_class_shares(tmp_path):
     rows += [f"t{k},x,9{k},{int(k < 12)},test" for k in range(10, 30)]
     text = _kinds(_report(tmp_path, rows))["class_shares"]
     assert text == "Classes have other shares of train than of test: 0 (50%, 90%), 1 (50%, 10%)."
-    notes = load_store(tmp_path / "s.sqlite").notes()
+    notes = load_store(tmp_path / "s.sqlite").content.notes
     assert notes["class_shares"] == {"train": {"0": 0.5, "1": 0.5}, "test": {"0": 0.9, "1": 0.1}}
     assert text in [remark["text"] for remark in notes["remarks"]]
 

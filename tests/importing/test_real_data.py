@@ -84,7 +84,7 @@ def test_stackexchange(tmp_path):
     assert sum(log.skipped.values()) == posts["left out"]
     assert log.skipped == {"neither question nor answer": 385, "post without owner": 19}
     assert stored_counts(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
-    lengths = ArrowStore(tmp_path / "s.sqlite").domain_sentence_lengths()
+    lengths = ArrowStore(tmp_path / "s.sqlite").content.sentence_lengths
     assert {tuple(key): n for *key, n in lengths} == Counter(
         (e.split, e.domain, e.words) for e in expected
     )

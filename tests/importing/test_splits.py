@@ -192,8 +192,8 @@ def test_words_and_lengths_use_final_splits(tmp_path):
         if split_by_client[who] == "train":
             words.update(text.split())
     opened = ArrowStore(store)
-    assert opened.word_counts() == words
-    assert {tuple(key): n for *key, n in opened.domain_sentence_lengths()} == lengths
+    assert dict(opened.content.vocabulary) == words
+    assert {tuple(key): n for *key, n in opened.content.sentence_lengths} == lengths
 
 
 @pytest.mark.nightly

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Optional
 
 import numpy as np
@@ -17,7 +17,6 @@ from tff_agnostic.data.store_format import (
     LABEL,
     TOKENS,
     TRAIN,
-    Feature,
     NumberStatistics,
     StoreDescription,
 )
@@ -26,20 +25,6 @@ from tff_agnostic.data.store_format import (
 _MAX_NUMBERS = 2000
 # Rows that are added to statistics at once: sums depend on it in the last digit.
 _BLOCK_ROWS = 1000
-
-
-def inputs_with_statistics(description: StoreDescription) -> dict[str, int]:
-    """Returns the sizes of the inputs whose numbers have statistics, by name."""
-    named = {} if description.columns is None else description.columns.numbers
-    sizes = {
-        name: description.num_numbers(name)
-        for name, feature in description.features.items()
-        if feature.dtype == "float32"
-        and name != LABEL
-        and (name in named or len(feature.shape) == 1)
-    }
-    most = math.inf if description.is_standardized else _MAX_NUMBERS
-    return {name: size for name, size in sizes.items() if 0 < size <= most}
 
 
 class RunningStatistics:
@@ -69,25 +54,19 @@ class RunningStatistics:
             block: [n, d]; NaN where a number is missing. Infinity, which training refuses, also
                 counts as missing.
         """
-        values = np.asarray(block, np.float64)
-        is_present = np.isfinite(values)
-        n = is_present.sum(axis=0)
-        values = np.where(is_present, values, 0.0)
-        mean = values.sum(axis=0) / np.maximum(n, 1)
-        differences = np.where(is_present, values - mean, 0.0)
-        squares = np.square(differences).sum(axis=0)
+        values = np.where(np.isfinite(block), np.asarray(block, np.float64), np.nan)
+        n = np.isfinite(values).sum(axis=0)
+        mean = np.nansum(values, axis=0) / np.maximum(n, 1)
+        squares = np.nansum(np.square(values - mean), axis=0)
         total = np.maximum(self._count + n, 1)
         step = mean - self._mean
         self._squares += squares + np.square(step) * self._count * n / total
         self._mean += step * n / total
         self._count += n
         self._examples += len(values)
-        self._least = np.fmin(
-            self._least, np.where(is_present, values, np.inf).min(axis=0, initial=np.inf)
-        )
-        self._most = np.fmax(
-            self._most, np.where(is_present, values, -np.inf).max(axis=0, initial=-np.inf)
-        )
+        # These ignore NaN.
+        self._least = np.fmin(self._least, np.fmin.reduce(values, axis=0, initial=np.inf))
+        self._most = np.fmax(self._most, np.fmax.reduce(values, axis=0, initial=-np.inf))
 
     def result(self) -> tuple[NumberStatistics, ...]:
         """Returns the statistics of each number."""
@@ -107,31 +86,38 @@ class RunningStatistics:
 
 
 def number_statistics(
-    examples: SortedExamples, sizes: Mapping[str, int]
+    examples: SortedExamples, description: StoreDescription
 ) -> dict[str, tuple[NumberStatistics, ...]]:
-    """Returns the statistics of the training clients' numbers, by input.
+    """Returns the statistics of the training clients' numbers, by input, without marks.
 
     Args:
         examples: The examples; a number is NaN where it is missing.
-        sizes: Number of numbers of each input, without marks.
+        description: Their description, without statistics.
     """
-    running = {name: RunningStatistics(size) for name, size in sizes.items()}
-    for table in examples.batches(TRAIN) if sizes else ():
+    named = {} if description.columns is None else description.columns.numbers
+    most = math.inf if description.is_standardized else _MAX_NUMBERS
+    running = {
+        name: RunningStatistics(description.num_numbers(name))
+        for name, feature in description.features.items()
+        if feature.dtype == "float32"
+        and name != LABEL
+        and (name in named or len(feature.shape) == 1)
+        and 0 < description.num_numbers(name) <= most
+    }
+    for table in examples.batches(TRAIN) if running else ():
         for name, one in running.items():
-            values = column_of(table[name], [-1])[:, : sizes[name]]
+            values = column_of(table[name], [-1])[:, : description.num_numbers(name)]
             for start in range(0, len(values), _BLOCK_ROWS):
                 one.add(values[start : start + _BLOCK_ROWS])
     return {name: one.result() for name, one in running.items()}
 
 
 def label_range(
-    examples: SortedExamples, features: Mapping[str, Feature]
+    examples: SortedExamples, split: Optional[str] = None
 ) -> Optional[tuple[float, float]]:
-    """Returns the smallest and the largest label of training clients; None if they are classes."""
-    if features.get(LABEL) != Feature("float32") or TRAIN not in examples.rows:
-        return None
-    ends = [pc.min_max(table[LABEL]).as_py() for table in examples.batches(TRAIN)]
-    return min(end["min"] for end in ends), max(end["max"] for end in ends)
+    """Returns the smallest and the largest label of a split, or of all; None without examples."""
+    ends = [pc.min_max(table[LABEL]).as_py() for table in examples.batches(split)]
+    return (min(end["min"] for end in ends), max(end["max"] for end in ends)) if ends else None
 
 
 def sentence_lengths(examples: SortedExamples) -> list[tuple[str, str, int, int]]:
@@ -149,18 +135,9 @@ def sentence_lengths(examples: SortedExamples) -> list[tuple[str, str, int, int]
     return [(*key, n) for key, n in sorted(lengths.items())]
 
 
-class Standardization:
-    """Standardises d numbers to mean 0 and deviation 1.
-
-    Args:
-        statistics: Statistics of each number.
-    """
-
-    def __init__(self, statistics: Sequence[NumberStatistics]) -> None:
-        self._mean = np.array([one.mean for one in statistics])
-        self._unit = np.array([one.unit for one in statistics])
-
-    def __call__(self, values: np.ndarray) -> np.ndarray:
-        """Returns float32 [..., d]; a missing number, NaN, becomes 0, which is the mean."""
-        result = (np.asarray(values, np.float64) - self._mean) / self._unit
-        return np.where(np.isnan(result), 0.0, result).astype(np.float32)
+def standardized(values: np.ndarray, statistics: Sequence[NumberStatistics]) -> np.ndarray:
+    """Returns numbers [n, d] with mean 0 and deviation 1 as float32; NaN becomes 0, the mean."""
+    mean = np.array([one.mean for one in statistics])
+    unit = np.array([one.unit for one in statistics])
+    result = (np.asarray(values, np.float64) - mean) / unit
+    return np.where(np.isnan(result), 0.0, result).astype(np.float32)

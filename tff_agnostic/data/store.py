@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import abc
 import difflib
+import math
 import mmap
 import os
 from collections import Counter
@@ -28,9 +29,10 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.data.clients import ListedClients
 from tff_agnostic.data.store_format import (
     Feature,
+    StoreContent,
     StoreDescription,
-    described_by,
-    description_of,
+    parse_description,
+    typed,
 )
 from tff_agnostic.models.model import Examples
 
@@ -46,14 +48,22 @@ EXAMPLES, CLIENTS, STORE = "examples.arrow", "clients.parquet", "store.json"
 class Store(abc.ABC):
     """A store, opened read-only; may be used by several threads and processes at once.
 
+    Args:
+        path: Path of the store.
+        examples: The file with the examples.
+
     Attributes:
         path: Path of the store.
         description: The store's description; in a store that TFF wrote, the features of its first
             example.
     """
 
-    path: Path
     description: StoreDescription
+
+    def __init__(self, path: Path, examples: Path) -> None:
+        self.path = path
+        self._examples_path = examples
+        self._version = self._current_version()
 
     @abc.abstractmethod
     def splits(self) -> tuple[str, ...]:
@@ -71,12 +81,7 @@ class Store(abc.ABC):
     def columns(
         self, split: str, client_id: str, features: Mapping[str, Feature]
     ) -> dict[str, np.ndarray]:
-        """Returns the columns of one client's examples.
-
-        Args:
-            split: Name of the split.
-            client_id: Id of the client.
-            features: The features to read.
+        """Returns the given features of one client's examples.
 
         Returns:
             A column of each feature, [n, *shape]; strings are bytes in object arrays.
@@ -96,19 +101,43 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def vocabulary(self, size: Optional[int] = None) -> tuple[str, ...]:
-        """Returns the most frequent words, the most frequent first.
-
-        Args:
-            size: Number of words; all if None.
-        """
+        """Returns the `size` most frequent words, or all words, the most frequent first."""
 
     @abc.abstractmethod
     def digest(self) -> str:
         """Returns a short name of the store's content, which changes with any example."""
 
-    @abc.abstractmethod
     def check_unchanged(self) -> None:
-        """Checks that the files have not changed since the store was opened."""
+        """Checks that the examples have not changed since the store was opened."""
+        if self._current_version() != self._version:
+            raise UserError(
+                f"{self.path}: the store was changed while it was read: let what writes to it end, "
+                "and start again"
+            )
+
+    def _current_version(self) -> tuple[int, int]:
+        try:
+            status = os.stat(self._examples_path)
+        except OSError as e:
+            raise UserError(
+                f"{self.path}: expected a client store, cannot read {self._examples_path.name} "
+                f"({e.strerror})"
+            ) from e
+        return status.st_mtime_ns, status.st_size
+
+    def _no_clients(self, split: str) -> UserError:
+        return UserError(
+            f"{self.path}: expected clients in split {split}, found the splits "
+            f"{', '.join(self.splits()) or '(none)'}"
+        )
+
+    def _no_examples(self, split: str, client: str, clients: Iterable[str]) -> UserError:
+        """Returns the error for a client without examples; the clients' ids give a hint."""
+        nearest = difflib.get_close_matches(client, clients)
+        meant = f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
+        return UserError(
+            f"{self.path}: client {client}: expected examples in split {split}, found none{meant}"
+        )
 
 
 class SortedExamples:
@@ -118,6 +147,9 @@ class SortedExamples:
         table: All examples.
         rows: First row and number of rows of each client, by split; clients are sorted.
         domain_tables: Number of examples by client and domain, int64 [clients, domains], by split.
+
+    Raises:
+        ValueError: If the files do not fit together.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -129,18 +161,30 @@ class SortedExamples:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.table = pa.ipc.open_file(pa.py_buffer(self._map)).read_all()
         clients = parquet.read_table(folder / CLIENTS, memory_map=False)
-        table = clients["domains"].combine_chunks().flatten().to_numpy()
-        table = table.reshape(clients.num_rows, -1)
-        split_names = np.array(clients["split"].to_pylist(), object)
+        first, count = clients["first"].to_numpy(), clients["count"].to_numpy()
+        table = clients["domains"].combine_chunks().flatten().to_numpy().reshape(len(first), -1)
+        order = np.argsort(first)
+        ends = np.cumsum(count[order])
+        if (
+            {clients["split"].type, clients["client"].type} != {pa.string()}
+            or any(column.null_count for column in (*clients.columns, *self.table.columns))
+            or not np.all(count > 0)
+            or not np.array_equal(np.append(0, ends), np.append(first[order], len(self.table)))
+            or not np.array_equal(table.sum(axis=1), count)
+        ):
+            raise ValueError(f"expected each example of {EXAMPLES} once in {CLIENTS}")
+        splits = np.array(clients["split"].to_pylist(), object)
+        names = clients["client"].to_pylist()
+        places = list(zip(first.tolist(), count.tolist()))
         self.rows: dict[str, dict[str, tuple[int, int]]] = {}
         self.domain_tables: dict[str, np.ndarray] = {}
-        for split in dict.fromkeys(split_names.tolist()):
-            places = np.flatnonzero(split_names == split)
-            start, end = int(places[0]), int(places[-1]) + 1
-            part = clients.slice(start, end - start)
-            rows = zip(part["first"].to_pylist(), part["count"].to_pylist())
-            self.rows[split] = dict(zip(part["client"].to_pylist(), rows))
-            self.domain_tables[split] = table[start:end]
+        for split in dict.fromkeys(splits.tolist()):
+            numbers = np.flatnonzero(splits == split)
+            part = slice(int(numbers[0]), int(numbers[-1]) + 1)
+            self.rows[split] = dict(zip(names[part], places[part]))
+            self.domain_tables[split] = table[part]
+        if sum(map(len, self.rows.values())) != len(names):
+            raise ValueError(f"expected each client once in {CLIENTS}, sorted by split")
 
     def batches(self, split: Optional[str] = None) -> Iterator[Any]:
         """Yields the examples of a split, or all of them, in parts and in the file's order."""
@@ -162,18 +206,36 @@ class SortedExamples:
 
 
 class ArrowStore(Store):
-    """A folder of Arrow files; see the module."""
+    """A folder of Arrow files; see the module.
+
+    Attributes:
+        content: The rest of `store.json`.
+        examples: The examples.
+    """
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
 
-        self.path = path
-        self._version = self._current_version()
+        super().__init__(path, path / EXAMPLES)
         try:
-            self._content = described_by((path / STORE).read_text("utf-8"))
-            self.description = description_of(self._content)
+            self.description, content = parse_description((path / STORE).read_text("utf-8"))
+            self.content: StoreContent = typed(StoreContent, content)
             self.examples = SortedExamples(path)
-        except (OSError, ValueError, KeyError, pa.ArrowException) as e:
+            schema = self.examples.table.schema
+            types = {name: arrow_type(f) for name, f in self.description.features.items()}
+            if dict(zip(schema.names, schema.types)) != types:
+                raise ValueError(f"expected the features of {STORE} in {EXAMPLES}")
+            widths = {table.shape[1] for table in self.examples.domain_tables.values()}
+            if widths != {len(self.description.domains)}:
+                raise ValueError(f"expected the domains of {STORE} in {CLIENTS}")
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            pa.ArrowException,
+        ) as e:
             reason = " ".join(str(e).split())
             raise UserError(
                 f"{path}: expected a client store, found a damaged one: {reason}"
@@ -186,10 +248,7 @@ class ArrowStore(Store):
     def client_counts(self, split: str) -> dict[str, int]:
         """See `Store.client_counts`."""
         if split not in self.examples.rows:
-            raise UserError(
-                f"{self.path}: expected clients in split {split}, found the splits "
-                f"{', '.join(self.splits())}"
-            )
+            raise self._no_clients(split)
         return {client: count for client, (_, count) in self.examples.rows[split].items()}
 
     def columns(
@@ -199,7 +258,7 @@ class ArrowStore(Store):
         self.check_unchanged()
         rows = self.examples.rows.get(split, {})
         if client_id not in rows:
-            raise no_examples(self.path, split, client_id, rows)
+            raise self._no_examples(split, client_id, rows)
         stored = self.description.features
         for name, feature in features.items():
             if name not in stored or stored[name].kind != feature.kind:
@@ -207,8 +266,7 @@ class ArrowStore(Store):
                     f"{self.path}: client {client_id}: expected examples with {name} "
                     f"({feature.dtype} {list(feature.shape)}), found {stored.get(name)}"
                 )
-        first, count = rows[client_id]
-        part = self.examples.table.slice(first, count)
+        part = self.examples.table.slice(*rows[client_id])
         return {name: column_of(part[name], f.shape) for name, f in features.items()}
 
     def domain_table(self, split: str) -> np.ndarray:
@@ -218,78 +276,21 @@ class ArrowStore(Store):
     def sentence_lengths(self, split: str) -> dict[int, int]:
         """See `Store.sentence_lengths`."""
         total: Counter[int] = Counter()
-        for name, _, words, n in self.domain_sentence_lengths():
+        for name, _, words, n in self.content.sentence_lengths:
             total[words] += n if name == split else 0
         return {words: n for words, n in sorted(total.items()) if n}
 
-    def domain_sentence_lengths(self) -> list[tuple[str, str, int, int]]:
-        """Returns (split, domain, words, sentences) of a store of texts, in ascending order."""
-        return [(*key, n) for *key, n in self._content["sentence_lengths"]]
-
     def vocabulary(self, size: Optional[int] = None) -> tuple[str, ...]:
         """See `Store.vocabulary`."""
-        words = tuple(self.word_counts())[:size]
+        words = tuple(word for word, _ in self.content.vocabulary[:size])
         if not words:
             raise UserError(f"{self.path}: expected a vocabulary, found an empty one")
         return words
 
-    def word_counts(self) -> dict[str, int]:
-        """Returns the words of the vocabulary with their counts, the most frequent first."""
-        return dict(self._content["vocabulary"])
-
-    def notes(self) -> dict[str, Any]:
-        """Returns the facts that the import keeps for reports; empty if the store has none.
-
-        Returns:
-            "class_shares": Fraction of each class in each split, by split and name; None without
-                classes.
-            "remarks": Warnings of the import, `Remark.to_json` each.
-        """
-        return dict(self._content.get("notes", {}))
-
     def digest(self) -> str:
         """See `Store.digest`."""
         self.check_unchanged()
-        name: str = self._content["digest"]
-        return name
-
-    def check_unchanged(self) -> None:
-        """See `Store.check_unchanged`."""
-        if self._current_version() != self._version:
-            raise changed(self.path)
-
-    def _current_version(self) -> tuple[int, int]:
-        try:
-            status = os.stat(self.path / EXAMPLES)
-        except OSError as e:
-            raise UserError(
-                f"{self.path}: expected a client store with {EXAMPLES}, found none ({e.strerror})"
-            ) from e
-        return status.st_mtime_ns, status.st_size
-
-
-def no_examples(path: Path, split: str, client: str, clients: Iterable[str]) -> UserError:
-    """Returns the error for a client without examples.
-
-    Args:
-        path: The store.
-        split: Name of the split.
-        client: Id of the client.
-        clients: Ids of the clients with examples.
-    """
-    nearest = difflib.get_close_matches(client, clients)
-    meant = f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
-    return UserError(
-        f"{path}: client {client}: expected examples in split {split}, found none{meant}"
-    )
-
-
-def changed(path: Path) -> UserError:
-    """Returns the error for a store that is no longer the one that was opened."""
-    return UserError(
-        f"{path}: the store was changed while it was read: let what writes to it end, and start "
-        "again"
-    )
+        return self.content.digest
 
 
 def load_store(path: Path) -> Store:
@@ -302,6 +303,14 @@ def load_store(path: Path) -> Store:
     from tff_agnostic.data.tff_store import TffStore
 
     return TffStore(path)
+
+
+def arrow_type(feature: Feature) -> Any:
+    """Returns the type of a feature's column in the file of examples."""
+    import pyarrow as pa
+
+    one = {"string": pa.string(), "int64": pa.int64(), "float32": pa.float32()}[feature.dtype]
+    return pa.list_(one, math.prod(feature.shape)) if feature.shape else one
 
 
 def column_of(column: Any, shape: Sequence[int]) -> np.ndarray:

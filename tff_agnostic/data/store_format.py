@@ -21,7 +21,6 @@ TRAIN = "train"
 TEST = "test"
 TEXT = "text"
 FEATURES = "features"
-KINDS = (TEXT, FEATURES)
 # Category of missing values, if they have a separate one.
 MISSING = "<missing>"
 # Category of unknown values, and of missing values without a separate category.
@@ -146,8 +145,8 @@ class StoreDescription:
         """Returns the description as JSON with its version."""
         value = dataclasses.asdict(self)
         value["statistics"] = {
-            name: [list(dataclasses.astuple(one)) for one in numbers]
-            for name, numbers in self.statistics.items()
+            name: [list(one.values()) for one in numbers]
+            for name, numbers in value["statistics"].items()
         }
         for name in ("categories", "label_range", "columns", "statistics", "is_standardized"):
             if not value[name]:
@@ -159,66 +158,72 @@ class StoreDescription:
         return json.dumps({"version": FORMAT_VERSION, **value}, sort_keys=True)
 
 
-def described_by(text: str) -> dict[str, Any]:
-    """Returns the JSON of a description.
+@dataclasses.dataclass(frozen=True)
+class StoreContent:
+    """The rest of `store.json`, next to the description.
+
+    Attributes:
+        digest: Digest of the store's content.
+        vocabulary: Words of a text store with their counts, the most frequent first.
+        sentence_lengths: (split, domain, words, sentences) of a text store, in ascending order.
+        notes: Facts that the import keeps for the reports of runs: "class_shares", the fraction of
+            each class in each split, by split and name, None without classes; and "remarks", the
+            warnings of the import, `Remark.to_json` each.
+    """
+
+    digest: str
+    vocabulary: tuple[tuple[str, int], ...]
+    sentence_lengths: tuple[tuple[str, str, int, int], ...]
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def parse_description(text: str) -> tuple[StoreDescription, dict[str, Any]]:
+    """Returns the description in the JSON of `StoreDescription.to_json`, and all of the JSON.
 
     Raises:
-        ValueError: If the text is not JSON, or has another version.
+        ValueError: If the text has another version, or a part is missing or of another type.
     """
     try:
-        value: Any = json.loads(text)
+        content = json.loads(text)
         # JSON can encode lone surrogates, which are not valid text.
-        json.dumps(value, ensure_ascii=False).encode()
-    except RecursionError as e:
-        raise ValueError(f"expected the description of a store, found invalid JSON ({e})") from e
-    version = value.get("version") if isinstance(value, dict) else None
-    if version != FORMAT_VERSION:
-        is_newer = isinstance(version, int) and version > FORMAT_VERSION
-        raise ValueError(
-            f"expected a store of version {FORMAT_VERSION}, found {version!r}"
-            + ("; a newer store needs a newer program" if is_newer else "")
-        )
-    description: dict[str, Any] = value
-    return description
-
-
-def description_of(value: Mapping[str, Any]) -> StoreDescription:
-    """Returns the description from the JSON of `StoreDescription.to_json`.
-
-    Raises:
-        ValueError: If a part of it is missing, or of another type.
-    """
-    try:
-        content = {**value, "categories": dict(value.get("categories", ()))}
-        description: StoreDescription = _typed(StoreDescription, content)
-        for feature in description.features.values():
-            if feature.dtype not in _DTYPES or min(feature.shape, default=0) < 0:
-                raise ValueError(f"features: {feature}")
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        json.dumps(content, ensure_ascii=False).encode()
+        version = content.get("version")
+        if version == FORMAT_VERSION:
+            pairs = {**content, "categories": dict(content.get("categories", ()))}
+            description: StoreDescription = typed(StoreDescription, pairs)
+            for feature in description.features.values():
+                if feature.dtype not in _DTYPES or min(feature.shape, default=0) < 0:
+                    raise ValueError(f"features: {feature}")
+            return description, content
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
         raise ValueError(
             f"expected the description of a store, found an invalid one ({e!s:.200})"
         ) from e
-    return description
+    is_newer = isinstance(version, int) and version > FORMAT_VERSION
+    raise ValueError(
+        f"expected a store of version {FORMAT_VERSION}, found {version!r:.60}"
+        + ("; a newer store needs a newer program" if is_newer else "")
+    )
 
 
-def _typed(kind: Any, value: Any) -> Any:
+def typed(kind: Any, value: Any) -> Any:
     """Returns a JSON value as a type of this module; raises a `ValueError` for another type."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any or (value is None and type(None) in arguments):
         return value
     if origin is Union:
-        return _typed(arguments[0], value)
+        return typed(arguments[0], value)
     if origin is tuple and isinstance(value, list):
         kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
-        return tuple(_typed(one, entry) for one, entry in zip(kinds, value, strict=True))
+        return tuple(typed(one, entry) for one, entry in zip(kinds, value, strict=True))
     if origin is not None and origin is not tuple:
-        return {key: _typed(arguments[1], entry) for key, entry in value.items()}
+        return {key: typed(arguments[1], entry) for key, entry in value.items()}
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
         # Statistics are lists, in the order of their fields.
         entries = dict(zip(hints, value, strict=True)) if isinstance(value, list) else value
-        entries_ = {name: _typed(hints[name], entries[name]) for name in hints if name in entries}
-        return kind(**entries_)
+        names = [name for name in hints if name in entries]
+        return kind(**{name: typed(hints[name], entries[name]) for name in names})
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise ValueError(f"expected {getattr(kind, '__name__', kind)}, found {value!r:.100}")
     return value

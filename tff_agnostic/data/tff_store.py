@@ -20,20 +20,19 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import numpy as np
 
 from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.files import file_digest, scratch_folder
 from tff_agnostic.base.later import tf
-from tff_agnostic.data.store import ArrowStore, Store, changed, no_examples
+from tff_agnostic.data.store import ArrowStore, Store
 from tff_agnostic.data.store_format import (
     TEXT,
     Feature,
     StoreDescription,
-    described_by,
-    description_of,
+    parse_description,
 )
 
 _TABLES = """
@@ -73,12 +72,11 @@ class TffStore(Store):
     """An SQLite file of TFF's, opened read-only; TensorFlow parses its examples."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path, path)
         self._local = threading.local()
         self._counts: dict[str, dict[str, int]] = {}
         self._check_tables()
-        self._data_version = self._version()
-        self.description = self._description()
+        self.description = self._read_description()
 
     def splits(self) -> tuple[str, ...]:
         """See `Store.splits`."""
@@ -87,6 +85,8 @@ class TffStore(Store):
 
     def client_counts(self, split: str) -> dict[str, int]:
         """See `Store.client_counts`."""
+        if split in self._counts:
+            return self._counts[split]
         counts: dict[str, int] = {}
         # The largest rowid is an upper bound of the number of rows: deleted rows leave gaps.
         ((left,),) = self._query("SELECT coalesce(MAX(rowid), 0) FROM examples")
@@ -97,17 +97,14 @@ class TffStore(Store):
             [split],
             (str, int),
         ):
-            if client in counts:
-                raise UserError(f"{self.path}: expected each client of split {split} once")
-            if not 0 <= n <= left:
-                raise self._wrong_count(client, split, f"0 to {counted(left, 'example')}", n)
+            if client in counts or not 0 <= n <= left:
+                expected = f"one number of examples from 0 to {left}"
+                raise self._wrong(client, split, expected, "two" if client in counts else str(n))
             counts[client] = n
             left -= n
         if not counts:
-            raise UserError(
-                f"{self.path}: expected clients in split {split}, found the splits "
-                f"{', '.join(self.splits()) or '(none)'}"
-            )
+            raise self._no_clients(split)
+        self._counts[split] = counts
         return counts
 
     def read(self, split: str, client_id: str) -> list[bytes]:
@@ -125,54 +122,37 @@ class TffStore(Store):
         self, split: str, client_id: str, features: Mapping[str, Feature]
     ) -> dict[str, np.ndarray]:
         """See `Store.columns`."""
-        if split not in self._counts:
-            self._counts[split] = self.client_counts(split)
-        counts = self._counts[split]
+        counts = self.client_counts(split)
         examples = self.read(split, client_id) if client_id in counts else []
         if not examples:
-            raise no_examples(self.path, split, client_id, () if client_id in counts else counts)
-        where = f"{self.path}: client {client_id}"
+            raise self._no_examples(split, client_id, () if client_id in counts else counts)
         if len(examples) != counts[client_id]:
-            raise UserError(
-                f"{where}: expected {counted(counts[client_id], 'example')} in split {split}, as "
-                f"the table client_metadata has it, found {len(examples)}"
-            )
-        return parse_examples(examples, features, where)
+            expected = f"{counted(counts[client_id], 'example')}, as in client_metadata"
+            raise self._wrong(client_id, split, expected, str(len(examples)))
+        return parse_examples(examples, features, f"{self.path}: client {client_id}")
 
     def domain_table(self, split: str) -> Optional[np.ndarray]:
         """See `Store.domain_table`."""
         if self.description.kind is None:
             return None
-        clients = self.client_counts(split)
-        rows = {client: row for row, client in enumerate(clients)}
+        counts = self.client_counts(split)
+        rows = {client: row for row, client in enumerate(counts)}
         domains = {name: k for k, name in enumerate(self.description.domains)}
-        table = np.full([len(rows), len(domains)], -1, np.int64)
+        table = np.zeros([len(rows), len(domains)], np.int64)
         for client, domain, n in self._query(
             "SELECT client_id, domain, num_examples FROM client_domains WHERE split_name = ?",
             [split],
             (str, str, int),
         ):
-            if client not in rows:
-                raise self._wrong_count(client, split, "0 examples in all domains together", n)
-            if domain not in domains:
-                raise self._wrong_count(client, split, "domains of the description", repr(domain))
-            place = rows[client], domains[domain]
-            if n < 0:
-                raise self._wrong_count(client, split, f"examples of domain {domain!r:.60}", n)
-            if table[place] >= 0:
-                raise self._wrong_count(client, split, f"domain {domain!r:.60} once", "it twice")
-            table[place] = n
-        totals = np.maximum(table, 0).sum(axis=1).tolist()
-        for (client, count), row, total in zip(clients.items(), table, totals):
-            if count and np.all(row < 0):
-                raise UserError(
-                    f"{self.path}: expected the domains of every client in split {split}, found "
-                    f"none of client {client}"
-                )
+            if not 0 <= n <= counts.get(client, -1) or domain not in domains:
+                expected = f"0 to {counts.get(client, 0)} examples of each domain"
+                raise self._wrong(client, split, expected, f"{n} of {domain!r:.60}")
+            table[rows[client], domains[domain]] += n
+        for (client, count), total in zip(counts.items(), table.sum(axis=1).tolist()):
             if total != count:
-                in_all = f"{counted(count, 'example')} in all domains together"
-                raise self._wrong_count(client, split, in_all, total)
-        return np.maximum(table, 0)
+                expected = f"{counted(count, 'example')} in all domains together"
+                raise self._wrong(client, split, expected, str(total))
+        return table
 
     def sentence_lengths(self, split: str) -> dict[int, int]:
         """See `Store.sentence_lengths`."""
@@ -189,39 +169,24 @@ class TffStore(Store):
 
     def vocabulary(self, size: Optional[int] = None) -> tuple[str, ...]:
         """See `Store.vocabulary`."""
-        if self.description.kind is None:
-            raise UserError(f"{self.path}: expected a vocabulary, found a store without one")
-        sql = "SELECT word FROM vocabulary ORDER BY rank LIMIT ?"
-        words = tuple(word for (word,) in self._query(sql, [-1 if size is None else size], (str,)))
+        words: tuple[str, ...] = ()
+        if self.description.kind is not None:
+            sql = "SELECT word FROM vocabulary ORDER BY rank LIMIT ?"
+            limit = -1 if size is None else size
+            words = tuple(word for (word,) in self._query(sql, [limit], (str,)))
         if not words:
-            raise UserError(f"{self.path}: expected a vocabulary, found an empty one")
+            raise UserError(f"{self.path}: expected a vocabulary, found a store without one")
         return words
 
     def digest(self) -> str:
         """See `Store.digest`."""
-        name = _store_digest(self.path.absolute(), self._data_version)
+        name = _store_digest(self.path.absolute(), self._version)
         self.check_unchanged()
         return name
 
-    def check_unchanged(self) -> None:
-        """See `Store.check_unchanged`."""
-        if self._version() != self._data_version:
-            raise changed(self.path)
-
-    def _version(self) -> tuple[int, int]:
-        try:
-            status = os.stat(self.path)
-        except OSError as e:
-            raise UserError(f"{self.path}: the store is gone ({e.strerror})") from e
-        return status.st_mtime_ns, status.st_size
-
-    def _wrong_count(
-        self, client: str, split: str, expected: str, actual: Union[int, str]
-    ) -> UserError:
-        return UserError(
-            f"{self.path}: client {client!r:.60} of split {split}: expected {expected}, found "
-            f"{actual}"
-        )
+    def _wrong(self, client: str, split: str, expected: str, actual: str) -> UserError:
+        where = f"{self.path}: client {client!r:.60} of split {split}"
+        return UserError(f"{where}: expected {expected}, found {actual}")
 
     def _query(
         self, sql: str, parameters: Sequence[Any] = (), kinds: tuple[type, ...] = ()
@@ -277,27 +242,23 @@ class TffStore(Store):
                 f"{name!r:.60}"
             )
         for table, columns in _TFF_TABLES.items():
-            # Whether a column is never null.
-            is_set = {row[1]: bool(row[3]) for row in self._query(f"PRAGMA table_info({table})")}
-            if not columns <= is_set.keys():
+            names = {row[1] for row in self._query(f"PRAGMA table_info({table})")}
+            if not columns <= names:
                 raise UserError(
                     f"{self.path}: expected a client store with the table {table} "
-                    f"({', '.join(sorted(columns))}), found {', '.join(sorted(is_set)) or 'none'}"
+                    f"({', '.join(sorted(columns))}), found {', '.join(sorted(names)) or 'none'}"
                 )
-            # Without an index this reads all rows, but so does every read of a client.
-            no_client = f"SELECT 1 FROM {table} WHERE client_id IS NULL LIMIT 1"
-            if table == "examples" and not is_set["client_id"] and [*self._query(no_client)]:
-                raise UserError(
-                    f"{self.path}: expected a client of each example, found none (NULL)"
-                )
+        # Without an index this reads all rows, but so does every read of a client.
+        if [*self._query("SELECT 1 FROM examples WHERE client_id IS NULL LIMIT 1")]:
+            raise UserError(f"{self.path}: expected a client of each example, found none (NULL)")
 
-    def _description(self) -> StoreDescription:
+    def _read_description(self) -> StoreDescription:
         if [*self._query("SELECT name FROM sqlite_master WHERE name = 'tff_agnostic'")]:
             texts = [*self._query("SELECT description FROM tff_agnostic", kinds=(str,))]
             if not texts:
                 raise UserError(f"{self.path}: expected a complete store, found one half-written")
             try:
-                return description_of(described_by(texts[0][0]))
+                return parse_description(texts[0][0])[0]
             except ValueError as e:
                 raise UserError(f"{self.path}: {e}") from e
         sql = "SELECT serialized_example_proto FROM examples LIMIT 1"
@@ -416,13 +377,10 @@ def _write_tables(database: sqlite3.Connection, store: ArrowStore) -> None:
             ),
         )
     if store.description.kind == TEXT:
-        words = enumerate(store.word_counts().items(), start=1)
-        database.executemany(
-            "INSERT INTO vocabulary VALUES (?, ?, ?)", ((rank, *word) for rank, word in words)
-        )
-        database.executemany(
-            "INSERT INTO sentence_lengths VALUES (?, ?, ?, ?)", store.domain_sentence_lengths()
-        )
+        words = [(rank, *word) for rank, word in enumerate(store.content.vocabulary, start=1)]
+        database.executemany("INSERT INTO vocabulary VALUES (?, ?, ?)", words)
+        lengths = store.content.sentence_lengths
+        database.executemany("INSERT INTO sentence_lengths VALUES (?, ?, ?, ?)", lengths)
     database.executescript(_INDICES)
     database.execute("INSERT INTO tff_agnostic VALUES (?)", [store.description.to_json()])
     database.commit()

@@ -21,7 +21,7 @@ from tff_agnostic.base.options import Verbatim
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.store_format import DOMAIN, FEATURES, TEXT, TOKENS, StoredColumns
-from tff_agnostic.data.store_writer import CLIENT, SPLIT, UNIT, StoreWriter
+from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.importing import (
     arrow_tables,
     idx,
@@ -179,9 +179,8 @@ class Import:
 
 def _add(writer: StoreWriter, rows: Rows, splits: Splits) -> None:
     split, unit = splits.assign(rows)
-    columns = {**rows.features, DOMAIN: rows.domain}
     try:
-        writer.add_columns({**columns, SPLIT: split, CLIENT: rows.client, UNIT: unit})
+        writer.add(split, rows.client, {**rows.features, DOMAIN: rows.domain}, unit)
     except UserError:
         raise
     except ValueError as e:

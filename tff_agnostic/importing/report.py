@@ -267,7 +267,7 @@ def summarise(
             SEQUENCE_LENGTH,
             "it may be larger, or long_sentences=chunk continues them in the next example.",
         ),
-        *markup_remarks(store.word_counts(), options),
+        *markup_remarks(dict(store.content.vocabulary), options),
     ]
     return ImportReport(
         store=path,

@@ -112,7 +112,7 @@ def open_store(path: Path, features: Mapping[str, Feature]) -> Store:
 
 def import_remarks(store: Store) -> list[Remark]:
     """Returns the warnings of a store's import about its splits, which numbers of a run need."""
-    notes = store.notes() if isinstance(store, ArrowStore) else {}
+    notes = store.content.notes if isinstance(store, ArrowStore) else {}
     return [
         Remark(
             kind=remark["kind"],

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Callable, ClassVar, NamedTuple, Optional
 
 import numpy as np
+import pyarrow as pa
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.later import tf, tff
 from tff_agnostic.computations.tff_process import build_evaluation
 from tff_agnostic.data.clients import ClientDataset, ListedClients
 from tff_agnostic.data.store import ArrowStore, Store
-from tff_agnostic.data.store_format import FEATURES, LABEL, Record
+from tff_agnostic.data.store_format import DOMAIN, FEATURES, LABEL
 from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.data.tff_store import to_tff
 from tff_agnostic.models.model import Examples, ModelWeights, as_model
@@ -101,20 +102,17 @@ def store_from_tff(
             clients = clients_from_tff(source, domain_fn)
             for client_id in clients.client_ids:
                 columns = clients.columns(client_id)
+                count = len(columns["y"])
                 domains = columns.get("domain_id")
-                for row, label in enumerate(columns["y"]):
-                    domain = clients.find_domain(client_id) if domains is None else domains[row]
-                    features = {
-                        feature_name: _stored(columns["x"][row]),
-                        LABEL: label.item(),
-                    }
-                    writer.add(split, Record(client_id, str(domain), features))
+                if domains is None:
+                    domains = [clients.find_domain(client_id)] * count
+                features = {
+                    feature_name: columns["x"],
+                    LABEL: columns["y"],
+                    DOMAIN: pa.array(map(str, domains), pa.string()),
+                }
+                writer.add(pa.array([split] * count), pa.array([client_id] * count), features)
         writer.finish(FEATURES, source="clients of TFF")
-
-
-def _stored(values: Any) -> np.ndarray:
-    values = np.asarray(values)
-    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
 
 
 def simulation_datasets() -> Any:
