@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import tensorflow as tf
 
+from tff_agnostic.base.later import tf
 from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter, column_from
@@ -18,8 +18,8 @@ from tff_agnostic.data.tff_store import to_tff
 WORDS = {"the": 9, "cat": 5, "sat": 3}
 # A user's model file for a store of `points_store`; the model starts from zeros.
 LOGISTIC_REGRESSION = """
-import tensorflow as tf
 
+from tff_agnostic.base.later import tf
 
 def build_model(data):
     scores = tf.keras.layers.Dense(data.num_classes, kernel_initializer="zeros")
@@ -61,6 +61,22 @@ def add_records(
     features["domain"] = pa.array([one.domain for one in examples])
     clients = pa.array([one.client for one in examples])
     writer.add(pa.array(splits), clients, features, None if units is None else pa.array(units))
+
+
+def mixed_records(count: int) -> list[tuple[str, Record]]:
+    """Records of 20 clients in two splits and three domains, with all types of features."""
+    draw = np.random.default_rng(0)
+    return [
+        (
+            ("train", "test")[int(client) % 3 == 0],
+            Record(
+                f"c{client}\u00e9",
+                f"d{draw.integers(3)}",
+                {"x": draw.normal(size=[2, 3]), "label": int(draw.integers(4)), "city": f"t{k}"},
+            ),
+        )
+        for k, client in enumerate(draw.integers(20, size=count))
+    ]
 
 
 def points_store(

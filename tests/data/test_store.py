@@ -1,51 +1,142 @@
-"""Stores as SQLite files: written by exports and by TFF, changed, damaged."""
+"""Stores as folders and as TFF's SQLite files: read, exported, changed, damaged."""
 
 import contextlib
+import json
 import multiprocessing
 import sqlite3
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import tensorflow as tf
+from pyarrow import parquet
 
 from tests import golden
-from tests.data.stores import text_store, tff_store
+from tests.computations.harness import assert_identical
+from tests.data.stores import mixed_records, text_store, tff_store, write_store
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.data.clients import (
-    FirstExamples,
-    InMemoryClients,
-    SelectedClients,
-    client_domain_counts,
-    domain_counts,
-    known_counts,
+from tff_agnostic.base.later import tff
+from tff_agnostic.data.clients import SelectedClients, client_domain_counts, domain_counts
+from tff_agnostic.data.store import (
+    CLIENTS,
+    EXAMPLES,
+    STORE,
+    Store,
+    StoreClients,
+    load_store,
+    vocabulary_digest,
 )
-from tff_agnostic.data.store import StoreClients, load_store, vocabulary_digest
-from tff_agnostic.data.store_format import Feature
-from tff_agnostic.data.tff_store import parse_examples
+from tff_agnostic.data.store_format import Feature, Record
+from tff_agnostic.data.tff_store import TffStore, parse_examples, to_tff
 
 _TEXT = {"tokens": Feature("string"), "domain": Feature("string")}
+_both_forms = pytest.mark.parametrize("name", ["s.store", "s.sqlite"])
 
 
-def test_written_texts_are_read(tmp_path):
-    store = load_store(text_store(tmp_path / "s.sqlite"))
+def _execute(path: Path, sql: str, *parameters: Any) -> Path:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        if parameters:
+            database.execute(sql, parameters)
+        else:
+            database.executescript(sql)
+        database.commit()
+    return path
+
+
+def _assert_equal(one: Store, other: Store) -> None:
+    assert one.splits() == other.splits()
+    features = one.description.features
+    for split in one.splits():
+        assert list(one.client_counts(split).items()) == list(other.client_counts(split).items())
+        np.testing.assert_array_equal(one.domain_table(split), other.domain_table(split))
+        for client in one.client_ids(split):
+            assert_identical(*(store.columns(split, client, features) for store in (one, other)))
+
+
+@_both_forms
+def test_written_texts_are_read(tmp_path, name):
+    store = load_store(text_store(tmp_path / name))
     assert store.description.kind == "text"
     assert store.description.domains == ("answer", "question")
     assert store.description.features == _TEXT
     assert store.description.source == "by hand"
     assert store.splits() == ("heldout", "test", "train")
-    assert store.client_ids("train") == ["a", "b"]
+    assert list(store.client_counts("train").items()) == [("a", 1), ("b", 3)]
     columns = store.columns("train", "b", _TEXT)
     assert columns["tokens"].tolist() == [b"the cat", b"sat", b"the the dog"]
     assert columns["domain"].tolist() == [b"question", b"answer", b"question"]
+    np.testing.assert_array_equal(store.domain_table("train"), [[1, 0], [1, 2]])
     assert store.vocabulary() == ("the", "cat", "sat")
     assert store.vocabulary(2) == ("the", "cat")
-    with pytest.raises(UserError, match="split dev, found the splits heldout, test, train"):
-        store.client_ids("dev")
+    assert store.sentence_lengths("train") == {1: 1, 2: 1, 3: 2}
 
 
-def test_digests_differ_for_other_vocabularies():
-    assert vocabulary_digest(["a", "b"]) == vocabulary_digest(("a", "b"))
-    assert len({vocabulary_digest(w) for w in (["a", "b"], ["b", "a"], ["a"], ["ab"])}) == 4
+@_both_forms
+@pytest.mark.parametrize(
+    ("split", "client", "features", "message"),
+    [
+        ("dev", "a", _TEXT, "split dev, found the splits heldout, test, train"),
+        ("train", "aa", _TEXT, "client aa: expected examples in split train, found none"),
+        ("train", "t", _TEXT, "client t: expected examples in split train, found none"),
+        ("train", "a", {"tokens": Feature("int64")}, "client a: expected examples with tokens"),
+        ("train", "a", {"words": Feature("string")}, "client a: expected examples with words"),
+    ],
+)
+def test_absent_data_raise_one_line(tmp_path, name, split, client, features, message):
+    store = load_store(text_store(tmp_path / name))
+
+    def read() -> None:
+        store.client_ids(split)
+        store.columns(split, client, features)
+
+    assert message in golden.refusal(read)
+
+
+def test_export_equals_the_store(tmp_path):
+    store = load_store(write_store(tmp_path / "s.store", mixed_records(500), "features"))
+    to_tff(store, tmp_path / "s.sqlite")
+    other = load_store(tmp_path / "s.sqlite")
+    assert isinstance(other, TffStore)
+    assert store.description == other.description
+    _assert_equal(store, other)
+
+
+def test_exported_examples_parse_to_their_values(tmp_path):
+    texts = ["", "a b", "\u00e9" * 100, "x" * 20_000]
+    shared = {"text_at": "1", "te": -5, "zoo": np.float32([1.5, -2]), "big": 2**62}
+    records = [("train", Record("a", "d", {**shared, "text": text})) for text in texts]
+    store = load_store(write_store(tmp_path / "s.sqlite", records, "features"))
+    for serialized, text in zip(store.read("train", "a"), texts, strict=True):
+        feature = tf.train.Example.FromString(serialized).features.feature
+        assert sorted(feature) == ["big", "domain", "te", "text", "text_at", "zoo"]
+        assert feature["text"].bytes_list.value[:] == [text.encode()]
+        assert feature["zoo"].float_list.value[:] == [1.5, -2]
+        assert [feature[name].int64_list.value[:] for name in ("te", "big")] == [[-5], [2**62]]
+
+
+def test_tff_reads_exports_by_their_index(tmp_path):
+    path = text_store(tmp_path / "s.sqlite")
+    spec = {name: tf.TensorSpec([], tf.string) for name in _TEXT}
+    load = tff.simulation.datasets.load_and_parse_sql_client_data
+    train = load(str(path), spec, split_name="train")
+    assert train.client_ids == ["a", "b"]
+    examples = list(train.create_tf_dataset_for_client("b").as_numpy_iterator())
+    assert [e["tokens"] for e in examples] == [b"the cat", b"sat", b"the the dog"]
+    assert [e["domain"] for e in examples] == [b"question", b"answer", b"question"]
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        plan = database.execute(
+            "EXPLAIN QUERY PLAN SELECT serialized_example_proto FROM examples "
+            "WHERE client_id = 'a' AND split_name = 'train'"
+        ).fetchall()
+        assert "USING INDEX examples_by_client" in plan[0][-1]
+        # The rows of a client are consecutive.
+        order = database.execute("SELECT split_name, client_id FROM examples ORDER BY rowid")
+        rows = order.fetchall()
+        assert rows == sorted(rows)
 
 
 def test_tff_store_has_first_examples_features(tmp_path):
@@ -104,18 +195,15 @@ def test_store_is_opened_read_only(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["s.sqlite"]
 
 
-def test_changed_or_removed_store_is_reported(tmp_path):
-    path = text_store(tmp_path / "s.sqlite")
-    store = load_store(path)
-    with contextlib.closing(sqlite3.connect(path)) as other:
-        other.execute("DELETE FROM examples WHERE client_id = 'a'")
-        other.commit()
-    for read in (lambda: store.read("train", "b"), store.digest):
-        with pytest.raises(UserError, match="the store was changed while it was read"):
-            read()
-    path.unlink()
-    with pytest.raises(UserError, match="the store is gone"):
-        store.read("train", "a")
+@_both_forms
+def test_changed_or_removed_store_is_reported(tmp_path, name):
+    path = text_store(tmp_path / name)
+    store, examples = load_store(path), path / EXAMPLES if path.is_dir() else path
+    examples.touch()
+    for read in (lambda: store.columns("train", "b", _TEXT), store.digest):
+        assert "the store was changed while it was read" in golden.refusal(read)
+    examples.unlink()
+    assert f"cannot read {examples.name}" in golden.refusal(store.digest)
 
 
 def test_locked_store_is_reported(tmp_path, monkeypatch):
@@ -124,93 +212,164 @@ def test_locked_store_is_reported(tmp_path, monkeypatch):
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("PRAGMA locking_mode=EXCLUSIVE")
     other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(UserError, match="another process is writing to the store"):
-        load_store(path)
-
-
-def _truncated(path):
-    path.write_bytes(path.read_bytes()[:20000])
-
-
-def _overwritten(path):
-    content = bytearray(path.read_bytes())
-    content[100:] = b"\xff" * (len(content) - 100)
-    path.write_bytes(content)
-
-
-def _text_file(path):
-    path.write_text("not a store, but long enough to look like a file " * 20)
-
-
-def _without(sql):
-    def change(path):
-        connection = sqlite3.connect(path)
-        connection.execute(sql)
-        connection.commit()
-        connection.close()
-
-    return change
+    assert "another process is writing to the store" in golden.refusal(load_store, path)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_truncated, "expected an SQLite file, found a damaged one"),
-        (_overwritten, "expected an SQLite file, found a damaged one"),
-        (_text_file, "expected a client store, found a file of another format (./run"),
-        (lambda path: path.unlink(), "expected a client store, found nothing"),
-        (lambda path: path.write_bytes(b""), "expected a client store with the table examples"),
-        (_without("DROP TABLE client_metadata"), "expected a client store with the table client_m"),
-        (_without("DELETE FROM tff_agnostic"), "expected a complete store, found one half-written"),
+        (lambda p: p.write_bytes(p.read_bytes()[:20000]), "expected an SQLite file, found a damag"),
         (
-            _without("UPDATE tff_agnostic SET description = '{\"version\": 2}'"),
-            "expected a store of version 1, found 2; a newer store needs a newer program",
+            lambda p: p.write_bytes(p.read_bytes()[:100].ljust(p.stat().st_size, b"\xff")),
+            "expected an SQLite file, found a damaged one",
         ),
-        (
-            _without("UPDATE tff_agnostic SET description = '{\"version\": 1}'"),
-            "expected the description of a store, found an invalid one",
-        ),
+        (lambda p: p.write_text("no store " * 99), "found a file of another format (./run"),
+        (lambda p: p.unlink(), "expected a client store, found nothing"),
+        (lambda p: p.write_bytes(b""), "expected a client store with the table examples"),
     ],
 )
-def test_damaged_store_raises_one_line(tmp_path, damage, message):
+def test_damaged_file_raises_one_line(tmp_path, damage, message):
     path = text_store(tmp_path / "s.sqlite")
     damage(path)
-    with pytest.raises(UserError) as error:
+
+    def read() -> None:
         store = load_store(path)
         for client in store.client_ids("train"):
             store.read("train", client)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+
+    assert message in golden.refusal(read)
+
+
+def _json(**changed: Any) -> Callable[[Path], None]:
+    """Changes entries of `store.json`; None removes one."""
+
+    def change(path: Path) -> None:
+        content = {**json.loads((path / STORE).read_text()), **changed}
+        content = {name: value for name, value in content.items() if value is not None}
+        (path / STORE).write_text(json.dumps(content))
+
+    return change
+
+
+def _clients_column(name: str, values: list[Any]) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        table = parquet.read_table(path / CLIENTS, memory_map=False)
+        place = table.column_names.index(name)
+        parquet.write_table(table.set_column(place, name, pa.array(values)), path / CLIENTS)
+
+    return change
+
+
+def _examples_table(change_table: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        table = change_table(
+            pa.ipc.open_file(pa.BufferReader((path / EXAMPLES).read_bytes())).read_all()
+        )
+        with pa.ipc.new_file(str(path / EXAMPLES), table.schema) as file:
+            file.write_table(table)
+
+    return change
+
+
+def _content(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda path: (path / name).write_bytes(content) and None
+
+
+# The store has the clients h, t, a and b, with 1, 1, 1 and 3 examples.
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(lambda path, n=n: (path / n).unlink() for n in (EXAMPLES, CLIENTS, STORE)),
+        *(
+            _content(n, content)
+            for n in (EXAMPLES, CLIENTS, STORE)
+            for content in (b"", b"\xff" * 99)
+        ),
+        *(
+            _json(**{name: None})
+            for name in ("digest", "vocabulary", "sentence_lengths", "features")
+        ),
+        _json(digest=5),
+        _json(vocabulary=[["the", "many"]]),
+        _json(sentence_lengths=[["train", 1]]),
+        _json(notes=[5]),
+        _json(domains=["answer"]),
+        _json(features={"tokens": {"dtype": "string", "shape": []}}),
+        _json(features={n: {"dtype": "int64", "shape": []} for n in _TEXT}),
+        _clients_column("count", [1, 1, 1, 99]),
+        _clients_column("count", [1, 1, -1, 5]),
+        _clients_column("count", [1, 1, 1, None]),
+        _clients_column("first", [0, 1, 2, 10**6]),
+        _clients_column("first", [0, 1, -2, 3]),
+        _clients_column("first", [0, 0, 0, 0]),
+        _clients_column("client", ["h", "t", "b", "b"]),
+        _clients_column("client", ["h", "t", "a", None]),
+        _clients_column("client", [1, 2, 3, 4]),
+        _clients_column("split", ["train", "test", "heldout", "train"]),
+        _examples_table(lambda table: table.slice(0, 4)),
+        _examples_table(lambda table: table.drop_columns(["tokens"])),
+        _examples_table(lambda t: t.set_column(0, t.column_names[0], pa.nulls(6, pa.string()))),
+    ],
+)
+def test_damaged_folder_raises_one_line(tmp_path, damage):
+    path = text_store(tmp_path / "s")
+    damage(path)
+    assert golden.refusal(load_store, path).startswith(f"{path}: expected a client store")
+
+
+@_both_forms
+def test_newer_store_raises_one_line(tmp_path, name):
+    path = text_store(tmp_path / name)
+    if path.is_dir():
+        _json(version=2)(path)
+    else:
+        _execute(path, "UPDATE tff_agnostic SET description = ?", '{"version": 2}')
+    assert "found 2; a newer store needs a newer program" in golden.refusal(load_store, path)
+
+
+def _used(load: Callable[[], Store]) -> None:
+    store = load()
+    clients = _clients(store, to_examples=lambda client, columns: {})
+    for client in clients.client_ids:
+        store.columns("train", client, store.description.features)
+    clients.client_domain_counts()
+    if store.description.kind is not None:
+        store.vocabulary()
+        store.sentence_lengths("train")
 
 
 @golden.values
-def test_inconsistent_counts_raise_one_line(tmp_path, case):
+def test_changed_export_is_refused(tmp_path, case):
     path = text_store(tmp_path / "s.sqlite")
-    connection = sqlite3.connect(path)
+    statement = (case,) if isinstance(case, str) else case
     try:
-        connection.executescript(case)
+        _execute(path, *statement)
     except sqlite3.OperationalError as e:
         if "no such module" not in str(e):
             raise
         pytest.skip(f"SQLite of this Python: {e}")
-    finally:
-        connection.close()
-    with pytest.raises(UserError) as error:
-        store = load_store(path)
-        store.client_ids("train")
-        store.domain_table("train")
-        store.sentence_lengths("train")
-    return str(error.value)
+    return golden.refusal(_used, lambda: load_store(path))
+
+
+@golden.values
+def test_invalid_description_is_refused(tmp_path, case):
+    path = text_store(tmp_path / "s.sqlite")
+    description = json.loads(load_store(path).description.to_json())
+    text = json.dumps({**description, **case})
+    _execute(path, "UPDATE tff_agnostic SET description = ?", text)
+    return golden.refusal(_used, lambda: load_store(path))
+
+
+@golden.values
+def test_changed_tff_store_is_refused(tmp_path, case):
+    rows = [(split, "a", {"tokens": "the cat"}) for split in ("train", "test")]
+    path = _execute(tff_store(tmp_path / "s.sqlite", rows), case)
+    return golden.refusal(_used, lambda: load_store(path))
 
 
 @pytest.mark.parametrize(
     ("serialized", "features"),
-    [
-        ([b"\xff\xff\xff"], _TEXT),
-        (None, {"words": Feature("string")}),
-        (None, {"tokens": Feature("int64")}),
-        (None, {"tokens": Feature("string", (2,))}),
-    ],
+    [([b"\xff\xff\xff"], _TEXT), (None, {"tokens": Feature("string", (2,))})],
 )
 def test_examples_with_other_features_raise_user_error(tmp_path, serialized, features):
     store = load_store(text_store(tmp_path / "s.sqlite"))
@@ -218,6 +377,11 @@ def test_examples_with_other_features_raise_user_error(tmp_path, serialized, fea
     assert golden.refusal(parse_examples, examples, features, "client a").startswith(
         "client a: expected examples with "
     )
+
+
+def test_digests_differ_for_other_vocabularies():
+    assert vocabulary_digest(["a", "b"]) == vocabulary_digest(("a", "b"))
+    assert len({vocabulary_digest(w) for w in (["a", "b"], ["b", "a"], ["a"], ["ab"])}) == 4
 
 
 # --- The clients of a split, as rounds see them
@@ -233,16 +397,8 @@ def _lengths(client_id, columns):
     return {"x": x, "y": x[:, 0], "domain_id": np.array(domain_id, np.int32)}
 
 
-def _clients(path, split="train", to_examples=_lengths, **more):
-    features = {"tokens": Feature("string"), "domain": Feature("string")}
-    return StoreClients(load_store(path), split, features, to_examples, _NAMES, **more)
-
-
-def test_client_examples_keep_their_arrival_order(tmp_path):
-    clients = _clients(text_store(tmp_path / "s.sqlite"))
-    assert list(clients.client_ids) == ["a", "b"]
-    np.testing.assert_array_equal(clients.read("b")["x"], [[7], [3], [11]])
-    np.testing.assert_array_equal(clients.read("b")["domain_id"], [0, 1, 0])
+def _clients(store: Store, to_examples=_lengths, **more: Any) -> StoreClients:
+    return StoreClients(store, "train", _TEXT, to_examples, _NAMES, **more)
 
 
 def test_first_clients_stay_in_memory(tmp_path):
@@ -254,15 +410,16 @@ def test_first_clients_stay_in_memory(tmp_path):
         return _lengths(client_id, columns)
 
     # "b" has three examples with two numbers of 4 bytes and a domain id of 4.
-    clients = _clients(path, to_examples=noted, max_kept_bytes=36)
+    clients = _clients(load_store(path), to_examples=noted, max_kept_bytes=36)
+    assert list(clients.client_ids) == ["a", "b"]
     for client in ("b", "a", "b", "a"):
-        result, alone = clients.read(client), _clients(path).read(client)
+        result, alone = clients.read(client), _clients(load_store(path)).read(client)
         for name in alone:
             np.testing.assert_array_equal(result[name], alone[name])
+    np.testing.assert_array_equal(clients.read("b")["x"], [[7], [3], [11]])
+    np.testing.assert_array_equal(clients.read("b")["domain_id"], [0, 1, 0])
     assert parsed == ["b", "a", "a"]
-    other = sqlite3.connect(path)
-    other.execute("DELETE FROM examples WHERE client_id = 'a'")
-    other.commit()
+    _execute(path, "DELETE FROM examples WHERE client_id = 'a'")
     with pytest.raises(UserError, match="the store was changed while it was read"):
         clients.read("b")
 
@@ -271,7 +428,7 @@ def test_counts_need_no_reading(tmp_path):
     def unread(client_id, columns):
         raise AssertionError("read")
 
-    clients = _clients(text_store(tmp_path / "s.sqlite"), to_examples=unread)
+    clients = _clients(load_store(text_store(tmp_path / "s.sqlite")), to_examples=unread)
     np.testing.assert_array_equal(client_domain_counts(clients, 2), [[0, 1], [2, 1]])
     np.testing.assert_array_equal(domain_counts(clients, 2), [2, 2])
     np.testing.assert_array_equal(
@@ -279,69 +436,20 @@ def test_counts_need_no_reading(tmp_path):
     )
 
 
-def test_index_finds_a_clients_rows(tmp_path):
-    path = text_store(tmp_path / "s.sqlite")
-    connection = sqlite3.connect(path)
-    plan = connection.execute(
-        "EXPLAIN QUERY PLAN SELECT serialized_example_proto FROM examples "
-        "WHERE client_id = 'a' AND split_name = 'train'"
-    ).fetchall()
-    assert "USING INDEX examples_by_client" in plan[0][-1]
-    # The rows of a client are consecutive.
-    order = connection.execute("SELECT split_name, client_id FROM examples ORDER BY rowid")
-    rows = order.fetchall()
-    assert rows == sorted(rows)
-
-
-@pytest.mark.parametrize("client", ["c", "t", ""])
-def test_unknown_client_is_reported(tmp_path, client):
-    clients = _clients(text_store(tmp_path / "s.sqlite"))
-    with pytest.raises(UserError, match=f"client {client}: expected examples in split train"):
-        clients.read(client)
-
-
-def test_client_without_examples_is_reported(tmp_path):
-    path = tff_store(tmp_path / "s.sqlite", [("train", "a", {"tokens": "x", "domain": "answer"})])
-    connection = sqlite3.connect(path)
-    connection.execute("INSERT INTO client_metadata VALUES ('b', 'train', 0)")
-    connection.commit()
-    connection.close()
-    clients = _clients(path)
-    assert list(clients.client_ids) == ["a", "b"]
-    with pytest.raises(UserError, match="client b: expected examples in split train, found none"):
-        clients.read("b")
-
-
-def _in_memory(sizes):
-    def client(n):
-        return {"x": np.zeros([n, 1]), "y": np.zeros(n), "domain_id": np.arange(n) % 2}
-
-    return InMemoryClients({f"{k:03d}": client(n) for k, n in enumerate(sizes)})
-
-
-def test_unknown_counts_are_read():
-    clients = _in_memory([3, 0, 4])
-    assert known_counts(clients) is None
-    np.testing.assert_array_equal(client_domain_counts(clients, 2), [[2, 1], [0, 0], [2, 2]])
-    np.testing.assert_array_equal(domain_counts(FirstExamples(clients, 2), 2), [2, 2])
-
-
-def test_counts_for_many_clients_are_estimated():
-    clients = _in_memory([4] * 100)
-    reads = []
-    read = clients.read
-    clients.read = lambda client_id: reads.append(client_id) or read(client_id)
-    np.testing.assert_array_equal(domain_counts(clients, 2, max_reads=10), [200, 200])
-    assert len(set(reads)) == 10
-    assert {"000", "099"} <= set(reads)
-
-
-def test_wrong_example_count_is_reported(tmp_path):
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        (
+            "INSERT INTO client_metadata VALUES ('b', 'train', 0)",
+            "client b: expected examples in split train, found none",
+        ),
+        (
+            "UPDATE client_metadata SET num_examples = 1",
+            "expected 1 example, as in client_metadata",
+        ),
+    ],
+)
+def test_counts_of_tffs_metadata_are_compared(tmp_path, sql, message):
     rows = [("train", "a", {"tokens": "x", "domain": "answer"})] * 2
-    path = tff_store(tmp_path / "s.sqlite", rows)
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE client_metadata SET num_examples = 1")
-    connection.commit()
-    connection.close()
-    with pytest.raises(UserError, match="client a: expected 1 example in split train, as the "):
-        _clients(path).read("a")
+    clients = _clients(load_store(_execute(tff_store(tmp_path / "s.sqlite", rows), sql)))
+    assert message in golden.refusal(clients.read, clients.client_ids[-1])

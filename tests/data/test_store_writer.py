@@ -1,88 +1,138 @@
 """Writes of stores: their content, and failures without leftovers."""
 
 import contextlib
-import json
 import os
 import signal
-import sqlite3
 import stat
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable
 
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.data.stores import add_records, image, sentence, text_store, tff_store, write_store
+from tests.computations.harness import assert_identical
+from tests.data.stores import add_records, image, mixed_records, sentence, text_store, write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import is_temporary, scratch_folder
-from tff_agnostic.base.later import tff
-from tff_agnostic.data.store import Store, StoreClients, load_store
+from tff_agnostic.data.store import load_store
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import StoreWriter
+from tff_agnostic.data.tff_store import to_tff
+
+_ONE = [("train", sentence("a", "d", "x"))]
 
 
-def test_tff_reads_written_stores(tmp_path):
-    import tensorflow as tf
+def test_buckets_and_client_order_change_no_client(tmp_path):
+    records = mixed_records(3000)
+    one = load_store(write_store(tmp_path / "one", records, "features"))
+    # A stable sort keeps the order of a client's examples.
+    mixed = sorted(records, key=lambda record: record[1].client[::-1])
+    same = load_store(write_store(tmp_path / "same", mixed, "features"))
+    assert one.digest() == same.digest()
+    with StoreWriter(tmp_path / "buckets", memory=10_000) as writer:
+        for start in range(0, 3000, 100):
+            add_records(writer, mixed[start : start + 100])
+        writer.finish("features")
+    parts = load_store(tmp_path / "buckets")
+    assert one.digest() != parts.digest(), "no buckets on the disk"
+    for split in one.splits():
+        assert parts.client_counts(split) == one.client_counts(split)
+        np.testing.assert_array_equal(parts.domain_table(split), one.domain_table(split))
+        for client in one.client_ids(split):
+            features = one.description.features
+            assert_identical(*(s.columns(split, client, features) for s in (one, parts)))
 
-    path = text_store(tmp_path / "s.sqlite")
-    train = tff.simulation.datasets.load_and_parse_sql_client_data(
-        str(path),
-        {"tokens": tf.TensorSpec([], tf.string), "domain": tf.TensorSpec([], tf.string)},
-        split_name="train",
+
+@pytest.mark.parametrize("memory", [10_000, 2**20])
+def test_units_are_counted_and_move(tmp_path, memory):
+    draw = np.random.default_rng(0)
+    expected: Counter[tuple[int, str]] = Counter()
+    with StoreWriter(tmp_path / "s", memory) as writer:
+        for k in range(20):
+            units = [None, *draw.integers(-50, 50, size=99).tolist()]
+            records = [
+                ("train", sentence(f"c{draw.integers(30)}", f"d{draw.integers(3)}", f"{k} {i}"))
+                for i in range(100)
+            ]
+            add_records(writer, records, units)
+            pairs = [(unit, r.domain) for unit, (_, r) in zip(units, records) if unit is not None]
+            expected.update(pairs)
+        assert [*writer.units()] == [(*key, n) for key, n in sorted(expected.items())]
+        assert len(writer.sort({-50: "test", 3: "test"}).table) == 2000
+        writer.finish("text")
+    store = load_store(tmp_path / "s")
+    assert store.splits() == ("test", "train")
+    moved = [sum(expected[unit, f"d{k}"] for unit in (-50, 3)) for k in range(3)]
+    assert store.domain_table("test").sum(axis=0).tolist() == moved
+
+
+def test_many_small_additions_are_one_store(tmp_path):
+    records = mixed_records(1500)
+    with StoreWriter(tmp_path / "small") as writer:
+        for record in records:
+            add_records(writer, [record])
+        writer.finish("features")
+    expected = load_store(write_store(tmp_path / "s", records, "features"))
+    assert load_store(tmp_path / "small").digest() == expected.digest()
+
+
+def test_features_may_be_called_client_split_and_unit(tmp_path):
+    values = {"client": "n0", "split": 3, "unit": np.float32([1, 2])}
+    store = load_store(
+        write_store(tmp_path / "s", [("train", Record("a", "d", values))], "features")
     )
-    assert train.client_ids == ["a", "b"]
-    examples = list(train.create_tf_dataset_for_client("b").as_numpy_iterator())
-    assert [e["tokens"] for e in examples] == [b"the cat", b"sat", b"the the dog"]
-    assert [e["domain"] for e in examples] == [b"question", b"answer", b"question"]
+    columns = store.columns("train", "a", store.description.features)
+    assert {name: column.tolist() for name, column in columns.items()} == {
+        "client": [b"n0"],
+        "split": [3],
+        "unit": [[1, 2]],
+        "domain": [b"d"],
+    }
 
 
-def test_counts_are_by_client_and_domain(tmp_path):
-    path = text_store(tmp_path / "s.sqlite")
-    np.testing.assert_array_equal(load_store(path).domain_table("train"), [[1, 0], [1, 2]])
-    rows = sqlite3.connect(path).execute("SELECT * FROM client_metadata ORDER BY client_id")
-    assert rows.fetchall() == [
-        ("a", "train", 1),
-        ("b", "train", 3),
-        ("h", "heldout", 1),
-        ("t", "test", 1),
-    ]
-
-
-def test_client_order_changes_no_store(tmp_path):
-    records = [("train", sentence(c, "d", f"{c}{k}")) for c in "xyz" for k in range(3)]
-    mixed = [records[i] for i in (3, 0, 6, 4, 7, 1, 8, 2, 5)]
-    one = load_store(write_store(tmp_path / "one.sqlite", records, "text", vocabulary={"a": 1}))
-    two = load_store(write_store(tmp_path / "two.sqlite", mixed, "text", vocabulary={"a": 1}))
-    for client in "xyz":
-        assert one.read("train", client) == two.read("train", client)
+def test_digest_changes_with_examples_and_description(tmp_path):
+    records = mixed_records(20)
+    other = [*records[:-1], ("train", Record("new", "d0", records[-1][1].features))]
+    variants = [(records, ""), (records, ""), (other, ""), (records, "x")]
+    first, again, *others = (
+        load_store(write_store(tmp_path / str(k), some, "features", source=source)).digest()
+        for k, (some, source) in enumerate(variants)
+    )
+    assert first == again
+    assert len({first, *others}) == 3
 
 
 @pytest.mark.parametrize(
-    ("record", "message"),
+    ("features", "name"),
     [
-        (
-            Record("a", "d", {"label": 1}),
-            "pixels: expected Feature(dtype='float32', shape=(28, 28)",
-        ),
-        (Record("a", "d", {"pixels": np.zeros([28, 28], np.float32), "label": 0.5}), "label: exp"),
-        (
-            Record("a", "d", {"pixels": np.zeros([4, 4], np.float32), "label": 1}),
-            "pixels: expected",
-        ),
-        (Record("a", "d", {**image("a", "d", 1).features, "more": 1}), "more: expected no such"),
+        ({"label": 1}, "pixels"),
+        ({"pixels": np.zeros([28, 28], np.float32), "label": 0.5}, "label"),
+        ({"pixels": np.zeros([4, 4], np.float32), "label": 1}, "pixels"),
+        ({**image("a", "d", 1).features, "more": 1}, "more"),
     ],
 )
-def test_rejects_examples_with_other_features(tmp_path, record, message):
-    with StoreWriter(tmp_path / "s.sqlite") as writer:
+def test_rejects_examples_with_other_features(tmp_path, features, name):
+    with StoreWriter(tmp_path / "s") as writer:
         add_records(writer, [("train", image("a", "d", 3))])
-        with pytest.raises(ValueError) as error:
-            add_records(writer, [("train", record)])
-    assert str(error.value).startswith(message)
+        with pytest.raises(
+            ValueError, match=rf"^{name}: expected .+, as in the first example, fou"
+        ):
+            add_records(writer, [("train", Record("a", "d", features))])
+
+
+def test_numeric_domains_are_in_numerical_order(tmp_path):
+    """So that domain k of an array is domain k of lambda."""
+    for names, expected in (
+        (["10", "0", "2"], ("0", "2", "10")),
+        (["b", "10", "2"], ("10", "2", "b")),
+    ):
+        records = [("train", sentence("ann", name, "the cat")) for name in names]
+        store = load_store(write_store(tmp_path / names[0], records, "text"))
+        assert store.description.domains == expected
 
 
 def test_existing_file_is_not_overwritten(tmp_path):
@@ -91,36 +141,29 @@ def test_existing_file_is_not_overwritten(tmp_path):
         pytest.raises(UserError, match="another process made a file there meanwhile"),
         StoreWriter(path) as writer,
     ):
-        add_records(writer, [("train", sentence("a", "d", "x"))])
+        add_records(writer, _ONE)
         writer.finish("text")
         path.write_text("other")
-    with pytest.raises(UserError, match="expected no file there yet"):
-        StoreWriter(path)
+    store = load_store(write_store(tmp_path / "store", _ONE, "text"))
+    for write in (StoreWriter, lambda path: to_tff(store, path)):
+        with pytest.raises(UserError, match="expected no file there yet"):
+            write(path)
     assert path.read_text() == "other"
-    assert os.listdir(tmp_path) == ["s.sqlite"]
-
-
-def test_empty_store_is_refused(tmp_path):
-    refused = pytest.raises(UserError, match="expected at least one example")
-    with StoreWriter(tmp_path / "s.sqlite") as writer, refused:
-        writer.finish("text")
-    assert os.listdir(tmp_path) == []
-
-
-def test_missing_folder_raises_one_line(tmp_path):
-    writer = StoreWriter(tmp_path / "no" / "s.sqlite")
-    with pytest.raises(UserError, match="cannot write the store"):
-        writer.__enter__()
+    assert sorted(os.listdir(tmp_path)) == ["s.sqlite", "store"]
 
 
 def test_unfinished_store_leaves_nothing(tmp_path):
-    with StoreWriter(tmp_path / "s.sqlite") as writer:
-        add_records(writer, [("train", sentence("a", "d", "x"))])
-    assert os.listdir(tmp_path) == []
-    with pytest.raises(KeyboardInterrupt), StoreWriter(tmp_path / "s.sqlite") as writer:
-        add_records(writer, [("train", sentence("a", "d", "x"))])
+    with StoreWriter(tmp_path / "s") as writer:
+        add_records(writer, _ONE)
+    with pytest.raises(KeyboardInterrupt), StoreWriter(tmp_path / "s") as writer:
+        add_records(writer, _ONE)
         raise KeyboardInterrupt
+    refused = pytest.raises(UserError, match="expected at least one example")
+    with refused, StoreWriter(tmp_path / "s") as writer:
+        writer.finish("text")
     assert os.listdir(tmp_path) == []
+    with pytest.raises(UserError, match="cannot write the store"):
+        StoreWriter(tmp_path / "no" / "s").__enter__()
 
 
 _WRITING = textwrap.dedent(
@@ -160,32 +203,28 @@ def _writing(path: Path, step: str) -> Iterator[None]:
 def test_killed_writer_leaves_an_owner_only_folder(tmp_path, step):
     path = tmp_path / "s.sqlite"
     with _writing(path, step):
-        pass
+        # Another writer leaves the folder of a running one.
+        before = sorted(tmp_path.rglob("*"))
+        text_store(tmp_path / "other")
+        assert {*before} <= {*tmp_path.rglob("*")}
     assert not path.exists()
-    (left,) = tmp_path.iterdir()
+    (left,) = (file for file in tmp_path.iterdir() if file.name != "other")
     assert is_temporary(left)
     assert stat.S_IMODE(left.stat().st_mode) == 0o700
     with pytest.raises(UserError):
         load_store(left)
     # The next store in the same folder, under any name, removes the folder.
-    text_store(tmp_path / "other.sqlite")
-    assert os.listdir(tmp_path) == ["other.sqlite"]
+    text_store(tmp_path / "third.sqlite")
+    assert sorted(os.listdir(tmp_path)) == ["other", "third.sqlite"]
 
 
 def test_leftover_with_this_process_id_is_removed(tmp_path):
     with scratch_folder(tmp_path / "s.sqlite") as folder:
         pass
     folder.mkdir()
-    (folder / "unsorted.sqlite").write_text("a killed process had the same id")
+    (folder / "bucket_0.arrows").write_text("a killed process had the same id")
     text_store(tmp_path / "s.sqlite")
     assert os.listdir(tmp_path) == ["s.sqlite"]
-
-
-def test_running_writer_keeps_its_folder(tmp_path):
-    with _writing(tmp_path / "s.sqlite", "add"):
-        before = sorted(tmp_path.rglob("*"))
-        text_store(tmp_path / "other.sqlite")
-        assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "other.sqlite"])
 
 
 def test_store_mode_follows_the_umask(tmp_path):
@@ -195,75 +234,3 @@ def test_store_mode_follows_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
-
-
-# --- Stores that fuzzing found
-
-
-def _ours(path: Path, sql: str = "", *parameters: Any, **described: Any) -> Store:
-    """An export after a statement or with another description."""
-    text_store(path)
-    with sqlite3.connect(path) as db:
-        if described:
-            ((text,),) = db.execute("SELECT description FROM tff_agnostic")
-            sql = "UPDATE tff_agnostic SET description = ?"
-            parameters = (json.dumps({**json.loads(text), **described}),)
-        db.execute(sql, parameters)
-    db.close()
-    return load_store(path)
-
-
-def _tff_file(path: Path, sql: str) -> Store:
-    """A store of TFF's after a statement."""
-    rows = [(split, "a", {"tokens": "the cat"}) for split in ("train", "test")]
-    with sqlite3.connect(tff_store(path, rows)) as db:
-        db.execute(sql)
-    db.close()
-    return load_store(path)
-
-
-def _clients(store: Store) -> StoreClients:
-    features = store.description.features
-    return StoreClients(
-        store, "train", features, lambda client, columns: {}, ("answer", "question")
-    )
-
-
-def _used(made: Callable[[], Store]) -> None:
-    store = made()
-    store.splits()
-    clients = _clients(store)
-    for client in clients.client_ids:
-        store.columns("train", client, store.description.features)
-    clients.client_domain_counts()
-    if store.description.kind is not None:
-        store.vocabulary()
-        store.sentence_lengths("train")
-
-
-@golden.values
-def test_invalid_description_is_refused(tmp_path, case):
-    return golden.refusal(_used, lambda: _ours(tmp_path / "s.sqlite", **case))
-
-
-@golden.values
-def test_export_after_a_statement_is_refused(tmp_path, case):
-    return golden.refusal(_used, lambda: _ours(tmp_path / "s.sqlite", *case))
-
-
-@golden.values
-def test_tff_store_after_a_statement_is_refused(tmp_path, case):
-    return golden.refusal(_used, lambda: _tff_file(tmp_path / "s.sqlite", case))
-
-
-def test_numeric_domains_are_in_numerical_order(tmp_path):
-    """So that domain k of an array is domain k of lambda."""
-    for names in (["10", "0", "2"], ["b", "10", "2"]):
-        path = write_store(
-            tmp_path / f"{names[0]}.sqlite",
-            [("train", sentence("ann", name, "the cat")) for name in names],
-            "text",
-            vocabulary={"the": 3, "cat": 3},
-        )
-        expected = ("0", "2", "10") if "0" in names else ("10", "2", "b")
-        assert load_store(path).description.domains == expected
