@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional, Protocol, runtime_checkable
+from typing import Any, Optional, Protocol
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def _columns(examples: Mapping[str, Any]) -> Iterator[Any]:
         yield from _columns(column) if isinstance(column, Mapping) else (name, column)
 
 
-class FirstExamples:
+class FirstExamples(ListedClients):
     """The first examples of each client of another dataset.
 
     Attributes:
@@ -74,12 +74,8 @@ class FirstExamples:
 
     def __init__(self, clients: ClientDataset, max_examples: int) -> None:
         self.clients = clients
+        self._ids = clients.client_ids
         self._max_examples = max_examples
-
-    @property
-    def client_ids(self) -> Sequence[str]:
-        """Every client's id, sorted."""
-        return self.clients.client_ids
 
     def read(self, client_id: str) -> Examples:
         """Returns one client's first examples."""
@@ -122,7 +118,7 @@ class SelectedClients(ListedClients):
         return self._clients.read(client_id)
 
     def client_domain_counts(self) -> Optional[np.ndarray]:
-        """Returns the examples of each client by domain; see `CountedClients`."""
+        """Returns the examples of each client by domain; see `known_counts`."""
         counts = known_counts(self._clients)
         if counts is None:
             return None
@@ -154,21 +150,19 @@ class ClientsOfDomain(ListedClients):
         return rows_of(examples, examples["domain_id"] == self._domain)
 
     def client_domain_counts(self) -> np.ndarray:
-        """Returns the examples of each client by domain; see `CountedClients`."""
+        """Returns the examples of each client by domain; see `known_counts`."""
         return self._counts
 
 
-@runtime_checkable
-class CountedClients(ClientDataset, Protocol):
-    """A dataset that may know its counts without reading the clients."""
-
-    def client_domain_counts(self) -> Optional[np.ndarray]:
-        """Returns the examples of each client and domain, int64 [clients, p]; None if not known."""
-
-
 def known_counts(clients: ClientDataset) -> Optional[np.ndarray]:
-    """Returns the counts of a `CountedClients`; None for other datasets."""
-    return clients.client_domain_counts() if isinstance(clients, CountedClients) else None
+    """Returns the examples of each client and domain, int64 [clients, p], if no read is necessary.
+
+    A dataset may know them with its method `client_domain_counts`. None if it has none, or if the
+    method returns None.
+    """
+    counts = getattr(clients, "client_domain_counts", lambda: None)
+    known: Optional[np.ndarray] = counts()
+    return known
 
 
 def client_domain_counts(clients: ClientDataset, num_domains: int) -> np.ndarray:
@@ -176,16 +170,12 @@ def client_domain_counts(clients: ClientDataset, num_domains: int) -> np.ndarray
 
     Reads every client if the dataset does not know its counts.
     """
-    known_values = known_counts(clients)
-    if known_values is not None:
-        return known_values
-    return np.array(
-        [
-            np.bincount(clients.read(client_id)["domain_id"], minlength=num_domains)
-            for client_id in clients.client_ids
-        ],
-        np.int64,
-    ).reshape(-1, num_domains)
+    counts = known_counts(clients)
+    if counts is None:
+        read = (clients.read(client_id)["domain_id"] for client_id in clients.client_ids)
+        rows = [np.bincount(domain_id, minlength=num_domains) for domain_id in read]
+        counts = np.array(rows, np.int64).reshape(-1, num_domains)
+    return counts
 
 
 def domain_counts(
@@ -230,11 +220,10 @@ def checked_examples(
     Returns:
         The columns in the order of `spec`.
     """
-    for name in spec:
-        if name not in columns:
-            raise UserError(
-                f"{where}: expected columns {', '.join(spec)}, found {', '.join(columns) or 'none'}"
-            )
+    if not spec.keys() <= columns.keys():
+        raise UserError(
+            f"{where}: expected columns {', '.join(spec)}, found {', '.join(columns) or 'none'}"
+        )
     checked = {name: columns[name] for name in spec}
     arrays: list[np.ndarray] = []
     for name, column_spec in spec.items():

@@ -86,7 +86,7 @@ class ClientsWithDomain:
         return {**examples, "x": {**_by_name(examples["x"]), INPUT: examples["domain_id"]}}
 
     def client_domain_counts(self) -> Optional[np.ndarray]:
-        """Returns the examples of each client by domain; see `CountedClients`."""
+        """Returns the examples of each client by domain; see `known_counts`."""
         return known_counts(self._clients)
 
 
