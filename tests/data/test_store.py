@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import tensorflow as tf
 from pyarrow import parquet
 
 from tests import golden
 from tests.computations.harness import assert_identical
 from tests.data.stores import mixed_records, text_store, tff_store, write_store
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.later import tff
+from tff_agnostic.base.later import tf, tff
 from tff_agnostic.data.clients import SelectedClients, client_domain_counts, domain_counts
 from tff_agnostic.data.store import (
     CLIENTS,
