@@ -127,12 +127,6 @@ class ModelInputs:
             for one in self.inputs.values()
         )
 
-    @property
-    def has_domain(self) -> bool:
-        """Whether one of the inputs is the domain's index."""
-        kinds = [one.kind for one in self.inputs.values() if isinstance(one, Whole)]
-        return DOMAIN in kinds
-
     def vector_entries(self) -> list[Entry]:
         """Returns the numbers of all inputs that are vectors."""
         return [
@@ -175,24 +169,23 @@ def inputs_json(
         class_names: Names of the classes, if they have any.
         words: The vocabulary of texts; word k has the id k + 1.
     """
-    columns = None if inputs is None else inputs.columns
     result: dict[str, Any] = {"inputs": None, "columns": None}
     if inputs is not None:
         result["inputs"] = {
             name: one.to_json() if isinstance(one, Whole) else [e.to_json() for e in one]
             for name, one in inputs.inputs.items()
         }
-    if inputs is not None and columns is not None:
-        used = {*inputs.numbers(), *inputs.categories()}
-        result["columns"] = dict(columns.roles)
-        result["domain_is_an_input"] = columns.roles.get("domain") in used
-        cells = columns.missing_cells
-        result["missing_cells"] = None if cells is None else list(cells)
-        result["missing_category"] = inputs.missing_category
-        if columns.words:
-            result["words"] = dict(columns.words)
-    if inputs is not None and inputs.has_domain:
-        result["domain_is_an_input"] = True
+        if (columns := inputs.columns) is not None:
+            used = {*inputs.numbers(), *inputs.categories()}
+            result["columns"] = dict(columns.roles)
+            result["domain_is_an_input"] = columns.roles.get("domain") in used
+            cells = columns.missing_cells
+            result["missing_cells"] = None if cells is None else list(cells)
+            result["missing_category"] = inputs.missing_category
+            if columns.words:
+                result["words"] = dict(columns.words)
+        if any(isinstance(one, Whole) and one.kind == DOMAIN for one in inputs.inputs.values()):
+            result["domain_is_an_input"] = True
     result["classes"] = None if class_names is None else list(class_names)
     if words is not None:
         result["vocabulary"] = list(words)
