@@ -271,7 +271,10 @@ def _examples_table(change_table: Callable[[pa.Table], pa.Table]) -> Callable[[P
 
 
 def _content(name: str, content: bytes) -> Callable[[Path], None]:
-    return lambda path: (path / name).write_bytes(content) and None
+    def change(path: Path) -> None:
+        (path / name).write_bytes(content)
+
+    return change
 
 
 # The store has the clients h, t, a and b, with 1, 1, 1 and 3 examples.
