@@ -70,7 +70,7 @@ def test_npz_images_become_pixels(tmp_path):
 def test_npz_blocks_make_no_difference(tmp_path, monkeypatch):
     path = _file(tmp_path, **_arrays(23))
     whole = [(e.place, e.record.client) for e in read("npz", path, **_COLUMNS)[0]]
-    monkeypatch.setattr(npz, "_BLOCK_ROWS", 4)
+    monkeypatch.setattr(npz, "BLOCK_ROWS", 4)
     assert [(e.place, e.record.client) for e in read("npz", path, **_COLUMNS)[0]] == whole
 
 

@@ -218,7 +218,7 @@ def test_missing_options_are_named_with_the_columns(tmp_path, ending):
     if ending == "csv":
         path.write_text("u, d ,x,x\na,p,1,0\n")
     elif ending == "jsonl":
-        path.write_text(f"{json.dumps(row)}\n")
+        path.write_text(f"\n{json.dumps(row)}\n")
     else:
         parquet.write_table(pa.Table.from_pylist([row]), path)
     columns = "u, d, x:1, x:2" if ending == "csv" else "u, d, x, y"
@@ -232,6 +232,22 @@ def test_missing_options_are_named_with_the_columns(tmp_path, ending):
     )
     with pytest.raises(UserError, match=f"found neither, of the columns {columns}; .*_column"):
         job("", path, tmp_path / "s.store", client_column="u", label_column="y")
+
+
+def test_only_missing_options_name_the_columns(tmp_path):
+    options = {"client_column": "u", "domain_column": "d", "text_column": "x", "feature_name": "f"}
+    with pytest.raises(UserError, match=r"the only input of numbers or images, found none$"):
+        job("csv", _csv(tmp_path, "a,p,one,0"), tmp_path / "s.store", **options)
+
+
+@pytest.mark.parametrize("feature", ["caf\u00e9", "cafe\u0301"])
+@pytest.mark.parametrize("label", ["y", " y"])
+def test_csv_columns_may_be_spelt_as_in_the_file(tmp_path, feature, label):
+    path = tmp_path / "rows.csv"
+    path.write_text("u,d,cafe\u0301, y\na,p,2,1\n")
+    options = {**_COLUMNS, "feature_columns": (feature,), "label_column": label}
+    (example,), _ = read("csv", path, **options)
+    assert (*example.record.features["x"], example.record.features["label"]) == (2, 1)
 
 
 def test_missing_option_error_names_the_arrays(tmp_path):

@@ -125,6 +125,15 @@ def test_invalid_row_is_named_and_skipped(tmp_path, format_, case):
 
 
 @pytest.mark.parametrize("format_", _FORMATS)
+def test_rows_beyond_the_limit_are_not_checked(tmp_path, format_):
+    path = _write(format_, tmp_path, [*_ROWS, {**_ROWS[0], "y": -1}])
+    if format_ == "csv":
+        path.write_text(f"{path.read_text()}too,few\n")
+    examples, log = read(format_, path, **_NUMBERS, max_records=3)
+    assert len(examples) == log.num_records == 3
+
+
+@pytest.mark.parametrize("format_", _FORMATS)
 def test_files_in_a_folder_are_read_once(tmp_path, format_):
     path = _write(format_, tmp_path, _ROWS)
     message = refused(format_, path, **{**_NUMBERS, "domain_column": "country"})

@@ -16,13 +16,13 @@ from tff_agnostic.importing.columns import Block
 from tff_agnostic.importing.files import check_unpacked, too_large_record
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import Read, ReadLog, Rows
-from tff_agnostic.importing.table_options import (
-    check_columns,
-    column_places,
-    needed_columns,
-    resolve_occurrences,
+from tff_agnostic.importing.tables import (
+    BLOCK_BYTES,
+    BLOCK_ROWS,
+    Table,
+    table_format,
+    table_rows,
 )
-from tff_agnostic.importing.tables import BLOCK_BYTES, BLOCK_ROWS, examples_of, table_format
 
 # Rows of a batch with images of up to a megabyte each.
 _BATCH_IMAGES = 64
@@ -31,19 +31,13 @@ _TEXTS = "BYTE_ARRAY"
 _BYTES_OF = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, _TEXTS: 4, "INT96": 12}
 
 
-def _parquet_names(options: ImportOptions, path: Path) -> list[str]:
-    del options
-    with _opened(path) as table:
-        names: list[str] = table.schema_arrow.names
-        return names
-
-
-def _parquet_rows(options: ImportOptions, path: Path, name: str, log: ReadLog) -> Iterator[Rows]:
-    with _opened(path) as table:
-        texts = _checked_texts(options, path, table)
-    with _opened(path, read_dictionary=texts) as table:
-        blocks = _parquet_blocks(options, path, name, table, log)
-        yield from examples_of(options, table.schema_arrow.names, blocks, log)
+@contextlib.contextmanager
+def _open_parquet(options: ImportOptions, path: Path, name: str, log: ReadLog) -> Iterator[Table]:
+    with _opened(path) as file:
+        yield Table(
+            file.schema_arrow.names,
+            lambda needed: _parquet_blocks(options, path, name, [*needed], file, log),
+        )
 
 
 @contextlib.contextmanager
@@ -62,36 +56,31 @@ def _opened(path: Path, **how: Any) -> Iterator[Any]:
 
 
 def _parquet_blocks(
-    options: ImportOptions, path: Path, name: str, table: Any, log: ReadLog
+    options: ImportOptions, path: Path, name: str, needed: list[str], file: Any, log: ReadLog
 ) -> Iterator[Block]:
-    size, total = path.stat().st_size, table.metadata.num_rows
+    texts = _checked_texts(options, path, needed, file.metadata)
+    size, total = path.stat().st_size, file.metadata.num_rows
     number = unpacked = 0
     rows = _BATCH_IMAGES if options.image_columns else BLOCK_ROWS
-    needed = [column for column in needed_columns(options) if column in table.schema_arrow.names]
-    for batch in table.iter_batches(rows, columns=needed):
-        before = number
-        for piece, num_bytes in _pieces(batch, options, path):
-            unpacked += num_bytes
-            check_unpacked(path, size, unpacked, options)
-            yield _to_block(piece, f"{name} row", number + 1, options, log)
-            number += len(piece)
-        log.advance(size * number // total - size * before // total)
+    with _opened(path, read_dictionary=texts) as table:
+        for batch in table.iter_batches(rows, columns=needed):
+            before = number
+            for piece, num_bytes in _pieces(batch, options, path):
+                unpacked += num_bytes
+                check_unpacked(path, size, unpacked, options)
+                yield _to_block(piece, f"{name} row", number + 1)
+                number += len(piece)
+            log.advance(size * number // total - size * before // total)
 
 
-def _to_block(
-    batch: pa.RecordBatch, where: str, first: int, options: ImportOptions, log: ReadLog
-) -> Block:
-    """Returns the rows of a batch that `max_records` still allows.
+def _to_block(batch: pa.RecordBatch, where: str, first: int) -> Block:
+    """Returns the rows of a batch.
 
     Args:
         batch: The rows.
         where: Text before the row number in a row's place.
         first: Number of the first row.
-        options: Options of the import.
-        log: Log with the number of records so far.
     """
-    if options.max_records is not None:
-        batch = batch.slice(0, max(0, options.max_records - log.num_records))
     columns = dict(zip(batch.schema.names, map(_plain, batch.columns)))
     return Block(columns, lambda k: f"{where} {first + k}")
 
@@ -105,18 +94,18 @@ def _plain(cells: pa.Array) -> pa.Array:
     return cells.cast(pa.binary()) if pa.types.is_large_binary(cells.type) else cells
 
 
-def _checked_texts(options: ImportOptions, path: Path, table: Any) -> list[str]:
+def _checked_texts(
+    options: ImportOptions, path: Path, needed: Sequence[str], metadata: Any
+) -> list[str]:
     """Checks the sizes that a file claims, and returns the columns of texts and bytes.
 
     These columns are read as dictionaries, as a few bytes of a file can repeat a text in all rows.
     """
-    wanted, texts, unpacked = needed_columns(options), [], 0
-    check_columns(options, table.schema_arrow.names, path)
-    groups = [table.metadata.row_group(k) for k in range(table.metadata.num_row_groups)]
-    for group in groups:
+    texts, unpacked = [], 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for chunk in map(group.column, range(group.num_columns)):
             where = chunk.path_in_schema
-            if not any(where == name or where.startswith(f"{name}.") for name in wanted):
+            if not any(where == name or where.startswith(f"{name}.") for name in needed):
                 continue
             # A run of equal values needs almost no bytes in the file.
             in_memory = chunk.num_values * _BYTES_OF.get(chunk.physical_type, 1)
@@ -152,39 +141,42 @@ def _row_bytes(column: Any) -> int:
     return int(column.indices.nbytes) + (pc.sum(lengths).as_py() or 0)
 
 
-PARQUET = table_format((".parquet", ".pq"), _parquet_rows, _parquet_names)
+PARQUET = table_format((".parquet", ".pq"), _open_parquet)
 
 
-def frame_reader(frame: Any, name: str = "the table", where: str = "row", first: int = 1) -> Read:
+def frame_reader(frame: Any) -> Read:
     """Returns the reader of a data frame.
 
     Args:
         frame: A mapping of arrays by column, or an object with Arrow's `__arrow_c_stream__`, such
             as a data frame of pandas or polars, a table of Arrow or a relation of DuckDB; or a
             data set of Hugging Face.
-        name: Name of the frame, for messages.
-        where: Text before the row number in a row's place.
-        first: Number of the first row.
     """
 
     def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
         del paths
         table = _to_table(frame)
-        places = column_places(table.column_names)
-        options = resolve_occurrences(options, table.column_names)
-        check_columns(options, table.column_names, name)
-        needed = [column for column in needed_columns(options) if column in places]
-        table = table.select([places[column] for column in needed]).rename_columns(needed)
 
-        def blocks() -> Iterator[Block]:
-            number = first
-            for batch in table.to_batches(BLOCK_ROWS):
-                yield _to_block(batch, where, number, options, log)
-                number += len(batch)
+        def blocks(places: Mapping[str, int]) -> Iterator[Block]:
+            selected = table.select([*places.values()]).rename_columns([*places])
+            return frame_blocks(selected, "row", 1)
 
-        yield from examples_of(options, [*places], blocks(), log)
+        yield from table_rows(options, Table(table.column_names, blocks), "the table", log)
 
     return read
+
+
+def frame_blocks(frame: Any, where: str, first: int) -> Iterator[Block]:
+    """Yields the rows of a data frame.
+
+    Args:
+        frame: The frame; see `frame_reader`.
+        where: Text before the row number in a row's place.
+        first: Number of the first row.
+    """
+    for batch in _to_table(frame).to_batches(BLOCK_ROWS):
+        yield _to_block(batch, where, first)
+        first += len(batch)
 
 
 def _to_table(frame: Any) -> pa.Table:

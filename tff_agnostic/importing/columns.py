@@ -51,20 +51,29 @@ class Block:
     Attributes:
         columns: The cells of each needed column.
         place: Called with the index of a row; returns its place in the source.
+        errors: Errors of complete rows, whose cells do not matter.
     """
 
     columns: Mapping[str, Cells]
     place: Callable[[int], str]
+    errors: Errors = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
+    def sliced(self, start: int, end: int) -> Block:
+        """Returns the rows from a start to an end."""
+        return Block(
+            {name: cells[start:end] for name, cells in self.columns.items()},
+            lambda k: self.place(start + k),
+            {k - start: error for k, error in self.errors.items() if start <= k < end},
+        )
+
     def parts(self, names: Sequence[str]) -> Iterator[Block]:
         """Yields the block in parts with lists of equal lengths."""
         lengths = [_lengths(self.columns[name]) for name in dict.fromkeys(names)]
-        for start, end in runs([length for length in lengths if length is not None], len(self)):
-            columns = {name: cells[start:end] for name, cells in self.columns.items()}
-            yield Block(columns, lambda k, start=start: self.place(start + k))  # type: ignore[misc]
+        for bounds in runs([length for length in lengths if length is not None], len(self)):
+            yield self.sliced(*bounds)
 
 
 class Absent:
@@ -186,8 +195,10 @@ class Columns:
             if column is not None:
                 named[role], wrong = self._names(block, column, log, is_split=role == "split")
                 errors = {**{k: e for k, e in wrong.items() if k not in empty}, **errors}
+        errors |= block.errors
         for row in sorted(errors.keys() | empty):
-            name = None if row in no_client else client[row].as_py()
+            has_client = row not in no_client and row not in block.errors
+            name = client[row].as_py() if has_client else None
             if row in errors:
                 error = RecordError(block.place(row), errors[row].reason, errors[row].detail)
                 log.bad(error, name)

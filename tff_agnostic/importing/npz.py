@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,20 +18,19 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import open_file
 from tff_agnostic.base.options import Verbatim
 from tff_agnostic.importing import files
-from tff_agnostic.importing.arrow_tables import frame_reader
+from tff_agnostic.importing.arrow_tables import frame_blocks
+from tff_agnostic.importing.columns import Block
 from tff_agnostic.importing.images import PIXELS, is_images, unit_interval
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import Format, ReadLog, Rows
 from tff_agnostic.importing.table_options import (
     VECTOR,
-    check_columns,
     columns_in_errors,
     needed_columns,
     require_client_and_domain,
 )
+from tff_agnostic.importing.tables import BLOCK_ROWS, Table, table_rows
 
-# Rows that become examples at once.
-_BLOCK_ROWS = 1 << 12
 _SUFFIX = ".npy"
 _MAX_FOUND = 200
 
@@ -58,8 +57,8 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
             part = {name: arrays[key] for name, key in named.items() if key in arrays}
             place = files.place_of(path, paths) + suffix
             header = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
-            check_columns(options, header, place)
-            for rows in _rows(part, features, place, options, log):
+            shaped, blocks = _blocks(part, features, place, options)
+            for rows in table_rows(shaped, Table(header, blocks), place, log):
                 split = pa.array([suffixes[suffix]] * len(rows), pa.string())
                 yield dataclasses.replace(rows, split=split)
         log.advance(path.stat().st_size)
@@ -114,10 +113,10 @@ def _arrays(path: Path, options: ImportOptions) -> tuple[list[str], dict[str, np
     return list(members), arrays
 
 
-def _rows(
-    arrays: dict[str, np.ndarray], features: str, place: str, options: ImportOptions, log: ReadLog
-) -> Iterator[Rows]:
-    """Yields the rows of the arrays of one split, like the rows of a data frame."""
+def _blocks(
+    arrays: dict[str, np.ndarray], features: str, place: str, options: ImportOptions
+) -> tuple[ImportOptions, Callable[[Mapping[str, int]], Iterator[Block]]]:
+    """Returns the options for the arrays of one split, and `Table.blocks`."""
     count, *shape = arrays[features].shape or (0,)
     images = is_images(arrays[features].dtype, shape)
     if arrays[features].dtype.kind not in "biuf":
@@ -127,15 +126,19 @@ def _rows(
         feature_name=options.feature_name or (PIXELS if images else VECTOR),
         feature_shape=tuple(shape) if len(shape) > 1 else (),
     )
-    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
-    if set(lengths.values()) != {count}:
-        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise UserError(f"{place}: expected arrays of one length, found {listed}")
-    for start in range(0, count, _BLOCK_ROWS):
-        frame = {name: array[start : start + _BLOCK_ROWS] for name, array in arrays.items()}
-        values = unit_interval(frame[features]) if images else frame[features]
-        frame[features] = values.reshape(len(values), -1)
-        yield from frame_reader(frame, place, f"{place} row", start)(options, [], log)
+
+    def blocks(places: Mapping[str, int]) -> Iterator[Block]:
+        lengths = {name: len(arrays[name]) if arrays[name].ndim else 0 for name in places}
+        if set(lengths.values()) != {count}:
+            listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise UserError(f"{place}: expected arrays of one length, found {listed}")
+        for start in range(0, count, BLOCK_ROWS):
+            frame = {name: arrays[name][start : start + BLOCK_ROWS] for name in places}
+            values = unit_interval(frame[features]) if images else frame[features]
+            frame[features] = values.reshape(len(values), -1)
+            yield from frame_blocks(frame, f"{place} row", start)
+
+    return options, blocks
 
 
 FORMAT = Format(

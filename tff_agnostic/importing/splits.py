@@ -68,7 +68,7 @@ class Splits:
 
     Args:
         shares: Fraction of each split.
-        by: A name of `SPLIT_BY`.
+        by: Unit that stays in one split: client, group or example.
         seed: Seed of the division.
         given: Names of the options that the user gave. With `split`, the training part of a source
             with its own splits is divided; without it, its examples stay in their splits.

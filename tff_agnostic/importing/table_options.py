@@ -25,6 +25,10 @@ ROW = "row"
 _OCCURRENCE = "\0"
 
 
+class _Absent(Verbatim):
+    """A description of missing options, which errors supplement with the columns of the file."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Input:
     """A feature of the store, made of columns of numbers or images.
@@ -97,8 +101,7 @@ def check(options: ImportOptions) -> None:
     require_client_and_domain(options)
     has_features = bool(feature_columns_of(options))
     if (options.text_column is None) == (not has_features):
-        result = Verbatim("neither" if options.text_column is None else "both")
-        raise options.error("feature_columns", "this or text_column", result)
+        raise _not_one(options, "feature_columns", "text_column", has_features)
     _check_inputs(options)
     if has_features and options.label_column is None:
         raise _no_column(options, "label_column")
@@ -142,9 +145,11 @@ def columns_in_errors(
     try:
         yield
     except OptionError as e:
-        if e.value not in ("none", "neither") or not options.input:
+        if not isinstance(e.value, _Absent) or not options.input:
             raise
         names = names_in(find_inputs([Path(name) for name in options.input])[0])
+        if not names:
+            raise
         has_text = options.text_column is not None or options.format == "npz"
         has_inputs = has_text or bool(feature_columns_of(options))
         also = {
@@ -155,16 +160,16 @@ def columns_in_errors(
         missing = [text for text, is_given in also.items() if not is_given]
         columns = ", ".join(name or "''" for name in column_places(names))
         result = f"{e.value}, of the columns {columns}"
-        result += header_hint(names) if options.format == "csv" else ""
+        result += _header_hint(options, names)
         others = [text for text in missing if not text.startswith(e.field)]
         if others:
             result += f"; other options that are needed: {'; '.join(others)}"
         raise options.error(e.field, e.expected, Verbatim(result)) from None
 
 
-def header_hint(header: Sequence[str]) -> str:
+def _header_hint(options: ImportOptions, header: Sequence[str]) -> str:
     """Returns the advice for a header of CSV that may be a row, because it has a number."""
-    if all(number_in(name) is None for name in header):
+    if options.format != "csv" or all(number_in(name) is None for name in header):
         return ""
     return " (is that a row? the file needs a first line with the names of its columns)"
 
@@ -173,10 +178,9 @@ def require_client_and_domain(options: ImportOptions) -> None:
     """Raises an `OptionError` unless the options name the clients and the domains."""
     if options.client_column is None:
         expected = f"the name of a column, or {ROW}, which makes a client of each row"
-        raise options.error("client_column", expected, Verbatim("none"))
+        raise options.error("client_column", expected, _Absent("none"))
     if (options.domain_column is None) == (options.domain_name is None):
-        result = Verbatim("neither" if options.domain_name is None else "both")
-        raise options.error("domain_column", "this or domain_name", result)
+        raise _not_one(options, "domain_column", "domain_name", options.domain_name is not None)
 
 
 def check_shape(options: ImportOptions) -> None:
@@ -187,7 +191,12 @@ def check_shape(options: ImportOptions) -> None:
 
 
 def _no_column(options: ImportOptions, name: str, more: str = "") -> OptionError:
-    return options.error(name, f"the name of a column{more}", Verbatim("none"))
+    return options.error(name, f"the name of a column{more}", _Absent("none"))
+
+
+def _not_one(options: ImportOptions, name: str, other: str, are_both: bool) -> OptionError:
+    result = Verbatim("both") if are_both else _Absent("neither")
+    return options.error(name, f"this or {other}", result)
 
 
 def _check_inputs(options: ImportOptions) -> None:
@@ -237,12 +246,12 @@ def check_columns(options: ImportOptions, header: Sequence[str], where: Any) -> 
             each = " or ".join(f"{name}:{k}" for k in range(1, count + 1))
             raise UserError(
                 f"{where}: expected one column {name!r}, found it {count} times ({each} names one "
-                "of them)"
+                f"of them){_header_hint(options, header)}"
             )
         if not count and name not in column_places(header):
             raise UserError(
                 f"{where}: expected one column {name!r}, found {', '.join(header) or 'no columns'}"
-                f"{_column_hint(name, header)}"
+                f"{_column_hint(name, header)}{_header_hint(options, header)}"
             )
 
 

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import itertools
 import json
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pyarrow as pa
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import csv_field_limit
 from tff_agnostic.importing import files
-from tff_agnostic.importing.cells import plain_name
+from tff_agnostic.importing.cells import CellError, plain_name
 from tff_agnostic.importing.columns import Absent, Block, Cells, Columns
 from tff_agnostic.importing.files import InputFile
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.source import Format, ReadLog, RecordError, Rows, in_blocks
+from tff_agnostic.importing.source import Format, ReadLog, Rows, in_blocks
 from tff_agnostic.importing.table_options import (
     ROW,
     check,
     check_columns,
     column_places,
     columns_in_errors,
-    header_hint,
     needed_columns,
     resolve_occurrences,
 )
@@ -38,21 +38,32 @@ _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 BLOCK_ROWS = 1 << 12
 BLOCK_BYTES = 1 << 22
 
-# Called with options, a file, its name in messages and a log.
-_ReadFile = Callable[[ImportOptions, Path, str, ReadLog], Iterator[Rows]]
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The columns and rows of a file or data frame.
+
+    Attributes:
+        names: Names of the columns, at least after the first block.
+        blocks: Called with the index of each needed column; yields the rows.
+        has_header: Whether all rows have the same columns.
+    """
+
+    names: Sequence[str]
+    blocks: Callable[[Mapping[str, int]], Iterator[Block]]
+    has_header: bool = True
 
 
-def table_format(
-    suffixes: Sequence[str],
-    read_file: _ReadFile,
-    names_in: Callable[[ImportOptions, Path], Sequence[str]],
-) -> Format:
+# Called with options, a file, its name in places and a log; yields its open table.
+_OpenTable = Callable[[ImportOptions, Path, str, ReadLog], AbstractContextManager[Table]]
+
+
+def table_format(suffixes: Sequence[str], open_table: _OpenTable) -> Format:
     """Returns a format whose files contain rows.
 
     Args:
         suffixes: Suffixes of the files that are read in a folder.
-        read_file: Yields the rows of one file.
-        names_in: Called with options and a file; returns the names of its columns.
+        open_table: Opens one file.
     """
 
     def find_inputs(paths: Sequence[Path]) -> list[Path]:
@@ -60,67 +71,68 @@ def table_format(
 
     def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
         for path in find_inputs(paths):
-            yield from read_file(options, path, files.place_of(path, paths), log)
+            with open_table(options, path, files.place_of(path, paths), log) as table:
+                yield from table_rows(options, table, path, log)
 
     def check_with_columns(options: ImportOptions) -> None:
-        with columns_in_errors(options, lambda path: names_in(options, path), find_inputs):
+        def names_in(path: Path) -> Sequence[str]:
+            with open_table(options, path, path.name, ReadLog()) as table:
+                return [*table.names]
+
+        with columns_in_errors(options, names_in, find_inputs):
             check(options)
 
     return Format(read, find_inputs, check_with_columns, has_groups=True)
 
 
-def examples_of(
-    options: ImportOptions, names: Sequence[str], blocks: Iterator[Block], log: ReadLog
-) -> Iterator[Rows]:
-    """Yields the examples of blocks.
+def table_rows(options: ImportOptions, table: Table, where: Any, log: ReadLog) -> Iterator[Rows]:
+    """Yields the examples of a table.
 
     Args:
         options: Options of the import.
-        names: The columns of the table.
-        blocks: The rows of the table.
+        table: The table.
+        where: Its name, for messages.
         log: Counts the rows.
     """
-    rows_are_clients = options.client_column == ROW and ROW not in names
-    log.rows_are_clients |= rows_are_clients
-    columns = Columns(options, rows_are_clients)
-    for block in blocks:
+    places = {column: k for k, column in enumerate(needed_columns(options))}
+    if table.has_header:
+        options = resolve_occurrences(options, table.names)
+        check_columns(options, table.names, where)
+        of_header = column_places(table.names)
+        places = {c: of_header[c] for c in needed_columns(options) if c in of_header}
+    columns: Optional[Columns] = None
+    for block in table.blocks(places):
+        if columns is None:
+            rows_are_clients = options.client_column == ROW and ROW not in table.names
+            log.rows_are_clients |= rows_are_clients
+            columns = Columns(options, rows_are_clients)
+        if options.max_records is not None:
+            block = block.sliced(0, options.max_records - log.num_records)
+            if log.num_records == options.max_records:
+                break
         if len(block):
             yield from columns.rows(block, log)
-    columns.end()
+    if columns is not None:
+        columns.end()
 
 
 def _row_blocks(
-    rows: Iterator[tuple[int, Any]],
+    rows: Iterable[tuple[int, Any]],
+    empty: Any,
     columns_of: Callable[[Sequence[Any]], Mapping[str, Cells]],
     name: str,
     file: InputFile,
-    options: ImportOptions,
-    log: ReadLog,
 ) -> Iterator[Block]:
     """Yields rows in blocks; an error is raised after the block of the rows before it.
 
     Args:
-        rows: Pairs of line number, and the row or its `RecordError`.
+        rows: Pairs of line number, and the row or its `CellError`.
+        empty: A row without values, instead of a `CellError`.
         columns_of: Called with rows; returns their columns.
         name: Name of the file in places.
         file: The file.
-        options: Options of the import.
-        log: Counts bad rows.
     """
     start = 0
-
-    def good_rows() -> Iterator[tuple[int, Any]]:
-        limit = math.inf if options.max_records is None else options.max_records
-        left = limit - log.num_records
-        for line, row in rows:
-            if left <= 0:
-                return
-            left -= 1
-            if isinstance(row, RecordError):
-                log.num_records += 1
-                log.bad(row)
-            else:
-                yield line, row
 
     def begins_block(block: Sequence[Any], row: Any) -> bool:
         nonlocal start
@@ -129,19 +141,17 @@ def _row_blocks(
         start = file.limits.unpacked if is_complete else start
         return is_complete
 
-    for block in in_blocks(good_rows(), begins_block):
+    for block in in_blocks(rows, begins_block):
         lines = [line for line, _ in block]
-        columns = columns_of([row for _, row in block])
+        errors = {k: row for k, (_, row) in enumerate(block) if isinstance(row, CellError)}
+        columns = columns_of([empty if k in errors else row for k, (_, row) in enumerate(block)])
         # Rows must not stay in memory while their columns become examples.
         block.clear()
-        yield Block(columns, lambda k, lines=lines: f"{name}:{lines[k]}")  # type: ignore[misc]
+        yield Block(columns, lambda k, lines=lines: f"{name}:{lines[k]}", errors)  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def _csv_lines(
-    options: ImportOptions, path: Path, log: ReadLog
-) -> Iterator[tuple[InputFile, Any, list[str]]]:
-    """Yields a file, the parser of its lines, and its header."""
+def _open_csv(options: ImportOptions, path: Path, name: str, log: ReadLog) -> Iterator[Table]:
     separator = options.sign_between or ("\t" if ".tsv" in path.suffixes else ",")
     with (
         csv_field_limit(options.max_record_bytes),
@@ -151,42 +161,27 @@ def _csv_lines(
         lines = csv.reader(texts, delimiter=separator, strict=True)
         with csv_errors(path, lines):
             header = next(lines, [])
-        yield file, lines, [*map(plain_name, header)]
-
-
-def _csv_names(options: ImportOptions, path: Path) -> list[str]:
-    with _csv_lines(options, path, ReadLog()) as (_, _, header):
-        return header
-
-
-def _csv_rows(options: ImportOptions, path: Path, name: str, log: ReadLog) -> Iterator[Rows]:
-    with _csv_lines(options, path, log) as (file, lines, header):
-        options = resolve_occurrences(options, header)
-        try:
-            check_columns(options, header, path)
-        except UserError as e:
-            raise UserError(f"{e}{header_hint(header)}") from None
-        places = column_places(header)
-        needed = [column for column in needed_columns(options) if column in places]
-
-        def columns_of(rows: Sequence[Sequence[str]]) -> Mapping[str, Cells]:
-            cells = list(zip(*rows))
-            return {column: pa.array(cells[places[column]], pa.string()) for column in needed}
 
         def rows() -> Iterator[tuple[int, Any]]:
             with csv_errors(path, lines):
                 for values in lines:
                     file.limits.end_record()
-                    number = lines.line_num
                     if len(values) == len(header):
-                        yield number, values
+                        yield lines.line_num, values
                     elif values:
                         detail = f"expected {len(header)} columns, found {len(values)}"
-                        reason = "wrong number of columns"
-                        yield number, RecordError(f"{name}:{number}", reason, detail)
+                        yield lines.line_num, CellError("wrong number of columns", detail)
 
-        blocks = _row_blocks(rows(), columns_of, name, file, options, log)
-        yield from examples_of(options, [*places], blocks, log)
+        def blocks(places: Mapping[str, int]) -> Iterator[Block]:
+            def columns_of(values: Sequence[Sequence[Any]]) -> Mapping[str, Cells]:
+                cells = list(zip(*values))
+                return {column: pa.array(cells[k], pa.string()) for column, k in places.items()}
+
+            return _row_blocks(rows(), [None] * len(header), columns_of, name, file)
+
+        # A name that the options spell exactly stays.
+        exact = needed_columns(options)
+        yield Table([n if n in exact else plain_name(n) for n in header], blocks)
 
 
 @contextlib.contextmanager
@@ -201,41 +196,37 @@ def csv_errors(path: Path, lines: Any) -> Iterator[None]:
 CSV_SUFFIXES = tuple(
     f"{table}{packed}" for packed in ("", ".gz", ".bz2", ".zip") for table in (".csv", ".tsv")
 )
-CSV = table_format(CSV_SUFFIXES, _csv_rows, _csv_names)
+CSV = table_format(CSV_SUFFIXES, _open_csv)
 
 
-def _jsonl_names(options: ImportOptions, path: Path) -> list[str]:
-    with files.open_input(path, options, ReadLog()) as file:
-        row = _parsed(next(files.decoded_lines(file, path, options), "{}"), f"{path}:1")
-    if isinstance(row, RecordError):
-        raise row
-    return [*row]
-
-
-def _jsonl_rows(options: ImportOptions, path: Path, name: str, log: ReadLog) -> Iterator[Rows]:
-    names: set[str] = set()
-    needed = needed_columns(options)
+@contextlib.contextmanager
+def _open_jsonl(options: ImportOptions, path: Path, name: str, log: ReadLog) -> Iterator[Table]:
+    names: list[str] = []
     with files.open_input(path, options, log) as file:
-        texts = files.decoded_lines(file, path, options)
 
         def rows() -> Iterator[tuple[int, Any]]:
-            for number, line in enumerate(texts, start=1):
+            lines = files.decoded_lines(file, path, options)
+            for number, line in enumerate(lines, start=1):
                 file.limits.end_record()
                 if not line.isspace():
-                    row = _parsed(line, f"{name}:{number}")
-                    names.update(row if isinstance(row, dict) else ())
+                    row = _parsed(line)
+                    if isinstance(row, dict):
+                        names.extend(column for column in row if column not in names)
                     yield number, row
 
-        def columns_of(kept: Sequence[dict[str, Any]]) -> Mapping[str, Cells]:
-            return {
-                column: _cells([row[column] if column in row else Absent([*row]) for row in kept])
-                for column in needed
-            }
+        def blocks(places: Mapping[str, int]) -> Iterator[Block]:
+            def columns_of(values: Sequence[dict[str, Any]]) -> Mapping[str, Cells]:
+                return {
+                    column: _cells([v[column] if column in v else Absent([*v]) for v in values])
+                    for column in places
+                }
 
-        blocks = _row_blocks(rows(), columns_of, name, file, options, log)
+            return _row_blocks(itertools.chain(first, others), {}, columns_of, name, file)
+
+        others = rows()
         # Column names are only in the rows.
-        for first in blocks:
-            yield from examples_of(options, [*names], itertools.chain([first], blocks), log)
+        first = [*itertools.islice(others, 1)]
+        yield Table(names, blocks, has_header=False)
 
 
 def _cells(values: list[Any]) -> Cells:
@@ -248,7 +239,7 @@ def _cells(values: list[Any]) -> Cells:
         return values
 
 
-def _parsed(line: str, place: str) -> dict[str, Any] | RecordError:
+def _parsed(line: str) -> dict[str, Any] | CellError:
     try:
         row = json.loads(line)
         if _SURROGATE.search(line):
@@ -256,11 +247,11 @@ def _parsed(line: str, place: str) -> dict[str, Any] | RecordError:
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:
         detail = f"expected JSON, found: {str(e) or type(e).__name__}"
-        return RecordError(place, "line that is no JSON", detail)
+        return CellError("line that is no JSON", detail)
     if not isinstance(row, dict):
         detail = f"expected an object, found {type(row).__name__}"
-        return RecordError(place, "line that is no object", detail)
+        return CellError("line that is no object", detail)
     return row
 
 
-JSONL = table_format((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"), _jsonl_rows, _jsonl_names)
+JSONL = table_format((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"), _open_jsonl)
