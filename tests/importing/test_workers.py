@@ -19,7 +19,7 @@ from tests.importing.harness import job, read, stored_counts
 from tff_agnostic.base.errors import ExecutionError, UserError
 from tff_agnostic.base.files import read_text
 from tff_agnostic.data.store import CLIENTS, EXAMPLES, STORE
-from tff_agnostic.importing import text_rows
+from tff_agnostic.importing import stackexchange
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.workers import in_order
 
@@ -60,7 +60,7 @@ def _awkward_dump(folder: Path) -> Path:
 @pytest.mark.slow
 def test_process_count_changes_no_store(tmp_path, monkeypatch):
     path = _awkward_dump(tmp_path)
-    monkeypatch.setattr(text_rows, "_CHARACTERS", 700)
+    monkeypatch.setattr(stackexchange, "_CHARACTERS", 700)
     stores, reports = [], []
     for processes in (1, 3):
         store = tmp_path / "store"

@@ -122,7 +122,6 @@ class ReadLog:
         rounded: Number of integers that float32 rounds, by column.
         rows_are_clients: Whether each row is a client.
         controls: Number of control characters replaced by spaces.
-        skips_bad: Whether bad records are counted instead of ending the import.
         clients_of_skipped: Clients of skipped records.
     """
 
@@ -143,7 +142,7 @@ class ReadLog:
         # The defaults have no effect.
         self.advance = advance
         self.say = say
-        self.skips_bad = skip_bad
+        self._skips_bad = skip_bad
         self.clients_of_skipped: set[str] = set()
 
     def skip(self, reason: str, client: Optional[str] = None) -> None:
@@ -158,7 +157,7 @@ class ReadLog:
         Raises:
             RecordError: If bad records end the import.
         """
-        if not self.skips_bad:
+        if not self._skips_bad:
             raise error
         self.skip(error.reason, client)
 

@@ -7,20 +7,40 @@ domains.
 from __future__ import annotations
 
 import bisect
+import contextlib
+import dataclasses
+import functools
+import itertools
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Callable, Optional
 
-from tff_agnostic.base.errors import UserError
-from tff_agnostic.data.store_format import Record, Value
-from tff_agnostic.importing import files
-from tff_agnostic.importing.options import ImportOptions, parse_markup, treat_math
-from tff_agnostic.importing.source import Format, ReadLog, RecordError
-from tff_agnostic.importing.text import html_blocks, sentences_of
-from tff_agnostic.importing.text_rows import SourceText, ToSentences, reader
+import numpy as np
+import pyarrow as pa
 
+from tff_agnostic.base.errors import UserError
+from tff_agnostic.data.store_format import TOKENS, Record, Value
+from tff_agnostic.importing import files
+from tff_agnostic.importing.options import MB, ImportOptions, parse_markup, treat_math
+from tff_agnostic.importing.source import (
+    Format,
+    ReadLog,
+    RecordError,
+    Rows,
+    SourceExample,
+    in_blocks,
+    rows_of,
+)
+from tff_agnostic.importing.text import html_blocks, sentences_of
+from tff_agnostic.importing.workers import in_order, usable_processes
+
+# Limits of a block: work for a tenth of a second or more.
+_CHARACTERS = 1 << 20
+_POSTS = 2000
+# Minimum input bytes for which several processes are faster, including their start.
+_LARGE = 16 * MB
 # Control characters, and references to them.
 _CONTROLS = re.compile(
     rb"&#(?:0*(?:[0-8]|1[124-9]|2[0-9]|3[01])|[xX]0*(?:[0-8bcefBCEF]|1[0-9a-fA-F]));"
@@ -40,12 +60,82 @@ _TYPES = {"1": "question", "2": "answer"}
 _DomainOf = Callable[[Mapping[str, str]], Optional[str]]
 
 
-def read_posts(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceText]:
+@dataclasses.dataclass(frozen=True)
+class _Post(SourceExample):
+    """A post, whose sentences are examples; `place#k` is the place of sentence k, from 0.
+
+    Attributes:
+        html: The text, with markup.
+    """
+
+    html: str = ""
+
+
+def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
+    """Yields the sentences of questions and answers, made in blocks by one or several processes."""
+    processes = options.processes
+    if processes is None:
+        num_bytes = sum(path.stat().st_size for path in find_inputs(paths))
+        processes = usable_processes() if num_bytes >= _LARGE else 1
+    blocks = in_blocks(_posts(options, paths, log), _by_size())
+    work = in_order(functools.partial(_sentences_in, options), blocks, processes)
+    with contextlib.closing(work) as results:
+        for posts, sentences in results:
+            for post, its_sentences in zip(posts, sentences):
+                if not its_sentences:
+                    log.skip("post without text", post.record.client)
+            if any(sentences):
+                yield _sentence_rows(posts, sentences)
+
+
+def _by_size() -> Callable[[list[_Post], _Post], bool]:
+    """Returns a function that begins a new block if the posts of the last one are many or long."""
+    size = 0
+
+    def begins_block(posts: list[_Post], post: _Post) -> bool:
+        nonlocal size
+        is_complete = len(posts) >= _POSTS or size >= _CHARACTERS
+        size = len(post.html) + (0 if is_complete else size)
+        return is_complete
+
+    return begins_block
+
+
+def _sentences_in(options: ImportOptions) -> Callable[[Sequence[_Post]], list[list[str]]]:
+    """Returns the function that finds the sentences of each post."""
+    markup = parse_markup(options.markup)
+
+    def sentences(posts: Sequence[_Post]) -> list[list[str]]:
+        return [
+            [
+                sentence
+                for block in html_blocks(post.html, markup["code"])
+                for sentence in sentences_of(treat_math(block, markup["math"]))
+            ]
+            for post in posts
+        ]
+
+    return sentences
+
+
+def _sentence_rows(posts: Sequence[_Post], sentences: Sequence[Sequence[str]]) -> Rows:
+    counts = list(map(len, sentences))
+    rows = rows_of(posts).taken(np.repeat(np.arange(len(posts)), counts))
+    tokens = pa.array(itertools.chain(*sentences), pa.string())
+    number_in_post = [k for count in counts for k in range(count)]
+    return dataclasses.replace(
+        rows,
+        features={TOKENS: tokens, **rows.features},
+        place=lambda k: f"{rows.place(k)}#{number_in_post[k]}",
+    )
+
+
+def _posts(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[_Post]:
     """Yields questions and answers, some in memory at a time.
 
     With several files the clients are SITE/OWNER, otherwise OWNER; the site is the folder's name.
     """
-    dumps = list(find_inputs(paths))
+    dumps = find_inputs(paths)
     for path in dumps:
         site = path.resolve().parent.name
         prefix = f"{site}/" if len(dumps) > 1 else ""
@@ -55,21 +145,6 @@ def read_posts(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> I
                 return
             log.num_records += 1
             yield from _post(attributes, prefix, f"{path} row {number}", options, domain_of, log)
-
-
-def to_sentences(options: ImportOptions) -> ToSentences:
-    """Returns the function that finds the sentences of a post's HTML."""
-    markup = parse_markup(options.markup)
-
-    def sentences(html: str) -> list[str]:
-        blocks = html_blocks(html, markup["code"])
-        return [
-            sentence
-            for block in blocks
-            for sentence in sentences_of(treat_math(block, markup["math"]))
-        ]
-
-    return sentences
 
 
 def check(options: ImportOptions) -> None:
@@ -205,7 +280,7 @@ def _post(
     options: ImportOptions,
     domain_of: _DomainOf,
     log: ReadLog,
-) -> Iterator[SourceText]:
+) -> Iterator[_Post]:
     """Yields the post of a row, or reports to the log why it has none."""
     owner = attributes.get("OwnerUserId")
     client = None if owner is None else prefix + owner
@@ -240,7 +315,7 @@ def _post(
     }
     group = prefix + attributes.get("ParentId", post)
     record = Record(client, domain, features)
-    yield SourceText(record, f"{prefix}{post}", group, attributes["Body"])
+    yield _Post(record, f"{prefix}{post}", group, attributes["Body"])
 
 
 def _date(text: str) -> str:
@@ -249,7 +324,7 @@ def _date(text: str) -> str:
 
 
 FORMAT = Format(
-    read=reader(read_posts, to_sentences, find_inputs),
+    read=read,
     find_inputs=find_inputs,
     check=check,
     has_groups=True,
