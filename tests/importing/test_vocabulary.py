@@ -12,7 +12,7 @@ from tff_agnostic.importing import source
 from tff_agnostic.importing.cells import CellError, Labels
 from tff_agnostic.importing.importer import DomainNames
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.source import ReadLog, RecordError, SourceExample, rows_of
+from tff_agnostic.importing.source import ReadLog, SourceExample, rows_of
 from tff_agnostic.importing.vocabulary import WordCounts
 
 
@@ -75,9 +75,9 @@ def test_domain_names_replace_values():
     assert _named(DomainNames([]), "x") == "x"
     names = DomainNames(["4:high school", "0"])
     assert (_named(names, "4"), _named(names, "0")) == ("high school", "0")
-    with pytest.raises(RecordError, match="row 3: expected one of 4, 0 as domain, found '1'"):
+    with pytest.raises(UserError, match="row 3: expected one of 4, 0 as domain, found '1'"):
         _named(names, "1")
-    with pytest.raises(RecordError, match="row 3: expected a name as domain, found ''"):
+    with pytest.raises(UserError, match="row 3: expected a name as domain, found ''"):
         _named(DomainNames([]), "")
 
 

@@ -37,7 +37,7 @@ _HINTS = {
 
 
 class CellError(ValueError):
-    """An invalid cell, without an example.
+    """An invalid cell or record, without an example.
 
     Attributes:
         reason: The kind of error, the same text for all errors of the kind.

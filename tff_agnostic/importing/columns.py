@@ -27,7 +27,7 @@ from tff_agnostic.importing.cells import (
 )
 from tff_agnostic.importing.images import image_in
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
-from tff_agnostic.importing.source import ReadLog, RecordError, Rows
+from tff_agnostic.importing.source import ReadLog, Rows
 from tff_agnostic.importing.table_options import Input, image_inputs, vector_inputs
 from tff_agnostic.importing.text import Normalizer
 
@@ -200,8 +200,7 @@ class Columns:
             has_client = row not in no_client and row not in block.errors
             name = client[row].as_py() if has_client else None
             if row in errors:
-                error = RecordError(block.place(row), errors[row].reason, errors[row].detail)
-                log.bad(error, name)
+                log.bad(block.place(row), errors[row], name)
             else:
                 log.skip("text without words", name)
         is_kept = ~np.isin(np.arange(count), [*errors, *empty])

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError
-from tff_agnostic.importing.source import ReadLog, RecordError, Rows
+from tff_agnostic.importing.cells import CellError
+from tff_agnostic.importing.source import ReadLog, Rows
 
 # Maximum number of domains. Each has a learnt weight; a column with far more values is probably not
 # a column of domains.
@@ -50,8 +51,7 @@ class DomainNames:
         expected = f"one of {', '.join(self._names)}" if self._names else "a name"
         for k in np.flatnonzero(np.asarray(domain.is_null())).tolist():
             detail = f"expected {expected} as domain, found {rows.domain[k].as_py()!r}"
-            error = RecordError(rows.place(k), "unknown domain", detail)
-            log.bad(error, rows.client[k].as_py())
+            log.bad(rows.place(k), CellError("unknown domain", detail), rows.client[k].as_py())
         return dataclasses.replace(rows, domain=domain).selected(np.asarray(domain.is_valid()))
 
     def _add(self, name: str) -> None:

@@ -23,7 +23,7 @@ from tff_agnostic.importing.columns import converted
 from tff_agnostic.importing.files import InputFile
 from tff_agnostic.importing.images import PIXELS, unit_interval
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.source import Format, ReadLog, RecordError, Rows, hash64
+from tff_agnostic.importing.source import Format, ReadLog, Rows, hash64
 
 _UNSIGNED_BYTE = 8
 # Limits of a block: the claimed sizes of a file must not decide the amount of memory.
@@ -47,9 +47,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
             cells = [kept.get(number, number) for number in numbers.tolist()]
             classes, errors = converted(pa.array(cells, pa.int64()), labels.class_of, LABEL)
             for row in sorted({*errors} & {*np.flatnonzero(is_kept).tolist()}):
-                error = errors[row]
-                place = f"{name} image {start + row}"
-                log.bad(RecordError(place, error.reason, error.detail))
+                log.bad(f"{name} image {start + row}", errors[row])
                 is_kept[row] = False
             rows = np.flatnonzero(is_kept)
             domains = [

@@ -14,7 +14,7 @@ from tff_agnostic.data.store_format import LABEL, TOKENS, Record, Value
 from tff_agnostic.importing import files, source
 from tff_agnostic.importing.cells import CellError, Labels, vector_in
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
-from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample
+from tff_agnostic.importing.source import Format, ReadLog, SourceExample
 from tff_agnostic.importing.table_options import VECTOR, check_shape
 from tff_agnostic.importing.tables import csv_errors
 from tff_agnostic.importing.text import Normalizer
@@ -134,7 +134,7 @@ class _Converter:
             domain = self._domain(user)
         except CellError as e:
             log.num_records += 1
-            log.bad(RecordError(place, e.reason, e.detail), user)
+            log.bad(place, e, user)
             return
         if not pairs:
             log.num_records += 1
@@ -145,7 +145,7 @@ class _Converter:
             try:
                 features = self._features(x, y)
             except CellError as e:
-                log.bad(RecordError(place_of_example, e.reason, e.detail), user)
+                log.bad(place_of_example, e, user)
                 continue
             if features.get(TOKENS) == "":
                 log.skip("text without words", user)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.data.store_writer import column_from
+from tff_agnostic.importing.cells import CellError
 from tff_agnostic.importing.options import ImportOptions
 
 Item = TypeVar("Item")
@@ -92,19 +93,6 @@ class SourceExample:
     group: Optional[str] = None
 
 
-class RecordError(UserError):
-    """A record that cannot become an example; the rest of the source may be valid.
-
-    Args:
-        reason: The kind of error, the same text for all errors of the kind.
-        detail: The expected and the found value of this record.
-    """
-
-    def __init__(self, place: str, reason: str, detail: str) -> None:
-        super().__init__(f"{place}: {detail}")
-        self.reason = reason
-
-
 class ReadLog:
     """Counts skipped records, and reports the progress of reading.
 
@@ -151,14 +139,14 @@ class ReadLog:
         if client is not None:
             self.clients_of_skipped.add(client)
 
-    def bad(self, error: RecordError, client: Optional[str] = None) -> None:
+    def bad(self, place: str, error: CellError, client: Optional[str] = None) -> None:
         """Counts an invalid record.
 
         Raises:
-            RecordError: If bad records end the import.
+            UserError: If bad records end the import.
         """
         if not self._skips_bad:
-            raise error
+            raise UserError(f"{place}: {error.detail}")
         self.skip(error.reason, client)
 
     def rename(self, column: str, spelling: str, name: str) -> None:

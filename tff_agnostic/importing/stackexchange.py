@@ -23,11 +23,11 @@ import pyarrow as pa
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import TOKENS, Record, Value
 from tff_agnostic.importing import files
+from tff_agnostic.importing.cells import CellError
 from tff_agnostic.importing.options import MB, ImportOptions, parse_markup, treat_math
 from tff_agnostic.importing.source import (
     Format,
     ReadLog,
-    RecordError,
     Rows,
     SourceExample,
     in_blocks,
@@ -289,11 +289,11 @@ def _post(
     score = attributes.get("Score", "0")
     if not post or "PostTypeId" not in attributes or "Body" not in attributes:
         detail = f"expected Id, PostTypeId and Body, found {', '.join(attributes) or 'nothing'}"
-        log.bad(RecordError(place, "post without Id, PostTypeId or Body", detail), client)
+        log.bad(place, CellError("post without Id, PostTypeId or Body", detail), client)
         return
     if not re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", score):
         detail = f"expected a whole number as Score, found {score!r}"
-        log.bad(RecordError(place, "score that is no whole number", detail), client)
+        log.bad(place, CellError("score that is no whole number", detail), client)
         return
     if kind is None:
         log.skip("neither question nor answer", client)

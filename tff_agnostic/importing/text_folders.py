@@ -18,8 +18,9 @@ from typing import Callable, Optional
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import TOKENS, Record
 from tff_agnostic.importing import files, source
+from tff_agnostic.importing.cells import CellError
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.importing.source import Format, ReadLog, RecordError, SourceExample
+from tff_agnostic.importing.source import Format, ReadLog, SourceExample
 from tff_agnostic.importing.text import Normalizer, is_sentence_end
 
 _SUFFIX = ".txt"
@@ -235,7 +236,7 @@ def read_plays(
             name = speech[0].strip()
             if not name.endswith(_AFTER_NAME) or name == _AFTER_NAME:
                 detail = f"expected a speech that begins with a line SPEAKER:, found {name!r:.60}"
-                log.bad(RecordError(where, "speech without a speaker", detail))
+                log.bad(where, CellError("speech without a speaker", detail))
                 continue
             client = name[: -len(_AFTER_NAME)]
             tokens = normalizer.sentence(normalizer.tokenize(" ".join(speech[1:])))
