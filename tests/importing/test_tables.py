@@ -127,7 +127,7 @@ def test_invalid_row_is_named_and_skipped(tmp_path, format_, case):
 def test_rows_beyond_the_limit_are_not_checked(tmp_path, format_):
     path = _write(format_, tmp_path, [*_ROWS, {**_ROWS[0], "y": -1}])
     if format_ == "csv":
-        path.write_text(f"{path.read_text()}too,few\n")
+        path.write_text(f'{path.read_text()}too,few\n"open\n')
     examples, log = read(format_, path, **_NUMBERS, max_records=3)
     assert len(examples) == log.num_records == 3
 

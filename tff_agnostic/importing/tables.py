@@ -108,10 +108,11 @@ def table_rows(options: ImportOptions, table: Table, where: Any, log: ReadLog) -
             columns = Columns(options, rows_are_clients)
         if options.max_records is not None:
             block = block.sliced(0, options.max_records - log.num_records)
-            if log.num_records == options.max_records:
-                break
         if len(block):
             yield from columns.rows(block, log)
+        if log.num_records == options.max_records:
+            # The next block may be an error.
+            break
     if columns is not None:
         columns.end()
 
@@ -202,6 +203,7 @@ CSV = table_format(CSV_SUFFIXES, _open_csv)
 @contextlib.contextmanager
 def _open_jsonl(options: ImportOptions, path: Path, name: str, log: ReadLog) -> Iterator[Table]:
     names: list[str] = []
+    seen: set[str] = set()
     with files.open_input(path, options, log) as file:
 
         def rows() -> Iterator[tuple[int, Any]]:
@@ -211,7 +213,8 @@ def _open_jsonl(options: ImportOptions, path: Path, name: str, log: ReadLog) -> 
                 if not line.isspace():
                     row = _parsed(line)
                     if isinstance(row, dict):
-                        names.extend(column for column in row if column not in names)
+                        names.extend(column for column in row if column not in seen)
+                        seen.update(row)
                     yield number, row
 
         def blocks(places: Mapping[str, int]) -> Iterator[Block]:
