@@ -225,7 +225,7 @@ def test_only_missing_options_name_the_columns(tmp_path):
 
 @pytest.mark.parametrize("feature", ["caf\u00e9", "cafe\u0301"])
 @pytest.mark.parametrize("label", ["y", " y"])
-def test_csv_columns_may_be_spelt_as_in_the_file(tmp_path, feature, label):
+def test_column_spelling_may_be_exact(tmp_path, feature, label):
     path = tmp_path / "rows.csv"
     path.write_text("u,d,cafe\u0301, y\na,p,2,1\n")
     options = {**_COLUMNS, "feature_columns": (feature,), "label_column": label}

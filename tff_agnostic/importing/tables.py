@@ -98,8 +98,8 @@ def table_rows(options: ImportOptions, table: Table, where: Any, log: ReadLog) -
     if table.has_header:
         options = resolve_occurrences(options, table.names)
         check_columns(options, table.names, where)
-        of_header = column_places(table.names)
-        places = {c: of_header[c] for c in needed_columns(options) if c in of_header}
+        indices = column_places(table.names)
+        places = {c: indices[c] for c in needed_columns(options) if c in indices}
     columns: Optional[Columns] = None
     for block in table.blocks(places):
         if columns is None:
