@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -104,11 +104,6 @@ def _no_image(column: str, result: str) -> CellError:
         f"expected an image in {column}, a PNG, JPEG, GIF or BMP file or rows of pixels from 0 to "
         f"{_MAX_BYTE}, found {result}",
     )
-
-
-def is_images(dtype: np.dtype, shape: Sequence[int]) -> bool:
-    """Whether examples of a type and shape are images of bytes."""
-    return dtype == np.uint8 and len(shape) >= 2
 
 
 def unit_interval(images: np.ndarray) -> np.ndarray:

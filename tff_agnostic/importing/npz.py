@@ -20,7 +20,7 @@ from tff_agnostic.base.options import Verbatim
 from tff_agnostic.importing import files
 from tff_agnostic.importing.arrow_tables import frame_blocks
 from tff_agnostic.importing.columns import Block
-from tff_agnostic.importing.images import PIXELS, is_images, unit_interval
+from tff_agnostic.importing.images import PIXELS, unit_interval
 from tff_agnostic.importing.options import SPLIT_NAMES, ImportOptions
 from tff_agnostic.importing.source import Format, ReadLog, Rows
 from tff_agnostic.importing.table_options import (
@@ -118,7 +118,7 @@ def _blocks(
 ) -> tuple[ImportOptions, Callable[[Mapping[str, int]], Iterator[Block]]]:
     """Returns the options for the arrays of one split, and `Table.blocks`."""
     count, *shape = arrays[features].shape or (0,)
-    images = is_images(arrays[features].dtype, shape)
+    images = arrays[features].dtype == np.uint8 and len(shape) >= 2
     if arrays[features].dtype.kind not in "biuf":
         raise UserError(f"{place}: expected numbers as features, found {arrays[features].dtype}")
     options = dataclasses.replace(

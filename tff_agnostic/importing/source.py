@@ -160,10 +160,6 @@ Read = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[Rows]]
 ReadExamples = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[SourceExample]]
 
 
-def _nothing_to_check(options: ImportOptions) -> None:
-    del options
-
-
 @dataclasses.dataclass(frozen=True)
 class Format:
     """A registry entry: how a public format is read.
@@ -178,7 +174,7 @@ class Format:
 
     read: Read
     find_inputs: Callable[[Sequence[Path]], list[Path]]
-    check: Callable[[ImportOptions], None] = _nothing_to_check
+    check: Callable[[ImportOptions], None] = lambda options: None
     has_groups: bool = False
 
 

@@ -128,24 +128,23 @@ class Normalizer:
 
     Args:
         default_tokenizer: Used if the options name none.
+
+    Attributes:
+        tokenize: Returns the words of a text unchanged.
+        rule: The value of `StoredColumns.words`.
     """
 
     def __init__(self, options: ImportOptions, default_tokenizer: str) -> None:
         self._case = _CASES[options.case]
         self._drop = options.punctuation == "drop"
         tokenizer = options.tokenizer or default_tokenizer
-        self._tokenize = _TOKENIZERS[tokenizer]
-        # The value of `StoredColumns.words`.
+        self.tokenize = _TOKENIZERS[tokenizer]
         self.rule = {
             "pattern": _word().pattern if tokenizer == "words" else None,
             "letters": tokenizer == "letters",
             "case": options.case,
             "punctuation": options.punctuation,
         }
-
-    def tokenize(self, text: str) -> list[str]:
-        """Returns the words of a text unchanged."""
-        return self._tokenize(text)
 
     def sentence(self, words: list[str]) -> str:
         """Returns a sentence in the store's form; empty without letters and digits."""
