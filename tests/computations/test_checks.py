@@ -1,30 +1,105 @@
 """Mistakes in an algorithm's functions raise one line that names the step and the field."""
 
 import dataclasses
-from typing import Any, Callable
+from typing import Any, NamedTuple
 
 import pytest
 import tensorflow as tf
 
+from tests import golden
 from tests.algorithms.cases import build, cohort
-from tff_agnostic.base.errors import UserError
+from tff_agnostic.aggregations.aggregation import Bound
 from tff_agnostic.computations import Algorithm, PlainSum, SecureSum
+from tff_agnostic.computations.round import check_bounds, check_state
 
-Change = Callable[[Any], Any]
+
+class _Output(NamedTuple):
+    deltas: Any
+    counts: Any
 
 
-def _algorithm(answer: Change = lambda a: a, bounds: Change = lambda b: b) -> Algorithm:
-    """Returns FedAvg with another answer of clients, or other bounds."""
+class _Deltas(NamedTuple):
+    deltas: Any
+
+
+_OUTPUT = _Output([tf.ones([4, 3]), tf.ones([3])], tf.ones([3], tf.int64))
+_BOUNDS = _Output([Bound(1.0)] * 2, Bound(9, integer=True))
+
+
+@pytest.mark.parametrize(
+    ("output", "bounds", "message"),
+    [
+        (_OUTPUT._asdict(), _BOUNDS, ": expected clients to send a named tuple, found dict"),
+        (
+            _OUTPUT,
+            _Deltas(_BOUNDS.deltas),
+            ": expected bounds of deltas, counts, as clients send, found deltas: only one of them "
+            "has counts",
+        ),
+        (
+            _OUTPUT,
+            _BOUNDS._replace(deltas=[Bound(1.0)]),
+            ", deltas: expected a bound of each of 2 values, found 1",
+        ),
+        (_OUTPUT, _BOUNDS._replace(counts=9.0), ", counts: expected a Bound, found float"),
+        *(
+            (
+                _OUTPUT._replace(counts=value),
+                _BOUNDS,
+                f", counts: expected float32 or int64 tensors, which can be summed, found {found}",
+            )
+            for value, found in (
+                (tf.ones([3], tf.float64), "float64"),
+                (tf.ones([3]) > 0, "bool"),
+                (3, "int"),
+            )
+        ),
+        (
+            _OUTPUT._replace(counts=tf.ones([3])),
+            _BOUNDS,
+            ", counts: expected integer=False in the bound of float32 values, found True",
+        ),
+    ],
+)
+def test_output_without_its_bounds_is_refused(output, bounds, message):
+    assert golden.refusal(check_bounds, "training", output, bounds) == f"step 'training'{message}"
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (
+            _Deltas(_OUTPUT.deltas),
+            "structure that initialize returned, _Output(deltas, counts), found _Deltas(deltas)",
+        ),
+        *(
+            (
+                _OUTPUT._replace(deltas=[value, _OUTPUT.deltas[1]]),
+                "shapes and dtypes that initialize returned, float32(4, 3) for value 0, found "
+                f"{found}",
+            )
+            for value, found in (
+                (tf.ones([3, 3]), "float32(3, 3)"),
+                (tf.ones([4, 3], tf.float64), "float64(4, 3)"),
+            )
+        ),
+    ],
+)
+def test_state_in_another_form_is_refused(after, message):
+    check_state(_OUTPUT, _OUTPUT)
+    actual = golden.refusal(check_state, _OUTPUT, after)
+    assert actual == f"expected finish to return a state of the {message}"
+
+
+def _without_a_bound() -> Algorithm:
     algorithm = build("fed_avg")
     (step,) = algorithm.steps
 
-    def client_work(broadcast: Any, clients: Any) -> Any:
-        return answer(step.client_work(broadcast, clients))
+    def bounds(limits: Any) -> Any:
+        known = step.bounds(limits)
+        return known._replace(weighted_delta=known.weighted_delta[:1])
 
-    changed = dataclasses.replace(
-        step, client_work=client_work, bounds=lambda limits: bounds(step.bounds(limits))
-    )
-    return dataclasses.replace(algorithm, steps=(changed,))
+    return dataclasses.replace(algorithm, steps=(dataclasses.replace(step, bounds=bounds),))
 
 
 def _with_float64_weights() -> Algorithm:
@@ -38,57 +113,20 @@ def _with_float64_weights() -> Algorithm:
     return dataclasses.replace(algorithm, finish=finish)
 
 
-def _replaced(**values: Change) -> Change:
-    return lambda answer: answer._replace(
-        **{field: change(getattr(answer, field)) for field, change in values.items()}
-    )
-
-
-# An algorithm, and the beginning and the end of the message; more in `binaries/test_refusals.py`.
-_MISTAKES = {
-    "no bound of one weight": (
-        _algorithm(bounds=_replaced(weighted_delta=lambda b: b[:1])),
-        "step 'training', weighted_delta: expected a bound of each of 2 values",
-        "1",
-    ),
-    "float64": (
-        _algorithm(_replaced(beta=lambda v: tf.cast(v, tf.float64))),
-        "step 'training', beta: expected float32 or int64 tensors",
-        "float64",
-    ),
-    "bool": (
-        _algorithm(_replaced(beta=lambda v: v > 0)),
-        "step 'training', beta: expected float32 or int64 tensors",
-        "bool",
-    ),
-    "real values with an integer bound": (
-        _algorithm(_replaced(domain_counts=lambda v: tf.cast(v, tf.float32))),
-        "step 'training', domain_counts: expected integer=False",
-        "True",
-    ),
-    "a state of another dtype": (
-        _with_float64_weights(),
-        "expected finish to return a state of the shapes and dtypes",
-        "float32(4, 3) for value 0, found float64(4, 3)",
-    ),
-}
-
-
-@pytest.mark.nightly_cases(but=["streaming_runtime-plain-a state of another dtype"])
+@pytest.mark.nightly_cases(but=["streaming_runtime-plain"])
 @pytest.mark.parametrize(
-    ("runtime", "aggregation", "mistake"),
+    ("runtime", "aggregation"),
     [
-        *(("streaming_runtime", PlainSum(), mistake) for mistake in _MISTAKES),
-        ("streaming_runtime", SecureSum(), "no bound of one weight"),
-        ("tff_runtime", PlainSum(), "float64"),
+        ("streaming_runtime", PlainSum()),
+        ("streaming_runtime", SecureSum()),
+        ("tff_runtime", PlainSum()),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_mistake_raises_one_line(request, runtime, aggregation, mistake):
-    algorithm, beginning, end = _MISTAKES[mistake]
-    with pytest.raises(UserError) as error:
+def test_rounds_check_bounds_and_states(request, runtime, aggregation):
+    def train(algorithm: Algorithm) -> None:
         training = request.getfixturevalue(runtime).training(algorithm, aggregation)
         training.next(training.initialize(), cohort())
-    message = str(error.value)
-    assert message.startswith(beginning) and message.endswith(end)
-    assert "\n" not in message
+
+    assert "weighted_delta: expected a bound of each" in golden.refusal(train, _without_a_bound())
+    assert "expected finish to return a state" in golden.refusal(train, _with_float64_weights())

@@ -164,6 +164,7 @@ def test_metric_sums_ignore_batching_and_order(metric):
 
 
 def test_directions_and_bounds():
+    assert accuracy().upper == 1.0
     metrics = (accuracy(), *text_metrics(_TEXT_IDS, 20))
     assert {m.name: (m.higher_is_better, m.max_numerator) for m in metrics} == {
         "accuracy": (True, 1.0),
