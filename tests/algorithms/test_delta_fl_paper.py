@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from tff_agnostic.program.runs.spec import resolve
 
 _SGD = LocalSgd(0.2, epochs=2, batch_size=4)
 _THETA = 0.4
-
+_LEVEL = f"conformity_{_THETA:g}"
 
 _MODEL = logistic_regression(4, 3)
 
@@ -89,14 +89,22 @@ def _cohorts() -> list[list[Client]]:
 _COHORTS = _cohorts()
 
 
-def _trained(training: Any, algorithm: Algorithm, cohorts: Sequence[Any] = _COHORTS) -> list[Any]:
-    """Returns the weights after each round, and the state."""
-    state, iterates = at_start(training, algorithm), []
+class _Trained(NamedTuple):
+    """Weights and kept share after each round, and the last state."""
+
+    iterates: list[Any]
+    shares: list[float]
+    state: Any
+
+
+def _trained(training: Any, algorithm: Algorithm, cohorts: Sequence[Any] = _COHORTS) -> _Trained:
+    state, iterates, shares = at_start(training, algorithm), [], []
     for cohort in cohorts:
         state, report = training.next(state, cohort)
         algorithm.check_report(report)
         iterates.append(algorithm.main_model(state.algorithm).trainable)
-    return [*iterates, state]
+        shares.append(float(report["levels"][_LEVEL]["kept_share"]))
+    return _Trained(iterates, shares, state)
 
 
 def _assert_rounds_equal(actual: Any, expected: Any) -> None:
@@ -120,29 +128,27 @@ def test_cases_need_exact_losses():
     assert close >= 3
 
 
-@pytest.mark.slow_cases("1")
-@pytest.mark.parametrize("rounds_per_threshold", [1, 3])
-def test_preset_equals_the_papers_algorithm(streaming_runtime, rounds_per_threshold):
-    # The preset has a round for each threshold, as Algorithm 2.
-    given = (
-        {"threshold": f"refined:rounds={rounds_per_threshold}"} if rounds_per_threshold > 1 else {}
-    )
-    algorithm = _build(**given)
-    training = streaming_runtime.training(algorithm, PlainSum())
-    *iterates, _ = _trained(training, algorithm)
-    _assert_rounds_equal(iterates, _expected(rounds_per_threshold))
-
-
 @pytest.mark.slow
-def test_rounds_resume_between_surveys(streaming_runtime):
+def test_preset_equals_the_papers_algorithm_2(streaming_runtime):
+    algorithm = _build()
+    training = streaming_runtime.training(algorithm, PlainSum())
+    _assert_rounds_equal(_trained(training, algorithm).iterates, _expected())
+
+
+def test_three_rounds_per_threshold_equal_algorithm_1(streaming_runtime):
     algorithm = _build(threshold="refined:rounds=3")
     training = streaming_runtime.training(algorithm, PlainSum())
-    *_, state = _trained(training, algorithm)
-    *_, half = _trained(training, algorithm, _COHORTS[:7])
-    resumed = streaming_runtime.training(algorithm, PlainSum())
+    trained = _trained(training, algorithm)
+    _assert_rounds_equal(trained.iterates, _expected(3))
+    # The server learns the cohort's weight in a survey only.
+    assert np.isnan(trained.shares[:6]).tolist() == [False, True, True] * 2
+    names = [step.step.name for step in Round(algorithm, PlainSum()).steps]
+    assert names == ["survey", "second_survey", "third_survey", "training"]
+    # Rounds also resume between two surveys.
+    state = _trained(training, algorithm, _COHORTS[:7]).state
     for cohort in _COHORTS[7:]:
-        half, _ = resumed.next(half, cohort)
-    assert_identical(half, state)
+        state, _ = training.next(state, cohort)
+    assert_identical(state, trained.state)
 
 
 @pytest.mark.slow
@@ -152,37 +158,18 @@ def test_constants_change_no_selection(streaming_runtime):
         algorithm = _build(model)
         training = streaming_runtime.training(algorithm, PlainSum())
         state, reports = at_start(training, algorithm), []
-        for cohort in _COHORTS:
+        for cohort in _COHORTS[:7]:
             # Each round from the same weights: a rounding must not add up.
             after, report = training.next(state, cohort)
             reports.append((after.algorithm.levels[0].weights.trainable, report))
         actual.append(reports)
     for (w, report), (shifted, shifted_report) in zip(*actual):
         assert report["clients"] == shifted_report["clients"]
-        name = f"conformity_{_THETA:g}"
-        one, other = report["levels"][name], shifted_report["levels"][name]
+        one, other = report["levels"][_LEVEL], shifted_report["levels"][_LEVEL]
         assert one["kept_share"] == other["kept_share"]
         assert float(other["threshold"]) == pytest.approx(float(one["threshold"]) - 4, abs=1e-5)
         for w_m, shifted_m in zip(w, shifted):
             np.testing.assert_allclose(shifted_m, w_m, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_rounds_without_survey_run_no_survey(streaming_runtime):
-    algorithm = _build(threshold="refined:rounds=3")
-    training = streaming_runtime.training(algorithm, PlainSum())
-    state, shares = training.initialize(), []
-    for cohort in _COHORTS[:6]:
-        state, report = training.next(state, cohort)
-        shares.append(float(report["levels"][f"conformity_{_THETA:g}"]["kept_share"]))
-    # The server learns the cohort's weight in a survey only.
-    assert np.isnan(shares).tolist() == [False, True, True] * 2
-    assert [step.step.name for step in Round(algorithm, PlainSum()).steps] == [
-        "survey",
-        "second_survey",
-        "third_survey",
-        "training",
-    ]
 
 
 def test_rejects_smooth_boundary_with_exact_threshold():

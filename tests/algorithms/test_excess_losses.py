@@ -44,7 +44,7 @@ def test_zero_baselines_change_no_bit(cohort_runtime):
     def rounds(**settings: Any) -> Any:
         algorithm = _agnostic(lambda_update="cvar:level=0.6", **settings)
         training = cohort_runtime.training(algorithm, PlainSum())
-        return run_rounds(training, COHORTS, at_start(training, algorithm))
+        return run_rounds(training, COHORTS[:4], at_start(training, algorithm))
 
     zero, without = rounds(lambda_baselines=(0.0, 0.0, 0.0)), rounds()
     assert_identical(zero[0], without[0])

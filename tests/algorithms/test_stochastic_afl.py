@@ -269,6 +269,7 @@ def _disagreeing(num_domains: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
 _BOX = "box:lower=0.1/0.3/0.1,upper=0.8/0.8/0.4"
 
 
+@pytest.mark.nightly_cases("simplex")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["simplex", _BOX, "hull"])
 def test_rounds_converge_in_each_lambda_set(cohort_runtime, tmp_path, name):
