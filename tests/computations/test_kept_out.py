@@ -1,18 +1,15 @@
 """Losses from examples that clients hold out of training: the split, and lambda's steps."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.cases import NUM_DOMAINS, build
+from tests.algorithms.cases import build
 from tests.computations import reference
 from tests.computations.harness import (
     EagerTraining,
-    assert_all_close,
     make_client,
     random_client,
     run_rounds,
@@ -189,8 +186,20 @@ def _round_kind(cohort: list[dict[str, np.ndarray]], domain: int) -> tuple[bool,
     return domain in held[0], domain in held[1]
 
 
+_SECURE = SecureSum(
+    make_options(
+        SecureSumOptions,
+        limit_examples=20,
+        limit_update=20.0,
+        secure_bits=40,
+        secure_min_clients=1,
+    )
+)
+
+
 @pytest.mark.slow
-def test_rounds_match_reference(streaming_runtime):
+@pytest.mark.parametrize(("aggregation", "rounds"), [(PlainSum(), 20), (_SECURE, 6)])
+def test_rounds_match_reference(streaming_runtime, aggregation, rounds):
     update = "exponentiated_gradient"
     algorithm = build(
         "agnostic_fed_avg",
@@ -211,20 +220,26 @@ def test_rounds_match_reference(streaming_runtime):
         optimizer=reference.Sgd(),
         lambda_update=update,
     )
-    cohorts = _random_cohorts(20)
-    # Every kind of round occurs, also a domain with only held-out examples.
-    kinds = {_round_kind(cohort, 1) for cohort in cohorts}
-    assert kinds == {(a, b) for a in (False, True) for b in (False, True)}
-    training = streaming_runtime.training(algorithm, PlainSum())
+    cohorts = _random_cohorts(rounds)
+    training = streaming_runtime.training(algorithm, aggregation)
     state = training.initialize()
     for cohort in cohorts:
-        state, _ = training.next(state, cohort)
+        state, report = training.next(state, cohort)
+        counts = report["client_work"]["train"]
+        sent = sum(counts["num_kept_out"]) + sum(counts["num_examples"])
+        assert sent == sum(len(client["y"]) for client in cohort)
         server.round_with_holdout(cohort)
         for actual, expected in zip(state.algorithm.weights.trainable, server.w):
             np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
         domains = state.algorithm.memory
         np.testing.assert_allclose(domains.lambda_, server.lambda_, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(domains.window, server.window)
+
+
+def test_random_rounds_have_every_kind():
+    """Also a domain with only held-out examples."""
+    kinds = {_round_kind(cohort, 1) for cohort in _random_cohorts(20)}
+    assert kinds == {(a, b) for a in (False, True) for b in (False, True)}
 
 
 # --- Clients that measure nothing, in algorithms that weigh clients by their losses
@@ -251,56 +266,6 @@ def test_one_example_client_has_the_mean_loss(name):
             assert float(answer.beta) == pytest.approx(float(expected), rel=1e-5)
 
 
-# --- Rounds with held-out examples in other runtimes and sums
-
-
-def _with_holdout(name: str) -> Any:
-    return build(name, measured_share=_SHARE, client_shuffle=True)
-
-
-_COHORTS = [
-    [random_client(np.random.default_rng(20 + k), n, range(NUM_DOMAINS)) for n in sizes]
-    for k, sizes in enumerate([(9, 0, 1, 14, 6), (2, 1, 11), ()])
-]
-
-
-@pytest.fixture(scope="module")
-def streamed_rounds(streaming_runtime) -> Callable[[str], Any]:
-    """Rounds of an algorithm with clients one by one."""
-
-    @functools.cache
-    def run(name: str) -> Any:
-        training = streaming_runtime.training(_with_holdout(name), PlainSum())
-        return run_rounds(training, _COHORTS)
-
-    return run
-
-
-def _assert_same(actual: Any, expected: Any, rtol: float = 1e-4) -> None:
-    assert_all_close(actual[0].algorithm, expected[0].algorithm, rtol=rtol, atol=1e-5)
-    for report, expected_report in zip(actual[1], expected[1]):
-        for key in ("client_work", "domain_weights", "clients"):
-            found_part, expected_part = report.get(key, {}), expected_report.get(key, {})
-            assert_all_close(found_part, expected_part, rtol=rtol, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_secure_sums_hold_both_counts(streaming_runtime, streamed_rounds):
-    name = "agnostic_fed_avg"
-    aggregation = SecureSum(
-        make_options(SecureSumOptions, limit_examples=20, limit_update=20.0, secure_bits=40)
-    )
-    training = streaming_runtime.training(_with_holdout(name), aggregation)
-    actual = run_rounds(training, _COHORTS)
-    _assert_same(actual, streamed_rounds(name))
-    counts = actual[1][0]["client_work"]["train"]
-    for key in ("num_kept_out", "num_examples"):
-        assert sum(counts[key]) > 0
-    assert sum(counts["num_kept_out"]) + sum(counts["num_examples"]) == 30
-    for report in actual[1]:
-        assert not any(report["aggregator"]["clipped"].values())
-
-
 @pytest.mark.slow
 def test_holdout_alone_adds_counts(streaming_runtime):
     plain, apart = (
@@ -311,7 +276,7 @@ def test_holdout_alone_adds_counts(streaming_runtime):
     assert names[1] - names[0] == {"num_kept_out"}
     algorithm = build("agnostic_fed_avg")
     training = EagerTraining(algorithm)
-    output = training.client_output(training.initialize(), _COHORTS[0][0])
+    output = training.client_output(training.initialize(), _random_cohorts(1)[0][0])
     assert tf.nest.flatten(output.trained_counts) == []
     # Trials with other seeds share traces.
     works = [build("agnostic_fed_avg", seed=seed).steps[0].client_work for seed in (1, 2)]

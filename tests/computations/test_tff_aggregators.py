@@ -160,7 +160,8 @@ def plain(tff_runtime):
     return _moved(_agnostic().learning_process)
 
 
-@pytest.mark.nightly_cases("robust")
+# Other tests compile rounds under the robust aggregator as well.
+@pytest.mark.nightly_cases("dp")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["robust", "dp"])
 def test_tff_aggregators_keep_the_direction(plain, name):
