@@ -27,6 +27,11 @@ def _keras_twin(kind: Kind, seed: int = 0) -> tf.keras.Model:
     return kind.build()
 
 
+@functools.cache
+def _built(kind: Kind) -> Model:
+    return kind.model(seed=5)
+
+
 def _moved(weights: ModelWeights) -> ModelWeights:
     """Returns weights other than the Keras model's."""
     rng = np.random.default_rng(1)
@@ -54,7 +59,7 @@ def kind(request) -> Kind:
 
 
 def test_initial_weights_equal_seeded_keras(kind):
-    model, twin = kind.model(seed=5), _keras_twin(kind, seed=5)
+    model, twin = _built(kind), _keras_twin(kind, seed=5)
     assert len(model.initial_weights.trainable) == len(twin.trainable_weights)
     for value, variable in zip(model.initial_weights.trainable, twin.trainable_weights):
         np.testing.assert_array_equal(value, variable.numpy())
@@ -71,7 +76,7 @@ def test_initial_weights_equal_seeded_keras(kind):
 )
 @pytest.mark.slow_cases("dense_with_dropout", "convolutional", "nested", "weights_in_lists")
 def test_losses_and_gradients_match_keras(kind):
-    model, twin, batch = kind.model(), _keras_twin(kind), examples(kind)
+    model, twin, batch = _built(kind), _keras_twin(kind), examples(kind)
     weights = _moved(model.initial_weights)
     _set(twin, weights)
 

@@ -141,7 +141,7 @@ def test_the_embeddings_gradient_is_sparse(traced):
 
 @pytest.mark.slow
 def test_clients_are_vectorised():
-    model = _small(layers=2)
+    model = _small()
     rng = np.random.default_rng(0)
     weights = [
         tf.constant(rng.normal(size=[3, *w.shape]), tf.float32)
