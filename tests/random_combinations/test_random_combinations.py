@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from tests.computations.harness import assert_identical, to_numpy
-from tests.random_combinations.draws import Combination, draw
+from tests.random_combinations.draws import SEEDS_PER_GROUP, Combination, draw
 from tests.runtimes.running import running_runtimes
 from tff_agnostic.algorithms import Trait
 from tff_agnostic.algorithms.tail_thresholds import (
@@ -35,6 +35,8 @@ from tff_agnostic.saving.checkpoints import CheckpointFolder
 _NUM_DRAWS = 60
 # Two algorithms' settings, with two draws of clients each.
 _QUICK = (44, 45, 56, 57)
+# Groups with the algorithm of another group, and with the same sums or simpler ones.
+_NIGHTLY_GROUPS = (2, 4, 9)
 _FACTOR = 4.0
 # Ratio of losses that a histogram must distinguish after any shift.
 _MIN_RATIO = 1.06
@@ -589,10 +591,14 @@ def bench(request, tmp_path_factory):
 def _seeds() -> list[Any]:
     if given := os.environ.get("RANDOM_COMBINATIONS"):
         return list(range(*map(int, given.split(":"))))
-    return [
-        pytest.param(seed, marks=() if seed in _QUICK else pytest.mark.slow)
-        for seed in range(_NUM_DRAWS)
-    ]
+    return [pytest.param(seed, marks=_marks(seed)) for seed in range(_NUM_DRAWS)]
+
+
+def _marks(seed: int) -> Any:
+    if seed in _QUICK:
+        return ()
+    is_nightly = seed // SEEDS_PER_GROUP in _NIGHTLY_GROUPS
+    return pytest.mark.nightly if is_nightly else pytest.mark.slow
 
 
 @pytest.mark.parametrize("seed", _seeds())
