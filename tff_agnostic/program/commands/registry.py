@@ -40,7 +40,7 @@ _ON_DATA = ("import_data", "export_data")
 
 
 def command(name: str) -> Any:
-    """Returns the `program.commands.Command` of a name."""
+    """Returns the `command.Command` of a name."""
     module, _, attribute = COMMANDS[name].partition(":")
     return getattr(importlib.import_module(f"tff_agnostic.program.{module}"), attribute)
 

@@ -228,7 +228,7 @@ def preset_settings(preset: str, algorithm: str) -> Mapping[str, Any]:
 
 
 def algorithm_options(name: str, values: Mapping[str, Any]) -> Any:
-    """Returns the settings of an algorithm; see `make`."""
+    """Returns the settings of an algorithm; see `build`."""
     options = find_algorithm(name).options
     with building_options(name):
         return build(options, values)
