@@ -26,7 +26,7 @@ from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.process import (
     Interrupted,
     StopRequest,
-    asked_for,
+    asks_for_help,
     exit_status,
     parse_flags,
     resume_command,
@@ -133,13 +133,13 @@ def test_installed_package_has_its_resume_command(monkeypatch, tmp_path):
 
 @pytest.fixture
 def page():
-    """Returns a function from arguments to the page of --help, or of --help=GROUP."""
+    """Returns a function from arguments to the page of --help."""
 
-    def part(name: str, *arguments: str, group: str = "") -> str:
+    def part(name: str, *arguments: str) -> str:
         with flagsaver.flagsaver():
             command(name).define_flags()
             parse_flags([name, *arguments])
-            return command(name).help_text("What it does.", group)
+            return command(name).help_text("What it does.")
 
     return part
 
@@ -158,12 +158,10 @@ def test_help_page_has_groups(page, name):
     text = page(name)
     assert text.startswith("What it does.")
     assert "--helpfull" in text
-    groups = re.findall(r"^\S.* \[(\w+)\]$", text, flags=re.M)
-    assert groups and len(set(groups)) == len(groups)
-    group_flags = [_flags(page(name, group=group)) for group in groups]
-    assert set.union(*group_flags) >= _flags(text)
+    headings = re.findall(r"^(\S.*)\n  --", text, flags=re.M)
+    assert headings and len(set(headings)) == len(headings)
     # Every flag is in a single group.
-    assert sum(map(len, group_flags)) == len(set.union(*group_flags))
+    assert len(re.findall(r"^  --", text, flags=re.M)) == len(_flags(text))
 
 
 def test_help_hides_other_choices_flags(page):
@@ -205,30 +203,20 @@ def test_a_users_algorithm_brings_its_flags(page, tmp_path):
     assert "window" not in _flags(text)
 
 
-def test_group_help_lists_its_users(page):
-    text = page("train", group="lambda_player")
-    assert "Of: afl_boost, agnostic_fed_avg, stochastic_afl." in " ".join(text.split())
-    assert "otherwise" in text
-    with pytest.raises(
-        UserError, match=r"unknown group of flags 'lambda_plyer': did you mean lambda_player"
-    ):
-        page("train", group="lambda_plyer")
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--rounds=3"], None),
-        (["--help"], ""),
-        (["--rounds=3", "-help"], ""),
-        (["--help=lambda_player"], "lambda_player"),
-        (["--", "--help"], None),
-        (["--helpfull"], None),
-        (["--nohelp"], None),
+        (["--rounds=3"], False),
+        (["--help"], True),
+        (["--rounds=3", "-help"], True),
+        (["--help=true"], True),
+        (["--", "--help"], False),
+        (["--helpfull"], False),
+        (["--nohelp"], False),
     ],
 )
-def test_who_asks_for_help(arguments, expected):
-    assert asked_for(arguments) == expected
+def test_help_is_requested_by_its_flags(arguments, expected):
+    assert asks_for_help(arguments) == expected
 
 
 # --- Signals as a request to stop

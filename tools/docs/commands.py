@@ -102,7 +102,7 @@ def shared_pages() -> list[Shared]:
             "tasks",
             "Options of tasks",
             "A flag applies to the tasks that its entry names, and commands reject it with others.",
-            [Group("tasks", "Flags of tasks", list(task_flags().values()))],
+            [Group("Flags of tasks", list(task_flags().values()))],
         ),
     ]
 
@@ -110,12 +110,12 @@ def shared_pages() -> list[Shared]:
 def _merged(kinds: Iterable[type], table: Mapping[str, Flag]) -> list[Group]:
     """Returns the groups of several dataclasses; flags are from a table, with all their users."""
     groups = without_repeated(group for kind in kinds for group in flag_groups(kind))
-    by_name: dict[str, Group] = {}
+    merged: dict[str, Group] = {}
     for group in groups:
         flags_ = [table.get(flag.name, flag) for flag in group.flags]
-        before = by_name.get(group.name)
-        by_name[group.name] = group._replace(flags=[*(before.flags if before else ()), *flags_])
-    return list(by_name.values())
+        before = merged.get(group.heading)
+        merged[group.heading] = group._replace(flags=[*(before.flags if before else ()), *flags_])
+    return list(merged.values())
 
 
 def shared_flags(name: str) -> dict[str, list[Flag]]:
@@ -207,7 +207,7 @@ def _about(name: str) -> str:
 
 def _command_page(name: str, shared: Mapping[str, Shared]) -> str:
     described = command(name)
-    groups = [g for g in own_groups(described.options_type) if g.flags]
+    groups = own_groups(described.options_type)
     parts = [f"# {name}", _about(name), _groups(name, groups)]
     shared_by_page = shared_flags(name)
     if shared_by_page:
@@ -221,8 +221,7 @@ def _command_page(name: str, shared: Mapping[str, Shared]) -> str:
 def _groups(program: str, groups: Iterable[Group]) -> str:
     parts = [f"```{{program}} {program}\n```"]
     for group in groups:
-        heading = "Flags of this command" if group.name == "command" else group.heading
-        parts.append(f"## {_markdown(heading)}")
+        parts.append(f"## {_markdown(group.heading)}")
         parts += [flag_entry(flag) for flag in group.flags]
     return "\n\n".join(parts)
 

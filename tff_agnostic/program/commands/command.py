@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Optional
 
 from tff_agnostic.program.options.flag_table import FlagTable
 from tff_agnostic.program.options.flags import Flag, build
-from tff_agnostic.program.options.help import group_page, help_page, own_groups
+from tff_agnostic.program.options.help import help_page, own_groups
 from tff_agnostic.program.options.process import run_app
 
 
@@ -44,6 +44,10 @@ class CommandArguments:
 
 # Prints the result of a command. Returns the exit status if it is not 0.
 Show = Callable[[Any], Optional[int]]
+
+
+def no_result(result: None) -> None:
+    """Shows nothing, for commands that print while they run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +79,9 @@ class Command:
         sys.modules["__main__"].__doc__ = doc
         run_app(self.define_flags, self.start, functools.partial(self.help_text, doc))
 
-    def help_text(self, doc: Optional[str], group: str) -> str:
-        """Returns the page of --help, or of --help=GROUP."""
-        groups = own_groups(self.options_type)
-        if group:
-            return group_page(groups, group, Flag.default_text)
-        return help_page(doc, groups, Flag.default_text)
+    def help_text(self, doc: Optional[str]) -> str:
+        """Returns the page of --help."""
+        return help_page(doc, own_groups(self.options_type), Flag.default_text)
 
     def define_flags(self) -> None:
         """Defines the flags."""

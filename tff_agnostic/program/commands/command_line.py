@@ -26,7 +26,6 @@ from tff_agnostic.program.options.flags import Flag, flag_text, option_flags
 from tff_agnostic.program.options.help import (
     Group,
     flag_groups,
-    group_page,
     help_page,
     own_groups,
     without_repeated,
@@ -42,7 +41,6 @@ from tff_agnostic.program.runs.folder import (
 )
 from tff_agnostic.program.runs.options import (
     NO_PRESET,
-    PAPER,
     RUN_PARTS,
     RunConfig,
     find_algorithm,
@@ -191,27 +189,26 @@ class RunCommand(Command):
         is_included = self.settings is None or option.name in self.settings
         return is_included and option.name not in self.without
 
-    def help_text(self, doc: Optional[str], group: str) -> str:
+    def help_text(self, doc: Optional[str]) -> str:
         """Returns the help page for the task, algorithm and other choices of the parsed flags."""
         tables = (self.options, run_flags(), runtime_flags())
         given = {name: v for table in tables for name, v in table.from_flags().items()}
         runs = run_flags(_user_files(given))
         task = given.get("task") or getattr(self.options_type, "task", None)
-        algorithms = _algorithms_in(given, task)
+        algorithms = _algorithms_in(given)
+        defaults = _resolved_defaults(task, algorithms, given.get("preset", NO_PRESET))
 
         def is_flag(option: Flag) -> bool:
             return option.name in runs and self.has_setting(option)
 
         def chosen(part: str) -> str:
-            default = _task_settings(task, algorithms[0]).get(part, getattr(RunConfig, part))
+            default = next((values[part] for values in defaults.values()), getattr(RunConfig, part))
             # A union's member may have fields.
             return str(given.get(part, default)).partition(":")[0]
 
         groups = [*own_groups(self.options_type), *flag_groups(RunConfig, is_flag)]
         if issubclass(self.options_type, DataOptions) and task is not None and task in DEFAULTS:
-            groups.append(
-                Group(task, f"The task {task}", option_flags(DEFAULTS[task].spec.options))
-            )
+            groups.append(Group(f"The task {task}", option_flags(DEFAULTS[task].spec.options)))
         for name in algorithms:
             groups += flag_groups(find_algorithm(name).options, is_flag)
         for part in ("aggregation", "update_aggregator", "privacy"):
@@ -224,18 +221,13 @@ class RunCommand(Command):
         if from_file:
             groups = [g._replace(flags=[f for f in g.flags if f not in from_file]) for g in groups]
             heading = "Options of the file, in --algorithm_options=NAME=VALUE,NAME=VALUE"
-            groups.append(Group("algorithm_options", heading, from_file))
-        if group:
-            # List every choice that has the flag.
-            full = [g._replace(flags=[runs.get(o.name, o) for o in g.flags]) for g in groups]
-            return group_page(full, group, _default_text)
-        preset = given.get("preset", NO_PRESET)
+            groups.append(Group(heading, from_file))
         last = [
             f"Other tasks: --task=NAME --help, of {', '.join(DEFAULTS)}.",
             f"Other algorithms: --algorithm=NAME --help, of {', '.join(ALGORITHMS)}.",
             "Likewise: --preset, --aggregation, --update_aggregator, --privacy and --runtime.",
         ]
-        return help_page(doc, groups, lambda o: _default_for(o, task, algorithms, preset), last)
+        return help_page(doc, groups, lambda option: _default_for(option, defaults), last)
 
     def given(self) -> RunArguments:
         """See `Command.given`."""
@@ -315,18 +307,7 @@ def _default_text(option: Flag) -> str:
     return "; ".join([*texts, f"otherwise {default or 'not given'}"]) if texts else default
 
 
-def _task_settings(
-    task: Optional[str], algorithm: str, preset: str = NO_PRESET
-) -> Mapping[str, Any]:
-    """Returns the defaults of a task, of an algorithm and of a preset, by flag."""
-    if task is None or task not in DEFAULTS:
-        return {}
-    entry = DEFAULTS[task]
-    paper = find_algorithm(algorithm).paper_settings if preset == PAPER else {}
-    return {**entry.settings, **entry.settings_by_algorithm.get(algorithm, {}), **paper}
-
-
-def _algorithms_in(given: Mapping[str, Any], task: Optional[str]) -> list[str]:
+def _algorithms_in(given: Mapping[str, Any]) -> list[str]:
     """Returns the algorithms that the flags name; the default algorithm if they name none."""
     heads = (arm.partition(":")[0] for arm in (given.get("arms") or "").split(";"))
     texts = [
@@ -336,21 +317,35 @@ def _algorithms_in(given: Mapping[str, Any], task: Optional[str]) -> list[str]:
     ]
     names = [str(text).strip() for text in texts if text]
     usable = [name for name in names if name in ALGORITHMS or is_user_file(name)]
-    default = _task_settings(task, "").get("algorithm", RunConfig.algorithm)
-    return list(dict.fromkeys(usable)) or [default]
+    return list(dict.fromkeys(usable)) or [RunConfig.algorithm]
 
 
-def _default_for(option: Flag, task: Optional[str], algorithms: Sequence[str], preset: str) -> str:
-    """Returns the default for a task, algorithms and a preset, as a string."""
+def _resolved_defaults(
+    task: Optional[str], algorithms: Sequence[str], preset: str
+) -> dict[str, Mapping[str, Any]]:
+    """Returns the values of a run without further flags, by algorithm; empty without a task."""
     if task is None or task not in DEFAULTS:
+        return {}
+    defaults = {}
+    for name in algorithms:
+        given = {"algorithm": name, "preset": preset}
+        values = resolve(task, given, {}).flags()
+        chosen = ("task", *given)
+        defaults[algorithm_label(name)] = {n: v for n, v in values.items() if n not in chosen}
+    return defaults
+
+
+def _default_for(option: Flag, defaults: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the text of an option's default, for each algorithm if they differ."""
+    if not defaults:
         return _default_text(option)
     texts = {}
-    for name in algorithms:
-        value = _task_settings(task, name, preset).get(option.name)
-        texts[name] = option.default_text() if value is None else flag_text(value)
+    for name, values in defaults.items():
+        value = values.get(option.name)
+        texts[name] = option.default_text() if value in (None, []) else flag_text(value)
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))
-    return "; ".join(f"{algorithm_label(name)}: {text}" for name, text in texts.items())
+    return "; ".join(f"{name}: {text}" for name, text in texts.items())
 
 
 def _user_options(text: str, options: FlagTable) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 A command on runs has more than a hundred flags, and a run of one task and one algorithm uses half
 of them. `--help` shows these in groups: a group is the class of options that declares the flags,
-and its heading is the first sentence of the class's docstring. `--help=GROUP` prints one group with
-the names of all that have its flags.
+and its heading is the first sentence of the class's docstring.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Optional
 
-from tff_agnostic.base.registry import Registry
 from tff_agnostic.program.options.flags import Flag, option_flags
 
 _WIDTH = 100
@@ -23,14 +21,8 @@ _MIN_WIDTH = 40
 
 
 class Group(NamedTuple):
-    """Flags that belong together.
+    """Flags that belong together."""
 
-    Attributes:
-        name: Name in `--help=NAME`.
-        heading: Heading of the group.
-    """
-
-    name: str
     heading: str
     flags: Sequence[Flag]
 
@@ -52,20 +44,17 @@ def flag_groups(options: type, has: Callable[[Flag], bool] = lambda flag: True) 
             by_class.setdefault(flag.owner, []).append(flag)
     order = {kind: k for k, kind in enumerate(options.__mro__)}
     classes = sorted(by_class, key=lambda kind: order.get(kind, len(order)))
-    return [Group(_group_name(kind), _heading(kind), by_class[kind]) for kind in classes]
+    return [Group(_heading(kind), by_class[kind]) for kind in classes]
 
 
 def own_groups(options: type) -> list[Group]:
-    """Returns the groups of a command's flags; the group of its own flags is called "command"."""
-    first, *others = flag_groups(options) or [Group("command", "", [])]
-    if first.name != _group_name(options):
-        return [first, *others]
-    return [Group("command", "Flags of this command", first.flags), *others]
-
-
-def _group_name(kind: type) -> str:
-    words = re.findall(r"[A-Z][a-z0-9]*", kind.__name__)
-    return "_".join(word.lower() for word in words if word != "Options")
+    """Returns the groups of a command's flags, with another heading for the command's own."""
+    return [
+        group._replace(heading="Flags of this command")
+        if group.flags[0].owner is options
+        else group
+        for group in flag_groups(options)
+    ]
 
 
 def _heading(kind: type) -> str:
@@ -101,19 +90,10 @@ def help_page(
     for group in groups:
         shown = (dataclasses.replace(flag, users=()) for flag in group.flags)
         lines = [_flag_lines(flag, default_text(flag)) for flag in shown]
-        parts.append("\n".join([f"{group.heading} [{group.name}]", *lines]))
-    names = ", ".join(group.name for group in groups)
-    more = [*last, f"One group in full: --help=GROUP, of {names}.", "All flags: --helpfull."]
+        parts.append("\n".join([group.heading, *lines]))
+    more = [*last, "All flags: --helpfull."]
     parts.append("\n".join(textwrap.fill(line, _width()) for line in more))
     return "\n\n".join(part for part in parts if part)
-
-
-def group_page(groups: Sequence[Group], name: str, default_text: DefaultText) -> str:
-    """Returns the page of `--help=NAME`."""
-    by_name = Registry("group of flags", {group.name: group for group in groups})
-    group: Group = by_name.given("--help", name)
-    lines = [_flag_lines(flag, default_text(flag)) for flag in group.flags]
-    return "\n".join([f"{group.heading} [{group.name}]", *lines])
 
 
 def _flag_lines(flag: Flag, default: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import os
 import re
 import shlex
@@ -15,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, NoReturn, Optional
@@ -29,6 +30,7 @@ from tff_agnostic.base.terminal import escape_output
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
 _FLAG_FILE = "flagfile"
+_HELP = ("help", "h", "?", "helpshort")
 _COMMENTS = ("#", "//")
 _USAGE_STATUS = 2
 _FAILURE_STATUS = 1
@@ -103,13 +105,12 @@ Main = Callable[[Sequence[str]], Optional[int]]
 def run_app(
     define_flags: Callable[[], None],
     main: Main,
-    help_text: Optional[Callable[[str], str]] = None,
+    help_text: Optional[Callable[[], str]] = None,
 ) -> NoReturn:
     """Runs a binary with absl's flags, then ends the process with its exit status.
 
     Args:
-        help_text: Called with "" or a group; returns the help page. If None, absl prints its own
-            page.
+        help_text: Returns the help page. If None, absl prints its own page.
     """
     escape_output()
     # absl's handler keeps the stream from the time of its import.
@@ -119,7 +120,7 @@ def run_app(
     for flag in list(flags.FLAGS.flags_by_module_dict().get(app.__name__, [])):
         delattr(flags.FLAGS, flag.name)
     try:
-        group = None if help_text is None else asked_for(split_flag_files(sys.argv[1:])[1])
+        shows_help = help_text is not None and asks_for_help(split_flag_files(sys.argv[1:])[1])
     except UserError as e:
         sys.exit(_failed(e))
     before = set(flags.FLAGS)
@@ -131,9 +132,9 @@ def run_app(
     # creates its context in the middle of its import, and Keras fails.
     app.define_help_flags()
     faulthandler.enable()
-    if group is not None and help_text is not None:
-        parse_flags([text for text in sys.argv if asked_for([text]) is None])
-        sys.exit(exit_status(lambda _: print(help_text(group), flush=True), []))
+    if shows_help and help_text is not None:
+        parse_flags([text for text in sys.argv if not asks_for_help([text])])
+        sys.exit(exit_status(lambda _: print(help_text(), flush=True), []))
     sys.exit(exit_status(main, parse_flags(sys.argv)))
 
 
@@ -340,12 +341,7 @@ class Interrupted(Exception):
         return Interrupted(f"{self}; go on with: {command}", self.signal_number)
 
 
-def asked_for(arguments: Iterable[str]) -> Optional[str]:
-    """Returns the group whose help is requested, "" for the page, None for no help."""
-    for argument in arguments:
-        if argument == "--":
-            return None
-        name, equals, value = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and name in ("help", "h", "?", "helpshort"):
-            return value if equals and value not in ("true", "1") else ""
-    return None
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Returns whether a flag before "--" requests the help page."""
+    flags_only = itertools.takewhile(lambda text: text != "--", arguments)
+    return any(flag_parts(text)[0] in _HELP for text in flags_only)
