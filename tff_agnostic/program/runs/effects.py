@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from tff_agnostic.algorithms.delta_fl import DeltaFlOptions
 from tff_agnostic.base.errors import UserError
@@ -36,18 +36,6 @@ _THRESHOLD_FLAGS = ("boundary", "threshold")
 _CVAR_FLAGS = ("lambda_absent", "lambda_baselines")
 
 
-class _Ignored(NamedTuple):
-    """The reason why a setting has no effect.
-
-    Attributes:
-        by: The settings that ignore it.
-        needed: The settings that use it.
-    """
-
-    by: str
-    needed: str
-
-
 def check_effect(flag: str, run: RunSettings) -> None:
     """Rejects a given setting that has no effect with the other settings of a run."""
     check_needs(NEEDS, run.settings(), [flag])
@@ -57,23 +45,24 @@ def check_effect(flag: str, run: RunSettings) -> None:
         or _ignored_by_noise(flag, run.config)
     )
     if ignored is not None:
-        raise UserError(f"--{flag} has no effect {ignored.by}: it needs {ignored.needed}")
+        raise UserError(f"--{flag} has no effect {ignored}")
 
 
-def _ignored_by_level(flag: str, algorithm: Any) -> Optional[_Ignored]:
+def _ignored_by_level(flag: str, algorithm: Any) -> Optional[str]:
+    """Returns which choice ignores a setting and what the setting needs; None if it is used."""
     if isinstance(algorithm, DeltaFlOptions):
         if flag in _THRESHOLD_FLAGS and algorithm.theta == (1.0,):
-            return _Ignored("with --theta=1", "a level below 1")
+            return "with --theta=1: it needs a level below 1"
     elif isinstance(algorithm, LambdaOptions) and flag in _CVAR_FLAGS:
         player = algorithm.lambda_
         is_one_mixture = isinstance(player.update, Cvar) and player.update.level == 1
         if is_one_mixture and player.initial is None:
-            by = "with --lambda_update=cvar:level=1"
-            return _Ignored(by, "a level below 1, or --lambda_initial")
+            needed = "a level below 1, or --lambda_initial"
+            return f"with --lambda_update=cvar:level=1: it needs {needed}"
     return None
 
 
-def _ignored_by_baselines(flag: str, run: RunSettings) -> Optional[_Ignored]:
+def _ignored_by_baselines(flag: str, run: RunSettings) -> Optional[str]:
     if flag != "lambda_baseline_losses" or not isinstance(run.algorithm, LambdaOptions):
         return None
     baselines = run.algorithm.lambda_.baselines
@@ -85,10 +74,10 @@ def _ignored_by_baselines(flag: str, run: RunSettings) -> Optional[_Ignored]:
         by = f"with --lambda_baselines={baselines}"
     else:
         by = "with numbers in --lambda_baselines"
-    return _Ignored(by, f"--lambda_baselines={OWN}, or a file or a run there")
+    return f"{by}: it needs --lambda_baselines={OWN}, or a file or a run there"
 
 
-def _ignored_by_noise(flag: str, config: RunConfig) -> Optional[_Ignored]:
+def _ignored_by_noise(flag: str, config: RunConfig) -> Optional[str]:
     # Private updates are clipped by their norm. The bound of a coordinate only determines the
     # rounding of secure sums without noise of the clients, and possibly bounds of a user's
     # algorithm.
@@ -97,7 +86,7 @@ def _ignored_by_noise(flag: str, config: RunConfig) -> Optional[_Ignored]:
         return None
     if is_user_file(config.algorithm):
         return None
-    return _Ignored(
-        f"with --privacy={config.privacy}",
-        "--aggregation=secure and --privacy=none; --clip_norm bounds private updates",
+    return (
+        f"with --privacy={config.privacy}: it needs --aggregation=secure and --privacy=none; "
+        "--clip_norm bounds private updates"
     )
