@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from binaries import import_data, reproduce, train
-from tests.binaries.harness import ROOT, TOY, Caller, defined_flags
+from tests.binaries.harness import ROOT, TOY, Caller, defined_flags, given
 from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program.commands.registry import COMMANDS, own_flags
@@ -116,14 +116,16 @@ def test_a_table_per_domain_is_printed(digits):
 
 @pytest.mark.nightly
 def test_toy_regression_tracks_its_value(call, folder):
-    call.ok(train, *TOY, "--rounds=2", "--output_dir=run")
+    flags = (*TOY, "--rounds=2", "--window=2", "--output_dir=run")
+    call.ok(train, *flags)
+    config = read_json(folder / "run" / "config.json")
+    assert config.items() >= given(train, *flags).spec().flags().items()
     columns = read_history(folder / "run" / "metrics.csv")
     # From its initial value 2 towards the domains.
     assert 0 < columns["learned value"][1] < columns["learned value"][0] < 2
     assert "learned value over the rounds" in (folder / "run" / "page.json").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -134,9 +136,8 @@ def test_toy_regression_tracks_its_value(call, folder):
         ["--client_percentiles=97.5,25.0"],
     ],
 )
-def test_settings_reach_the_run(call, folder, arguments):
-    call.ok(train, *TOY, "--rounds=2", "--output_dir=run", *arguments)
-    config = read_json(folder / "run" / "config.json")
+def test_settings_reach_the_run(arguments):
+    config = given(train, *TOY, *arguments).spec().flags()
     for argument in arguments:
         name, _, value = argument.lstrip("-").partition("=")
         if name == "noclient_shuffle":
