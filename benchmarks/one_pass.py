@@ -58,7 +58,7 @@ def methods(data: DataSet, read: Mapping[str, Any], many_epochs: bool) -> Method
     Args:
         data: The data set.
         read: Arguments of the data; see `DataSet.prepare`.
-        many_epochs: Whether a pair has several local epochs.
+        many_epochs: Whether to add a pair with several local epochs.
     """
     options = {name: value for name, value in read.items() if name not in _PLACES}
 

@@ -2,7 +2,8 @@
 
     .venv/bin/python -m benchmarks.recommend_promise --problems=200
 
-Each problem is a store of three domains, with a linear model for two classes drawn from its number:
+Each problem is a store of three domains for a linear model of two classes, drawn with its number
+and kind as the seed:
 
 - rare: one domain has other weights, and few clients;
 - hard: one domain has other weights, and a smaller margin;

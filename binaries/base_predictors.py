@@ -1,6 +1,6 @@
 """Makes the base predictors of an ensemble: unigram models of domains or of clients.
 
-Example: ./run base_predictors --task=unigram --data=posts.sqlite --output=predictors.npz
+Example: ./run base_predictors --task=unigram --data=posts.store --output=predictors.npz
 """
 
 from tff_agnostic.program.commands.base_predictors import BASE_PREDICTORS

@@ -1,4 +1,4 @@
-"""Draws what any mixture of the domains could attain, and where algorithms ended.
+"""Draws the best results of any mixture of the domains, and the results of algorithms.
 
 Example: ./run frontier --task=digits --algorithms=fed_avg,agnostic_fed_avg --trials=3
 """

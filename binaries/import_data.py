@@ -1,6 +1,6 @@
 """Makes a client store from files in a public format.
 
-Example: ./run import_data --format=stackexchange --input=Posts.xml --output=clients.sqlite
+Example: ./run import_data --format=stackexchange --input=Posts.xml --output=clients.store
 """
 
 from tff_agnostic.program.commands.import_data import IMPORT_DATA

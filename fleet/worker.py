@@ -37,7 +37,7 @@ Files = Mapping[str, bytes]
 
 
 def serve(handle: Callable[[Any, Files], Files], listener: Listener, shared: int) -> int:
-    """Handles the requests of a `Worker` until it ends; called by its function, in its process.
+    """Handles a `Worker`'s requests until it ends; called by the worker's function, in its process.
 
     Args:
         handle: Called with a request and its files; returns files. It may raise `sandbox.Refused`.

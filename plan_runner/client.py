@@ -22,7 +22,8 @@ from plan_runner.tflite import TfLiteComparison
 _LISTS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
 _DTYPES = {name: dtype for dtype, name in _LISTS.items()}
 _WHERE = "plan.pb: client"
-# Placeholder of a client's examples, and a value for the token, which no node reads any longer.
+# Name of the placeholder of a client's examples, and a value for the token, which the changed graph
+# does not read.
 _EXAMPLES = "plan_runner_examples"
 _UNREAD_TOKEN = b"plan_runner"
 

@@ -241,7 +241,7 @@ def _check_inside(folder: Path, name: str) -> None:
     root = folder.resolve()
     try:
         resolved = (root / name).resolve()
-    except (OSError, RuntimeError, ValueError) as e:  # A loop of links, or no name for a file.
+    except (OSError, RuntimeError, ValueError) as e:  # A loop of links, or an invalid name.
         raise PlanError(f"{folder / name}: expected a file, found a link that leads nowhere") from e
     if root not in resolved.parents:
         raise PlanError(f"{folder / name}: expected a file within the export, it links to another")

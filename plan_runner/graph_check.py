@@ -112,7 +112,7 @@ STRING_VALUES = {"bad_indices_policy": frozenset((b"", b"DEFAULT", b"ERROR", b"I
 READS_FILE = frozenset(("Restore", "RestoreSlice", "RestoreV2"))
 WRITES_FILE = frozenset(("Save", "SaveSlices"))
 PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
-# The platform's own operation, a client's examples.
+# The platform's own operation, which yields a client's examples.
 EXTERNAL_DATASET = "ExternalDataset"
 _NEVER_CONSTANT = (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT)
 

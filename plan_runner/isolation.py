@@ -198,7 +198,7 @@ def end_with_parent(parent: int) -> None:
 def _set_limits(bounds: Bounds) -> None:
     limits = {
         resource.RLIMIT_DATA: max(_LIBRARIES_BYTES, bounds.memory_bytes - _LIBRARIES_BYTES),
-        # Written files were in memory before.
+        # Content is in memory before it is written, so files need no larger limit.
         resource.RLIMIT_FSIZE: bounds.memory_bytes,
         resource.RLIMIT_CORE: 0,
     }

@@ -32,7 +32,7 @@ _RESULTS, _TENSORS = "results", "tensors.npz"
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One run of the runner, of values that JSON holds; flags of the same names describe it."""
+    """One run of the runner, with values as in JSON; flags of the same names describe them."""
 
     plan: str
     verify: bool

@@ -41,7 +41,7 @@ REFUSED = frozenset(map(frozenset, _refused()))
 
 
 def pairs(row: Row) -> set[frozenset[Choice]]:
-    """Returns the pairs of choices that meet in a row."""
+    """Returns the pairs of choices in a row."""
     return set(map(frozenset, itertools.combinations(row.items(), 2)))
 
 
@@ -49,8 +49,8 @@ def _needed(row: Row) -> set[frozenset[Choice]]:
     """Returns the row's pairs that the array must hold.
 
     Rows under an aggregator of TFF's, which gets an update and its weight whatever the algorithm,
-    agree with other rows only roughly: an algorithm meets one of the aggregators there, and its
-    runtimes and sums in other rows.
+    agree with other rows only roughly. So an algorithm needs only one of these aggregators, and
+    other rows have its runtimes and sums.
     """
     if row["update_aggregator"] == "none":
         return pairs(row)
@@ -60,7 +60,7 @@ def _needed(row: Row) -> set[frozenset[Choice]]:
 
 
 def covering(first: Sequence[Row]) -> list[Row]:
-    """Returns the given rows, and greedily chosen ones until all needed pairs have met."""
+    """Returns the given rows, and greedily chosen ones until they have all needed pairs."""
     every = [dict(zip(FACTORS, values)) for values in itertools.product(*FACTORS.values())]
     allowed = [(row, _needed(row)) for row in every if not pairs(row) & REFUSED]
     missing = set().union(*(held for _, held in allowed)).difference(*map(_needed, first))

@@ -35,11 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes Python quicker at tracing functions of TensorFlow, which is most of the time."""
+    """Speeds up tracing of TensorFlow functions, on which tests spend most of their time."""
     golden.writes = config.getoption("--golden")
     # Graphs are many small objects, and nearly all stay.
     gc.set_threshold(50_000, 20, 50)
-    # TensorFlow has protocols checked for each value that it traces: a tenth of the time.
+    # TensorFlow checks protocols for each value that it traces, which takes a tenth of the time.
     setattr(typing, _PROTOCOL_MEMBERS, functools.cache(getattr(typing, _PROTOCOL_MEMBERS)))
 
 

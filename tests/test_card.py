@@ -122,7 +122,7 @@ def test_two_rounds_in_tff(call, tmp_path, kind):
 
 
 def test_logical_devices_change_no_bit():
-    """Three logical devices in another process, which all run clients, and one in this process."""
+    """Three logical devices in another process, all with clients, and one in this process."""
     output = _process_output("-m", "tests.runtimes.on_devices", "3", "streamed")
     on_three = json.loads(output.splitlines()[-1])
     assert on_three["devices"] == on_three["used"] == 3
@@ -179,7 +179,7 @@ def test_tensorflow_privacy_noise_reaches_the_model(tff_runtime):
     assert abs(np.corrcoef(steps)[0, 1]) < 0.1
 
 
-# --- Places
+# --- Files and folders
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""All pairs of choices: each row trains, resumes, and agrees with streamed plain sums.
+"""Rows with all pairs of choices: each trains, resumes, and agrees with streamed plain sums.
 
 `combinations.py` chooses the rows.
 """
@@ -26,8 +26,8 @@ from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
 # The first three are not slow. In the seventh, clients with the same examples add noise in TFF; the
-# eighth has a secure aggregator of TFF's in a round of two steps. Each row meets the most pairs
-# that those before it lack, so that the second half adds few.
+# eighth has a secure aggregator of TFF's in a round of two steps. Each row has as many pairs as
+# possible that earlier rows lack, so that the second half adds few.
 _CHOSEN = [
     dict(zip(FACTORS, row.split("-")))
     for row in (
@@ -52,7 +52,7 @@ _SECURE = make_options(
 )
 _CLIENTS_PER_ROUND = 4
 
-# Every two clients hold the same examples, and must not have the same noise.
+# Each client shares its examples with another client, but must not share its noise.
 _CLIENTS = ClientsInMemory(
     (f"c{k}", random_client(np.random.default_rng(k % 6), 1 + k % 6, [k % 3, (k + 1) % 3]))
     for k in range(12)
@@ -89,7 +89,7 @@ def _aggregation(row: Row) -> Any:
 
 
 def _reference(row: Row) -> Any:
-    """Returns the noise over plain sums; clients' noise needs secure sums."""
+    """Returns the row's noise on plain sums, or on secure sums if clients add the noise."""
     is_distributed = row["privacy"] == "distributed"
     return _aggregation(
         {

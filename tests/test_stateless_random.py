@@ -104,7 +104,7 @@ def test_poisson_numbers_have_the_expected_frequencies():
     seeds = fold_in(tf.range(4000, dtype=tf.int64), tf.constant(1))
     actual = np.asarray(poisson_one(seeds, 50))
     assert actual.shape == (4000, 50)
-    # Four standard errors of a share of 200,000.
+    # Four standard errors of a fraction of 200,000 draws.
     for k in range(6):
         expected = math.exp(-1) / math.factorial(k)
         error = 4 * math.sqrt(expected / actual.size)

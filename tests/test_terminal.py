@@ -91,7 +91,7 @@ def test_bars_move_the_cursor_and_names_do_not():
         while block := os.read(terminal, 1 << 16):
             output += block
     except OSError:
-        # Linux reports the end of the other side so.
+        # Linux reports the end of the other side in this way.
         pass
     finally:
         os.close(terminal)

@@ -2,12 +2,12 @@
 
     .venv/bin/python tools/fuzz_plans.py --plan EXPORT [EXPORT ...] --minutes=30
 
-Each mutant is an export with some of its graphs, messages, TFLite graph, checkpoints or examples
-changed, whose hashes are right again. Every second one is played without the check of graphs, so
-that there is something to keep from. strace sees each system call of the process that plays: with
-the check, one that would write elsewhere, start a process or open a socket is a find even if the
-sandbox refuses it; without, only one that succeeds. A find names its mutant, which --only plays
-again.
+Each mutant is an export in which some graphs, messages, checkpoints or examples, or the TFLite
+graph, are changed, and which has matching hashes. Every second mutant runs without the check of
+graphs, so that the sandbox is tested, too. strace records the system calls of the process. A call
+that would write elsewhere, start a process or open a socket is a find: with the check even if the
+sandbox refuses it, without the check only if it succeeds. A find names its mutant, which --only
+runs again.
 """
 
 import argparse

@@ -59,7 +59,7 @@ _SAVED_MODEL = re.compile(r"^saved/.*(\.keras|\.tflite|/saved_model\.pb)$")
 _FAILED = "exit status"
 _THIS_FOLDER = Path(__file__).parent
 
-# By entry: hashes of its files, and of its numbers.
+# Hashes of files and of numbers, by entry.
 Hashes = dict[str, dict[str, dict[str, str]]]
 
 
@@ -381,7 +381,7 @@ class _Ledger:
 
 
 def train_all() -> None:
-    """Trains, in a process of a checkout, as standard input specifies, each entry in its folder."""
+    """Trains the entries from standard input, each in its folder, in a process of a checkout."""
     from binaries import train
     from tests.binaries.harness import Caller
 
@@ -397,7 +397,7 @@ def train_all() -> None:
 
 
 def predict_all() -> None:
-    """Prints, in a process of a checkout, hashes of saved models' predictions on made-up inputs."""
+    """Prints hashes of saved models' predictions on made-up inputs, in a process of a checkout."""
     import numpy as np
     import tensorflow as tf
 

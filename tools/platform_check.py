@@ -104,7 +104,7 @@ class _Definitions:
 
 
 def _compiled(folder: Path, names: Sequence[str]) -> descriptor_pb2.FileDescriptorSet:
-    from grpc_tools import protoc  # of development environments
+    from grpc_tools import protoc  # Only in development environments.
 
     includes = [folder, tf.sysconfig.get_include(), Path(protoc.__file__).with_name("_proto")]
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,1 +1,1 @@
-"""Adult's exact saddle, and Stochastic-AFL on the way to it."""
+"""Adult's exact saddle, and the duality gap of Stochastic-AFL."""

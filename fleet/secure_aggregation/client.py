@@ -246,7 +246,7 @@ class Client:
                 with self._no_weak_key(other):
                     key = roster.pair_key(state.masking, self._own, other)
                 self._plan.apply_masks(totals, key, pair_sign(self._own, other))
-        # These secrets have holders, or no further use.
+        # Erase secrets whose shares holders have, or which have no further use.
         state = dataclasses.replace(
             state,
             sealing=b"",

@@ -63,7 +63,7 @@ def _zeros(bounds: Any, update_size: int) -> Any:
 
 @pytest.mark.slow
 def test_clients_stay_within_the_accounted_sensitivity():
-    """Without noise, in steps, for answers of any size and answers that are not numbers."""
+    """Checked without noise, in units of steps, for answers of any size, also NaN or infinite."""
     integer_clip = 20.0
     aggregation = _distributed(integer_clip=integer_clip, clipping="adaptive")
     exchange = _exchange(aggregation)
@@ -119,7 +119,7 @@ def test_client_noise_equals_server_noise(generator):
         deviation = z * dict(zip(release.groups(bounds), release.noise_factors(bounds)))[group]
         values = [tf.nest.flatten(total)[i] for i in group.positions]
         noise = np.concatenate([np.ravel(v) for v in values]) / (group.limit * _CLIP_NORM)
-        # The clients' common value is their number times the bound.
+        # All clients send the bound in the first entry: subtract their number.
         noise[0] -= num_clients
         assert abs(noise[0]) < 5 * deviation
         actual[name] = np.var(noise)
@@ -236,7 +236,7 @@ def test_sum_is_empty_with_too_few_clients():
         has_enough = num_clients == 3
         assert report["too_few_clients"] == int(not has_enough)
         assert next_state.releases == 1
-        # All three were within the clip norm's bits: it moves.
+        # All three clients were within the clip norm, so that it moves.
         assert (next_state.clip_norms[0] == state.clip_norms[0]) != has_enough
         pairs = zip(tf.nest.flatten(actual), tf.nest.flatten(expected))
         assert all(np.array_equal(*pair) for pair in pairs) != has_enough
@@ -265,7 +265,7 @@ def test_equal_clients_have_separate_noise():
     # Three steps in the bound, so that the noise is a small integer.
     settings: dict[str, Any] = {"integer_clip": 3.0, "clip_norm": 0.1}
     aggregation = private_sum("distributed", _SECURE, 2.0, float(_COPIES), **settings)
-    # Steps are divided by a number of examples that is public, and not by a noisy sum.
+    # Updates are divided by a public number of examples, and not by a noisy sum.
     problem = Problem(logistic_regression(31, 16), ("0", "1", "2"), 0, (float(_COPIES),) * 3)
     spec = ALGORITHMS["fed_avg"]
     algorithm = spec.build(problem, make_options(spec.options, client_learning_rate=1e-9))

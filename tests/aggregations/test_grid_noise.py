@@ -31,7 +31,7 @@ def _digit_probabilities() -> np.ndarray:
 
 
 def test_digit_table_equals_exact_probabilities():
-    """Counts by the table's rule equal exponentials of 60 digits."""
+    """Counts from the table equal exponentials computed to 60 digits."""
     firsts, others = noise_generators._table()
     size, in_column = 2**15, 2**83
     counts = [0] * size
@@ -51,9 +51,9 @@ def test_digit_table_equals_exact_probabilities():
         unit = 2**98 / (2 * sum(weights) - 1)
         errors = [abs(counts[half + k] - weights[k] * unit) for k in range(half)]
         assert max(errors[1:]) <= Decimal("0.5000001")
-        # The sum of all roundings.
+        # The count of 0 has the sum of all rounding errors.
         assert errors[0] <= half
-        # Beyond the table is less than 2 exp(-z^2 / 2) / (z sqrt(2 pi)).
+        # The probability beyond the table is less than 2 exp(-z^2 / 2) / (z sqrt(2 pi)).
         z = half / 1424
         beyond = 2 * math.exp(-(z**2) / 2) / (z * math.sqrt(2 * math.pi))
         variation = float(errors[0] + 2 * sum(errors[1:])) / 2 / 2.0**98
@@ -62,7 +62,7 @@ def test_digit_table_equals_exact_probabilities():
 
 
 def test_digits_together_are_a_discrete_gaussian():
-    """With digits of the same shape, small enough to add up: t / m is 2.54 here too."""
+    """The digits are small enough to add up all sums, with the same ratio t / m = 2.54."""
     t, m = 2 * 1424 / 560, 2
     digits = np.arange(-70, 71)
     single = np.exp(-(digits**2) / (2 * t**2))
@@ -90,13 +90,13 @@ def test_draws_are_normal_with_every_digit_right():
     np.add.at(last, np.arange(-16383, 16384) % 560, _digit_probabilities())
     actual = np.bincount(draws % 560, minlength=560)
     assert stats.chisquare(actual, _DRAWS * last).pvalue > 0.01
-    # The second digit carries hardly any of it.
+    # The second digit is nearly uniform modulo 64.
     actual = np.bincount((draws // 560) % 64, minlength=64)
     assert stats.chisquare(actual, np.full(64, _DRAWS / 64)).pvalue > 0.01
 
 
 def _words(digits: tuple[int, int, int], ties: int = 0) -> list[int]:
-    """Returns the words of a number with these digits: columns first, then the least choices."""
+    """Returns the words of a number with these digits: the columns, then the smallest words."""
     columns = [digit + 2**14 for digit in digits]
     packed = sum(column << 15 * k for k, column in enumerate(columns)) + (ties << 45)
     return [packed, *[-(2**63)] * 3]
@@ -104,7 +104,7 @@ def _words(digits: tuple[int, int, int], ties: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("deviations", [5.0, 10.0])
 def test_forced_words_reach_the_tail(deviations):
-    """Words of a quantile of the normal distribution give the whole number that it is."""
+    """Words made for a quantile of the normal distribution give the integer nearest to it."""
     tail = stats.norm.sf(deviations)
     value = round(stats.norm.isf(tail) * DEVIATION)
     assert value / DEVIATION == pytest.approx(deviations, rel=1e-9)
@@ -121,10 +121,10 @@ def test_forced_words_reach_the_tail(deviations):
 
 @pytest.mark.parametrize("deviations", [5, 8])
 def test_tail_has_the_normal_probability(deviations):
-    """The sum of the probabilities of digits that lead beyond this many standard deviations.
+    """Sums the probabilities of digits that lead beyond this many standard deviations.
 
-    The last digit decides, except for 560^-1 of a digit's standard deviation: the two others are
-    one normal number of that width.
+    The last digit decides up to 1/560 of a digit's standard deviation: the two others are treated
+    as one normal number of that width.
     """
     counts = np.array(noise_generators._counts(), np.float64) / 2.0**98
     values = np.arange(-(2**14), 2**14)
@@ -164,7 +164,7 @@ def test_nonces_have_separate_noise():
 def _rounded(
     values: list[np.ndarray], groups: list[NoisedGroup], steps: int = 0
 ) -> tuple[list[np.ndarray], list[float]]:
-    """Returns sums with a number of steps of noise on each value, and the step of each."""
+    """Returns sums with this many steps of noise on each value, and the step of each group."""
     size = sum(values[i].size for group in groups for i in group.positions)
     noisy, deviations = with_noise(
         [tf.constant(value, tf.float64) for value in values],
@@ -198,7 +198,7 @@ def test_rounded_sum_stays_within_the_accounted_sensitivity(multiplier):
     (first, _), _ = _rounded([below, statistics], groups)
     (second, _), _ = _rounded([below + client, statistics], groups)
     moved = np.linalg.norm((second - first) / step)
-    # In steps: noise of deviation s has a noise multiplier of s over this.
+    # In steps, noise of standard deviation s has the noise multiplier s / moved.
     assert moved <= DEVIATION / multiplier
     if multiplier > 1000:
         assert moved > limit / step, "rounding added nothing"
@@ -214,7 +214,7 @@ def test_released_sums_are_steps_with_reported_width():
         whole = with_steps / step
         np.testing.assert_allclose(whole, np.round(whole), rtol=1e-15, atol=1e-6)
         np.testing.assert_allclose(with_steps - rounded, 123_456_789 * step, rtol=1e-6)
-    # No less than z C, and hardly more.
+    # Standard deviations are at least z C, and hardly more.
     for step, group in zip(steps, groups):
         deviation = float(group.multiplier * group.limit)
         assert deviation < step * DEVIATION < deviation * (1 + 1e-6)

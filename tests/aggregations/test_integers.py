@@ -26,7 +26,7 @@ def test_rounding_is_unbiased_and_to_a_neighbour():
     repeated, uniforms = np.tile(vector, 4000), rng.random(20_000)
     draws = rounded(tf.constant(repeated), 1e6, tf.constant(uniforms)).numpy().reshape([4000, 5])
     assert np.all(np.abs(draws - vector) < 1)
-    # Standard error of at most 1 / (2 sqrt(4000)).
+    # The standard error is at most 1 / (2 sqrt(4000)).
     np.testing.assert_allclose(np.mean(draws, axis=0), vector, atol=5 * 0.5 / math.sqrt(4000))
 
 
@@ -39,7 +39,7 @@ def test_rounding_stays_within_its_bound(clip):
     for trial in range(300):
         vector = rng.normal(size=size) * np.where(rng.random(size) < rng.random(), 1.0, 1e-3)
         vector *= clip / np.linalg.norm(vector)
-        # Away from zero, where the sign lets them.
+        # In the second half of the trials, values are positive and are rounded up, away from zero.
         uniforms = 1 - rng.random(size) * (0.02 if trial >= 150 else 1.0)
         vector = np.abs(vector) if trial >= 150 else vector
         actual = rounded(tf.constant(vector), bound, tf.constant(uniforms)).numpy()

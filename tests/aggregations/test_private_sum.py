@@ -32,8 +32,8 @@ _SECURE = SecureSum(
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "delta_fl"])
 def test_rounds_without_noise_and_clipping_are_plain(streaming_runtime, name):
     rounds = [cohort()] * 3
-    # A public denominator, as AgnosticFedAvg's, is that of a round with as many examples of each
-    # domain as expected.
+    # A public denominator, such as AgnosticFedAvg's, is for the expected number of examples of each
+    # domain.
     counts = np.bincount(np.concatenate([client["domain_id"] for client in rounds[0]]))
     algorithm = build(name, initial_counts=tuple(map(float, counts)))
     aggregation = private_sum(clip_norm=1e6, limit_loss=1e3, clipping="adaptive")
@@ -93,7 +93,7 @@ def test_skipped_round_uses_up_its_noise(streaming_runtime):
 
 @pytest.mark.parametrize("quantile", [0.0, 0.6])
 def test_adaptive_clip_norm_equals_tensorflow_privacys(quantile):
-    """By sums of bits that noise takes below no client and above all of them, too."""
+    """Noise also takes sums of bits below the sum of no client, and above that of all clients."""
     clipping = f"adaptive:quantile={quantile},rate=0.3"
     aggregation = private_sum(clip_norm=0.4, clipping=clipping, expected_clients=8.0)
     (exchange,) = Round(build("fed_avg"), aggregation).steps
@@ -108,7 +108,7 @@ def test_adaptive_clip_norm_equals_tensorflow_privacys(quantile):
     )
     query_state = query.initial_global_state()
     answer = tf.nest.map_structure(lambda bound: tf.constant(0.0, tf.float64), exchange.bounds)
-    # Bits less one half each: of 8 clients all within the norm is 4, none of them -4.
+    # Each bit is reduced by one half: 8 clients within the norm have the sum 4, none -4.
     for summed in (-4.0, -2.5, 0.0, 3.0, 4.0, 4.5, 90.0, -5.0, -90.0, 1.0):
         within = [tf.constant(summed, tf.float64)]
         state, _, _ = exchange.aggregation.decode(
@@ -150,7 +150,7 @@ def test_domains_below_their_noise_are_absent():
     deviations = [tf.constant(9.0, tf.float64), tf.constant(2.0, tf.float64)]
     actual = without_noise_below([losses, counts], deviations, bounds, absent_below=2.0)
     np.testing.assert_array_equal(actual[1], [40.0, 0.0, 30.0, 10.0])
-    # Absent; not negative; at most 5 for each example.
+    # Losses are 0 for absent domains, not negative, and at most 5 per example.
     np.testing.assert_array_equal(actual[0], [50.0, 0.0, 0.0, 50.0])
 
 
@@ -225,7 +225,7 @@ def test_secure_noise_is_whole_steps(inner):
     for group, factor in zip(release.groups(bounds), release.noise_factors(bounds)):
         limit = group.limit * (0.25 if group.is_update else 1.0)
         for i in group.positions:
-            # Wider by the rounding to the grid.
+            # Rounding to the grid widens the noise.
             assert 1 < float(deviations[i]) / (0.5 * factor * limit) < 1 + 1e-6
             whole = values[i].numpy() / (float(deviations[i]) / DEVIATION)
             np.testing.assert_allclose(whole, np.round(whole), rtol=0, atol=1e-5)

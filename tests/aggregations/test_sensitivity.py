@@ -74,7 +74,7 @@ def _assert_bounded(exchange: Any, encoded: Any) -> None:
 
 
 def _joint_norm(exchange: Any, encoded: Any) -> float:
-    """Returns the norm of all groups together, each as a part of its bound, by its share."""
+    """Returns the joint norm of all groups, each relative to its bound, weighted by its share."""
     parts = [norm / limit for norm, limit in _norms(exchange, encoded).values()]
     return float(np.sqrt(np.dot(exchange.aggregation.shares, np.square(parts))))
 
@@ -93,12 +93,12 @@ def _adversaries() -> dict[str, dict[str, np.ndarray]]:
         "many of one domain": random_client(rng, 300, [0]),
         "one example": make_client(np.ones([1, 4]), [2], [1]),
         "empty": empty_client(),
-        # Each example's loss is at its bound of 5, and beyond.
+        # Each example's loss is at its bound of 5, or beyond.
         "of large losses": make_client(np.full([20, 4], 60.0), [0] * 10 + [1] * 10, [2] * 20),
     }
 
 
-# Answers of every shape; secure sums of the two largest.
+# Answers of every structure; the two largest with secure sums.
 _CASES = [
     ("agnostic_fed_avg", "secure"),
     ("delta_fl", "joint secure"),
@@ -130,7 +130,7 @@ def test_every_algorithms_clients_stay_within_bounds(name, inner):
         # Some client reaches its bound.
         if inner.startswith("joint"):
             actual = [_joint_norm(step, answer) for answer in answers.values()]
-            # Whole counts are rounded down; a survey's, of one client, to none.
+            # Counts are rounded down to integers, a survey's count of one client to 0.
             assert max(actual) >= 0.7 * np.sqrt(sum(step.aggregation.shares))
         else:
             norms = _norms(step, answers["of many examples"])
@@ -167,7 +167,7 @@ def test_every_model_kinds_clients_stay_within_bounds(kind):
 
 
 def random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[tuple]) -> list:
-    """Returns values of any size for bounds, some of them no numbers."""
+    """Returns values of any size for bounds, some of them NaN or infinite."""
     scale = 10.0 ** rng.uniform(-3, 12)
     values = []
     for bound, shape in zip(bounds, shapes):
@@ -184,7 +184,7 @@ def random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[tu
 
 @pytest.mark.slow
 def test_arbitrary_answers_stay_within_bounds():
-    """Clients that do not keep to the protocol: negative counts, any float, any int."""
+    """Clients violate the protocol with negative counts, any floats and any integers."""
     measurement = private_measurement(logistic_regression(4, 3), NUM_DOMAINS, True)
     training = build("agnostic_fed_avg").steps[0]
     rng, norms = np.random.default_rng(7), [tf.constant(_CLIP_NORM)] * 3
@@ -229,7 +229,7 @@ def _answer(delta: Any, losses: Any, counts: Any) -> list[tf.Tensor]:
 
 
 def test_joint_clipping_equals_clipping_one_vector():
-    """Against NumPy: delta and counts have bounds 2 and 10, losses 50, and shares .5, .2, .3."""
+    """Compared with NumPy: delta, losses and counts have bounds 2, 50, 10 and shares .5, .2, .3."""
     bounds = [
         Bound(2.0, signed=True),
         Bound(50.0, ratio="loss", entrywise=True),
@@ -243,11 +243,11 @@ def test_joint_clipping_equals_clipping_one_vector():
         sent, _ = clip(answer, bounds, groups, norms, joint_shares=shares)
         return [np.asarray(value) for value in sent]
 
-    # An update of norm 1.3, clipped to 1 by a group alone, and little else.
+    # The update has the norm 1.3, which its group alone would clip to 1; the rest is small.
     small = clipped([1.2, 0.5], [4.0, 0.0], [2, 0])
     for actual, expected in zip(small, ([1.2, 0.5], [4.0, 0.0], [2, 0])):
         np.testing.assert_array_equal(actual, np.asarray(expected, actual.dtype))
-    # Everything almost at its bound stays. With an update four times as long all is scaled.
+    # Values just within their bounds stay. With an update four times as long, all are scaled.
     delta, losses, counts = np.float32([0.59, 0.79]), np.float32([30.0, 40.0]), np.int64([6, 8])
     for actual, expected in zip(clipped(delta, losses, counts), (delta, losses, counts)):
         np.testing.assert_array_equal(actual, expected)

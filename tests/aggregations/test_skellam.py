@@ -59,14 +59,14 @@ def test_wide_noise_sums_table_numbers(variance):
     assert np.var(draws) == pytest.approx(variance, rel=0.03)
     if variance > 1000:
         assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > 0.01
-    # Every word counts: with the last ones turned round, values are others.
+    # Every word counts: words in reverse order give other values.
     turned = skellam(_words(num_words)[::-1], [variance], 20_000).numpy()
     assert np.mean(turned == draws) < 0.2
 
 
 @pytest.mark.parametrize(("variance", "num_clients"), [(6.0, 1), (9e4, 3), (1e8, 1)])
 def test_sums_beyond_tables_stay_below_the_bound(variance, num_clients):
-    """By Bessel functions, beyond the largest number with a word."""
+    """Sums probabilities beyond the largest number with a word, from Bessel functions."""
     parts = skellam_words(variance, 1)
     table = skellam_table(variance / parts)
     size, half = 2**table.bits, 2 ** (table.bits - 1)

@@ -64,7 +64,7 @@ def _prox(mu: float) -> _Case:
 
 def _term(tilt: float, weighting: str = "examples", sgd: LocalSgd = _SGD) -> _Case:
     def reference(w: Any, cohort: Any, t: int) -> Any:
-        # No loss is known in the first round: it is one of FedAvg.
+        # No loss is known in the first round, which is therefore a round of FedAvg.
         return term_round(SOFTMAX, w, cohort, tilt if t else 0.0, sgd, weighting)
 
     return _Case("term", {"tilt": tilt, "client_weighting": weighting}, reference, sgd)
@@ -210,7 +210,7 @@ def test_exponents_origin_keeps_term_updates(streaming_runtime):
 def test_extreme_exponents_keep_rounds_finite_and_weighted(streaming_runtime, tilt):
     algorithm = _term(tilt).build()
     training = streaming_runtime.training(algorithm, PlainSum())
-    # Losses of at least 50, and usual ones.
+    # Clients with losses of at least 50, and usual clients.
     loud = [{**client, "x": 100 * client["x"]} for client in COHORTS[0][:2]]
     clients = [*COHORTS[0], *loud]
     losses = _losses(clients)
@@ -220,12 +220,12 @@ def test_extreme_exponents_keep_rounds_finite_and_weighted(streaming_runtime, ti
         assert report["clients"]["contributed"] == sum(size(client) > 0 for client in clients)
         assert np.all(np.isfinite(_step(state)))
         assert np.any(_step(state) != 0)
-        # The next round's origin is a loss of these clients.
+        # The next round's centre is within the range of these clients' losses.
         assert min(losses) * 0.999 <= state.algorithm.memory.center <= max(losses) * 1.001
 
 
 def test_large_tilt_trains_client_with_largest_loss(streaming_runtime):
-    # Steps that change no loss.
+    # The steps are so small that losses hardly change.
     case = _term(300.0, sgd=LocalSgd(1e-4, batch_size=4))
     algorithm = case.build()
     training = streaming_runtime.training(algorithm, PlainSum())

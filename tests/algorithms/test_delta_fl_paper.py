@@ -51,7 +51,7 @@ def _shifted(constant: float) -> Model:
 
 
 def _close_losses(rng: np.random.Generator, num_clients: int) -> list[Client]:
-    """Returns clients with examples that differ by factors: losses are within a percent."""
+    """Returns clients whose examples differ by small factors: losses are within a percent."""
     client = random_client(rng, 9, range(3))
     kept = [int(rng.integers(5, 10)) for _ in range(num_clients)]
     # Sizes differ by copies of all examples, without a change of the mean loss.

@@ -109,7 +109,7 @@ def test_threshold_minimises_the_smoothed_objective(theta, nu):
     rng = np.random.default_rng(0)
     histogram = _histogram(rng.lognormal(size=30).tolist(), rng.integers(1, 50, size=30).tolist())
     eta = float(smoothed_eta(tf.constant(histogram), theta, nu))
-    # Several may be as good; none is better.
+    # Several values of eta may be equally good; none is better.
     actual = minimize_scalar(
         _objective, args=(histogram, theta, nu), bounds=(-6, 20), method="bounded"
     )

@@ -75,8 +75,8 @@ def test_rejects_invalid_baselines(build, baselines, message):
 # --- The saddle of the regret
 
 
-# Five least-squares examples a domain of two weights: each domain has a solution of its own, and
-# noise of its own that no weights take away.
+# Five least-squares examples per domain, with two weights: each domain has its own solution, and
+# its own noise, which no weights remove.
 _NOISE = (2.0, 0.5, 0.05)
 
 
@@ -122,7 +122,7 @@ def _within(lower: Sequence[float], upper: Sequence[float]) -> np.ndarray:
 
 
 def _circle(radius: float) -> np.ndarray:
-    """Mixtures of three domains at the chi2 distance of the radius from the uniform one."""
+    """Mixtures of three domains whose chi2 distance from the uniform one is the radius."""
     basis = np.array([[1.0, -1.0, 0.0], [1.0, 1.0, -2.0]]) / np.sqrt([[2.0], [6.0]])
     angle = np.linspace(0.0, 2.0 * np.pi, 361)[:, np.newaxis]
     around = np.cos(angle) * basis[0] + np.sin(angle) * basis[1]
@@ -137,7 +137,7 @@ _SETS = {
     "box": ({"set": BoxSet(_LOWER, _UPPER)}, _within(_LOWER, _UPPER)),
     "ball": ({"set": BallSet(0.02), "update": ProjectedGradient()}, _circle(0.02)),
     "hull": ({}, np.array([[0.6, 0.4, 0.0], [0.2, 0.2, 0.6]])),
-    # The shares of the domains, a third each, up to 1 / theta times.
+    # Weights of up to 1 / theta times the domains' shares, a third each.
     "cvar": ({"update": Cvar(0.9, 0.002)}, _within((0.0,) * 3, (1.0 / 3.0 / 0.9,) * 3)),
 }
 

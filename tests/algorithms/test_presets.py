@@ -58,7 +58,7 @@ def _cohorts() -> list[list[Client]]:
         domains = range(NUM_DOMAINS if t != 1 else 2)
         cohort = [random_client(rng, size, domains) for size in (5, 11, 2, 8)]
         for k, client in enumerate(cohort):
-            # Losses far apart: the survey of Delta-FL takes those within 2.7% for equal.
+            # Losses must be far apart: Delta-FL's survey treats losses within 2.7% as equal.
             client["x"] *= np.float32(0.3 + 0.9 * k)
         cohorts.append(cohort)
     return cohorts
@@ -263,7 +263,7 @@ def test_given_flags_precede_the_preset():
     assert run.algorithm.boundary == PaperBoundary()
     assert from_flags(run.flags()) == run
     assert resolve("digits", {"algorithm": "delta_fl"}, {}).algorithm.boundary == ExactBoundary()
-    # Resumed: the settings of the first start, not those of the current preset.
+    # A resumed run has the settings of its first start, not those of the current preset.
     assert resolve("digits", {}, {}, inherited=run.settings()) == run
 
 

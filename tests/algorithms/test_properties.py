@@ -184,7 +184,7 @@ def test_long_absent_domains_keep_rounds_finite(training):
 def test_batches_larger_than_clients_change_nothing(trainings, name, training):
     clients = cohort(11, sizes=(4, 3, 1, 2))
     state, _ = run_rounds(trainings(name, client_batch_size=10_000), [clients] * 2)
-    # In batches of 4; the largest client fills one.
+    # The reference has batches of 4, and the largest client fills one.
     assert_all_close(state, run_rounds(training, [clients] * 2)[0])
 
 
@@ -221,7 +221,7 @@ def test_seed_determines_shuffling_and_dropout(streaming_runtime):
     assert not np.array_equal(weights[0].trainable[0], weights[1].trainable[0])
 
 
-# TFF compiles for seconds; `test_combinations.py` has the others.
+# TFF takes seconds to compile each algorithm; `test_combinations.py` has the others.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "delta_fl"])
 def test_secure_rounds_match_plain_rounds(streaming_runtime, name, training):
@@ -230,7 +230,7 @@ def test_secure_rounds_match_plain_rounds(streaming_runtime, name, training):
     )
     secure = streaming_runtime.training(build(name), aggregation)
     assert secure.security.is_secure
-    # All fields of an answer, the counts of clipped values and the number of clients.
+    # All fields of an answer, the counts of clipped values and the number of clients are secure.
     sent = " ".join(secure.security.secure)
     for step in build(name).steps:
         bounds = step.bounds(ClientLimits())

@@ -161,7 +161,8 @@ def test_unmeasured_loss_is_0_and_stays_unbiased():
     state = algorithm.initialize()
     for measured in ([20, 5], [20, 0], [20, 5], [20, 0], [20, 0]) * 10:
         state = _round(algorithm, state, measured, measured, [80, 10 - measured[1]])
-    # 5 in two rounds of five are the 2 that are expected of it, so that lambda comes back.
+    # 5 examples in two rounds of five have the expected mean of 2, so that lambda returns to its
+    # start.
     np.testing.assert_allclose(state.lambda_, [0.5, 0.5], atol=1e-5)
 
 

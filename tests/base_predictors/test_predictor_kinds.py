@@ -59,7 +59,7 @@ def test_keras_files_with_any_architecture_are_mixed(digits, tmp_path):
     paths = [tmp_path / "a" / "model.keras", tmp_path / "b" / "model.keras", tmp_path / "c.h5"]
     model = _mixed(digits, *paths).model
     assert model.names == ("a/model", "b/model", f"{tmp_path.name}/c")
-    # Regardless of Keras' names of the layers.
+    # Equal architectures are one kind, whatever the names of their layers.
     assert model.members.held.kinds == (0, 0, 1)
     x = np.random.default_rng(0).random([5, 64], np.float32)
     outputs = [tf.nn.softmax(m(x)) for m in scores] + [softmax(x, training=False)]
@@ -175,7 +175,7 @@ def test_runs_with_other_sizes_are_mixed(tmp_path):
         weights = ModelWeights([p.reshape(s) for p, s in zip(parts, shapes)], [])
         scores = task.model.predict(weights, x, False, _SEED)
         np.testing.assert_allclose(outputs, tf.nn.softmax(scores), rtol=1e-5)
-    # Options that do not concern the model.
+    # Options that do not concern the model leave the architecture equal.
     same = _mixing("next_word", data, **_NEXT_WORD, test_split="heldout")
     single = _mixed(small, _run(tmp_path / "c", same), tmp_path / "a").model
     assert isinstance(single.members.held, OneArchitecture)
@@ -279,7 +279,7 @@ def test_single_outputs_without_sigmoid_are_scores(tmp_path):
     model = _mixed(_mixing("custom", data, model=str(chosen)), *paths).model
     scores = model.predict(model.initial_weights, tf.constant(x), False, _SEED)
     np.testing.assert_allclose(tf.sigmoid(scores), expected, rtol=1e-5)
-    # A task of probabilities has no use for scores.
+    # A task with probabilities rejects predictors with scores.
     score.set_weights([np.full([4, 1], 9.0), np.full([1], 5.0)])
     score.save(paths[0])
     chosen.write_text(_TWO_CLASSES.replace("ACTIVATION", '"sigmoid"'))

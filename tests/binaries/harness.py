@@ -50,9 +50,9 @@ class Outcome(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The message of a command that failed as it should: after progress, one line.
+        """The error message of a failed command: one line after the lines of progress.
 
-        The lines of the trace of a user's code, joined.
+        The lines of a trace of a user's code are joined.
         """
         assert self.status == 2, self
         assert "Traceback" not in self.err
@@ -66,9 +66,9 @@ class Caller:
     """Calls binaries in this process.
 
     Args:
-        running: Runtimes by name, instead of new ones for each call; one with other
-            options than the default is started. With None, a command that asks for a runtime fails
-            the test.
+        running: Running runtimes by name, instead of new ones for each call; a runtime with options
+            other than the defaults is started. If None, a command that asks for a runtime fails the
+            test.
         draws: Whether figures are drawn, which takes longer than rounds of small models.
     """
 
@@ -82,7 +82,7 @@ class Caller:
         program = ROOT / "binaries" / f"{binary.__name__.rpartition('.')[2]}.py"
         argv = [str(program), *later_values(arguments)]
         with (
-            # Takes away the flags that the binary defines, too.
+            # This also removes the flags that the binary defines.
             flagsaver.flagsaver(),
             mock.patch.object(sys, "argv", argv),
             mock.patch.object(train_run, "RUNTIMES", self._runtimes()),
@@ -110,7 +110,7 @@ class Caller:
         return outcome
 
     def refused(self, folder: Path, binary: ModuleType, *arguments: str) -> str:
-        """Returns the message of a command that has to leave `folder` as it was."""
+        """Returns the error message of a command, which must leave `folder` unchanged."""
         before = tree(folder)
         message = self(binary, *arguments).error
         assert tree(folder) == before
@@ -132,7 +132,7 @@ class Caller:
 
 @contextlib.contextmanager
 def stopped(questions: int = 0) -> Iterator[None]:
-    """Runs commands as if SIGTERM came after this many questions for a signal."""
+    """Runs commands as if SIGTERM arrived after this many checks for a signal."""
     asked = itertools.count()
     number = property(
         lambda _: signal.SIGTERM if next(asked) >= questions else None, lambda _, value: None
@@ -244,7 +244,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The binary's process id: what was started waits for the one that runs the command."""
+        """The binary's process id; the started process waits for that process."""
         wait_until(lambda: child_processes(self.started))
         (pid,) = child_processes(self.started)
         return pid
@@ -285,7 +285,8 @@ def python_module(binary: str, *arguments: str) -> list[str]:
 def later_values(arguments: Sequence[str]) -> list[str]:
     """Returns a command's arguments without flags that later ones replace.
 
-    A command refuses them; tests add to what several have in common. --override may be repeated.
+    Commands refuse repeated flags, but tests append to shared arguments. --override may be
+    repeated.
     """
     names = [argument.partition("=")[0] for argument in arguments]
     return [

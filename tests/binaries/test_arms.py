@@ -62,7 +62,7 @@ def test_last_layer_starts_from_fed_avg(compared, call):
     remark = "1 round of FedAvg, and from its model 1 round of dense, the only layer, in which"
     assert f"last layer balanced: {remark}" in printed or f"last_layer: {remark}" in printed
     assert remark in (path / "report.html").read_text()
-    # The command that makes it again has the word.
+    # The command that repeats the comparison has the shorthand.
     assert "last_layer:window=4" in (path / "report.html").read_text()
     first = path / "runs" / "first_stages" / "last_layer" / "trial_00" / "run"
     second = path / "runs" / "last_layer" / "trial_00" / "run"
@@ -124,7 +124,7 @@ def test_shorthands_have_their_settings():
     assert uniform.algorithm.lambda_.initial is None
     assert frozen.algorithm.lambda_.absent == "freeze"
     assert frozen.algorithm.lambda_.learning_rate == 0.001
-    # It stays uniform; the others start elsewhere.
+    # The arm `uniform` stays uniform; the others start from the given lambda.
     specs = compared_specs(*flags, "--lambda_initial=0.2,0.1,0.3,0.2,0.2")
     assert specs["uniform"][0].algorithm.lambda_.initial is None
     assert specs["slow"][0].algorithm.lambda_.initial == (0.2, 0.1, 0.3, 0.2, 0.2)

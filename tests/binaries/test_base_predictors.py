@@ -41,7 +41,7 @@ def predictors(call: Caller, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def entered(predictors, monkeypatch) -> Path:
-    """The folder, as the current one."""
+    """The folder of `predictors`, as the current folder."""
     monkeypatch.chdir(predictors)
     return predictors
 

@@ -39,7 +39,7 @@ def _labels(*labels):
 
 def test_trivial_class_loss_is_entropy():
     model = logistic_regression(2, 3)
-    # Shares of 1/2, 1/4, 1/4 over both clients.
+    # Over both clients, the classes have fractions of 1/2, 1/4 and 1/4.
     assert trivial_loss(model, _labels([0, 0, 1], [2, 0, 0, 1, 2])) == pytest.approx(
         1.5 * np.log(2), rel=1e-6
     )
@@ -59,7 +59,7 @@ def _with_loss(loss, outputs=3):
 
 
 def test_trivial_squared_error_is_variance():
-    # Integer labels, 0/1 with a share of .36 and numbers.
+    # Integer labels: 0 and 1 with a fraction of .36 ones, and other numbers.
     model = _with_loss(lambda y, p: tf.square(tf.cast(y, tf.float32) - p[:, 0]), outputs=1)
     assert trivial_loss(model, _labels([1] * 9 + [0] * 16)) == pytest.approx(0.36 * 0.64, rel=1e-4)
     assert trivial_loss(model, _labels([3, 5], [9, 11])) == pytest.approx(10.0, rel=1e-4)
@@ -181,7 +181,7 @@ def test_references_reach_each_domains_optimum(cohort_runtime, monkeypatch, tmp_
         assert actual[name]["source"] == "own"
         for losses in ("training", "heldout"):
             assert actual[name][losses] == pytest.approx(optimum, abs=1e-4)
-        # Untrained weights are far from it.
+        # Untrained weights are far from the optimum.
         assert np.mean(y**2) > optimum + 0.1
         # This gives as many passes as a shared run of 40 rounds with all 7 clients.
         assert actual[name]["rounds"] == 40
@@ -216,7 +216,7 @@ def test_rejects_domain_without_data(cohort_runtime, monkeypatch, tmp_path, made
 
 @pytest.fixture
 def store(tmp_path) -> Path:
-    """Two domains with labels from one number, in opposite ways; and a linear model."""
+    """Two domains, whose first feature predicts the label with opposite signs; and a model."""
     rng = np.random.default_rng(0)
     records = []
     for split, count in (("train", 2), ("heldout", 2), ("test", 1)):
@@ -239,7 +239,7 @@ def test_trivial_baselines_are_domain_entropies(store, tmp_path, capsys):
     with StopRequest() as stop:
         actual, other = baselines.with_baselines(trials, path, None, stop)
     assert other.algorithm == actual.algorithm
-    # Once of all that share them.
+    # Trials that share the baselines print them once.
     assert capsys.readouterr().out.count("baselines (trivial, training; ") == 1
     train_clients, expected = spec.load_task().train, []
     for domain in ("dark", "light"):
@@ -279,7 +279,7 @@ def test_references_are_made_once(call: Caller, store, tmp_path):
     call.ok(*again, "--resume")
     assert tree(path / "baselines") == before
 
-    # Named in turn: the file, and a run; neither is taken for other domains' in silence.
+    # --lambda_baselines may name the file, or a run; baselines of other domains are refused.
     for name in (file, path / "runs" / "plain" / "trial_00" / "run"):
         (spec,) = compared_specs(
             *short, "--arms=agnostic_fed_avg", f"--lambda_baselines={name}", "--trials=1"

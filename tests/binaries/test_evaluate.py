@@ -62,7 +62,7 @@ def test_training_clients_match_direct_losses(call, folder, trained):
     over_clients = evaluation["overall"]["over_clients"]["loss"]
     assert over_clients["num_clients"] == len(losses)
     assert over_clients["mean"] == pytest.approx(np.mean(losses), rel=1e-5)
-    # Half a bin of the grid that percentiles come from.
+    # The tolerance is half a bin of the grid from which percentiles come.
     assert over_clients["p90"] == pytest.approx(np.percentile(losses, 90), rel=0.028)
 
 
@@ -133,7 +133,7 @@ def test_other_data_has_other_domains(call, folder):
     call.ok(train, *arguments, "--rounds=1", "--output_dir=run")
     call.ok(evaluate, "--checkpoint=run", "--data=three.sqlite", "--output=e.json")
     assert list(read_json(folder / "e.json")["domains"]) == ["blue", "green", "red"]
-    # The path of the run's data was written down.
+    # The run's config has the path of its data.
     call.ok(evaluate, "--checkpoint=run", "--output=e.json")
     assert list(read_json(folder / "e.json")["domains"]) == ["phone", "tablet"]
 
@@ -146,7 +146,7 @@ def test_damaged_checkpoint_warns_and_is_skipped(call, folder, trained):
     assert "after round 2," in outcome.out
     assert "round_00000003.npz: expected a checkpoint, found a damaged" in outcome.err
     assert "; trying the one before it" in outcome.err
-    # Named itself, it is not replaced by another.
+    # A damaged checkpoint that the user names is not replaced by another.
     message = call.refused(folder, evaluate, f"--checkpoint={newest}")
     assert message.startswith(f"{newest}: expected a checkpoint, found a damaged or another file")
 

@@ -58,13 +58,13 @@ def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     state, runners_state = folder / "server_state.ckpt", tmp_path / "run_plan/server_state.ckpt"
     assert state.read_bytes() == runners_state.read_bytes()
     assert _metrics(folder / "metrics.jsonl") == _metrics(tmp_path / "run_plan/metrics.jsonl")
-    # The evaluations after each round; the last one, of the runner's state.
+    # The fleet evaluates after each round; its last evaluation equals that of the runner's state.
     measured = [f"--plan={evaluation}", clients, f"--state={runners_state}"]
     _ok(run_plan(*measured, f"--output={tmp_path / 'measured'}"))
     first, last = _metrics(folder / "evaluation_metrics.jsonl")
     assert first != last
     assert [last] == _metrics(tmp_path / "measured/metrics.jsonl")
-    # Home again.
+    # The fleet's state becomes a run, which resumes.
     back, at = tmp_path / "back", f"--server_state={state}"
     call.ok(import_state, plan, at, f"--output_dir={back}", *TRUST_WITHOUT_SANDBOX)
     shutil.rmtree(fleet.folder)

@@ -15,7 +15,8 @@ from tff_agnostic.base.files import read_json
 from tff_agnostic.program import progress
 from tff_agnostic.program.studies import frontier_command
 
-# Every client in every round, all of its points in one step of the size that ends at the optimum.
+# Every client takes part in every round, with one step on all of its points, whose size leads to
+# the optimum.
 _EXACT = (
     "--task=toy_regression",
     "--num_clients=8",
@@ -82,7 +83,7 @@ def test_mixtures_reach_their_optima(exact):
 def test_verdict_names_best_mixture_first(exact):
     path, printed = exact
     content = _json(path)
-    # Halfway to the second domain the optimum is at -0.0125, and the farthest centre is 1.
+    # Halfway to the second domain the optimum is at -0.0125, and the farthest centre is at 1.
     assert content["best"] == "to_1_0.5" and "fed_avg" in content["missed_by"]
     best = content["results"]["to_1_0.5"]["(worst)"]["loss"]["mean"]
     assert best == pytest.approx(1.0125**2 + _VARIANCE, rel=1e-4)

@@ -50,7 +50,7 @@ _ARMS = (
 def test_compare_warns_about_neglected_domain(call: Caller, tmp_path):
     data, path = _write(tmp_path), tmp_path / "runs"
     outcome = call.ok(compare, *_RUN, _ARMS, *data, f"--output_dir={path}")
-    # Four of 28 clients, and four in a round.
+    # The rare domain has four of 28 clients, and a round has four clients.
     assert "1 of 3 domains are expected in fewer than half of the rounds: rare (48%)" in (
         outcome.out + outcome.err
     )

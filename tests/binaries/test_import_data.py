@@ -187,7 +187,7 @@ def test_signal_leaves_no_store(folder, number, status):
 
 @pytest.mark.slow
 def test_import_loads_no_tensorflow(folder):
-    # It takes many seconds, and an import needs none of it.
+    # TensorFlow takes many seconds to load, and an import does not need it.
     code = (
         "import sys; from tff_agnostic.program.commands.import_data import IMPORT_DATA;"
         "IMPORT_DATA.define_flags();"

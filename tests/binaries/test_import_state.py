@@ -30,7 +30,7 @@ _DIGITS = (
     "--max_examples=40",
     "--client_learning_rate=0.3",
 )
-# Rounds in simulation, then of a fleet, then in simulation again.
+# Number of rounds in simulation, then in a fleet, and then in simulation again.
 _ROUNDS = 6
 _PARTS = {"daf": "plain", "secure": "secure"}
 

@@ -40,7 +40,7 @@ def test_box_bounds_lambda_and_worst_mixture(call, folder):
     lambda_ = _last_lambda(folder / "run")
     np.testing.assert_allclose([lambda_.sum(), lambda_.min(), lambda_.max()], [1, 0.1, 0.4])
     worst = _worst(folder / "run" / "result.json")
-    # Three domains at 0.1, the worst at 0.4: the rest goes to the second.
+    # Three domains have 0.1 and the worst 0.4; the second-worst has the rest.
     first, second, *others = np.sort(_losses(folder / "run" / "result.json"))[::-1]
     assert worst["loss"] == pytest.approx(0.4 * first + 0.3 * second + 0.1 * sum(others), rel=1e-5)
     assert sorted(worst["lambda"].values()) == pytest.approx([0.1, 0.1, 0.1, 0.3, 0.4])

@@ -51,7 +51,7 @@ def test_emnist_command_compares(call: Caller, folder: Path):
     ]
     tff_store(folder / "emnist.sqlite", rows)
     [command] = _commands("emnist")
-    # The CNN is in other tests, and takes a minute to trace so often.
+    # Other tests cover the CNN, whose traces would take a minute here.
     _assert_compared(call, folder, command, "--data=emnist.sqlite", "--network=linear")
 
 

@@ -27,7 +27,7 @@ def test_settings_have_known_epsilons(call, arguments):
 
 
 def test_printed_noise_has_the_epsilon(call):
-    """The rounds have it as well."""
+    """With this noise, the budget lasts for the same number of rounds."""
     settings = [*_WRITERS, *_QUICK]
     printed = call(privacy, *settings, "--rounds=120", "--target_epsilon=2").out
     noise = re.match(r"the noise multiplier is ([\d.]+)\n", printed)[1]

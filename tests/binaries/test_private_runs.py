@@ -60,7 +60,7 @@ def _state_leaves(folder: Path) -> tuple[np.ndarray, ...]:
 _KINDS = {"central": _PRIVATE, "distributed": _DISTRIBUTED, "tree": _TREE}
 
 
-# The other one is in docs/explanations/privacy/noise_from_clients.md.
+# docs/explanations/privacy/noise_from_clients.md covers the third kind.
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", usually(["central", "tree"], _KINDS))
 def test_outputs_report_the_spent_privacy(call: Caller, tmp_path, kind):
@@ -96,7 +96,7 @@ def test_outputs_report_the_spent_privacy(call: Caller, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["central", "tree"])
 def test_delta_below_the_tail_is_refused(call: Caller, tmp_path, kind):
-    """Noise of a round is beyond its tail with 2^31 2^-82; a tree has twice as many nodes."""
+    """A round's noise exceeds its tail with probability 2^31 2^-82; a tree has twice the nodes."""
     flags = (*_KINDS[kind], "--rounds=3", "--delta=1e-13", f"--output_dir={tmp_path / 'run'}")
     refused = call.refused(tmp_path, train, *flags)
     least = (2 if kind == "tree" else 1) * 100 * 3 * 2.0**-51
@@ -203,7 +203,7 @@ def test_cohorts_do_not_follow_the_seed(call: Caller, tmp_path):
 
     seeded = round_examples("--noise_seed=1")
     assert seeded == round_examples("--noise_seed=1")
-    # As it is without a seed: of a key that the operating system has drawn.
+    # Without a seed, the key comes from the operating system.
     assert seeded != round_examples()
 
 
@@ -223,7 +223,7 @@ def test_outputs_report_evaluation_privacy(call: Caller, folder):
     assert float(rows[-1]["epsilon"]) == promised["epsilon"]
     assert float(rows[-1]["evaluation_epsilon"]) == evaluations["epsilon"]
     assert "\nprivate evaluation, of test clients: (" in outcome.out
-    # In the output and on the page.
+    # The note is in the output and on the page.
     not_resampled = "private evaluations do not resample clients, with statistics=true either"
     assert not_resampled in outcome.out
     assert not_resampled in (folder / "run" / "report.html").read_text()

@@ -28,7 +28,7 @@ def call(streaming_runtime) -> Caller:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> tuple[str, ...]:
-    """A large and a small domain, with labels from one number in opposite ways."""
+    """A large and a small domain; the first feature predicts the label with opposite signs."""
     path, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     counts = {"train": (24, 3), "heldout": (20, 20), "test": (10, 10)}
     records = []
@@ -95,7 +95,7 @@ def test_result_files_have_choice_and_commands(recommended, data):
     # The search never saw the test clients, and the last runs had all training clients.
     searched = path / "runs/search/fed_avg-1/trial_00/run"
     assert "heldout/loss/small" in (searched / "metrics.csv").read_text()
-    # Half of the held-out clients stop references, and the others judge.
+    # Half of the held-out clients stop references, and the others validate.
     result = read_json(searched / "result.json")
     assert result["overall"]["over_clients"]["loss"]["num_clients"] == 20
 

@@ -1,4 +1,4 @@
-"""`report`, and that `train` and `compare` leave the same."""
+"""`report` writes the same pages as `train` and `compare`."""
 
 import shutil
 from pathlib import Path

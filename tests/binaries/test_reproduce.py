@@ -36,14 +36,14 @@ _ADULT = (
 _ARMS = ("doctorate", "agnostic_fed_avg")
 _STACKOVERFLOW = (
     *("--experiment=stackoverflow", "--rounds=2", "--trials=1", "--clients_per_round=2"),
-    # To vectorise a model of sentences takes longer than the rounds.
+    # Vectorising a model of sentences takes longer than the rounds.
     "--client_mode=streamed",
 )
 
 
 @pytest.fixture
 def small_experiments(monkeypatch):
-    """Fewer arms on smaller tasks."""
+    """Replaces experiments by fewer arms on smaller tasks."""
 
     def smaller(name: str, arms: tuple[str, ...], **options: Any) -> None:
         experiment = EXPERIMENTS[name]

@@ -166,7 +166,7 @@ def test_plain_tensorflow_predicts_as_the_run(several, name):
     for file_name in ("model.keras", "model_saved_model"):
         outputs = _outputs(several, name, file_name)
         np.testing.assert_allclose(outputs["predictions"], scores, rtol=1e-5, atol=1e-5)
-    # The run's own file is the same.
+    # The run's own file equals the saved one.
     written, saved = (several / f / "model.keras" for f in (f"run_{name}/model", f"all/{name}"))
     assert written.read_bytes() == saved.read_bytes()
 
@@ -206,7 +206,7 @@ _SUMS = {
 @pytest.mark.nightly
 @pytest.mark.parametrize("aggregation", usually(["secure"], _SUMS))
 def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
-    """The initial model has no frozen layers, and neither has the last run."""
+    """Neither the initial model's run nor the last run has frozen layers."""
     data = several / "labelled.sqlite"
 
     def run(name: str, *arguments: str) -> list[np.ndarray]:

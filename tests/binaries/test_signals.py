@@ -52,7 +52,7 @@ def test_killed_run_resumes_and_leaves_no_process(folder, call, runtime):
         process.wait_for_rows(folder / "run" / "metrics.csv", 15)
         workers = process.children()
         assert bool(workers) == (runtime != "cohort"), workers
-        # The process that trains dies with the one that waits for it, a moment later.
+        # The training process dies shortly after the process that waits for it.
         started = [process.pid, *workers]
         process.send(signal.SIGKILL)
         assert process.outcome().status == -signal.SIGKILL
@@ -76,7 +76,7 @@ def _resume_command(line: str, text: str) -> list[str]:
 
 @pytest.mark.nightly
 def test_stopped_run_prints_a_command_that_resumes(call, folder):
-    # The folder as two words: the command has to do without them.
+    # The folder is given as two words, which the printed command must replace by one.
     command = python_module("train", *_FLAGS, "--output_dir", "run")
     with Process(command, folder) as process:
         process.wait_for_rows(folder / "run" / "metrics.csv", 20)
@@ -100,7 +100,7 @@ def test_stopped_run_prints_a_command_that_resumes(call, folder):
 
 def test_interrupted_start_prints_one_line(folder):
     with Process(python_module("train"), folder) as process:
-        # The first of many seconds of imports.
+        # NumPy is loaded at the start of many seconds of imports.
         process.wait_for_import("_multiarray_umath")
         process.send(signal.SIGINT)
         assert process.outcome() == (130, "", "interrupted\n")
@@ -119,7 +119,7 @@ def test_a_command_that_fails_leaves_no_process(folder):
     wait_until(lambda: not any(map(is_running, children)))
 
 
-# --- Commands run in a child process: one that ends before it is done has failed
+# --- Commands run in a child process, which has failed if it ends before it is done
 
 
 _ROOT = Path(__file__).parents[2]

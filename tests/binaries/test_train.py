@@ -85,13 +85,13 @@ def _settings() -> set[str]:
 def test_every_flag_can_be_given():
     others = {"task", "data_dir", "data", "algorithm_options", "output_dir", "resume"}
     assert defined_flags(train) == {*others, *_settings()}
-    # All except the code that makes the table.
+    # `reproduce` lacks these flags only.
     missing = _settings() - defined_flags(reproduce)
     assert missing == {"algorithm", "target_domain", "trust"}
 
 
 def test_command_flags_are_reserved():
-    """A user's algorithm may not have a setting that is called so, whatever the command."""
+    """A user's algorithm may not have a setting with the name of any command's flag."""
     modules = {path.stem for path in (ROOT / "binaries").glob("[!_]*.py")}
     assert {*COMMANDS, "run_plan"} == modules
     commands = [importlib.import_module(f"binaries.{name}") for name in COMMANDS]
@@ -121,7 +121,7 @@ def test_toy_regression_tracks_its_value(call, folder):
     config = read_json(folder / "run" / "config.json")
     assert config.items() >= given(train, *flags).spec().flags().items()
     columns = read_history(folder / "run" / "metrics.csv")
-    # From its initial value 2 towards the domains.
+    # The learned value moves from its initial 2 towards the domains.
     assert 0 < columns["learned value"][1] < columns["learned value"][0] < 2
     assert "learned value over the rounds" in (folder / "run" / "page.json").read_text()
 

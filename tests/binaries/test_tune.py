@@ -47,7 +47,7 @@ def call(streaming_runtime) -> Caller:
 
 @pytest.fixture(scope="module")
 def searched(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """Three trials, the third in another session, and the output of the latter."""
+    """A search of three trials, the third in a second session, and the output of that session."""
     path = tmp_path_factory.mktemp("searched") / "search"
     call.ok(tune, *_FLAGS, "--trials=2", f"--output_dir={path}")
     before = tree(path / "runs")
@@ -56,13 +56,13 @@ def searched(call: Caller, tmp_path_factory) -> tuple[Path, str]:
         outcome = call(tune, *_FLAGS, "--trials=3", f"--output_dir={path}", "--resume")
     assert "tune: 2 of 3 runs, " in outcome.err
     assert outcome.status == 0, outcome
-    # The first two are not run again.
+    # The first two trials are not run again.
     assert before.items() <= tree(path / "runs").items()
     return path, outcome.out
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The trials in page.json, by heading."""
+    """The rows of the tables of trials in page.json, by heading."""
     sections = read_json(path / "page.json")["sections"]
     (blocks,) = [s["blocks"] for s in sections if s["title"] == "All trials"]
     return [
@@ -95,7 +95,7 @@ def test_table_has_run_results(searched):
         assert (row["state"], row["round"]) == ("complete", 2)
         config = read_json(path / f"runs/fed_avg/trial_{k:03d}/seed_7/run/config.json")
         assert row["server_learning_rate"] == f"{config['server_learning_rate']:.4g}"
-        # A searched setting precedes the preset, another one follows it.
+        # A searched setting overrides the preset; the other settings follow the preset.
         assert row["server_optimizer"] == config["server_optimizer"]
         assert config["client_normalizer"] == "batch"
         assert config["heldout_share"] == 0.25
@@ -131,7 +131,7 @@ def test_best_flags_describe_best_trial(searched):
     file = f"--flagfile={path / 'fed_avg' / 'best.flags'}"
     spec = given(train, file).spec()
     assert wanted.items() <= spec.settings().items()
-    # Neither the split nor the seed is the search's.
+    # The file has neither the split nor the seed of the search.
     assert (spec.task_options["heldout_share"], spec.config.seed) == (0.0, 0)
     assert spec.task_options["num_clients"] == 4
     (trials,) = compared_specs(file).values()

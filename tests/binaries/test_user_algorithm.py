@@ -43,7 +43,7 @@ def _weights(run: Path) -> np.ndarray:
     return newest_checkpoint(run / "checkpoints").leaves[0]
 
 
-# In this process without secure sums it is trained above.
+# The fixture `trained` covers this process with plain sums.
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("runtime", "aggregation"),
@@ -84,7 +84,7 @@ def test_run_resumes_with_the_same_algorithm_only(call, algorithm, folder, train
     message = call.refused(folder, export, "--checkpoint=run", "--output_dir=other/export")
     assert message.startswith("run: expected the algorithm that the run there was trained with (")
 
-    # Wherever the file is.
+    # A resumed run may name a moved file with the same content.
     algorithm.unlink()
     (folder / "other" / "size.py").write_text(source)
     message = call.refused(folder, train, "--output_dir=run", "--resume", "--rounds=2")
@@ -130,10 +130,10 @@ def test_the_setting_has_its_effect(call, algorithm, folder):
     assert np.abs(root - fed_avg).max() > 1e-4
 
 
-# A plain one is in docs/how_to/add_an_algorithm.md.
+# docs/how_to/add_an_algorithm.md covers an export of plain sums.
 @pytest.mark.parametrize("profile", usually([], ["daf", "secure"]))
 def test_it_is_deployed(call, algorithm, folder, trained, profile):
-    """From a run, and before any."""
+    """The exports are from a run, and from flags without a run."""
     source = {"daf": [f"--checkpoint={trained}"], "secure": [*TOY, *_BY_SIZE]}[profile]
     call.ok(export, *source, f"--profile={profile}", "--output_dir=plan")
     manifest = read_json(folder / "plan" / "manifest.json")

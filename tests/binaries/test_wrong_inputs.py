@@ -147,13 +147,13 @@ def _write(folder: Path) -> None:
 
 
 def _answer(call: Caller, folder: Path, command: str, *arguments: str) -> str:
-    """Returns the exit status, and the message or the notes but of small domains."""
+    """Returns the exit status, and the message or the notes, except notes on small domains."""
     outcome = call(importlib.import_module(f"binaries.{command}"), *arguments)
     shutil.rmtree(folder / "new.sqlite", ignore_errors=True)
     lines = f"{outcome.out}\n{outcome.err}".splitlines()
     lines = [line for line in lines if line.startswith(("error: ", "Note: "))]
     lines = [line for line in lines if "have fewer than 100 examples" not in line]
-    # Lists of all names follow.
+    # Omit lists of all names, which follow.
     return "\n".join(
         [f"status {outcome.status}", *(line.split(" valid names")[0] for line in lines)]
     )

@@ -90,7 +90,7 @@ _GAMMA = (0.9, 0.4, 0.3, 0.25, 0.1, 0.05)
 def test_draws_have_their_probabilities(draw):
     chosen, indices = _draws(draw, _GAMMA, 2)
     np.testing.assert_allclose(chosen.mean(axis=0), _GAMMA, atol=0.025)
-    # Other predictors fill the message; no predictor is in it twice.
+    # Predictors that are not drawn fill the message, and no predictor is in it twice.
     assert all(len(set(row)) == indices.shape[1] for row in indices[:100].tolist())
 
 
@@ -131,7 +131,7 @@ def test_only_independent_draws_are_independent():
     pairs = {
         draw: np.mean(np.all(_draws(draw, gamma, 2)[0][:, :2], axis=1)) for draw in PREDICTOR_DRAWS
     }
-    # Two of three: each pair once in three.
+    # Two of three predictors are drawn, each pair with probability 1/3.
     np.testing.assert_allclose(pairs["systematic"], 1 / 3, atol=0.025)
     np.testing.assert_allclose(pairs["independent"], 4 / 9, atol=0.025)
     # The mean of `unbiased` is then not the gradient, as its page states.

@@ -64,7 +64,7 @@ class _Mixed:
 
 @pytest.fixture(scope="module")
 def mixed() -> _Mixed:
-    """The five."""
+    """The five predictors."""
     return _Mixed()
 
 
@@ -81,7 +81,7 @@ def test_message_holds_chosen_predictors_padded_to_largest(mixed, indices):
     run = tf.function(lambda message: held.predictions(message, tf.constant(_X)))
     outputs = np.stack(run(chosen), axis=1)
     np.testing.assert_allclose(outputs, mixed.expected()[:, list(indices)], rtol=1e-5, atol=1e-7)
-    # A linear one has 15 weights, a deep one 25 + 20 + 18.
+    # A linear predictor has 15 weights, a deep one 25 + 20 + 18.
     largest = sum(sorted([15, 63, 15, 63, 15])[-len(indices) :])
     assert chosen[0].shape == [largest]
     num_bytes = sum(np.asarray(array).nbytes for array in chosen)

@@ -20,7 +20,7 @@ from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
 
 _RNG = np.random.default_rng(0)
-_ALPHA = np.array([0.6, 0.1, 0.7], np.float32)  # As alpha~ is: it need not sum to 1.
+_ALPHA = np.array([0.6, 0.1, 0.7], np.float32)  # Like alpha~, it need not sum to 1.
 _SEED = tf.zeros([2], tf.int32)
 
 
@@ -190,7 +190,7 @@ def test_model_has_the_differentiated_loss(kind, loss):
 def test_client_sends_all_sentences_gradient():
     made, predictors = _made("sentences", "log")
     x, y = _examples("sentences")
-    # More than are taken at once.
+    # These are more sentences than are processed at once.
     x, y = (np.tile(column, (15, 1)) for column in (x, y))
     domain_id = (np.arange(len(x)) % 2).astype(np.int32)
     ones, alpha = tf.ones([3]), tf.constant(_ALPHA)
@@ -233,7 +233,7 @@ def test_two_class_metrics_read_the_mixture():
     correct, _ = made.metrics[0].per_example(tf.constant(y), predictions)
     is_one = _outputs(kind, predictors, x).mean(axis=1)[:, 1] > 0.5
     np.testing.assert_array_equal(np.asarray(correct) > 0, is_one == (y == 1))
-    # The shape of the task's model.
+    # Predictions have the shape of the task's model.
     assert predictions.shape == [50, 1]
 
 

@@ -46,9 +46,9 @@ _BOUNDS = _Output([Bound(1.0)] * 2, Bound(9, integer=True))
             (
                 _OUTPUT._replace(counts=value),
                 _BOUNDS,
-                f", counts: expected float32 or int64 tensors, which can be summed, found {found}",
+                f", counts: expected float32 or int64 tensors, which can be summed, found {actual}",
             )
-            for value, found in (
+            for value, actual in (
                 (tf.ones([3], tf.float64), "float64"),
                 (tf.ones([3]) > 0, "bool"),
                 (3, "int"),
@@ -76,9 +76,9 @@ def test_output_without_its_bounds_is_refused(output, bounds, message):
             (
                 _OUTPUT._replace(deltas=[value, _OUTPUT.deltas[1]]),
                 "shapes and dtypes that initialize returned, float32(4, 3) for value 0, found "
-                f"{found}",
+                f"{actual}",
             )
-            for value, found in (
+            for value, actual in (
                 (tf.ones([3, 3]), "float32(3, 3)"),
                 (tf.ones([4, 3], tf.float64), "float64(4, 3)"),
             )
@@ -96,8 +96,8 @@ def _without_a_bound() -> Algorithm:
     (step,) = algorithm.steps
 
     def bounds(limits: Any) -> Any:
-        known = step.bounds(limits)
-        return known._replace(weighted_delta=known.weighted_delta[:1])
+        defined = step.bounds(limits)
+        return defined._replace(weighted_delta=defined.weighted_delta[:1])
 
     return dataclasses.replace(algorithm, steps=(dataclasses.replace(step, bounds=bounds),))
 

@@ -121,7 +121,7 @@ def test_clients_choose_first_equal_model(choose):
 
 
 def _assert_nearly_equal(actual: ChoiceOutput, expected: ChoiceOutput) -> None:
-    # A larger group may add in another order.
+    # A larger group of clients may be summed in another order.
     assert_all_close(actual._replace(clients=()), expected._replace(clients=()), rtol=1e-6)
 
 

@@ -67,7 +67,7 @@ def test_outputs_are_counted_by_domain_and_class(num_classes):
     expected = np.zeros([_DOMAINS, 2, 50], int)
     np.add.at(expected, (client["domain_id"], client["y"], bins), 1)
     np.testing.assert_array_equal(actual.scores, expected)
-    # A threshold of 1/2 lies between bins: both counts say the same of it.
+    # A threshold of 1/2 lies between bins, so that both counts agree.
     np.testing.assert_array_equal(actual.scores[..., 25:].sum(axis=2), tables[..., 1])
 
 
@@ -157,7 +157,7 @@ def test_user_metric_and_loss_define_classes():
             user_loss.from_logits = from_logits
         actual = class_counting(dataclasses.replace(usual, loss=user_loss, metrics=(metric,)), 3)
         assert actual.num_classes == 2
-        # Three domains' tables, and 50 bins of each class where the loss says what scores are.
+        # Three domains' tables, and 50 bins of each class if the loss defines the kind of scores.
         assert actual.num_numbers == 3 * (4 + 100 * (from_logits is not None))
 
 
@@ -169,6 +169,6 @@ def test_bounds_count_each_example_once():
         (30, True, 30.0)
     }
     assert bounds.by_class == ()
-    # The largest: all of a class that always is the answer.
+    # The norm is largest if all examples have one class, which is always the answer.
     many = ClassCounting(logistic_regression(4, 25), 2, 25).bounds(ClientLimits(examples=30))
     assert many.by_class.norm == pytest.approx(np.linalg.norm([30, 30, 30]))

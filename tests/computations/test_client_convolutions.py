@@ -93,7 +93,7 @@ def test_shared_kernel_is_left_to_tensorflow():
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "sums"), [([5, 6, 4], 3), ([5, 0, 4], 3), ([4], 1)])
 def test_bias_gradients_are_summed_by_axis(shape, sums):
-    """A thread of a GPU then has a row of pixels to add up, and not those of all images."""
+    """Each thread of a GPU then adds up a row of pixels, and not the pixels of all images."""
     gradients = np.random.default_rng(3).normal(size=[_CLIENTS, _IMAGES, *shape])
 
     @tf.function(input_signature=[tf.TensorSpec([None, None, *shape])])

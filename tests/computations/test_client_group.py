@@ -83,7 +83,7 @@ def test_limited_group_has_first_examples(limit):
     clients = _clients(3, 1, 0, 2)
     limited = vectorised(clients).limited(limit)
     np.testing.assert_array_equal(limited.num_examples, np.minimum([3, 1, 0, 2], limit))
-    # Loops over batches end there.
+    # Loops over batches end at the capacity.
     assert limited.capacity == min(3, limit)
     cut = [{name: column[:limit] for name, column in client.items()} for client in clients]
     positions = tf.range(limited.capacity)
@@ -96,7 +96,7 @@ def test_limited_group_has_first_examples(limit):
 
 @pytest.mark.parametrize("map_", [one_client, one_client_in_fixed_shapes, vectorised_clients])
 def test_batch_larger_than_clients_is_one_batch(map_):
-    # Nothing of the batch's size is made: that would be 8 GiB here.
+    # No array has the batch's size, which would be 8 GiB here.
     clients = dataclasses.replace(vectorised(_clients(5, 2)), map_=map_)
     seen = []
     clients.fold_batches(2**31 - 1, lambda batch, n: seen.append(batch) or n + 1, tf.constant(0))
@@ -121,7 +121,7 @@ def test_vectorised_domain_sums_equal_each_clients(sizes, batch_size):
 
 
 def test_end_rows_exist_and_are_first_and_last():
-    """A column is gathered there, also after the last client, and in a group of empty clients."""
+    """Columns are gathered at these rows, also after the last client, and if all are empty."""
     group = vectorised(_clients(3, 1, 0, 2))
     np.testing.assert_array_equal(group.end_rows(), [[0, 2], [3, 3], [4, 4], [4, 5]])
     for sizes in ((2, 0), (0, 0)):
@@ -134,7 +134,7 @@ def test_end_rows_exist_and_are_first_and_last():
 
 @pytest.mark.slow
 def test_vectorised_client_ignores_its_neighbours():
-    """An empty client's rows are its neighbour's; the numbers are not finite here."""
+    """An empty client's rows are those of its neighbour, whose numbers are not finite here."""
     model, options = logistic_regression(4, 3), ClientTraining(0.5, epochs=2, batch_size=2)
     alpha, betas = np.array([0.5, 1, 2], np.float32), tf.constant([1.0, 2.0, 5.0])
     spoiled, good = make_client([[np.nan] * 4] * 2, [0, 1]), _clients(5)[0]

@@ -31,7 +31,7 @@ def test_philox_has_its_authors_words(counter, key, expected):
 
 
 def test_counter_carries_to_the_upper_word():
-    """Five words: the second step is after 2^32 - 1 in the counter's lowest word."""
+    """The fifth word needs a second step, which carries beyond 2^32 - 1 in the lowest word."""
     key = tf.constant([[3]], tf.int64)
     counters = tf.constant([[2**32 - 1, 5], [2**32, 5]], tf.int64)
     five = client_random.random_words(key, counters[:1], tf.constant(5))

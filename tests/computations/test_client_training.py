@@ -72,7 +72,7 @@ def test_client_with_non_finite_values_sends_zeros(metrics, x, learning_rate):
 
 
 def _noise_model() -> Model:
-    """A linear model with the noise that its predictions draw as its gradient."""
+    """A linear model whose gradient is the noise that its predictions draw."""
 
     def predict(weights, x, training, seed):
         return weights.trainable[0] * tf.random.stateless_uniform([tf.size(x)], seed)
@@ -104,7 +104,7 @@ def test_steps_clients_and_rounds_draw_separate_noise():
     assert len({first, _noise([2.0]), _noise([1.0], seed=np.array([1, 3], np.int32))}) == 3
 
 
-# --- Clients of more examples than secure sums have room for, in whole rounds
+# --- Clients with more examples than the limit of secure sums, in complete rounds
 
 
 _OPTIONS = make_options(SecureSumOptions, limit_examples=20, limit_update=20.0, limit_weight=200.0)
@@ -153,7 +153,7 @@ def test_client_beyond_limit_uses_its_first_examples(request, runtime, name):
     assert not any(counts.pop("examples") for counts in _clipped(limited_report))
     assert_identical(report, limited_report)
     assert sum(sum(counts.values()) for counts in _clipped(report)) == 0
-    # The client moves the model.
+    # The large client moves the model.
     without, _ = training.next(state, _OTHERS)
     assert not np.allclose(_matrix(actual), _matrix(without))
 
@@ -188,7 +188,7 @@ def test_regularizer_is_in_losses_and_gradient():
         np.float32(3),
     )
     np.testing.assert_allclose(trained[0], [4 - (8 / 3 + 4)], rtol=1e-5)
-    # Each example's loss is x w, and 8 of the regularizer.
+    # Each example's loss is x w, plus 8 for the regularizer.
     sums = domain_sums(model, 2, weights, single(client), batch_size=2)
     np.testing.assert_allclose(sums.losses, [(1 + 2) * 4 + 2 * 8, 5 * 4 + 8])
 
@@ -224,7 +224,7 @@ def test_rejects_invalid_options(case):
 
 @pytest.mark.parametrize("rate", [1e-1, 1e-6])
 def test_frequent_word_moves_by_the_gradient_sum(rate):
-    """Taken off a weight of 1 one by one, 5,000 steps of 1e-4 / 5,000 would all be rounded away."""
+    """Subtracted from a weight of 1 one by one, small steps would all be rounded away."""
     words = np.array([2] * 5000 + [0], np.int64)
     gradients = np.random.default_rng(0).normal(1.0, 0.1, size=[5001, 3]) * rate / 5000
     actual = minus_rows(np.ones([4, 3], np.float32), words, gradients.astype(np.float32))

@@ -87,7 +87,7 @@ _SHARES = (0.03, 0.1, 0.25, 1 / 3, 0.5, 1.0)
 
 
 def _worst_mean(values: np.ndarray, share: float, worst_is_largest: bool) -> float:
-    """Sorted, and the worst ones taken one by one, the last of them in part."""
+    """Returns the mean of the worst values, added one by one, the last of them in part."""
     left = wanted = share * len(values)
     total = 0.0
     for value in sorted(values, reverse=worst_is_largest):
@@ -131,7 +131,7 @@ def test_superquantile_is_the_conditional_value_at_risk(share):
 def test_centre_is_between_its_bins_edges(grid):
     edges, centers = grid.edge(np.arange(grid.num_bins + 1)), grid.centers()
     assert np.all((edges[:-1] < centers) & (centers < edges[1:]))
-    # A value next to an edge is in the bin on its side.
+    # A value next to an edge is in the bin on its side of the edge.
     inner = edges[1:-1]
     for factor, offset in ((1 - 1e-4, 0), (1 + 1e-4, 1)):
         bins = grid.bin_index((inner * factor).astype(np.float32))
@@ -200,7 +200,7 @@ def test_known_ranks_need_no_computed_shapes():
 
 @pytest.mark.slow
 def test_other_vectorisations_are_left_to_tensorflow():
-    """Before, after, and in another thread while a client's function is being vectorised."""
+    """Functions are vectorised before, after, and in a thread while a client's function is."""
 
     def others() -> set[str]:
         specs = [tf.TensorSpec([None] * rank, tf.float32) for rank in (3, 2)]

@@ -28,25 +28,25 @@ _SPLIT = Holdout(_SHARE, seed=7)
 
 
 def _split(client: dict[str, np.ndarray], holdout: Holdout = _SPLIT) -> list[list[int]]:
-    """Returns the places that a client holds out, and those that it trains on."""
+    """Returns the positions of the examples that a client holds out, and of those that train."""
     parts = holdout.split(single(client))
     return [np.asarray(part.order)[: int(part.num_examples)].tolist() for part in parts]
 
 
 def _numbered(rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:
-    """A client with the places of its examples as labels."""
+    """A client whose labels are the positions of its examples."""
     return {**random_client(rng, size, range(3)), "y": np.arange(size, dtype=np.int32)}
 
 
 def _places(group: Any) -> list[list[int]]:
-    """The places of each client's examples in a part of a split."""
+    """The positions of each client's examples in a part of a split."""
     positions = tf.range(group.capacity)
     taken, has = np.asarray(group.take(positions)["y"]), np.asarray(group.has(positions))
     columns = zip(np.atleast_2d(taken), np.atleast_2d(has))
     return [row[counted].tolist() for row, counted in columns]
 
 
-# The split
+# --- The split
 
 
 @pytest.mark.parametrize("share", [1e-6, 0.5, 0.999])
@@ -59,7 +59,7 @@ def test_every_example_is_measured_or_trained_on(share):
     for client, kept_out, trained in zip(clients, *map(_places, parts)):
         n = len(client["y"])
         assert sorted(kept_out + trained) == list(range(n))
-        # In the order that they had.
+        # Trained examples keep their order.
         assert trained == sorted(trained)
         assert bool(trained) == (n > 0)
         if n > 1 / (1 - share):
@@ -87,7 +87,7 @@ def test_split_is_equal_alone_grouped_and_compiled():
 
     @tf.function(jit_compile=True, autograph=False)
     def counts(examples: Any) -> Any:
-        # As XLA sees a client: the sizes of arrays are is_measured, and no others.
+        # XLA knows the sizes of a client's arrays, and no other sizes.
         kept_out, trained = _SPLIT.split(single(examples))
         ids = [part.take(tf.range(part.capacity))["y"] for part in (kept_out, trained)]
         return ids, kept_out.num_examples, trained.num_examples
@@ -107,7 +107,7 @@ def test_seeds_and_clients_have_separate_splits():
     assert _split(client) != _split(client, Holdout(_SHARE, seed=8))
 
 
-# Lambda
+# --- Lambda
 
 
 def _f32(*values: float) -> np.ndarray:
@@ -131,7 +131,7 @@ def test_round_without_measurement_keeps_lambda():
     np.testing.assert_array_equal(actual, lambda_)
 
 
-# --- Rounds whose losses are of examples kept out of training, against NumPy and by what they send
+# --- Rounds with losses of held-out examples, compared with NumPy and by their messages
 
 
 class _ServerWithHoldout(reference.Server):

@@ -62,7 +62,7 @@ def test_exponential_does_not_drift_in_long_runs():
         assert float(rate.at(tf.constant(t))) == pytest.approx(_RATE * 0.999**t, rel=3e-6)
 
 
-# An algorithm of every file that reads a rate or has a state of its optimizer.
+# One algorithm of each module that reads a rate or has an optimizer state.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "side"), [("fed_prox", "client"), ("delta_fl", "server"), ("stochastic_afl", "server")]

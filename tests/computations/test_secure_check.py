@@ -34,7 +34,8 @@ def test_secure_rounds_hold_secure_sums_only():
     assert report.is_secure
     assert report.plain == ()
     assert "secure sums only" in report.summary()
-    # Everything of a client's output, the counts of clipped values and the number of clients.
+    # All fields of a client's output, the counts of clipped values and the number of clients are
+    # secure.
     text = " ".join(report.secure)
     for field in (*_fields(name), "accuracy", "clipped", "num_clients"):
         assert field in text

@@ -147,7 +147,7 @@ def _assert_keeps_its_ratios(answer: _Answer) -> None:
 
 
 def _assert_weighs_no_more(answer: _Answer) -> None:
-    """No more than an honest client at the bound, and no more than it would without bounds."""
+    """Checks that an answer weighs no more than an honest one at the bound, nor than unbounded."""
     summed = _summed(answer)
     slack = 1 + _FLOAT32
     assert summed.beta <= min(_MAX_BETA, answer.beta) * slack + 1e-11
@@ -214,7 +214,7 @@ def test_adversary_has_its_bounds_weight(adversary):
 
     for i in np.flatnonzero(adversary.counts):
         mean_loss = adversary.losses[i] / adversary.counts[i]
-        # As many whole examples as keep both the count and the losses within their bounds.
+        # The number of whole examples that keeps both the count and the losses within their bounds.
         counted = int(min(adversary.counts[i], _MAX_COUNT, _MAX_LOSSES / mean_loss * _SLACK))
         expected = (others.losses[i] + mean_loss * counted) / (others.counts[i] + counted)
         np.testing.assert_allclose(summed.losses[i] / summed.counts[i], expected, rtol=1e-5)

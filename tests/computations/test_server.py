@@ -134,7 +134,7 @@ def test_nesterov_steps_match_keras(learning_rate, momentum):
 
 
 _TFF = tff.learning.optimizers
-# Our optimizer, from a momentum and an epsilon, and TFF's, from a rate and both.
+# Our optimizer, given momentum and epsilon, and TFF's, given rate, momentum and epsilon.
 _PAIRS: dict[str, tuple[Any, Any]] = {
     "sgd": (lambda m, e: Sgd(), lambda rate, m, e: _TFF.build_sgdm(rate)),
     "momentum": (lambda m, e: Momentum(m), lambda rate, m, e: _TFF.build_sgdm(rate, m)),

@@ -72,7 +72,7 @@ class _HalvingNorm(Aggregation):
 
 
 class _LastNorm(_HalvingNorm):
-    """Plain sums that remember the norm of the last one."""
+    """Plain sums that remember the norm of the last sum."""
 
     name = "last_norm"
 

@@ -60,7 +60,7 @@ def _datasets(cohort: list[dict[str, np.ndarray]]) -> list[tf.data.Dataset]:
 
 
 def _twice(datasets: list[tf.data.Dataset]) -> list[tf.data.Dataset]:
-    """Two epochs."""
+    """Returns two epochs of each dataset."""
     return [dataset.repeat(2) for dataset in datasets]
 
 
@@ -166,7 +166,8 @@ def plain(tff_runtime):
 @pytest.mark.parametrize("name", ["robust", "dp"])
 def test_tff_aggregators_keep_the_direction(plain, name):
     moved, state, reports = _moved(_under(name))
-    # They clip: the step is no longer, and hardly of another direction; DP begins small.
+    # These aggregators clip: steps are not longer and keep nearly the same direction; DP starts
+    # with a small clip norm.
     cosine = moved @ plain[0] / np.linalg.norm(moved) / np.linalg.norm(plain[0])
     assert cosine > (0.85 if name == "dp" else 0.98)
     assert 0.3 < np.linalg.norm(moved) / np.linalg.norm(plain[0]) < 1.01
@@ -184,7 +185,7 @@ def test_tff_aggregators_keep_the_direction(plain, name):
 
 @pytest.mark.slow
 def test_unweighted_mean_keeps_the_papers_average(plain):
-    """Weights stay part of the average."""
+    """TFF's mean is unweighted, but the paper's weights stay part of the average."""
     factory = tff.aggregators.UnweightedMeanFactory()
     moved, state, _ = _moved(_agnostic(aggregations.from_tff(factory)).learning_process)
     np.testing.assert_allclose(moved, plain[0], atol=2e-6)

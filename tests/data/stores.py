@@ -82,7 +82,7 @@ def mixed_records(count: int) -> list[tuple[str, Record]]:
 def points_store(
     path: Path, clients: Iterable[tuple[str, str, np.ndarray, np.ndarray, Sequence[str]]]
 ) -> Path:
-    """Writes (split, client, x [n, k], labels [n], names of the domains [n])."""
+    """Writes a store of (split, client, x [n, k], labels [n], names of the domains [n])."""
     records = [
         (split, Record(client, domain, {"x": x.astype(np.float32), "label": int(label)}))
         for split, client, xs, labels, domains in clients
@@ -92,7 +92,7 @@ def points_store(
 
 
 def text_store(path: Path, words: Mapping[str, int] = WORDS) -> Path:
-    """Two clients to train on, in no sorted order."""
+    """Writes a store with two clients to train on, in no sorted order."""
     records = [
         ("train", sentence("b", "question", "the cat")),
         ("test", sentence("t", "answer", "the dog sat")),
@@ -105,7 +105,7 @@ def text_store(path: Path, words: Mapping[str, int] = WORDS) -> Path:
 
 
 def tff_store(path: Path, rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> Path:
-    """Writes (split, client, features) as TFF's own files have them, and nothing of ours."""
+    """Writes (split, client, features) as TFF's own files have them, without our additions."""
     rows = list(rows)
     connection = sqlite3.connect(path)
     connection.execute(

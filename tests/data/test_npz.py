@@ -49,7 +49,8 @@ def test_no_changed_byte_goes_unnoticed(tmp_path, compressed):
         except UserError:
             refused += 1
         else:
-            # Some bytes, such as dates, mean nothing; an array may be missing, but not another.
+            # Some bytes, such as dates, do not matter; an array may be missing, but is never
+            # changed.
             assert set(arrays) <= set(good)
             for name, array in arrays.items():
                 assert array.dtype == good[name].dtype

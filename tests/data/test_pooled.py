@@ -36,7 +36,7 @@ def test_rounds_have_mean_size_and_complete_rows():
     pooled = PooledExamples(InMemoryClients(clients), 2, 4, seed=5)
     draw = pooled.draw()
     (one,), (two,) = (list(map(pooled.read, draw(t))) for t in (1, 2))
-    # Half of the clients, half of the 24 examples; two rounds are a pass.
+    # Half of the clients get half of the 24 examples, so that two rounds are a pass.
     assert len(one["y"]) == len(two["y"]) == 12
     result = np.concatenate([one["y"], two["y"]]) / 3
     np.testing.assert_array_equal(np.sort(result), np.arange(24))

@@ -8,7 +8,7 @@ from tff_agnostic.data.presence import PRESENCE, clients_for_presence, expected_
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.program.runs.data_notes import rarely_present
 
-# 30 clients: most hold a, six b too, one c as well; two hold d alone.
+# 28 of 30 clients hold a; six of these also hold b, another one also c; two hold d alone.
 _COUNTS = np.zeros([30, 4], np.int64)
 _COUNTS[:28, 0] = 5
 _COUNTS[:6, 1] = 1
@@ -40,7 +40,7 @@ def test_presence_matches_the_draws(sampling, clients_per_round):
             rows = [row_by_client[client_id] for client_id in draw(t)]
             present += np.sum(rows, axis=0) > 0 if rows else 0
     expected = expected_presence(_COUNTS, sampling, clients_per_round)
-    # The rounds of turns depend on each other: five standard deviations of a third of the draws.
+    # Rounds of turns depend on each other: allow five standard deviations of a third of the draws.
     draws = seeds * rounds / 3
     allowed = 5 * np.sqrt(expected * (1 - expected) / draws) + 1e-9
     assert np.all(np.abs(present / (seeds * rounds) - expected) <= allowed), (present, expected)

@@ -69,7 +69,7 @@ def test_stratified_cohort_keeps_stratum_shares():
         drawn = [_TEN.index(k) for k in sample_cohort(_TEN, 5, 0, t, _STRATA)]
         assert len(set(drawn)) == 5
         counts = np.bincount(_STRATA[drawn], minlength=3)
-        # 5 of 10 clients: 3, 1.5 and 0.5 places.
+        # With 5 of 10 clients, the strata have 3, 1.5 and 0.5 places.
         assert counts[0] == 3
         assert counts[1] in (1, 2)
         assert counts[2] in (0, 1)
@@ -89,7 +89,7 @@ def test_stratified_clients_are_equally_likely():
     hits = np.zeros(10)
     for t in range(draws):
         hits[[_TEN.index(k) for k in sample_cohort(_TEN, 4, 0, t, _STRATA)]] += 1
-    # No more than binomial: plus or minus 5 standard deviations.
+    # The variance is at most binomial: plus or minus 5 standard deviations.
     np.testing.assert_allclose(hits / draws, 0.4, atol=5 * np.sqrt(0.4 * 0.6 / draws))
 
 
@@ -114,7 +114,7 @@ def test_poisson_cohorts_are_independent_coins():
     assert np.var(sizes) == pytest.approx(q * (1 - q) * 200, rel=0.1)
     shares = took_part.mean(axis=0)
     assert np.max(np.abs(shares - q)) < 4.5 * np.sqrt(q * (1 - q) / rounds)
-    # Neither clients nor rounds have to do with each other.
+    # Clients are independent of each other, and so are rounds.
     assert abs(np.corrcoef(took_part[:, 0], took_part[:, 1])[0, 1]) < 0.12
     assert abs(np.corrcoef(took_part[:-1, 0], took_part[1:, 0])[0, 1]) < 0.12
 

@@ -187,7 +187,7 @@ _WRITING = textwrap.dedent(
 
 @contextlib.contextmanager
 def _writing(path: Path, step: str) -> Iterator[None]:
-    """Another process has a store in the making while entered; it is killed at the end."""
+    """Within the context, another process is writing a store; it is killed at the end."""
     child = subprocess.Popen(
         [sys.executable, "-c", _WRITING, str(path), step], stdout=subprocess.PIPE, text=True
     )

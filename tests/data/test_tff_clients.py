@@ -125,7 +125,7 @@ def test_sources_with_equal_seeds_are_separate():
         tff_clients.source(tff_clients.from_tff(_client_data(names)), process, seed=0).iterator()
         for names in (("a", "b", "c"), ("d",))
     )
-    # As a program saves and restores it; the other source was made last.
+    # A program saves and restores an iterator like this; the other source was made last.
     restored = type(few).from_bytes(few.to_bytes())
     assert_identical(restored.select(3), few.select(3))
     assert_identical(others.select(1), [_columns(0)])

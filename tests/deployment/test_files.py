@@ -137,7 +137,7 @@ def test_both_plans_have_equal_clients(exported, profile, how):
     assert client_only.graph == (graph if how else b"")
     assert client_only.phase == plan.phase[0].client_phase
     assert client_only.tflite_graph == plan.client_tflite_graph_bytes != b""
-    # Reserved by the platform since.
+    # The platform has reserved the other fields since then.
     assert {field.name for field, _ in client_only.phase.ListFields()} == {
         "tensorflow_spec",
         "federated_compute",

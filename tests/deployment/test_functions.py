@@ -171,7 +171,7 @@ _OUTPUTS = ("y0", "y1", "y2")
 
 
 def _computed(x):
-    """Has uniform constants, a mixed one, and a small one."""
+    """A function with uniform constants, a mixed one, and a small one."""
     mixed = tf.constant(np.arange(_SIZE) % 2, tf.float32)
     constants = [tf.fill([_SIZE], -2.5), tf.zeros([_SIZE]) * -1.0, mixed, tf.fill([3], 7.0)]
     # Add x, or the converter joins the constants.

@@ -150,7 +150,7 @@ def test_filter_gradient_needs_common_shapes():
     assert len(remaining([3, None, 2, 4])) == 1
 
 
-# Ops that On-Device Personalization's devices lack, with plain sums: those of dropout.
+# Ops of plans with plain sums that On-Device Personalization's devices lack: those of dropout.
 _BEYOND = {
     "convolutional": {
         "StatelessRandomGetKeyCounter",

@@ -36,7 +36,7 @@ from tff_agnostic.program.runs.spec import resolve
 _LIMIT = 5
 _ROUNDS = 3
 _SECURE = SecureSum(make_options(SecureSumOptions, limit_examples=_LIMIT))
-# Used examples of the clients' 7, 3, 0 and 12, and skipped ones.
+# Numbers of used and of skipped examples, of the clients' 7, 3, 0 and 12.
 _USED = [5, 3, 0, 5]
 _SKIPPED = 2 + 0 + 0 + 7
 

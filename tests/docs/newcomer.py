@@ -21,7 +21,7 @@ for line in sys.stdin:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Returns all that is set: of Python's, TensorFlow's and this package's variables none is."""
+    """Returns all variables that are set: none of Python's, TensorFlow's or this package's."""
     return {"HOME": str(home), "PATH": os.environ["PATH"]}
 
 
@@ -29,7 +29,7 @@ class Session:
     """The interpreter, as a context manager; it is started again after a script that failed.
 
     Args:
-        home: The user's home, in which it is started; empty.
+        home: The user's home, an empty folder, in which the interpreter starts.
     """
 
     def __init__(self, home: Path) -> None:

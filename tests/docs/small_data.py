@@ -69,7 +69,7 @@ def _fashion_mnist(source: Path, target: Path) -> None:
 
 
 def _tinyshakespeare(source: Path, target: Path) -> None:
-    """The first speech of each speaker: an experiment mixes as many models as there are."""
+    """Keeps the first speech of each speaker, as an experiment mixes models of all speakers."""
     target.mkdir(parents=True)
     first: dict[str, str] = {}
     for speech in (source / "input.txt").read_text(encoding="utf-8").split("\n\n"):

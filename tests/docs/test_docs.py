@@ -43,13 +43,13 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT).with_suffix(""))
 
 
-# Read in two minutes.
+# Maximum number of words of README, to be read in two minutes.
 README_WORDS = 700
 # Flags that make a documented command quick; they replace its own values.
 _FEW_CLIENTS = ["--clients_per_round=2", "--max_examples=20"]
-# To put clients in step takes TensorFlow longer than two such rounds.
+# Vectorising clients takes TensorFlow longer than two such rounds.
 _STREAMED = "--client_mode=streamed"
-# Binaries with a newcomer's command as their first one.
+# Binaries whose first command runs in a newcomer's environment.
 _STARTED = {"train"}
 SHORTENED = {
     "train": ["--rounds=2", _STREAMED],
@@ -68,7 +68,7 @@ SHORTENED = {
     "save_model": [],
     "tune": ["--rounds=2", "--trials=2", "--repeats=1", _STREAMED],
 }
-# Run by .ci/run, or by tests/setup; a test that runs all tests would not end.
+# Commands that .ci/run or tests/setup run; a test that runs all tests would not end.
 COVERED_ELSEWHERE = {"test", "lint", "bazel", "build", "lock", "setup", "help", "notebook"}
 # A block that is a file says so in its first line.
 _FILE_NAME = re.compile(r"# (\w+\.py)\n")
@@ -98,10 +98,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Commands:
     """Runs the commands of binaries, nearly all in this process: TensorFlow takes seconds to start.
 
-    One is a newcomer's process, and so is Ray.
+    A newcomer's first command and commands on Ray have separate processes.
 
     Args:
-        call: Calls those in this process.
+        call: Calls commands in this process.
         home: The newcomer's home.
     """
 
@@ -215,8 +215,8 @@ def _run(
 ) -> Optional[str]:
     """Runs a command, possibly shortened; returns its output, or None if it is not run.
 
-    If it lacks real data, or what another would have made of them, it adds that to what is missing.
-    What it would have made is missing then as well.
+    A command is not run if it needs missing data, or outputs of a command that was not run. These,
+    and its own outputs, are then added to `missing`.
     """
     program, *arguments = shlex.split(line)
     assert program == "./run", f"{page.name}: a block of commands holds {line!r}"

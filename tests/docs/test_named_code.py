@@ -17,14 +17,14 @@ PAGES = sorted([ROOT / "README.md", *DOCS.glob("**/*.md")])
 _PACKAGES = ("tff_agnostic.computations", "tff_agnostic")
 _TABLE = re.compile(r"^\|.*\| in the code \|\n\|[-|]*\n((?:\|.*\n)+)", re.MULTILINE)
 _OBJECT = re.compile(r"`(\w+(?:\.\w+)+)`")
-# A function within the one that builds an algorithm.
+# A function within an algorithm's builder.
 _STEP = re.compile(r"`(\w+)`: `(\w+)`")
 _FILE = re.compile(
     r"`((?:benchmarks|binaries|configs|plan_runner|tests|tff_agnostic|tools)/[\w/.]*)`"
 )
 # A stop of a walk: its file, and a function or class there.
 _STOP = re.compile(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", re.MULTILINE)
-# Pages of algorithms that have such a table.
+# Pages of algorithms with a table of `_TABLE`.
 _ALGORITHMS = (
     *("agnostic_fed_avg", "cvar", "delta_fl", "fed_avg", "fed_boost", "fed_prox", "q_ffl"),
     *("stochastic_afl", "term"),

@@ -23,7 +23,7 @@ def test_the_notebook_prints_what_it_is_stored_with(tmp_path):
     )
     assert [texts(cell) for cell in ran] == [texts(cell) for cell in kept]
     assert sum("image/png" in o.get("data", {}) for cell in ran for o in cell.outputs) == 2
-    # A bar, and not the lines of a log.
+    # Progress is a bar, and not the lines of a log.
     bars = "".join(map(progress, ran))
     assert "60/60 [" in bars and "round 60/60" not in bars
     assert (tmp_path / "reader" / "first" / "model" / "model.keras").is_file()
@@ -54,7 +54,7 @@ def test_run_notebook_serves_it(tmp_path):
 
 
 def _served(about: Path) -> Optional[str]:
-    """Returns the type of the tutorial from a server, by its description; None until it answers."""
+    """Returns the tutorial's type on the server that a file describes; None until it answers."""
     try:
         server = json.loads(about.read_text())
         address = f"{server['url']}api/contents/tutorial.ipynb?token={server['token']}"

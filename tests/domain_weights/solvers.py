@@ -50,6 +50,6 @@ def _minimum(
         constraints=constraints,
         options={"maxiter": 1000, "ftol": 1e-13},
     )
-    # 8: no direction leads down within the rounding.
+    # Status 8: within rounding errors no direction leads down.
     assert actual.status in (0, 8), actual.message
     return np.asarray(actual.x)

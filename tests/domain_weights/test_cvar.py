@@ -33,7 +33,7 @@ def _problems(num: int):
     rng = np.random.default_rng(3)
     for k in range(num):
         p = int(rng.integers(1, 9))
-        # A few values only, negative ones too; some shares are of a rare domain, or equal.
+        # Losses have few distinct values, also negative ones; some domains are rare, others equal.
         losses = rng.choice(rng.normal(size=4), p).astype(np.float32)
         counts = rng.choice([1.0, 1.0, 5.0, 300.0, 1e5], p)
         lambda_ = rng.dirichlet(np.ones(p)).astype(np.float32)
@@ -105,7 +105,7 @@ def test_absent_domain_has_loss_0():
     steps = _steps(absent="zero")
     lambda_ = steps.next(_f32(*_ALPHA), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.2, 0.2, 0.6, 0.0], atol=1e-7)
-    # It keeps a part if the others may not take all of the weight.
+    # The absent domain keeps weight that the others may not take.
     steps = _steps(mixture=(1, 1, 4), absent="zero")
     lambda_ = steps.next(_f32(0, 0, 1), _f32(2, 1, 0), _f32(5, 5, 0))
     np.testing.assert_allclose(lambda_, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)

@@ -112,7 +112,7 @@ def test_tiny_weights_entropy_projection_is_finite():
 
 
 def test_wide_ball_equals_simplex():
-    # The farthest vertex is at 1 / 0.05 - 1.
+    # The farthest vertex is at the distance 1 / 0.05 - 1.
     ball = Ball(tuple(_CENTER), 19.1)
     for point in _points(10):
         expected = Simplex().project(tf.constant(point))
@@ -121,7 +121,8 @@ def test_wide_ball_equals_simplex():
 
 
 def test_worst_mixture_matches_solver_up_to_vertices():
-    # From a small ball to one with every vertex; losses far from 0 compared with their spread.
+    # Balls from a small one to one with every vertex; losses with a spread that is small relative
+    # to their size.
     rng = np.random.default_rng(12)
     for _ in range(30):
         p = int(rng.integers(2, 6))

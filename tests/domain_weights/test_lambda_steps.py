@@ -146,7 +146,7 @@ def test_frozen_update_with_chi2_keeps_the_sum(update, mixture, lambda_, losses,
     _assert_on_simplex(updated)
     np.testing.assert_allclose(updated[-1], lambda_[-1], rtol=1e-6)
     if len(mixture) == 3:
-        # The present ones share the rest by the slopes: 1 - 4 and 2 - 0.
+        # The present domains share the rest by their slopes, 1 - 4 and 2 - 0.
         assert updated[1] > lambda_[1]
 
 
@@ -194,11 +194,11 @@ def test_zero_weight_stays_zero():
 
 
 def test_present_domains_share_next_to_nothing():
-    """Halves of the smallest normal number are not normal: processors may take them for 0."""
+    """Halves of the smallest normal number are not normal: processors may flush them to 0."""
     options = LambdaPlayer(learning_rate=1.0, absent="freeze")
     lambda_ = _moved(options, _f32(_TINY, _TINY, 1.0), _f32(3, 0, 0), _f32(1, 1, 0), 5)
     assert np.all(lambda_ >= _TINY)
-    # Only a round with the third domain gives them more.
+    # Only a round with the third domain gives the others more.
     lambda_ = _moved(options, lambda_, _f32(1, 0, 0), _f32(1, 1, 1), 100)
     assert lambda_[0] > 0.99
 

@@ -103,7 +103,7 @@ def test_names_equal_the_tasks(name, tasks):
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_printed_numbers_are_consistent(name):
-    """A slip of the pen in one of the numbers would show."""
+    """A typing error in one of the numbers would make them inconsistent."""
     experiment = EXPERIMENTS[name]
     assert {*experiment.paper.cells} <= {*experiment.measures}
     for arms in experiment.paper.cells.values():

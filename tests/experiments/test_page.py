@@ -70,7 +70,8 @@ def comparison(tmp_path) -> Comparison:
 
 
 def test_table_has_our_numbers_next_to_the_paper(comparison):
-    # All examples first, then the planned domains, the data's others, and the difference.
+    # The columns are all examples, the planned domains, the data's other domains, and the
+    # difference.
     table = pages.table(_EXPERIMENT, comparison, "accuracy")
     names = [name for name in table.columns[1:] if name != "paper"]
     assert names == ["all", "phone", "watch", "tablet", "difference"]
@@ -114,7 +115,7 @@ def test_client_statistics_may_be_columns(comparison):
     first, second = ([cell_text(cell) for cell in row] for row in table.rows)
     assert table.columns[-2:] == ["p10 of clients", "paper"]
     assert first[-2:] == ["30.0 (7.1)", "12.3 (0.1)"]
-    # Trials that do not report the statistic.
+    # The second method's trials do not report the statistic.
     assert second[-2:] == ["-", "-"]
 
 

@@ -205,4 +205,4 @@ class Fleet:
 
 class _Shared(Player):
     def close(self) -> None:
-        """Has no effect: `Fleet.close` ends it."""
+        """Does nothing: `Fleet.close` ends the process."""

@@ -86,7 +86,7 @@ def _zeros(variance, size):
 
 @pytest.mark.slow
 def test_rounds_differ_by_the_nodes_noise(exported, fleet, tmp_path):
-    """A round without noise equals run_plan's, and one with noise after it is subtracted."""
+    """A round without noise equals run_plan's; with noise, it does after noise is subtracted."""
     drawn = []
     first = fleet.names[0]
     stored = {"data": DataSettings(store=_store(exported, first, tmp_path), client=first)}
@@ -185,7 +185,7 @@ def test_moments_fit_the_plans_noise_only():
     result = moments(1.0)
     assert result.fits and result.numbers == 8000
     assert result.deviation == pytest.approx(math.sqrt((2 + (1 / 9 + 1 / 400) / 2) / 8000))
-    # Three nodes instead of four, and twice the variance, do not fit.
+    # The noise of three nodes instead of four does not fit, nor does twice the variance.
     assert not moments(math.sqrt(3 / 4)).fits
     assert not moments(math.sqrt(2)).fits
     assert not moments_of([(np.random.default_rng(0).normal(0.1, 1, 4000), 100.0)]).fits

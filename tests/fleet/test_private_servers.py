@@ -1,4 +1,4 @@
-"""A server that adds noise keeps the plan's draw and rounds, or states the cost.
+"""A server that adds noise keeps to the plan's draw and rounds, or reports the actual epsilon.
 
 Players are stand-ins: the server draws the cohorts and writes the accounts.
 """

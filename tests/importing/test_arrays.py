@@ -109,7 +109,7 @@ def test_missing_array_is_named(tmp_path):
 
 @pytest.mark.parametrize("kind", ["half", "text", "changed", "objects"])
 def test_damaged_npz_is_refused_and_closed(tmp_path, kind):
-    """While the error lives: its traceback keeps what was open when it was raised."""
+    """The file is closed although the error's traceback keeps the frames that opened it."""
     path = _file(
         tmp_path, **_arrays(5, x=np.array([{}] * 5)) if kind == "objects" else _arrays(1000)
     )
@@ -242,7 +242,7 @@ def test_packed_idx_files_are_whole_and_once(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
     assert refused("idx", tmp_path).startswith(f"{path}: expected a whole .gz file, found a trunc")
-    # torchvision leaves both.
+    # torchvision keeps both the packed and the unpacked files.
     path.write_bytes(whole)
     _pair(tmp_path, [3, 1])
     assert refused("idx", tmp_path).startswith(f"{path}: expected these images once, found train-")
@@ -329,7 +329,7 @@ def test_leaf_folders_are_splits(tmp_path):
         _leaf_file(tmp_path, _VECTORS, name)
     examples, _ = read("leaf", tmp_path, **_ALL)
     assert [e.record.split for e in examples] == ["test"] * 3 + ["train"] * 3
-    # LEAF's scripts also write a file of all users there: it would put test users into training.
+    # LEAF's scripts also write a file of all users, which would add test users to training.
     other = _leaf_file(tmp_path, _VECTORS, "data/all_data/b.json")
     assert refused("leaf", tmp_path, **_ALL).startswith(
         f"{other}: expected files in folders train and test only"

@@ -272,7 +272,7 @@ def test_equal_rows_are_reported(tmp_path):
 def test_control_characters_in_dumps_become_spaces(tmp_path):
     path = tmp_path / "Posts.xml"
     body = "&lt;p&gt;One &#x0E;two&#14; three\x02.&lt;/p&gt;"
-    # References and characters at the ends of blocks.
+    # Titles of different lengths put references and characters at the ends of blocks.
     rows = "".join(
         f'<row Id="{k}" PostTypeId="1" OwnerUserId="5" Body="{body}" Title="{"t" * k}"/>\n'
         for k in range(1, 400)

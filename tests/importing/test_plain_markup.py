@@ -60,7 +60,7 @@ def test_blocks_equal_the_reference_parser(code):
         parser.close()
         assert html_blocks(html, code) == [text for text in parser.texts if text.strip()], html
         plain += text_module._plain_blocks(html, code) is not None
-    # Both ways are tried.
+    # Some texts take the fast way, and others the general one.
     assert 80 < plain < 560
 
 

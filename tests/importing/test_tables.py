@@ -35,7 +35,7 @@ _NUMBERS: dict[str, Any] = {
 }
 _TEXT: dict[str, Any] = {"client_column": "who", "domain_column": "where", "text_column": "text"}
 _FORMATS = ("csv", "jsonl", "parquet")
-# The position of the second row.
+# Place of the second row, as in messages.
 _SECOND = {"csv": "rows.csv:3", "jsonl": "rows.jsonl:2", "parquet": "rows.parquet row 2"}
 
 
@@ -344,7 +344,7 @@ def test_marks_hold_for_numbers(tmp_path, format_):
     path = _write(format_, tmp_path, rows)
     options = {"missing_values": "mark", "missing_marks": ("NA", "-999")}
     examples, _ = read(format_, path, **_NUMBERS, **options)
-    # The store has 0 for NaN, and a mark.
+    # A store has 0 and a mark instead of NaN.
     assert [math.isnan(e.record.features["x"][0]) for e in examples] == [True, True, False]
 
 

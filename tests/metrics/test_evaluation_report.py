@@ -52,7 +52,7 @@ def _by_size(sizes: Sequence[int], values: Sequence[float]) -> SizeSums:
 
 
 def _report() -> EvaluationReport:
-    """Two clients without a watch."""
+    """A report on two clients, both without the domain watch."""
     counts = np.array([4, 6, 0])
     correct = np.array([3.0, 1.5, 0.0], np.float32)
     summed = EvaluationOutput(
@@ -166,9 +166,9 @@ def test_small_domain_is_not_counted(report, fewest, worst, left_out, difference
     assert (values["worst_min_examples"], values["not_counted"]) == (fewest, left_out)
     lines = evaluation_table(result).splitlines()
     assert lines[-1].endswith(f"--worst_min_examples={fewest} test examples: {', '.join(left_out)}")
-    # In the table of each measure.
+    # Each measure's table marks the worst domain.
     assert [line.split()[0] for line in lines if "(worst)" in line] == [worst] * (2 * bool(worst))
-    # Its own numbers are present nevertheless.
+    # A domain that is not counted still has its numbers.
     assert lines[2].split()[1:3] == ["4", "0.5000"]
     assert lines[5].split()[1] == ("-" if difference is None else f"{difference:.4f}")
 

@@ -39,7 +39,7 @@ def test_frozen_weights_keep_predictions_without_gradients():
     expected = model.predict(model.initial_weights, x, False, _SEED)
     np.testing.assert_array_equal(result.predict(result.initial_weights, x, False, _SEED), expected)
     assert result.num_parameters == 7 * 3 + 3
-    # A client does not send the others.
+    # A client does not send the frozen weights.
     bounds = training_bounds(result)(ClientLimits())
     assert len(bounds.weighted_delta) == 2
 

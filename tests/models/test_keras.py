@@ -361,7 +361,7 @@ class _AddsLoss(layers.Layer):
 @pytest.mark.parametrize("layer", [_InMapping, _InNestedList])
 def test_rejects_weights_outside_attributes(layer):
     if keras_platform().release == KERAS_3:
-        # Its scope includes them.
+        # Keras 3's scope includes these weights.
         assert _build(layer).num_parameters == 16
         return
     with pytest.raises(ValueError, match=r"must be an attribute of a layer.*hidden"):
@@ -396,7 +396,7 @@ def _without_weights() -> Model:
 _BATCH_NORMALIZATION = layers.BatchNormalization
 _MEAN_LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 _IMPURE: dict[str, tuple[Callable[[], Model], str]] = {
-    # The call would read the first value in every round.
+    # The call would read the weight's first value in every round.
     "mapping": (lambda: _build(_InAttributeAndMapping), r"attributes of layers, found .*hidden"),
     "closure": (lambda: _build(_InClosure), r"attributes of layers, found .*hidden"),
     "batch normalization": (

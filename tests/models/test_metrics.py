@@ -100,7 +100,7 @@ def _sums(metric: Metric, labels: Any, scores: Any) -> tuple[np.ndarray, np.ndar
 @pytest.mark.parametrize(
     ("metric", "counted"),
     [
-        # The end of a sentence counts in the first, unknown words in none.
+        # The end of a sentence counts in the first metric, unknown words in none.
         (in_vocab_accuracy, [3, 4, 1, 0]),
         (accuracy_without_out_of_vocab_or_end_of_sentence, [2, 4, 0, 0]),
     ],

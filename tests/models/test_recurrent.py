@@ -60,7 +60,7 @@ def _traced(layer: tf.keras.layers.Layer, data: Sequences, x_spec: tf.TensorSpec
     ids=str,
 )
 def test_a_traced_call_gives_the_same(make_layer, shape, mask):
-    """Also if the size of the batch or the length is unknown, so that time is a loop."""
+    """This also holds if the batch size or the length is unknown, so that time is a loop."""
     layer = make_layer(return_sequences=True)
     data = sequences([4, 6, 3], mask=MASKS[mask])
     call = _traced(layer, data, tf.TensorSpec(shape, tf.float64))
@@ -87,7 +87,7 @@ def _product_shapes(layer: tf.keras.layers.Layer, data: Sequences) -> list[tuple
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [None, MASKS["middle"]], ids=["no_mask", "middle"])
 def test_each_weight_has_one_gradient_product(make_layer, mask):
-    """Independently of the number of time steps."""
+    """The number of products does not depend on the number of time steps."""
     layer = make_layer(features=7, return_sequences=True)
     products = _product_shapes(layer, sequences([4, 6, 7], mask=mask))
     for weight in layer.weights:
@@ -95,7 +95,7 @@ def test_each_weight_has_one_gradient_product(make_layer, mask):
             # The bias is an additional row of the kernel.
             rows = weight.shape[0] + (weight is layer.kernel)
             assert products.count((rows, weight.shape[1])) == 1, weight.name
-    # The input product of all steps, and the gradient of the inputs.
+    # One product computes the inputs of all steps, and one their gradient.
     assert products.count((4 * 6, layer.kernel.shape[1])) == 1
     assert products.count((4 * 6, 7)) == 1
     # All other products are small: those of the state at each step, forward and backward.

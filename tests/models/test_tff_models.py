@@ -195,7 +195,7 @@ def test_a_regularized_model_has_no_form_in_tff():
 
 @pytest.mark.slow
 def test_original_models_stay_callable():
-    """Keras exchanges its classes' bases where TFF builds layers in a graph."""
+    """Keras replaces the bases of its classes when TFF builds layers in a graph."""
     early = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)
     models.from_tff(tff_models.from_keras())
     models.from_tff(tff_models.variables_from_keras)

@@ -152,7 +152,7 @@ def test_neighbouring_modules_are_per_file(tmp_path):
     }
     for name in ("a", "b", "a"):
         assert _result(files[name]) == name
-        # The call imports it, for example while a model is traced.
+        # The function imports a neighbour when it is called, for example while a model is traced.
         assert files[name].function("later", "x")(None) == name
     assert "parts" not in sys.modules
     assert "lazy" not in sys.modules
@@ -170,7 +170,7 @@ def test_neighbouring_modules_are_per_file(tmp_path):
         "import package\nfound = package.NAME",
         "import importlib\nfound = importlib.import_module('package.part').NAME",
         "import folder.part\nfound = folder.part.NAME",
-        # Packages with the same name as the file.
+        # The file imports a package with its own name.
         "from mine import part\nfound = part.NAME",
     ],
 )

@@ -199,7 +199,7 @@ def test_inputs_that_the_model_refuses(tmp_path):
     path = returning(tmp_path, "tf.keras.Sequential([tf.keras.Input([5]), layers.Dense(3)])", LOSS)
     line = error_line(path)
     assert line.startswith("the model, called with x [n, 4] float32, fails: ValueError: ")
-    # Keras 2, and Keras 3.
+    # Messages of Keras 2 and of Keras 3.
     assert re.search(r"expected shape=\(None, 5\), found shape=\(2, 4\)|to have value 5", line)
 
 

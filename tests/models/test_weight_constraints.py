@@ -151,7 +151,7 @@ def test_server_step_meets_the_constraint(optimizer):
     weights = [tf.ones(w.shape) for w in model.initial_weights.trainable]
     specs = [tf.TensorSpec(w.shape) for w in weights]
     _, after = built.next(built.initialize(specs), weights, weights)
-    # A step of 5, or about that of Adam, from 1 against a gradient of 1.
+    # With a gradient of 1, weights of 1 move by -5, or by about that with Adam.
     constrained, free = after[0], after[1]
     np.testing.assert_array_equal(constrained, np.zeros(constrained.shape))
     assert np.all(np.asarray(free) < 0)

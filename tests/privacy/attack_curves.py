@@ -19,7 +19,7 @@ _GRID = 4000
 
 
 class Seen(NamedTuple):
-    """Observations of a round without noise, in clip norms.
+    """Observations of a round before noise, in clip norms.
 
     Attributes:
         without: (probability, value) of each case without the client.

@@ -144,7 +144,7 @@ def _sampled(*multipliers):
 
 
 def _assert_as_tight(actual, expected):
-    """At fractional orders dp-accounting 0.6 has a bound, and 0.4 the divergence."""
+    """At fractional orders dp-accounting 0.6 returns a bound, and 0.4 the divergence itself."""
     assert expected * (1 - 1e-5) < actual <= expected * (1 + 1e-9)
 
 

@@ -99,11 +99,11 @@ def test_simulated_rounds_stay_below_claimed_epsilon():
     secret, counted = np.zeros([2, runs]), np.zeros([2, runs])
     for _ in range(fleet.rounds):
         for with_client in (0, 1):
-            # All clients' noise, and the others' coins known.
+            # The attacker sees the noise of all clients, and knows the others' coins.
             drawn = rng.random(runs) < fleet.rate
             seen = with_client * drawn + fleet.z * rng.normal(size=runs)
             secret[with_client] += np.log1p(fleet.rate * np.expm1((seen - 0.5) / fleet.z**2))
-            # The noise of n clients, n known; all others send -C.
+            # The attacker sees the noise of n clients, and knows n; all others send -C.
             n = rng.binomial(fleet.clients, fleet.rate, size=runs)
             rate, deviation = n / fleet.clients, fleet.z * np.sqrt(n / fleet.drawn)
             drawn = rng.random(runs) < rate

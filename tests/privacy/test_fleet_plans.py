@@ -59,7 +59,7 @@ def test_server_reads_exported_draw(scheme):
 
 
 def test_exported_epsilon_covers_its_rounds():
-    """Numbers of a former fault: few nodes in two rounds were promised, all were in all rounds."""
+    """Numbers of a former fault: 10 of 64 nodes in two rounds were claimed, but all were in all."""
     mechanism = CentralNoise(2.0, PoissonCohorts(64, 10))
     claimed = PrivacyAccountant([mechanism], 1 / 640).epsilon(2)
     assert claimed == pytest.approx(0.2985, abs=5e-4)

@@ -206,7 +206,7 @@ def test_moved_data_is_the_same(private, call, stores, tmp_path, monkeypatch):
 
 @pytest.fixture
 def replaced(stores) -> Iterator[Path]:
-    """The path of the larger store, which has the other store's content during a test."""
+    """The larger store's path, which has the smaller store's content during a test."""
     store, kept = stores / "with", stores / "kept"
     store.rename(kept)
     shutil.copytree(stores / "without", store)

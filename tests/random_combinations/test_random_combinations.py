@@ -92,7 +92,7 @@ class Bench:
         cohorts: Optional[Sequence[Any]] = None,
         state: Optional[Any] = None,
     ) -> Run:
-        """Runs the combination's cohorts, or others, from its first state, or another."""
+        """Runs cohorts from a state; by default the combination's cohorts, from its first state."""
         algorithm = combination.build()
         # A trace depends neither on clients nor on weights; the losses' constant is a weight.
         key = repr(combination.traced())
@@ -121,7 +121,7 @@ class Invariant:
 
     Attributes:
         holds: Whether the relation should hold for the combination of a run.
-        check: Runs the other one, and compares.
+        check: Makes the other run, and compares both.
         tolerance: Largest difference of a value, relative to 1 plus its size; 0 for bits.
         scope: The combinations for which it holds.
         reason: Reason for the tolerance.
@@ -170,7 +170,7 @@ def _check_client_order(bench: Bench, run: Run, tolerance: float) -> None:
 
 
 def _check_twice(bench: Bench, run: Run, tolerance: float) -> None:
-    # In later rounds the window would contain the counts of both.
+    # Double the last round only: in later rounds the window would count both copies of a client.
     cohort, once = run.cohorts[-1], run._replace(columns=run.columns[-1:])
     twice = bench.run(run.combination, [[*cohort, *cohort]], run.states[-2])
 

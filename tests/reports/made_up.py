@@ -212,7 +212,7 @@ class Reader(HTMLParser):
         data: The numbers.
         names: Texts of the elements that isolate names.
         images: Addresses of the images.
-        text: All text but that of the style.
+        text: All text except the style.
     """
 
     _VOID = ("meta", "img", "link", "br")

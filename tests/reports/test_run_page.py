@@ -131,7 +131,8 @@ def test_thirty_domains_stay_a_small_page(tmp_path):
     first, second = (write_run_report(tmp_path).read_bytes() for _ in range(2))
     assert first == second and len(first) < 1_000_000
     page = Reader(first.decode())
-    # Domains and clients of each measure; the courses of the loss and lambda.
+    # Figures of domains and of clients for each measure, and of the loss and lambda over the
+    # rounds.
     assert len(page.images) == 2 * len(MEASURES) + 2
     seen = ""
     for address in page.images:

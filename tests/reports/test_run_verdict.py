@@ -27,7 +27,7 @@ def _run(accuracies=_ACCURACIES, counts=_COUNTS, error=_ERROR, resampled=True, *
         result["domains"][name]["accuracy"] = accuracy
     result["overall"]["accuracy"] = 0.7
     noise = np.random.default_rng(0).normal(size=(200, len(_NAMES) + 1))
-    # Standard deviations are exact, and all examples do not vary.
+    # Standard deviations are exact, and the value over all examples does not vary.
     noise = error * (noise - noise.mean(0)) / noise.std(0, ddof=1) * ([1] * len(_NAMES) + [0])
     drawn = Resampled({"accuracy": np.array([*accuracies.values(), 0.7]) + noise}, _CLIENTS)
     measures = {"accuracy": Measure("accuracy", Unit.SHARE, True)}
@@ -86,7 +86,7 @@ def test_constant_worst_domain_has_wilson_interval():
     run = _run({**_ACCURACIES, "bad": 0.0})
     drawn = run.resampled.values["accuracy"]
     drawn[:, 2] = 0.0
-    # That all examples vary says nothing about the domain.
+    # Variation of the value over all examples does not concern the domain.
     drawn[:, -1] = 0.7 + 0.01 * np.random.default_rng(1).normal(size=len(drawn))
     z_squared = stats.norm.ppf(1 - 0.025 / 4) ** 2
     high = 100 * (z_squared / (25 + z_squared) - 0.7)

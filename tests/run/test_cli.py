@@ -128,7 +128,7 @@ def test_installed_package_has_its_resume_command(monkeypatch, tmp_path):
     assert actual == [sys.executable, "-m", "tff_agnostic.binaries.train", *_GO_ON]
 
 
-# --- What --help prints: the flags that apply to what is chosen, with the defaults that hold
+# --- Output of --help: the flags that apply to the given choices, with their defaults
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def test_a_noted_signal_interrupts_at_the_next_check(handled):
     assert resumed.signal_number == signal.SIGTERM
 
 
-# --- What a round is in a line
+# --- The line of progress of a round
 
 
 _NAMES = ("phone", "tablet")

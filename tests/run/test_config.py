@@ -27,7 +27,7 @@ from tff_agnostic.program.runs.options import RunConfig, registered_settings, ru
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.studies.methods import Arm, arms_of_algorithms, parsed_arms
 
-# Other algorithms refuse some values of shared options.
+# AgnosticFedAvg comes before other algorithms, which refuse some values of shared options.
 _CLASSES = [
     RunConfig,
     ALGORITHMS["agnostic_fed_avg"].options,
@@ -194,7 +194,7 @@ def test_rejects_files_named_like_outputs(tmp_path):
 
 
 def test_simplex_builds_no_set():
-    """Then no client is read, and lambda_0 may have another number of domains."""
+    """Without a set no client is read, and lambda_0 may have another number of domains."""
     spec = resolve("toy_regression", {"lambda_initial": (0.5, 0.5)}, {})
     unreadable = dataclasses.replace(spec.load_task(), train=None)
     assert build_lambda_set(spec, unreadable) is None

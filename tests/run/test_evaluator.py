@@ -136,7 +136,7 @@ def test_last_evaluation_uses_all_clients(task, evaluate, weights):
     models = {"model": weights, "zero": other}
     for round_num, clients in ((4, 3), (5, _NUM_CLIENTS)):
         reports = evaluations(RunState(models, (), np.int32(round_num)))
-        # Clients are read once for both.
+        # Clients are read once for both models.
         assert len(recorded.parts.pop()) == clients and not recorded.parts
         assert list(reports) == ["model", "zero"]
         assert {r.clients["evaluated"] for r in reports.values()} == {clients}
@@ -171,7 +171,7 @@ def test_only_plain_sums_resample_clients(task, cohort_runtime, weights):
     evaluate = prepared_evaluation(cohort_runtime, task, PlainSum())
     clients = [task.test.read(client_id) for client_id in task.test.client_ids]
     summed = evaluate(weights, [clients]).output
-    # Each client's own weights follow from its message alone.
+    # A client's resampling weights follow from its message alone.
     alone = [evaluate(weights, [[client]]).output for client in clients]
     counts = [entry.resampled[:, 1].sum(axis=1) / len(c["y"]) for c, entry in zip(clients, alone)]
     assert all(np.array_equal(w, np.round(w)) and w.max() > 1 for w in counts)
@@ -194,7 +194,7 @@ def test_only_plain_sums_resample_clients(task, cohort_runtime, weights):
     secure_evaluate = prepared_evaluation(cohort_runtime, task, secure)
     in_secret = Evaluator(task, secure_evaluate)(weights, on_all=True)
     assert in_secret.resampled is None
-    # Both count answers by class.
+    # Plain and secure evaluations have equal counts of answers by class.
     assert in_secret.classes == report.classes
     kernel, bias = weights.trainable
     table = np.zeros([2, 3, 3], int)

@@ -100,7 +100,7 @@ def test_domain_without_finite_loss_is_reported():
         {"end": (1.0, 1.0, math.nan)},
         # With private evaluations, the initial model is not evaluated.
         {"start": None},
-        # Their counts of clients are noisy.
+        # Counts of clients in private evaluations are noisy.
         {
             "end": (1.0, 1.0, math.nan),
             "non_finite": 1,

@@ -81,7 +81,7 @@ def test_without_noise_it_is_the_plain_evaluation(streaming_runtime, task, evalu
             tf.nest.flatten(getattr(expected, field)),
         )
     assert not any(np.any(value) for value in tf.nest.flatten(actual.by_size))
-    # A run's files can be written from it, although sizes are unknown.
+    # A run's files can be written from this output, although sizes are unknown.
     report = evaluation_report(task.model, task.domain_names, actual).to_json()
     assert report["overall"]["over_clients"]["loss"]["num_clients"] == 40
 
@@ -216,7 +216,7 @@ def test_with_training_it_composes_as_one_gaussian_does(task, z):
     ("training", "sensitivity"),
     [
         (FixedSizeCohorts(40, 4), 2.0),
-        # A client of a stratum takes the place of another: both are in every evaluation's sum.
+        # Neighbours replace a client of a stratum by another: both are in every evaluation's sum.
         (StratifiedCohorts((30, 10), 4), 2.0),
         (TreeNoise(3.0, Participations(2, 5)), 1.0),
         (CentralNoise(3.0, PoissonCohorts(40, 4)), 1.0),
@@ -275,8 +275,8 @@ def test_noisy_histograms_become_ones_that_could_be(task):
     np.testing.assert_array_equal(actual.total, np.float32([5013.0, 0.0]))
     np.testing.assert_array_equal(actual.histogram.sum(axis=1), [5013, 0])
     assert actual.histogram.min() >= 0
-    # Sums up to a bin keep the noise that they had, of sqrt(201) * 20 = 284 at most; what is cut
-    # off one by one would add up: half of 201 bins times 8.
+    # Cumulative sums keep their noise, of at most sqrt(201) * 20 = 284; cutting off each bin by
+    # itself would add up to half of 201 bins times 8.
     off = np.abs(np.cumsum(actual.histogram[0]) - np.cumsum(exact[0]))
     assert off.max() < 600
     rows = ClientDistribution(exact.sum(axis=1), np.float32([7.0, 8.0]), exact)

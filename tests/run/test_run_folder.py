@@ -162,7 +162,7 @@ def test_folder_survives_kill_before_config(tmp_path):
     for fingerprint in ({"data": "5eb63bbbe01eeed0"}, {}):
         folder.fingerprint.write_text('{"data": "0123456789abcdef", "vocabulary": "77"}')
         (tmp_path / ".config.json.4711.tmp").write_text("{")
-        # The fingerprint of that run does not matter: nothing was trained on it.
+        # A fingerprint without a config does not matter: nothing was trained with it.
         folder.check(_spec(), resume=False)
         with folder.locked():
             folder.write_config(_spec(), fingerprint, _EXECUTION)
@@ -204,7 +204,7 @@ def test_initial_model_is_copied(tmp_path, model):
     model.unlink()
     actual = with_saved_start(folder.read(), folder.spec())
     assert actual.config.initial_model == copy
-    # The stored settings have the given path, which is not the copy's.
+    # The stored settings keep the path that was given, not the path of the copy.
     assert folder.spec() == spec
     with folder.locked():
         folder.write_config(spec, fingerprint, _EXECUTION)

@@ -53,7 +53,7 @@ def _row(round_num: int, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def _history(folder: Path, names: tuple[str, ...], rounds: int) -> History:
-    """Returns a history of some rounds, in a file next to the log folder's own parent."""
+    """Returns a history of some rounds, in a file next to the parent of the log folder."""
     columns = _columns(names)
     history = History(folder.parent.with_suffix(".csv"), columns)
     for t in range(1, rounds + 1):

@@ -16,14 +16,14 @@ class ModelKind(NamedTuple):
     """A kind of model.
 
     Attributes:
-        model: Makes one.
+        model: Builds the model.
         client: Draws a client of a size.
         has_real_inputs: Whether inputs can be not finite.
         has_relu: Whether a kernel may replace numbers that are not finite by 0, so an evaluation
             may or may not see such a client.
-        tolerance: How far runtimes may be apart, of the largest value of an array. TFF's worker and
-            Python's TensorFlow are two builds, whose kernels of convolutions differ more or less
-            from processor to processor.
+        tolerance: Largest difference between runtimes, relative to an array's largest value. TFF's
+            worker and Python's TensorFlow are two builds, whose convolution kernels differ by an
+            amount that depends on the processor.
     """
 
     model: Callable[[], Model]

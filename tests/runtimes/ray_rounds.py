@@ -1,5 +1,7 @@
-"""Rounds that tests of the ray runtime compare between processes; run with a file and cases as
-MODE-AGGREGATION-ALGORITHM, it writes the cohort's.
+"""Rounds that tests of the Ray runtime compare between processes.
+
+Run with a file and cases as MODE-AGGREGATION-ALGORITHM, the script writes the results of the cohort
+runtime.
 
 The cohort runtime's bits need one thread per operation. TensorFlow accepts this setting only before
 its first operation, which is too late in a test's own process.
@@ -46,7 +48,7 @@ ENSEMBLE_CASES = (
 
 @functools.cache
 def model(mode: str) -> Model:
-    """Returns the model which runs in a mode by default; one, so that tests share its traces."""
+    """Returns the model that runs in a mode by default; cached, so that tests share its traces."""
     return logistic_regression(*_SIZES[mode])
 
 

@@ -73,7 +73,7 @@ def small() -> _Work:
 
 @pytest.fixture(scope="module")
 def large() -> _Work:
-    """More weights than clients would train in step."""
+    """A model with too many weights for clients in step."""
     return _Work(logistic_regression(4000, 50))
 
 
@@ -200,7 +200,7 @@ def _has_wrong_shapes(values: tf.Tensor) -> tf.Tensor:
 
 
 def _also_for_each_client(wrong: Any) -> Any:
-    """Adds a function that goes wrong to what clients do, where runtimes apply it to each."""
+    """Adds a failing function to client work, which runtimes apply to each client."""
 
     def change(work: Any) -> Any:
         def changed(broadcast: Any, clients: Any) -> Any:
@@ -213,7 +213,7 @@ def _also_for_each_client(wrong: Any) -> Any:
 
 
 def _also_for_all_clients(wrong: Any) -> Any:
-    """Adds it where a function of many clients in step is called once."""
+    """Adds a failing function to client work, which is called once for all clients in step."""
 
     def change(work: Any) -> Any:
         def changed(broadcast: Any, clients: Any) -> Any:
@@ -242,7 +242,7 @@ _MISTAKES = {
     ),
 )
 def test_client_errors_are_raised_unchanged(mode, where, kind):
-    """It is no reason to run clients one by one: that would be slow, and hide it."""
+    """Falling back to streamed clients would be slow, and hide the error."""
     wrong, error, message = _MISTAKES[kind]
     work = _Work(logistic_regression(4, 3), where(wrong))
     with pytest.raises(error, match=message) as raised:
@@ -252,7 +252,7 @@ def test_client_errors_are_raised_unchanged(mode, where, kind):
 
 @pytest.mark.nightly
 def test_single_client_functions_raise_errors():
-    """It has no place for an axis of clients, and works only where they are streamed."""
+    """A function without an axis of clients works only if clients are streamed."""
 
     def change(work: Any) -> Any:
         def changed(broadcast: Any, clients: Any) -> Any:

@@ -73,7 +73,7 @@ def test_a_shell_sees_one_line_and_status_2(tmp_path_factory):
 
 
 def test_late_thread_setting_is_refused():
-    """TensorFlow has begun here: what can be said no more is no error."""
+    """TensorFlow has started here: a setting that comes too late raises no error."""
     tf.zeros([1])
     one_thread_per_operation()
     one_thread_per_operation()

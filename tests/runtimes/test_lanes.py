@@ -199,7 +199,7 @@ _SIZES = [
 
 
 def _padding(sizes: list[int], shard: tuple[int, ...]) -> tuple[int, int]:
-    """Returns the rows of padding, and all rows."""
+    """Returns the number of rows of padding, and of all rows."""
     rows = [sizes[k] for k in shard]
     return max(rows) * len(rows) - sum(rows), max(rows) * len(rows)
 
@@ -300,7 +300,7 @@ def test_lambda_rates_share_a_trace():
     assert np.any(lambdas[0] != lambdas[1])
 
 
-# Work of clients, in four ways.
+# The algorithms have four kinds of client work.
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "fed_avg_sub", "q_ffl", "stochastic_afl"])
 def test_trials_share_a_trace(name):
@@ -320,7 +320,7 @@ def test_trials_share_a_trace(name):
         assert num_again == 0
         # Without shuffling, and with all of the cohort, nothing is random.
         assert_identical(again, first)
-        # Every algorithm has one of the two.
+        # Every algorithm has one of these two settings.
         other, num_other = weights_and_traces(client_learning_rate=1.0, sample_size=3)
         assert num_other > 0
         assert not np.allclose(other.trainable[0], first.trainable[0])
@@ -329,7 +329,7 @@ def test_trials_share_a_trace(name):
 @pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["streamed", "vectorised"])
 def test_simultaneous_threads_trace_once(mode):
-    """Lanes do, and Keras layers and TensorFlow's vectoriser can be traced by one at a time."""
+    """Lanes are such threads, but Keras layers and TensorFlow's vectoriser allow one at a time."""
     model, traces = _counting_model()
     compiled = []
 

@@ -30,7 +30,7 @@ _OPTIONS = {"secure": make_options(SecureSumOptions, limit_examples=20, secure_m
 _FLOOR = 0.01
 # Cohorts of uneven sizes; the empty one is the last.
 _SIZES = ((9, 0, 1, 14, 6), (3, 1, 11), (2, 8, 0, 5, 4, 1), ())
-# Two take a step together, so that a cohort has several shards.
+# Two clients take a step together, so that a cohort has several shards.
 _GROUP = 2
 
 _MODES = ("streamed", "vectorised")
@@ -50,7 +50,7 @@ _ALL_RUNS = [
     ("agnostic_fed_avg", "secure", "frozen", ("vectorised",)),
     ("agnostic_fed_avg", "plain", "convolutional", ("streamed", "vectorised")),
 ]
-# Each other one is in tests of one runtime.
+# Tests of single runtimes cover the other runs.
 _USUAL_RUNS = [
     ("agnostic_fed_avg", "secure", "logistic", ("vectorised",)),
     ("delta_fl", "plain", "logistic", _MODES),
@@ -186,7 +186,7 @@ def test_evaluations_equal_tffs(tff_runtime, cohort_runtimes, aggregation, kind)
     cohorts = _cohorts(KINDS[kind], spoiled=can_be_seen)
     arguments = (model, NUM_DOMAINS, _aggregation(aggregation))
     evaluate = tff_runtime.evaluation(*arguments)
-    # Clients in one part each, all in several parts, and without clients.
+    # Each cohort in one part, all cohorts in several parts, and no clients.
     wanted = [[cohort] for cohort in cohorts] + [cohorts, []]
     expected = [evaluate(weights, parts) for parts in wanted]
     for runtime in cohort_runtimes.values():

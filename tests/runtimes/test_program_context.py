@@ -122,7 +122,7 @@ def _saved_state(folder: Path, version: int, like: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def run(worker, tmp_path_factory) -> Path:
-    """The folder of a run of four rounds that was stopped after two, and that starts no process."""
+    """The folder of a run of four rounds, stopped after two; the run must start no process."""
     folder = tmp_path_factory.mktemp("program")
     before = _worker_processes()
     assert worker.pid in before

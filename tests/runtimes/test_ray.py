@@ -168,7 +168,7 @@ def test_workers_killed_in_rounds_change_no_bit(runtime, undisturbed):
         metrics.append(report)
     assert len(set(killed)) == len(cohorts)
     _assert_identical(leaves((state, metrics)), expected)
-    # The last may have died after its last shard, which the next round would notice.
+    # The last worker may have died after its last shard, which the next round would notice.
     events = runtime.take_events()
     assert len(events) >= len(cohorts) - 1
     assert all(event.startswith("ray: worker ") and " died" in event for event in events)

@@ -69,7 +69,7 @@ def parents(
         process.communicate()
 
 
-# Ctrl-C is an exception to Python, which another test raises.
+# Ctrl-C raises an exception in Python, which another test covers.
 @pytest.mark.nightly
 @pytest.mark.parametrize("sent", usually([signal.SIGKILL], _SIGNALS), ids=lambda sent: sent.name)
 def test_it_ends_after_a_signal_to_its_parent(parents, sent):

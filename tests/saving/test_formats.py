@@ -162,7 +162,7 @@ def test_plain_tensorflow_predicts_equally(saved: dict[str, Any], case: str) -> 
     trained, x, path = saved[case]
     expected = np.asarray(trained.predict(x))
     assert np.ptp(expected) > 0.1
-    # Scores of hundreds are sums of thousands of numbers.
+    # Scores may be in the hundreds, as sums of thousands of numbers.
     tolerance = 1e-5 * max(1, np.abs(expected).max())
     for form in _forms(case):
         outputs = _outputs(path, form)["predictions"]

@@ -1,4 +1,4 @@
-"""Refusals of hostile Keras files, which had these effects when Keras alone loaded them."""
+"""Refusals of hostile Keras files, which did harm when Keras alone loaded them."""
 
 import base64
 import importlib.metadata
@@ -303,7 +303,7 @@ def _virtual(file: h5py.File, folder: Path) -> None:
 
 
 def _claimed(file: h5py.File, folder: Path) -> None:
-    # Chunks that are not stored are read as zeros, in any number.
+    # HDF5 reads missing chunks as zeros, however many the shape claims.
     file.create_dataset(_KERNEL, shape=(2**20, 2**20), dtype="f4", chunks=(64, 64))
 
 

@@ -50,7 +50,7 @@ def test_version_matches_changelog_and_citation():
 def wheels(tmp_path_factory):
     """The wheels that `./run build` makes, opened: the package's, plan_runner's and fleet's."""
     folder = tmp_path_factory.mktemp("a folder") / "dist"
-    # Caches of simultaneous checks; and uv, which the build downloads if it is missing.
+    # Simultaneous checks may write caches, and the build downloads uv if it is missing.
     caches = {".mypy_cache", ".pytest_cache", ".ruff_cache", ".uv"}
     before = caches | {path.name for path in ROOT.iterdir()}
     subprocess.run([ROOT / "run", "build", folder], check=True, stdin=subprocess.DEVNULL)
@@ -140,7 +140,7 @@ def test_wheel_has_metadata_licence_and_program(wheel, project):
 
 
 def imported(folder):
-    """Where a folder's modules import from: (file and line, top of the module's name)."""
+    """Yields the imports of a folder's modules: (file and line, top of the module's name)."""
     for path in sorted((ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -174,7 +174,7 @@ def test_package_list_is_complete(project):
 DISTRIBUTIONS = {
     "PIL": "pillow",
     "absl": "absl-py",
-    # TensorFlow depends on it, and restricts its versions.
+    # TensorFlow depends on protobuf, and restricts its versions.
     "google": "tensorflow",
     "grpc": "grpcio",
     "keras": "tensorflow",

@@ -122,7 +122,7 @@ def test_surest_significant_gain_is_chosen():
     assert chosen(rows, 0.05) == "sure"
     assert chosen({n: rows[n] for n in ("doubtful", "worse")}) is None
     assert chosen({"unknown": Standing(Gain("", 0.5, 0.9, 0.4, None, math.nan), 0.0)}) is None
-    # A row whose model diverged for some clients is judged on the others alone.
+    # A method whose model diverged for some clients is not chosen: its gain is of the others alone.
     rows["costly"] = dataclasses.replace(rows["costly"], is_whole=False)
     assert chosen(rows) == "sure"
     assert chosen({}) is None

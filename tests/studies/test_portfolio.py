@@ -39,8 +39,8 @@ def test_methods_try_equally_many_settings():
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
-        # Four runs take 70 s at each setting; another trial of FedAvg and of two rows takes 50 s,
-        # and FedAvg and the costlier row take 30 s a trial at the end.
+        # Four runs take 70 s at each setting; another trial of FedAvg and two methods takes 50 s,
+        # and each final trial of FedAvg and the costlier method takes 30 s.
         (1e9, (8, 5)),
         (70 + 4 * 50 + 5 * 30 + 2 * 70, (3, 5)),
         (70 + 4 * 50 + 5 * 30, (1, 5)),

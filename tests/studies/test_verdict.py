@@ -1,4 +1,4 @@
-"""Verdicts on made-up gains with evident sentences."""
+"""Verdicts on made-up gains, for which the right sentences are evident."""
 
 import dataclasses
 import math
@@ -97,7 +97,7 @@ def test_interval_for_all_examples_has_its_scope():
     text = "\n".join(verdict(_context("a", "a"), actual))
     assert "No domain has an interval: no difference of a domain is certain." in text
     assert "Intervals are of 95%, over other test clients and other seeds (3 trials).\n" in text
-    # The frontier could not show helpful weights either.
+    # A frontier could not show that weights help either, so it is not suggested.
     assert "join similar domains." in text and "frontier" not in text
 
 
@@ -113,7 +113,7 @@ def _context(worst, their_worst):
 
 
 def test_verdict_names_both_worst_domains_and_largest_changes():
-    # FedAvg's worst domain is a. Domain b falls below it, which its few clients cannot show, and c
+    # FedAvg's worst domain is a. Domain b falls below a, but has too few clients to show it, and c
     # gains more than b loses.
     actual = {
         "a": _gain("a", 0.615, 0.65, 0.02),
@@ -151,7 +151,7 @@ def test_domains_without_interval_are_named():
 
 def test_advice_on_trials_is_honest():
     seeds = {"clients": math.nan, "seed_part": 1}
-    # Half a point: twelve times the trials are not worth it.
+    # A gain of half a point is not worth the twelve times as many trials that would show it.
     little = _sentences(0.005, (0.0, 0.0), error=0.0085, **seeds)
     assert "takes more than 10 times the data: treat it as 0" in little
     # t of 30 degrees is 2.042: 5 (0.02 / (0.03 / 2.042))^2 = 9.3 trials.
@@ -196,7 +196,7 @@ def test_gains_are_paired_differences():
     assert actual["b"].mean == pytest.approx(-0.1)
     # In each replicate both rows have the same noise of clients, so that it cancels in differences.
     assert actual["a"].spread.client_variance == pytest.approx(0, abs=1e-12)
-    # The worst is a before, and b after.
+    # The worst domain is a before, and b after.
     assert actual[WORST].mean == pytest.approx(0.1)
     drawn = [
         np.array([entry.values["accuracy"][:, :3].min(axis=1) for entry in rows[r].resampled])

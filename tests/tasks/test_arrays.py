@@ -53,5 +53,5 @@ def test_the_recipe_learns_the_shoppers(tmp_path, monkeypatch, capsys):
     exec(handed_over.block("LogisticRegression"), made)
     test, right = made["test"], made["right"]
     assert f"{float(right.mean())}" == capsys.readouterr().out.split()[-1]
-    # Who buys is a threshold that depends on the city and the device.
+    # A threshold that depends on the city and the device decides who buys.
     assert right.mean() > max(np.mean(test.y), 1 - np.mean(test.y)) + 0.1

@@ -44,7 +44,7 @@ def _pixels(ink: float = 0.5) -> np.ndarray:
 
 
 def _from_tff(path, writers=tuple(_WRITERS), labels=(3, 9)):
-    """A file with the splits and the ids of TFF's; letters in those of all characters only."""
+    """A file with the splits and ids of TFF's file; only splits of all characters have letters."""
     rows = []
     for part in ("train", "test"):
         for writer in writers:
@@ -121,7 +121,7 @@ def test_task_has_the_papers_model(tmp_path, monkeypatch):
     monkeypatch.undo()
     task = _load(_from_tff(tmp_path / "s.sqlite"))
     sizes = [w.size for w in task.model.initial_weights.trainable]
-    # 1,206,590 with 62 classes.
+    # The model with 62 classes has 1,206,590 weights.
     assert sum(sizes) == 1_206_590 - (128 + 1) * (62 - 10)
 
 
@@ -254,7 +254,7 @@ def test_the_linear_model_is_logistic_regression_on_pixels(tmp_path, monkeypatch
 
 
 class TestTrainShare:
-    """Training clients with a different division."""
+    """Training clients, divided into clients to train on and clients to test on."""
 
     @pytest.mark.nightly
     def test_each_training_client_trains_or_is_tested_on(self, tmp_path):

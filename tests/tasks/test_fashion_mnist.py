@@ -18,7 +18,7 @@ def _load(path: Any, **options: Any) -> Task:
 
 
 def _store(path, labels, domain=str):
-    """A client of the labels, with the label as ink."""
+    """Writes a store of one client with these labels; the label is also the ink of an image."""
     rows = [
         (split, image("a", domain(label), label, ink=label / 10))
         for split in ("train", "test", "heldout")

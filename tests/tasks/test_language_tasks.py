@@ -201,7 +201,7 @@ def test_tff_store_has_no_vocabulary(tmp_path):
 
 @pytest.fixture
 def word_counts(monkeypatch):
-    """The file that TFF would download."""
+    """Replaces the word counts that TFF would download."""
 
     def load_word_counts(cache_dir, vocab_size):
         words = OrderedDict([("how", 30), ("so", 20), ("?", 10)])

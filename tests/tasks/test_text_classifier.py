@@ -81,7 +81,7 @@ def test_leafs_sent140_is_imported_and_learned(tmp_path):
     examples = task.train.read("bob")
     assert examples["y"].tolist() == [0, 1] * 3
     assert examples["domain_id"].tolist() == [1] * 6
-    # Seven words: so sad today , bob ! and one of padding.
+    # A sentence has seven places: so sad today , bob ! and one of padding.
     assert np.count_nonzero(examples["x"], axis=1).tolist() == [6] * 6
     assert [metric.name for metric in task.model.metrics] == ["accuracy"]
     assert task.fingerprint["classes"] == "negative, positive"
@@ -117,7 +117,7 @@ def test_padding_is_neither_averaged_nor_trained(tmp_path):
     seed = tf.zeros([2], tf.int32)
     result = task.model.predict(ModelWeights(weights, []), tf.constant(x), False, seed)
     np.testing.assert_allclose(result, expected, rtol=1e-5)
-    # A text without words has no vector, and no loss that is not finite.
+    # A text without words has no vector; its prediction is the bias, which is finite.
     nothing = task.model.predict(ModelWeights(weights, []), tf.zeros([1, 4], tf.int32), True, seed)
     np.testing.assert_array_equal(nothing, [bias])
 

@@ -198,7 +198,7 @@ def _jointly_clipped(
     Group g has the component v_g = sqrt(w_g) x_g / c_g, and v is scaled to a norm of at most
     sqrt(sum_g w_g). Noise of z on v is noise of z c_g / sqrt(w_g) on x_g, as when each group is
     clipped alone. Outputs with all groups within their bounds do not change, nor do some outputs
-    that exceed the bound of one group and fall below those of others.
+    that exceed the bound of one group and fall below the bounds of others.
     """
     square = rounding = tf.constant(0.0, tf.float64)
     for part in parts:

@@ -8,8 +8,8 @@ sums are not rotated.
 
 **Participation is secret** if each client's own coin decides it. A public number of clients reports
 in each round; clients excluded by their coin send zeros with their share of the noise. To all other
-parties they look like clients with zero values. A simulation does not run each of them: one entry
-of the cohort represents as many as fit into one table of their joint noise.
+parties they look like clients with zero values. A simulation does not run them one by one: an entry
+of the cohort represents as many of them as one table for their joint noise allows.
 
 **In a simulation** the noise of all clients derives from one key, which the server sends them, so
 that a run is repeatable. Anyone with the key can remove the noise, and clients have it: that is
@@ -205,7 +205,7 @@ class DistributedDpSum(PrivateAggregation):
         return sums.joined(Integers(summed[0], summed[1], num_clients))
 
     def bit_widths(self, spec: Integers, bounds: Any) -> Any:
-        """Returns the bits of each part of a submission; for integers those of their sums.
+        """Returns the bits of each part of a submission; for integers the bits of their sums.
 
         Args:
             spec: Specs of a client's submission.

@@ -1,9 +1,9 @@
 """Kinds of noise: the server's, as functions of the release number, and clients' Skellam noise.
 
 On the server, `gaussian` is fresh noise for each release. `TreeResidual` is the noise of tree
-aggregation (DP-FTRL, Kairouz et al. 2021): after t releases the total noise is that of the nodes of
-a binary tree which cover 1 to t, so that the privacy cost of all prefix sums grows only with the
-logarithm of the rounds. `noise_generators` draws the numbers.
+aggregation (DP-FTRL, Kairouz et al. 2021): after t releases the total noise is the noise of the
+nodes of a binary tree that cover 1 to t, so that the privacy cost of all prefix sums grows only
+with the logarithm of the rounds. `noise_generators` draws the numbers.
 
 Clients add symmetric Skellam noise, the difference of two Poisson numbers with equal means. A sum
 over clients is Skellam noise with the summed variance. Numbers are looked up in a table of the
@@ -228,7 +228,7 @@ def _looked_up(
 
 
 def max_clients_per_table(variance: float, num_clients: int) -> int:
-    """Returns the maximum number of clients, a power of two, whose joint noise fits a table.
+    """Returns the maximum number of clients, a power of two, whose joint noise one table can hold.
 
     Args:
         variance: Variance of the noise of one client.

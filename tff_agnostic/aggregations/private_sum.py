@@ -117,8 +117,8 @@ class NoiseEvaluation(Options):
 
     Attributes:
         multiplier: z of each evaluation of a model.
-        clients_share: Share of the budget for means and percentiles over clients, which are omitted
-            with 0; sums over domains have the rest.
+        clients_share: Share of the budget for means and percentiles over clients; with 0 these are
+            omitted. Sums over domains have the rest.
         statistics: Whether to count predictions by class. The counts share the budget of the sums
             over domains, which get more noise.
     """
@@ -168,13 +168,14 @@ class DistributedOptions(PrivacyOptions):
 
     Attributes:
         participation: Whether it stays secret which clients of Poisson cohorts participate, and how
-            many (secret): clients excluded by the coin send zeros and their share of the noise. All
-            clients answer each round, or the number in answering, by public turns: with fewer, less
-            is sent, and epsilon is larger. Otherwise (public) epsilon is several times as large. A
-            round with fewer than min_clients clients with noise counts as a round without clients;
-            by default all answering clients, and c - 2 sqrt(c) for public Poisson cohorts.
-        noise_generator: Generator of simulated clients' noise: philox, TensorFlow's, the faster
-            one; or secure, ChaCha20, a cryptographic one.
+            many (secret): clients excluded by the coin send zeros and their share of the noise. In
+            each round all clients answer, or as many as answering gives, by public turns: with
+            fewer, less is sent, and epsilon is larger. Otherwise (public) epsilon is several times
+            as large. A round with fewer than min_clients clients with noise counts as a round
+            without clients; by default all answering clients, and c - 2 sqrt(c) for public Poisson
+            cohorts.
+        noise_generator: Generator of simulated clients' noise: philox (TensorFlow's, faster) or
+            secure (ChaCha20, cryptographic).
     """
 
     participation: Union[SecretParticipation, PublicParticipation] = SecretParticipation()

@@ -89,7 +89,7 @@ def named(
     knows the sum of a round's weights.
 
     Args:
-        limited: Limits of the other values' sums.
+        limited: Limits of the sums of all other values.
         run_options: Options of the run's aggregation. If it is secure, it sums the other values,
             and rounds are refused in which clients send anything except secure sums.
         expected_clients: Expected number of clients per round.
@@ -134,7 +134,7 @@ class UpdateAggregatorSpec:
 
     Attributes:
         kind: Class of the aggregator; None if the run's aggregation also sums updates.
-        options: Options of the other values' sums, which become flags.
+        options: Options of the sums of all other values; they become flags.
     """
 
     kind: Optional[type[Options]]

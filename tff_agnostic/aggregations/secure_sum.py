@@ -209,7 +209,7 @@ def scaled_to_bounds(output: Any, bounds: Any) -> Any:
 def _common_factor(
     values: Sequence[tf.Tensor], bounds: Sequence[Bound], positions: Sequence[int]
 ) -> tf.Tensor:
-    """Returns the factor in [0, 1] for values of one ratio: a scalar, or one per entry."""
+    """Returns the factor in [0, 1] that scales values of one ratio: a scalar, or one per entry."""
     factor = tf.constant(1.0, tf.float64)
     for i in positions:
         size = tf.abs(tf.cast(values[i], tf.float64))

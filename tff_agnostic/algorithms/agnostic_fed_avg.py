@@ -167,7 +167,7 @@ def agnostic_fed_avg(
     if baselines is not None:
         mean = core.Column(MEAN_LAMBDA, lambda r: r.after.memory.mean_lambda.mean)
         domain_columns.append(mean)
-    # With the losses of the first epoch, CLIENT is that of FedAvg with alpha as scale of domains.
+    # With losses of the first epoch, clients do the work of FedAvg, with alpha as scale of domains.
     is_one_pass = options.is_measured_while_training
     work: Callable[..., Any] = client_work
     if is_one_pass:

@@ -94,7 +94,7 @@ def fed_avg(
         expected_weight = taking_part * float(np.dot(scale, expected))
 
     def share(r: core.RoundView) -> tf.Tensor:
-        # The mixture of domains that the round's average minimised.
+        # The mixture of domains whose loss the round's average minimised.
         weight = scale * tf.cast(r.sums[-1].domain_counts, tf.float32)
         return tf.math.divide_no_nan(weight, tf.reduce_sum(weight))
 
@@ -217,7 +217,7 @@ def sub_client_work(
     train: Callable[[core.Broadcast, core.Clients], core.TrainingOutput],
     cohort_share: float,
 ) -> core.TrainingOutput:
-    """FedAvg (`train`) for drawn clients; zeros, counted as without weight, for the others."""
+    """FedAvg (`train`) for drawn clients; the others send zeros, and count as without weight."""
     output = train(broadcast, clients)
     is_drawn = takes_part(clients.seed, cohort_share)
     kept: core.TrainingOutput = core.zero_unless(is_drawn, output)

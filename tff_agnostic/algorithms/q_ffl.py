@@ -32,7 +32,7 @@ _LOWEST, _HIGHEST = -60.0, 50.0
 # multiple of its weight.
 _MAX_LOSS_RATIO = 2.0
 _MAX_CURVATURE = 100.0
-# A larger q takes that ratio to a power beyond float32. Papers use up to 15.
+# With a much larger q, `_MAX_LOSS_RATIO`^q would exceed float32. Papers use up to 15.
 _MAX_Q = 100.0
 
 

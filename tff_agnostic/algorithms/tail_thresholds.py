@@ -187,7 +187,7 @@ class Threshold(Protocol):
         """Returns the bounds of an answer, for clients of at most this weight and loss."""
 
     def next(self, eta: Any, *answers: Any) -> Any:
-        """Returns eta from the summed answers of all surveys; the given eta if they are empty."""
+        """Returns eta from the summed answers of all surveys; the given eta at a weight of 0."""
 
     def total(self, *answers: Any) -> tf.Tensor:
         """Returns the weight of all clients that answered, int64."""

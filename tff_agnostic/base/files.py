@@ -158,7 +158,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def is_new_or_empty(path: Path) -> bool:
-    """Returns whether `path` is free, or a folder with at most half-written files."""
+    """Returns whether `path` is free, or a folder without files except half-written ones."""
     if not path.exists():
         return True
     return path.is_dir() and all(map(is_temporary, path.iterdir()))
@@ -404,7 +404,7 @@ def file_digest(path: Path) -> str:
 
 
 def keyed_digest(content: str) -> str:
-    """Returns a fresh key and the HMAC-SHA256 of a string with it, for files with `OWNER_ONLY`.
+    """Returns a fresh key and the HMAC-SHA256 of a string with it, for files of mode `OWNER_ONLY`.
 
     A guess of the string cannot be verified without the key.
     """

@@ -83,7 +83,7 @@ class Later(types.ModuleType):
         return value
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
-        # Other processes receive the package itself.
+        # Unpickling imports the package itself.
         return importlib.import_module, (self.__name__,)
 
 

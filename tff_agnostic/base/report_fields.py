@@ -41,7 +41,7 @@ class ReportField:
         name: Column in metrics.csv, and tag in TensorBoard; followed by "/DOMAIN" if `per_domain`.
             Unique among the quantities of a run.
         label: Label of an axis.
-        per_domain: Whether the value is a vector [p] with an entry per domain, or a scalar.
+        per_domain: Whether the value is a vector [p] with an entry per domain, and not a scalar.
         unit: Unit of its values.
         higher_is_better: Whether larger values are better; None if neither direction is.
         needs_examples: Whether it is undefined for a domain without examples in the round.

@@ -113,7 +113,7 @@ class SentenceEncoder(_WordEncoder):
         return EncodedSentences(ids[:, :-1], ids[:, 1:], np.arange(len(sentences)))
 
     def encode_chunks(self, sentences: np.ndarray) -> EncodedSentences:
-        """Returns as many examples per sentence as its words need.
+        """Returns one or more examples per sentence, as many as its words need.
 
         Every word and the end of a sentence are predicted once; x of an example that continues a
         sentence starts with the last id that the previous example predicts.

@@ -55,7 +55,7 @@ class PredictorFamily(Protocol):
         """Returns the bytes of a message of `count` predictors."""
 
     def bytes_per_example(self, count: int) -> Optional[int]:
-        """Returns the bytes that an example gathers from `count` predictors; None for all."""
+        """Returns the bytes of `count` predictors that one example reads; None if it reads all."""
 
     def outputs(self, stacks: Stacks, x: Any) -> Outputs:
         """Returns the outputs of predictors, all or those of a message, for n examples."""
@@ -67,7 +67,7 @@ class PredictorFamily(Protocol):
         """Returns the terms that losses depend on, from predictions of the mixture."""
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Combines the losses of each example's predictions to the example's loss, [n]."""
+        """Combines the losses of an example's predictions into the example's loss, [n]."""
 
 
 @dataclasses.dataclass(frozen=True)

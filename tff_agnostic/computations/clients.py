@@ -60,8 +60,8 @@ class _VectorisedClients:
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
         # `tf.vectorized_map` uses the same function. It also accepts arguments with one entry for
-        # all clients, for which it copies every argument and adds more operations than many a
-        # model's step has.
+        # all clients, for which it copies every argument and adds more operations than the steps of
+        # many models have.
         from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
 
         num_clients = tf.shape(tf.nest.flatten(args)[0])[0]

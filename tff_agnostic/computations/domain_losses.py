@@ -381,7 +381,7 @@ NO_HOLDOUT = Holdout()
 
 @dataclasses.dataclass(frozen=True)
 class LossOptions(HoldoutOptions):
-    """When and on which examples losses are measured, where the algorithm need not have them at w.
+    """When and on which examples losses are measured, if the algorithm does not need them at w.
 
     Attributes:
         measure_losses: When clients measure the losses that the algorithm follows: in a separate
@@ -392,7 +392,7 @@ class LossOptions(HoldoutOptions):
     measure_losses: Literal["before_training", "while_training"] = "before_training"
 
     def __post_init__(self) -> None:
-        """Checks that measured examples are met in training."""
+        """Checks that examples measured while training are trained on."""
         super().__post_init__()
         if self.is_measured_while_training and self.measured_share > 0:
             expected = (

@@ -77,7 +77,7 @@ def _fixed(space: Callable[..., np.ndarray], lower: float, upper: float, num: in
 
 @dataclasses.dataclass(frozen=True)
 class SizeGrid:
-    """Numbers of examples by powers of two: bin i holds 2^i to 2^(i + 1) - 1, the last more."""
+    """Numbers of examples by powers of two: bin i has 2^i to 2^(i + 1) - 1, the last also more."""
 
     num_bins: int = 24
 

@@ -187,7 +187,7 @@ def local_sgd(
 
 def _minus(weight: tf.Tensor, step: Any, loss_scale: float, map_: ClientMap) -> tf.Tensor:
     if isinstance(step, tf.IndexedSlices) and not (map_.is_vectorised or map_.fixed_shapes):
-        # Only the rows of an embedding that a batch uses; the others are not even read.
+        # Change only the rows of an embedding that a batch uses; the others are not even read.
         return minus_rows(weight, step.indices, _unscaled(step.values, loss_scale))
     return weight - _unscaled(tf.convert_to_tensor(step), loss_scale)
 

@@ -316,7 +316,7 @@ def trace_steps(round_: Round, sum_step: Callable[[int, Message, Any], ClientRes
     """Runs a round symbolically on tensor specs, with all steps, up to its last sum.
 
     Args:
-        sum_step: See `play`; of specs, without its last argument.
+        sum_step: See `play`; called with specs, and without the last argument.
     """
     start, next_step = (
         functools.partial(traced_specs, function) for function in (round_.start, round_.next_step)

@@ -2,7 +2,8 @@
 
 Optimizers are pure functions of a state, the weights and the round's average update. They compute
 the same as `tff.learning.optimizers` of TFF 0.87, and their states have the same keys, so that
-checkpoints of runs with those can be resumed. These need no TFF, and support Nesterov momentum.
+checkpoints of runs with TFF's optimizers can be resumed. They need no TFF, and also support
+Nesterov momentum.
 """
 
 from __future__ import annotations

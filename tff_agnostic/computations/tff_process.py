@@ -31,7 +31,7 @@ class TffSums:
         return tff.federated_secure_sum_bitwidth(values, bit_widths)
 
     def secure_modular(self, values: tff.Value, moduli: Any) -> tff.Value:
-        """Returns the modular secure sum, which TFF supports only in its form of rounds."""
+        """Returns the modular secure sum, an intrinsic of TFF's MapReduce backend."""
         return tff.backends.mapreduce.federated_secure_modular_sum(values, moduli)
 
     def joined(self, values: Any) -> tff.Value:

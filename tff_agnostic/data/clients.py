@@ -161,8 +161,8 @@ def known_counts(clients: ClientDataset) -> Optional[np.ndarray]:
     method returns None.
     """
     counts = getattr(clients, "client_domain_counts", lambda: None)
-    known: Optional[np.ndarray] = counts()
-    return known
+    array: Optional[np.ndarray] = counts()
+    return array
 
 
 def client_domain_counts(clients: ClientDataset, num_domains: int) -> np.ndarray:

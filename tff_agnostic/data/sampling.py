@@ -168,7 +168,7 @@ def check_cohort_size(num_clients: int, clients_per_round: int) -> None:
 
 
 def _random(seed: Seed, *place: int) -> Any:
-    """Returns the random generator of a place: the number of a stream, and mostly a round."""
+    """Returns the random generator of a stream of draws, and mostly of one round in it."""
     return seed(*place) if callable(seed) else np.random.default_rng([seed, *place])
 
 

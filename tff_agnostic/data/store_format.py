@@ -87,9 +87,10 @@ class StoredColumns:
         numbers: Column of each number of an input, by input; a column with lists occurs once for
             each number of a list.
         images: Column of each input that is an image, by input.
-        missing_cells: Texts of a cell without a value; None where no value may be missing.
-        are_marked: Whether the numbers of an input are followed by a mark for each column, 1 where
-            its value is missing, and a missing category is one.
+        missing_cells: Texts of a cell without a value; None if no value may be missing.
+        are_marked: Whether missing values are marked: the numbers of an input are followed by a
+            mark for each column, 1 where its value is missing, and missing values of a categorical
+            column are a separate category.
         words: Rule from text to words: "pattern" of a word (None: spaces separate words), "letters"
             (whether other signs in a word are omitted), "case" and "punctuation".
     """
@@ -118,8 +119,8 @@ class StoreDescription:
         label_range: Smallest and largest label of training clients, where labels are real numbers;
             None if unknown.
         columns: The columns of the source; None if unknown.
-        statistics: Statistics of the numbers of each input, without marks, of training clients; of
-            the values in the source.
+        statistics: Statistics of the numbers of each input, without marks, over training clients,
+            before any standardisation.
         is_standardized: Whether the numbers are standardised by these statistics.
     """
 

@@ -44,7 +44,7 @@ from tff_agnostic.data.store_format import (
 _MEMORY = 8 * 2**20
 # Maximum number of batches in memory, as each of them takes some kilobytes.
 _MAX_PARTS = 1000
-# Buckets of 16 MB each hold 4 GB of rows.
+# Number of buckets: with 16 MB in each, they hold 4 GB of rows.
 _NUM_BUCKETS = 256
 # Rows of a batch in the store's file.
 _BATCH_ROWS = 1 << 14
@@ -288,7 +288,7 @@ class StoreWriter:
             (self._store / STORE).write_text(text, "utf-8")
 
     def _complete_numbers(self, examples: SortedExamples, description: StoreDescription) -> None:
-        """Puts 0 where a number is missing, and standardizes if the description says so."""
+        """Puts 0 where a number is missing, and standardizes if the description requires it."""
         columns = description.columns
         if description.is_standardized:
             names = list(description.statistics)

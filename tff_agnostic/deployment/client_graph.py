@@ -167,7 +167,7 @@ class TfFunction:
     def __call__(self, arguments: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Adds the graph to the current one, under `name`, and returns the results."""
         return tf.graph_util.import_graph_def(
-            # Two graphs of one form may contain different functions of the same name.
+            # Two imported graphs may contain different functions of the same name.
             with_renamed_functions(self.graph_def, f"{name}_function"),
             input_map=dict(zip(self.parameters, arguments, strict=True)),
             return_elements=list(self.results),

@@ -13,7 +13,7 @@ from tff_agnostic.base.report_fields import ReportFields
 from tff_agnostic.deployment.client_graph import ExampleSource
 from tff_agnostic.deployment.graphs import Leaf, file_path, restore, save
 
-# The platform's protocol has this limit.
+# Largest modulus of the platform's protocol.
 _LARGEST_MODULUS = 1 << 62
 
 

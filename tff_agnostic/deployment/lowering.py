@@ -165,7 +165,7 @@ def _without_sign(x: tf.Tensor) -> tf.Tensor:
 def _to_bits(x: tf.Tensor) -> tf.Tensor:
     """Returns the bits of numbers [...], bool [..., 64]."""
     x = tf.expand_dims(x, -1)
-    # The two highest powers of 2 exceed int64's moduli.
+    # The moduli of the two highest bits, 2^63 and 2^64, exceed int64.
     low = tf.math.floormod(x, tf.constant(_POWERS[1:-1], tf.int64)) >= _POWERS[:-2]
     return tf.concat([low, _without_sign(x) >= _POWERS[-2], x < 0], axis=-1)
 

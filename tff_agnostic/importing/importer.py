@@ -211,7 +211,7 @@ def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
 
 
 def checked_output(options: ImportOptions) -> Path:
-    """Returns the free place of the store."""
+    """Returns the store's path, which must be free."""
     if not options.output:
         raise options.error("output", "the store to write", Verbatim("none"))
     output = Path(options.output)

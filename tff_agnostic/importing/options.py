@@ -82,64 +82,65 @@ class ImportOptions(Options):
         input: Files or folders to read, comma-separated.
         output: The store to write, a new folder.
         report: Also write the report as JSON to this file.
-        seed: Seeds the splits, and dealing to clients.
+        seed: Seed of the splits, and of dealing examples to clients.
         max_records: Stop after that many records, to try flags on a large source. [all]
-        processes: How many processes make sentences; the store is the same for any number. [one for
-            each core, up to 4; 1 for inputs below 16 MB] Only with format stackexchange.
+        processes: Number of processes that split texts into sentences; it does not change the
+            store. [one for each core, up to 4; 1 for inputs below 16 MB] Only with format
+            stackexchange.
         bad_records: Treatment of a record with an invalid label, feature or domain.
-        max_record_mb: How many MB a record of the input may have, such as a line, a post or a user
-            of LEAF.
-        max_unpacked_mb: How many MB a compressed input may have when unpacked.
-        max_unpacked_ratio: How many times its size a compressed input may have when unpacked,
-            beyond the first 10 MB.
-        max_pixels: How many pixels an image may have, all pictures of an animation together. Only
-            with format parquet or idx.
-        split: Shares of the splits. Where the source says what is for testing, these are shares of
-            the rest, and all of it is for training if they are not given.
+        max_record_mb: Maximum MB of a record of the input, such as a line, a post or a user of
+            LEAF.
+        max_unpacked_mb: Maximum MB of a compressed input after unpacking.
+        max_unpacked_ratio: Maximum ratio of an input's unpacked to its compressed size, if it has
+            more than 10 MB after unpacking.
+        max_pixels: Maximum pixels of an image, all pictures of an animation together. Only with
+            format parquet or idx.
+        split: Shares of the splits. If the source itself names test examples, these are shares of
+            the rest; if they are not given, all of the rest is for training.
         split_by: Unit that stays in one split.
-        stratify: Keep the shares of the splits in each domain; otherwise on average only, but then
-            what is kept together stays in its split whatever else the input holds.
+        stratify: Keep the shares of the splits in each domain; otherwise they only hold on average,
+            but then the split of a unit does not depend on the rest of the input.
         min_per_split: Minimum number of units of each domain in test, and then in heldout; at least
             one unit remains to train on. Only with stratify true.
         min_domain_examples: The report names domains with fewer examples than these to train on, or
             to test on.
-        vocabulary_size: K: how many words of the training clients are kept. Only with format
-            stackexchange, text_folders, plays, leaf, csv, jsonl or parquet.
-        domain_names: VALUE:NAME of every domain, or VALUE where it is the name; others are bad
-            records.
+        vocabulary_size: K: number of words to keep, the most frequent ones of the training clients.
+            Only with format stackexchange, text_folders, plays, leaf, csv, jsonl or parquet.
+        domain_names: VALUE:NAME of every domain, or VALUE if it is also the name; records of other
+            domains are bad.
         domain: Domain of a post. Only with format stackexchange.
         domain_name: Name of the only domain, where the source has none. Only with format leaf, idx,
             text_folders, plays, npz, csv, jsonl or parquet.
         domains_file: CSV with a line CLIENT,DOMAIN for each client. Only with format leaf.
-        delimiter: Sign between the columns of CSV: one sign, or tab, semicolon, comma, pipe.
-            [a comma; in .tsv a tab] Only with format csv.
-        encoding: How the text of a file is written. Only with format csv or jsonl.
-        encoding_errors: Treatment of bytes that are not of the encoding: strict, the first one ends
-            the import; replace, a sign is in their place. Only with format csv or jsonl.
+        delimiter: Character between the columns of CSV: one character, or tab, semicolon, comma,
+            pipe. [a comma; in .tsv a tab] Only with format csv.
+        encoding: Encoding of the text in files. Only with format csv or jsonl.
+        encoding_errors: Treatment of bytes that are invalid in the encoding: strict ends the import
+            at the first one; replace puts a sign in their place. Only with format csv or jsonl.
         decimal: Sign before the decimals of a number: point or comma. Only with format csv.
         client_column: Column with the client's id; row makes a client of each row, unless a column
             has this name. Only with format npz, csv, jsonl or parquet.
         domain_column: Column with the domain. Only with format npz, csv, jsonl or parquet.
-        group_column: Column with what --split_by=group keeps together. Only with format csv, jsonl
-            or parquet.
+        group_column: Column with the groups that --split_by=group keeps together. Only with format
+            csv, jsonl or parquet.
         label_column: Column with the label. [npz: y] Only with format npz, csv, jsonl or parquet.
         label_kind: Kind of labels. Only with format leaf, npz, csv, jsonl or parquet.
-        split_column: Column that says what an example is for: train, heldout, test. Only with
+        split_column: Column with the split of each example: train, heldout or test. Only with
             format csv, jsonl or parquet.
-        feature_columns: Columns with numbers, comma-separated; of several inputs
+        feature_columns: Columns with numbers, comma-separated; for several inputs
             NAME:COLUMN,...;NAME:COLUMN,... (not npz). [npz: x] Only with format npz, csv, jsonl or
             parquet.
-        categorical_columns: Columns with names of categories, comma-separated; those of training
-            clients are known. Only with format csv, jsonl or parquet.
-        max_categories: How many categories of a column are known, the most frequent ones. Only with
-            format csv, jsonl or parquet.
+        categorical_columns: Columns with names of categories, comma-separated; the categories of
+            training clients are known. Only with format csv, jsonl or parquet.
+        max_categories: Maximum number of known categories of a column, the most frequent ones. Only
+            with format csv, jsonl or parquet.
         missing_values: Treatment of an empty cell among features. Only with format csv, jsonl or
             parquet.
-        missing_marks: Texts of cells without a value, in addition to the empty one and nan, e.g.
-            ?,NA; they hold for all columns. Only with format npz, csv, jsonl or parquet.
-        standardize: Bring each number of --feature_columns to mean 0 and deviation 1 of the
-            training clients; a missing one is then the mean. The store remembers both, and so does
-            a saved model. Only with format csv, jsonl or parquet.
+        missing_marks: Texts of cells without a value, in addition to the empty text and nan, e.g.
+            ?,NA; they apply to all columns. Only with format npz, csv, jsonl or parquet.
+        standardize: Scale each number of --feature_columns to mean 0 and standard deviation 1 over
+            the training clients; missing numbers become the mean. The store and saved models
+            contain both statistics. Only with format csv, jsonl or parquet.
         image_columns: Columns with images: PNG, JPEG, GIF or BMP files, or lists of pixels from 0
             to 255. Only with format parquet.
         text_column: Column with text; LEAF: position of the text in a list of strings. Only with
@@ -149,23 +150,24 @@ class ImportOptions(Options):
         feature_shape: Shape of an example's features, if not a vector, e.g. 28,28. In a table it
             needs exactly one input in --feature_columns. Only with format leaf, csv, jsonl or
             parquet.
-        class_names: Names of the classes in the order of their numbers; labels may be either.
-            Without it labels are numbers. Only with format leaf, idx, npz, csv, jsonl or parquet.
+        class_names: Names of the classes in the order of their numbers; labels may be names or
+            numbers. Without names, labels are numbers. Only with format leaf, idx, npz, csv, jsonl
+            or parquet.
         classes: Labels to keep, which become 0, 1, ... in this order. [all] Only with format idx.
-        num_clients: Clients that the examples are dealt to. Only with format idx.
+        num_clients: Number of clients to deal the examples to. Only with format idx.
         sentences: Where sentences end. Only with format text_folders.
         sentences_per_client: Sentences of a passage that is a client; 0: the whole file is one.
             Only with format text_folders.
         sentences_per_group: Sentences of a passage that --split_by=group keeps together, a multiple
             of --sentences_per_client; 0: the whole file. Only with format text_folders.
-        markup: Treatment of code and of formulas in TeX: drop, keep, or word for one word in
-            their place, <code> or <math>; a name for both or NAME:TREATMENT of each. Only with
+        markup: Treatment of code and of formulas in TeX: drop, keep, or word, which puts <code> or
+            <math> in their place; one treatment for both, or NAME:TREATMENT for each. Only with
             format stackexchange.
-        tokenizer: How text becomes words. [text_folders: spaces, otherwise words] Only with format
-            text_folders, plays, leaf, csv, jsonl or parquet.
+        tokenizer: Rule that splits text into words. [text_folders: spaces, otherwise words] Only
+            with format text_folders, plays, leaf, csv, jsonl or parquet.
         case: Case of words. Only with format text_folders, plays, leaf, csv, jsonl or parquet.
-        punctuation: Words without a letter or digit. Only with format text_folders, plays, leaf,
-            csv, jsonl or parquet.
+        punctuation: Treatment of words without a letter or digit. Only with format text_folders,
+            plays, leaf, csv, jsonl or parquet.
     """
 
     format: str = ""

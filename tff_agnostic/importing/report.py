@@ -23,11 +23,11 @@ from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.splits import Stratum, parse_shares
 from tff_agnostic.importing.vocabulary import CategorySummary, VocabularySummary
 
-# Fraction of markup among the words from which a warning is printed.
+# Above this fraction of markup among the words, a warning is printed.
 _MUCH_MARKUP = 0.02
 # Characters that are rare in prose.
 _MARKUP_SIGNS = frozenset("\\{}^_$`|<>~=")
-# Fraction of a domain's examples in one unit from which a warning is printed.
+# If one unit has more than this fraction of a domain's examples, a warning is printed.
 _LARGE = 0.5
 _MAX_NAMES = 5
 

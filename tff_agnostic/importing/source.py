@@ -44,8 +44,8 @@ class Rows:
         features: The other columns, [n, *shape] of NumPy or strings of Arrow, by feature.
         place: Called with the index of an example; returns its place in the source, such as
             "users.csv:17", which is different for every example.
-        group: The group that `split_by="group"` keeps together, strings [n]; None where the format
-            has no groups.
+        group: The group that `split_by="group"` keeps together, strings [n]; None if the format has
+            no groups.
     """
 
     client: pa.Array
@@ -85,7 +85,7 @@ class SourceExample:
     Attributes:
         record: The record for the store.
         place: The example's place in the source; see `Rows.place`.
-        group: The group that `split_by="group"` keeps together; None where the format has none.
+        group: The group that `split_by="group"` keeps together; None if the format has none.
     """
 
     record: Record
@@ -127,7 +127,7 @@ class ReadLog:
         self.rounded: Counter[str] = Counter()
         self.rows_are_clients = False
         self.controls = 0
-        # The defaults have no effect.
+        # The default functions have no effect.
         self.advance = advance
         self.say = say
         self._skips_bad = skip_bad

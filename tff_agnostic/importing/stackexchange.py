@@ -47,7 +47,7 @@ _CONTROLS = re.compile(
     rb"|[\x00-\x08\x0b\x0c\x0e-\x1f]"
 )
 _LONGEST = 16
-# Number of bytes before an error to examine.
+# Number of bytes to keep, to examine what precedes an error.
 _KEPT = 1 << 15
 # Continuation bytes of UTF-8.
 _CONTINUATIONS = bytes(range(0x80, 0xC0))

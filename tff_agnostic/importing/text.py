@@ -17,7 +17,7 @@ from typing import Callable, Optional
 
 from tff_agnostic.importing.options import CODE_MARK, MATH_MARK, SPECIAL_WORDS, ImportOptions
 
-# Code points of scripts, and of variation selectors, among which marks are found.
+# Code points to search for marks: those of scripts, and of variation selectors.
 _WITH_MARKS = (range(0x20000), range(0xE0100, 0xE01F0))
 # Joiners between letters of a Persian or Hindi word.
 _JOINERS = "\u200c\u200d"

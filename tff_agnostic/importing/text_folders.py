@@ -70,7 +70,7 @@ def check(options: ImportOptions) -> None:
 def _texts_with_domains(
     options: ImportOptions, paths: Sequence[Path], log: ReadLog
 ) -> dict[str, tuple[Path, str]]:
-    """Returns the texts that have a domain, with it; reports the others to the log."""
+    """Returns the texts that have a domain, with the domain; reports the others to the log."""
     result = {}
     for document, (path, folder) in _texts(paths).items():
         domain = options.domain_name or folder

@@ -25,8 +25,8 @@ class ClassReport:
     Attributes:
         counts: Examples of each class, by domain.
         confusion: Examples by class and predicted class, by domain.
-        by_class: Without `confusion`, numbers of examples by class: with it as label, as
-            prediction, and as both; by domain.
+        by_class: Without `confusion`, by domain, numbers of examples by class: with the class as
+            label, as prediction, and as both.
         scores: With two classes, examples by class and by bin of their probability of class 1, by
             domain.
     """

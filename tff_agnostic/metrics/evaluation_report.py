@@ -473,7 +473,7 @@ def client_values_from_json(content: Mapping[str, Any]) -> ClientValues:
     """Returns the values from the JSON of `ClientValues.to_json`.
 
     Raises:
-        LookupError, TypeError, ValueError: If the content is not that of `to_json`.
+        LookupError, TypeError, ValueError: If the content is not a result of `to_json`.
     """
     histogram, sizes = content["histogram"], content["by_size"]
 

@@ -146,7 +146,7 @@ def superquantile_interval(
         values: Values of clients, [n].
         clients: Number of clients with each value, [n].
         share: Fraction of all clients, in (0, 1].
-        worst_is_largest: Whether large values are bad, or small ones.
+        worst_is_largest: Whether larger values are worse.
     """
     total = float(np.sum(clients))
     if share * total < MIN_TAIL_CLIENTS:

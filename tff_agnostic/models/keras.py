@@ -432,7 +432,7 @@ def refuse_captured_state(traced: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _WeightFunctions:
-    """Functions of single trainable weights.
+    """Functions that each take one trainable weight.
 
     Attributes:
         functions: Pairs of the position of a trainable weight and its function, at least one.

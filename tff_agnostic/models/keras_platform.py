@@ -71,7 +71,7 @@ class KerasPlatform(Protocol):
         """Returns the names of layers that added a loss in their latest traced call."""
 
     def weight_name(self, weight: tf.Variable) -> str:
-        """Returns a weight's name with that of its layer, such as `dense/kernel`."""
+        """Returns a weight's name with its layer's name, such as `dense/kernel`."""
 
     def is_graph(self, keras_model: tf.keras.Model) -> bool:
         """Returns whether a model is a graph of layers: functional, or a built sequential one."""

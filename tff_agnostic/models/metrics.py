@@ -63,7 +63,7 @@ def sparse_cross_entropy(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class ColumnLoss:
-    """A loss of one label and one output per example, each [n] or [n, 1], by a loss of columns.
+    """A loss of one label and one output per example, each [n] or [n, 1], from a loss of columns.
 
     Attributes:
         loss: Loss of labels [n, 1] and outputs [n, 1], such as Keras'.
@@ -169,7 +169,7 @@ class ClassScores:
     Attributes:
         from_predictions: Maps predictions to scores of the classes, float [n, classes]. The
             predicted class has the largest score; the first one if tied.
-        from_logits: Whether scores are logits, or else probabilities; None to use the model's loss.
+        from_logits: Whether scores are logits, and not probabilities; None to use the model's loss.
     """
 
     from_predictions: Callable[[tf.Tensor], tf.Tensor]
@@ -178,7 +178,7 @@ class ClassScores:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A metric made of the ratio sum(numerator) / sum(denominator) over any set of examples.
+    """A metric computed from the ratio sum(numerator) / sum(denominator) of any set of examples.
 
     The value is the ratio itself, or with `transform` a function of the ratio: perplexity, for
     example, is the exponential of a mean cross-entropy. Clients and sums hold ratios; reports show
@@ -266,7 +266,7 @@ def binary_accuracy(from_logits: bool) -> Metric:
     Labels are 0 and 1. A prediction above the threshold is class 1.
 
     Args:
-        from_logits: Whether predictions are logits, with threshold 0, or probabilities, with
+        from_logits: Whether predictions are logits, with threshold 0, and not probabilities, with
             threshold 1/2.
     """
     threshold = 0.0 if from_logits else 0.5

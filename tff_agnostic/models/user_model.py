@@ -123,11 +123,10 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
     - keras_model: a `tf.keras.Model` of x;
     - loss: a Keras loss with `reduction="none"`, or a function (labels, predictions) -> [n], such
       as `SentenceLoss` for texts. If an example has one label and one output, a loss that needs
-      both as columns [n, 1] gets them so; see `per_example_loss`;
-    - metrics: `Metric` objects. Without them accuracy is measured where labels are classes (of one
-      output where the loss says what it is, as `BinaryCrossentropy` does), mean absolute and root
-      mean squared error of one output where labels are real numbers with a known range, and
-      `text_metrics` where they are next words.
+      both as columns [n, 1] receives columns; see `per_example_loss`;
+    - metrics: `Metric` objects. The defaults are accuracy for classes (for a single output only if
+      the loss has `from_logits`, as `BinaryCrossentropy` does), mean absolute and root mean squared
+      error for a single output and real labels of known range, and `text_metrics` for next words.
 
     Modules next to the file can be imported.
 

@@ -28,7 +28,7 @@ _TOLERANCE = 1e-6
 # Factor by which the grid of losses is coarser in the first part of a search, which is as much
 # faster. It adds less than .02 to epsilon, and nearly the same for neighbouring noise multipliers.
 _COARSER = 30.0
-# With these few integer orders a bound takes a twentieth of the time.
+# A few integer orders, with which a bound takes a twentieth of the time.
 _FEW_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
 # More rounds than any run has; privacy losses of many more would take hours.
 MAX_ROUNDS = 2**20

@@ -48,7 +48,7 @@ class Mechanism(Protocol):
 
     @property
     def noise_multiplier(self) -> float:
-        """Z of the complete release: standard deviation of the noise per clip norm."""
+        """Multiplier z of the complete release: standard deviation of the noise per clip norm."""
 
     @property
     def adjacency(self) -> str:

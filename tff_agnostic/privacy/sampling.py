@@ -137,8 +137,8 @@ class _WithoutReplacement:
     """Base of cohorts of a fixed size, drawn without replacement.
 
     Neighbours differ by one replaced client, so a sum may change by two clip norms: the event's
-    multiplier is half of the noise's (Wang, Balle, Kasiviswanathan 2019, Theorem 27, which
-    dp-accounting computes, takes a release and its own sensitivity).
+    multiplier is half of the noise's (dp-accounting computes Theorem 27 of Wang, Balle,
+    Kasiviswanathan 2019, in which noise is relative to a release's own sensitivity).
     """
 
     clients_per_round: int
@@ -153,7 +153,7 @@ class _WithoutReplacement:
 
     @property
     def _densest(self) -> tuple[int, int]:
-        """Numbers of drawn clients and of all clients, where a client's probability is largest."""
+        """Numbers of drawn and of all clients, where a client's probability is largest."""
         raise NotImplementedError
 
     @property

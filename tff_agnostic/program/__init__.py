@@ -43,7 +43,8 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # As in `./run`: TensorFlow reads this when it is first imported; a caller's value holds.
+    # As in `./run`: TensorFlow reads this when it is first imported; a caller's value has
+    # precedence.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.filterwarnings("ignore", "pkg_resources is deprecated as an API", append=True)
     return getattr(importlib.import_module(f"tff_agnostic.{_MODULES[name]}"), name)

@@ -276,8 +276,9 @@ class CompiledClientWork:
                 _ = self._many
         except _ConversionError as e:
             return str(e)
-        # Some become grouped convolutions, which on several CPU lanes gave different numbers in
-        # each round. Conv2D remains where clients share a kernel, which is a single convolution.
+        # TensorFlow groups some convolutions, which on several CPU lanes gave different numbers in
+        # each round. Conv2D is excluded: it remains if clients share a kernel, as a single
+        # convolution.
         convolutions = sorted(op for op in _op_types(self._many) if "Conv" in op and op != "Conv2D")
         return f"it has convolutions ({convolutions[0]})" if convolutions else None
 

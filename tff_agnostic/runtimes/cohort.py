@@ -315,7 +315,7 @@ class CohortEvaluation(Evaluation):
 
 
 def _called(function: Any, *arguments: Any) -> Any:
-    """Calls a tf.function; without the retracing warning of a plain call in many short runs."""
+    """Calls a tf.function without the retracing warning that plain calls log in many short runs."""
     return function.get_concrete_function(*arguments)(*arguments)
 
 

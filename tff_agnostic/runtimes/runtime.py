@@ -135,7 +135,7 @@ class Runtime(Protocol):
         """Acquires processes and devices."""
 
     def __exit__(self, *exc_info: object) -> None:
-        """Releases them."""
+        """Releases processes and devices."""
 
     def training(self, algorithm: Algorithm, aggregation: Aggregation) -> Training:
         """Prepares rounds of `algorithm`."""

@@ -216,7 +216,7 @@ def class_probabilities(predictions: tf.Tensor, are_scores: bool) -> tf.Tensor:
     Args:
         predictions: A number per class, [n, classes]; or numbers of the second of two classes, [n]
             or [n, 1].
-        are_scores: Whether they are scores, or probabilities.
+        are_scores: Whether they are scores, and not probabilities.
     """
     if predictions.shape.rank == 2 and predictions.shape[1] != 1:
         return tf.nn.softmax(predictions) if are_scores else predictions

@@ -111,7 +111,7 @@ def open_store(path: Path, features: Mapping[str, Feature]) -> Store:
 
 
 def import_remarks(store: Store) -> list[Remark]:
-    """Returns the warnings of a store's import about its splits, which numbers of a run need."""
+    """Returns the warnings of a store's import about its splits that runs repeat."""
     notes = store.content.notes if isinstance(store, ArrowStore) else {}
     return [
         Remark(

@@ -85,7 +85,7 @@ class TaskContext:
 
 
 class Use(enum.Enum):
-    """Whether a task reads a place of data."""
+    """Whether a task reads a kind of data, such as a client store."""
 
     NO = enum.auto()
     OPTIONAL = enum.auto()

@@ -116,7 +116,7 @@ class Evaluator:
         """Returns the evaluation report of `weights`.
 
         Args:
-            on_all: Whether to use all test clients, or the sample.
+            on_all: Whether to use all test clients instead of the sample.
         """
         return self.evaluate_models({"": weights}, on_all, None)[""]
 
@@ -127,7 +127,7 @@ class Evaluator:
 
         Args:
             models: Weights of each model, by name.
-            on_all: Whether to use all test clients, or the sample.
+            on_all: Whether to use all test clients instead of the sample.
             states: State of the private evaluation of each model; None without noise.
         """
         measured = self.measure(list(models.values()), on_all, states)
@@ -140,7 +140,7 @@ class Evaluator:
 
         Args:
             models: Weights of at least one model, all of the same shapes.
-            on_all: Whether to use all test clients, or the sample.
+            on_all: Whether to use all test clients instead of the sample.
             states: State of the private evaluation of each model; None without noise.
         """
         num_bytes = sum(np.asarray(array).nbytes for array in tf.nest.flatten(models[0]))

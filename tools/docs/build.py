@@ -198,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--port", type=_port, default=8000, help="where it is served [8000]")
     parser.add_argument("--output", type=Path, help="folder of the site [build/docs/html]")
-    # The script `run` passes it.
+    # The script `run` passes this flag.
     parser.add_argument("--package_python", type=Path, required=True, help=argparse.SUPPRESS)
     return parser
 

@@ -108,7 +108,7 @@ def shared_pages() -> list[Shared]:
 
 
 def _merged(kinds: Iterable[type], table: Mapping[str, Flag]) -> list[Group]:
-    """Returns the groups of several dataclasses; flags are from a table, with all their users."""
+    """Returns the groups of several dataclasses, with the table's flags, which name all users."""
     groups = without_repeated(group for kind in kinds for group in flag_groups(kind))
     merged: dict[str, Group] = {}
     for group in groups:

@@ -37,13 +37,13 @@ highlight_language = "none"
 
 
 def setup(app: Sphinx) -> None:
-    """Diagrams are shown as their text: what draws them is fetched from elsewhere."""
+    """Shows diagrams as text, since their renderer would be fetched from elsewhere."""
     app.add_lexer("mermaid", TextLexer)
     app.connect("autodoc-process-docstring", _as_prose, priority=1)
 
 
 def _as_prose(*given: Any) -> None:
-    """Docstrings are no reStructuredText: bars are those of formulas, and a letter is no number."""
+    """Escapes bars, and letters before a full stop, as docstrings are not reStructuredText."""
     lines: list[str] = given[-1]
     escaped = (line.replace("|", "\\|") for line in lines)
     lines[:] = [re.sub(r"(: |^ *)(\w\.)(?= |$)", r"\1\\\2", line) for line in escaped]

@@ -1,4 +1,4 @@
-"""Takes pictures of a report's first screen, on light and on dark ground, with Chromium.
+"""Takes pictures of a report's first screen, on light and dark backgrounds, with Chromium.
 
     python -m tools.docs.picture runs/compare-digits-001/report.html docs/images/report
 

@@ -24,7 +24,7 @@ TOP_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _INDEX = "index.md"
 # The index of the generated pages.
 REFERENCE = "reference/index.md"
-# HTML of a picture for light and dark ground; pages of the site have the light one.
+# HTML of a picture for light and dark backgrounds; pages of the site have the light picture.
 _PICTURE = re.compile(r"<picture>.*?<img alt=\"(.*?)\" src=\"(.*?)\">\s*</picture>", re.DOTALL)
 _EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 _NOTEBOOK = ".ipynb"

@@ -4,7 +4,7 @@ The objective is the largest sum_k pi_k F_k(w) over mixtures pi of clients with 
 theta, which is the mean of the worst theta of the weight: the (1 - theta)-superquantile of the
 losses. In a round only clients train whose loss reaches the (1 - theta)-quantile, eta.
 
-There are two ways to treat those at eta. "paper" lets them train in full, so that more than theta
+There are two ways to treat clients at eta. "paper" lets them train in full, so that more than theta
 of the weight may train; "exact" lets them train with the share that is left of theta, as the
 maximising pi does. And three ways to know eta: from the round's own losses (the paper's), from
 those of the round before, or tracked by steps; the first two compare losses by bins of a grid.
@@ -157,7 +157,7 @@ def survey_round(
 
     Clients whose losses share a bin are ties. A client without examples, or whose loss is not
     finite, is dropped; one whose loss is finite but whose w_k is not counts in the quantile, which
-    is known by then, and not in the average. Without any client, w^t.
+    is known by then, and not in the average. Without any client, the result is w^t.
     """
     survey = _survey(model, w_t, clients, weighting)
     if not survey.clients:

@@ -69,7 +69,7 @@ def train(
 def average(w_t: Weights, trained: Iterable[tuple[float, Weights]]) -> Weights:
     """w^t - sum_k c_k (w^t - w_k) / sum_k c_k over pairs (c_k, w_k).
 
-    A w_k that is not finite is skipped with its c_k; without any, w^t.
+    A w_k that is not finite is skipped with its c_k; without any pair, the result is w^t.
     """
     kept = [(c_k, w_k) for c_k, w_k in trained if c_k > 0 and all_finite(w_k)]
     if not kept:

@@ -157,7 +157,7 @@ class TestTerm:
 
 class TestAboveMean:
     def test_by_hand(self):
-        # Losses at w = 1: 1, 3, 2; their mean, 2, is met by the last one.
+        # Losses at w = 1: 1, 3, 2; the last one equals their mean, 2.
         clients = [_quadratic_client(2.0), _quadratic_client(6.0), _quadratic_client(3.0, 5.0)]
         w, mean, trains = above_mean_round(_QUADRATIC, [1.0], clients, LocalSgd(0.1))
         assert mean == 2.0
@@ -264,7 +264,7 @@ class TestSurveyRound:
     def test_a_client_that_diverges_counts_in_the_quantile(self, boundary):
         sgd = LocalSgd(0.1, epochs=80)
         others = _with_losses([1, 2, 3], [1, 1, 1])
-        # Its loss is 5e5, and each step multiplies w by 1e5.
+        # The diverging client's loss is 5e5, and each step multiplies w by 1e5.
         diverging = _quadratic_client(1e6)
         actual = survey_round(_QUADRATIC, [1.0], [*others, diverging], 0.5, sgd, "equal", boundary)
         kept = {"paper": others[1:], "exact": others[2:]}[boundary]
@@ -283,7 +283,8 @@ class TestLaggedRound:
         assert first.share == pytest.approx(0.5)
         _, paper = lagged_round(_QUADRATIC, [1.0], None, clients, 0.8, _SGD)
         assert paper == Cut(bins[1], 1.0)
-        # These losses' own cut would be at 6; all but 1 and half of 2 are above the cut of before.
+        # These losses' own cut is at 6; the previous cut excludes the loss 1 and half of the weight
+        # of the loss 2.
         later = _with_losses([1, 2, 6, 7], [1, 2, 3, 4])
         w, second = lagged_round(_QUADRATIC, [1.0], first, later, 0.5, _SGD, "examples", "exact")
         _assert_close(w, [1 - 0.2 * (1 * 2 + 3 * 6 + 4 * 7) / 8])
@@ -302,7 +303,7 @@ class TestTrackedRound:
 
     def test_by_hand(self):
         clients = _with_losses([1, 2, 3, 4], [1, 2, 3, 4])
-        # A loss of eta itself trains.
+        # A client whose loss is exactly eta trains.
         w, eta = tracked_round(_QUADRATIC, [1.0], 2.0, clients, 0.8, _SGD)
         _assert_close(w, [(2 * 0.6 + 3 * 0.4 + 4 * 0.2) / 9])
         assert eta == pytest.approx(2 * np.exp(-0.2 * (0.1 - 0.2)))

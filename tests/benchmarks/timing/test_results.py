@@ -151,7 +151,7 @@ def test_clients_have_the_workloads_shape(name):
 
 def test_softmax_regression_products():
     workload = logistic(clients=7)
-    # The domain pass, and of each step the scores and the gradient of the matrix.
+    # Products of the domain pass, and of each step's scores and gradient of the matrix.
     assert round_products(workload) == [
         Product(m=40, k=60, n=10, count=1, batch=7),
         Product(m=10, k=60, n=10, count=4, batch=7),
@@ -162,7 +162,7 @@ def test_softmax_regression_products():
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_step_costs_three_forward_passes(name):
-    # Less the gradient of the input of a first layer; the domain pass is one more forward pass.
+    # A first layer needs no gradient of its input; the domain pass is one more forward pass.
     workload = WORKLOADS[name]
     examples = workload.clients * workload.examples
     forward = {

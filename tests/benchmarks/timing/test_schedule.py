@@ -33,7 +33,7 @@ def test_side_runs_its_fastest_setting(tmp_path):
     assert len(side.rounds) == 6
 
 
-# In a round, and before the first.
+# Failures in a round, and before the first round.
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("behaviour", "message"),

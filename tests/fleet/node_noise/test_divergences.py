@@ -43,7 +43,7 @@ def _gaussian_composition(multipliers, delta=_DELTA):
 
 
 def _noise(multiplier, sums, claimed=None, delta=_DELTA):
-    """Returns a plan's noise of three clients with a noise multiplier together."""
+    """Returns a plan's noise of three clients, which together have this noise multiplier."""
     variance = (multiplier * _CLIP) ** 2 / 3
     group = NoisedGroup("update", ("a",), 1 << 40, _CLIP**2, variance, 100)
     noise = NodeNoise((group,), {}, 3, Fraction(1), delta, ())

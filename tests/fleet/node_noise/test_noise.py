@@ -22,7 +22,7 @@ from tests.fleet.secure_aggregation.parties import Fleet
 from tests.plan_runner.refusals import refusal
 
 _VARIANCES = [Fraction(1, 100), Fraction(1, 3), Fraction(6), Fraction(250)]
-# Number of values of the digits in the first word.
+# Number of possible values of the 63 digits in the first word.
 _UNIT = 1 << 63
 
 
@@ -107,7 +107,7 @@ def test_draws_fit_the_distribution(variance):
     kurtosis = 3 + 1 / float(variance)
     deviation = math.sqrt((kurtosis - 1) / size) * float(variance)
     assert abs(result.var() - float(variance)) < 4 * deviation
-    # Half the variance does not fit.
+    # The distribution with half the variance is rejected.
     other = stats.skellam(float(variance) / 4, float(variance) / 4).pmf(values)
     shares = np.array([*other, 1 - other.sum()])
     assert stats.chisquare(counts, size * shares / shares.sum()).pvalue < 1e-6

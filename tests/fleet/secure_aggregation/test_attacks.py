@@ -315,7 +315,7 @@ def dealing(fleet, server, liar: int, monkeypatch, target, name: str, lie) -> No
 
 
 def inconsistent(secret, threshold, points):
-    """Shares of no one polynomial of that degree."""
+    """Returns shares on a polynomial of too high a degree."""
     return ORIGINAL_SPLIT(secret, threshold + 1, points)
 
 
@@ -455,7 +455,7 @@ def changes(message: bytes, generator: random.Random, fleet: Fleet, server):
     yield generator.randbytes(len(message))
     for _ in range(40):
         at = generator.randrange(len(message))
-        # With other bits BEGIN starts a valid session.
+        # BEGIN with other bits of the session is valid, and starts that session.
         if message[7] == Type.BEGIN and 8 <= at < 40:
             continue
         yield (
@@ -470,7 +470,7 @@ def changes(message: bytes, generator: random.Random, fleet: Fleet, server):
             size = generator.choice([0, 1, 2, len(body) // 2, len(body) - 1])
             yield fleet.forged(1, kind, server.session, body[:size])
             yield fleet.forged(1, kind, server.session, body + bytes(size + 1))
-            # Other bits of these bodies are valid.
+            # Changed bits of these bodies are also valid.
             if kind not in (Type.MASKED, Type.SHARES, Type.KEYS):
                 changed = body[:at] + bytes([body[at] ^ 0xFF]) + body[at + 1 :]
                 yield fleet.forged(1, kind, server.session, changed)

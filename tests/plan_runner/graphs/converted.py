@@ -1,4 +1,4 @@
-"""Small graphs for TFLite, made of TensorFlow's."""
+"""Small TFLite graphs, converted from graphs of TensorFlow."""
 
 from collections.abc import Sequence
 from typing import Any, Callable

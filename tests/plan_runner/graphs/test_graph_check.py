@@ -176,7 +176,7 @@ def test_constants_must_be_numbers_or_strings():
 
 @pytest.mark.parametrize("value", [None, b"", b"IGNORE", b"/etc/passwd"])
 def test_later_attributes_have_known_values(monkeypatch, value):
-    """`bad_indices_policy` came with TensorFlow 2.18; others take it from its definition."""
+    """`bad_indices_policy` came with TensorFlow 2.18; the test adds it to earlier definitions."""
     definition = op_def_pb2.OpDef.FromString(op_def_registry.get("GatherNd").SerializeToString())
     if not any(attribute.name == "bad_indices_policy" for attribute in definition.attr):
         definition.attr.add(name="bad_indices_policy", type="string")

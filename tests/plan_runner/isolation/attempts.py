@@ -98,7 +98,7 @@ def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable
         "measures the machine": lambda: _call(298, 0, 0, -1, -1, 0),
         "types into a terminal": lambda: fcntl.ioctl(0, _TIOCSTI, b"x"),
         "calls by the numbers of x32": lambda: _call(0x40000000 | 39),
-        # Allowed; neither Landlock nor the filter restricts the first two.
+        # The following are allowed; neither Landlock nor the filter restricts the first two.
         "may see the size of a file": lambda: os.stat(outside),
         "may ask for rights to a file": lambda: _check_access(outside),
         "may write its own files": lambda: (scratch / "file").write_text("x"),

@@ -25,7 +25,7 @@ SETTINGS = {
     "lambda_learning_rate": 0.5,
     "window": 3,
     "evaluate_every": 2,
-    # Divides neither the rounds nor what the tests stop after.
+    # Divides neither the number of rounds nor the rounds after which tests stop.
     "checkpoint_every": 3,
     "keep_checkpoints": 3,
 }
@@ -40,7 +40,7 @@ class StopAfter(StopRequest):
 
     @property
     def signal_number(self) -> Optional[int]:
-        """Asked once a round."""
+        """SIGTERM from round `k` on; runs read it once per round."""
         self._left -= 1
         return signal.SIGTERM if self._left <= 0 else None
 

@@ -118,7 +118,7 @@ def _train(
     task: Optional[Task] = None,
     **changed: Any,
 ) -> list[_Released]:
-    """Trains, and returns the evaluations' releases; `crash_after` is shown, but not saved."""
+    """Trains, and returns releases of evaluations; round `crash_after` is shown, but not saved."""
     watched = _Watched(on)
 
     class Crashing(Observer):
@@ -165,7 +165,7 @@ def died(cohort_runtime, tmp_path_factory) -> tuple[Path, list[_Released]]:
 
 @pytest.fixture
 def lost(died, tmp_path) -> Path:
-    """A copy of its folder."""
+    """A copy of the folder of `died`."""
     return shutil.copytree(died[0], tmp_path / "run")
 
 
@@ -198,7 +198,7 @@ def test_lost_evaluations_count(cohort_runtime, died, lost, name):
 
 @pytest.mark.slow
 def test_an_unchanged_resume_makes_the_same_releases(cohort_runtime, died, lost, tmp_path):
-    """Its files are those of an uninterrupted run."""
+    """The resumed run's files equal those of an uninterrupted run."""
     whole = tmp_path / "whole"
     _train(cohort_runtime, whole)
     released = _train(cohort_runtime, lost, resume=True)
@@ -453,7 +453,7 @@ def test_private_run_resumes_with_its_execution(
         message = refused(cohort_runtime)
     assert message.startswith(f"tensorflow: expected {version[:4]}, with which the private run in")
     assert ", found 3.1: a repeated round has the same noise" in message
-    # A release that did not write how it executed rounds is not asked.
+    # The check is skipped if the folder has no record of the execution.
     del config["execution"]
     (folder / "config.json").write_text(json.dumps(config))
     TrainingRun(_spec(**_TRAINING_ONLY), RunFolder(folder), streaming_runtime, True)

@@ -32,7 +32,7 @@ def test_a_crash_between_checkpoints_changes_nothing(cohort_runtime, whole, tmp_
     (path / "result.json").unlink()
     for name in ("round_00000006.npz", "round_00000007.npz"):
         (path / "checkpoints" / name).unlink()
-    # Killed while its model was written.
+    # The run was killed while it wrote its model.
     (path / "model" / "model_card.json").unlink()
     (path / "model" / "model.keras").rename(path / "model" / ".model.keras.77.tmp")
     assert round_numbers(list((path / "checkpoints").iterdir())) == [3]
@@ -72,7 +72,7 @@ def test_longer_run_evaluates_on_the_sample(cohort_runtime, tmp_path):
     whole, longer, killed = (tmp_path / name for name in ("whole", "longer", "killed"))
     sampled = {"evaluation_clients": 2}
     train(cohort_runtime, whole, **sampled)
-    # After its last round the shorter run is evaluated on all, the whole one on two clients.
+    # After round 4, its last, the shorter run is evaluated on all clients, the whole run on two.
     train(cohort_runtime, longer, rounds=4, **sampled)
     overall = (longer / "metrics.csv").read_bytes()
     assert not (whole / "metrics.csv").read_bytes().startswith(overall)
@@ -86,7 +86,7 @@ def test_longer_run_evaluates_on_the_sample(cohort_runtime, tmp_path):
     shutil.copytree(killed, again)
     train(cohort_runtime, killed, resume=True, **sampled)
     assert_same_run(killed, whole)
-    # Or the shorter run is asked for again.
+    # The shorter run may also be requested again.
     train(cohort_runtime, again, resume=True, rounds=4, **sampled)
     assert (again / "metrics.csv").read_bytes() == overall
 
@@ -115,7 +115,7 @@ def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
             return types.SimpleNamespace(for_each=counted)
 
     train(Counting(), tmp_path, evaluation_clients=2)
-    # Rounds 2, 4, 6 and 7, and what the run began with: a lambda is near 0 in the end.
+    # Evaluations after rounds 2, 4, 6 and 7, and of the initial model: a lambda ends near 0.
     assert evaluated[:3] == [2, 2, 2]
     assert evaluated[3] == evaluated[4] > 2 and len(evaluated) == 5
 

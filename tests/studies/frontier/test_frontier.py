@@ -92,7 +92,7 @@ def test_two_domains_are_a_curve():
 def test_more_domains_have_panels():
     panels = figure(_frontier(("a", "b", "c"))).axes
     assert [axes.get_title() for axes in panels] == ["a", "b", "c", ""]
-    # After the curves of the other domains.
+    # These lines follow the curves of the other domains.
     args, worst = panels[0].lines[2:4]
     assert args.get_ydata()[np.argmax(args.get_xdata())] == pytest.approx(90)
     assert worst.get_ydata()[np.argmax(worst.get_xdata())] == pytest.approx(50)
@@ -178,14 +178,14 @@ def _judge(means, fed_avg, agnostic, higher_is_better=True, margin=0.02):
     ("means", "algorithms", "more", "expected"),
     [
         ([0.6, 0.7, 0.8], (0.61, 0.79), {}, ("FOUND", "m2", ("agnostic",), ("fed_avg",), ())),
-        # The difference is smaller than the significant one.
+        # The difference is smaller than the margin.
         ([0.6, 0.615, 0.5], (0.6, 0.55), {}, ("NONE_HELPS", "m1", (), ("agnostic",), ())),
-        # An algorithm in between.
+        # An algorithm is between the mixtures.
         ([0.6, 0.7], (0.6, 0.65), {"margin": 0.06}, ("OPEN", "m1", (), ("fed_avg",), ())),
         ([0.6, 0.7], (0.6, 0.65), {}, ("MISSED", "m1", (), ("fed_avg", "agnostic"), ())),
-        # The first of equal mixtures.
+        # The first of equal mixtures is the best.
         ([0.7, 0.6, 0.7], (0.7, 0.6), {}, ("NONE_HELPS", "m0", (), ("agnostic",), ())),
-        # Better than all mixtures.
+        # An algorithm is better than all mixtures.
         ([0.6, 0.7], (0.65, 0.8), {}, ("FOUND", "m1", ("agnostic",), ("fed_avg",), ("agnostic",))),
         ([0.7, 0.6], (0.65, 0.8), {}, ("NONE_HELPS", "m0", (), ("fed_avg",), ("agnostic",))),
         # Small losses are good; an infinite one is the worst.

@@ -115,7 +115,7 @@ def test_methods_take_turns_from_given_settings(tmp_path):
 
 @pytest.mark.nightly
 def test_draws_do_not_depend_on_interruptions(tmp_path):
-    """Also after the sampler's initial random trials."""
+    """This also holds after the sampler's initial random trials."""
     whole = _searched(tmp_path / "whole", trials=7, spaces=_ONE)
     assert whole == _searched(tmp_path / "parts", 7, restart_after=3, spaces=_ONE)
     assert len({tuple(params.items()) for _, _, params in whole}) == 7
@@ -179,7 +179,7 @@ def test_trial_that_ends_meanwhile_is_not_taken(tmp_path):
 
 @pytest.mark.nightly
 def test_failed_trials_are_replaced(tmp_path):
-    """A process died between the study and its first trial; then that trial failed."""
+    """A process died after it created the study, before the first trial; then that trial failed."""
     _opened(tmp_path, Budget(1, None), {})
     tried = []
     for _ in range(2):

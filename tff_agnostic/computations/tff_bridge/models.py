@@ -38,7 +38,7 @@ _DRAWS = frozenset(
         "TruncatedNormal",
     }
 )
-# Sizes of synthetic batches for checks of the loss, and tolerances against the mean.
+# Sizes of synthetic batches whose loss is compared with the mean over examples, and tolerances.
 _CHECKED_SIZES = (1, 3, 5)
 _RTOL, _ATOL = 1e-4, 1e-5
 _SEED = (0, 0)
@@ -121,8 +121,8 @@ class _FunctionalPredict:
 class _FunctionalLoss:
     """The loss of each example, computed as the loss of a batch of one example.
 
-    TFF's loss is one number per batch, mostly its mean, in which an example cannot have the weight
-    of its domain. It is therefore vectorised over the examples.
+    TFF's loss is one number per batch, mostly its mean, so that examples cannot have the weights of
+    their domains. The loss is therefore vectorised over batches of one example.
     """
 
     model: Any
@@ -474,7 +474,7 @@ def _example_spec(input_spec: Any) -> OrderedDict[str, Any]:
 
 
 def _refuse_impure(model: Model, batch_loss: _BatchLoss) -> None:
-    """Checks traces of a model, and with synthetic batches that examples are independent."""
+    """Checks a model's traces, and on synthetic batches that examples are independent."""
     training, evaluating = (_traced_batch(model, batch_loss, mode) for mode in (True, False))
     refuse_captured_state(training)
     definition = training.graph.as_graph_def()

@@ -385,7 +385,7 @@ def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
     return dataclasses.replace(
         task,
         model=model,
-        # These concern the weights of the task's model.
+        # Tracked weights are weights of the task's own model, which the ensemble replaces.
         tracked_weights={},
         fingerprint={**task.fingerprint, "base_predictors": digest(content)},
     )
@@ -395,7 +395,7 @@ def _predictors_in(mixing: MixingTask, paths: Sequence[Path]) -> Mapping[str, Ba
     """Returns the predictors in files and folders, by name."""
     runs, architectures = _RunPredictors(mixing), dict[str, Architecture]()
     predictors: dict[str, BasePredictor] = {}
-    # Runs of a study may have equal last folders; then the folders above name them.
+    # Runs of a study may be in folders of the same name; then the folders above name them.
     shown = [*paths]
     while len({*shown}) == len(shown) > 1 == len({path.name for path in shown}):
         shown = [path.parent for path in shown]

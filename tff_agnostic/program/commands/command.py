@@ -84,7 +84,7 @@ class Command:
         return help_page(doc, own_groups(self.options_type), Flag.default_text)
 
     def define_flags(self) -> None:
-        """Defines the flags."""
+        """Defines the command's flags for absl."""
         self.options.define()
 
     def start(self, argv: Sequence[str]) -> Optional[int]:

@@ -289,7 +289,7 @@ class Session:
 
 
 def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:
-    """Yields tasks, or pairs of task and algorithm, whose default of an option differs, with it."""
+    """Yields tasks, or tasks with algorithms, that change an option's default, with the default."""
     for task, entry in DEFAULTS.items():
         if option.name in entry.settings:
             yield task, flag_text(entry.settings[option.name])
@@ -301,7 +301,7 @@ def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:
 
 
 def _default_text(option: Flag) -> str:
-    """Returns the default of an option of runs, followed by those of tasks and algorithms."""
+    """Returns an option's defaults: of tasks and algorithms first, then the usual one."""
     texts = [f"{where}: {text}" for where, text in defaults_elsewhere(option)]
     default = option.default_text()
     return "; ".join([*texts, f"otherwise {default or 'not given'}"]) if texts else default
@@ -390,7 +390,7 @@ def train_command(spec: RunSettings, keeps_folders: bool = False) -> list[str]:
     It contains only the flags that differ from the defaults of the task and of the settings.
 
     Args:
-        keeps_folders: Whether paths are absolute; otherwise file names alone.
+        keeps_folders: Whether paths are absolute, instead of reduced to file names.
     """
     shown = _shown_flags(spec, keeps_folders)
     if not keeps_folders:
@@ -451,7 +451,7 @@ def _flag_texts(flags: Mapping[str, Any]) -> list[str]:
 def with_algorithm_options(texts: Mapping[str, str]) -> dict[str, str]:
     """Returns flags as texts; the options of a user's algorithm are joined in one flag."""
     others = {*task_flags(), *runtime_flags(), *command_flags()}
-    # absl has undefok, which lists flags that a command may lack.
+    # absl itself defines undefok, a list of flags that a command may lack.
     defined = {*run_flags(), *others, "undefok"}
     options = ",".join(f"{name}={text}" for name, text in texts.items() if name not in defined)
     rest = {name: text for name, text in texts.items() if name in defined}

@@ -81,9 +81,9 @@ class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
             server with a secure aggregation protocol). [daf; secure with --backend=flower]
         checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it, from
             which the deployment continues; task and settings default to the run's.
-        clients_dir: Folder to write the task's clients to, for run_plan: the training clients, a
-            TFRecord file each, and the cohorts that a simulation would draw next; for an evaluation
-            the test clients, and all of them as a cohort.
+        clients_dir: Folder to write the task's clients to, for run_plan: a TFRecord file for each
+            training client, and the cohorts that a simulation would draw next; for an evaluation
+            the test clients, all of them in one cohort.
     """
 
     output_dir: Path = dataclasses.field(kw_only=True)

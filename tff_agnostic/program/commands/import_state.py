@@ -65,8 +65,8 @@ class ImportStateOptions(DataOptions):
         server_state: Checkpoint of the server's state, as run_plan writes it or a server stores it
             after a round.
         output_dir: Folder of the run to make; new or empty.
-        trust: Read the checkpoint without a sandbox: only one that you trust, where the kernel has
-            no Landlock or no seccomp.
+        trust: Read the checkpoint without a sandbox, if the kernel has no Landlock or no seccomp:
+            only for a checkpoint that you trust.
         max_memory_gb: Memory of the process that reads the checkpoint, in 10^9 bytes.
     """
 

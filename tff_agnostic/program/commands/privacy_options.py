@@ -58,11 +58,11 @@ class AccountingOptions(Options):
         integer_clip: The clip norm in steps of the integers that clients send. Only with privacy
             distributed.
         participation: Whether it stays secret which clients of Poisson cohorts participate, and how
-            many (secret): clients excluded by the coin send zeros and their share of the noise. All
-            clients answer each round, or the number in answering, by public turns: with fewer, less
-            is sent, and epsilon is larger. Otherwise (public) epsilon is several times as large.
-            min_clients is the minimum number of clients with noise; by default all that answer.
-            Only with privacy distributed.
+            many (secret): clients excluded by the coin send zeros and their share of the noise. In
+            each round all clients answer, or as many as answering gives, by public turns: with
+            fewer, less is sent, and epsilon is larger. Otherwise (public) epsilon is several times
+            as large. min_clients is the minimum number of clients with noise; by default all that
+            answer. Only with privacy distributed.
     """
 
     privacy: str = "central"

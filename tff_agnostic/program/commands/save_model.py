@@ -16,7 +16,7 @@ from tff_agnostic.saving.tflite import NOT_QUANTIZED
 
 @dataclasses.dataclass(frozen=True)
 class SaveOptions(DataOptions):
-    """Flags of `save_model`. Flags of data and tasks give the new paths of moved files.
+    """Flags of `save_model`; flags of data and tasks give the new paths of moved files.
 
     Attributes:
         checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it.

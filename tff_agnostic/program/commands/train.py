@@ -31,10 +31,9 @@ class TrainOptions(TaskOptions):
     Attributes:
         output_dir: Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]
         resume: Resume the run in --output_dir, or the newest one of its name. All settings are
-            those of the folder; flags may give other values of runtime, rounds, evaluate_every,
+            those of the folder; flags may change runtime, rounds, evaluate_every,
             evaluation_clients, worst_min_examples, client_percentiles, checkpoint_every,
-            keep_checkpoints, of how rounds are executed, and give the new places of files that have
-            moved.
+            keep_checkpoints and how rounds are executed, and give the new paths of moved files.
     """
 
     task: Annotated[str, OneOf(DEFAULTS)] = "digits"

@@ -23,7 +23,7 @@ _TENTH = f"p10{OVER_CLIENTS}"
 
 
 def _printed(mean: str, p90: str) -> dict[str, str]:
-    """Returns the accuracies of two errors in percent; the tail's is the 10th percentile."""
+    """Returns accuracies in percent, from the mean error and the 90th percentile of errors."""
 
     def accuracy(error: str) -> str:
         value, spread = error.split()

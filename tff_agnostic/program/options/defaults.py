@@ -39,7 +39,7 @@ class TaskDefaults:
         return TASKS[self.task]
 
 
-# The Stack Overflow LSTM of Reddi et al. 2021; the learning rate of lambda is that of Ro et al.
+# The Stack Overflow LSTM of Reddi et al. 2021; the learning rate of lambda is from Ro et al.
 _REDDI_ET_AL: Mapping[str, Any] = {
     "client_batch_size": 16,
     "client_learning_rate": 10**-0.5,

@@ -102,7 +102,7 @@ class FlagTable(Registry[Flag]):
 
 
 def _joined(hint: Any, other: Any) -> Any:
-    """Returns an annotation for the values of two; different ones lose their ranges and names."""
+    """Returns an annotation for the values of two; if they differ, without ranges and choices."""
     if hint == other:
         return hint
     members = [unannotated(m) for m in (*alternatives(hint), *alternatives(other))]
@@ -159,7 +159,7 @@ def _subclasses(kind: type) -> Iterator[type]:
         yield from _subclasses(subclass)
 
 
-# From a flag to the flag that it needs, and the values with which it has an effect.
+# Maps a flag to the flag that it needs, and to the needed flag's values that give it an effect.
 Needs = Mapping[str, tuple[str, tuple[Any, ...]]]
 
 

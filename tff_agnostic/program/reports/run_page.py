@@ -63,11 +63,11 @@ from tff_agnostic.program.reports.sections import (
 )
 
 _PLAIN = "plain"
-# Noise of clients instead of the server's.
+# Kind of privacy in which clients add the noise, instead of the server.
 _DISTRIBUTED = "distributed"
 _ALL = "all"
 _NUM_CLIENTS = "num_clients"
-# Maximum points of a curve, and of all curves of a figure, to keep pages small.
+# Maximum and minimum points of a curve, and maximum points of a figure, to keep pages small.
 _MAX_POINTS, _MIN_POINTS = 300, 20
 _FIGURE_POINTS = 3000
 # Maximum number of domains in the table of weights.
@@ -314,7 +314,7 @@ def _tail(run: RunRecord) -> list[Block]:
 
 
 def _family(run: RunRecord) -> list[Block]:
-    """Returns the numbers of several models; nothing of a run with one model."""
+    """Returns the numbers of several models; nothing for a run with one model."""
     further: Mapping[str, Any] = run.result.get("models") or {}
     if not further:
         return []
@@ -342,7 +342,7 @@ def _family(run: RunRecord) -> list[Block]:
 
 
 def _weights(run: RunRecord) -> list[Block]:
-    """Returns the weights of the domains over the rounds: lambda, or shares of FedAvg's rounds."""
+    """Returns the weights of the domains over the rounds: lambda, or shares in FedAvg's rounds."""
     quantity = weight_quantity(run)
     if quantity is None:
         return []

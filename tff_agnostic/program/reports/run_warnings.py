@@ -19,7 +19,7 @@ from tff_agnostic.tasks.task import TEST_SPLIT
 
 # Minimum number of clients: with fewer, a single client may dominate a domain's number.
 FEW_CLIENTS = 10
-# A domain with more of the weight in the last rounds leaves nearly none to the others.
+# Above this fraction of the weight in the last rounds, a domain leaves nearly none to the others.
 _RUNAWAY_WEIGHT = 0.9
 _SOME_ROUNDS = 0.1
 _MAX_NAMES = 5

@@ -32,7 +32,8 @@ def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, 
     """Returns an algorithm's settings with the baselines of the file or the run that they name.
 
     The second value is the domains of the file or the run, in order; empty if the settings name
-    neither. Baselines that need training or counting first stay a word, for `runs.baselines`.
+    neither. Baselines that first require training or counting stay `OWN` or `TRIVIAL`, for
+    `runs.baselines`.
 
     Args:
         privacy: Privacy of the run, which baselines from its clients' data would break.

@@ -55,7 +55,7 @@ _EVALUATIONS = 20
 # With fewer clients, or fewer held-out examples, a domain has no separate baseline run.
 MIN_CLIENTS, MIN_HELDOUT = 2, 10
 _TRIVIAL_LABELS = "classes, numbers or texts"
-# Number of outputs and made-up examples for determining the forms of outputs and loss.
+# Number of outputs, or made-up outputs, from which their range and the kind of loss are determined.
 _PROBES = 32
 
 
@@ -75,8 +75,8 @@ def with_baselines(
         folder: Parent folder of the baseline runs, which are in baselines/, then baselines/2/ and
             so on.
         stop: Records the signals that request a stop; baseline runs can resume.
-        load_task: Returns the task of a run, evaluated on held-out clients; if None they are those
-            of the task's held-out split.
+        load_task: Returns the task of a run, evaluated on held-out clients; None to use the task's
+            held-out split.
     """
     made: list[tuple[Any, Path]] = []
     printed: set[str] = set()
@@ -108,7 +108,7 @@ def with_baselines(
 
 
 def _settings(spec: RunSettings, word: str, has_heldout: bool) -> dict[str, Any]:
-    """Returns the settings that determine baseline runs, without the seed, which trials share."""
+    """Returns the settings that determine baseline runs, except the seed: trials share the runs."""
     flags = (_reference(spec, has_heldout) if word == OWN else spec).flags()
     if word == TRIVIAL:
         flags = {name: value for name, value in flags.items() if name not in spec.settings()}
@@ -148,7 +148,7 @@ def _reference(spec: RunSettings, has_heldout: bool) -> RunSettings:
     """Returns the settings of baseline runs: FedAvg with a run's given settings, and held-out data.
 
     Args:
-        has_heldout: Whether `load_task` provides held-out clients, whatever the options.
+        has_heldout: Whether `load_task` provides held-out clients for any options.
     """
     wanted, options = heldout_defaults(spec.task), dict(spec.task_options)
     defaults = {f.name: f.default for f in dataclasses.fields(DEFAULTS[spec.task].spec.options)}
@@ -312,9 +312,9 @@ def _trivial(task: Task, domains: Sequence[int]) -> dict[str, Any]:
 def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
     """Returns the mean loss of the best constant prediction, over all examples of some clients.
 
-    For a cross-entropy it is the entropy of the labels, for a language model's the unigram's, both
-    from counts, as are those of mixed distributions. For any other loss the constant is found
-    numerically. Regularizers do not count.
+    For a cross-entropy it is the entropy of the labels, and for a language model the loss of the
+    best unigram model. Both are computed from counts, as are the losses of mixed distributions. For
+    any other loss the constant is found numerically. Regularizers do not count.
 
     Args:
         model: The model; its loss and labels determine the kind of predictor.

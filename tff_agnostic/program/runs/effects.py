@@ -49,7 +49,7 @@ def check_effect(flag: str, run: RunSettings) -> None:
 
 
 def _ignored_by_level(flag: str, algorithm: Any) -> Optional[str]:
-    """Returns which choice ignores a setting and what the setting needs; None if it is used."""
+    """Returns the choice that ignores a setting and what the setting needs; None if it is used."""
     if isinstance(algorithm, DeltaFlOptions):
         if flag in _THRESHOLD_FLAGS and algorithm.theta == (1.0,):
             return "with --theta=1: it needs a level below 1"

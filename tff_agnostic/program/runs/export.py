@@ -72,8 +72,8 @@ class DeviceSettings(Options):
 
     Attributes:
         collection_uri: The example collection to read on a device.
-        client_graph: Graphs for a device: tflite, or both, TensorFlow's as well, for clients that
-            are built to run that one; it about doubles the download.
+        client_graph: Graphs for a device: tflite, or both, which adds TensorFlow's graph for
+            clients built to run it, and about doubles the download.
         max_clients_per_round: With --profile=secure: maximum number of clients in a round; sums of
             more would wrap around. By default twice --clients_per_round. Each doubling adds one bit
             to each number that a device sends.

@@ -72,8 +72,8 @@ class RunConfig(Options):
         aggregation: How client updates are summed: in the clear (plain), or so that the server sees
             sums only (secure).
         update_aggregator: Aggregator of tff.learning that averages updates, with --runtime=tff. All
-            else in training is then in secure sums. No epsilon follows from the noise multiplier of
-            dp: losses and counts have no noise.
+            other values of training are then in secure sums. No epsilon follows from the noise
+            multiplier of dp: losses and counts have no noise.
         privacy: Client-level differential privacy. The server adds noise to every sum (central) or
             to its running sums (tree), or clients add it before a secure sum (distributed).
         initial_model: Start from these weights: a Keras file (.keras, .h5), the newest checkpoint
@@ -90,8 +90,9 @@ class RunConfig(Options):
         rounds: T, communication rounds.
         clients_per_round: c, clients in a round.
         cohort_sampling: How clients are drawn for a round: without replacement (uniform), with each
-            domain's share (stratified; the domain of most of a client's examples is its own), each
-            client by itself (poisson), or with a client's rounds as far apart as possible (turns).
+            domain's share (stratified; a client's domain is the domain of most of its examples),
+            each client by itself (poisson), or with a client's rounds as far apart as possible
+            (turns).
         pooled: Train centrally, as a baseline without federated training. The examples of all
             training clients are in one place, and a round is minibatch SGD on as many of them as
             --clients_per_round clients have on average.
@@ -139,7 +140,7 @@ class RunConfig(Options):
             raise UserError(
                 f"--client_percentiles: expected numbers above 0 and below 100, found {first}"
             )
-        # Percentiles name columns, so two that round to one name are equal.
+        # Percentiles name columns, so two that round to the same name count as equal.
         names = list(map(percentile_name, self.client_percentiles))
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:

@@ -249,7 +249,7 @@ class TrainingRun:
             ledger.write()
 
     def _evaluate_as_in_one_run(self, state: RunState) -> Optional[Reports]:
-        """Makes the evaluations in rows those of an uninterrupted run.
+        """Makes the evaluations in rows equal to those of an uninterrupted run.
 
         A shorter run was evaluated after its last round on all test clients; this run may evaluate
         on fewer clients there, or not at all. All other evaluations stay.

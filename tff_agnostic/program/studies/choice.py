@@ -61,7 +61,7 @@ def best_attained(comparison: Comparison, measure_name: str) -> dict[str, float]
 
 
 def attained(comparison: Comparison, row: str, objective: Objective) -> Estimates:
-    """Returns the objective of a row, in the direction of its measures: lower losses are better.
+    """Returns a method's objective, in the direction of its measures: lower losses are better.
 
     Regret is a domain's distance from the best mean of any method, which is treated as exact.
     """
@@ -112,7 +112,7 @@ def _regret(trials: Trials, best: Mapping[str, float], measure: Measure) -> Esti
 
 
 def judged(comparison: Comparison, objective: Objective, baseline: str) -> dict[str, Standing]:
-    """Returns the standing of each row except the baseline."""
+    """Returns the standing of each method except the baseline."""
     theirs, measure = attained(comparison, baseline, objective), objective.terms[0].measure
     average = comparison.trials[baseline].mean(OVERALL, measure.name)
     scale = 1.0 if measure.unit is Unit.SHARE else abs(average)
@@ -131,7 +131,7 @@ def judged(comparison: Comparison, objective: Objective, baseline: str) -> dict[
 
 
 def chosen(rows: Mapping[str, Standing], may_lose: Optional[float] = None) -> Optional[str]:
-    """Returns the row with the surest significant gain; None if there is none.
+    """Returns the method with the surest significant gain; None if there is none.
 
     Args:
         rows: The candidates.
@@ -151,8 +151,8 @@ def best_looking(
     """Returns the most promising methods: admissible ones first, then by their gains.
 
     Args:
-        rows: Standings by one trial of each row.
-        number: Maximum number of rows.
+        rows: Standings by one trial of each method.
+        number: Maximum number of methods.
     """
 
     def rank(row: str) -> tuple[bool, float]:
@@ -162,14 +162,14 @@ def best_looking(
 
 
 def near(better: float, unit: Unit) -> float:
-    """Returns the largest difference from a better row's objective that counts as near."""
+    """Returns the largest difference from a better method's objective that counts as near."""
     if unit is Unit.FACTOR:
         return better * math.expm1(_NATS)
     return _POINTS if unit is Unit.SHARE else _NATS
 
 
 def worse(rows: Mapping[str, Standing]) -> frozenset[str]:
-    """Returns the rows that are significantly worse than FedAvg, by any amount."""
+    """Returns the methods that are significantly worse than FedAvg, by any amount."""
     return frozenset(row for row, entry in rows.items() if entry.gain.direction() < 0)
 
 

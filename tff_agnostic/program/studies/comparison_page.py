@@ -68,7 +68,7 @@ from tff_agnostic.program.studies.comparison import (
 from tff_agnostic.program.studies.gains import gains, tied
 from tff_agnostic.program.studies.verdict import verdict_figure, verdicts
 
-# Maximum numbers: warnings of a method, and methods with a verdict's figure.
+# Maximum number of warnings per method, and of methods with a figure of their gains.
 _MAX_WARNINGS = 3
 _MAX_FIGURES = 3
 _DECIMALS = 3
@@ -263,7 +263,7 @@ def over_clients(comparison: Comparison) -> list[Block]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Returns lines about the making of methods, excluded domains and privacy."""
+    """Returns explanations of methods, and lines about excluded domains and clients and privacy."""
     lines = [f"{comparison.label(row)}: {remark}" for row, remark in comparison.remarks.items()]
     split = split_name(comparison.split)
     if comparison.not_counted:

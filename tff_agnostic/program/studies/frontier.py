@@ -23,7 +23,7 @@ from tff_agnostic.program.studies.gains import gain
 from tff_agnostic.program.studies.verdict import row_sentences, worst_sentence
 
 TRAINING_MIXTURE = "training_mixture"
-# Mixtures with smaller differences of weights are equal.
+# Mixtures with smaller differences of weights count as equal.
 _SAME = 1e-9
 
 
@@ -32,9 +32,10 @@ class Mixture:
     """A point of the simplex: a constant lambda for training a model.
 
     Attributes:
-        name: Name of the folder of its trials, equal for any number of points.
+        name: Name of the folder of its trials, independent of the number of points.
         weights: lambda, p numbers that sum to 1.
-        line: Domain at the end of its line; None for the training mixture and for two domains.
+        line: Domain at the end of its line; None for the training mixture, and for mixtures of two
+            domains.
         way: Position on the line from the training mixture to the domain, in [0, 1].
     """
 

@@ -44,8 +44,8 @@ class FrontierOptions(CompareOptions):
     """Flags of `frontier` in addition to the settings of runs.
 
     Attributes:
-        grid_points: Points of the line between two domains, or of the line from the training
-            mixture to each of more domains, with its ends.
+        grid_points: Number of points of each line, with its ends: the line between two domains, or
+            with more domains the lines from the training mixture to each of them.
         grid_algorithm: Algorithm that trains on the mixtures, with lambda fixed.
     """
 
@@ -57,7 +57,7 @@ def draw_frontier(given: RunArguments) -> None:
     """Runs all trials; prints and writes the frontier."""
     args = given.args
     arms = given_arms(given)
-    # All mixtures are made of the first trial's data.
+    # Compute all mixtures from the first trial's data.
     task = given.spec_of({"algorithm": args.grid_algorithm}).load_task()
     counts = training_examples(task)
     max_mixtures = max(0, MAX_TRIALS // args.trials - len(arms))

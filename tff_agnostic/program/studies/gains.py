@@ -171,7 +171,7 @@ def tied(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]:
 def attained(
     trials: Trials, names: Sequence[str], name: str, measure: Measure
 ) -> tuple[float, Interval]:
-    """Returns the mean of a method's values in a group with its interval, of possible values.
+    """Returns the mean of a method's values in a group, and its interval within possible values.
 
     The interval is None if the test clients of the group are too few for one, or nothing varies.
     """

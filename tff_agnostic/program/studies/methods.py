@@ -195,8 +195,8 @@ class ArmOptions(TaskOptions):
             frozen), excess_own and excess_trivial (in compare: --lambda_baselines=own or trivial),
             last_layer (half of the rounds FedAvg, then its last layer alone, as uniform),
             domain_input (FedAvg of a model with the domain as an input), or pooled and
-            pooled_balanced (no federated training: FedAvg's and uniform's model, of all examples in
-            one place).
+            pooled_balanced (no federated training: FedAvg and uniform, on all examples in one
+            place).
         override: A flag for one row only, as ROW:FLAG=VALUE; may be given several times.
     """
 
@@ -218,7 +218,7 @@ class TrialOptions(ArmOptions):
 
 
 def given_arms(given: RunArguments) -> dict[str, Arm]:
-    """Returns the rows of a comparison, by the names of their folders."""
+    """Returns the methods of a comparison, by the names of their folders."""
     args, options = given.args, given.options
     if args.arms is None:
         return arms_of_algorithms(args.algorithms)

@@ -62,17 +62,18 @@ class RecommendOptions(TaskOptions):
     """The objective, and the number of runs.
 
     Attributes:
-        portfolio: The candidates, always with FedAvg: words of fed_avg, uniform, frozen,
-            excess_own, excess_trivial, last_layer, domain_input. domain_input is tried only if it
-            is named: its model needs the domain wherever it is used.
-        objective: The objective on the validation clients: worst (domain), regret (of the
-            domain that is furthest from the best that any row attains there), superquantile (the
+        portfolio: The candidates, always with FedAvg: some of fed_avg, uniform, frozen, excess_own,
+            excess_trivial, last_layer, domain_input. domain_input is tried only if it is named: its
+            model needs the domain wherever it is used.
+        objective: The objective on the validation clients: worst (domain), regret (the largest
+            distance of a domain from the best that any method attains there), superquantile (the
             worst tenth of the clients), overall, or several as 0.7*worst+0.3*overall. :MEASURE
             after a name is loss or a metric of the task; its first metric if none is named.
-        average_may_lose: How much all examples together may lose to FedAvg, such as 0.5%: points of
-            a share such as accuracy, otherwise a part of FedAvg's value. [any part]
-        tries: Options of each row that are tried. [3; with --hours as many as fit]
-        trials: Trials of FedAvg, of the rows that look best, and of the choice; their seeds are
+        average_may_lose: Maximum loss of the average over all examples compared with FedAvg, such
+            as 0.5%: points of a share such as accuracy, otherwise a fraction of FedAvg's value.
+            [any loss]
+        tries: Number of settings to try for each method. [3; with --hours as many as fit]
+        trials: Trials of FedAvg, of the methods that look best, and of the choice; their seeds are
             --seed, --seed + 1, and so on.
         hours: Make as many runs as fit into these hours of training, over all processes.
         output_dir: Folder of all runs. [runs/recommend-TASK-NUMBER, a new one]
@@ -179,7 +180,7 @@ class RecommendRequest:
                 print(f"note: {row} is excluded: {settings}")
             else:
                 fixed[row] = settings
-        # Without baseline runs, all validation clients validate.
+        # Without baseline runs, both halves of the clients validate.
         rows = self.rows.without(excluded)
         trainer.load_task = rows.clients.judging
         task = rows.clients.judging(self.first)

@@ -91,7 +91,7 @@ class ReportOptions(Options):
 
     Attributes:
         run: Folder of a complete run, comparison, frontier, search or recommendation.
-        title: Heading of report.html. [that of the page that is replaced, or what was run]
+        title: Heading of report.html. [the heading of the replaced page, or what was run]
     """
 
     run: Path = dataclasses.field(kw_only=True)

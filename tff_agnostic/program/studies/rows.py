@@ -3,7 +3,7 @@
 Two stages are FedAvg, and then its last layer, retrained with equal domain weights: Kang et al.
 2020, "Decoupling Representation and Classifier for Long-Tailed Recognition", section 4 (cRT), and
 Kirichenko et al. 2023, "Last Layer Re-Training is Sufficient for Robustness to Spurious
-Correlations". The stages share the rounds of the method, whose budget is that of the others.
+Correlations". The stages share the rounds of the method, so that it has the budget of the others.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def train_rows(
 def staged(
     given: RunArguments, arms: Mapping[str, Arm], specs: Mapping[str, Sequence[RunSettings]]
 ) -> dict[str, Stages]:
-    """Returns the stages of the rows with two.
+    """Returns the stages of the methods with two.
 
-    The first stage is the first row of FedAvg, or FedAvg with the settings of all rows.
+    The first stage is the first method that is FedAvg, or FedAvg with the settings of all methods.
     """
     plain = next((specs[row] for row, arm in arms.items() if _is_plain(arm)), None)
     stages: dict[str, Stages] = {}

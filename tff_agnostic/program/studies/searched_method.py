@@ -69,8 +69,8 @@ class SearchedArm:
         """Returns Optuna's values of the given settings, as a first trial.
 
         Returns:
-            The values by flag, and a message for each setting whose value is outside of the search
-            space and is missing.
+            The values by flag, and a message for each omitted setting, whose value is outside of
+            the search space.
         """
         flags = self.spec({}, seed).flags()
         given = {name: tuple(v) if isinstance(v, list) else v for name, v in flags.items()}

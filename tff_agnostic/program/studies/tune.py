@@ -42,7 +42,7 @@ BEST_FLAGS, COMPARE_FLAGS, RESULT = "best.flags", "compare.flags", "tuned.json"
 _DATA_FILE = "data.secret"
 _MAX_REPEATS = 1000
 _SECONDS_PER_HOUR = 3600.0
-# Trials of each method without a given number or hours.
+# Number of trials per method without --trials and --hours.
 _TRIALS = 20
 # Fraction of the rounds of a trial before it may end early.
 _WARM_UP = 0.25
@@ -55,18 +55,18 @@ class TuneOptions(ArmOptions):
     Attributes:
         search: Search space: [ROW:]SETTING=RANGE, separated by semicolons. A RANGE is LOW..HIGH,
             LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,...; choices that have commas are separated
-            by |. Without ROW it is of every algorithm that has the setting.
+            by |. Without ROW it is for every algorithm that has the setting.
         objective: The objective on the held-out split: NAME[:MEASURE], or several as
             0.7*worst+0.3*overall. Names: worst, superquantile, overall, client_mean, and domain(D)
-            of the domain D. A measure is loss or a metric of the task; its first metric if none is
+            for the domain D. A measure is loss or a metric of the task; its first metric if none is
             named.
         trials: Trials of each algorithm. [20; with --hours as many as fit]
         hours: Hours of training for all algorithms, which share them evenly, over all processes and
-            sessions. An algorithm that has used its part begins no further trial.
+            sessions. An algorithm that has used its share starts no further trial.
         repeats: Runs of each trial, whose mean counts; their seeds are --seed, --seed + 1, and so
             on.
-        prune_after: Rounds of a trial, those of all its repeats, after which it may end early: from
-            the 6th trial on, if it is worse than the median of the others after the same round. [a
+        prune_after: Rounds of a trial, over all its repeats, after which it may end early: from the
+            6th trial on, if it is worse than the median of the others after the same round. [a
             quarter]
         output_dir: Folder of the search. [runs/tune-TASK-NUMBER, a new one]
         resume: Resume the search in --output_dir, or share its trials with other processes.
@@ -181,7 +181,7 @@ def identity(
 
 
 def check_private_data(folder: Path, task: Task) -> None:
-    """Checks by a keyed digest, which it writes once, that a private search has its examples."""
+    """Checks by a keyed digest, written once, that a private search still has the same examples."""
     file, data = folder / _DATA_FILE, str(task.fingerprint.get(DATA))
     # Two processes may start at the same time.
     with folder_lock(folder, wait=True):

@@ -223,8 +223,7 @@ def shortfall(gain: Gain, split: str, more_seeds: str = TRIALS) -> str:
     limit = _MANY_FOR_LITTLE if is_little else _MANY
     if needed.both is None or needed.both > limit:
         return (
-            f"showing a difference this small takes more than {limit} times the data: treat it "
-            "as 0"
+            f"showing a difference this small takes more than {limit} times the data: treat it as 0"
         )
     if needed.seeds is not None and not (gain.has_clients and needed.clients is not None):
         enough = math.ceil(gain.trials * needed.seeds)
