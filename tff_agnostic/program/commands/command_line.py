@@ -326,7 +326,7 @@ def _resolved_defaults(
     """Returns the values of a run without further flags, by algorithm; empty without a task."""
     if task is None or task not in DEFAULTS:
         return {}
-    defaults = {}
+    defaults: dict[str, Mapping[str, Any]] = {}
     for name in algorithms:
         given = {"algorithm": name, "preset": preset}
         values = resolve(task, given, {}).flags()

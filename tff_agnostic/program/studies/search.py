@@ -202,9 +202,9 @@ class Search:
                     if (claim := self._claim(name, trial.number)) is not None:
                         return claim
             name = min(self.arms, key=self._used)
-            if self._used(name) >= 1:
-                return None
-            return self._claim(name, self._study(name).ask().number)
+            if self._used(name) < 1:
+                return self._claim(name, self._study(name).ask().number)
+        return None
 
     def _claim(self, name: str, number: int) -> Optional[Claim]:
         """Returns a running trial with its values and its lock.
