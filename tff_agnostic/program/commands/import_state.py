@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +22,11 @@ from tff_agnostic.deployment.graphs import SERVER, leaf_names
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION
 from tff_agnostic.metrics.metrics_file import ROUND
-from tff_agnostic.models.model import ModelWeights
+from tff_agnostic.program.commands.command import no_result
 from tff_agnostic.program.commands.command_line import DataOptions, RunArguments, RunCommand
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import build, option_values
-from tff_agnostic.program.options.tasks import check_format
-from tff_agnostic.program.options.tasks import task_options as typed_task_options
+from tff_agnostic.program.options.tasks import check_format, task_options
 from tff_agnostic.program.options.user_algorithm import algorithm_label
 from tff_agnostic.program.runs.build import build_algorithm
 from tff_agnostic.program.runs.export import (
@@ -38,11 +37,10 @@ from tff_agnostic.program.runs.export import (
 )
 from tff_agnostic.program.runs.folder import RunFolder, trained_with
 from tff_agnostic.program.runs.options import RunConfig, stored_values
-from tff_agnostic.program.runs.spec import RunSettings, based_on, from_flags
+from tff_agnostic.program.runs.spec import RunSettings, from_flags
 from tff_agnostic.saving.checkpoints import CheckpointFolder
-from tff_agnostic.tasks.task import DATA, Task
+from tff_agnostic.tasks.task import DATA
 
-# The tensor of a server's state with the number of completed rounds.
 ROUND_NUM = f"{SERVER}/round_num"
 # Settings of a resumed run that do not affect the plan.
 _SETTINGS = (
@@ -77,26 +75,57 @@ class ImportStateOptions(DataOptions):
     max_memory_gb: float = DEFAULT_LIMITS.max_memory_gb
 
 
-def exported_run(
-    manifest: Mapping[str, Any],
-    completed: int,
-    given: Mapping[str, Any],
-    task_options: Mapping[str, Any],
-    data_dir: Optional[Path],
-    data: Optional[Path],
-) -> RunSettings:
+def import_state(given: RunArguments) -> None:
+    """Creates the folder of a run for `train --resume`, `evaluate`, `save_model` and `export`."""
+    args = given.args
+    check_free(args.output_dir, "--output_dir")
+    try:
+        tensors = read_server_state(args.plan, args.server_state, args.max_memory_gb, args.trust)
+    except PlanError as e:
+        raise UserError(str(e)) from e
+    manifest = read_json(args.plan / "manifest.json")
+    check_format(args.plan / "manifest.json", manifest.get(SETTINGS_FORMAT))
+    completed = int(tensors[ROUND_NUM])
+    spec = _exported_run(manifest, completed, given)
+    if spec.config.rounds < completed:
+        raise UserError(
+            f"--rounds: expected at least {completed}, which {args.server_state} has already, "
+            f"found {spec.config.rounds}"
+        )
+    task = spec.load_task()
+    algorithm, fingerprint = build_algorithm(spec, task), spec.fingerprint(task)
+    for name, expected in manifest.get(FINGERPRINT, {}).items():
+        # Nodes have their own examples.
+        if name != DATA and fingerprint.get(name) != expected:
+            raise UserError(
+                f"--plan: expected the {name} of its export ({expected}), found "
+                f"{fingerprint.get(name)}"
+            )
+    initial = Round(algorithm, spec.build_aggregation()).initialize()
+    state = restored_state(initial, tensors, str(args.server_state))
+    with new_folder(args.output_dir, "--output_dir") as path:
+        folder = RunFolder(path)
+        make_folder(path)
+        # The fleet's rounds have no metrics.
+        rows = "".join(f"{number}\n" for number in (ROUND, *range(1, completed + 1)))
+        write_text(folder.metrics, rows)
+        kept = trained_with(spec, fingerprint)
+        checkpoints = CheckpointFolder(folder.checkpoints, keep=1, trained_with=kept)
+        checkpoints.save(completed, state, algorithm.models(state.algorithm))
+        folder.write_config(spec, fingerprint, {})
+    label, at = algorithm_label(spec.config.algorithm), args.output_dir
+    print(f"{label} on {spec.task} after {counted(completed, 'round')}: {at}")
+    print(
+        f"to go on in simulation: ./run train {shlex.quote(f'--output_dir={at}')} "
+        f"--resume --rounds={completed + 1}, or more"
+    )
+
+
+def _exported_run(manifest: Mapping[str, Any], completed: int, given: RunArguments) -> RunSettings:
     """Returns the run that continues a fleet's rounds.
 
     Settings that do not affect the plan, such as the runtime, have the task's defaults. The number
     of rounds defaults to the completed ones.
-
-    Args:
-        manifest: Manifest of the export.
-        completed: Number of completed rounds of the fleet's state.
-        given: Settings that the user gave, by flag.
-        task_options: Options of the task that the user gave.
-        data_dir: Folder with the task's files; None for the default.
-        data: The client store; None if the user gives none.
     """
     if manifest.get("kind") == EVALUATION:
         raise UserError(
@@ -115,7 +144,7 @@ def exported_run(
         "data_dir": None,
         "data": None,
         # The manifest omits paths.
-        **option_values(typed_task_options(task, manifest[OPTIONS])),
+        **option_values(task_options(task, manifest[OPTIONS])),
         **{name: settings[name] for name in SIMULATION_SETTINGS},
         **manifest["settings"],
         "aggregation": PROFILES[manifest["profile"]].aggregation,
@@ -125,57 +154,7 @@ def exported_run(
         exported = from_flags(flags)
     except KeyError as e:
         raise UserError(f"manifest.json: settings: expected {e} of a run, found none") from e
-    return based_on(exported, given, task_options, data_dir, data)
-
-
-def check_fingerprint(manifest: Mapping[str, Any], fingerprint: Mapping[str, str]) -> None:
-    """Checks that a run has the same parts as an export, such as vocabulary and code.
-
-    The examples may differ, as nodes have their own.
-
-    Args:
-        manifest: Manifest of the export.
-        fingerprint: `RunSettings.fingerprint` of the run.
-    """
-    for name, expected in manifest.get(FINGERPRINT, {}).items():
-        actual = fingerprint.get(name)
-        if name != DATA and actual != expected:
-            raise UserError(
-                f"--plan: expected the {name} of its export ({expected}), found {actual}"
-            )
-
-
-class ImportedRun:
-    """A run that takes over a fleet's state.
-
-    Args:
-        task: The run's task, loaded.
-
-    Attributes:
-        initial: The state before its first round.
-        fingerprint: Digests of the run's parts.
-    """
-
-    def __init__(self, spec: RunSettings, task: Task) -> None:
-        self._spec = spec
-        self._algorithm = build_algorithm(spec, task)
-        self.fingerprint = spec.fingerprint(task)
-        self.initial: RunState = Round(self._algorithm, spec.build_aggregation()).initialize()
-
-    def write(self, folder: RunFolder, state: RunState) -> None:
-        """Writes a folder for `train --resume`, `evaluate`, `save_model` and `export`.
-
-        Its rows of metrics contain only the indices of the fleet's rounds.
-        """
-        completed = int(state.round_num)
-        make_folder(folder.path)
-        rows = "".join(f"{number}\n" for number in (ROUND, *range(1, completed + 1)))
-        write_text(folder.metrics, rows)
-        models: Mapping[str, ModelWeights] = self._algorithm.models(state.algorithm)
-        kept = trained_with(self._spec, self.fingerprint)
-        checkpoints = CheckpointFolder(folder.checkpoints, keep=1, trained_with=kept)
-        checkpoints.save(completed, state, models)
-        folder.write_config(self._spec, self.fingerprint, {})
+    return given.based_on(exported)
 
 
 def restored_state(template: RunState, tensors: Mapping[str, np.ndarray], where: str) -> RunState:
@@ -202,51 +181,11 @@ def restored_state(template: RunState, tensors: Mapping[str, np.ndarray], where:
     return tf.nest.pack_sequence_as(template, values)
 
 
-@dataclasses.dataclass(frozen=True)
-class ServerRun:
-    """The run made from a server's state, with its number of completed rounds."""
-
-    path: Path
-    spec: RunSettings
-    completed: int
-
-
-def import_state(given: RunArguments) -> ServerRun:
-    """Creates the run's folder."""
-    args = given.args
-    plan, server_state = args.plan, args.server_state
-    check_free(args.output_dir, "--output_dir")
-    try:
-        tensors = read_server_state(plan, server_state, args.max_memory_gb, args.trust)
-    except PlanError as e:
-        raise UserError(str(e)) from e
-    manifest = read_json(plan / "manifest.json")
-    check_format(plan / "manifest.json", manifest.get(SETTINGS_FORMAT))
-    options = given.task_options(manifest["task"])
-    completed = int(tensors[ROUND_NUM])
-    spec = exported_run(manifest, completed, given.settings, options, args.data_dir, args.data)
-    if spec.config.rounds < completed:
-        raise UserError(
-            f"--rounds: expected at least {completed}, which {server_state} has already, found "
-            f"{spec.config.rounds}"
-        )
-    run = ImportedRun(spec, spec.load_task())
-    check_fingerprint(manifest, run.fingerprint)
-    state = restored_state(run.initial, tensors, str(server_state))
-    with new_folder(args.output_dir, "--output_dir") as path:
-        run.write(RunFolder(path), state)
-    return ServerRun(args.output_dir, spec, completed)
-
-
-def _show(run: ServerRun) -> None:
-    label = algorithm_label(run.spec.config.algorithm)
-    print(f"{label} on {run.spec.task} after {counted(run.completed, 'round')}: {run.path}")
-    print(
-        f"to go on in simulation: ./run train {shlex.quote(f'--output_dir={run.path}')} "
-        f"--resume --rounds={run.completed + 1}, or more"
-    )
-
-
 IMPORT_STATE = RunCommand(
-    "import_state", ImportStateOptions, import_state, _show, settings=_SETTINGS, has_runtime=False
+    "import_state",
+    ImportStateOptions,
+    import_state,
+    no_result,
+    settings=_SETTINGS,
+    has_runtime=False,
 )
