@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Optional, cast
+from typing import TYPE_CHECKING, Annotated, Optional, cast
 
 from tff_agnostic.aggregations.aggregation import LimitedOptions
 from tff_agnostic.aggregations.registry import PRIVACIES
@@ -27,6 +26,7 @@ from tff_agnostic.deployment.backends import (
 from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
+from tff_agnostic.program.commands.command import no_result
 from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, TaskOptions
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.flags import NONE, option_flags, option_values
@@ -40,12 +40,7 @@ from tff_agnostic.program.runs.export import (
     write_test_clients,
 )
 from tff_agnostic.program.runs.folder import find_checkpoint, with_saved_start
-from tff_agnostic.program.runs.spec import (
-    RunSettings,
-    check_clients_per_round,
-    check_federated,
-    resolve,
-)
+from tff_agnostic.program.runs.spec import RunSettings, check_clients_per_round, resolve
 from tff_agnostic.program.runs.train_run import started
 from tff_agnostic.tasks.task import DATA
 
@@ -95,78 +90,57 @@ class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
     clients_dir: Optional[Path] = None
 
 
-class Exported(NamedTuple):
-    """The folders of an export.
-
-    Attributes:
-        plan: The folder of the plan.
-        clients: The folder of clients; None without --clients_dir.
-        demo_nodes: Number of nodes of a demo; None if the export is not for a fleet.
-    """
-
-    plan: Path
-    clients: Optional[Path]
-    demo_nodes: Optional[int]
-
-
-def export_plan(given: RunArguments) -> Exported:
+def export_plan(given: RunArguments) -> None:
     """Exports a plan, and prints its summary."""
     with flags_in_errors(given.args):
         profile = choose_profile(given.args.backend, given.args.profile)
-    args = dataclasses.replace(given.args, profile=profile)
+    args: ExportOptions = dataclasses.replace(given.args, profile=profile)
     given = dataclasses.replace(given, args=args)
-    folder, clients_dir, kind = args.output_dir, args.clients_dir, args.kind
-    backend = BACKENDS[args.backend]
+    folder, clients_dir, backend = args.output_dir, args.clients_dir, BACKENDS[args.backend]
     for name in sorted(given.names):
         if name in backend.without:
             raise UserError(f"--{name} has no effect with --backend={args.backend}")
-    trained = None if args.checkpoint is None else find_checkpoint(Path(args.checkpoint))
-    spec = _spec(given, trained[0].spec() if trained else None)
-    check_federated(spec.config, "to export")
-    _check_summed_in_plans(spec if trained is None else trained[0].spec())
-    if trained is not None:
-        spec = with_saved_start(trained[0], spec)
+    saved, checkpoint = (
+        (None, None) if args.checkpoint is None else find_checkpoint(args.checkpoint)
+    )
+    trained = None if saved is None else saved.spec()
+    spec = _spec(given, trained)
+    _check_exportable(spec, trained or spec)
     # Fail before the slow part.
     check_clients_per_round(spec.config, spec.build_aggregation())
     _check_folders(folder, clients_dir)
+    spec = with_saved_start(saved, spec)
     task = spec.load_task()
-    restore = None
-    if trained is not None:
-        restore = functools.partial(trained[1].restore, where=args.checkpoint)
-    if clients_dir is not None and kind == TRAINING:
+    restore = (
+        None if checkpoint is None else functools.partial(checkpoint.restore, where=args.checkpoint)
+    )
+    if clients_dir is not None and args.kind == TRAINING:
         with flags_in_errors(spec.config):
             check_cohort_size(len(task.train.client_ids), spec.config.clients_per_round)
     request = export_request(
-        spec,
-        task,
-        args.profile,
-        args,
-        restore,
-        kind,
-        args,
-        args.models,
-        args.backend,
+        spec, task, profile, args, restore, args.kind, args, args.models, args.backend
     )
-    if trained is not None:
-        trained[0].check_fingerprint(spec.fingerprint(task), others=(DATA,))
-    demo_nodes = None
+    if saved is not None:
+        saved.check_fingerprint(spec.fingerprint(task), others=(DATA,))
+    plan = folder / PLAN if backend.is_fleet else folder
     with started("tff", Options()) as runtime, flags_in_errors(args, spec.config):
         if backend.is_fleet:
             with new_folder(folder, "--output_dir") as path:
                 manifest = export(path / PLAN, request, cast("TffRuntime", runtime))
-                demo_nodes = demo_size(manifest)
-                write_readme(path, manifest, _HOW_TO.format(nodes=demo_nodes))
+                write_readme(path, manifest, _HOW_TO.format(nodes=demo_size(manifest)))
         else:
             manifest = export(folder, request, cast("TffRuntime", runtime))
     print(summary(manifest))
-    example_format = request.example_format()
-    if clients_dir is not None and kind == EVALUATION:
-        print(write_test_clients(clients_dir, task, example_format))
-    elif clients_dir is not None:
+    if clients_dir is not None:
+        write = write_test_clients if args.kind == EVALUATION else write_clients
         completed = manifest["rounds_trained"]
-        print(write_clients(clients_dir, spec.config, task, example_format, completed))
-    plan = folder / PLAN if backend.is_fleet else folder
-    return Exported(plan, clients_dir, demo_nodes)
+        print(write(clients_dir, spec.config, task, request.example_format(), completed))
+    replay = shlex.join(["./run", "run_plan", f"--plan={plan}", "--verify"])
+    print(f"plan: {plan}; to replay its conformance rounds: {replay}")
+    if backend.is_fleet:
+        arguments = (f"--clients={clients_dir or 'CLIENTS'}", f"--nodes={demo_size(manifest)}")
+        demo = ["./run", "fleet", "demo", f"--export={plan}", *arguments, "--rounds=3"]
+        print(f"to play it by a fleet on this machine: {shlex.join(demo)}")
 
 
 def _spec(given: RunArguments, trained: Optional[RunSettings]) -> RunSettings:
@@ -183,13 +157,26 @@ def _spec(given: RunArguments, trained: Optional[RunSettings]) -> RunSettings:
     if trained is None:
         task = args.task or _DEFAULT_TASK
         return resolve(task, settings, given.task_options(task), args.data_dir, args.data)
-    _check_same("task", trained.task, args.task)
-    _check_same("algorithm", trained.config.algorithm, _algorithm(given.settings))
+    algorithm = given.settings.get("algorithm")
+    if algorithm and is_user_file(algorithm):
+        algorithm = str(Path(algorithm).resolve())
+    for flag, before, now in (
+        ("task", trained.task, args.task),
+        ("algorithm", trained.config.algorithm, algorithm),
+    ):
+        if now not in (None, before):
+            raise UserError(
+                f"--{flag}: expected {before} as in the run of --checkpoint, found {now}"
+            )
     return dataclasses.replace(given, settings=settings).based_on(trained)
 
 
-def _check_summed_in_plans(spec: RunSettings) -> None:
-    aggregator = option_values(spec.config)["update_aggregator"]
+def _check_exportable(spec: RunSettings, trained: RunSettings) -> None:
+    if spec.config.pooled:
+        raise UserError(
+            "--pooled: expected a federated run to export, found one of pooled examples"
+        )
+    aggregator = option_values(trained.config)["update_aggregator"]
     if aggregator != NONE:
         raise UserError(
             f"--update_aggregator: expected none for an export, found {aggregator}: the server of "
@@ -210,28 +197,6 @@ def _check_folders(folder: Path, clients_dir: Optional[Path]) -> None:
         )
 
 
-def _algorithm(given: Mapping[str, Any]) -> Optional[str]:
-    name = given.get("algorithm")
-    return str(Path(name).resolve()) if name and is_user_file(name) else name
-
-
-def _check_same(flag: str, trained: str, given: Optional[str]) -> None:
-    if given not in (None, trained):
-        raise UserError(
-            f"--{flag}: expected {trained} as in the run of --checkpoint, found {given}"
-        )
-
-
-def _show(exported: Exported) -> None:
-    plan = exported.plan
-    replay = shlex.join(["./run", "run_plan", f"--plan={plan}", "--verify"])
-    print(f"plan: {plan}; to replay its conformance rounds: {replay}")
-    if exported.demo_nodes is not None:
-        arguments = (f"--clients={exported.clients or 'CLIENTS'}", f"--nodes={exported.demo_nodes}")
-        demo = ["./run", "fleet", "demo", f"--export={plan}", *arguments, "--rounds=3"]
-        print(f"to play it by a fleet on this machine: {shlex.join(demo)}")
-
-
 EXPORT = RunCommand(
-    "export", ExportOptions, export_plan, _show, without=SIMULATION_SETTINGS, has_runtime=False
+    "export", ExportOptions, export_plan, no_result, without=SIMULATION_SETTINGS, has_runtime=False
 )

@@ -313,15 +313,11 @@ def write_clients(
     return f"{what}: {folder}"
 
 
-def write_test_clients(folder: Path, task: Task, example_format: ExampleFormat) -> str:
-    """Writes a task's test clients for `run_plan`, all of them as one cohort.
-
-    Args:
-        folder: New or empty folder for one file NAME.tfrecord per client, and cohorts.txt.
-
-    Returns:
-        A line about the written files.
-    """
+def write_test_clients(
+    folder: Path, config: RunConfig, task: Task, example_format: ExampleFormat, completed: int
+) -> str:
+    """Writes a task's test clients, all of them as one cohort; see `write_clients`."""
+    del config, completed
     count = _write_clients(folder, task.test, [task.test.client_ids], example_format)
     return f"{count} {task.test_split} clients, and the cohort of all of them: {folder}"
 

@@ -38,7 +38,6 @@ from tff_agnostic.program.runs.options import CHANGEABLE_ON_RESUME
 from tff_agnostic.program.runs.spec import (
     RunSettings,
     check_clients_per_round,
-    check_evaluation_clients,
     differences,
     from_flags,
     path_flags,
@@ -132,8 +131,9 @@ class RunFolder:
                     "--output_dir: expected a new or empty folder or that of a run, found "
                     f"{self.path} with other content"
                 )
-            check_clients_per_round(spec.config, spec.build_training_aggregation())
-            check_evaluation_clients(spec.config, spec.build_aggregation())
+            config, aggregation = spec.config, spec.build_aggregation()
+            check_clients_per_round(config, spec.build_training_aggregation())
+            check_clients_per_round(config, aggregation, "evaluation_clients")
             return saved
 
     @contextlib.contextmanager

@@ -332,12 +332,6 @@ def check_update_aggregator(config: RunConfig) -> None:
         )
 
 
-def check_federated(config: RunConfig, what: str) -> None:
-    """Rejects a fleet export of a run on pooled examples."""
-    if config.pooled:
-        raise UserError(f"--pooled: expected a federated run {what}, found one of pooled examples")
-
-
 def check_flags_used(run: RunSettings, flags: Iterable[str]) -> None:
     """Rejects given settings, by flag, that have no effect on a run."""
     names = {flag.name for part in run.parts for flag in option_flags(type(part))}
@@ -423,9 +417,13 @@ def _found_by_content(spec: RunSettings, known_content: Container[str]) -> set[s
     return flags | {flag for flag in path_flags(spec) if flag in known_content}
 
 
-def check_clients_per_round(config: RunConfig, aggregation: Aggregation) -> None:
-    """Checks the number of clients per round, before or after loading the task."""
-    _check("clients_per_round", config.clients_per_round, aggregation)
+def check_clients_per_round(
+    config: RunConfig, aggregation: Aggregation, flag: str = "clients_per_round"
+) -> None:
+    """Checks the clients of a round, or of an evaluation, before or after loading the task."""
+    value, least = getattr(config, flag), aggregation.min_clients
+    if value is not None and value < least:
+        raise UserError(f"--{flag}: expected at least --secure_min_clients={least}, found {value}")
 
 
 def check_random_sizes(config: RunConfig, aggregation: Aggregation) -> None:
@@ -441,12 +439,6 @@ def check_random_sizes(config: RunConfig, aggregation: Aggregation) -> None:
         )
 
 
-def check_evaluation_clients(config: RunConfig, aggregation: Aggregation) -> None:
-    """Checks the number of clients of evaluations between rounds, if the user gives one."""
-    if config.evaluation_clients is not None:
-        _check("evaluation_clients", config.evaluation_clients, aggregation)
-
-
 def check_test_clients(task: Task, aggregation: Aggregation) -> None:
     """Checks that a task can be evaluated."""
     num_clients = len(task.test.client_ids)
@@ -455,13 +447,6 @@ def check_test_clients(task: Task, aggregation: Aggregation) -> None:
             f"--secure_min_clients: expected at most {num_clients}, the number of test clients, "
             f"found {aggregation.min_clients}"
         )
-
-
-def _check(flag: str, value: int, aggregation: Aggregation) -> None:
-    least = aggregation.min_clients
-    if value < least:
-        expected = f"at least --secure_min_clients={least}"
-        raise UserError(f"--{flag}: expected {expected}, found {value}")
 
 
 def flags_without_folders(spec: RunSettings) -> dict[str, Any]:
