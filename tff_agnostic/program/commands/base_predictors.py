@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,8 @@ from tff_agnostic.base.files import check_can_be_made, make_folder
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.boosting.unigrams import num_outcomes
 from tff_agnostic.program.base_predictors.counting import GROUPINGS, unigram_predictors
-from tff_agnostic.program.base_predictors.files import PredictorFile, write_predictors
+from tff_agnostic.program.base_predictors.files import write_predictors
+from tff_agnostic.program.commands.command import no_result
 from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, TaskOptions
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.runs.train_run import started
@@ -47,25 +47,7 @@ class PredictorOptions(TaskOptions):
     output: Path = dataclasses.field(kw_only=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Predictors:
-    """The written predictors.
-
-    Attributes:
-        made: The predictors.
-        skipped: Number of clients of each group with too few clients for its own model.
-        num_outcomes: Number of outcomes of a predictor.
-        max_examples: Maximum number of examples per client that secure sums count.
-    """
-
-    options: PredictorOptions
-    made: PredictorFile
-    skipped: Mapping[str, int]
-    num_outcomes: int
-    max_examples: int
-
-
-def base_predictors(given: RunArguments) -> Predictors:
+def base_predictors(given: RunArguments) -> None:
     """Counts the outcomes of the training clients, and writes a predictor for each group."""
     options: PredictorOptions = given.args
     output = options.output
@@ -79,30 +61,25 @@ def base_predictors(given: RunArguments) -> Predictors:
     outcomes, aggregation = num_outcomes(task.model), spec.build_aggregation()
     name = spec.config.runtime
     with started(name, given.runtime_options(name)) as runtime:
-        made, skipped = unigram_predictors(
+        predictors, skipped = unigram_predictors(
             task, runtime, aggregation, options.group_by, options.smoothing_share
         )
     make_folder(output.parent)
-    write_predictors(output, made)
-    return Predictors(options, made, skipped, outcomes, aggregation.limits.examples)
-
-
-def _show(predictors: Predictors) -> None:
-    options, made = predictors.options, predictors.made
-    for name, num_clients in predictors.skipped.items():
-        print(f"note: {name} is left out: too few clients ({num_clients}) have examples")
-    if made.about["examples_cut"]:
+    write_predictors(output, predictors)
+    for group, num_clients in skipped.items():
+        print(f"note: {group} is left out: too few clients ({num_clients}) have examples")
+    if predictors.about["examples_cut"]:
         print(
             "note: examples left out, of clients with more than "
-            f"--limit_examples={predictors.max_examples}: {made.about['examples_cut']}"
+            f"--limit_examples={aggregation.limits.examples}: {predictors.about['examples_cut']}"
         )
     print(
-        f"{counted(len(made.names), 'base predictor')} over {predictors.num_outcomes} outcomes, of "
-        f"{sum(made.about['examples'])} examples by {options.group_by}, smoothed by "
-        f"{options.smoothing_share:g} of uniform: {options.output}"
+        f"{counted(len(predictors.names), 'base predictor')} over {outcomes} outcomes, of "
+        f"{sum(predictors.about['examples'])} examples by {options.group_by}, smoothed by "
+        f"{options.smoothing_share:g} of uniform: {output}"
     )
 
 
 BASE_PREDICTORS = RunCommand(
-    "base_predictors", PredictorOptions, base_predictors, _show, settings=_SETTINGS
+    "base_predictors", PredictorOptions, base_predictors, no_result, settings=_SETTINGS
 )

@@ -17,6 +17,7 @@ from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.program.base_predictors.files import single_predictors
 from tff_agnostic.program.commands.choice_table import check_choice, choice_table
+from tff_agnostic.program.commands.command import no_result
 from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, TaskOptions
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.user_algorithm import algorithm_label
@@ -70,23 +71,8 @@ class EvaluateOptions(TaskOptions):
     output: Optional[Path] = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluated:
-    """The result of an evaluation.
-
-    Attributes:
-        text: Tables for the terminal.
-        json: Content of the JSON file.
-        output: Path of the JSON file; None to write none.
-    """
-
-    text: str
-    json: Mapping[str, Any]
-    output: Optional[Path]
-
-
-def evaluate(given: RunArguments) -> Evaluated:
-    """Evaluates a checkpoint."""
+def evaluate(given: RunArguments) -> None:
+    """Evaluates a checkpoint, and prints tables."""
     flags = given.args
     saved_run, checkpoint = find_checkpoint(flags.checkpoint)
     trained = saved_run.spec()
@@ -137,11 +123,11 @@ def evaluate(given: RunArguments) -> Evaluated:
                 percentiles=config.client_percentiles,
             )
     algorithm = algorithm_label(config.algorithm)
-    texts = [f"{algorithm} after round {checkpoint.round_num}, on {spec.task}"]
+    print(f"{algorithm} after round {checkpoint.round_num}, on {spec.task}")
     for name, report in reports.items():
         if len(reports) > 1:
-            texts.append(f"\n{name}")
-        texts.append(evaluation_table(report))
+            print(f"\n{name}")
+        print(evaluation_table(report))
     content = {
         "checkpoint": str(flags.checkpoint),
         "round": checkpoint.round_num,
@@ -150,20 +136,15 @@ def evaluate(given: RunArguments) -> Evaluated:
         **reports_to_json(reports),
     }
     if choice is not None:
-        texts.append(f"\n{choice_table(choice)}")
+        print(f"\n{choice_table(choice)}")
         content["choice"] = choice.to_json()
-    promised = None if noise is None else noise.statement(len(models))
-    if promised is not None:
-        subject = f"private evaluation, of {task.test_split} clients"
-        texts.append(f"\n{subject}: {promised.text}: {_ONE_CALL}")
+    if noise is not None:
+        promised = noise.statement(len(models))
+        clients = f"{task.test_split} clients"
+        print(f"\nprivate evaluation, of {clients}: {promised.text}: {_ONE_CALL}")
         content["privacy"] = {**promised.to_dict(), "remarks": [*promised.remarks, _ONE_CALL]}
-    return Evaluated("\n".join(texts), content, flags.output)
-
-
-def _show(evaluated: Evaluated) -> None:
-    print(evaluated.text)
-    if evaluated.output is not None:
-        write_json(evaluated.output, evaluated.json)
+    if flags.output is not None:
+        write_json(flags.output, content)
 
 
 def _noise(spec: RunSettings, task: Task, num_models: int) -> Optional[PrivateEvaluation]:
@@ -233,4 +214,4 @@ def evaluated_spec(given: RunArguments, trained: RunSettings) -> RunSettings:
     return resolve(name, given.settings, options, folder, store, inherited=inherited)
 
 
-EVALUATE = RunCommand("evaluate", EvaluateOptions, evaluate, _show, settings=_SETTINGS)
+EVALUATE = RunCommand("evaluate", EvaluateOptions, evaluate, no_result, settings=_SETTINGS)
