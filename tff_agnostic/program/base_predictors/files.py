@@ -95,8 +95,8 @@ def _check_same(path: Path, fingerprint: Mapping[str, str], expected: Mapping[st
             raise _error(path, f"the {name} of this task ({value})", fingerprint[name])
 
 
-def _two_examples(spec: Any) -> Any:
-    """Returns two different examples in the structure of specs with a first dimension of None.
+def _two_examples(model: Model) -> Any:
+    """Returns two different examples for a model; a dimension of unknown size has one entry.
 
     Real numbers are random; integers are 0 in the first example and 1 in the second.
     """
@@ -109,18 +109,18 @@ def _two_examples(spec: Any) -> Any:
         values = np.arange(NUM_ROWS).reshape([NUM_ROWS] + [1] * (len(shape) - 1))
         return tf.cast(np.broadcast_to(values, shape), one.dtype)
 
-    return tf.nest.map_structure(rows, spec)
+    return tf.nest.map_structure(rows, model.example_spec["x"])
 
 
-def _predictor_outputs(model: Model, x_spec: Any) -> Any:
+def _outputs_of_two(model: Model) -> Any:
     """Returns the outputs of a model with its initial weights for `_two_examples`."""
     weights = tf.nest.map_structure(tf.constant, model.initial_weights)
-    return model.predict(weights, _two_examples(x_spec), False, tf.zeros([2], tf.int32))
+    return model.predict(weights, _two_examples(model), False, tf.zeros([2], tf.int32))
 
 
 def _check_outputs(path: Path, outputs: Any, model: Model) -> None:
     """Checks that a predictor's outputs for `_two_examples` fit the outputs of the task's model."""
-    expected = _predictor_outputs(model, model.example_spec["x"])
+    expected = _outputs_of_two(model)
     is_tensor = tf.is_tensor(outputs)
     if not is_tensor or outputs.shape != expected.shape or not outputs.dtype.is_floating:
         shown = described(outputs) if is_tensor else "several"
@@ -158,44 +158,57 @@ def write_predictors(path: Path, predictors: PredictorFile) -> None:
     write_npz(path, {_HEADER: np.array(json.dumps(header)), **arrays})
 
 
-def is_predictor_file(arrays: Mapping[str, np.ndarray]) -> bool:
-    """Returns whether the arrays of an .npz file are base predictors."""
+def _header(arrays: Mapping[str, np.ndarray]) -> Optional[dict[str, Any]]:
+    """Returns the header of base predictors; None for the arrays of another file."""
     try:
-        return bool(json.loads(str(arrays[_HEADER]))["kind"] == _KIND)
+        header = json.loads(str(arrays[_HEADER]))
+        return dict(header) if header["kind"] == _KIND else None
     except (LookupError, TypeError, ValueError):
-        return False
+        return None
 
 
-def _kind_error(path: Path) -> UserError:
-    return UserError(f"{path}: expected a file of base predictors, found arrays of another kind")
-
-
-def read_predictors(path: Path) -> PredictorFile:
-    """Reads a file."""
-    arrays = read_npz(path, "a file of base predictors")
-    if not is_predictor_file(arrays):
-        raise _kind_error(path)
-    header = json.loads(str(arrays[_HEADER]))
-    file_format = header.get("format")
-    if file_format != _FORMAT:
-        raise UserError(f"{path}: expected format {_FORMAT} of this version, found {file_format}")
-    try:
-        predictors = PredictorFile(
-            tuple(map(str, header["names"])),
-            tuple(arrays[f"array_{i:05d}"] for i in range(header["arrays"])),
-            {str(name): str(value) for name, value in header["fingerprint"].items()},
-            dict(header["about"]),
+def _stored_predictors(
+    path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray], task: Task
+) -> dict[str, BasePredictor]:
+    """Returns the predictors of a file by name."""
+    if header.get("format") != _FORMAT:
+        raise UserError(
+            f"{path}: expected format {_FORMAT} of this version, found {header.get('format')}"
         )
+    try:
+        names = list(map(str, header["names"]))
+        stacks = [arrays[f"array_{i:05d}"] for i in range(header["arrays"])]
+        fingerprint = {str(name): str(value) for name, value in header["fingerprint"].items()}
     except (AttributeError, LookupError, TypeError, ValueError) as e:
-        raise _kind_error(path) from e
-    names, all_arrays = predictors.names, predictors.arrays
-    if not names or not all_arrays or any(a.shape[:1] != (len(names),) for a in all_arrays):
-        shapes = ", ".join(str(list(a.shape)) for a in all_arrays) or "none"
+        raise UserError(
+            f"{path}: expected a file of base predictors, found arrays of another kind"
+        ) from e
+    if not names or not stacks or any(stack.shape[:1] != (len(names),) for stack in stacks):
+        shapes = ", ".join(str(list(stack.shape)) for stack in stacks) or "none"
         raise UserError(
             f"{path}: expected arrays of {len(names)} base predictors, found arrays of shapes "
             f"{shapes}"
         )
-    return predictors
+    _check_same(path, fingerprint, task.fingerprint)
+    template = task.model.initial_weights
+    expected = _described(tf.nest.flatten(template))
+    stored = _described([stack[0] for stack in stacks])
+    if expected != stored:
+        raise _error(path, f"weights of the task's model ({expected})", stored)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise _error(path, "different names", f"{twice!r} twice")
+    architecture = model_architecture(task.model)
+    return {
+        name: BasePredictor(
+            tf.nest.pack_sequence_as(template, [stack[k] for stack in stacks]), architecture
+        )
+        for k, name in enumerate(names)
+    }
+
+
+def _described(arrays: Sequence[Any]) -> str:
+    return ", ".join(f"{a.dtype}{list(a.shape)}" for a in map(np.asarray, arrays))
 
 
 def _keras_predictor(
@@ -217,7 +230,11 @@ def _keras_predictor(
         raise _error(path, expected, "a Keras model")
     classes = {} if model.keras_model is None else layer_classes(model.keras_model)
     keras_model = read_named_keras(path, classes, FLAG, mixing.trust)
-    outputs = _outputs(path, keras_model, model.example_spec["x"])
+    try:
+        outputs = keras_model(_two_examples(model), training=False)
+    except Exception as e:  # The file's code can raise anything.
+        expected = f"a model of the task's features, x {described(model.example_spec['x'])}"
+        raise _error(path, expected, f"one that fails on them: {in_one_line(e)}") from e
     _check_outputs(path, outputs, model)
     takes = takes_scores(model.loss)
     if outputs.shape.rank == 1 or outputs.shape[-1] == 1:
@@ -237,14 +254,6 @@ def _keras_predictor(
             raise UserError(f"{FLAG}: {path}: {e}") from e
     values = [weight.numpy() for weight in keras_model.weights]
     return BasePredictor(ModelWeights([], values), architecture, key)
-
-
-def _outputs(path: Path, keras_model: tf.keras.Model, x_spec: Any) -> Any:
-    try:
-        return keras_model(_two_examples(x_spec), training=False)
-    except Exception as e:  # The file's code can raise anything.
-        expected = f"a model of the task's features, x {described(x_spec)}"
-        raise _error(path, expected, f"one that fails on them: {in_one_line(e)}") from e
 
 
 def _has_scores(path: Path, outputs: tf.Tensor, takes: Optional[bool]) -> bool:
@@ -288,19 +297,17 @@ class _RunPredictors:
         """
         fingerprint = _content(folder / "fingerprint.json")
         mixing_task = self._mixing.task
-        task = self._recorded_task(path, _content(folder / "config.json"), fingerprint)
-        _check_same(
-            path, fingerprint, mixing_task.fingerprint if task is None else task.fingerprint
-        )
-        model = mixing_task.model if task is None else task.model
-        models = checkpoint.models(model.initial_weights, f"{FLAG}: {path}")
+        recorded = self._recorded_task(path, _content(folder / "config.json"), fingerprint)
+        task = mixing_task if recorded is None else recorded
+        _check_same(path, fingerprint, task.fingerprint)
+        models = checkpoint.models(task.model.initial_weights, f"{FLAG}: {path}")
         weights = next(iter(models.values()))
-        if task is None:
-            return BasePredictor(weights, model_architecture(model))
-        _check_fits(path, model, mixing_task.model)
-        keras_model = model.keras_model
-        key = type(model).__name__ if keras_model is None else architecture_text(keras_model)
-        return BasePredictor(weights, model_architecture(model), key)
+        if recorded is None:
+            return BasePredictor(weights, model_architecture(task.model))
+        _check_fits(path, task.model, mixing_task.model)
+        keras_model = task.model.keras_model
+        key = type(task.model).__name__ if keras_model is None else architecture_text(keras_model)
+        return BasePredictor(weights, model_architecture(task.model), key)
 
     def _recorded_task(
         self, path: Path, config: Mapping[str, Any], fingerprint: Mapping[str, str]
@@ -357,7 +364,7 @@ def _check_fits(path: Path, model: Model, task_model: Model) -> None:
             raise _error(path, text, f"one of {key} {described(spec)}")
     if output_kind(model) is not output_kind(task_model):
         raise _error(path, "a model with the task's kind of loss", "another loss")
-    _check_outputs(path, _predictor_outputs(model, task_model.example_spec["x"]), task_model)
+    _check_outputs(path, _outputs_of_two(model), task_model)
 
 
 def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
@@ -423,34 +430,12 @@ def _read(path: Path, name: str, task: Task, runs: _RunPredictors) -> dict[str, 
             f"{FLAG}: expected the folder of a run, a file of base_predictors or a Keras model "
             f"({' or '.join(KERAS_FILES)}), found nothing at {path}"
         )
-    if is_predictor_file(read_npz(path, "a file of base predictors, or a checkpoint")):
-        return _stored_predictors(path, task)
+    arrays = read_npz(path, "a file of base predictors, or a checkpoint")
+    header = _header(arrays)
+    if header is not None:
+        return _stored_predictors(path, header, arrays, task)
     folder = path.absolute().parent.parent
     return {f"{folder.name}/{path.stem}": runs.read(path, folder, read_checkpoint(path))}
-
-
-def _stored_predictors(path: Path, task: Task) -> dict[str, BasePredictor]:
-    file = read_predictors(path)
-    _check_same(path, file.fingerprint, task.fingerprint)
-    template = task.model.initial_weights
-    expected = _described(tf.nest.flatten(template))
-    stored = _described([array[0] for array in file.arrays])
-    if expected != stored:
-        raise _error(path, f"weights of the task's model ({expected})", stored)
-    twice = next((name for name in file.names if file.names.count(name) > 1), None)
-    if twice is not None:
-        raise _error(path, "different names", f"{twice!r} twice")
-    architecture = model_architecture(task.model)
-    return {
-        name: BasePredictor(
-            tf.nest.pack_sequence_as(template, [array[k] for array in file.arrays]), architecture
-        )
-        for k, name in enumerate(file.names)
-    }
-
-
-def _described(arrays: Sequence[Any]) -> str:
-    return ", ".join(f"{a.dtype}{list(a.shape)}" for a in map(np.asarray, arrays))
 
 
 def single_predictors(model: Model, models: Mapping[str, ModelWeights]) -> dict[str, ModelWeights]:
