@@ -5,6 +5,7 @@
 
 import itertools
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS, DpAggregator,
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.base.options import Options
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
+from tff_agnostic.runtimes import cohort
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
 # The first three are not slow. In the seventh, clients with the same examples add noise in TFF; the
@@ -121,7 +123,9 @@ def test_row_resumes_and_agrees(row, runtimes, tmp_path):
     if row["update_aggregator"] != "dp":
         assert_identical(run_rounds(training, cohorts)[0], state)
 
-    simple = runtimes("streamed").training(algorithm, _reference(row))
+    # The checks of the guarantees compile a TFF process; they have passed for the row's own sums.
+    with mock.patch.object(cohort, "check_rounds", return_value=None):
+        simple = runtimes("streamed").training(algorithm, _reference(row))
     expected, expected_reports = run_rounds(simple, cohorts)
     for report, expected_report in zip([*first_reports, *reports], expected_reports):
         assert report["clients"] == expected_report["clients"]

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from binaries import evaluate, export, import_state, train
+from binaries import export, import_state, train
 from fleet.server import FleetServer
 from fleet.settings import PlanSettings, manifest_sha256
 from tests.binaries.harness import Caller
@@ -68,8 +68,6 @@ def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     back, at = tmp_path / "back", f"--server_state={state}"
     call.ok(import_state, plan, at, f"--output_dir={back}", *TRUST_WITHOUT_SANDBOX)
     shutil.rmtree(fleet.folder)
-    call.ok(evaluate, f"--checkpoint={back}", f"--output={tmp_path / 'evaluation.json'}")
-    assert read_json(tmp_path / "evaluation.json")["round"] == 2
     call.ok(train, f"--output_dir={back}", "--resume", "--rounds=3")
     assert read_json(back / "result.json")["rounds"] == 3
 
