@@ -231,7 +231,8 @@ class Search:
                 dimension.draw(trial)
             before = (t for t in self.trials(name) if t.number < number)
             equal = (t for t in before if t.params == trial.params)
-            return Claim(name, study, trial, next(equal, None), held.pop_all())
+            claim = Claim(name, study, trial, next(equal, None), held.pop_all())
+        return claim
 
     # --- A trial
 
