@@ -203,8 +203,8 @@ def test_recommendation_names_limit_and_nearest_method():
     first, values, _, excluded = _sentences(rows, "sure", 0.04)
     assert first.startswith("Recommended: SURE with ")
     assert values == (
-        "On the validation clients that chose, SURE has worst:accuracy 70.0% against 50.0% of "
-        "FedAvg: +20.0 points (95% interval +18.0 to +22.0)."
+        "On the validation clients that chose, SURE has worst:accuracy 70.0%, FedAvg 50.0%: "
+        "+20.0 points (95% interval +18.0 to +22.0)."
     )
     assert excluded.startswith(
         "--average_may_lose excludes OTHER, with worst:accuracy +30.0 points"
@@ -213,6 +213,15 @@ def test_recommendation_names_limit_and_nearest_method():
     text = " ".join(_sentences(rows))
     assert "average_may_lose" not in text
     assert "no other method is significantly better" in text
+
+
+def test_too_few_clients_to_judge_are_said():
+    standing = _judged(0.2, 0.01)
+    few = dataclasses.replace(standing, gain=dataclasses.replace(standing.gain, clients=1.7))
+    first, nearest, advice = _sentences({"few": few})
+    assert first.endswith("that chose are too few to show whether another method is better.")
+    assert "+20.0 points (too few validation clients for an interval (worth 1.7))" in nearest
+    assert advice.startswith("Next: an interval needs validation clients that are worth at least 3")
 
 
 def test_diverged_method_is_excluded_whatever_average_may_lose():
@@ -265,10 +274,10 @@ def test_few_trials_have_a_reason_for_no_interval():
         "The nearest is WIDE, with worst:accuracy +40.0 points (2 trials are too few for an "
         "interval)"
     )
-    assert (
-        "2 trials are too few to estimate how many would show a difference: --trials=10" in nearest
+    assert further.startswith(
+        "Next: 2 trials are too few to estimate how many would show a difference: --trials=10 "
+        "first; `./run frontier` shows"
     )
-    assert further.startswith("Next: `./run frontier`")
     for trials, where in ((1, "for all clients"), (2, "in both trials"), (5, "in all trials")):
         same = Gain("worst", 0.5, 0.9, 0.4, Spread(0.4, 0.0, 0.0, 0.0, 1.0), 30.0, 1.0, trials)
         reason = f"no interval: the difference is the same {where}"

@@ -94,16 +94,18 @@ class Recommendation:
                 f"The nearest is {self._named(nearest)}.",
             ]
         others = "no method that may be chosen" if lost else "no other method"
-        lines.insert(0, f"{start}: {others} is significantly better on the {clients}.")
+        reason = f"{others} is significantly better on the {clients}"
+        steps = ["`./run frontier` shows whether any weights of the domains could help"]
         gains = {row: gain for row, e in allowed.items() if not math.isnan((gain := e.gain).mean)}
         if gains:
             nearest = max(gains, key=lambda row: gains[row].mean)
-            gain = gains[nearest]
-            advice = shortfall(gain, comparison.split) if gain.mean > 0 else ""
-            ending = f": {advice}." if advice else "."
-            lines.append(f"The nearest is {self._named(nearest)}{ending}")
-        more = "Next: `./run frontier` shows whether any weights of the domains could help."
-        return [*lines, more]
+            lines.append(f"The nearest is {self._named(nearest)}.")
+            if (gain := gains[nearest]).mean > 0:
+                advice = shortfall(gain, comparison.split)
+                steps = [*([advice] if advice else []), *steps]
+                if gain.has_too_few_clients:
+                    reason = f"the {clients} are too few to show whether another method is better"
+        return [f"{start}: {reason}.", *lines, f"Next: {'; '.join(steps)}."]
 
     @property
     def verdict(self) -> list[str]:
