@@ -46,7 +46,7 @@ from fleet.errors import ERRORS
 from fleet.members import Exchange
 from fleet.server import FleetServer
 from fleet.settings import read_server_settings
-from fleet.wire import refused, tag_of, tagged
+from fleet.wire import refused, request_tag, tagged
 from plan_runner.errors import PlanError, reason
 
 EVENTS, SERVING = "events.jsonl", "serving"
@@ -91,7 +91,7 @@ class FlowerChannel:
         until = time.monotonic() + timeout
         for name, key in zip(names, self._grid.push_messages(messages)):
             if key is not None:
-                self._waiting[key] = _Sent(name, until, tag_of(requests[name]))
+                self._waiting[key] = _Sent(name, until, request_tag(requests[name]))
 
     def receive(self) -> list[tuple[str, bytes]]:
         """Returns nodes and their answers since the last call."""

@@ -275,7 +275,7 @@ class _Plan:
         if planned is None or not isinstance(account, ReleasedRounds):
             return everyone
         release = self.releases_until(number)
-        return {i for i in everyone if planned.may_take_part(account.rounds_of(i), release)}
+        return {i for i in everyone if planned.may_take_part(account.client_rounds(i), release)}
 
     def _report(self, text: str) -> None:
         self.listener.line(f"{self.kind}: {text}")

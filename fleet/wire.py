@@ -121,7 +121,7 @@ def decoded(data: bytes, where: str) -> Message:
     return Message(Kind(number), head, tuple(parts), where)
 
 
-def tag_of(request: bytes) -> str:
+def request_tag(request: bytes) -> str:
     """Returns the tag of a request; see `tagged`."""
     return checked_tag(decoded(request, "request"))
 

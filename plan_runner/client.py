@@ -13,7 +13,7 @@ from google.protobuf import message
 from plan_runner import graph_check, plan_pb2
 from plan_runner.errors import PlanError, reason
 from plan_runner.export import DEFAULT_LIMITS, SUFFIX, Limits, TensorType, check_frames
-from plan_runner.graph_check import Permissions, check_graph, graph_of, tensor_name, tensor_specs
+from plan_runner.graph_check import Permissions, check_graph, parse_graph, tensor_name, tensor_specs
 from plan_runner.graph_session import GraphSession, load_graph
 from plan_runner.plan_messages import check_parts, parse
 from plan_runner.ram_files import File
@@ -139,7 +139,7 @@ class ClientGraph:
                 f"{_WHERE}: input_tensor_specs: expected {sorted(paths)}, found {sorted(inputs)}"
             )
         self._names = [*self.outputs, *spec.target_node_names]
-        graph_def = graph_of(plan.client_graph_bytes, f"{_WHERE}: graph")
+        graph_def = parse_graph(plan.client_graph_bytes, f"{_WHERE}: graph")
         check_graph(graph_def, Permissions.for_client(phase), f"{_WHERE}: graph")
         self.comparison: Optional[TfLiteComparison] = None
         self._token = tensor_name(spec.dataset_token_tensor_name)

@@ -15,7 +15,7 @@ from plan_runner.graph_check import (
     NamedTensor,
     Permissions,
     check_graph,
-    graph_of,
+    parse_graph,
     tensor_name,
     tensor_spec,
     tensor_specs,
@@ -167,7 +167,7 @@ class _ServerGraph:
             )
         self._targets = list(spec.target_node_names)
         self._outputs = tensor_specs(spec.output_tensor_specs, f"{where}: output_tensor_specs")
-        graph_def = graph_of(packed, f"{where}: graph")
+        graph_def = parse_graph(packed, f"{where}: graph")
         permissions = Permissions(
             frozenset(tensor_name(name) for name in reads),
             frozenset(tensor_name(name) for name in writes),

@@ -265,7 +265,7 @@ class NamedTensor:
     kind: TensorType
 
 
-def graph_of(packed: any_pb2.Any, where: str) -> tf.compat.v1.GraphDef:
+def parse_graph(packed: any_pb2.Any, where: str) -> tf.compat.v1.GraphDef:
     """Returns the graph in an `Any` message."""
     if packed.type_url.rpartition("/")[2] != "tensorflow.GraphDef":
         raise PlanError(f"{where}: expected tensorflow.GraphDef, found {packed.type_url!r}")

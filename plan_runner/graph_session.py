@@ -164,11 +164,11 @@ def write_checkpoint(path: File, tensors: Mapping[str, np.ndarray]) -> None:
         tf.raw_ops.Save(
             filename=str(path),
             tensor_names=names,
-            data=[tf.constant(tensors[name], type_of(tensors[name]).dtype) for name in names],
+            data=[tf.constant(tensors[name], tensor_type(tensors[name]).dtype) for name in names],
         )
 
 
-def type_of(value: np.ndarray) -> TensorType:
+def tensor_type(value: np.ndarray) -> TensorType:
     """Returns a value's type with TensorFlow's dtype name."""
     dtype = "string" if value.dtype.kind in "OSU" else tf.as_dtype(value.dtype).name
     return TensorType(dtype, value.shape)
@@ -181,7 +181,7 @@ def check_tensors(
     for name, kind in expected.items():
         if name not in tensors:
             raise PlanError(f"{where}: expected the tensor {name}, found none")
-        actual = type_of(tensors[name])
+        actual = tensor_type(tensors[name])
         if not kind.admits(actual.dtype, tensors[name].shape):
             raise PlanError(f"{where}: {name}: expected {kind}, found {actual}")
     for name in tensors:

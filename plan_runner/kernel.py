@@ -32,7 +32,7 @@ print(json.dumps([*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flag
 """
 
 
-def token_of(examples: Iterable[bytes]) -> bytes:
+def dataset_token(examples: Iterable[bytes]) -> bytes:
     """Returns the token that holds these serialised examples; see external_dataset.cc."""
     framed = (struct.pack("<Q", len(record)) + record for record in examples)
     return b"".join((_HEADING, *framed, b"."))

@@ -11,7 +11,7 @@ from plan_runner import plan_pb2
 from plan_runner.client import ClientGraph
 from plan_runner.errors import PlanError
 from plan_runner.export import TensorType
-from plan_runner.graph_check import Permissions, check_graph, dtype_name, graph_of, tensor_name
+from plan_runner.graph_check import Permissions, check_graph, dtype_name, parse_graph, tensor_name
 from plan_runner.graph_session import (
     OPS_AROUND,
     CheckpointOp,
@@ -82,7 +82,7 @@ class SecureProfile(Profile):
         }
         savers = [self._savepoint, *self._ops.values()]
         self._paths = sorted({saver.path for saver in savers})
-        graph_def = graph_of(plan.server_graph_bytes, f"{_WHERE}: graph")
+        graph_def = parse_graph(plan.server_graph_bytes, f"{_WHERE}: graph")
         paths = frozenset(self._paths)
         fed = frozenset(tensor_name(tensor.restore_name) for tensor in self.tensors.values())
         check_graph(graph_def, Permissions(paths, paths, fed), f"{_WHERE}: graph")

@@ -17,7 +17,7 @@ from plan_runner.errors import PlanError, reason
 from plan_runner.export import CLIENT_ONLY_PLAN, Export
 from plan_runner.graph_check import Permissions, check_graph, tensor_specs
 from plan_runner.graph_session import read_checkpoint
-from plan_runner.kernel import kernel_problem, token_of
+from plan_runner.kernel import dataset_token, kernel_problem
 from plan_runner.plan_messages import read_plans
 from plan_runner.ram_files import File
 
@@ -61,7 +61,7 @@ class TfLiteClient:
     ) -> dict[str, np.ndarray]:
         """See `ClientGraph.run`."""
         feeds: dict[str, Any] = {
-            self._spec.dataset_token_tensor_name: token_of(examples),
+            self._spec.dataset_token_tensor_name: dataset_token(examples),
             self._router.input_filepath_tensor_name: str(checkpoint).encode(),
         }
         if update is not None:

@@ -215,7 +215,7 @@ class ReleasedRounds:
             f"{self.delta:.3g} of each client, {cohorts}"
         )
 
-    def rounds_of(self, client: bytes) -> frozenset[int]:
+    def client_rounds(self, client: bytes) -> frozenset[int]:
         """Returns the numbers of the released rounds of a client."""
         return frozenset(self._rounds.get(client.hex(), ()))
 

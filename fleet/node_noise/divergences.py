@@ -66,10 +66,10 @@ def composed_epsilon(sums: Mapping[SkellamSum, int], delta: float) -> float:
     total = np.zeros(len(ORDERS))
     for noise, count in sums.items():
         total = total + count * skellam_divergences(noise)
-    return epsilon_of(total, delta)
+    return epsilon_from_divergences(total, delta)
 
 
-def epsilon_of(divergences: np.ndarray, delta: float) -> float:
+def epsilon_from_divergences(divergences: np.ndarray, delta: float) -> float:
     """Returns epsilon from divergences at `ORDERS` (Canonne, Kamath, Steinke 2020, Prop. 12)."""
     if not divergences.any():
         return 0.0

@@ -15,8 +15,8 @@ import numpy as np
 
 from fleet.node_noise.divergences import (
     TOLERANCE,
+    epsilon_from_divergences,
     epsilon_lower_bound,
-    epsilon_of,
     gaussian,
     gaussian_epsilon,
     poisson_sampled_gaussian,
@@ -114,7 +114,7 @@ class ServerNoise:
             divergences = poisson_sampled_gaussian(z, draw.rate)
         else:
             divergences = sampled_without_replacement(gaussian(draw.sensitivity / z), draw.rate)
-        return min(exact, epsilon_of(rounds * divergences, self.delta))
+        return min(exact, epsilon_from_divergences(rounds * divergences, self.delta))
 
     def known_epsilon(self, rounds: Iterable[int], last: int) -> float:
         """Returns epsilon of a client that is known to have taken part in these rounds.

@@ -231,7 +231,7 @@ def signed(kind: Type, session: bytes, secret: bytes, sender: bytes, body: bytes
     return message + sign(secret, message)
 
 
-def sender_of(
+def message_sender(
     message: bytes, kind: Type, session: bytes, identities: Identities, where: str
 ) -> bytes:
     """Returns the sender of a client's message, after a check of its header and signature."""
@@ -360,7 +360,9 @@ def read_roster(
     reader.end()
     if len(parts) < plan.min_clients:
         raise reader.fail(f"expected at least {plan.min_clients} clients, found {len(parts)}")
-    reader.ascending([sender_of(part, Type.KEYS, session, identities, where) for part in parts])
+    reader.ascending(
+        [message_sender(part, Type.KEYS, session, identities, where) for part in parts]
+    )
     keys = tuple(read_keys(part, where) for part in parts)
     check_keys(keys, plan, identities, where)
     return keys
@@ -421,7 +423,7 @@ def read_votes(
     reader = _after_header(message, where)
     parts = reader.several(_VOTE_BYTES, lambda: reader.take(_VOTE_BYTES), plan.max_clients)
     reader.end()
-    senders = [sender_of(part, Type.VOTE, session, identities, where) for part in parts]
+    senders = [message_sender(part, Type.VOTE, session, identities, where) for part in parts]
     reader.ascending(senders)
     return {sender: read_vote(part, where) for sender, part in zip(senders, parts)}
 

@@ -203,7 +203,7 @@ class Server:
         kind, _ = read_header(message, self._plan, where)
         if self.stage is None:
             raise ProtocolError(f"{where}: expected none, the sum of {self._name} is opened")
-        sender = messages.sender_of(message, self.stage, self.session, self._identities, where)
+        sender = messages.message_sender(message, self.stage, self.session, self._identities, where)
         where = f"{kind.name} of client {self._identities.name(sender)}"
         if sender not in self.asked:
             raise ProtocolError(f"{where}: expected one of the asked clients")

@@ -143,7 +143,7 @@ def test_killed_run_keeps_its_key_and_noise(call: Caller, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_private_run_ends_without_errors_of_python(tmp_path):
+def test_private_run_ends_without_python_errors(tmp_path):
     flags = (*_PRIVATE, "--rounds=1", "--output_dir=run")
     with Process(python_module("train", *flags), tmp_path) as process:
         outcome = process.outcome()

@@ -451,7 +451,7 @@ def test_counts_need_no_reading(tmp_path):
         ),
     ],
 )
-def test_counts_of_tffs_metadata_are_compared(tmp_path, sql, message):
+def test_tff_metadata_counts_are_compared(tmp_path, sql, message):
     rows = [("train", "a", {"tokens": "x", "domain": "answer"})] * 2
     clients = _clients(load_store(_execute(tff_store(tmp_path / "s.sqlite", rows), sql)))
     assert message in golden.refusal(clients.read, clients.client_ids[-1])

@@ -105,7 +105,7 @@ def _has_nodes_noise(
     if noise.takes_part < 1:
         report("noise is not compared: nodes toss coins whether to take part")
         return is_equal
-    moments = moments_of(draws)
+    moments = noise_moments(draws)
     report(
         f"noise: {moments.numbers} numbers, variance {moments.variance:.4f} times the plan's, "
         f"expected 1 +- {moments.deviation:.4f}"
@@ -158,7 +158,7 @@ def _centred(group: NoisedGroup, unmasked: np.ndarray, plain: np.ndarray) -> np.
     return np.where(rest >= group.modulus // 2, rest - group.modulus, rest)
 
 
-def moments_of(draws: list[tuple[np.ndarray, float]]) -> Moments:
+def noise_moments(draws: list[tuple[np.ndarray, float]]) -> Moments:
     """Returns the moments of `noise_in_units`.
 
     The fourth moment of Skellam noise of variance v, in standard deviations, is 3 + 1 / v.

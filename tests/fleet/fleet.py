@@ -22,7 +22,7 @@ from fleet.settings import (
     Timeouts,
     manifest_sha256,
 )
-from fleet.wire import Kind, decoded, refused, tag_of, tagged
+from fleet.wire import Kind, decoded, refused, request_tag, tagged
 from plan_runner.export import Limits
 from tests.plan_runner.harness import call
 
@@ -30,7 +30,7 @@ from tests.plan_runner.harness import call
 TIMEOUTS = Timeouts(0.5, 0.5, 0.5)
 
 
-def stage_of(request: bytes) -> str:
+def request_stage(request: bytes) -> str:
     """Returns HELLO, WORK, or the stage of secure sums of a server's message."""
     message = decoded(request, "request")
     if message.kind != Kind.STAGE:
@@ -63,13 +63,13 @@ class LocalChannel:
         assert timeout > 0
         for node, request in requests.items():
             self.round = decoded(request, "request").head.get("round", self.round)
-            if self.lost(node, stage_of(request)):
+            if self.lost(node, request_stage(request)):
                 continue
-            if self.failing(node, stage_of(request)):
-                self._answers.append((node, tagged(refused("nothing"), tag_of(request))))
+            if self.failing(node, request_stage(request)):
+                self._answers.append((node, tagged(refused("nothing"), request_tag(request))))
                 continue
             answer = self._nodes[node].answer(request)
-            self.carried.append((node, stage_of(request), request, answer))
+            self.carried.append((node, request_stage(request), request, answer))
             self._answers.append((node, answer))
 
     def receive(self) -> list[tuple[str, bytes]]:

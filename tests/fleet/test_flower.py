@@ -104,7 +104,7 @@ def test_unsent_message_has_no_answer(flower):
     assert channel.receive() == [(str(2**63 + 5), _request(b"bc")[::-1])]
 
 
-def test_error_of_flower_becomes_refusal(flower):
+def test_flower_error_becomes_refusal(flower):
     grid = _Grid(flower)
     grid.failing = {1}
     channel = flower.FlowerChannel(grid)
@@ -175,7 +175,7 @@ def test_stuck_task_does_not_block_others(flower, monkeypatch):
         ("/", False),
     ],
 )
-def test_filter_passes_requests_of_nodes_only(path, expected):
+def test_filter_passes_node_requests_only(path, expected):
     pytest.importorskip("starlette", reason="starlette is in the fleet's environment only")
     from fleet.proxy import is_let_through
 

@@ -19,7 +19,7 @@ from plan_runner.errors import PlanError
 from plan_runner.export import read_manifest
 from plan_runner.graph_session import read_checkpoint
 from tests.data.stores import write_store
-from tests.fleet.comparison import moments_of, noise_in_units
+from tests.fleet.comparison import noise_in_units, noise_moments
 from tests.fleet.fleet import Fleet, LocalChannel
 from tests.plan_runner.harness import call
 from tff_agnostic.base.errors import UserError
@@ -180,7 +180,7 @@ def test_moments_fit_the_plans_noise_only():
         draws = [
             (np.random.default_rng(g).normal(0, v**0.5, 4000), v) for g, v in enumerate((9, 400))
         ]
-        return moments_of([(factor * values / v**0.5, v) for values, v in draws])
+        return noise_moments([(factor * values / v**0.5, v) for values, v in draws])
 
     result = moments(1.0)
     assert result.fits and result.numbers == 8000
@@ -188,11 +188,11 @@ def test_moments_fit_the_plans_noise_only():
     # The noise of three nodes instead of four does not fit, nor does twice the variance.
     assert not moments(math.sqrt(3 / 4)).fits
     assert not moments(math.sqrt(2)).fits
-    assert not moments_of([(np.random.default_rng(0).normal(0.1, 1, 4000), 100.0)]).fits
+    assert not noise_moments([(np.random.default_rng(0).normal(0.1, 1, 4000), 100.0)]).fits
 
 
 @pytest.mark.slow
-def test_epsilon_equals_closed_form_of_minimum_clients(exported):
+def test_epsilon_equals_closed_form_for_minimum_clients(exported):
     """Skellam's divergence (Agarwal et al. 2021, Theorem 3.5), and Canonne et al. 2020, 12."""
     entry = json.loads((exported / "manifest.json").read_text())["privacy"]["differential_privacy"]
     noise = _noise(exported)

@@ -192,7 +192,7 @@ def test_server_refuses_to_break_its_plan(served, tmp_path, case):
     return message
 
 
-def test_weaker_privacy_states_epsilon_of_all_rounds(served):
+def test_weaker_privacy_states_epsilon_over_all_rounds(served):
     """Four of 64 nodes are in four rounds; the plan's draw is a mean of ten nodes in two rounds."""
     fleet = served(_POISSON, 4, 2, claimed=0.2986)
     recorder = fleet.run(4, weaker=True, cohort_size=4)
@@ -257,7 +257,7 @@ def test_draws_are_unpredictable(served, monkeypatch):
     assert cohorts[0] != cohorts[1]
 
 
-def test_tree_plan_spaces_the_rounds_of_nodes(served):
+def test_tree_plan_spaces_node_rounds(served):
     fleet = served(_SPACED, 12, 6)
     fleet.run(3)
     fleet.run(6)

@@ -226,7 +226,7 @@ def test_refusal_text_is_one_printable_line():
 
 
 @pytest.mark.slow
-def test_plan_raises_minimum_of_clients(secure_fleet, tmp_path):
+def test_plan_raises_minimum_clients(secure_fleet, tmp_path):
     export = shutil.copytree(secure_fleet.export, tmp_path / "export")
     limits = {"maximum_clients_per_round": 6, "minimum_clients_per_round": 5}
     rehash(export, privacy=limits)
@@ -256,16 +256,16 @@ def test_logs_do_not_depend_on_integers(secure_fleet, tmp_path, caplog, capfd):
 @pytest.mark.slow
 def test_no_message_ends_a_node(fleet):
     node, manifest = fleet.nodes()["ann"], manifest_sha256(fleet.export)
-    assert "expected a message of this fleet" in words_of(node.answer(b"nonsense"))
+    assert "expected a message of this fleet" in words_in(node.answer(b"nonsense"))
     newer = Message(Kind.HELLO, {}).encoded().replace(b"FLEET\x01", b"FLEET\x02")
-    assert "expected version 1 of the fleet's messages, found 2" in words_of(node.answer(newer))
-    assert "expected a request, found WELCOME" in words_of(asked(node, Kind.WELCOME))
+    assert "expected version 1 of the fleet's messages, found 2" in words_in(node.answer(newer))
+    assert "expected a request, found WELCOME" in words_in(asked(node, Kind.WELCOME))
     # An answer repeats the request's tag.
-    assert "tag: expected at most 64" in words_of(asked(node, Kind.HELLO, tag="x" * 65_000))
-    stage = words_of(
+    assert "tag: expected at most 64" in words_in(asked(node, Kind.HELLO, tag="x" * 65_000))
+    stage = words_in(
         asked(node, Kind.STAGE, list_message(Type.ROSTER, bytes(32), ()), manifest=manifest)
     )
-    work = words_of(asked(node, Kind.WORK, b"x", manifest=manifest, id="0" * 64))
+    work = words_in(asked(node, Kind.WORK, b"x", manifest=manifest, id="0" * 64))
     if fleet.profile == "secure":
         assert stage == "session 0000000000000000: expected a session that began, found ROSTER"
         assert "expected secure aggregation for this plan" in work
@@ -279,7 +279,7 @@ def asked(node, kind, *parts, **head) -> bytes:
     return node.answer(Message(kind, {"tag": "x", **head}, parts).encoded())
 
 
-def words_of(answer) -> str:
+def words_in(answer) -> str:
     message = decoded(answer, "answer")
     assert message.kind == Kind.REFUSED
     assert "\n" not in message.head["words"]

@@ -361,7 +361,7 @@ def test_leaf_users_without_examples_are_counted(tmp_path):
     examples, log = read("leaf", _leaf_file(tmp_path, data), **_ALL)
     assert log.skipped == {"user without examples": 1}
     kept = {example.record.client for example in examples}
-    assert log.clients_of_skipped - kept == {"u"}
+    assert log.skipped_clients - kept == {"u"}
 
 
 @golden.values

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tff_agnostic.importing import text as text_module
-from tff_agnostic.importing.text import html_blocks, sentences_of
+from tff_agnostic.importing.text import html_blocks, split_sentences
 
 _NAMES = ["p", "br", "code", "PRE", "em", "a", "li", "script", "h1"]
 _PIECES = [
@@ -71,4 +71,4 @@ def test_words_equal_their_pattern():
         # Without ends of sentences, so that each text is one sentence.
         text = "".join(draw.choices("ab1'-\" )(,:_\n<", k=draw.randint(1, 20)))
         expected = [" ".join(pattern.findall(text))] if re.search("[a-z0-9]", text) else []
-        assert sentences_of(text) == expected
+        assert split_sentences(text) == expected

@@ -11,7 +11,7 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.importing.source import ReadLog, SourceExample, rows_of
-from tff_agnostic.importing.splits import Splits, moves, parse_shares, split_sizes, strata_of
+from tff_agnostic.importing.splits import Splits, moves, parse_shares, split_sizes, unit_strata
 
 _SHARES = {"train": 0.7, "heldout": 0.2, "test": 0.1}
 
@@ -110,7 +110,7 @@ def test_absent_splits_have_no_size():
 
 def test_stratum_is_the_most_frequent_domain():
     units = [(-5, "a", 3), (-5, "b", 4), (-1, "b", 9), (0, "a", 2), (0, "c", 2), (7, "d", 1)]
-    strata = strata_of(units)
+    strata = unit_strata(units)
     assert {name: s.units.tolist() for name, s in strata.items()} == {
         "a": [0],
         "b": [-5, -1],
@@ -122,7 +122,7 @@ def test_stratum_is_the_most_frequent_domain():
 def test_few_units_move_to_splits_by_rank():
     draw = random.Random(0)
     units = sorted(draw.randrange(-(2**63), 2**63) for _ in range(1000))
-    strata = strata_of((unit, "ab"[unit % 2], 1) for unit in units)
+    strata = unit_strata((unit, "ab"[unit % 2], 1) for unit in units)
     moved = moves(strata, _STRATUM_SHARES, 1)
     for stratum in strata.values():
         names = []

@@ -158,7 +158,7 @@ def test_skipped_posts_are_counted_by_reason(tmp_path):
     }
     # Client 7 has a tag's page and code only.
     kept = {example.record.client for example in examples}
-    assert (log.clients_of_skipped, kept) == ({"7", "8"}, {"8"})
+    assert (log.skipped_clients, kept) == ({"7", "8"}, {"8"})
 
 
 def test_sites_have_separate_users(tmp_path):

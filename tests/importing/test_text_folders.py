@@ -7,7 +7,7 @@ import pytest
 from tests import golden
 from tests.importing.harness import REAL, needs, read, refused
 from tff_agnostic.importing import text_folders
-from tff_agnostic.importing.text import html_blocks, sentences_of
+from tff_agnostic.importing.text import html_blocks, split_sentences
 
 
 def _texts(folder: Path, **texts: str) -> Path:
@@ -261,4 +261,4 @@ def test_unfinished_comments_are_text():
 
 @golden.values
 def test_text_becomes_sentences(case):
-    return str(sentences_of(case))
+    return str(split_sentences(case))

@@ -100,7 +100,7 @@ def test_domain_count_is_bounded():
     ("value", "number"), [(3, 3), ("3", 3), (3.0, 3), ("3.0", 3), (True, 1), ("+2", 2), (" 1 ", 1)]
 )
 def test_whole_numbers_are_labels(value, number):
-    assert Labels(ImportOptions()).number_of(value) == number
+    assert Labels(ImportOptions()).parse_number(value) == number
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_whole_numbers_are_labels(value, number):
 )
 def test_invalid_labels_are_refused(value):
     with pytest.raises(CellError, match="expected a "):
-        Labels(ImportOptions()).number_of(value)
+        Labels(ImportOptions()).parse_number(value)
 
 
 def test_names_go_before_numbers():
     labels = Labels(ImportOptions(class_names=("1", "0")))
-    assert [labels.number_of(value) for value in ("1", "0", 1, 0)] == [0, 1, 1, 0]
+    assert [labels.parse_number(value) for value in ("1", "0", 1, 0)] == [0, 1, 1, 0]

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from plan_runner import plan_pb2
-from plan_runner.graph_session import type_of, write_checkpoint
+from plan_runner.graph_session import tensor_type, write_checkpoint
 from tests.plan_runner.plans import FEATURES
 
 STATE: Mapping[str, np.ndarray] = {
@@ -63,7 +63,7 @@ def write_export(folder: Path, plan: plan_pb2.Plan, profile: str) -> Path:
         np.savez(folder / expected[-1], **tensors)
 
     def types(prefix: str) -> dict[str, Any]:
-        kinds = {name: type_of(v) for name, v in tensors.items() if name.startswith(prefix)}
+        kinds = {name: tensor_type(v) for name, v in tensors.items() if name.startswith(prefix)}
         return {name: {"dtype": k.dtype, "shape": list(k.shape)} for name, k in kinds.items()}
 
     manifest = {

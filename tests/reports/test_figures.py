@@ -32,7 +32,13 @@ from tff_agnostic.program.reports.distributions import (
     worst_first,
 )
 from tff_agnostic.program.reports.document import Figure
-from tff_agnostic.program.reports.figures import COLORS, draw_grid, figure_of, look, new_figure
+from tff_agnostic.program.reports.figures import (
+    COLORS,
+    draw_grid,
+    look,
+    new_figure,
+    quantity_figure,
+)
 from tff_agnostic.program.reports.html import compact_svg, svg
 
 _LOSS = ReportField("test/loss", "loss on the test clients", per_domain=True)
@@ -49,7 +55,7 @@ def test_curves_connect_known_rounds():
         "test/loss/$x^$": np.array([np.nan, 3.0, np.nan, 1.0]),
         "test/loss/_hidden": np.array([np.nan, np.nan, np.nan, 2.0]),
     }
-    figure = figure_of(_LOSS, [Column(_LOSS, name) for name in ("$x^$", "_hidden")], values)
+    figure = quantity_figure(_LOSS, [Column(_LOSS, name) for name in ("$x^$", "_hidden")], values)
     first, second = figure.axes[0].lines
     np.testing.assert_array_equal(first.get_xydata(), [[2, 3], [4, 1]])
     assert len(second.get_xdata()) == 1
@@ -71,7 +77,7 @@ def test_curves_connect_known_rounds():
 )
 def test_factors_have_log_axes(unit, curve, scale, labels):
     quantity = ReportField("x", "x", unit=unit)
-    figure = figure_of(
+    figure = quantity_figure(
         quantity, [Column(quantity)], {"round": np.arange(4.0), "x": np.array(curve)}
     )
     (axes,) = figure.axes
@@ -99,7 +105,7 @@ def test_worst_domains_are_highlighted(num_domains, higher):
     # A missing value is not the worst.
     values[f"test/loss/{names[-1]}"][:] = np.nan
     values["round"] = np.arange(2.0)
-    figure = figure_of(quantity, [Column(quantity, name) for name in names], values)
+    figure = quantity_figure(quantity, [Column(quantity, name) for name in names], values)
     _draw(figure)
     shown = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(figure.axes[0].lines) == num_domains

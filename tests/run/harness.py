@@ -22,7 +22,7 @@ from tff_agnostic.metrics.evaluation_report import (
 )
 from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.model import Measure, measures_of
+from tff_agnostic.models.model import Measure, model_measures
 from tff_agnostic.tasks.task import Task
 
 # Commas, quotes, line breaks, slashes, a name that ends like another, names of our own columns.
@@ -119,7 +119,7 @@ def make_task(domain_names: Sequence[str], num_features: int = 2, clients: int =
 def make_columns(task: Task) -> tuple[Column, ...]:
     """Returns the columns of a run of `task` that reports `QUANTITIES`."""
     training = TrainingColumns(QUANTITIES, task.tracked_weights, task.domain_names)
-    evaluation = EvaluationColumns(("model",), measures_of(task.model), {}, task.domain_names)
+    evaluation = EvaluationColumns(("model",), model_measures(task.model), {}, task.domain_names)
     return (*training.columns, *evaluation.columns)
 
 

@@ -25,7 +25,7 @@ from tff_agnostic.program.runs.build import build_algorithm, build_lambda_set, t
 from tff_agnostic.program.runs.effects import NEEDS
 from tff_agnostic.program.runs.options import RunConfig, registered_settings, run_flags
 from tff_agnostic.program.runs.spec import resolve
-from tff_agnostic.program.studies.methods import Arm, arms_of_algorithms, parsed_arms
+from tff_agnostic.program.studies.methods import Arm, algorithm_arms, parsed_arms
 
 # AgnosticFedAvg comes before other algorithms, which refuse some values of shared options.
 _CLASSES = [
@@ -171,7 +171,7 @@ def test_rejects_invalid_arms(case, tmp_path, monkeypatch):
 
 def test_algorithms_are_arms_by_name(tmp_path):
     path = write_by_size(tmp_path / "by_size.py")
-    arms = arms_of_algorithms(["fed_avg", str(path)])
+    arms = algorithm_arms(["fed_avg", str(path)])
     assert arms == {
         "fed_avg": Arm("FedAvg", {"algorithm": "fed_avg"}),
         "by_size": Arm("By size", {"algorithm": str(path)}),
@@ -181,13 +181,13 @@ def test_algorithms_are_arms_by_name(tmp_path):
 def test_rejects_names_that_differ_in_capitals(tmp_path):
     paths = [write_by_size(tmp_path / name) for name in ("Mine.py", "mine.py")]
     with pytest.raises(UserError, match=r"^--algorithms: expected labels .*'Mine' and 'mine'$"):
-        arms_of_algorithms(list(map(str, paths)))
+        algorithm_arms(list(map(str, paths)))
 
 
 def test_rejects_files_named_like_outputs(tmp_path):
     path = write_by_size(tmp_path / "runs.py")
     with pytest.raises(UserError, match=r"^--algorithms: expected a label of .* found 'runs'$"):
-        arms_of_algorithms([str(path)])
+        algorithm_arms([str(path)])
 
 
 # --- Lambda sets and expected counts of a task

@@ -133,11 +133,11 @@ _TEXTS = [
 @pytest.mark.parametrize("tokenizer", ["words", "spaces", "letters"])
 @pytest.mark.parametrize(("case", "punctuation"), [("keep", "keep"), ("upper", "drop")])
 def test_served_words_equal_the_imports(tmp_path, tokenizer, case, punctuation):
-    (tmp_path / "words_of.py").write_text(handed_over.block("# words_of.py"))
-    words_of = runpy.run_path(str(tmp_path / "words_of.py"))["words_of"]
+    (tmp_path / "words_in.py").write_text(handed_over.block("# words_in.py"))
+    words_in = runpy.run_path(str(tmp_path / "words_in.py"))["words_in"]
     options = ImportOptions(tokenizer=tokenizer, case=case, punctuation=punctuation)
     normalizer = Normalizer(options, "words")
-    read = [words_of(text, normalizer.rule) for text in _TEXTS]
+    read = [words_in(text, normalizer.rule) for text in _TEXTS]
     expected = [normalizer.sentence(normalizer.tokenize(text)) for text in _TEXTS]
     # An import omits texts without words.
     assert expected[1] == ""

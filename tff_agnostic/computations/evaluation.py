@@ -37,7 +37,7 @@ from tff_agnostic.computations.domain_losses import (
 from tff_agnostic.computations.histograms import Grid, LinearGrid, LogGrid, SizeGrid
 from tff_agnostic.computations.round import tensor_specs
 from tff_agnostic.models.metrics import Metric
-from tff_agnostic.models.model import Model, ModelWeights, measures_of
+from tff_agnostic.models.model import Model, ModelWeights, model_measures
 
 SIZES = SizeGrid()
 # Number of bootstrap replicates, and maximum number of values per sum that a client sends for them.
@@ -107,13 +107,13 @@ def num_replicates(num_domains: int) -> int:
 
 def measure_grids(model: Model) -> OrderedDict[str, Grid]:
     """Returns the histogram grid of the loss and of each metric's ratio."""
-    grids: OrderedDict[str, Grid] = OrderedDict(loss=grid_of(None))
+    grids: OrderedDict[str, Grid] = OrderedDict(loss=metric_grid(None))
     for metric in model.metrics:
-        grids[metric.name] = grid_of(metric)
+        grids[metric.name] = metric_grid(metric)
     return grids
 
 
-def grid_of(metric: Optional[Metric]) -> Grid:
+def metric_grid(metric: Optional[Metric]) -> Grid:
     """Returns the histogram grid of a metric's ratio, or of the loss if it is None."""
     if metric is None or metric.upper is None:
         return LogGrid()
@@ -461,7 +461,7 @@ def _in_hindsight(model: Model, stacked: DomainSums) -> DomainSums:
         values = tf.math.divide_no_nan(
             tf.reduce_sum(ratio.numerator, axis=1), tf.reduce_sum(ratio.denominator, axis=1)
         )
-        row = _first_best(values, measures_of(model)[measure].higher_is_better)
+        row = _first_best(values, model_measures(model)[measure].higher_is_better)
         return MetricSums(*(tf.gather(values, row) for values in ratio))
 
     return DomainSums(

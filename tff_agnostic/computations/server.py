@@ -21,7 +21,7 @@ from tff_agnostic.computations.algorithm import Column, RoundView
 from tff_agnostic.computations.client_output import ClientCounts
 from tff_agnostic.computations.round import tensor_specs
 from tff_agnostic.computations.schedules import Constant, Rate, Schedule
-from tff_agnostic.models.model import Model, ModelWeights, measures_of
+from tff_agnostic.models.model import Model, ModelWeights, model_measures
 
 _STEP = "step"
 _RATE, _ROUND = "learning_rate", "round"
@@ -132,7 +132,7 @@ def training_columns(
         prefix, when = "kept_out", "on the cohort's examples that are kept out of training"
 
     def measure(name: str, value: Callable[[Any], tf.Tensor]) -> Column:
-        model_measure = measures_of(model)[name]
+        model_measure = model_measures(model)[name]
         return Column(
             ReportField(
                 f"{prefix}/{name}",

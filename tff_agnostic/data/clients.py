@@ -122,11 +122,11 @@ class SelectedClients(ListedClients):
         counts = known_counts(self._clients)
         if counts is None:
             return None
-        row_of = {client_id: row for row, client_id in enumerate(self._clients.client_ids)}
-        return counts[[row_of[client_id] for client_id in self._ids]]
+        row_by_client = {client_id: row for row, client_id in enumerate(self._clients.client_ids)}
+        return counts[[row_by_client[client_id] for client_id in self._ids]]
 
 
-class ClientsOfDomain(ListedClients):
+class DomainClients(ListedClients):
     """The clients of another dataset with examples of a domain, and these examples alone.
 
     Args:

@@ -118,7 +118,7 @@ class ModelInputs:
     columns: Optional[StoredColumns]
 
     @property
-    def are_of_columns(self) -> bool:
+    def are_column_inputs(self) -> bool:
         """Whether named columns of numbers and categories suffice to build every input."""
         return self.columns is not None and all(
             one.kind == IDS
@@ -192,7 +192,7 @@ def inputs_json(
     return result
 
 
-def vector_of(description: StoreDescription, name: str) -> tuple[Entry, ...]:
+def input_vector(description: StoreDescription, name: str) -> tuple[Entry, ...]:
     """Returns the entries of a stored input, marks of missing values included."""
     columns, size = description.columns, math.prod(description.features[name].shape)
     numbers = description.statistics.get(name, (None,) * description.num_numbers(name))

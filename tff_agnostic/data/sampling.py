@@ -304,8 +304,8 @@ def dealt(num_examples: int, size: int, round_num: int, seed: int) -> np.ndarray
     value = np.empty(size, np.int64)
     for number in np.unique(places // num_examples):
         order = np.random.default_rng([seed, _POOLED_STREAM, number]).permutation(num_examples)
-        is_of_pass = places // num_examples == number
-        value[is_of_pass] = order[places[is_of_pass] % num_examples]
+        is_in_pass = places // num_examples == number
+        value[is_in_pass] = order[places[is_in_pass] % num_examples]
     return value
 
 

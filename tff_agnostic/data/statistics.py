@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tff_agnostic.data.store import SortedExamples, column_of
+from tff_agnostic.data.store import SortedExamples, column_array
 from tff_agnostic.data.store_format import (
     DOMAIN,
     LABEL,
@@ -106,7 +106,7 @@ def number_statistics(
     }
     for table in examples.batches(TRAIN) if running else ():
         for name, one in running.items():
-            values = column_of(table[name], [-1])[:, : description.num_numbers(name)]
+            values = column_array(table[name], [-1])[:, : description.num_numbers(name)]
             for start in range(0, len(values), _BLOCK_ROWS):
                 one.add(values[start : start + _BLOCK_ROWS])
     return {name: one.result() for name, one in running.items()}

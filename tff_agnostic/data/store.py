@@ -267,7 +267,7 @@ class ArrowStore(Store):
                     f"({feature.dtype} {list(feature.shape)}), found {stored.get(name)}"
                 )
         part = self.examples.table.slice(*rows[client_id])
-        return {name: column_of(part[name], f.shape) for name, f in features.items()}
+        return {name: column_array(part[name], f.shape) for name, f in features.items()}
 
     def domain_table(self, split: str) -> np.ndarray:
         """See `Store.domain_table`."""
@@ -313,7 +313,7 @@ def arrow_type(feature: Feature) -> Any:
     return pa.list_(one, math.prod(feature.shape)) if feature.shape else one
 
 
-def column_of(column: Any, shape: Sequence[int]) -> np.ndarray:
+def column_array(column: Any, shape: Sequence[int]) -> np.ndarray:
     """Returns a column of Arrow as an array [n, *shape]; strings as bytes."""
     import pyarrow as pa
 

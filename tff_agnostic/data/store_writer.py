@@ -28,7 +28,14 @@ from tff_agnostic.data.statistics import (
     sentence_lengths,
     standardized,
 )
-from tff_agnostic.data.store import CLIENTS, EXAMPLES, STORE, SortedExamples, arrow_type, column_of
+from tff_agnostic.data.store import (
+    CLIENTS,
+    EXAMPLES,
+    STORE,
+    SortedExamples,
+    arrow_type,
+    column_array,
+)
 from tff_agnostic.data.store_format import (
     DOMAIN,
     LABEL,
@@ -150,10 +157,8 @@ class StoreWriter:
             ]
         clients = pc.dictionary_encode(table[_CLIENT].combine_chunks())
         names = clients.dictionary.to_pylist()
-        bucket_of_name = [
-            zlib.crc32(n.encode("utf-8", "surrogatepass")) % _NUM_BUCKETS for n in names
-        ]
-        buckets = np.array(bucket_of_name)[np.asarray(clients.indices)]
+        name_bucket = [zlib.crc32(n.encode("utf-8", "surrogatepass")) % _NUM_BUCKETS for n in names]
+        buckets = np.array(name_bucket)[np.asarray(clients.indices)]
         order = np.argsort(buckets, kind="stable")
         starts = np.searchsorted(buckets[order], np.arange(_NUM_BUCKETS + 1))
         # Join chunks once here, instead of for each bucket.
@@ -300,7 +305,7 @@ class StoreWriter:
         with pa.ipc.new_file(str(complete), examples.table.schema) as file:
             for table in examples.batches():
                 for name in names:
-                    values = column_of(table[name], [-1])
+                    values = column_array(table[name], [-1])
                     numbers = values[:, : description.num_numbers(name)]
                     if description.is_standardized:
                         numbers[:] = standardized(numbers, description.statistics[name])

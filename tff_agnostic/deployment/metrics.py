@@ -18,12 +18,12 @@ from tff_agnostic.computations.evaluation import (
     ClientDistribution,
     EvaluationOutput,
     Measurement,
-    grid_of,
+    metric_grid,
     model_measurement,
 )
 from tff_agnostic.computations.histograms import Grid
 from tff_agnostic.deployment.graphs import METRICS, Leaf, node_name
-from tff_agnostic.models.model import Measure, Model, measures_of
+from tff_agnostic.models.model import Measure, Model, model_measures
 
 DEFAULT_PERCENTILES = (10.0, 50.0, 90.0, 95.0)
 OVERALL = "overall"
@@ -72,7 +72,7 @@ class EvaluationMetrics:
         ratios.update((name, tuple(sums.metric_sums[name])) for name in sums.metric_sums)
         domains, overall, worst, over_clients = (OrderedDict() for _ in range(4))
         is_counted = sums.counts >= max(1, self.worst_min_examples)
-        for name, measure in measures_of(self.model).items():
+        for name, measure in model_measures(self.model).items():
             numerator, denominator = ratios[name]
             domains[name] = _value(measure, _ratio(numerator, denominator))
             overall[name] = _value(
@@ -97,7 +97,7 @@ class EvaluationMetrics:
     ) -> OrderedDict[str, tf.Tensor]:
         mean = _ratio(clients.total, tf.cast(clients.num_clients, tf.float32))
         values = OrderedDict(mean=_value(measure, mean))
-        grid = grid_of(measure.metric)
+        grid = metric_grid(measure.metric)
         for percentile in sorted(self.percentiles):
             quantile = quantiles(grid, clients.histogram, percentile / 100)
             values[f"p{percentile:g}"] = _value(measure, tf.cast(quantile, tf.float32))

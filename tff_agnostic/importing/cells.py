@@ -121,7 +121,7 @@ class MissingValues:
             return math.nan
         number = number_in(value)
         if number is None:
-            raise not_a_number(value, where, hint_of(value))
+            raise not_a_number(value, where, value_hint(value))
         return number
 
     def category(self, value: Any, column: str) -> str:
@@ -149,7 +149,7 @@ class MissingValues:
         An integer has the same name in columns of real numbers: 17.0 is "17".
         """
         if isinstance(value, bytes):
-            value = text_of(value)
+            value = decoded_text(value)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if self.has_no_value(value) or isinstance(value, (dict, list)):
@@ -174,7 +174,7 @@ def _no_name(column: str, value: Any) -> CellError:
     )
 
 
-def text_of(content: bytes) -> str:
+def decoded_text(content: bytes) -> str:
     """Returns bytes as text."""
     try:
         return content.decode()
@@ -199,7 +199,7 @@ def not_finite(value: Any, where: str) -> CellError:
     )
 
 
-def hint_of(value: Any) -> str:
+def value_hint(value: Any) -> str:
     """Returns the advice for a value that is not a number."""
     text = value.strip() if isinstance(value, str) else None
     for pattern, hint in _HINTS.items():
@@ -252,19 +252,19 @@ class Labels:
         self._names: Mapping[str, int] = {name: i for i, name in enumerate(names)}
         self._missing = MissingValues(options)
 
-    def number_of(self, value: Any) -> Union[int, float]:
+    def parse_number(self, value: Any) -> Union[int, float]:
         """Returns a label as a number: an int for a class, otherwise a float.
 
         Raises:
             CellError: If the class is unknown, or the value is missing or not a finite number.
         """
-        value = text_of(value) if isinstance(value, bytes) else value
+        value = decoded_text(value) if isinstance(value, bytes) else value
         value = plain_name(value) if isinstance(value, str) else value
         if self._missing.has_no_value(value) and value not in self._names:
             raise CellError("missing label", f"expected a label, found {value!r}{_SKIPPED}")
-        return self.class_of(value) if self._are_classes else _real_number(value)
+        return self.class_number(value) if self._are_classes else _real_number(value)
 
-    def class_of(self, value: Any) -> int:
+    def class_number(self, value: Any) -> int:
         """Returns the class with a value as its name or number.
 
         Raises:

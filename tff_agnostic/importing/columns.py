@@ -178,7 +178,7 @@ class Columns:
         errors = {**errors, **no_client}
         if options.label_column is not None:
             cells = block.columns[options.label_column]
-            labels, wrong = converted(cells, self._labels.number_of, options.label_column)
+            labels, wrong = converted(cells, self._labels.parse_number, options.label_column)
             errors = {**wrong, **errors}
             labels[list(wrong)] = 0
             features[LABEL] = labels.astype(np.int64 if options.are_classes else np.float64)
@@ -214,7 +214,7 @@ class Columns:
     def _names(
         self, block: Block, column: str, log: ReadLog, is_split: bool = False
     ) -> tuple[pa.Array, Errors]:
-        def name_of(value: Any) -> str:
+        def checked_name(value: Any) -> str:
             name = self._missing.name(value, column)
             if is_split and name not in SPLIT_NAMES:
                 raise CellError(
@@ -225,7 +225,7 @@ class Columns:
                 log.rename(column, value, name)
             return name
 
-        names, errors = converted(block.columns[column], name_of, column)
+        names, errors = converted(block.columns[column], checked_name, column)
         return pa.array(names, pa.string()), errors
 
     def _features(

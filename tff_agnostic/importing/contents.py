@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from tff_agnostic.base.errors import counted, some_of
 from tff_agnostic.data.data_warnings import Remark, share
-from tff_agnostic.data.inputs import vector_of
-from tff_agnostic.data.store import ArrowStore, column_of
+from tff_agnostic.data.inputs import input_vector
+from tff_agnostic.data.store import ArrowStore, column_array
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEST, TRAIN, StoreDescription
 from tff_agnostic.importing.source import hash64
 
@@ -158,7 +158,7 @@ def number_remarks(description: StoreDescription) -> Iterator[Remark]:
     sizes = {
         entry.name or f"{name}[{k}]": entry.statistics.size
         for name in description.statistics
-        for k, entry in enumerate(vector_of(description, name))
+        for k, entry in enumerate(input_vector(description, name))
         if entry.statistics is not None and entry.statistics.size > 0
     }
     if not sizes or description.is_standardized:
@@ -201,7 +201,7 @@ def large_clients(store: ArrowStore) -> Iterator[Remark]:
         )
 
 
-def copies_of(store: ArrowStore) -> Optional[dict[str, dict[str, int]]]:
+def copy_counts(store: ArrowStore) -> Optional[dict[str, dict[str, int]]]:
     """Returns the number of examples with the features, label and domain of another example.
 
     Returns:
@@ -236,7 +236,7 @@ def _hashes(table: pa.Table) -> np.ndarray:
             texts = [hash64(text) for text in coded.dictionary.to_pylist()]
             column = np.array(texts, np.uint64)[np.asarray(coded.indices)]
         else:
-            column = column_of(table[name], [-1])
+            column = column_array(table[name], [-1])
         parts.append(np.ascontiguousarray(column).reshape(len(table), -1).view(np.uint8))
     rows = np.concatenate(parts, axis=1)
     return np.fromiter((hash64(row) for row in rows), np.uint64, len(rows))

@@ -286,7 +286,7 @@ def check_is_file(path: Path) -> None:
             raise UserError(f"{path}: expected data, found an empty file")
 
 
-def place_of(path: Path, inputs: Sequence[Path]) -> str:
+def input_place(path: Path, inputs: Sequence[Path]) -> str:
     """Returns a file's name relative to its input, so that moving the input changes no split."""
     roots = [root for root in inputs if root in path.parents]
     return path.relative_to(roots[0]).as_posix() if roots else path.name

@@ -98,7 +98,7 @@ def clients_of(frame: Any, columns: Mapping[str, Any]) -> TableClients:
     client = pa.concat_arrays([part.client for part in parts])
     domain_names = tuple(sorted(domain.unique().to_pylist()))
     label = np.concatenate([part.features[LABEL] for part in parts])
-    columns_of_examples = {
+    example_columns = {
         "x": _inputs(parts, options),
         "y": label.astype(np.int32 if options.are_classes else np.float32),
         "domain_id": np.asarray(pc.index_in(domain, pa.array(domain_names))).astype(np.int32),
@@ -108,7 +108,7 @@ def clients_of(frame: Any, columns: Mapping[str, Any]) -> TableClients:
     order = np.argsort(codes, kind="stable")
     ends = np.cumsum(np.bincount(codes))
     examples = {
-        name: rows_of(columns_of_examples, order[end - size : end])
+        name: rows_of(example_columns, order[end - size : end])
         for name, end, size in zip(coded.dictionary.to_pylist(), ends, np.bincount(codes))
     }
     return TableClients(InMemoryClients(examples), domain_names)

@@ -35,7 +35,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     labels, kept = Labels(options), {label: i for i, label in enumerate(options.classes)}
     for images_path, labels_path in _pairs(paths):
         split = _file_split(images_path.name)
-        name = files.place_of(images_path, paths)
+        name = files.input_place(images_path, paths)
         clients = _dealt(options, split or "client")
         for start, images, numbers in _blocks(images_path, labels_path, options, log):
             if options.max_records is not None:
@@ -45,7 +45,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
             for _ in range(len(numbers) - int(is_kept.sum())):
                 log.skip("class that is not in classes")
             cells = [kept.get(number, number) for number in numbers.tolist()]
-            classes, errors = converted(pa.array(cells, pa.int64()), labels.class_of, LABEL)
+            classes, errors = converted(pa.array(cells, pa.int64()), labels.class_number, LABEL)
             for row in sorted({*errors} & {*np.flatnonzero(is_kept).tolist()}):
                 log.bad(f"{name} image {start + row}", errors[row])
                 is_kept[row] = False

@@ -38,7 +38,7 @@ from tff_agnostic.importing.files import input_paths
 from tff_agnostic.importing.options import TABLES, ImportOptions, check_used
 from tff_agnostic.importing.report import ImportReport, summarise
 from tff_agnostic.importing.source import Format, ReadLog, Rows
-from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, strata_of
+from tff_agnostic.importing.splits import TRAIN, Splits, moves, parse_shares, unit_strata
 from tff_agnostic.importing.table_options import image_inputs
 from tff_agnostic.importing.text import Normalizer
 from tff_agnostic.importing.vocabulary import CategoryCounts, VocabularySummary, count_words
@@ -112,7 +112,7 @@ class Import:
                 if len(rows):
                     self._check_kind(rows)
                     _add(writer, rows, splits)
-            strata, moved = strata_of(writer.units()), {}
+            strata, moved = unit_strata(writer.units()), {}
             if not options.stratify:
                 strata = {name: s for name, s in strata.items() if options.split_by != "example"}
             else:

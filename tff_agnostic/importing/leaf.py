@@ -36,7 +36,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
     converter = _Converter(options)
     for path in find_inputs(paths):
         split = _file_split(path)
-        name = files.place_of(path, paths)
+        name = files.input_place(path, paths)
         for user, data in _users(path, options, log):
             yield from converter.examples(user, data, split, name, log)
 
@@ -141,16 +141,16 @@ class _Converter:
             log.skip("user without examples", user)
         for i, (x, y) in enumerate(pairs):
             log.num_records += 1
-            place_of_example = f"{place} example {i}"
+            example_place = f"{place} example {i}"
             try:
                 features = self._features(x, y)
             except CellError as e:
-                log.bad(place_of_example, e, user)
+                log.bad(example_place, e, user)
                 continue
             if features.get(TOKENS) == "":
                 log.skip("text without words", user)
                 continue
-            yield SourceExample(Record(user, domain, features, split), place_of_example)
+            yield SourceExample(Record(user, domain, features, split), example_place)
 
     def _domain(self, user: str) -> str:
         if self._domains is None:
@@ -169,11 +169,11 @@ class _Converter:
             is_text = isinstance(y, str) and not self._options.class_names
             if is_text and self._options.are_classes:
                 return {TOKENS: tokens}
-            return {TOKENS: tokens, LABEL: self._labels.number_of(y)}
+            return {TOKENS: tokens, LABEL: self._labels.parse_number(y)}
         values = _flat(x)
         return {
             self._options.feature_name or VECTOR: vector_in(values, self._options.feature_shape),
-            LABEL: self._labels.number_of(y),
+            LABEL: self._labels.parse_number(y),
         }
 
 

@@ -55,7 +55,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
         for suffix in parts:
             named = {name: name + suffix for name in needed_columns(options)}
             part = {name: arrays[key] for name, key in named.items() if key in arrays}
-            place = files.place_of(path, paths) + suffix
+            place = files.input_place(path, paths) + suffix
             header = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
             shaped, blocks = _blocks(part, features, place, options)
             for rows in table_rows(shaped, Table(header, blocks), place, log):

@@ -46,11 +46,11 @@ class SplitSummary(Count):
 
     Attributes:
         domains: Clients and examples of each domain; a client with several domains counts in each.
-        clients_of_several_domains: Number of clients with examples of more than one domain.
+        clients_with_several_domains: Number of clients with examples of more than one domain.
     """
 
     domains: Mapping[str, Count]
-    clients_of_several_domains: int
+    clients_with_several_domains: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ class ImportReport:
         sentence_lengths: Words per training sentence, in a text store.
         classes: Examples of each class, by split, domain and name; None without classes.
         class_shares: Fraction of each class in each split; None without classes.
-        copies: Numbers of equal examples by split, see `contents.copies_of`.
+        copies: Numbers of equal examples by split, see `contents.copy_counts`.
         remarks: Warnings about training on the store.
     """
 
@@ -181,9 +181,9 @@ class ImportReport:
         yield self._counts_table()
         if len({domain for split in self.splits.values() for domain in split.domains}) > 1:
             yield "\n".join(
-                f"{split.clients_of_several_domains} of the "
+                f"{split.clients_with_several_domains} of the "
                 f"{counted(split.clients, 'client')} of {name} "
-                f"{agreeing(split.clients_of_several_domains, 'has', 'have')} examples of more "
+                f"{agreeing(split.clients_with_several_domains, 'has', 'have')} examples of more "
                 "than one domain."
                 for name, split in self.splits.items()
             )
@@ -247,7 +247,7 @@ def summarise(
     names = sorted(store.splits(), key=lambda name: (name != TRAIN, name))
     splits = {name: _split_summary(store, name) for name in names}
     lengths = store.sentence_lengths(TRAIN)
-    counts, copies = contents.class_counts(store), contents.copies_of(store)
+    counts, copies = contents.class_counts(store), contents.copy_counts(store)
     description = store.description
     shares = contents.class_shares(counts, description) if counts else None
     sizes = {name: split.examples for name, split in splits.items()}
@@ -275,9 +275,7 @@ def summarise(
         records=log.num_records,
         splits=splits,
         skipped=dict(log.skipped.most_common()),
-        clients_without_examples=len(
-            log.clients_of_skipped.difference(*store.examples.rows.values())
-        ),
+        clients_without_examples=len(log.skipped_clients.difference(*store.examples.rows.values())),
         skewness=skewness({d: n.examples for d, n in splits[TRAIN].domains.items()}),
         vocabulary=vocabulary,
         categories=categories,
@@ -306,7 +304,7 @@ def _split_summary(store: ArrowStore, split: str) -> SplitSummary:
         clients=len(table),
         examples=int(table.sum()),
         domains={name: Count(*n) for name, *n in sorted(counts) if n[0]},
-        clients_of_several_domains=int(((table > 0).sum(axis=1) > 1).sum()),
+        clients_with_several_domains=int(((table > 0).sum(axis=1) > 1).sum()),
     )
 
 

@@ -110,7 +110,7 @@ class ReadLog:
         rounded: Number of integers that float32 rounds, by column.
         rows_are_clients: Whether each row is a client.
         controls: Number of control characters replaced by spaces.
-        clients_of_skipped: Clients of skipped records.
+        skipped_clients: Clients of skipped records.
     """
 
     def __init__(
@@ -131,13 +131,13 @@ class ReadLog:
         self.advance = advance
         self.say = say
         self._skips_bad = skip_bad
-        self.clients_of_skipped: set[str] = set()
+        self.skipped_clients: set[str] = set()
 
     def skip(self, reason: str, client: Optional[str] = None) -> None:
         """Counts a record that is skipped on purpose."""
         self.skipped[reason] += 1
         if client is not None:
-            self.clients_of_skipped.add(client)
+            self.skipped_clients.add(client)
 
     def bad(self, place: str, error: CellError, client: Optional[str] = None) -> None:
         """Counts an invalid record.

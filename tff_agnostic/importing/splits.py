@@ -50,7 +50,7 @@ def parse_shares(texts: Sequence[str]) -> dict[str, float]:
     return shares
 
 
-def split_of_unit(unit: int, shares: Mapping[str, float]) -> str:
+def unit_split(unit: int, shares: Mapping[str, float]) -> str:
     """Returns the split that a unit's hash alone gives it.
 
     Args:
@@ -81,7 +81,7 @@ class Splits:
         self._by = by
         self._seed = seed
         self._divide_train = "split" in given
-        self._of_division = [name for name in _DIVISION_OPTIONS if name in given]
+        self._division_options = [name for name in _DIVISION_OPTIONS if name in given]
 
     def assign(self, rows: Rows) -> tuple[pa.Array, pa.Array]:
         """Returns the split of each example, and its unit; null if the source names the split."""
@@ -92,7 +92,7 @@ class Splits:
                 is_named |= np.asarray(pc.equal(rows.split, own_rows).fill_null(False))
         keys, codes = self._keys(rows)
         units = [hash64(f"{self._seed} {self._by} {key}") - _HALF for key in keys]
-        names = pa.array([split_of_unit(unit, self._shares) for unit in units], pa.string())
+        names = pa.array([unit_split(unit, self._shares) for unit in units], pa.string())
         codes = pa.array(codes, mask=is_named)
         return (
             pc.coalesce(names.take(codes), rows.split),
@@ -109,9 +109,9 @@ class Splits:
         return coded.dictionary.to_pylist(), np.asarray(coded.indices)
 
     def _check_room(self, own_rows: str) -> None:
-        if self._of_division and not self._divide_train:
+        if self._division_options and not self._divide_train:
             expected = "no value without split: the source has its own splits"
-            raise OptionError(self._of_division[0], expected, Verbatim("a value"))
+            raise OptionError(self._division_options[0], expected, Verbatim("a value"))
         if self._divide_train and own_rows != TRAIN and own_rows in self._shares:
             expected = (
                 f"shares of the source's training part without {own_rows}, e.g. "
@@ -136,7 +136,7 @@ class Stratum:
     largest: int
 
 
-def strata_of(units: Iterable[tuple[int, str, int]]) -> dict[str, Stratum]:
+def unit_strata(units: Iterable[tuple[int, str, int]]) -> dict[str, Stratum]:
     """Returns the stratum of each domain with units.
 
     Args:
@@ -183,12 +183,12 @@ def split_sizes(count: int, shares: Mapping[str, float], fewest: int) -> dict[st
 def moves(
     strata: Mapping[str, Stratum], shares: Mapping[str, float], fewest: int
 ) -> dict[int, str]:
-    """Returns the split by rank of each unit for which it differs from `split_of_unit`."""
+    """Returns the split by rank of each unit for which it differs from `unit_split`."""
     moved = {}
     for stratum in strata.values():
         sizes = split_sizes(len(stratum.units), shares, fewest)
         by_rank = itertools.chain.from_iterable([name] * size for name, size in sizes.items())
         for unit, split in zip(stratum.units.tolist(), by_rank):
-            if split != split_of_unit(unit, shares):
+            if split != unit_split(unit, shares):
                 moved[unit] = split
     return moved

@@ -33,7 +33,7 @@ from tff_agnostic.importing.source import (
     in_blocks,
     rows_of,
 )
-from tff_agnostic.importing.text import html_blocks, sentences_of
+from tff_agnostic.importing.text import html_blocks, split_sentences
 from tff_agnostic.importing.workers import in_order, usable_processes
 
 # Limits of a block: work for a tenth of a second or more.
@@ -110,7 +110,7 @@ def _sentences_in(options: ImportOptions) -> Callable[[Sequence[_Post]], list[li
             [
                 sentence
                 for block in html_blocks(post.html, markup["code"])
-                for sentence in sentences_of(treat_math(block, markup["math"]))
+                for sentence in split_sentences(treat_math(block, markup["math"]))
             ]
             for post in posts
         ]
@@ -139,12 +139,12 @@ def _posts(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Itera
     for path in dumps:
         site = path.resolve().parent.name
         prefix = f"{site}/" if len(dumps) > 1 else ""
-        domain_of = _domains(options, site)
+        post_domain = _domains(options, site)
         for number, attributes in _rows(path, options, log):
             if log.num_records == options.max_records:
                 return
             log.num_records += 1
-            yield from _post(attributes, prefix, f"{path} row {number}", options, domain_of, log)
+            yield from _post(attributes, prefix, f"{path} row {number}", options, post_domain, log)
 
 
 def check(options: ImportOptions) -> None:
@@ -256,17 +256,17 @@ def _domains(options: ImportOptions, site: str) -> _DomainOf:
     question_tags = _QuestionTags()
 
     def by_tag(attributes: Mapping[str, str]) -> Optional[str]:
-        if type_of_post(attributes) == "answer":
+        if post_type(attributes) == "answer":
             parent = attributes.get("ParentId", "")
             return question_tags.tag(int(parent)) if _is_id(parent) else None
-        tags = tags_of_post(attributes)
+        tags = post_tags(attributes)
         tag = next((tag for tag in tags if tag in named), tags[0] if tags else None)
         if tag is not None and _is_id(attributes["Id"]):
             question_tags.add(int(attributes["Id"]), tag)
         return tag
 
     kinds: dict[str, _DomainOf] = {
-        "type": type_of_post,
+        "type": post_type,
         "site": lambda attributes: site,
         "tag": by_tag,
     }
@@ -278,13 +278,13 @@ def _post(
     prefix: str,
     place: str,
     options: ImportOptions,
-    domain_of: _DomainOf,
+    post_domain: _DomainOf,
     log: ReadLog,
 ) -> Iterator[_Post]:
     """Yields the post of a row, or reports to the log why it has none."""
     owner = attributes.get("OwnerUserId")
     client = None if owner is None else prefix + owner
-    kind = type_of_post(attributes)
+    kind = post_type(attributes)
     post = attributes.get("Id", "")
     score = attributes.get("Score", "0")
     if not post or "PostTypeId" not in attributes or "Body" not in attributes:
@@ -299,7 +299,7 @@ def _post(
         log.skip("neither question nor answer", client)
         return
     # Include questions without an owner, as their answers have their tags.
-    domain = domain_of(attributes)
+    domain = post_domain(attributes)
     if client is None:
         log.skip("post without owner")
         return
@@ -309,7 +309,7 @@ def _post(
     features: dict[str, Value] = {
         "creation_date": _date(attributes.get("CreationDate", "")),
         "score": int(score),
-        "tags": "|".join(tags_of_post(attributes)),
+        "tags": "|".join(post_tags(attributes)),
         "title": attributes.get("Title", ""),
         "type": kind,
     }
@@ -331,12 +331,12 @@ FORMAT = Format(
 )
 
 
-def type_of_post(attributes: Mapping[str, str]) -> Optional[str]:
+def post_type(attributes: Mapping[str, str]) -> Optional[str]:
     """Returns "question" or "answer"; None for a post that is neither."""
     return _TYPES.get(attributes.get("PostTypeId", ""))
 
 
-def tags_of_post(attributes: Mapping[str, str]) -> list[str]:
+def post_tags(attributes: Mapping[str, str]) -> list[str]:
     """Returns the tags of a question, from <a><b> or, in newer dumps, |a|b|."""
     text = attributes.get("Tags", "").replace("><", "|").strip("<>|")
     return text.split("|") if text else []

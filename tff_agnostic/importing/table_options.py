@@ -74,7 +74,7 @@ def image_inputs(options: ImportOptions) -> tuple[Input, ...]:
     return tuple(Input(column, (column,)) for column in columns)
 
 
-def feature_columns_of(options: ImportOptions) -> list[str]:
+def feature_column_names(options: ImportOptions) -> list[str]:
     """Returns the column of every use in an input."""
     inputs = (*vector_inputs(options), *image_inputs(options))
     return [column for input_ in inputs for column in input_.columns] + [
@@ -91,7 +91,7 @@ def needed_columns(options: ImportOptions) -> list[str]:
         options.label_column,
         options.text_column,
         options.split_column,
-        *feature_columns_of(options),
+        *feature_column_names(options),
     ]
     return list(dict.fromkeys(name for name in names if name is not None))
 
@@ -99,7 +99,7 @@ def needed_columns(options: ImportOptions) -> list[str]:
 def check(options: ImportOptions) -> None:
     """Raises an `OptionError` if the options do not name the columns."""
     require_client_and_domain(options)
-    has_features = bool(feature_columns_of(options))
+    has_features = bool(feature_column_names(options))
     if (options.text_column is None) == (not has_features):
         raise _not_one(options, "feature_columns", "text_column", has_features)
     _check_inputs(options)
@@ -151,7 +151,7 @@ def columns_in_errors(
         if not names:
             raise
         has_text = options.text_column is not None or options.format == "npz"
-        has_inputs = has_text or bool(feature_columns_of(options))
+        has_inputs = has_text or bool(feature_column_names(options))
         also = {
             "domain_column or domain_name": bool(options.domain_column or options.domain_name),
             "feature_columns, categorical_columns or text_column": has_inputs,
@@ -201,7 +201,7 @@ def _not_one(options: ImportOptions, name: str, other: str, are_both: bool) -> O
 
 def _check_inputs(options: ImportOptions) -> None:
     """Checks that every column is in one input, and that inputs have different names."""
-    columns = feature_columns_of(options)
+    columns = feature_column_names(options)
     for column in columns:
         option = next(
             name

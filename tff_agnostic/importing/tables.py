@@ -71,7 +71,7 @@ def table_format(suffixes: Sequence[str], open_table: _OpenTable) -> Format:
 
     def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
         for path in find_inputs(paths):
-            with open_table(options, path, files.place_of(path, paths), log) as table:
+            with open_table(options, path, files.input_place(path, paths), log) as table:
                 yield from table_rows(options, table, path, log)
 
     def check_with_columns(options: ImportOptions) -> None:
@@ -120,7 +120,7 @@ def table_rows(options: ImportOptions, table: Table, where: Any, log: ReadLog) -
 def _row_blocks(
     rows: Iterable[tuple[int, Any]],
     empty: Any,
-    columns_of: Callable[[Sequence[Any]], Mapping[str, Cells]],
+    read_columns: Callable[[Sequence[Any]], Mapping[str, Cells]],
     name: str,
     file: InputFile,
 ) -> Iterator[Block]:
@@ -129,7 +129,7 @@ def _row_blocks(
     Args:
         rows: Pairs of line number, and the row or its `CellError`.
         empty: A row without values, instead of a `CellError`.
-        columns_of: Called with rows; returns their columns.
+        read_columns: Called with rows; returns their columns.
         name: Name of the file in places.
         file: The file.
     """
@@ -145,7 +145,7 @@ def _row_blocks(
     for block in in_blocks(rows, begins_block):
         lines = [line for line, _ in block]
         errors = {k: row for k, (_, row) in enumerate(block) if isinstance(row, CellError)}
-        columns = columns_of([empty if k in errors else row for k, (_, row) in enumerate(block)])
+        columns = read_columns([empty if k in errors else row for k, (_, row) in enumerate(block)])
         # Rows must not stay in memory while their columns become examples.
         block.clear()
         yield Block(columns, lambda k, lines=lines: f"{name}:{lines[k]}", errors)  # type: ignore[misc]
@@ -174,11 +174,11 @@ def _open_csv(options: ImportOptions, path: Path, name: str, log: ReadLog) -> It
                         yield lines.line_num, CellError("wrong number of columns", detail)
 
         def blocks(places: Mapping[str, int]) -> Iterator[Block]:
-            def columns_of(values: Sequence[Sequence[Any]]) -> Mapping[str, Cells]:
+            def read_columns(values: Sequence[Sequence[Any]]) -> Mapping[str, Cells]:
                 cells = list(zip(*values))
                 return {column: pa.array(cells[k], pa.string()) for column, k in places.items()}
 
-            return _row_blocks(rows(), [None] * len(header), columns_of, name, file)
+            return _row_blocks(rows(), [None] * len(header), read_columns, name, file)
 
         # A name that the options spell exactly stays.
         exact = needed_columns(options)
@@ -218,13 +218,13 @@ def _open_jsonl(options: ImportOptions, path: Path, name: str, log: ReadLog) -> 
                     yield number, row
 
         def blocks(places: Mapping[str, int]) -> Iterator[Block]:
-            def columns_of(values: Sequence[dict[str, Any]]) -> Mapping[str, Cells]:
+            def read_columns(values: Sequence[dict[str, Any]]) -> Mapping[str, Cells]:
                 return {
                     column: _cells([v[column] if column in v else Absent([*v]) for v in values])
                     for column in places
                 }
 
-            return _row_blocks(itertools.chain(first, others), {}, columns_of, name, file)
+            return _row_blocks(itertools.chain(first, others), {}, read_columns, name, file)
 
         others = rows()
         # Column names are only in the rows.

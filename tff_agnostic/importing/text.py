@@ -157,7 +157,7 @@ class Normalizer:
         return " ".join(w if _LITERAL.fullmatch(w) else self._case(w) for w in kept)
 
 
-def sentences_of(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Returns the sentences of a paragraph, words separated by single spaces.
 
     Sentences without a letter or digit are skipped.
@@ -196,7 +196,7 @@ def _without_url(token: str) -> str:
     return URL if "://" in token or token.startswith("www.") else token
 
 
-class _TextOfHtml(HTMLParser):
+class _HtmlText(HTMLParser):
     """Parser of any markup, like a browser's. `_plain_blocks` is faster for plain markup."""
 
     def __init__(self, code: str) -> None:
@@ -269,12 +269,12 @@ def _plain_tag(tag: str) -> tuple[str, bool, bool]:
 
 
 def _plain_blocks(html: str, code: str) -> Optional[list[list[str]]]:
-    """Returns the parts of blocks like `_TextOfHtml`; None unless all markup is plain."""
+    """Returns the parts of blocks like `_HtmlText`; None unless all markup is plain."""
     parts = _TAGS.split(html)
     if html.count("<") != len(parts) // 2:
         return None
     dropped = _DROPPED_BY_TREATMENT[code]
-    instead_of_code = f" {CODE_MARK} " if code == "word" else " "
+    code_placeholder = f" {CODE_MARK} " if code == "word" else " "
     depth = 0
     block: list[str] = []
     blocks = [block]
@@ -290,7 +290,7 @@ def _plain_blocks(html: str, code: str) -> Optional[list[list[str]]]:
             block = []
             blocks.append(block)
         elif not begins and name in dropped:
-            block.append(instead_of_code if name == "code" and depth == 1 else " ")
+            block.append(code_placeholder if name == "code" and depth == 1 else " ")
         if name in dropped and begins != ends:
             depth = depth + 1 if begins else max(0, depth - 1)
     return blocks
@@ -308,7 +308,7 @@ def html_blocks(html: str, code: str = "drop") -> list[str]:
     """
     blocks = _plain_blocks(html, code)
     if blocks is None:
-        parser = _TextOfHtml(code)
+        parser = _HtmlText(code)
         parser.feed(html)
         parser.close()
         blocks = parser.blocks

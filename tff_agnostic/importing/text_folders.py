@@ -229,7 +229,7 @@ def read_plays(
     normalizer = Normalizer(options, default_tokenizer="words")
     for path in find_plays(paths):
         domain = options.domain_name or path.stem
-        place = files.place_of(path, paths)
+        place = files.input_place(path, paths)
         for number, speech in _speeches(path, options, log):
             log.num_records += 1
             where = f"{place}:{number}"

@@ -50,7 +50,7 @@ class WordCounts:
     def __len__(self) -> int:
         return len(self._counts)
 
-    def total_of(self, words: Iterable[str]) -> int:
+    def total_count(self, words: Iterable[str]) -> int:
         """Returns the number of occurrences of different words."""
         return sum(self._counts[word] for word in words)
 
@@ -109,7 +109,7 @@ class VocabularySummary:
             coverage=sum(kept.values()) / max(1, words.total()),
             rarest_count=min(kept.values(), default=0),
             max_undercount=words.max_undercount,
-            unknown=words.total_of([UNKNOWN]),
+            unknown=words.total_count([UNKNOWN]),
         )
 
     def text(self) -> str:
@@ -183,7 +183,7 @@ class CategoryCounts:
     def summary(self, known_values: Sequence[str]) -> CategorySummary:
         """Returns the summary of the column for its known values."""
         unknown = {
-            split: self._examples[split] - counts.total_of(known_values)
+            split: self._examples[split] - counts.total_count(known_values)
             for split, counts in sorted(self._counts.items())
         }
         return CategorySummary(

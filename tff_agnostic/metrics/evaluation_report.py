@@ -21,7 +21,7 @@ from tff_agnostic.computations.evaluation import (
     ClientDistribution,
     EvaluationOutput,
     SizeSums,
-    grid_of,
+    metric_grid,
 )
 from tff_agnostic.computations.histograms import LinearGrid, quantile, superquantile
 from tff_agnostic.data.store_format import TEST
@@ -39,7 +39,7 @@ from tff_agnostic.metrics.intervals import (
     superquantile_interval,
 )
 from tff_agnostic.models.metrics import Metric
-from tff_agnostic.models.model import Measure, Model, measures_of
+from tff_agnostic.models.model import Measure, Model, model_measures
 
 # Method of percentiles over clients.
 PERCENTILES = "interpolated"
@@ -116,14 +116,14 @@ def measured(
     Args:
         row: Row of the set in `over_clients`.
     """
-    grid = grid_of(measure.metric)
+    grid = metric_grid(measure.metric)
     num_clients = int(over_clients.num_clients[row])
     histogram = np.asarray(over_clients.histogram[row])
     ratio = float(numerator / denominator) if denominator else math.nan
     mean_ratio = float(over_clients.total[row]) / num_clients if num_clients else math.nan
 
     def value(ratio: float) -> float:
-        return float(values_of(measure.metric, np.asarray(ratio, np.float64)))
+        return float(metric_values(measure.metric, np.asarray(ratio, np.float64)))
 
     return Measured(
         value=value(ratio),
@@ -148,7 +148,7 @@ def _intervals(
     percentiles: Sequence[float],
 ) -> dict[str, Interval]:
     """See `Measured.ends`."""
-    metric, grid = measure.metric, grid_of(measure.metric)
+    metric, grid = measure.metric, metric_grid(measure.metric)
     centers, smallest = grid.centers(), not measure.higher_is_better
     is_share = measure.unit is Unit.SHARE and (metric is None or not metric.transform)
     intervals = [
@@ -163,12 +163,12 @@ def _intervals(
     for name, ends in zip((VALUE, *statistic_names(percentiles)), intervals):
         results[name] = None
         if ends is not None:
-            low, high = sorted(values_of(metric, np.clip(ends, 0.0, upper)).tolist())
+            low, high = sorted(metric_values(metric, np.clip(ends, 0.0, upper)).tolist())
             results[name] = low, high
     return results
 
 
-def values_of(metric: Optional[Metric], ratios: np.ndarray) -> np.ndarray:
+def metric_values(metric: Optional[Metric], ratios: np.ndarray) -> np.ndarray:
     """Returns the values of a metric from its ratios of any shape; a loss is its ratio."""
     return ratios if metric is None else np.asarray(metric.value(ratios))
 
@@ -385,7 +385,7 @@ def evaluation_report(
     sums = summed.sums
     ratios = {"loss": (sums.losses, sums.counts)}
     ratios.update((name, (m.numerator, m.denominator)) for name, m in sums.metric_sums.items())
-    measures = measures_of(model)
+    measures = model_measures(model)
 
     def set_report(row: int) -> SetReport:
         # Row p is for all domains together.
@@ -437,7 +437,7 @@ def _resampled(
         metric = measures[name].metric
         # A metric's ratio is never negative, but its first-order replicates can be. A loss can be.
         ratio = by_ratio[:, i] if metric is None else np.maximum(0.0, by_ratio[:, i])
-        values[name] = values_of(metric, ratio)
+        values[name] = metric_values(metric, ratio)
     return Resampled(values, effective_clients(denominators[0], drawn[:, 1]))
 
 
@@ -459,13 +459,13 @@ def client_values(measure: Measure, clients: ClientDistribution, by_size: SizeSu
     (held,) = np.nonzero(np.asarray(by_size.num_clients))
     size_clients = np.asarray(by_size.num_clients)[held]
     ratios = np.asarray(by_size.total, np.float64)[held] / size_clients
-    centers = values_of(measure.metric, grid_of(measure.metric).centers()[filled])
+    centers = metric_values(measure.metric, metric_grid(measure.metric).centers()[filled])
     return ClientValues(
         values=[float(f"{center:.{_DIGITS}g}") for center in centers],
         clients=histogram[filled].tolist(),
         sizes=SIZES.lower()[held].tolist(),
         size_clients=size_clients.tolist(),
-        size_means=values_of(measure.metric, ratios).tolist(),
+        size_means=metric_values(measure.metric, ratios).tolist(),
     )
 
 

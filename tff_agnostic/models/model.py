@@ -148,7 +148,7 @@ class Measure:
         return "higher" if self.higher_is_better else "lower"
 
 
-def measures_of(model: Model) -> OrderedDict[str, Measure]:
+def model_measures(model: Model) -> OrderedDict[str, Measure]:
     """Returns the measures of a model by name: the loss, then its metrics."""
     measures = OrderedDict(loss=Measure("loss", Unit.NONE, False, None))
     for metric in model.metrics:

@@ -120,7 +120,7 @@ class ServedModel(tf.Module):
             return signatures
         scores = takes_scores(self._trained.model.loss)
         inputs = self._trained.inputs
-        if inputs is not None and inputs.are_of_columns and outputs.shape.rank <= 2:
+        if inputs is not None and inputs.are_column_inputs and outputs.shape.rank <= 2:
             answers = functools.partial(self._answers, scores)
             signatures[BY_COLUMN] = signature(self._trained, answers)
         reads_texts = self._reads_texts()
@@ -289,7 +289,7 @@ def signature(trained: TrainedModel, answers: Callable[[Any], dict[str, tf.Tenso
     """Returns the concrete function from columns to answers.
 
     Args:
-        trained: A model with inputs that `are_of_columns`.
+        trained: A model with inputs that `are_column_inputs`.
         answers: Called with x; returns the outputs.
     """
     inputs = trained.inputs

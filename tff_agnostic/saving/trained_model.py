@@ -12,7 +12,7 @@ from tff_agnostic.base.files import finite_or_none
 from tff_agnostic.base.later import tf
 from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.inputs import DOMAIN, IDS, ONLY, SENTENCE, TEXT, ModelInputs, Whole
-from tff_agnostic.models.model import Examples, Measure, Model, ModelWeights, measures_of
+from tff_agnostic.models.model import Examples, Measure, Model, ModelWeights, model_measures
 from tff_agnostic.tasks.task import Task
 
 # Names of the only input and the only output.
@@ -211,7 +211,7 @@ class _Sums:
 
     def __init__(self, trained: TrainedModel, task: Task) -> None:
         self._trained = trained
-        self.measures = measures_of(trained.model)
+        self.measures = model_measures(trained.model)
         shape = [len(self.measures), task.num_domains]
         self.numerators, self.denominators = np.zeros(shape), np.zeros(shape)
         self.counts = np.zeros(task.num_domains, np.int64)

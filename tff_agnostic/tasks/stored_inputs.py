@@ -21,8 +21,8 @@ from tff_agnostic.data.inputs import (
     Input,
     ModelInputs,
     Whole,
+    input_vector,
     one_hot,
-    vector_of,
 )
 from tff_agnostic.data.store import Store
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature, StoreDescription
@@ -167,7 +167,7 @@ def _described(description: StoreDescription, name: str) -> Input:
         return Whole(IMAGE, columns.images[name])
     is_vector = len(description.features[name].shape) == 1
     if is_vector or (columns is not None and name in columns.numbers):
-        return vector_of(description, name)
+        return input_vector(description, name)
     return Whole(UNKNOWN)
 
 

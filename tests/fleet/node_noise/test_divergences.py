@@ -61,7 +61,7 @@ def _sums_until_refused(path, noise, required, most):
     return most
 
 
-def test_node_composes_noise_of_two_plans(tmp_path):
+def test_node_composes_two_plans_noise(tmp_path):
     true = _gaussian_composition([1.0] * 2 + [4.0] * 42)
     assert true == pytest.approx(10.936, abs=1e-3)
     required = PrivacyRequirements(0.5, max_epsilon=8.0, delta=_DELTA)
@@ -81,7 +81,7 @@ def test_account_epsilon_bounds_gaussian_composition():
     assert 10.936 <= result <= 1.1 * 10.936
 
 
-def test_node_ignores_false_table_of_author(tmp_path):
+def test_node_ignores_authors_false_table(tmp_path):
     claimed = [0.001 * n for n in range(1, 1001)]
     assert _gaussian_composition([0.5] * 1000) > 200
     required = PrivacyRequirements(0.5, max_epsilon=1.0, delta=_DELTA)

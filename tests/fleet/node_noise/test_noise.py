@@ -203,7 +203,7 @@ def test_too_few_noised_clients_unmask_nothing(fleet):
         _opened(fleet, clients, without={1, 2})
 
 
-def test_noise_multiplier_is_of_minimum_clients():
+def test_noise_multiplier_holds_for_minimum_clients():
     """2 rho of zero-concentrated privacy is the squared inverse of the multiplier."""
     assert _NOISE.noise_multiplier == pytest.approx(math.sqrt(3 * _VARIANCE / 10_000))
     two = dataclasses.replace(_NOISE, groups=(_GROUP, _GROUP))
@@ -339,7 +339,7 @@ _CENTRAL = {
 }
 
 
-def test_noise_is_of_its_mechanism():
+def test_noise_follows_its_mechanism():
     assert parse_node_noise(_manifest(_DISTRIBUTED)) == _NOISE
     assert parse_server_noise(_manifest(_CENTRAL)).claimed == 9.0
     assert parse_node_noise(_manifest(_CENTRAL)) is parse_node_noise(b"{}") is None
@@ -347,14 +347,14 @@ def test_noise_is_of_its_mechanism():
 
 
 @golden.values
-def test_invalid_noise_of_nodes_is_refused(case):
+def test_invalid_node_noise_is_refused(case):
     group = {**_GROUP_ENTRY, **case.pop("group", {})}
     entry = {**_DISTRIBUTED, "groups": [group], **case}
     return refusal(parse_node_noise, _manifest(entry))
 
 
 @golden.values
-def test_invalid_noise_of_servers_is_refused(case):
+def test_invalid_server_noise_is_refused(case):
     draw = {**_CENTRAL["draw"], **case.pop("draw", {})}
     return refusal(parse_server_noise, _manifest({**_CENTRAL, "draw": draw, **case}))
 

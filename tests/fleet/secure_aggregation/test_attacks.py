@@ -26,7 +26,7 @@ def fleet(tmp_path) -> Fleet:
     return Fleet(tmp_path, 5)
 
 
-def keys_of(fleet: Fleet, server) -> list[messages.Keys]:
+def client_keys(fleet: Fleet, server) -> list[messages.Keys]:
     """Returns the keys in the roster."""
     roster = fleet.request(server, 0)
     return [*messages.read_roster(roster, server.session, fleet.plan, fleet.identities, "")]
@@ -40,7 +40,7 @@ def kept(fleet: Fleet, server, number: int) -> dict:
 # --- servers that ask for more than a sum
 
 
-def test_one_secret_of_each_client_is_revealed(fleet):
+def test_one_secret_per_client_is_revealed(fleet):
     server = fleet.begin(at=Type.MASKED)
     fleet.stage(server, without={2})
     shares = [kept(fleet, server, n)["shares"] for n in range(5)]
@@ -81,7 +81,7 @@ def test_different_survivors_reveal_nothing(fleet):
 def test_different_rosters_are_detected(fleet):
     """Clients with different rosters cannot decrypt each other's shares."""
     server = fleet.begin(at=Type.SHARES)
-    keys = keys_of(fleet, server)
+    keys = client_keys(fleet, server)
     rosters = {0: keys[:4], 1: [*keys[:3], keys[4]], 2: keys[:4], 3: keys[:4], 4: keys}
     answers = {n: fleet.answer(n, roster_message(server, roster)) for n, roster in rosters.items()}
     parcels = []
@@ -171,14 +171,14 @@ def test_stages_cannot_be_skipped(fleet):
 )
 def test_invalid_rosters_are_refused(fleet, change, pattern):
     server = fleet.begin(at=Type.SHARES)
-    message = roster_message(server, change(keys_of(fleet, server)))
+    message = roster_message(server, change(client_keys(fleet, server)))
     fleet.refuses(0, message, pattern)
     fleet.finish(server, range(5))
 
 
 def test_server_cannot_forge_clients(fleet):
     server = fleet.begin(at=Type.SHARES)
-    keys = keys_of(fleet, server)
+    keys = client_keys(fleet, server)
     body = messages.keys_body(fleet.plan.digest(), keys[0].masking, keys[0].sealing)
 
     def with_last(message):
@@ -332,7 +332,7 @@ ORIGINAL_SPLIT = shamir.split
         (shamir, "split", lambda secret, t, points: ORIGINAL_SPLIT(b"x" * 32, t, points), True),
     ],
 )
-def test_dealer_of_wrong_secrets_is_named(tmp_path, monkeypatch, target, name, lie, vanishes):
+def test_dealer_with_wrong_secrets_is_named(tmp_path, monkeypatch, target, name, lie, vanishes):
     fleet = Fleet(tmp_path, 6)
     server = fleet.begin(at=Type.SHARES)
     dealing(fleet, server, 3, monkeypatch, target, name, lie)

@@ -58,7 +58,7 @@ def test_sums_are_exact_in_every_modulus(tmp_path, bound, modulus):
     fleet.finish(server)
 
 
-def test_sums_equal_those_of_plans(tmp_path):
+def test_sums_equal_plan_sums(tmp_path):
     from plan_runner.export import TensorType
     from plan_runner.profile import Sent
     from plan_runner.secure import SecureSums, SecureTensor
@@ -206,7 +206,7 @@ def test_another_clients_folder_or_plan_is_refused(tmp_path):
     refused(lambda: fleet.resumed(server), pattern)
 
 
-def test_second_server_of_a_session_is_refused(tmp_path):
+def test_second_server_in_a_session_is_refused(tmp_path):
     fleet = Fleet(tmp_path, 4)
     server = fleet.begin()
     other = fleet.resumed(server)

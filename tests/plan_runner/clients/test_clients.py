@@ -13,7 +13,7 @@ from plan_runner import kernel
 from plan_runner.client import Client, clients_in
 from plan_runner.errors import PlanError
 from plan_runner.export import TensorType
-from plan_runner.kernel import kernel_problem, token_of
+from plan_runner.kernel import dataset_token, kernel_problem
 from tests.plan_runner.exports import encoded, example, write_client
 from tests.plan_runner.refusals import refusal
 
@@ -127,7 +127,7 @@ is_stateful: true
 
 
 @pytest.fixture(scope="module")
-def read_of_kernel():
+def kernel_read():
     """Returns the examples that a graph reads for a token."""
     if op_def_registry.get("ExternalDataset") is None:
         # An exporter in the same process registers an empty kernel, which must not run.
@@ -147,11 +147,11 @@ def read_of_kernel():
     session.close()
 
 
-def test_token_contains_examples(read_of_kernel):
+def test_token_contains_examples(kernel_read):
     for examples in ([], [b""], [b"a", b"", b"\0\0", bytes(range(256)), b"x" * 100_000]):
-        assert read_of_kernel(token_of(examples)) == examples
+        assert kernel_read(dataset_token(examples)) == examples
         # TFLite gets tokens as NumPy's strings.
-        assert read_of_kernel(np.array(token_of(examples), np.bytes_).item()) == examples
+        assert kernel_read(np.array(dataset_token(examples), np.bytes_).item()) == examples
 
 
 _HUGE = b"plan_runner examples:" + struct.pack("<Q", 2**63) + b"x."
@@ -161,15 +161,15 @@ _HUGE = b"plan_runner examples:" + struct.pack("<Q", 2**63) + b"x."
     ("token", "message"),
     [
         (b"/etc/passwd", "expected a token with examples"),
-        (token_of([b"abc"])[:-1], "expected a token with examples"),
-        (token_of([b"abc"])[:-2] + b".", "ends within an example"),
+        (dataset_token([b"abc"])[:-1], "expected a token with examples"),
+        (dataset_token([b"abc"])[:-2] + b".", "ends within an example"),
         (b"plan_runner examples:abc.", "ends within a size"),
         (_HUGE, "ends within an example"),
     ],
 )
-def test_kernel_rejects_other_tokens(read_of_kernel, token, message):
+def test_kernel_rejects_other_tokens(kernel_read, token, message):
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        read_of_kernel(token)
+        kernel_read(token)
 
 
 def test_kernel_problem_names_the_reason(monkeypatch, tmp_path):

@@ -39,7 +39,7 @@ def test_rejects_truncated_plans(daf):
         assert refused("daf", content[:length]).startswith("plan.pb: ")
 
 
-def test_rejects_plans_of_another_profile(daf, secure):
+def test_rejects_plans_with_another_profile(daf, secure):
     assert refused("secure", daf) == "plan.pb: expected the part server_graph_bytes, found none"
     expected = "plan.pb: expected the part server_graph_prepare_bytes, found none"
     assert refused("daf", secure) == expected
@@ -169,7 +169,7 @@ def _target(plan):
     plan.phase[0].client_phase.tensorflow_spec.target_node_names.append("save")
 
 
-def _saver_of_several_files(plan):
+def _many_file_saver(plan):
     saver = saver_pb2.SaverDef.FromString(plan.server_savepoint.saver_def)
     saver.version = saver_pb2.SaverDef.V2
     plan.server_savepoint.saver_def = saver.SerializeToString()
@@ -189,7 +189,7 @@ def _saver_of_several_files(plan):
         (_plain_output, "expected secure_aggregation of every tensor"),
         (_no_channel, "side_channel_tensors: expected the client's tensors"),
         (_set(f"{_SERVER}.write_client_init.session_token_tensor_name", "x"), "no part session_t"),
-        (_saver_of_several_files, "server_savepoint: saver_def: expected a saver of one file"),
+        (_many_file_saver, "server_savepoint: saver_def: expected a saver of one file"),
         (_set(f"{_SERVER}.phase_init_op", "x"), "expected 'x' in the graph"),
     ],
 )

@@ -85,7 +85,7 @@ def test_rejects_such_operations_in_functions():
     assert ": ReadFile is refused: " in refused(in_dataset)
 
 
-def test_paths_of_the_plan_are_allowed():
+def test_plan_paths_are_allowed():
     def build():
         restore(path("in"))
         restore(tf.compat.v1.placeholder_with_default("/etc/passwd", [], "in2"), "bad2")
@@ -204,7 +204,7 @@ def test_check_keeps_the_graph():
 
 
 @pytest.mark.slow
-def test_operations_of_training_are_allowed():
+def test_training_operations_are_allowed():
     def build():
         def parse(record):
             features = {"x": tf.io.FixedLenFeature([4], tf.float32)}

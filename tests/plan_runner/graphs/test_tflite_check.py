@@ -54,7 +54,7 @@ def _has_a_value(model, graph):
     model.buffers[tensor.buffer].data = list(b"/tmp/elsewhere")
 
 
-def _twice_of_one_name(model, graph):
+def _duplicate_names(model, graph):
     graph.tensors[tensor_number(graph, "in:0")].name = b"out:0"
 
 
@@ -76,7 +76,7 @@ def _options_elsewhere(model, graph):
         ),
         (_is_an_intermediate, "out:0: expected no operation that writes into an input, found one"),
         (_has_a_value, "out:0: expected an input, found a value for it"),
-        (_twice_of_one_name, "expected nodes of different names, found one twice"),
+        (_duplicate_names, "expected nodes of different names, found one twice"),
         (_twice, "expected every input once, found in:0 again"),
         (_options_elsewhere, "expected options within the operator, found some"),
     ],

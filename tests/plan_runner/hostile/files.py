@@ -25,7 +25,7 @@ from tests.plan_runner.hostile.spoiling import (
 _ENTRY = {"sha256": "0" * 64, "bytes": 1}
 
 
-def _manifest_of(content: bytes) -> Callable[[Path], Any]:
+def _edited_manifest(content: bytes) -> Callable[[Path], Any]:
     return lambda folder: (folder / "manifest.json").write_bytes(content)
 
 
@@ -57,7 +57,7 @@ def _masked_crc(content: bytes) -> bytes:
     return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def _records_of_length(length: int) -> Callable[[bytes], bytes]:
+def _sized_records(length: int) -> Callable[[bytes], bytes]:
     """Returns a record with a false length and the checksum of that length."""
     header = struct.pack("<Q", length)
     return lambda content: header + _masked_crc(header) + content
@@ -118,20 +118,18 @@ FILES = {
         lambda folder: os.truncate(folder / "manifest.json", 10**8),
         "expected at most 16000000 bytes, found more",
     ),
-    "a manifest of brackets": Hostile(_manifest_of(b"[" * 100_000), "expected JSON"),
+    "a manifest of brackets": Hostile(_edited_manifest(b"[" * 100_000), "expected JSON"),
     "a manifest of digits": Hostile(
-        _manifest_of(b'{"format_version": ' + b"9" * 1_000_000 + b"}"), "manifest.json: "
+        _edited_manifest(b'{"format_version": ' + b"9" * 1_000_000 + b"}"), "manifest.json: "
     ),
     "a client elsewhere": Hostile(
         manifest(conformance={"rounds": 1, "clients": ["../b"], "expected": ["x"]}),
         "expected names of files",
     ),
     # Records.
-    "a record of 1 TiB": Hostile(
-        changed(CLIENT, _records_of_length(1 << 40)), "longer than the file"
-    ),
+    "a record of 1 TiB": Hostile(changed(CLIENT, _sized_records(1 << 40)), "longer than the file"),
     "a record of 2^64 - 1 bytes": Hostile(
-        changed(CLIENT, _records_of_length((1 << 64) - 1)), "longer than the file"
+        changed(CLIENT, _sized_records((1 << 64) - 1)), "longer than the file"
     ),
     "a record that is cut": Hostile(
         changed(CLIENT, lambda content: content[:-1]), "expected a TFRecord file"

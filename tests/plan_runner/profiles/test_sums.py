@@ -205,7 +205,7 @@ def test_outputs_must_equal_metrics(name, value):
         check_metrics(_METRICS, {**_OUTPUTS, name: value}, _METRICS, "here")
 
 
-def test_missing_element_of_a_metric_raises():
+def test_missing_metric_element_raises():
     with pytest.raises(PlanError, match=r"^here: m/two: expected 2 scalars, .*, found 1$"):
         check_metrics(_METRICS, {"m/two/1": np.int64(4)}, _METRICS, "here")
 

@@ -112,7 +112,7 @@ def _two_examples(model: Model) -> Any:
     return tf.nest.map_structure(rows, model.example_spec["x"])
 
 
-def _outputs_of_two(model: Model) -> Any:
+def _two_outputs(model: Model) -> Any:
     """Returns the outputs of a model with its initial weights for `_two_examples`."""
     weights = tf.nest.map_structure(tf.constant, model.initial_weights)
     return model.predict(weights, _two_examples(model), False, tf.zeros([2], tf.int32))
@@ -120,7 +120,7 @@ def _outputs_of_two(model: Model) -> Any:
 
 def _check_outputs(path: Path, outputs: Any, model: Model) -> None:
     """Checks that a predictor's outputs for `_two_examples` fit the outputs of the task's model."""
-    expected = _outputs_of_two(model)
+    expected = _two_outputs(model)
     is_tensor = tf.is_tensor(outputs)
     if not is_tensor or outputs.shape != expected.shape or not outputs.dtype.is_floating:
         shown = described(outputs) if is_tensor else "several"
@@ -364,7 +364,7 @@ def _check_fits(path: Path, model: Model, task_model: Model) -> None:
             raise _error(path, text, f"one of {key} {described(spec)}")
     if output_kind(model) is not output_kind(task_model):
         raise _error(path, "a model with the task's kind of loss", "another loss")
-    _check_outputs(path, _outputs_of_two(model), task_model)
+    _check_outputs(path, _two_outputs(model), task_model)
 
 
 def with_base_predictors(mixing: MixingTask, options: Any) -> Task:

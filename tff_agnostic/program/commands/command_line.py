@@ -121,7 +121,7 @@ class RunArguments(CommandArguments):
         task, data_dir, data = self.args.task, self.args.data_dir, self.args.data
         return resolve(task, self.settings, self.task_options(task), data_dir, data)
 
-    def spec_of(
+    def resolved_spec(
         self, settings: Mapping[str, Any], options: Optional[Mapping[str, Any]] = None
     ) -> RunSettings:
         """Returns the described run with further settings and task options.

@@ -205,10 +205,10 @@ def _draw_shares(
     order = np.argsort(values)  # Sort NaN last.
     values, clients = _shown(values[order], unit), clients[order]
     share = 100 * np.cumsum(clients) / max(1.0, clients.sum())
-    is_finite, style_of_series = np.isfinite(values), look(index)
+    is_finite, series_style = np.isfinite(values), look(index)
     if is_finite.any():
         x, y = values[is_finite], share[is_finite]
-        style = {"color": style_of_series.color, "linestyle": style_of_series.line, "label": label}
+        style = {"color": series_style.color, "linestyle": series_style.line, "label": label}
         axes.step([x[0], *x], [0.0, *y], where="post", **style)
 
 

@@ -124,7 +124,7 @@ def scale_axis(
 Values = Mapping[str, np.ndarray]
 
 
-def figure_of(
+def quantity_figure(
     quantity: ReportField, columns: Sequence[Column], values: Values
 ) -> matplotlib.figure.Figure:
     """Returns a figure of a quantity over the rounds, with a curve for each of its columns.
@@ -167,15 +167,15 @@ def plot_series(
     axes: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, index: int, **style: Any
 ) -> None:
     """Plots the curve of the series at a position in its style; see `plot_known`."""
-    style_of_series = look(index)
+    series_style = look(index)
     is_finite = int(np.isfinite(y).sum())
     plot_known(
         axes,
         x,
         y,
-        color=style_of_series.color,
-        linestyle=style_of_series.line,
-        marker=style_of_series.marker,
+        color=series_style.color,
+        linestyle=series_style.line,
+        marker=series_style.marker,
         markersize=4,
         # Shift the markers of each curve, so that fewer coincide.
         markevery=(index % max(1, is_finite // _NUM_MARKERS), max(1, is_finite // _NUM_MARKERS)),

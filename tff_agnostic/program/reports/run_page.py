@@ -40,7 +40,7 @@ from tff_agnostic.program.reports.document import (
     text,
     warnings,
 )
-from tff_agnostic.program.reports.figures import Values, figure_of
+from tff_agnostic.program.reports.figures import Values, quantity_figure
 from tff_agnostic.program.reports.html import write_page
 from tff_agnostic.program.reports.run_record import (
     RESULT,
@@ -374,7 +374,7 @@ def _course_figure(run: RunRecord, quantity: ReportField) -> Figure:
     columns = run.drawn(quantity)
 
     def draw() -> matplotlib.figure.Figure:
-        return figure_of(quantity, columns, _thinned(columns, run.columns))
+        return quantity_figure(quantity, columns, _thinned(columns, run.columns))
 
     return Figure(f"{quantity.label} over the rounds", draw)
 

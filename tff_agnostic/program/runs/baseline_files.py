@@ -58,7 +58,7 @@ def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, 
     return algorithm.with_baselines(numbers.values()), tuple(numbers)
 
 
-def check_baselines_of(names: Sequence[str], domain_names: Sequence[str]) -> None:
+def check_domain_baselines(names: Sequence[str], domain_names: Sequence[str]) -> None:
     """Checks that the baselines of a file or a run are for a task's domains, in order."""
     if names and tuple(names) != tuple(domain_names):
         raise UserError(

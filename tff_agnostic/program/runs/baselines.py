@@ -22,7 +22,7 @@ from tff_agnostic.base.later import scipy, tf
 from tff_agnostic.boosting.ensemble import EnsembleModel
 from tff_agnostic.boosting.members import WordMembers
 from tff_agnostic.computations.algorithm import MAIN_MODEL
-from tff_agnostic.data.clients import ClientsOfDomain, client_domain_counts
+from tff_agnostic.data.clients import DomainClients, client_domain_counts
 from tff_agnostic.domain_weights.ascent import LambdaOptions
 from tff_agnostic.domain_weights.excess import HELDOUT, OWN, TRAINING, TRIVIAL
 from tff_agnostic.metrics.class_counts import entropy
@@ -250,7 +250,7 @@ def _domain_reference(
 
 def _on_domain(task: Task, domain: int) -> Task:
     train, test = (
-        ClientsOfDomain(clients, domain, task.num_domains) for clients in (task.train, task.test)
+        DomainClients(clients, domain, task.num_domains) for clients in (task.train, task.test)
     )
     return dataclasses.replace(task, train=train, test=test)
 
@@ -299,7 +299,7 @@ def _trivial(task: Task, domains: Sequence[int]) -> dict[str, Any]:
         return {}
     parts = {}
     for k in domains:
-        clients = ClientsOfDomain(task.train, k, task.num_domains)
+        clients = DomainClients(task.train, k, task.num_domains)
         parts[k] = [clients.read(client_id) for client_id in clients.client_ids]
     _check_all_there(task, np.array([len(parts.get(k, "-")) for k in range(task.num_domains)]))
     losses = {k: trivial_loss(task.model, examples) for k, examples in parts.items()}

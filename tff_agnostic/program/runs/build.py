@@ -35,11 +35,11 @@ from tff_agnostic.domain_weights.sets import SimplexSet
 from tff_agnostic.metrics.columns import EvaluationColumns, RunRows, TrainingColumns
 from tff_agnostic.models.keras import as_in_keras, with_frozen
 from tff_agnostic.models.keras_platform import keras_platform, layer_classes, plain_keras
-from tff_agnostic.models.model import Model, ModelWeights, measures_of
+from tff_agnostic.models.model import Model, ModelWeights, model_measures
 from tff_agnostic.program.keras_files import read_named_keras
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.user_algorithm import algorithm_named
-from tff_agnostic.program.runs.baseline_files import check_baselines_of
+from tff_agnostic.program.runs.baseline_files import check_domain_baselines
 from tff_agnostic.program.runs.data_notes import (
     dominant_clients,
     examples_beyond,
@@ -163,7 +163,7 @@ def run_parts(
             TrainingColumns(quantities, task.tracked_weights, task.domain_names),
             EvaluationColumns(
                 tuple(algorithm.models(initial.algorithm)),
-                measures_of(task.model),
+                model_measures(task.model),
                 _clipped(task, aggregation, privacy),
                 task.domain_names,
                 task.test_split,
@@ -227,7 +227,7 @@ def _clipped(
 
 def build_algorithm(spec: RunSettings, task: Task) -> Algorithm:
     """Returns the algorithm of a run, for its task."""
-    check_baselines_of(spec.baseline_domains, task.domain_names)
+    check_domain_baselines(spec.baseline_domains, task.domain_names)
     problem = Problem(
         model=model_to_start_from(spec.config.initial_model, task.model, spec.config.trust),
         domain_names=task.domain_names,

@@ -214,7 +214,7 @@ def chance_loss(model: Model) -> Optional[tuple[float, int]]:
     return math.log(num_classes), num_classes
 
 
-def loss_of_first_round(
+def first_round_loss(
     columns: Sequence[Column], values: Mapping[str, np.ndarray]
 ) -> Optional[float]:
     """Returns the domains' mean loss in the first round, before training.
@@ -262,7 +262,7 @@ def remarks_at_end(
     if settings.get("private_evaluation", NONE) == NONE:
         # A noisy count is hardly ever 0.
         remarks += unknown_losses(end, int(report.clients.get("non_finite", 0)), rates)
-    classes, first = chance_loss(model), loss_of_first_round(columns, values)
+    classes, first = chance_loss(model), first_round_loss(columns, values)
     if classes is not None:
         equal, count = classes
         what = f"one that gives all {count} classes the same probability"

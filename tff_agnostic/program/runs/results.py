@@ -22,7 +22,7 @@ from tff_agnostic.data.inputs import TABLE, inputs_json
 from tff_agnostic.metrics.columns import RunRows
 from tff_agnostic.metrics.formatting import csv_text
 from tff_agnostic.metrics.metrics_file import Column
-from tff_agnostic.models.model import ModelWeights, measures_of
+from tff_agnostic.models.model import ModelWeights, model_measures
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.user_algorithm import algorithm_label, algorithm_named
 from tff_agnostic.program.runs.build import evaluation_counts, training_counts
@@ -193,7 +193,7 @@ def measures_json(task: Task) -> dict[str, Any]:
     """Returns unit and direction of each measure of a task's model, by name."""
     return {
         name: {"unit": measure.unit.name.lower(), "higher_is_better": measure.higher_is_better}
-        for name, measure in measures_of(task.model).items()
+        for name, measure in model_measures(task.model).items()
     }
 
 

@@ -196,7 +196,7 @@ def train_comparison(
     return ComparedRuns(path, comparison, page, tuple(harm))
 
 
-def command_of_run(folder: Path) -> Optional[list[str]]:
+def run_command_line(folder: Path) -> Optional[list[str]]:
     """Returns the command that trains the run in a folder; None if its algorithm has moved."""
     try:
         return train_command(RunFolder(folder).spec())

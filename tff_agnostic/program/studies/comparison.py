@@ -78,7 +78,7 @@ class Trials:
 
     def std(self, domain: str, measure: str) -> float:
         """Returns the sample standard deviation over the trials; NaN for a single trial."""
-        return std_of(self.values[domain][measure])
+        return trials_deviation(self.values[domain][measure])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _each_to_json(by_name: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, 
         name: {
             measure: {
                 "mean": finite_or_none(float(np.mean(values))),
-                "std": finite_or_none(std_of(values)),
+                "std": finite_or_none(trials_deviation(values)),
                 "trials": [finite_or_none(float(v)) for v in values],
             }
             for measure, values in measures.items()
@@ -284,6 +284,6 @@ def _statistics(run: RunRecord) -> list[str]:
     return list(dict.fromkeys(s for values in reported for s in values if s != "num_clients"))
 
 
-def std_of(values: np.ndarray) -> float:
+def trials_deviation(values: np.ndarray) -> float:
     """Returns the sample standard deviation over trials; NaN for a single one."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan

@@ -63,7 +63,7 @@ from tff_agnostic.program.studies.comparison import (
     WORST,
     Comparison,
     Trials,
-    std_of,
+    trials_deviation,
 )
 from tff_agnostic.program.studies.gains import gains, tied
 from tff_agnostic.program.studies.verdict import verdict_figure, verdicts
@@ -136,7 +136,7 @@ def mean_and_spread(values: Optional[np.ndarray], measure: Measure) -> Number:
     mean = math.nan if values is None else float(np.mean(values))
     if values is None or math.isnan(mean):
         return Number(None, measure.unit)
-    std = std_of(values)
+    std = trials_deviation(values)
     return Number(mean, measure.unit, _DECIMALS, None if math.isnan(std) else std)
 
 
@@ -301,7 +301,7 @@ def gain_figure(comparison: Comparison, row: str, other: str, measure: Measure) 
 
 
 def _trial_lines(
-    comparison: Comparison, lines_of: Callable[[RunRecord], Sequence[str]]
+    comparison: Comparison, note_lines: Callable[[RunRecord], Sequence[str]]
 ) -> list[str]:
     """Returns the first warnings about the trials of each method."""
     lines: list[str] = []
@@ -310,7 +310,7 @@ def _trial_lines(
         row_lines = [
             f"{label}, trial {k + 1} (seed {run.result['seed']}): {line}"
             for k, run in enumerate(runs)
-            for line in lines_of(run)
+            for line in note_lines(run)
         ]
         lines += row_lines[:_MAX_WARNINGS]
         if len(row_lines) > _MAX_WARNINGS:

@@ -58,7 +58,7 @@ def draw_frontier(given: RunArguments) -> None:
     args = given.args
     arms = given_arms(given)
     # Compute all mixtures from the first trial's data.
-    task = given.spec_of({"algorithm": args.grid_algorithm}).load_task()
+    task = given.resolved_spec({"algorithm": args.grid_algorithm}).load_task()
     counts = training_examples(task)
     max_mixtures = max(0, MAX_TRIALS // args.trials - len(arms))
     shares = counts / max(1, np.sum(counts))

@@ -88,7 +88,7 @@ WORDS: Mapping[str, Arm] = {
 }
 
 
-def arms_of_algorithms(names: Sequence[str]) -> dict[str, Arm]:
+def algorithm_arms(names: Sequence[str]) -> dict[str, Arm]:
     """Returns a method for each algorithm or member of `WORDS`, by the name of its folder."""
     arms = {
         algorithm_label(name): dataclasses.replace(WORDS[name], word=name)
@@ -221,7 +221,7 @@ def given_arms(given: RunArguments) -> dict[str, Arm]:
     """Returns the methods of a comparison, by the names of their folders."""
     args, options = given.args, given.options
     if args.arms is None:
-        return arms_of_algorithms(args.algorithms)
+        return algorithm_arms(args.algorithms)
     if "algorithms" in given.names:
         raise UserError("--arms and --algorithms: expected one of them, found both")
     return parsed_arms(args.arms, lambda flag, text: options[flag].parsed(text))
@@ -265,7 +265,7 @@ def trial_specs(
                 f"{fixed[0]}"
             )
         specs[name] = [
-            given.spec_of({**arm.settings, **further[owner], "seed": first_seed + k})
+            given.resolved_spec({**arm.settings, **further[owner], "seed": first_seed + k})
             for k in range(given.args.trials)
         ]
     for flag in given.settings:

@@ -158,7 +158,7 @@ class Rows:
         given, seed = self.given, self.given.settings.get("seed", 0) + trial
         options = given.task_options(given.args.task)
         settings = {**self.arms[row].settings, **changes, "seed": seed}
-        return given.spec_of(settings, options if is_final else self.clients.options(options))
+        return given.resolved_spec(settings, options if is_final else self.clients.options(options))
 
     def stages(
         self, changes: Mapping[str, Any], trial: int, is_final: bool = False

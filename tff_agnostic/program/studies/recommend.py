@@ -21,7 +21,7 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import write_json
 from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.data.clients import client_domain_counts
-from tff_agnostic.models.model import measures_of
+from tff_agnostic.models.model import model_measures
 from tff_agnostic.program.commands.command_line import (
     RunArguments,
     RunCommand,
@@ -36,7 +36,7 @@ from tff_agnostic.program.reports.html import write_page
 from tff_agnostic.program.runs.spec import RunSettings, check_used_by_any
 from tff_agnostic.program.studies.choice import REGRET, chosen, parse_share
 from tff_agnostic.program.studies.comparison import BASELINE, trial_folder
-from tff_agnostic.program.studies.methods import LAST_LAYER, WORDS, Arm, arms_of_algorithms
+from tff_agnostic.program.studies.methods import LAST_LAYER, WORDS, Arm, algorithm_arms
 from tff_agnostic.program.studies.portfolio import (
     FACTORS,
     IF_NAMED,
@@ -211,7 +211,7 @@ def parse_request(given: RunArguments) -> RecommendRequest:
         # Check now, as only the final runs would reject data without test clients.
         rows.spec(BASELINE, {}, 0, is_final=True).load_task()
     objective = parse_objective(
-        args.objective, measures_of(task.model), task.domain_names, (REGRET,)
+        args.objective, model_measures(task.model), task.domain_names, (REGRET,)
     )
     _check_defined(objective, task, first.config.worst_min_examples)
     return RecommendRequest(rows, first, objective, may_lose)
@@ -223,7 +223,7 @@ def _portfolio(words: Sequence[str]) -> dict[str, Arm]:
         raise UserError(f"--portfolio: expected words of {', '.join(PORTFOLIO)}, found {unknown!r}")
     if len(set(words)) < len(words):
         raise UserError(f"--portfolio: expected different words, found {','.join(words)!r}")
-    return arms_of_algorithms([BASELINE, *(word for word in words if word != BASELINE)])
+    return algorithm_arms([BASELINE, *(word for word in words if word != BASELINE)])
 
 
 def _check_defined(objective: Objective, task: Task, least: int) -> None:

@@ -24,14 +24,14 @@ from tff_agnostic.program.reports.document import (
 )
 from tff_agnostic.program.reports.html import PAGE, REPORT, to_html
 from tff_agnostic.program.reports.run_page import write_run_report
-from tff_agnostic.program.studies.compare import command_of_run
+from tff_agnostic.program.studies.compare import run_command_line
 from tff_agnostic.program.studies.runset import STUDY
 
 
 def write_report_again(folder: Path, title: Optional[str] = None) -> Path:
     """Writes the report of a run from its files, or of a study from page.json; returns its path."""
     if not (folder / STUDY).exists():
-        return write_run_report(folder, command_of_run(folder), title)
+        return write_run_report(folder, run_command_line(folder), title)
     record = read_json(folder / PAGE)
     record["title"] = title or record.get("title")
     try:

@@ -103,7 +103,8 @@ def staged(
     stages: dict[str, Stages] = {}
     for row in (row for row, arm in arms.items() if arm.word == LAST_LAYER):
         first = plain or [
-            given.spec_of({"algorithm": BASELINE, "seed": spec.config.seed}) for spec in specs[row]
+            given.resolved_spec({"algorithm": BASELINE, "seed": spec.config.seed})
+            for spec in specs[row]
         ]
         stages[row] = [split_into_stages(*pair) for pair in zip(first, specs[row])]
     return stages

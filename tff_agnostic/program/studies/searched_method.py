@@ -114,7 +114,7 @@ class SearchedArm:
         # A setting may only have an effect with certain values of another one.
         given = dataclasses.replace(self.given, settings={**self.given.settings, **drawn})
         fixed = {f: v for f, v in self.settings.items() if f not in drawn}
-        return given.spec_of({**fixed, "seed": seed}, {**self.options, **options})
+        return given.resolved_spec({**fixed, "seed": seed}, {**self.options, **options})
 
 
 def check_run(spec: RunSettings, task: Task) -> None:

@@ -22,7 +22,7 @@ from tff_agnostic.base.files import (
     write_text,
 )
 from tff_agnostic.base.options import Within
-from tff_agnostic.models.model import measures_of
+from tff_agnostic.models.model import model_measures
 from tff_agnostic.program.commands.command_line import RunArguments, RunCommand
 from tff_agnostic.program.reports.document import to_terminal
 from tff_agnostic.program.reports.html import write_page
@@ -90,7 +90,7 @@ def tune(given: RunArguments) -> None:
     check_store(args.data)
     task = specs[0].load_task()
     check_heldout(task, args.task)
-    objective = parse_objective(args.objective, measures_of(task.model), task.domain_names)
+    objective = parse_objective(args.objective, model_measures(task.model), task.domain_names)
     for arm in arms.values():
         arm.check(seeds[0], task)
     rounds = args.repeats * min(spec.config.rounds for spec in specs)
