@@ -84,5 +84,5 @@ def test_constant_accuracy_is_the_largest_share():
     assert mean > 0.8 and list(no_better_than_majority({"a": [8, 2]}, {"a": mean})) == ["a"]
     assert majority_sentence(result, 4) == (
         "accuracy is not above that of always answering the most frequent class in 1 of 4 domains "
-        "(en 94.2%, 94.5%)"
+        "(en: 94.2% against 94.5%)"
     )

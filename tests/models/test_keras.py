@@ -28,8 +28,8 @@ def _keras_twin(kind: Kind, seed: int = 0) -> tf.keras.Model:
 
 
 @functools.cache
-def _built(kind: Kind) -> Model:
-    return kind.model(seed=5)
+def _built(name: str) -> Model:
+    return KINDS[name].model(seed=5)
 
 
 def _moved(weights: ModelWeights) -> ModelWeights:
@@ -58,8 +58,13 @@ def kind(request) -> Kind:
     return KINDS[request.param]
 
 
-def test_initial_weights_equal_seeded_keras(kind):
-    model, twin = _built(kind), _keras_twin(kind, seed=5)
+@pytest.fixture
+def model(request, kind) -> Model:
+    return _built(request.node.callspec.params["kind"])
+
+
+def test_initial_weights_equal_seeded_keras(kind, model):
+    twin = _keras_twin(kind, seed=5)
     assert len(model.initial_weights.trainable) == len(twin.trainable_weights)
     for value, variable in zip(model.initial_weights.trainable, twin.trainable_weights):
         np.testing.assert_array_equal(value, variable.numpy())
@@ -75,8 +80,8 @@ def test_initial_weights_equal_seeded_keras(kind):
     "tied_embedding",
 )
 @pytest.mark.slow_cases("dense_with_dropout", "convolutional", "nested", "weights_in_lists")
-def test_losses_and_gradients_match_keras(kind):
-    model, twin, batch = _built(kind), _keras_twin(kind), examples(kind)
+def test_losses_and_gradients_match_keras(kind, model):
+    twin, batch = _keras_twin(kind), examples(kind)
     weights = _moved(model.initial_weights)
     _set(twin, weights)
 

@@ -184,7 +184,7 @@ def test_image_store_is_refused(tmp_path, task):
 @pytest.mark.parametrize("task", _LANGUAGE_TASKS)
 def test_store_without_words_raises_user_error(tmp_path, task):
     path = text_store(tmp_path / "s.sqlite", words={})
-    assert _error(task, path) == f"{path}: expected a vocabulary, found an empty one"
+    assert _error(task, path) == f"{path}: expected a vocabulary, found a store without one"
 
 
 def test_domains_come_from_the_store(tmp_path, sizes):

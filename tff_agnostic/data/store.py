@@ -284,7 +284,7 @@ class ArrowStore(Store):
         """See `Store.vocabulary`."""
         words = tuple(word for word, _ in self.content.vocabulary[:size])
         if not words:
-            raise UserError(f"{self.path}: expected a vocabulary, found an empty one")
+            raise UserError(f"{self.path}: expected a vocabulary, found a store without one")
         return words
 
     def digest(self) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 
 from tests.run.harness import make_task
 from tff_agnostic.data.store import ArrowStore
+from tff_agnostic.data.store_format import StoreContent
 from tff_agnostic.program.runs.build import data_remarks
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.tasks.stored import import_remarks
@@ -22,12 +23,12 @@ _NOTES = [
 class _Store(ArrowStore):
     """A store without files, which has notes of its import."""
 
-    def __init__(self, content: dict[str, Any]) -> None:
-        self._content = content
+    def __init__(self, notes: dict[str, Any]) -> None:
+        self.content = StoreContent("digest", (), (), notes)
 
 
 def test_run_repeats_class_shares_and_copies():
-    remarks = import_remarks(_Store({"notes": {"class_shares": None, "remarks": _NOTES}}))
+    remarks = import_remarks(_Store({"class_shares": None, "remarks": _NOTES}))
     assert [remark.to_json() for remark in remarks] == [_NOTES[0], _NOTES[2]]
     assert import_remarks(_Store({})) == []
     task = dataclasses.replace(make_task(("a", "b")), remarks=lambda: remarks)
