@@ -72,8 +72,8 @@ def test_a_shell_sees_one_line_and_status_2(tmp_path_factory):
     assert {path.name for path in output.iterdir()} == {"out", "err"}
 
 
-def test_late_thread_setting_is_refused():
-    """TensorFlow has started here: a setting that comes too late raises no error."""
+def test_late_thread_setting_changes_nothing():
     tf.zeros([1])
+    before = tf.config.threading.get_intra_op_parallelism_threads()
     one_thread_per_operation()
-    one_thread_per_operation()
+    assert tf.config.threading.get_intra_op_parallelism_threads() == before
