@@ -175,8 +175,8 @@ def test_private_run_has_no_exact_counts(tmp_path, without_pictures, evaluation)
     write_run(tmp_path, content)
     write_run_report(tmp_path)
     text = (tmp_path / "report.html").read_text()
-    assert "Examples of the training clients were not counted: the run is private." in text
-    test_note = "Examples of the test clients were not counted: the run is private."
+    assert "Examples of the training clients are not shown: the run is private." in text
+    test_note = "Examples of the test clients are not shown: the run is private."
     assert (test_note in text) == bool(evaluation)
     assert ("These counts are exact: no epsilon covers them." in text) == (not evaluation)
     # Intervals would not cover the noise of a private evaluation.

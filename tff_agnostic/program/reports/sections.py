@@ -62,7 +62,7 @@ def data_blocks(run: RunRecord, is_private: bool) -> list[Block]:
     for what in splits.values():
         headings += [f"{what} clients", f"{what} examples", "share, %"]
     notes = [
-        f"Examples of the {what} clients were not counted: {_reason(run, split)}."
+        f"Examples of the {what} clients {_why_missing(run, split)}."
         for split, what in splits.items()
         if counts[split] is None
     ]
@@ -72,10 +72,12 @@ def data_blocks(run: RunRecord, is_private: bool) -> list[Block]:
     return [Table("Clients and examples of each domain", headings, [*rows, in_all], notes)]
 
 
-def _reason(run: RunRecord, split: str) -> str:
-    """Returns the reason why the examples of a split were not counted."""
+def _why_missing(run: RunRecord, split: str) -> str:
+    """Returns the reason why the page has no counts of a split's examples."""
     guarantee = run.has_noisy_numbers if split == "evaluated" else run.is_private
-    return "the run is private" if guarantee else "all of them would have to be read"
+    if guarantee:
+        return "are not shown: the run is private"
+    return "were not counted: all of them would have to be read"
 
 
 def measure_facts(run: RunRecord) -> Table:
