@@ -177,7 +177,8 @@ def _index(shared: Iterable[Shared]) -> str:
             *lists,
             "",
             "Every command takes `--help`, which prints the flags that apply to the task and the "
-            "algorithm that you name, and `--helpfull`, which prints all flags. `--flagfile=FILE` reads flags from a file, one in a line. "
+            "algorithm that you name, and `--helpfull`, which prints all flags. "
+            "`--flagfile=FILE` reads flags from a file, one in a line. "
             "[Exit codes](../exit_codes.md) lists what a command returns to the shell.",
         ]
     )
