@@ -67,7 +67,7 @@ class Entry(NamedTuple):
     """A command of the ledger.
 
     Attributes:
-        name: Name, for patterns.
+        name: Name of the entry, which patterns on the command line select.
         command: A command and its flags.
         after: Entry in whose folder the command runs; "" for a separate folder.
     """

@@ -26,7 +26,7 @@ class Machine:
 
     @staticmethod
     def here() -> "Machine":
-        """Returns this machine."""
+        """Returns the description of the machine that runs this process."""
         return Machine(
             cpu=_field(Path("/proc/cpuinfo"), "model name") or platform.machine(),
             cores=len(os.sched_getaffinity(0)),

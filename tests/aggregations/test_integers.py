@@ -75,7 +75,7 @@ def test_rotation_is_tffs(size):
 
 
 def _wraps(bits: int, sums: np.ndarray, num_clients: int) -> int:
-    """Returns the number of sums that wrap around, of clients with equal parts."""
+    """Returns the number of sums that wrap around if all clients contribute equally."""
     parts = np.array_split(np.arange(num_clients), num_clients)
     each = np.stack([sums // num_clients + (k[0] < sums % num_clients) for k in parts])
     summed = tf.reduce_sum(residues(tf.constant(each, tf.int64), bits), axis=0)

@@ -19,7 +19,7 @@ _KINDS = {"central": gaussian, "tree": TreeResidual(), "trees": TreeResidual(res
 
 @pytest.fixture
 def draw():
-    """Returns a function that draws the noise of one value of a release, which is 0."""
+    """Returns a function that draws the noise of one released value; the value itself is 0."""
 
     def draw(noise, release, shape=(10_000,), exchange=0, value=0, key=_KEY):
         values = [tf.zeros(shape, tf.float64)] * (value + 1)
@@ -45,7 +45,7 @@ def test_prefix_sums_have_covering_nodes_noise(draw, name):
     prefix = np.zeros(10_000)
     for t in range(1, 14):
         prefix = prefix + draw(noise, t - 1)
-        # Every complete tree before leaves the noise of its root.
+        # Each earlier complete tree contributes the noise of its root.
         whole, in_tree = divmod(t, 4) if name == "trees" else (0, t)
         num_nodes = whole + bin(in_tree).count("1")
         assert np.var(prefix) == pytest.approx(num_nodes, rel=0.05), t

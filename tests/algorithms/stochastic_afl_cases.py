@@ -15,7 +15,7 @@ COUNTS = np.array([6.0, 5.0, 8.0])
 
 
 def build_afl(num_domains: int = 3, counts: Any = COUNTS, **settings: Any) -> Any:
-    """Returns the algorithm with settings, and arguments of `stochastic_afl`."""
+    """Returns `stochastic_afl` with the given settings and arguments."""
     arguments = builder_arguments(stochastic_afl, settings)
     options = {name: value for name, value in settings.items() if name not in arguments}
     problem = Problem(

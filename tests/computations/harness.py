@@ -20,7 +20,7 @@ from tff_agnostic.models.model import Examples, Model, ModelWeights
 
 
 def make_client(x: Any, domain_id: Any, y: Any = None) -> dict[str, np.ndarray]:
-    """Returns a client's examples; `y` is zeros unless given, as integers."""
+    """Returns a client's examples; `y` becomes integers, and is 0 by default."""
     return {
         "x": np.asarray(x, np.float32),
         "y": np.zeros([len(x)], np.int32) if y is None else np.asarray(y, np.int32),

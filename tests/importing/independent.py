@@ -64,7 +64,7 @@ def paragraphs(body: str) -> Iterator[str]:
 
 
 def without_formulas(text: str) -> str:
-    """Returns a text in which a sign replaces every TeX formula."""
+    """Returns a text in which a mark replaces every TeX formula."""
     result, i = "", 0
     while "$" in text[i:] or "\\" in text[i:]:
         end = _formula_end(text, i)

@@ -84,7 +84,7 @@ def three_rounds(rounds: Any, mode: str) -> list[np.ndarray]:
 
 
 def evaluated(runtime: Any, mode: str) -> list[np.ndarray]:
-    """Returns the arrays of an evaluation of two models of a mode, of clients in two parts."""
+    """Evaluates two models in a client mode, with the clients in two parts; returns the arrays."""
     evaluate = runtime.evaluation(model(mode), NUM_DOMAINS, PlainSum())
     initial = model(mode).initial_weights
     other = initial._replace(trainable=[np.full_like(w, 0.25) for w in initial.trainable])

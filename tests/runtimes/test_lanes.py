@@ -1,4 +1,4 @@
-"""Lanes: order, exceptions, number of unfinished items, and their end."""
+"""Lanes: order of results, exceptions, limit on unfinished items, and shutdown."""
 
 import contextlib
 import sys

@@ -50,7 +50,7 @@ def _versions(folder: Path) -> dict[int, Path]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    """Two folders: of a program that was killed and restarted, and of one without a kill."""
+    """Folders of a program that was killed and restarted, and of one that ran uninterrupted."""
     page = (_ROOT / "docs" / "how_to" / "run_a_tff_program.md").read_text()
     made = {name: tmp_path_factory.mktemp(name) for name in ("killed", "whole")}
     for folder in made.values():

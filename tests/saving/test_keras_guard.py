@@ -130,7 +130,7 @@ def _printing(plain: Path, path: Path, mark: Path) -> None:
 
 
 def _pickling_layer(plain: Path, path: Path, mark: Path) -> None:
-    # TensorFlow Probability registers the layer; TFF loads it.
+    # Importing TFF imports TensorFlow Probability, which registers the layer.
     pytest.importorskip("tensorflow_probability", reason="TensorFlow Probability is with TFF only")
 
     code = base64.b64encode(pickle.dumps(_Touches(mark))).decode()

@@ -121,7 +121,7 @@ Boundary = Union[ExactBoundary, PaperBoundary, SmoothBoundary]
 
 
 class Cut(NamedTuple):
-    """A threshold, with the fraction of weight that clients exactly at it have.
+    """A threshold, and the fraction of their weight that clients exactly at it keep.
 
     Attributes:
         bin: Index of a bin of `GRID`, or the `loss_key` of a loss; an integer scalar.

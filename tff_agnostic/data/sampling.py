@@ -182,7 +182,7 @@ def _stratified(strata: np.ndarray, num_places: int, rng: np.random.Generator) -
 
 
 def _places(sizes: np.ndarray, num_places: int, rng: np.random.Generator) -> np.ndarray:
-    # Use integers, so that an integer number of places is not rounded down.
+    # Use integers: as a float, a whole number of places could be slightly smaller.
     whole, rest = np.divmod(sizes * num_places, sizes.sum())
     left = num_places - whole.sum()
     if left:

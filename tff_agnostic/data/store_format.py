@@ -30,7 +30,7 @@ _DTYPES = ("string", "int64", "float32")
 
 @dataclasses.dataclass(frozen=True)
 class NumberStatistics:
-    """Statistics of the values of one number.
+    """Statistics of one number of each example.
 
     Attributes:
         count: Number of values.

@@ -20,7 +20,7 @@ PIXELS = "pixels"
 
 
 def image_in(value: Any, column: str, max_pixels: int) -> np.ndarray:
-    """Returns the image of a cell, float32 in [0, 1]; 255 is 1.
+    """Returns the image of a cell, float32 in [0, 1]; a pixel of 255 becomes 1.
 
     Args:
         value: Bytes of a PNG, JPEG, GIF or BMP file, a mapping with them as "bytes", or pixels
@@ -29,7 +29,7 @@ def image_in(value: Any, column: str, max_pixels: int) -> np.ndarray:
         max_pixels: Maximum number of pixels of a file.
 
     Returns:
-        [height, width, channels] of a file, the first picture of an animation; the shape of lists.
+        [height, width, channels] of a file (an animation's first picture), or the lists' shape.
 
     Raises:
         CellError: If the cell has no image, or one that is too large.

@@ -95,7 +95,7 @@ class Keras2:
         keras_model: tf.keras.Model,
         make_form: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
     ) -> tf.keras.Model:
-        """Traverses the nodes of the graph as Keras does."""
+        """Rebuilds the model, node by node in Keras's order."""
         inputs = [
             tf.keras.Input(x.shape[1:], batch_size=x.shape[0], dtype=x.dtype, name=layer.name)
             for x, layer in zip(keras_model.inputs, keras_model._input_layers)

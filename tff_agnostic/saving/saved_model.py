@@ -346,7 +346,7 @@ def _number(entry: Entry, cells: _Cells, inputs: ModelInputs) -> tf.Tensor:
 
 
 def _is_value(column: tf.Tensor, values: tuple[str, ...], inputs: ModelInputs) -> tf.Tensor:
-    """Returns whether each cell is each of some categories, bool [n, values]."""
+    """Returns for each cell and category whether they are equal, bool [n, values]."""
     assert inputs.columns is not None
     cells = tf.strings.strip(column)
     missing = inputs.columns.missing_cells

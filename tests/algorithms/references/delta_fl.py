@@ -225,10 +225,10 @@ def lagged_round(
     weighting: str = "examples",
     boundary: str = "paper",
 ) -> tuple[Weights, Optional[Cut]]:
-    """One round with the cut of the round before, and the cut of this round's losses at w^t.
+    """One round with the threshold of the round before; returns that of this round's losses at w^t.
 
-    Cuts are at bins. Without one, in the first round, everyone trains in full. A round without any
-    finite loss keeps the cut.
+    Thresholds are at bins. Without one, in the first round, all clients train in full. A round
+    without any finite loss keeps the threshold.
     """
     survey = _survey(model, w_t, clients, weighting)
     if not survey.clients:

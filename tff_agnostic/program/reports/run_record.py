@@ -135,7 +135,7 @@ class RunRecord:
         )
 
     def drawn(self, quantity: ReportField) -> list[Column]:
-        """Returns the present columns of a quantity that become curves."""
+        """Returns the columns of a quantity that the run has and that are plotted as curves."""
         columns = [Column(quantity, d) for d in self.domains] if quantity.per_domain else []
         columns = columns or [Column(quantity)]
         return [column for column in columns if column.name in self.columns]

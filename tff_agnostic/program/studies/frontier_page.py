@@ -220,7 +220,7 @@ def _mean(frontier: Frontier, row: str, domain: str) -> float:
 
 
 def frontier_table(frontier: Frontier) -> Table:
-    """Returns the measure of each mixture and method; of many domains the worst one alone."""
+    """Returns the measure of each mixture and method; with many domains, of the worst one only."""
     comparison, measure = frontier.comparison, frontier.measure
     domains = comparison.domain_names
     has_all = len(domains) <= _MAX_DOMAIN_COLUMNS

@@ -226,7 +226,7 @@ class Search:
             # The process may have died between two draws.
             for flag, dimension in self.arms[name].dimensions.items():
                 if flag in frozen.params and flag not in given_values(frozen):
-                    # Repeat the draw, so that the next one equals that of a trial without a break.
+                    # Repeat the draw, so that the next one is as in an uninterrupted trial.
                     sampler.sample_independent(study, frozen, flag, dimension.distribution)
                 dimension.draw(trial)
             before = (t for t in self.trials(name) if t.number < number)

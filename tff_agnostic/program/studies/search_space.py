@@ -27,7 +27,7 @@ _CHOICE, _LOG, _DOTS = "choice:", "log:", ".."
 # Separates choices with commas.
 _BAR = "|"
 _NUMBERS = (int, float)
-# Tolerance of the width of a range in steps: decimal numbers are not exact.
+# Tolerance for a range that is a whole number of steps wide: decimal numbers are not exact.
 _TOLERANCE = 1e-9
 # Searchable settings of every run: those of training, not of its length or its evaluation.
 _RUN_SETTINGS = ("clients_per_round", "cohort_sampling", "max_examples")
