@@ -81,8 +81,8 @@ class Cohorts:
         self._max_clients = min(num_nodes, about.max_clients or num_nodes)
         if self.min_clients > self._max_clients:
             raise PlanError(
-                f"min_clients: expected at most {self._max_clients}, as the roster or the plan has "
-                f"room for, found {self.min_clients}"
+                f"min_clients: expected at most {self._max_clients}, the most that the roster or "
+                f"the plan allows, found {self.min_clients}"
             )
 
     def planned_draw(self) -> list[bytes]:

@@ -42,7 +42,7 @@ def test_examples_beyond_max_examples():
 @pytest.mark.parametrize(
     ("split", "meaning"),
     [
-        ("train", "nothing is learnt of them."),
+        ("train", "nothing is learned from them."),
         ("heldout", "tuning is blind to them."),
         ("test", "they cannot be evaluated."),
     ],

@@ -78,7 +78,7 @@ def domains_without(examples: Mapping[str, int], split: str) -> list[Remark]:
     if not names:
         return []
     means = {
-        "train": "nothing is learnt of them.",
+        "train": "nothing is learned from them.",
         "test": "they cannot be evaluated.",
         "heldout": "tuning is blind to them.",
     }
@@ -103,7 +103,7 @@ def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[
     if not names:
         return []
     means = {
-        "train": "their weight is learnt of few.",
+        "train": "their weights are learned from few examples.",
         "test": 'the "worst" domain may be one of them by chance.',
     }
     listed = [f"{name} ({examples[name]})" for name in sorted(names, key=lambda n: examples[n])]

@@ -12,7 +12,6 @@ from tff_agnostic.base.options import OneOf, Within
 from tff_agnostic.boosting.unigrams import num_outcomes
 from tff_agnostic.program.base_predictors.counting import GROUPINGS, unigram_predictors
 from tff_agnostic.program.base_predictors.files import write_predictors
-from tff_agnostic.program.commands.command import no_result
 from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, TaskOptions
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.runs.train_run import started
@@ -81,5 +80,5 @@ def base_predictors(given: RunArguments) -> None:
 
 
 BASE_PREDICTORS = RunCommand(
-    "base_predictors", PredictorOptions, base_predictors, no_result, settings=_SETTINGS
+    "base_predictors", PredictorOptions, base_predictors, settings=_SETTINGS
 )

@@ -46,8 +46,8 @@ class CommandArguments:
 Show = Callable[[Any], Optional[int]]
 
 
-def no_result(result: None) -> None:
-    """Shows nothing, for commands that print while they run."""
+def _show_nothing(result: Any) -> None:
+    del result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Command:
         name: Name, as in `./run NAME`.
         options_type: Class of the command's own options.
         run: Called with the arguments; returns the result.
-        show: Prints the result.
+        show: Prints the result; by default nothing, as most commands print while they run.
         report: Writes a report of the result, and returns its path. Called last, so that its errors
             lose no result.
     """
@@ -66,7 +66,7 @@ class Command:
     name: str
     options_type: type
     run: Callable[[Any], Any]
-    show: Show
+    show: Show = _show_nothing
     report: Optional[Callable[[Any], Path]] = None
 
     @property

@@ -17,7 +17,6 @@ from tff_agnostic.metrics.evaluation_report import EvaluationReport
 from tff_agnostic.models.model import Model, ModelWeights
 from tff_agnostic.program.base_predictors.files import single_predictors
 from tff_agnostic.program.commands.choice_table import check_choice, choice_table
-from tff_agnostic.program.commands.command import no_result
 from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, TaskOptions
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.user_algorithm import algorithm_label
@@ -214,4 +213,4 @@ def evaluated_spec(given: RunArguments, trained: RunSettings) -> RunSettings:
     return resolve(name, given.settings, options, folder, store, inherited=inherited)
 
 
-EVALUATE = RunCommand("evaluate", EvaluateOptions, evaluate, no_result, settings=_SETTINGS)
+EVALUATE = RunCommand("evaluate", EvaluateOptions, evaluate, settings=_SETTINGS)

@@ -26,7 +26,6 @@ from tff_agnostic.deployment.backends import (
 from tff_agnostic.deployment.export import export
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
-from tff_agnostic.program.commands.command import no_result
 from tff_agnostic.program.commands.command_line import RunArguments, RunCommand, TaskOptions
 from tff_agnostic.program.options.flag_table import flags_in_errors
 from tff_agnostic.program.options.flags import NONE, option_flags, option_values
@@ -132,9 +131,12 @@ def export_plan(given: RunArguments) -> None:
             manifest = export(folder, request, cast("TffRuntime", runtime))
     print(summary(manifest))
     if clients_dir is not None:
-        write = write_test_clients if args.kind == EVALUATION else write_clients
-        completed = manifest["rounds_trained"]
-        print(write(clients_dir, spec.config, task, request.example_format(), completed))
+        example_format = request.example_format()
+        if args.kind == EVALUATION:
+            print(write_test_clients(clients_dir, task, example_format))
+        else:
+            completed = manifest["rounds_trained"]
+            print(write_clients(clients_dir, spec.config, task, example_format, completed))
     replay = shlex.join(["./run", "run_plan", f"--plan={plan}", "--verify"])
     print(f"plan: {plan}; to replay its conformance rounds: {replay}")
     if backend.is_fleet:
@@ -198,5 +200,5 @@ def _check_folders(folder: Path, clients_dir: Optional[Path]) -> None:
 
 
 EXPORT = RunCommand(
-    "export", ExportOptions, export_plan, no_result, without=SIMULATION_SETTINGS, has_runtime=False
+    "export", ExportOptions, export_plan, without=SIMULATION_SETTINGS, has_runtime=False
 )

@@ -22,7 +22,6 @@ from tff_agnostic.deployment.graphs import SERVER, leaf_names
 from tff_agnostic.deployment.profiles import PROFILES
 from tff_agnostic.deployment.rounds import EVALUATION
 from tff_agnostic.metrics.metrics_file import ROUND
-from tff_agnostic.program.commands.command import no_result
 from tff_agnostic.program.commands.command_line import DataOptions, RunArguments, RunCommand
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.flags import build, option_values
@@ -185,7 +184,6 @@ IMPORT_STATE = RunCommand(
     "import_state",
     ImportStateOptions,
     import_state,
-    no_result,
     settings=_SETTINGS,
     has_runtime=False,
 )

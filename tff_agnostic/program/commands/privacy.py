@@ -19,7 +19,7 @@ from tff_agnostic.privacy.accountant import (
     rounds_for_budget,
     statement,
 )
-from tff_agnostic.program.commands.command import Command, CommandArguments, no_result
+from tff_agnostic.program.commands.command import Command, CommandArguments
 from tff_agnostic.program.commands.privacy_options import AccountingOptions
 from tff_agnostic.program.options.flag_table import Needs, check_needs
 from tff_agnostic.program.options.flags import option_values
@@ -144,4 +144,4 @@ def _shown(epsilon: float) -> str:
     return f"{epsilon:.4f}" if epsilon < _LARGE else f"{epsilon:.4g}"
 
 
-PRIVACY = Command("privacy", PlanningOptions, plan_privacy, no_result)
+PRIVACY = Command("privacy", PlanningOptions, plan_privacy)

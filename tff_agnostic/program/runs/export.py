@@ -313,11 +313,8 @@ def write_clients(
     return f"{what}: {folder}"
 
 
-def write_test_clients(
-    folder: Path, config: RunConfig, task: Task, example_format: ExampleFormat, completed: int
-) -> str:
+def write_test_clients(folder: Path, task: Task, example_format: ExampleFormat) -> str:
     """Writes a task's test clients, all of them as one cohort; see `write_clients`."""
-    del config, completed
     count = _write_clients(folder, task.test, [task.test.client_ids], example_format)
     return f"{count} {task.test_split} clients, and the cohort of all of them: {folder}"
 

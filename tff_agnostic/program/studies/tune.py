@@ -259,4 +259,4 @@ def _write_flags(search: Search, result: SearchResult) -> None:
         print(f"all of them: ./run compare --flagfile={path / COMPARE_FLAGS}")
 
 
-TUNE = RunCommand("tune", TuneOptions, tune, lambda nothing: None, without=("algorithm",))
+TUNE = RunCommand("tune", TuneOptions, tune, without=("algorithm",))
