@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 _FAULTS = Path(__file__).with_name("planted_faults.toml")
-_PACKAGES = ("binaries", "plan_runner", "tests", "tff_agnostic")
+_PACKAGES = ("binaries", "fleet", "plan_runner", "tests", "tff_agnostic")
 _SELECTIONS = ("-m=not slow and not nightly", "-m=slow")
 # Files of tests to run for a fault, and processor seconds, for each selection.
 _MAX_FILES = 24
