@@ -89,7 +89,9 @@ def test_vocabulary_uses_training_clients(tmp_path):
         if client in training:
             words.update(text.split())
     expected = sorted(words.items(), key=lambda item: (-item[1], item[0]))[:25]
-    assert list(ArrowStore(store).content.vocabulary) == expected
+    opened = ArrowStore(store)
+    assert opened.description.kind == "text"
+    assert list(opened.content.vocabulary) == expected
     assert report.vocabulary is not None
     assert report.vocabulary.size == 25
     assert report.vocabulary.different == len(words)
