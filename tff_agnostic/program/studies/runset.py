@@ -263,6 +263,9 @@ class RunSet(Generic[Settings]):
             self._note(f"note: {job.name} diverged: {e}", work)
         except UserError as e:
             raise UserError(f"{job.name}: {e}") from e
+        # Otherwise the run would be trained again without end.
+        if self.outcome(job) is None:
+            raise RuntimeError(f"{job.name}: expected a complete run after training, found {path}")
 
     def _note(self, line: str, work: LongWork) -> None:
         if line not in self._noted:
