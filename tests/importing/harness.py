@@ -1,5 +1,6 @@
-"""Reads small inputs as an import does."""
+"""Helpers that read small inputs through the importer."""
 
+import csv
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,26 +21,26 @@ Paths = Union[Path, Sequence[Path]]
 
 
 def needs(name: str) -> Any:
-    """Returns a mark that skips a test where a set of real data is absent."""
+    """Returns a marker that skips a test if the real data set `name` is absent."""
     return pytest.mark.skipif(not (REAL / name).exists(), reason=f"{name} is not in {REAL}")
 
 
 def read(
     format_: str, paths: Paths, skip_bad: bool = False, **options: Any
 ) -> tuple[list[SourceExample], ReadLog]:
-    """Returns all examples that a reader yields, and its log."""
+    """Returns the examples and the log from reading `paths` in a format."""
     log = ReadLog(skip_bad)
     spec = FORMATS[format_]
     chosen = ImportOptions(format=format_, **options)
     spec.check(chosen)
     reading = spec.read(chosen, [paths] if isinstance(paths, Path) else paths, log)
-    # Lazy reading bounds the memory.
+    # A list would hold the whole input in memory.
     assert iter(reading) is reading
     return [example for rows in reading for example in source_examples(rows)], log
 
 
 def source_examples(rows: Rows) -> Iterator[SourceExample]:
-    """Yields rows as examples."""
+    """Yields each row of `rows` as a `SourceExample`."""
     for k in range(len(rows)):
         features = {
             name: column[k].as_py()
@@ -56,18 +57,25 @@ def source_examples(rows: Rows) -> Iterator[SourceExample]:
 
 
 def refused(format_: str, paths: Paths, **options: Any) -> str:
-    """Returns the one-line message with which an input is refused."""
+    """Returns the one-line message of the `UserError` that reading `paths` raises."""
     return golden.refusal(read, format_, paths, **options)
 
 
 def job(format_: str, path: Path, output: Path, **options: Any) -> Import:
-    """Returns an import whose options all count as given by the user."""
+    """Returns an import of `path`; all `options` count as set by the user."""
     chosen = ImportOptions(format=format_, input=(str(path),), output=str(output), **options)
     return checked_import(chosen, options.keys())
 
 
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def stored_counts(store: Path) -> Counter[tuple[str, str, str]]:
-    """Returns the number of a store's examples by (client, domain, split)."""
+    """Returns the number of examples in a store for each (client, domain, split)."""
     opened = ArrowStore(store)
     return Counter(
         {
@@ -81,7 +89,7 @@ def stored_counts(store: Path) -> Counter[tuple[str, str, str]]:
 
 
 def stored_splits(store: Path) -> dict[str, set[str]]:
-    """Returns the splits of each client of a store."""
+    """Returns the splits in which each client of a store has examples."""
     splits: dict[str, set[str]] = {}
     for client, _, split in stored_counts(store):
         splits.setdefault(client, set()).add(split)

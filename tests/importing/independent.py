@@ -1,6 +1,6 @@
-"""Parsers of real data with the standard library only, written from the documentation of imports.
+"""Parsers of the real data sets, written from the import documentation.
 
-They are slow, keep everything in memory, and share no code with `importing`.
+They use the standard library only, are slow, and share no code with `importing`.
 """
 
 import csv
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 class Example(NamedTuple):
-    """An example: `words` is 0 and `label` "" where there are none."""
+    """An example; `words` is 0 if it has no text, and `label` is "" if it has no label."""
 
     client: str
     domain: str
@@ -28,8 +28,6 @@ class Example(NamedTuple):
     words: int
     label: str
 
-
-# Posts: tags, formulas, sentences, words.
 
 _PARAGRAPHS = {"blockquote", "br", "dd", "div", "dl", "dt", "h1", "h2", "h3", "h4", "h5", "h6"}
 _PARAGRAPHS |= {"hr", "li", "ol", "p", "pre", "table", "td", "th", "tr", "ul"}
@@ -43,7 +41,7 @@ _FORMULA = "\x7f"
 
 
 def paragraphs(body: str) -> Iterator[str]:
-    """Yields the text of each paragraph of HTML, without code."""
+    """Yields the text of each HTML paragraph, without code."""
     text, hidden = "", 0
     for part in re.split(r"(<!--.*?-->|</?[a-zA-Z][^>]*>)", body, flags=re.DOTALL):
         tag = re.match(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)", part)
@@ -64,7 +62,7 @@ def paragraphs(body: str) -> Iterator[str]:
 
 
 def without_formulas(text: str) -> str:
-    """Returns a text in which a mark replaces every TeX formula."""
+    """Returns `text` after replacing each TeX formula by `_FORMULA`."""
     result, i = "", 0
     while "$" in text[i:] or "\\" in text[i:]:
         end = _formula_end(text, i)
@@ -96,7 +94,7 @@ def _formula_end(text: str, i: int) -> int:
 
 
 def english_sentences(paragraph: str) -> Iterator[int]:
-    """Yields the number of words of each sentence with a letter or digit."""
+    """Yields the word count of each sentence that has a letter or digit."""
     text = paragraph.translate(_QUOTES).lower()
     if not text.isascii():
         text = "".join(c for c in text if c.isascii())
@@ -152,14 +150,14 @@ def _word_end(text: str, i: int) -> int:
 
 
 def stackexchange(folder: Path) -> tuple[Counter[str], list[Example]]:
-    """Returns the numbers of posts by status, "kept" or not, and the sentences of kept posts."""
+    """Returns counts of kept and skipped posts, and the sentences of kept posts."""
     posts: Counter[str] = Counter()
     examples = []
     for path in sorted(folder.glob("*/Posts.xml")):
         for row in ElementTree.parse(path).getroot():
             kind = {"1": "question", "2": "answer"}.get(row.attrib["PostTypeId"])
             owner = row.attrib.get("OwnerUserId")
-            posts["kept" if kind and owner else "left out"] += 1
+            posts["kept" if kind and owner else "skipped"] += 1
             if kind and owner:
                 examples += [
                     Example(f"{path.parent.name}/{owner}", kind, "", words, "")
@@ -170,14 +168,14 @@ def stackexchange(folder: Path) -> tuple[Counter[str], list[Example]]:
 
 
 def tokenised_texts(folder: Path) -> tuple[Counter[str], list[Example]]:
-    """Returns the numbers of sentences by status, and the kept ones, from DOMAIN/NAME.txt."""
+    """Returns counts of kept and skipped sentences in DOMAIN/NAME.txt, and the kept sentences."""
     sentences: Counter[str] = Counter()
     examples = []
     for path in sorted(folder.glob("*/*.txt")):
         name = f"{path.parent.name}/{path.stem}"
         for sentence in _sentences(path.read_text(encoding="utf-8").split()):
             kept = any(c.isalnum() for word in sentence for c in word)
-            sentences["kept" if kept else "left out"] += 1
+            sentences["kept" if kept else "skipped"] += 1
             if kept:
                 examples.append(Example(name, path.parent.name, "", len(sentence), ""))
     return sentences, examples
@@ -194,10 +192,10 @@ def _sentences(words: list[str]) -> Iterator[list[str]]:
 
 
 def play_lines(path: Path, lines_per_client: int) -> list[Example]:
-    """Returns the lines that are not empty; each passage is a client."""
+    """Returns the lines with words; each passage of `lines_per_client` such lines is a client."""
     examples: list[Example] = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        # Words, which may contain apostrophes and hyphens, or runs of one sign.
+        # A token is a word, with apostrophes and hyphens, or a run of one punctuation mark.
         words, i = 0, 0
         while i < len(line):
             if line[i].isspace():
@@ -218,7 +216,7 @@ def play_lines(path: Path, lines_per_client: int) -> list[Example]:
 
 
 def mnist_by_writer(path: Path) -> list[Example]:
-    """Returns the rows of the arrays; parses the .npy files itself."""
+    """Returns the examples of MNIST by writer; parses the .npy files without NumPy."""
     examples = []
     with zipfile.ZipFile(path) as archive:
         for split in ("train", "test"):
@@ -248,7 +246,7 @@ def _array(content: bytes) -> list[int]:
 
 
 def idx_labels(path: Path) -> list[int]:
-    """Returns the labels of an IDX file."""
+    """Returns the labels in an IDX file."""
     content = gzip.decompress(path.read_bytes())
     assert content[:4] == bytes([0, 0, 8, 1])
     (count,) = struct.unpack(">I", content[4:8])
@@ -257,7 +255,7 @@ def idx_labels(path: Path) -> list[int]:
 
 
 def adult(path: Path) -> list[Example]:
-    """Returns the rows of UCI's file."""
+    """Returns the examples in a file of UCI Adult."""
     with open(path, newline="") as file:
         rows = [row for row in csv.reader(file, skipinitialspace=True) if len(row) == 15]
     return [
@@ -269,12 +267,12 @@ def adult(path: Path) -> list[Example]:
 def split_by_rank(
     examples: Iterable[Example], by: str, group_by_client: "dict[str, str] | None" = None
 ) -> dict[str, str]:
-    """Returns the split of each client with the default shares, 0.8, 0.1 and 0.1, and seed 0.
+    """Returns each client's split for seed 0 and shares 0.8 (train), 0.1 (heldout) and 0.1 (test).
 
     Args:
-        examples: All of them.
-        by: "client" or "group".
-        group_by_client: The group of each client.
+        examples: All examples of the data set.
+        by: Unit that stays in one split, "client" or "group".
+        group_by_client: Group of each client; None if `by` is "client".
     """
     domains: defaultdict[str, Counter[str]] = defaultdict(Counter)
     clients: defaultdict[str, set[str]] = defaultdict(set)

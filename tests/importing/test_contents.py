@@ -1,4 +1,4 @@
-"""Warnings of imports about classes, copies and large clients."""
+"""Warnings of imports about classes, copied examples and large clients."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from tff_agnostic.importing.source import ReadLog
 
 
 def _rows(**numbers: tuple[int, int]) -> list[str]:
-    """Returns rows of domains with (clients, different examples of each client)."""
+    """Returns rows for domains; each value is (clients, distinct examples per client)."""
     return [
         f"{domain}{client},{domain},{client}.{example}1,{example % 2},train"
         for domain, (clients, examples) in numbers.items()
@@ -45,7 +45,7 @@ def _kinds(report: ImportReport) -> dict[str, str]:
     return {kind: text for kind, text in result.items() if not kind.startswith("domains_without")}
 
 
-def test_healthy_data_have_no_warning(tmp_path):
+def test_balanced_data_raise_no_warning(tmp_path):
     rows = _rows(x=(10, 20), y=(3, 4))
     report = _report(tmp_path, [*rows, rows[0]])
     assert report.classes == {"train": {"x": {"0": 101, "1": 100}, "y": {"0": 6, "1": 6}}}
@@ -61,7 +61,7 @@ def test_class_in_test_only_is_reported(tmp_path):
     ]
     report = _report(tmp_path, rows, class_names=("floor", "chair"))
     text = _kinds(report)["classes_not_in_train"]
-    # z has no training example, which another warning reports.
+    # Domain z has no training example, which another warning reports.
     assert text.startswith("In 1 domain a class is in test and not in train: en (chair: 2). ")
 
 
@@ -75,13 +75,13 @@ def test_unused_classes_are_reported(tmp_path):
     assert kinds["unused_classes"].startswith("2 of 3 classes have no example: 0, 1; ")
 
 
-def test_label_that_is_an_id_is_reported(tmp_path):
+def test_huge_label_is_reported(tmp_path):
     report = _report(tmp_path, [*_rows(x=(3, 2)), "x9,x,7,2000000000,train"])
     start = "1999999998 of 2000000001 classes have no example: 2, 3, 4, 5, 6 and 1999999993 more;"
     assert _kinds(report)["unused_classes"].startswith(start)
 
 
-def test_copies_are_reported(tmp_path):
+def test_copied_examples_are_counted(tmp_path):
     healthy = [*_rows(x=(5, 10)), *(f"t{k},x,9{k},0,test" for k in range(10))]
     copied = [*healthy, *healthy[:3], "t0,x,0.01,0,test", "x1,x,0.01,0,train"]
     report = _report(tmp_path, copied)
@@ -97,7 +97,7 @@ def test_copies_are_reported(tmp_path):
     assert kinds["copies_in_train"].startswith(expected)
 
 
-def test_store_keeps_notes_on_class_shares(tmp_path):
+def test_different_class_shares_are_reported(tmp_path):
     rows = [*_rows(x=(5, 10)), *(f"t{k},x,9{k},{int(k < 1)},test" for k in range(10))]
     assert "class_shares" not in _kinds(_report(tmp_path, rows)), "ten examples may differ"
     (tmp_path / "s.sqlite").rename(tmp_path / "few")
@@ -117,15 +117,14 @@ def test_store_keeps_notes_on_class_shares(tmp_path):
     ],
 )
 def test_large_clients_are_reported(tmp_path, largest, expected):
-    # Ten clients have four examples each: a further client with n examples has more than a fifth of
-    # 40 + n from n = 11 on.
+    # Ten clients have 4 examples each; n further examples exceed (40 + n) / 5 if n > 10.
     rows = [*_rows(x=(10, 4), y=(2, 4)), *(f"big,x,{k}.7,{k % 2},train" for k in range(largest))]
     result = _kinds(_report(tmp_path, rows))
     assert (result.get("large_clients") or "").startswith(expected or "")
     assert ("large_clients" in result) == (expected is not None)
 
 
-def test_texts_have_no_classes_and_copies(tmp_path):
+def test_text_report_omits_classes_and_copies(tmp_path):
     options = {"text_column": "a", "feature_columns": (), "label_column": None}
     report = _report(tmp_path, [f"x{k},x,one two,0,train" for k in range(5)], **options)
     assert report.classes is report.copies is report.class_shares is None

@@ -1,4 +1,4 @@
-"""Data frames become stores and clients as tables in files do."""
+"""Data frames give the same stores and clients as tables in files."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 class _Stream:
-    """An object with only Arrow's interface of data frames."""
+    """A data frame that has Arrow's stream interface only."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -58,7 +58,7 @@ def _polars(frame: dict[str, np.ndarray]) -> Any:
     [dict, pa.table, lambda frame: _Stream(pa.table(frame)), _pandas, _polars],
     ids=["dict", "arrow", "stream", "pandas", "polars"],
 )
-def test_frames_equal_the_file(tmp_path, make):
+def test_frame_store_equals_file_store(tmp_path, make):
     path = tmp_path / "rows.parquet"
     parquet.write_table(pa.table(_FRAME), path)
     job("parquet", path, tmp_path / "file", **_OPTIONS).run(ReadLog())
@@ -72,7 +72,7 @@ def test_frames_equal_the_file(tmp_path, make):
             assert_identical(*(store.columns(split, client, features) for store in stores))
 
 
-def test_clients_have_the_frames_rows():
+def test_clients_contain_their_rows():
     table = clients_of(_FRAME, _OPTIONS)
     assert table.domain_names == ("x", "y", "z")
     assert table.clients.client_ids == sorted({*_FRAME["who"].tolist()})
@@ -90,7 +90,7 @@ def test_clients_have_the_frames_rows():
         )
 
 
-def test_several_inputs_stay_apart():
+def test_named_inputs_become_separate_arrays():
     options = {**_OPTIONS, "feature_columns": "a:age;b:pay", "categorical_columns": ()}
     examples = clients_of(_FRAME, options).clients.read("c0")
     assert {name: x.shape for name, x in examples["x"].items()} == {"a": (10, 1), "b": (10, 1)}
@@ -104,7 +104,7 @@ def test_several_inputs_stay_apart():
         (3, {}, "expected a mapping of arrays, or a data frame of pandas, polars or Arrow, fou"),
     ],
 )
-def test_wrong_frames_raise_one_line(frame, options, expected, tmp_path: Path):
+def test_invalid_frames_raise_one_line_error(frame, options, expected, tmp_path: Path):
     options = {**_OPTIONS, "categorical_columns": (), **options}
     for call in (
         lambda: clients_of(frame, options),
@@ -116,7 +116,7 @@ def test_wrong_frames_raise_one_line(frame, options, expected, tmp_path: Path):
     assert not (tmp_path / "s").exists()
 
 
-def test_frame_import_refuses_file_options(tmp_path):
+def test_frame_import_rejects_file_options(tmp_path):
     for option, message in (
         ({"label": "y"}, "label: expected an option of imports, found 'y'"),
         ({"encoding": "cp1252"}, "encoding: expected no value with format=parquet"),
@@ -128,13 +128,13 @@ def test_frame_import_refuses_file_options(tmp_path):
 @pytest.mark.parametrize(
     "option", [{"bad_records": "skip"}, {"split": "train:1"}, {"standardize": True}]
 )
-def test_clients_in_memory_refuse_store_options(option):
+def test_in_memory_clients_reject_store_options(option):
     (name,) = option
     with pytest.raises(OptionError, match=f"^columns: expected one of .*, found '{name}'$"):
         clients_of(_FRAME, {**_OPTIONS, **option})
 
 
-def test_missing_numbers_in_memory_are_refused_or_zero():
+def test_in_memory_missing_numbers_raise_or_become_zero():
     frame = {**_FRAME, "age": np.where(np.arange(len(_FRAME["age"])) == 0, np.nan, _FRAME["age"])}
     options = {**_OPTIONS, "feature_columns": ("age",), "categorical_columns": ()}
     with pytest.raises(UserError, match=r"^row 1: expected numbers as features, found nan in age"):

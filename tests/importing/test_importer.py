@@ -1,4 +1,4 @@
-"""Complete imports: contents and permissions of stores, and failures without leftovers."""
+"""Complete imports: stores, reports, and failed imports that leave no files."""
 
 import json
 import random
@@ -11,10 +11,8 @@ import pytest
 from tests import golden
 from tests.importing.harness import job, stored_splits
 from tff_agnostic.base.errors import UserError
-from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.store import ArrowStore, load_store
 from tff_agnostic.importing import importer
-from tff_agnostic.importing import source as formats
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.report import ImportReport, skewness
 from tff_agnostic.importing.source import ReadLog
@@ -64,7 +62,7 @@ def test_store_has_every_row_once(tmp_path):
 
 @pytest.mark.parametrize("stratify", [True, False])
 @pytest.mark.parametrize("split_by", ["client", "example"])
-def test_row_order_changes_no_split(tmp_path, split_by, stratify):
+def test_row_order_keeps_splits(tmp_path, split_by, stratify):
     rows = _rows(120)
     clients = []
     options = {**_NUMBERS, "split_by": split_by, "stratify": stratify}
@@ -77,21 +75,26 @@ def test_row_order_changes_no_split(tmp_path, split_by, stratify):
     assert split_by == "example" or clients[0] == clients[1]
 
 
-def test_vocabulary_uses_training_clients(tmp_path):
+def test_vocabulary_has_most_frequent_training_words(tmp_path):
     rows = _rows(500)
     store = tmp_path / "s.sqlite"
     run = job("csv", _csv(tmp_path, rows), store, vocabulary_size=25, **_TEXT)
     report = run.run(ReadLog())
     training = {client for split, client in _clients(store) if split == "train"}
     words: Counter[str] = Counter()
+    sentences: Counter[str] = Counter()
     for row in rows:
-        client, *_, text = row.split(",")
+        client, domain, *_, text = row.split(",")
         if client in training:
             words.update(text.split())
+            sentences[domain] += 1
     expected = sorted(words.items(), key=lambda item: (-item[1], item[0]))[:25]
     opened = ArrowStore(store)
     assert opened.description.kind == "text"
-    assert list(opened.content.vocabulary) == expected
+    content = opened.content
+    assert list(content.vocabulary) == expected
+    lengths = {domain: n for split, domain, _, n in content.sentence_lengths if split == "train"}
+    assert lengths == sentences
     assert report.vocabulary is not None
     assert report.vocabulary.size == 25
     assert report.vocabulary.different == len(words)
@@ -100,21 +103,7 @@ def test_vocabulary_uses_training_clients(tmp_path):
     assert report.vocabulary.coverage == pytest.approx(share)
 
 
-def test_groups_are_in_one_split(tmp_path):
-    folder = tmp_path / "texts"
-    for k in range(40):
-        path = folder / "es" / f"{k}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("a . " * 10)
-    store = tmp_path / "s.sqlite"
-    options = {"sentences_per_client": 3, "split_by": "group"}
-    job("text_folders", folder, store, **options).run(ReadLog())
-    splits = {(client.partition("#")[0], split) for split, client in _clients(store)}
-    assert len(splits) == 40
-    assert {split for _, split in splits} == {"train", "heldout", "test"}
-
-
-def test_equal_imports_give_equal_stores(tmp_path):
+def test_equal_imports_write_equal_bytes(tmp_path):
     stores = [tmp_path / f"{k}.store" for k in range(2)]
     for store in stores:
         job("csv", _csv(tmp_path, _rows(50)), store, **_TEXT).run(ReadLog())
@@ -122,7 +111,7 @@ def test_equal_imports_give_equal_stores(tmp_path):
         assert path.read_bytes() == (stores[1] / path.name).read_bytes()
 
 
-def test_domains_and_classes_get_names(tmp_path):
+def test_domains_and_classes_are_renamed(tmp_path):
     store = tmp_path / "s.sqlite"
     names = {"domain_names": ("x:north", "y:south", "z"), "class_names": ("a", "b", "c")}
     job("csv", _csv(tmp_path, _rows(50)), store, **_NUMBERS, **names).run(ReadLog())
@@ -132,7 +121,7 @@ def test_domains_and_classes_get_names(tmp_path):
 
 
 @golden.values
-def test_refused_import_leaves_nothing(tmp_path, case):
+def test_failed_import_leaves_no_files(tmp_path, case):
     rows, options = case
     path = _csv(tmp_path, rows)
     options = {**_NUMBERS, **options}
@@ -144,7 +133,7 @@ def test_refused_import_leaves_nothing(tmp_path, case):
     return result
 
 
-def test_source_without_training_clients_is_refused(tmp_path):
+def test_source_without_training_clients_raises(tmp_path):
     path = _csv(tmp_path, ["a,x,1,2,0,t"])
     options = {**_NUMBERS, "split": ("train:0.000001", "test:0.999999"), "stratify": False}
     message = "expected clients to train on, found none, and 1 example in other splits"
@@ -153,7 +142,7 @@ def test_source_without_training_clients_is_refused(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
 
 
-def test_records_may_be_skipped_and_limited(tmp_path):
+def test_import_skips_and_limits_records(tmp_path):
     path = _csv(tmp_path, ["a,x,1,2,0,t", "b,w,1,2,0,t", "c,w,1,2,0,t", "a,w,0,0,0,t"])
     options = {**_NUMBERS, "split": ("train:1",)}
     report = job("csv", path, tmp_path / "a", domain_names=("x",), **options).run(ReadLog(True))
@@ -162,33 +151,7 @@ def test_records_may_be_skipped_and_limited(tmp_path):
     assert (report.records, report.splits["train"].examples) == (3, 3)
 
 
-def test_records_with_other_shapes_are_named(tmp_path):
-    path = tmp_path / "data.json"
-    path.write_text('{"user_data": {"u": {"x": [[1, 2], [3]], "y": [0, 1]}}}')
-    assert golden.refusal(
-        lambda: job("leaf", path, tmp_path / "s.sqlite", domain_name="d").run(ReadLog())
-    ).startswith("data.json user u example 1: x: expected Feature(")
-    assert not list(tmp_path.glob("*sqlite*"))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])
-def test_interrupted_import_leaves_nothing(tmp_path, monkeypatch, error):
-    def read(options, paths, log):
-        yield from formats_csv(options, paths, log)
-        raise error
-
-    csv_format = importer.FORMATS["csv"]
-    formats_csv = csv_format.read
-    broken = formats.Format(read, csv_format.find_inputs)
-    monkeypatch.setattr(importer, "FORMATS", Registry("format", {"csv": broken}))
-    path = _csv(tmp_path, _rows(5000))
-    with pytest.raises(error):
-        job("csv", path, tmp_path / "s.sqlite", **_NUMBERS).run(ReadLog())
-    assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
-
-
-def test_options_in_code_are_checked(tmp_path):
+def test_checked_import_rejects_invalid_options(tmp_path):
     with pytest.raises(UserError, match="input: expected files or folders, found none"):
         importer.checked_import(ImportOptions(), [])
     with pytest.raises(UserError, match=r"format: expected one of stackexchange, .*shows none"):
@@ -223,7 +186,7 @@ def _report(folder: Path, rows: list[str]) -> ImportReport:
 
 
 @golden.text
-def test_report_in_full(tmp_path):
+def test_report_matches_golden_text(tmp_path):
     report = _report(tmp_path, _ROWS)
     assert report.vocabulary is not None and report.vocabulary.coverage == 16 / 24
     return f"{report.text()}\n{json.dumps(report.to_json(), indent=1)}"
@@ -238,7 +201,7 @@ def test_single_domain_report_has_no_overlap(tmp_path):
 
 @pytest.mark.parametrize("num_domains", [1, 2, 7])
 def test_skewness_equals_equation_4(num_domains):
-    # s = max over lambda of chi2(lambda || m/m) + 1; the maximum is at a corner of the simplex.
+    # s = max over lambda of chi2(lambda || n/N) + 1; the maximum is at a corner of the simplex.
     draw = random.Random(num_domains)
     examples = {f"d{k}": draw.randint(1, 50) for k in range(num_domains)}
     total = sum(examples.values())
@@ -257,7 +220,7 @@ def test_skewness_equals_equation_4(num_domains):
         assert chi_squared([r / sum(raw) for r in raw]) + 1 <= result.value + 1e-9
 
 
-def test_report_replaces_no_input_or_store(tmp_path):
+def test_report_path_may_not_be_input_or_store(tmp_path):
     source = tmp_path / "r.csv"
     source.write_text("who,where,a,y\nann,x,1,0\n")
     given = {"client_column": "who", "domain_column": "where", "feature_columns": ("a",)}

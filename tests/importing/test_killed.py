@@ -1,4 +1,4 @@
-"""Killed imports, and the memory of an import, in separate processes."""
+"""Killed imports and the peak memory of an import, in separate processes."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ _ARGUMENTS = (
     "--label_column=y",
     "--report=report.json",
 )
-# Runs an import, and ends the process by SIGKILL before or after a file gets its final name.
+# Import that kills its own process before or after the n-th renaming of a file.
 _KILLED = textwrap.dedent(
     """
     import os, signal, sys
@@ -56,7 +56,7 @@ _MEASURED = textwrap.dedent(
     from tff_agnostic.program.options.flags import build
 
     checked_import(build(ImportOptions, json.loads(sys.argv[1])), ()).run(ReadLog())
-    # The peak of getrusage is at least that of the process that started this one.
+    # getrusage would include the peak memory of the parent process.
     status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     peak = int(status["VmHWM"].split()[0]) * 1024
     print(json.dumps([peak, "tensorflow" in sys.modules]))
@@ -83,7 +83,7 @@ def _import_killed(folder: Path, when: str, number: int) -> int:
     ).returncode
 
 
-# The report gets its name in its scratch folder, then its final name; the store comes last.
+# Renamings: the report twice (in its scratch folder, then to its final path), then the store.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "number", "written"),
@@ -100,7 +100,7 @@ def test_killed_import_leaves_no_store_without_report(tmp_path, when, number, wr
     names = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
     assert names == {rows.name, *written}
     shutil.rmtree(tmp_path / "s.sqlite", ignore_errors=True)
-    # Another import finds nothing in its way, and removes all temporary files.
+    # The next import succeeds and removes all temporary files.
     assert _import_killed(tmp_path, "never", 0) == 0
     assert {path.name for path in tmp_path.iterdir()} == {rows.name, "report.json", "s.sqlite"}
     report = json.loads((tmp_path / "report.json").read_text())
@@ -130,5 +130,5 @@ def test_memory_is_flat_for_many_rows(tmp_path):
     )
     peak, has_tensorflow = json.loads(result.stdout)
     assert not has_tensorflow
-    # A protobuf message that is reused for all rows would keep five times as much.
+    # One protobuf message reused for all rows would need five times as much.
     assert peak < 200e6

@@ -1,11 +1,10 @@
-"""Endless, deeply nested, exploding or falsely sized inputs: one line, which names a flag."""
+"""Endless, deeply nested, compressed or falsely sized inputs raise one-line errors."""
 
 import gzip
 import io
 import json
 import os
 import struct
-import sys
 import zipfile
 import zlib
 from pathlib import Path
@@ -21,10 +20,6 @@ from tests import golden
 from tests.importing.harness import read, refused
 
 _MB = 10**6
-# Python's message for a codec without error handling.
-_IDNA_MESSAGE = (
-    "error handling" if sys.version_info >= (3, 13) else "decoding with 'idna' codec failed"
-)
 _TABLE = {
     "client_column": "who",
     "domain_name": "d",
@@ -41,7 +36,7 @@ def _written(path: Path, content: str) -> Path:
     return path
 
 
-# format -> (name, content with a long record for {}, options)
+# format -> (file name, content with {} for a long record, options)
 _LONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "csv": ("a.csv", 'who,text\nu,"{}"\n', _TEXT),
     "jsonl": ("a.jsonl", '{{"who": "u", "text": "{}"}}\n', _TEXT),
@@ -57,9 +52,9 @@ _LONG: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format_", list(_LONG))
-def test_long_records_are_refused(tmp_path, format_):
+def test_long_records_raise(tmp_path, format_):
     name, content, options = _LONG[format_]
-    # A megabyte is read ahead.
+    # The reader may read one megabyte ahead.
     path = _written(tmp_path / name, content.format("word " * (4 * _MB // 5)))
     assert refused(format_, path, max_record_mb=1, **options) == (
         f"{path}: expected records of at most 1 MB (max_record_mb), found a larger one"
@@ -69,13 +64,13 @@ def test_long_records_are_refused(tmp_path, format_):
 
 
 @pytest.mark.nightly
-def test_record_with_many_lines_is_refused(tmp_path):
+def test_record_with_many_lines_raises(tmp_path):
     path = _written(tmp_path / "a.csv", "who,text\n" + '"\n",' * _MB)
     assert "(max_record_mb)" in refused("csv", path, max_record_mb=1, **_TEXT)
 
 
 @pytest.mark.slow
-def test_gzip_bomb_is_refused(tmp_path):
+def test_gzip_bomb_raises(tmp_path):
     path = tmp_path / "Posts.xml.gz"
     path.write_bytes(gzip.compress(b"<posts>" + b" " * (12 * _MB) + b"</posts>"))
     size = path.stat().st_size
@@ -91,8 +86,8 @@ def test_gzip_bomb_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_gzip_bomb_is_refused_early(tmp_path):
-    """The complete file would unpack to at most 8 times its size."""
+def test_gzip_bomb_at_the_start_raises(tmp_path):
+    """The complete file unpacks to at most 8 times its size, its first member to far more."""
     noise = np.random.default_rng(0).bytes(2 * _MB).hex()
     path = tmp_path / "Posts.xml.gz"
     start = b"<posts>" + b" " * (11 * _MB)
@@ -102,8 +97,8 @@ def test_gzip_bomb_is_refused_early(tmp_path):
     assert read("stackexchange", path, max_unpacked_ratio=2000)[0] == []
 
 
-def test_image_bomb_is_refused_unread(tmp_path):
-    """Nothing is unpacked; these files end after their headers."""
+def test_image_bomb_raises_before_unpacking(tmp_path):
+    """The files end after their headers: unpacking would report truncated files."""
     images = tmp_path / "train-images-idx3-ubyte.gz"
     images.write_bytes(gzip.compress(struct.pack(">BBBBIII", 0, 0, 8, 3, 20_000, 28, 28)))
     labels = tmp_path / "train-labels-idx1-ubyte.gz"
@@ -120,7 +115,7 @@ def _npz(path: Path, rows: int, columns: int) -> Path:
     return path
 
 
-def test_array_bomb_is_refused(tmp_path):
+def test_array_bomb_raises(tmp_path):
     path = _npz(tmp_path / "a.npz", 12, 250_000)
     assert "(max_unpacked_ratio), found 12 MB in 0.0" in refused("npz", path, **_NPZ)
     assert "(max_unpacked_mb)" in refused("npz", path, max_unpacked_mb=5, **_NPZ)
@@ -128,8 +123,8 @@ def test_array_bomb_is_refused(tmp_path):
     assert [len(e.record.features["x"]) for e in examples] == [250_000] * 12
 
 
-def test_parquet_text_shared_by_rows_is_refused(tmp_path):
-    """The file contains it once."""
+def test_highly_compressed_parquet_text_raises(tmp_path):
+    """The file contains the shared text once."""
     rows = 40
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * _MB])
     path = tmp_path / "a.parquet"
@@ -137,7 +132,7 @@ def test_parquet_text_shared_by_rows_is_refused(tmp_path):
     assert "(max_unpacked_ratio)" in refused("parquet", path, **_TEXT)
 
 
-def test_parquet_list_with_equal_numbers_is_refused(tmp_path):
+def test_highly_compressed_parquet_list_raises(tmp_path):
     zeros = pa.ListArray.from_arrays(
         pa.array([0, 4 * _MB], pa.int32()), pa.array(np.zeros(4 * _MB))
     )
@@ -156,7 +151,7 @@ def test_parquet_list_with_equal_numbers_is_refused(tmp_path):
         ("text_folders", "a.txt", {"domain_name": "d"}),
     ],
 )
-def test_pipes_and_devices_are_refused(tmp_path, format_, name, options):
+def test_pipes_and_devices_raise(tmp_path, format_, name, options):
     path = tmp_path / name
     os.mkfifo(path)
     (tmp_path / name.replace("images", "labels").replace("idx3", "idx1")).touch()
@@ -167,7 +162,7 @@ def test_pipes_and_devices_are_refused(tmp_path, format_, name, options):
     assert refused(format_, path, **options) == expected
 
 
-def test_links_in_folders_are_checked(tmp_path):
+def test_symbolic_links_in_folders_are_checked(tmp_path):
     folder = tmp_path / "texts" / "d"
     folder.mkdir(parents=True)
     _written(folder / "a.txt", "some words .")
@@ -183,7 +178,7 @@ def test_links_in_folders_are_checked(tmp_path):
     )
 
 
-def test_sparse_text_is_refused(tmp_path):
+def test_sparse_text_file_raises(tmp_path):
     path = _written(tmp_path / "a.txt", "some words .\n")
     os.truncate(path, 1 << 40)
     expected = f"{path}: expected text, found a NUL character"
@@ -191,7 +186,7 @@ def test_sparse_text_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("opening", ["[", '{"x":'])
-def test_deeply_nested_json_is_refused(tmp_path, opening):
+def test_deeply_nested_json_raises(tmp_path, opening):
     path = _written(tmp_path / "a.json", '{"user_data": {"u": {"x": ' + opening * 100_000)
     assert refused("leaf", path, domain_name="d") == (
         f"{path}: expected LEAF's JSON, found lists and objects nested over 32 deep"
@@ -199,15 +194,15 @@ def test_deeply_nested_json_is_refused(tmp_path, opening):
 
 
 @pytest.mark.parametrize("shift", range(4))
-def test_brackets_in_texts_are_text(tmp_path, shift):
-    """This also holds if a block of the file ends within a text, or within an escape of a text."""
+def test_brackets_in_json_strings_are_text(tmp_path, shift):
+    """A block of the file may end inside a string or an escape sequence."""
     text = " " * shift + 'a [{\\" ' * 40_000
     users = {f"u{k}": {"x": [text], "y": [""]} for k in range(2)}
     path = _written(tmp_path / "a.json", json.dumps({"user_data": users}))
     assert len(read("leaf", path, domain_name="d", tokenizer="spaces")[0]) == 2
 
 
-def test_rows_within_rows_are_refused(tmp_path):
+def test_nested_xml_rows_raise(tmp_path):
     path = _written(tmp_path / "Posts.xml", "<posts><row><a/></row></posts>")
     assert refused("stackexchange", path) == (
         f"{path}: expected the Posts.xml of a Stack Exchange dump, found <a> within <row>"
@@ -246,24 +241,11 @@ def test_large_images_are_not_decoded(tmp_path, content, result):
     assert log.skipped == {"image that is too large": 1}
 
 
-def test_large_idx_images_are_refused(tmp_path):
-    def head(*sizes: int) -> bytes:
-        return bytes([0, 0, 8, len(sizes)]) + struct.pack(f">{len(sizes)}I", *sizes)
-
-    path = tmp_path / "train-images-idx3-ubyte"
-    path.write_bytes(head(1, 3, 3) + bytes(9))
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(head(1) + bytes(1))
-    assert refused("idx", tmp_path, max_pixels=8) == (
-        f"{path}: expected images of 1 to 8 pixels (max_pixels), found 3 x 3"
-    )
-    assert len(read("idx", tmp_path, max_pixels=9)[0]) == 1
-
-
-# --- Inputs that fuzzing found
+# --- Regressions from fuzzing
 
 
 def _idx(folder: Path, sizes: tuple[int, int, int], images: int, labels: int) -> Path:
-    """Two IDX files with claimed sizes and other numbers of bytes."""
+    """Writes two IDX files whose headers claim `sizes`; the bodies have other numbers of bytes."""
     head = bytes([0, 0, 8, 3]) + struct.pack(">3I", *sizes)
     (folder / "train-images-idx3-ubyte").write_bytes(head + bytes(images))
     head = bytes([0, 0, 8, 1]) + struct.pack(">I", sizes[0])
@@ -277,23 +259,15 @@ def test_claimed_idx_sizes_are_checked(tmp_path, case):
     return refused("idx", _idx(tmp_path, sizes, images, labels), num_clients=2)
 
 
-@pytest.mark.parametrize(
-    ("encoding", "result"),
-    [
-        ("nothing", "unknown encoding: nothing"),
-        ("utf-7", "multi-byte encodings are not supported"),
-        ("idna", _IDNA_MESSAGE),
-    ],
-)
-def test_unknown_dump_encodings_are_refused(tmp_path, encoding, result):
+@pytest.mark.parametrize("encoding", ["nothing", "utf-7", "idna"])
+def test_unknown_dump_encodings_raise(tmp_path, encoding):
     (tmp_path / "Posts.xml").write_text(f"<?xml version='1.0' encoding='{encoding}'?><posts/>")
     message = refused("stackexchange", tmp_path)
     assert message.startswith(f"{tmp_path / 'Posts.xml'}: expected the Posts.xml of a Stack Exch")
-    assert result in message
 
 
 def _fuzzed_npz(path: Path, shape: tuple[int, ...] = (4, 2), client: bytes = b"d\0\0\0") -> Path:
-    """Four examples, whose features may claim another shape."""
+    """Writes four examples; the header of array x claims `shape`."""
     arrays = {
         "x": np.arange(8, dtype=np.float32).reshape(4, 2),
         "y": np.array([0, 1, 0, 1]),
@@ -312,7 +286,7 @@ def _fuzzed_npz(path: Path, shape: tuple[int, ...] = (4, 2), client: bytes = b"d
 
 def _later_version(path: Path) -> None:
     content = path.read_bytes()
-    # The required version of the first member, in the central directory.
+    # The central directory's field "version needed to extract" of the first member.
     at = content.index(b"PK\x01\x02") + 6
     path.write_bytes(content[:at] + bytes([230]) + content[at + 1 :])
 
@@ -327,7 +301,7 @@ def _later_version(path: Path) -> None:
         ({}, "found a damaged or another file (zip file version 23.0)"),
     ],
 )
-def test_invalid_npz_members_are_refused(tmp_path, changed, expected):
+def test_invalid_npz_members_raise(tmp_path, changed, expected):
     path = _fuzzed_npz(tmp_path / "a.npz", **changed)
     if not changed:
         _later_version(path)
@@ -335,12 +309,8 @@ def test_invalid_npz_members_are_refused(tmp_path, changed, expected):
 
 
 @pytest.mark.parametrize("depth", [9, 25])
-def test_deep_lists_are_refused(tmp_path, depth):
-    path = tmp_path / "users.json"
+def test_deep_lists_raise(tmp_path, depth):
     x = "[" * depth + "1" + "]" * depth
-    path.write_text(f'{{"user_data": {{"u": {{"x": [{x}], "y": [0]}}}}}}')
-    message = refused("leaf", path, domain_name="d")
-    place = "users.json user u example 0"
-    assert message.startswith(
-        f"{place}: expected at most 8 levels of lists of one length, found [["
-    )
+    path = _written(tmp_path / "a.json", f'{{"user_data": {{"u": {{"x": [{x}], "y": [0]}}}}}}')
+    start = "a.json user u example 0: expected at most 8 levels of lists of one length, found [["
+    assert refused("leaf", path, domain_name="d").startswith(start)

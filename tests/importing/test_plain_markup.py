@@ -1,4 +1,4 @@
-"""The fast parsers of markup and words equal the general parsers."""
+"""The fast parsers of HTML and words match the general parsers."""
 
 import random
 import re
@@ -19,7 +19,7 @@ _PIECES = [
 
 
 class _Parser(HTMLParser):
-    """Reference for html_blocks, from its docstring."""
+    """A reference implementation of `html_blocks`, written from its docstring."""
 
     def __init__(self, dropped: set[str], code: str) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _Parser(HTMLParser):
 
 
 @pytest.mark.parametrize("code", ["drop", "word", "keep"])
-def test_blocks_equal_the_reference_parser(code):
+def test_html_blocks_equal_the_reference_parser(code):
     draw = random.Random(5)
     plain = 0
     for _ in range(600):
@@ -60,15 +60,15 @@ def test_blocks_equal_the_reference_parser(code):
         parser.close()
         assert html_blocks(html, code) == [text for text in parser.texts if text.strip()], html
         plain += text_module._plain_blocks(html, code) is not None
-    # Some texts take the fast way, and others the general one.
+    # Both parsers were used: the fast one for some texts, the general one for others.
     assert 80 < plain < 560
 
 
-def test_words_equal_their_pattern():
+def test_split_words_equal_a_regular_expression():
     draw = random.Random(5)
     pattern = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*|[^\sa-z0-9]")
     for _ in range(1000):
-        # Without ends of sentences, so that each text is one sentence.
+        # Without .?! each text is one sentence.
         text = "".join(draw.choices("ab1'-\" )(,:_\n<", k=draw.randint(1, 20)))
         expected = [" ".join(pattern.findall(text))] if re.search("[a-z0-9]", text) else []
         assert split_sentences(text) == expected

@@ -1,4 +1,4 @@
-"""Imports of real data against independent parsers, and against the documented numbers."""
+"""Imports of the real data sets match independent parsers and the documented counts."""
 
 import re
 from collections import Counter
@@ -29,7 +29,7 @@ _PLAYS: dict[str, Any] = {
 
 
 def _documented(name: str) -> list[str]:
-    """Returns the cells of a set's row in the page's table."""
+    """Returns the cells of a data set's row in the table of data_sets.md."""
     (row,) = re.findall(rf"^\| {name} \|(.*)\|$", _PAGE.read_text(), re.MULTILINE)
     return [cell.strip() for cell in row.split("|")]
 
@@ -37,7 +37,7 @@ def _documented(name: str) -> list[str]:
 def _cells(
     records: int, examples: Iterable[Example], splits: bool = True, clients: bool = True
 ) -> list[str]:
-    """Returns the expected cells of a set: records, examples, words, clients and so on."""
+    """Returns the table cells that `_documented` should return for these examples."""
     examples = list(examples)
     words = sum(example.words for example in examples)
     domains = Counter(example.domain for example in examples)
@@ -57,7 +57,7 @@ def _cells(
 
 
 def _read(format_: str, path: Path, log: ReadLog, **options: Any) -> Iterator[Example]:
-    """Yields the examples of a reader."""
+    """"""
     reading = FORMATS[format_].read(ImportOptions(format=format_, **options), [path], log)
     for example in (example for rows in reading for example in source_examples(rows)):
         record = example.record
@@ -73,7 +73,7 @@ def _read(format_: str, path: Path, log: ReadLog, **options: Any) -> Iterator[Ex
 
 @pytest.mark.nightly
 @needs("stackexchange")
-def test_stackexchange(tmp_path):
+def test_stackexchange_matches_independent_parser(tmp_path):
     folder = REAL / "stackexchange"
     posts, expected = independent.stackexchange(folder)
     log = ReadLog()
@@ -81,7 +81,7 @@ def test_stackexchange(tmp_path):
     splits = independent.split_by_rank(expected, "client")
     expected = [e._replace(split=splits[e.client]) for e in expected]
     assert log.num_records == sum(posts.values())
-    assert sum(log.skipped.values()) == posts["left out"]
+    assert sum(log.skipped.values()) == posts["skipped"]
     assert log.skipped == {"neither question nor answer": 385, "post without owner": 19}
     assert stored_counts(tmp_path / "s.sqlite") == Counter(e[:3] for e in expected)
     lengths = ArrowStore(tmp_path / "s.sqlite").content.sentence_lengths
@@ -94,7 +94,7 @@ def test_stackexchange(tmp_path):
 
 @pytest.mark.nightly
 @needs("tinyshakespeare")
-def test_tinyshakespeare(tmp_path):
+def test_tinyshakespeare_matches_independent_parser(tmp_path):
     folder = REAL / "tinyshakespeare"
     expected = independent.play_lines(folder / "input.txt", 50)
     groups = {f"input#{k:04d}": f"input#{k // 20:04d}" for k in range(1000)}
@@ -109,19 +109,19 @@ def test_tinyshakespeare(tmp_path):
 
 @pytest.mark.nightly
 @needs("activ_es")
-def test_activ_es():
+def test_activ_es_matches_independent_parser():
     sentences, expected = independent.tokenised_texts(REAL / "activ_es")
     log = ReadLog()
     result = Counter(_read("text_folders", REAL / "activ_es", log))
     assert result == Counter(expected)
     assert log.num_records == sum(sentences.values())
-    assert log.skipped == {"sentence without words": sentences["left out"]}
+    assert log.skipped == {"sentence without words": sentences["skipped"]}
     assert _documented("activ_es") == _cells(sum(sentences.values()), expected, splits=False)
 
 
 @pytest.mark.nightly
 @needs("mnist_by_writer")
-def test_mnist_by_writer():
+def test_mnist_by_writer_matches_independent_parser():
     path = REAL / "mnist_by_writer" / "mnist_by_writer.npz"
     log = ReadLog()
     options = {"client_column": "writer", "domain_column": "hsf"}
@@ -133,7 +133,7 @@ def test_mnist_by_writer():
 
 @pytest.mark.slow
 @needs("fashion_mnist")
-def test_fashion_mnist():
+def test_fashion_mnist_matches_independent_parser():
     log = ReadLog()
     result = list(_read("idx", REAL / "fashion_mnist", log))
     expected = Counter(
@@ -148,7 +148,7 @@ def test_fashion_mnist():
 
 @pytest.mark.nightly
 @needs("adult")
-def test_adult():
+def test_adult_matches_independent_parser():
     names = (("adult.data", "train"), ("adult.test", "test"))
     expected = []
     for name, split in names:

@@ -1,6 +1,5 @@
-"""Inputs of tables: categories, missing values, several inputs, images, and refusals."""
+"""Model inputs from tables: categories, missing values, several inputs, and images."""
 
-import csv
 import io
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from tests import golden
-from tests.importing.harness import job, read, refused
+from tests.importing.harness import job, read, refused, write_csv
 from tff_agnostic.data.store import Store, load_store
 from tff_agnostic.importing.source import ReadLog
 
@@ -28,17 +27,13 @@ _ROWS = [
     {"who": "d", "age": "?", "pay": " ", "job": "cook", "town": "9", "y": "0", "for": "heldout"},
 ]
 _MARKS = {"missing_marks": ("?",)}
-# A missing number until the store is complete.
+# A missing number, before the store replaces it.
 _GAP = float("nan")
 
 
 def _csv(folder: Path, rows: list[dict[str, str]] = _ROWS) -> Path:
-    path = folder / "rows.csv"
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
+    write_csv(folder / "rows.csv", rows)
+    return folder / "rows.csv"
 
 
 def _features(path: Path, **options: Any) -> list[dict[str, Any]]:
@@ -46,7 +41,7 @@ def _features(path: Path, **options: Any) -> list[dict[str, Any]]:
     return [dict(example.record.features) for example in examples]
 
 
-def test_numbers_may_have_several_named_inputs(tmp_path):
+def test_feature_columns_may_name_several_inputs(tmp_path):
     rows = [row for row in _ROWS if row["who"] in "ac"]
     inputs = _features(_csv(tmp_path, rows), feature_columns=("body:age", "pay;place:town"))
     assert [list(features) for features in inputs] == [["body", "place", "label"]] * 2
@@ -67,7 +62,7 @@ def test_numbers_may_have_several_named_inputs(tmp_path):
         ),
     ],
 )
-def test_missing_values_follow_the_rule(tmp_path, rule, numbers, jobs):
+def test_missing_values_option_replaces_missing_cells(tmp_path, rule, numbers, jobs):
     options = {"feature_columns": ("age", "pay"), "categorical_columns": ("job", "town"), **_MARKS}
     path = _csv(tmp_path)
     examples, log = read("csv", path, missing_values=rule, **_COLUMNS, **options)
@@ -78,7 +73,7 @@ def test_missing_values_follow_the_rule(tmp_path, rule, numbers, jobs):
     assert log.missing == {"age": 2, "pay": 1, "job": 1}
 
 
-def test_missing_values_need_a_rule(tmp_path):
+def test_missing_values_without_option_raise(tmp_path):
     rows = [{**_ROWS[0], "age": "", "job": ""}]
     for options in ({"feature_columns": ("age",)}, {"categorical_columns": ("job",)}):
         message = refused("csv", _csv(tmp_path, rows), **options, **_COLUMNS)
@@ -112,7 +107,7 @@ def _imported(folder: Path, rows: list[dict[str, str]], **options: Any) -> tuple
     return report, load_store(folder / "s.sqlite")
 
 
-def test_known_categories_come_from_training_clients(tmp_path):
+def test_categories_come_from_training_clients(tmp_path):
     report, store = _imported(
         tmp_path, _ROWS, categorical_columns=("job", "town"), missing_values="zero", **_MARKS
     )
@@ -142,24 +137,22 @@ def test_label_range_comes_from_training_clients(tmp_path):
     assert store.description.label_range == (-1.5, 2.0)
 
 
-def test_unknown_split_is_refused(tmp_path):
+def test_unknown_split_raises(tmp_path):
     path = _csv(tmp_path, [{**_ROWS[0], "for": "dev"}])
     message = refused("csv", path, split_column="for", feature_columns=("age",), **_COLUMNS)
     assert message == "rows.csv:2: expected one of train, heldout, test in for, found 'dev'"
 
 
-def test_text_column_with_numbers_is_refused(tmp_path):
+def test_text_column_with_numbers_raises(tmp_path):
     for rows in (_ROWS[:1], _ROWS[:1] * 200 + [{**_ROWS[0], "town": "Rome"}]):
-        assert refused(
+        message = refused(
             "csv", _csv(tmp_path, rows), client_column="who", domain_name="a", text_column="town"
-        ) == (
-            "text_column: expected texts in town, found only numbers, such as '7' "
-            "(feature_columns is for numbers)"
         )
+        assert message.startswith("text_column: ") and "feature_columns" in message
 
 
 @golden.values
-def test_invalid_inputs_are_refused(tmp_path, case):
+def test_invalid_inputs_raise(tmp_path, case):
     path = _csv(tmp_path)
     result = refused("csv", path, **{**_COLUMNS, **case})
     return result.replace(f"{tmp_path}/", "")
@@ -205,11 +198,11 @@ def test_images_in_parquet_become_pixels(tmp_path, as_cell):
 
 
 @golden.values
-def test_invalid_images_are_refused(tmp_path, case):
+def test_invalid_images_raise(tmp_path, case):
     return refused("parquet", _parquet(tmp_path, [case]), image_columns=("photo",), **_COLUMNS)
 
 
-def test_images_with_two_sizes_are_refused(tmp_path):
+def test_images_with_two_sizes_raise(tmp_path):
     path = _parquet(tmp_path, [_png(_PIXELS), _png(_PIXELS[:2])])
     log = ReadLog()
     with pytest.raises(ValueError, match=r"rows.parquet row 2: pixels: expected .*\(4, 2, 3\)"):

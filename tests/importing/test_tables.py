@@ -1,6 +1,5 @@
-"""CSV, JSON Lines and Parquet: equal rows give equal examples; refusals."""
+"""CSV, JSON Lines and Parquet: equal rows give equal examples; invalid files raise."""
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from tests import golden
-from tests.importing.harness import read, refused
+from tests.importing.harness import read, refused, write_csv
 
 _ROWS = [
     {"who": "ann", "where": "x", "a": 1.0, "b": -2.5, "y": 0, "text": "Hi, Bob!", "film": "f"},
@@ -35,17 +34,14 @@ _NUMBERS: dict[str, Any] = {
 }
 _TEXT: dict[str, Any] = {"client_column": "who", "domain_column": "where", "text_column": "text"}
 _FORMATS = ("csv", "jsonl", "parquet")
-# Place of the second row, as in messages.
+# The second row's place in error messages.
 _SECOND = {"csv": "rows.csv:3", "jsonl": "rows.jsonl:2", "parquet": "rows.parquet row 2"}
 
 
 def _write(format_: str, folder: Path, rows: list[dict[str, Any]]) -> Path:
     path = folder / f"rows.{format_}"
     if format_ == "csv":
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(path, rows)
     elif format_ == "jsonl":
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     else:
@@ -67,7 +63,7 @@ def test_rows_become_examples(tmp_path, format_):
 
 
 @pytest.mark.parametrize("format_", _FORMATS)
-def test_texts_become_words_with_groups_and_labels(tmp_path, format_):
+def test_texts_are_tokenised_with_groups_and_labels(tmp_path, format_):
     path = _write(format_, tmp_path, [*_ROWS, {**_ROWS[0], "text": "..."}])
     options = {"split_by": "group", "group_column": "film", "label_column": "y", **_TEXT}
     examples, log = read(format_, path, **options)
@@ -83,7 +79,7 @@ def test_texts_become_words_with_groups_and_labels(tmp_path, format_):
 
 
 @pytest.mark.parametrize("format_", _FORMATS)
-def test_class_names_number_the_labels(tmp_path, format_):
+def test_class_names_become_label_numbers(tmp_path, format_):
     rows = [{**row, "y": ["no", "yes"][row["y"] % 2]} for row in _ROWS]
     path = _write(format_, tmp_path, rows)
     examples, _ = read(format_, path, class_names=("no", "yes"), **_NUMBERS)
@@ -106,7 +102,7 @@ def test_labels_may_be_real_numbers(tmp_path, format_, labels):
 
 
 @golden.values
-def test_invalid_real_label_is_refused(tmp_path, case):
+def test_invalid_real_label_raises(tmp_path, case):
     rows = [{**row, "y": y} for row, y in zip(_ROWS, ("0.5", case, "1"))]
     message = refused("csv", _write("csv", tmp_path, rows), label_kind="number", **_NUMBERS)
     return message.removeprefix("rows.csv:3: ")
@@ -114,7 +110,7 @@ def test_invalid_real_label_is_refused(tmp_path, case):
 
 @pytest.mark.parametrize("format_", _FORMATS)
 @golden.values
-def test_invalid_row_is_named_and_skipped(tmp_path, format_, case):
+def test_invalid_row_raises_or_is_skipped(tmp_path, format_, case):
     path = _write(format_, tmp_path, [_ROWS[0], {**_ROWS[1], **case}, _ROWS[2]])
     place, message = refused(format_, path, **_NUMBERS).split(": ", 1)
     assert place == _SECOND[format_]
@@ -124,7 +120,7 @@ def test_invalid_row_is_named_and_skipped(tmp_path, format_, case):
 
 
 @pytest.mark.parametrize("format_", _FORMATS)
-def test_rows_beyond_the_limit_are_not_checked(tmp_path, format_):
+def test_rows_beyond_max_records_are_not_checked(tmp_path, format_):
     path = _write(format_, tmp_path, [*_ROWS, {**_ROWS[0], "y": -1}])
     if format_ == "csv":
         path.write_text(f'{path.read_text()}too,few\n"open\n')
@@ -140,7 +136,7 @@ def test_files_in_a_folder_are_read_once(tmp_path, format_):
     (tmp_path / "more").mkdir()
     other = _write(format_, tmp_path / "more", _ROWS[:1])
     examples, _ = read(format_, tmp_path, **_NUMBERS)
-    # Places are named relative to the input, so that they stay valid if the input is moved.
+    # Places are relative to the input folder, so they stay valid if it is moved.
     assert len({example.place for example in examples}) == 4
     assert examples[0].place.startswith(f"more/rows.{format_}")
     assert refused(format_, [tmp_path, tmp_path / "more"], **_NUMBERS) == (
@@ -151,20 +147,20 @@ def test_files_in_a_folder_are_read_once(tmp_path, format_):
 
 
 @golden.values
-def test_missing_or_superfluous_options_are_refused(tmp_path, case):
+def test_wrong_table_options_raise(tmp_path, case):
     path = _write("csv", tmp_path, _ROWS)
     return refused("csv", path, **{**_NUMBERS, **case})
 
 
 @pytest.mark.parametrize("option", [{"class_names": ("a",)}, {"label_kind": "number"}])
-def test_label_options_need_labels(tmp_path, option):
+def test_label_options_without_labels_raise(tmp_path, option):
     (name,) = option
     message = refused("csv", _write("csv", tmp_path, _ROWS), **_TEXT, **option)
     assert message.startswith(f"{name}: expected no value without label_column")
 
 
 @pytest.mark.parametrize("format_", ["jsonl", "parquet"])
-def test_number_lists_have_a_shape(tmp_path, format_):
+def test_feature_shape_reshapes_number_lists(tmp_path, format_):
     rows = [{"who": 1, "where": "a", "y": 0, "v": [1, 2, 3], "w": [4]}]
     options = {**_NUMBERS, "feature_columns": ("v", "w")}
     path = _write(format_, tmp_path, rows)
@@ -178,7 +174,7 @@ def test_number_lists_have_a_shape(tmp_path, format_):
 # --- CSV
 
 
-def test_csv_may_have_quotes_and_line_ends(tmp_path):
+def test_csv_reads_quotes_and_line_breaks(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text(
         'who,where,text\r\n"a,b",x,"one\ntwo ""three"""\r\n\r\nc,y,four\r\n',
@@ -193,7 +189,7 @@ def test_csv_may_have_quotes_and_line_ends(tmp_path):
 
 
 @golden.values
-def test_invalid_csv_is_refused(tmp_path, case):
+def test_invalid_csv_raises(tmp_path, case):
     path = tmp_path / "rows.csv"
     path.write_text(case)
     return refused("csv", path, **_TEXT)
@@ -203,7 +199,7 @@ def test_invalid_csv_is_refused(tmp_path, case):
 
 
 @golden.values
-def test_invalid_line_is_refused_and_skipped(tmp_path, case):
+def test_invalid_json_line_raises_or_is_skipped(tmp_path, case):
     path = tmp_path / "rows.jsonl"
     good = json.dumps(_ROWS[0])
     path.write_text(f"{good}\n{case}\n\n{good}\n")
@@ -213,7 +209,7 @@ def test_invalid_line_is_refused_and_skipped(tmp_path, case):
     return message
 
 
-def test_json_may_escape_any_character(tmp_path):
+def test_json_escapes_are_read(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"who": "a", "where": "x", "text": "ok \\ud83d\\ude00"}\n')
     assert read("jsonl", path, **_TEXT)[0][0].record.features == {"tokens": "ok \U0001f600"}
@@ -223,7 +219,7 @@ def test_json_may_escape_any_character(tmp_path):
 
 
 @pytest.mark.nightly
-def test_damaged_parquet_is_refused(tmp_path):
+def test_damaged_parquet_raises(tmp_path):
     path = _write("parquet", tmp_path, _ROWS * 1000)
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], b"hello", b"PAR1" + bytes(100) + whole[104:]):
@@ -241,7 +237,7 @@ _HEADER = "who,where,a,b,y\n"
 )
 def test_encodings_are_read(tmp_path, encoding, name):
     path = tmp_path / "rows.csv"
-    # The low byte of this letter is a line break: lines must not be split by bytes.
+    # The low byte of Ċ is a line break: lines must not be split by bytes.
     odd = "Ċ" if encoding in ("utf-8", "utf-16") else "Z"
     path.write_bytes(f"{_HEADER}{name},{odd},1,2,0\r\nann,x,3,4,1\r\n".encode(encoding))
     examples, _ = read("csv", path, encoding=encoding, **_NUMBERS)
@@ -264,36 +260,24 @@ def test_delimiters_separate_columns(tmp_path, delimiter, sign):
         (_HEADER.replace(",", ";"), {}, "(delimiter=semicolon takes them apart)"),
         (_HEADER, {"feature_columns": ("a", "bb")}, "(did you mean b?)"),
         (f"{_HEADER}ann,x,1,,0\n", {}, "found '' in b (set missing_values"),
-        (f'{_HEADER}ann,x,"1,400",2,0\n', {}, "found '1,400' in a (write numbers without signs"),
         (
             f'{_HEADER}ann,x,"1,5",2,0\n',
             {},
             "found '1,5' in a (decimal=comma reads",
         ),
-        (f"{_HEADER}ann,x,45%,2,0\n", {}, "found '45%' in a (write no units)"),
         (f"{_HEADER}ann,x,5A,2,0\n", {}, "found '5A' in a (categorical_columns is for names)"),
         ("PK\x03\x04", {}, "expected text, found an archive, as spreadsheets are (save the sheet"),
         ("PAR1....", {}, "found a Parquet file (format=parquet reads it)"),
-        ("BZh91AY", {}, "found a bzip2 file (it is read if its name ends in .bz2)"),
         ("\x1f\x8b\x08\x00", {}, "found a gzip file (it is read if its name ends in .gz)"),
         ("\x80\x04\x95\x00", {}, "found a pickle, which may run code"),
-        ("SQLite format 3\0", {}, "found an SQLite database"),
-        ("\xd0\xcf\x11\xe0\xa1", {}, "found a spreadsheet (save the sheet as CSV)"),
         (
             f"{_HEADER}ann,x,1,inf,0\n",
             {},
             "expected features that are finite as float32 (at most 3.4e38), found inf in b",
         ),
         (f"{_HEADER}ann,x,1,2,\n", {}, "expected a label, found '' (bad_records=skip"),
-        (f"{_HEADER}ann,x,1,2,NA\n", {}, "number as label, found 'NA' (bad_records=skip leaves"),
-        (
-            f"{_HEADER}ann,x,1,2,NA\n",
-            {"label_kind": "number"},
-            "expected a number as label, found 'NA' (bad_records=skip leaves out records without",
-        ),
         (f"{_HEADER}a,x,1,2,0\nJosé,x,1,2,0\n", {}, "rows.csv:3: expected UTF-8, found byte 0xe9"),
         (f"{_HEADER}José,x,1,2,0\n", {}, "column 4 (encoding=cp1252 is for what Excel"),
-        (f"{_HEADER}a,\xf0\x9f\x98,1,2,0\n", {}, "column 3 (encoding=cp1252 is for what Excel"),
         (f"{_HEADER}a,\x81,1,2,0\n", {}, "column 3 (encoding_errors=replace puts a sign"),
         ("\xff\xfew\0", {}, "in column 1 (it begins as UTF-16 does: encoding=utf-16 reads it)"),
         ("\xff\xfe\0\0w", {}, "in column 1 (it begins as UTF-32 does: save it as UTF-8)"),
@@ -301,7 +285,7 @@ def test_delimiters_separate_columns(tmp_path, delimiter, sign):
         (_HEADER, {"delimiter": ";;"}, "delimiter: expected one sign, or tab, semicolon"),
     ],
 )
-def test_mistakes_in_tables_name_the_fix(tmp_path, content, options, expected):
+def test_errors_in_tables_suggest_a_fix(tmp_path, content, options, expected):
     path = tmp_path / "rows.csv"
     path.write_bytes(content.encode("latin-1"))
     assert expected in refused("csv", path, **{**_NUMBERS, **options})
@@ -315,11 +299,11 @@ def test_mistakes_in_tables_name_the_fix(tmp_path, content, options, expected):
         ("ภาษาไทย ดี", "ภาษาไทย ดี"),
         ("العَرَبِيَّة لغة", "العَرَبِيَّة لغة"),
         ("cafe\u0301 la\u0300", "cafe\u0301 la\u0300"),
-        # A joiner that separates no words, in Persian.
+        # Persian: a zero-width non-joiner does not separate words.
         ("\u0645\u06cc\u200c\u062e\u0648", "\u0645\u06cc\u200c\u062e\u0648"),
     ],
 )
-def test_letters_keep_their_marks(tmp_path, text, words):
+def test_tokens_keep_combining_marks(tmp_path, text, words):
     path = _write("jsonl", tmp_path, [{"who": "a", "where": "x", "text": text}])
     ((example,), _) = read("jsonl", path, **_TEXT)
     assert example.record.features["tokens"] == words
@@ -329,7 +313,7 @@ def test_letters_keep_their_marks(tmp_path, text, words):
         assert example.record.features["tokens"] == kept
 
 
-def test_whole_and_real_ids_are_one_client(tmp_path):
+def test_integer_and_real_ids_are_one_client(tmp_path):
     """pandas writes ids as real numbers if a column has missing ids."""
     records = []
     for number in (17.0, 17):
@@ -339,16 +323,16 @@ def test_whole_and_real_ids_are_one_client(tmp_path):
 
 
 @pytest.mark.parametrize("format_", ["jsonl", "csv"])
-def test_marks_hold_for_numbers(tmp_path, format_):
+def test_missing_marks_match_numbers(tmp_path, format_):
     rows = [{**_ROWS[0], "a": -999}, {**_ROWS[1], "a": -999.0}, _ROWS[2]]
     path = _write(format_, tmp_path, rows)
     options = {"missing_values": "mark", "missing_marks": ("NA", "-999")}
     examples, _ = read(format_, path, **_NUMBERS, **options)
-    # A store has 0 and a mark instead of NaN.
+    # The store later replaces NaN by 0 and sets an indicator.
     assert [math.isnan(e.record.features["x"][0]) for e in examples] == [True, True, False]
 
 
-def test_missing_mark_may_be_a_class(tmp_path):
+def test_missing_marks_do_not_apply_to_labels(tmp_path):
     path = _write("parquet", tmp_path, [{**row, "a": 0.0} for row in _ROWS])
     examples, _ = read("parquet", path, **_NUMBERS, missing_values="mark", missing_marks=("0",))
     assert [e.record.features["label"] for e in examples] == [0, 2, 1]

@@ -1,4 +1,4 @@
-"""Folders of texts: clients, groups, sentences, and spellings of words."""
+"""Imports of text folders and plays: clients, groups, sentences and tokens."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tff_agnostic.importing.text import html_blocks, split_sentences
 
 
 def _texts(folder: Path, **texts: str) -> Path:
-    """Writes texts named DOMAIN__NAME."""
+    """Writes each text to DOMAIN/NAME.txt; its key is DOMAIN__NAME."""
     for name, text in texts.items():
         domain, _, document = name.partition("__")
         path = folder / domain / f"{document}.txt"
@@ -25,7 +25,7 @@ def _tokens(folder: Path, **options: str) -> list[str]:
     return [str(example.record.features["tokens"]) for example in examples]
 
 
-def test_files_are_clients(tmp_path):
+def test_each_text_file_is_a_client(tmp_path):
     folder = _texts(tmp_path, ar__1="Hola . ¿ Qué tal ?", es__1="Vale", ar__2="No , no !\nSí .")
     examples, log = read("text_folders", folder)
     result = [(e.record.client, e.record.domain, e.place, e.group) for e in examples]
@@ -67,7 +67,7 @@ def test_words_follow_tokenizer_case_and_punctuation(tmp_path):
     assert _tokens(folder, tokenizer="words") == words
 
 
-def test_blocks_break_no_words_or_letters(tmp_path, monkeypatch):
+def test_block_size_keeps_words_and_letters(tmp_path, monkeypatch):
     text = "El niño está aquí . ¿ Dónde está ? " * 5
     folder = _texts(tmp_path, ar__1=text)
     whole = _tokens(folder)
@@ -76,16 +76,16 @@ def test_blocks_break_no_words_or_letters(tmp_path, monkeypatch):
         if size > 6:
             assert _tokens(folder) == whole
         else:
-            # Words that are longer than a block are cut, but never within a letter.
+            # Words longer than a block are split, but never inside a letter's bytes.
             assert "".join(_tokens(folder)).replace(" ", "") == text.replace(" ", "")
 
 
-def test_a_text_without_ends_is_cut(tmp_path):
+def test_text_without_sentence_ends_is_split(tmp_path):
     lengths = [len(t.split()) for t in _tokens(_texts(tmp_path, ar__1="word " * 2500))]
     assert lengths == [1000, 1000, 500]
 
 
-def test_domain_folders_are_read(tmp_path):
+def test_domain_folders_are_read_recursively(tmp_path):
     folder = _texts(tmp_path / "a", ar__1="a .")
     (folder / "ar" / "more").mkdir()
     (folder / "ar" / "more" / "1.txt").write_text("b .", encoding="utf-8-sig")
@@ -99,21 +99,17 @@ def test_domain_folders_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("start", [0, 10, 70_000, 200_001])
-def test_invalid_utf8_is_named_with_its_place(tmp_path, start):
+def test_invalid_utf8_is_reported_with_its_place(tmp_path, start):
     folder = _texts(tmp_path, ar__1="")
     path = folder / "ar" / "1.txt"
     path.write_bytes(b"x\n" + b"a" * start + "é . ".encode("latin-1") + b"b . " * 20)
     message = f"{path}:2: expected UTF-8, found byte 0xe9 in column {start + 1}"
     assert refused("text_folders", folder) == message
-
-
-def test_truncated_letter_is_refused(tmp_path):
-    folder = _texts(tmp_path, ar__1="")
-    (folder / "ar" / "1.txt").write_bytes("fin é".encode()[:-1])
+    path.write_bytes("fin é".encode()[:-1])
     assert refused("text_folders", folder).endswith("found byte 0xc3 in column 5")
 
 
-def test_invalid_folders_are_refused(tmp_path):
+def test_invalid_folders_raise(tmp_path):
     assert "expected a folder with a folder for each domain" in refused("text_folders", tmp_path)
     (tmp_path / "ar").mkdir()
     assert refused("text_folders", tmp_path).endswith("ar: expected files .txt, found none")
@@ -142,7 +138,7 @@ def test_texts_may_have_one_domain(tmp_path):
         assert {e.record.domain for e in examples} == {"plays"}
         names = [e.record.client.rpartition("/")[2] for e in examples]
         assert sorted(names) == ["1", "1", "2", "3"] and not log.skipped
-    # Without the name, a text outside of the domains' folders has no domain.
+    # Without domain_name, a text outside the domains' folders has no domain.
     examples, log = read("text_folders", folder)
     assert [e.record.client for e in examples] == ["ar/1", "ar/1", "es/2"]
     assert log.skipped == {"text outside of the domains' folders": 1}
@@ -161,16 +157,16 @@ def test_lines_may_be_sentences(tmp_path):
     lines = [" ".join(line.split()) for line in _TREEBANK.splitlines() if line.strip()]
     assert _tokens(folder, sentences="lines") == lines
     assert _tokens(folder, sentences="lines", tokenizer="words")[0] == "no it was n't black monday"
-    # Every tokenizer takes special words as words, and keeps their case.
+    # Every tokenizer keeps special words such as <unk>, and their case.
     for options in ({"tokenizer": "words"}, {"case": "upper"}, {"punctuation": "drop"}):
         tokens = _tokens(folder, sentences="lines", **options)
         assert [t.split().count("<unk>") for t in tokens] == [0, 1, 2, 0]
     assert _tokens(folder, sentences="lines", case="upper")[3] == "QUOTES AT N N"
-    # No sentence of this file ends like sentences of tokenised prose.
+    # By punctuation, the complete file is one sentence.
     assert len(_tokens(folder)) == 1
 
 
-def test_texts_without_sentences(tmp_path, monkeypatch):
+def test_option_sentences_none_splits_by_length(tmp_path, monkeypatch):
     words = [f"w{k}" for k in range(2500)]
     text = "\n".join(" ".join(words[k : k + 30]) + " ." for k in range(0, 2500, 30))
     folder = _texts(tmp_path / "lines", ar__1=text)
@@ -180,12 +176,12 @@ def test_texts_without_sentences(tmp_path, monkeypatch):
         tokens = _tokens(folder, sentences="none")
         assert [len(t.split()) for t in tokens] == [1000, 1000, len(whole) - 2000]
         assert " ".join(tokens).split() == whole
-        # A line that is too long is cut as well, wherever blocks end.
+        # A line that is too long is split at the same words for any block size.
         one_line = _texts(tmp_path / "one", ar__1=text.replace("\n", " "))
         assert _tokens(one_line, sentences="lines") == tokens
 
 
-def test_passages_are_clients_in_groups(tmp_path):
+def test_passages_become_clients_and_groups(tmp_path):
     folder = _texts(tmp_path, plays__1="\n".join("abcdefg"))
     options = {"sentences_per_client": 2, "sentences_per_group": 4, "split_by": "group"}
     examples, _ = read("text_folders", folder, sentences="lines", **options)
@@ -197,7 +193,7 @@ def test_passages_are_clients_in_groups(tmp_path):
     ]
 
 
-# --- Plays: speakers, speeches, and how words are written
+# --- Plays
 
 
 _PLAY = "\ufeffFirst Citizen:\nBefore we\nproceed, know't!\n\n\nALL:\nSpeak, speak.\n \nALL:\n--\n"
@@ -220,7 +216,7 @@ def test_speakers_in_plays_are_clients(tmp_path):
     assert (log.num_records, log.skipped) == (3, {"speech without words": 1})
 
 
-def test_plays_may_have_a_domain_and_letters(tmp_path):
+def test_plays_accept_domain_name_and_tokenizer(tmp_path):
     options = {"tokenizer": "letters", "case": "lower", "domain_name": "all"}
     examples, _ = read("plays", _text(tmp_path), **options)
     texts = [(e.record.domain, e.record.features["tokens"]) for e in examples]
@@ -246,7 +242,7 @@ def test_shakespeare_has_the_documented_counts():
     assert (len(speakers), len(words), len(set(words))) == (299, 192_796, 12_823)
 
 
-# --- From a post's HTML to sentences
+# --- HTML and sentences of posts
 
 
 @golden.values
@@ -254,11 +250,11 @@ def test_html_becomes_blocks(case):
     return str(html_blocks(case))
 
 
-def test_unfinished_comments_are_text():
+def test_unclosed_html_comments_are_text():
     unfinished = "a" + "<!--" * 100_000
     assert html_blocks(f"{unfinished}<i>b</i>") == [f"{unfinished} b "]
 
 
 @golden.values
-def test_text_becomes_sentences(case):
+def test_post_text_becomes_sentences(case):
     return str(split_sentences(case))

@@ -1,4 +1,4 @@
-"""Word counts, exact and in bounded memory; hashes; domains' names; labels."""
+"""Word counts, hashes, domain names and labels of imports."""
 
 import math
 import random
@@ -17,7 +17,7 @@ from tff_agnostic.importing.vocabulary import WordCounts
 
 
 def _words(count: int, seed: int = 0) -> list[str]:
-    """Words with few frequent ones, as in a language."""
+    """Returns words with Pareto-distributed frequencies, like those of a language."""
     draw = random.Random(seed)
     return [f"w{int(draw.paretovariate(1))}" for _ in range(count)]
 
@@ -57,12 +57,12 @@ def test_counts_in_bounded_memory_have_bounded_errors(seed):
     assert counts.max_undercount > 0
     for word, count in expected.items():
         assert count - counts.max_undercount <= result.get(word, 0) <= count
-    # The counts of the most frequent words are far above the error, so their order is exact.
+    # The most frequent words' counts far exceed the error, so their order is exact.
     assert list(counts.top(3)) == [word for word, _ in expected.most_common(3)]
 
 
-def test_hashes_do_not_change():
-    # Splits of a source depend on this hash. (It equals `b2sum -l 64`.)
+def test_hash_equals_b2sum():
+    # The splits of a source depend on this hash, which equals `b2sum -l 64`.
     assert source.hash64("0 client 7") == 7571577324757370577
 
 
@@ -82,7 +82,7 @@ def test_domain_names_replace_values():
 
 
 @pytest.mark.parametrize("texts", [["a:b", "a:c"], [":b"], ["a:"], [""]])
-def test_invalid_domain_names_are_refused(texts):
+def test_invalid_domain_names_raise(texts):
     with pytest.raises(UserError, match="domain_names: expected different VALUE:NAME, found"):
         DomainNames(texts)
 
@@ -99,18 +99,18 @@ def test_domain_count_is_bounded():
 @pytest.mark.parametrize(
     ("value", "number"), [(3, 3), ("3", 3), (3.0, 3), ("3.0", 3), (True, 1), ("+2", 2), (" 1 ", 1)]
 )
-def test_whole_numbers_are_labels(value, number):
+def test_integers_in_any_spelling_are_labels(value, number):
     assert Labels(ImportOptions()).parse_number(value) == number
 
 
 @pytest.mark.parametrize(
     "value", [None, "", "a", 0.5, "nan", math.inf, [1], {}, "1_0", "\u0661", -1]
 )
-def test_invalid_labels_are_refused(value):
+def test_invalid_labels_raise(value):
     with pytest.raises(CellError, match="expected a "):
         Labels(ImportOptions()).parse_number(value)
 
 
-def test_names_go_before_numbers():
+def test_class_names_precede_label_numbers():
     labels = Labels(ImportOptions(class_names=("1", "0")))
     assert [labels.parse_number(value) for value in ("1", "0", 1, 0)] == [0, 1, 1, 0]

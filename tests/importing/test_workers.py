@@ -1,4 +1,4 @@
-"""Several processes that prepare sentences: they give the same store, and may be killed."""
+"""Worker processes of imports: equal stores, ordered results, and killed processes."""
 
 import contextlib
 import functools
@@ -58,7 +58,7 @@ def _awkward_dump(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_process_count_changes_no_store(tmp_path, monkeypatch):
+def test_process_count_keeps_store_bytes(tmp_path, monkeypatch):
     path = _awkward_dump(tmp_path)
     monkeypatch.setattr(stackexchange, "_CHARACTERS", 700)
     stores, reports = [], []
@@ -80,7 +80,7 @@ def test_process_count_changes_no_store(tmp_path, monkeypatch):
     assert counts == Counter(clients) and counts["one"] == 1
 
 
-def test_results_and_errors_have_the_blocks_order(tmp_path):
+def test_results_and_errors_keep_block_order(tmp_path):
     paths = [tmp_path / str(k) for k in range(2)]
     for path in paths:
         path.write_text(path.name)
@@ -97,7 +97,7 @@ def test_results_and_errors_have_the_blocks_order(tmp_path):
             next(results)
 
 
-def test_killed_process_ends_the_import():
+def test_killed_worker_raises_execution_error():
     with pytest.raises(ExecutionError, match=r"found one that ended, .* \(processes=1"):
         list(in_order(_RAISE_SIGNAL, [signal.SIGKILL] * 3, 2))
 
@@ -110,7 +110,7 @@ def _until(is_so: Callable[[], bool]) -> None:
 
 
 def _workers(pid: int) -> list[int]:
-    """Returns the child processes, except Python's resource tracker."""
+    """Returns the ids of a process's children, except Python's resource tracker."""
     with contextlib.suppress(OSError):
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [
@@ -119,7 +119,7 @@ def _workers(pid: int) -> list[int]:
     return []
 
 
-def test_no_process_outlives_a_killed_import(tmp_path):
+def test_workers_end_with_a_killed_import(tmp_path):
     script = (
         "import functools, itertools, math\n"
         "from tff_agnostic.importing.workers import in_order\n"
