@@ -1,4 +1,4 @@
-"""Small stores for tests: ours, and one as TFF writes them."""
+"""Small stores for tests, in this project's formats and as TFF writes them."""
 
 import sqlite3
 import tempfile
@@ -16,7 +16,7 @@ from tff_agnostic.data.store_writer import StoreWriter, column_from
 from tff_agnostic.data.tff_store import to_tff
 
 WORDS = {"the": 9, "cat": 5, "sat": 3}
-# A user's model file for a store of `points_store`; the model starts from zeros.
+# A user's model file for a store from `points_store`; all initial weights are zero.
 LOGISTIC_REGRESSION = """
 
 from tff_agnostic.base.later import tf
@@ -38,7 +38,7 @@ def image(client: str, domain: str, label: int, ink: float = 0.5) -> Record:
 
 
 def write_store(path: Path, records: Iterable[tuple[str, Record]], kind: str, **more: Any) -> Path:
-    """Writes a store; as TFF's SQLite file if the name ends so."""
+    """Writes a store: TFF's SQLite file if the path ends in .sqlite, else a folder."""
     if path.suffix == ".sqlite":
         with tempfile.TemporaryDirectory() as folder:
             store = write_store(Path(folder) / "arrow", records, kind, **more)
@@ -53,7 +53,7 @@ def write_store(path: Path, records: Iterable[tuple[str, Record]], kind: str, **
 def add_records(
     writer: StoreWriter, records: Iterable[tuple[str, Record]], units: Any = None
 ) -> None:
-    """Adds records, all with features of the same types."""
+    """Adds records whose features have equal types."""
     splits, examples = zip(*records)
     features = {
         name: column_from([one.features[name] for one in examples]) for name in examples[0].features
@@ -64,7 +64,7 @@ def add_records(
 
 
 def mixed_records(count: int) -> list[tuple[str, Record]]:
-    """Records of 20 clients in two splits and three domains, with all types of features."""
+    """Returns `count` records of 20 clients in two splits, with all feature types."""
     draw = np.random.default_rng(0)
     return [
         (
@@ -82,7 +82,7 @@ def mixed_records(count: int) -> list[tuple[str, Record]]:
 def points_store(
     path: Path, clients: Iterable[tuple[str, str, np.ndarray, np.ndarray, Sequence[str]]]
 ) -> Path:
-    """Writes a store of (split, client, x [n, k], labels [n], names of the domains [n])."""
+    """Writes clients, given as (split, client, x [n, k], labels [n], domain names [n])."""
     records = [
         (split, Record(client, domain, {"x": x.astype(np.float32), "label": int(label)}))
         for split, client, xs, labels, domains in clients
@@ -92,7 +92,7 @@ def points_store(
 
 
 def text_store(path: Path, words: Mapping[str, int] = WORDS) -> Path:
-    """Writes a store with two clients to train on, in no sorted order."""
+    """Writes a text store; its clients a and b of split train are not added in sorted order."""
     records = [
         ("train", sentence("b", "question", "the cat")),
         ("test", sentence("t", "answer", "the dog sat")),
@@ -105,7 +105,7 @@ def text_store(path: Path, words: Mapping[str, int] = WORDS) -> Path:
 
 
 def tff_store(path: Path, rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> Path:
-    """Writes (split, client, features) as TFF's own files have them, without our additions."""
+    """Writes (split, client, features) with TFF's own two tables only."""
     rows = list(rows)
     connection = sqlite3.connect(path)
     connection.execute(

@@ -1,4 +1,4 @@
-"""Checks of a client's examples, cohorts read ahead, and pooled examples dealt to clients."""
+"""Checked client examples, cohorts read ahead, and pooled examples dealt to clients."""
 
 import threading
 from collections import OrderedDict
@@ -46,7 +46,7 @@ def _columns(**changed: Any) -> dict[str, Any]:
     return {name: value for name, value in {**columns, **changed}.items() if value is not None}
 
 
-def test_checked_columns_have_the_specs_order():
+def test_checked_columns_follow_the_spec():
     columns = _columns(writer=np.zeros([3]))
     checked = checked_examples(columns, _SPEC, num_domains=3, where="client 7")
     assert list(checked) == ["x", "y", "domain_id"]
@@ -56,17 +56,17 @@ def test_checked_columns_have_the_specs_order():
 
 
 @golden.values
-def test_wrong_columns_are_refused(case):
+def test_wrong_columns_raise(case):
     return golden.refusal(checked_examples, _columns(**case), _SPEC, 3, "client 7")
 
 
-def test_labels_must_be_in_range():
+def test_label_out_of_range_raises():
     check_labels(np.array([0, 9], np.int32), 10, "client 7")
     with pytest.raises(UserError, match=r"^client 7: expected labels from 0 to 9, found 10 in row"):
         check_labels(np.array([0, 10], np.int32), 10, "client 7")
 
 
-def test_array_mappings_are_checked():
+def test_nested_columns_are_checked():
     x = {"weight": np.ones([3], np.float32), "tokens": np.zeros([3, 3], np.int32)}
     assert checked_examples(_columns(x=x), _NESTED_SPEC, 3, "client 7")["x"] is x
     wrong = {**x, "weight": np.array([1, np.nan, 1], np.float32)}
@@ -79,7 +79,7 @@ def test_array_mappings_are_checked():
         assert message == f"client 7: {expected}"
 
 
-def test_first_examples_are_kept():
+def test_first_examples_truncates_each_client():
     x = {"tokens": np.arange(9, dtype=np.int32).reshape(3, 3), "more": {"w": np.arange(3)}}
     columns = _columns(x=x)
     clients = FirstExamples(InMemoryClients({"b": columns, "a": columns}), 2)
@@ -98,14 +98,14 @@ def _in_memory(sizes: list[int]) -> InMemoryClients:
     return InMemoryClients(clients)
 
 
-def test_unknown_counts_are_read():
+def test_unknown_domain_counts_are_computed():
     clients = _in_memory([3, 0, 4])
     assert known_counts(clients) is None
     np.testing.assert_array_equal(client_domain_counts(clients, 2), [[2, 1], [0, 0], [2, 2]])
     np.testing.assert_array_equal(domain_counts(FirstExamples(clients, 2), 2), [2, 2])
 
 
-def test_counts_for_many_clients_are_estimated():
+def test_domain_counts_estimate_from_few_clients():
     clients = _in_memory([4] * 100)
     reads = []
     read = clients.read
@@ -115,14 +115,14 @@ def test_counts_for_many_clients_are_estimated():
     assert {"000", "099"} <= set(reads)
 
 
-# --- Cohorts that are read one round ahead
+# --- Cohorts read one round ahead
 
 
 _IDS = [f"client_{k}" for k in range(9)]
 
 
 class _Clients:
-    """Clients that hold their own number, and record reads."""
+    """Clients whose only example is their index; records which clients are read."""
 
     def __init__(self, damaged: str = "") -> None:
         self.client_ids = _IDS
@@ -147,13 +147,13 @@ def _ids(cohort) -> list[str]:
     return [_IDS[int(client["x"][0])] for client in cohort]
 
 
-def test_cohorts_may_start_at_any_round():
+def test_cohort_reader_accepts_rounds_in_any_order():
     with CohortReader(_Clients(), Cohorts(_sampled), last_round=9) as reader:
         for t in (7, 8, 3):
             assert _ids(reader.read(t)) == _sampled(t)
 
 
-def test_one_cohort_is_read_ahead():
+def test_cohort_reader_reads_one_round_ahead():
     clients = _Clients()
     with CohortReader(clients, Cohorts(_sampled), last_round=2) as reader:
         reader.read(1)
@@ -162,7 +162,7 @@ def test_one_cohort_is_read_ahead():
     assert clients.read_ids == _sampled(1) + _sampled(2)
 
 
-def test_damaged_client_fails_its_own_round():
+def test_damaged_client_raises_in_its_own_round():
     damaged = next(k for k in _sampled(2) if k not in _sampled(1))
     with CohortReader(_Clients(damaged), Cohorts(_sampled), last_round=9) as reader:
         assert _ids(reader.read(1)) == _sampled(1)
@@ -170,7 +170,7 @@ def test_damaged_client_fails_its_own_round():
             reader.read(2)
 
 
-# --- Pooled examples dealt to clients
+# --- Partitions of pooled examples
 
 
 def _rng(seed: int = 0) -> np.random.Generator:
@@ -187,7 +187,7 @@ def _assert_covers(parts: list[np.ndarray], size: int) -> None:
 
 @pytest.mark.parametrize("concentration", [0.01, 0.5, 100.0])
 @pytest.mark.parametrize("num_clients", [1, 13, 400])
-def test_dirichlet_parts_cover_every_example_once(concentration, num_clients):
+def test_dirichlet_partition_has_each_example_once(concentration, num_clients):
     parts = dirichlet_partition(_domain_id(), num_clients, concentration, _rng())
     assert len(parts) == num_clients
     assert min(map(len, parts)) >= 1
@@ -205,7 +205,7 @@ def test_small_concentration_gives_skewed_mixtures():
     assert largest_share(1000.0) < 0.4
 
 
-def test_dirichlet_parts_depend_on_random_numbers_only():
+def test_equal_seeds_give_equal_dirichlet_partitions():
     first, again, other = (
         dirichlet_partition(_domain_id(), 10, 0.5, _rng(seed)) for seed in (1, 1, 2)
     )
@@ -213,13 +213,13 @@ def test_dirichlet_parts_depend_on_random_numbers_only():
     assert not all(np.array_equal(a, b) for a, b in zip(first, other))
 
 
-def test_more_clients_than_examples_are_refused():
+def test_more_clients_than_examples_raise():
     with pytest.raises(UserError, match="at most one for each of the 3 examples, found 4"):
         dirichlet_partition(np.zeros([3], int), 4, 1.0, _rng())
 
 
 @pytest.mark.parametrize("num_clients", [1, 3, 10])
-def test_even_parts_are_dealt_at_random(num_clients):
+def test_even_partition_is_random_with_equal_sizes(num_clients):
     parts, again = (even_partition(100, num_clients, _rng()) for _ in range(2))
     sizes = [len(rows) for rows in parts]
     assert max(sizes) - min(sizes) <= 1

@@ -1,4 +1,4 @@
-"""Cohorts: uniform without replacement, and a function of seed and round."""
+"""Samplings of cohorts: sizes, probabilities, and dependence on seed and round."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,10 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.sampling import (
     COHORT_SAMPLINGS,
+    PooledExamples,
     SecretCoins,
     check_cohort_size,
+    dealt,
     domain_strata,
     num_turns,
     poisson_cohort,
@@ -22,7 +24,7 @@ _STRATA = np.array([0] * 6 + [1] * 3 + [2])
 _TEN = [f"client_{k}" for k in range(10)]
 
 
-def test_cohort_has_different_clients():
+def test_cohort_has_distinct_clients():
     for round_num in range(50):
         cohort = sample_cohort(_IDS, 4, seed=0, round_num=round_num)
         assert len(cohort) == len(set(cohort)) == 4
@@ -40,42 +42,39 @@ def test_cohorts_depend_on_seed_and_round():
 
 
 @pytest.mark.nightly
-def test_clients_and_pairs_are_equally_likely():
+def test_uniform_clients_and_pairs_are_equally_likely():
     draws = 4000
     singles, pairs = np.zeros(7), np.zeros([7, 7])
     for t in range(draws):
         drawn = [_IDS.index(k) for k in sample_cohort(_IDS, 3, seed=0, round_num=t)]
         singles[drawn] += 1
         pairs[np.ix_(drawn, drawn)] += 1
-    # Binomial means, plus or minus 5 standard deviations.
+    # Allow 5 standard deviations of a binomial.
     np.testing.assert_allclose(singles / draws, 3 / 7, atol=5 * np.sqrt(3 / 7 * 4 / 7 / draws))
     off_diagonal = pairs[~np.eye(7, dtype=bool)] / draws
     np.testing.assert_allclose(off_diagonal, 1 / 7, atol=5 * np.sqrt(1 / 7 * 6 / 7 / draws))
 
 
 @pytest.mark.parametrize("clients_per_round", [-1, 0, 8])
-def test_impossible_cohort_size_is_refused(clients_per_round):
-    message = (
-        "clients_per_round: expected 1 to 7, the number of training clients, "
-        f"found {clients_per_round}"
-    )
-    assert golden.refusal(check_cohort_size, 7, clients_per_round) == message
+def test_impossible_cohort_size_raises(clients_per_round):
+    message = golden.refusal(check_cohort_size, 7, clients_per_round)
+    assert message.startswith("clients_per_round: expected 1 to 7, ")
     with pytest.raises(UserError):
         sample_cohort(_IDS, clients_per_round, seed=0, round_num=1)
 
 
-def test_stratified_cohort_keeps_stratum_shares():
+def test_stratified_cohort_has_proportional_strata():
     for t in range(40):
         drawn = [_TEN.index(k) for k in sample_cohort(_TEN, 5, 0, t, _STRATA)]
         assert len(set(drawn)) == 5
         counts = np.bincount(_STRATA[drawn], minlength=3)
-        # With 5 of 10 clients, the strata have 3, 1.5 and 0.5 places.
+        # 5 of 10 clients: strata of 6, 3 and 1 clients get 3, 1.5 and 0.5 on average.
         assert counts[0] == 3
         assert counts[1] in (1, 2)
         assert counts[2] in (0, 1)
 
 
-def test_whole_shares_are_met_exactly():
+def test_equal_strata_get_equal_cohort_counts():
     strata = np.repeat([4, 7, 9], 7)
     ids = [f"c{k:02d}" for k in range(21)]
     for t in range(20):
@@ -89,11 +88,11 @@ def test_stratified_clients_are_equally_likely():
     hits = np.zeros(10)
     for t in range(draws):
         hits[[_TEN.index(k) for k in sample_cohort(_TEN, 4, 0, t, _STRATA)]] += 1
-    # The variance is at most binomial: plus or minus 5 standard deviations.
+    # Allow 5 standard deviations of a binomial, which is an upper bound here.
     np.testing.assert_allclose(hits / draws, 0.4, atol=5 * np.sqrt(0.4 * 0.6 / draws))
 
 
-def test_stratum_is_the_most_frequent_domain():
+def test_client_stratum_is_its_most_frequent_domain():
     def client(*domains):
         n = len(domains)
         return {"x": np.zeros([n, 1]), "y": np.zeros(n), "domain_id": np.array(domains, np.int32)}
@@ -102,19 +101,19 @@ def test_stratum_is_the_most_frequent_domain():
     np.testing.assert_array_equal(domain_strata(clients, 3), [2, 1, 1])
 
 
-def test_poisson_cohorts_are_independent_coins():
+def test_poisson_cohorts_sample_clients_independently():
     ids = [f"{k:03d}" for k in range(200)]
     rounds = 1500
     took_part = np.zeros([rounds, len(ids)])
     for t in range(rounds):
         took_part[t, [int(k) for k in poisson_cohort(ids, 30, seed=1, round_num=t + 1)]] = 1
     sizes, q = took_part.sum(axis=1), 30 / 200
-    # Mean q N, variance q (1 - q) N.
+    # N = 200 clients with probability q: mean q N, variance q (1 - q) N.
     assert np.mean(sizes) == pytest.approx(30, abs=4 * np.sqrt(q * (1 - q) * 200 / rounds))
     assert np.var(sizes) == pytest.approx(q * (1 - q) * 200, rel=0.1)
     shares = took_part.mean(axis=0)
     assert np.max(np.abs(shares - q)) < 4.5 * np.sqrt(q * (1 - q) / rounds)
-    # Clients are independent of each other, and so are rounds.
+    # Neither clients nor rounds are correlated.
     assert abs(np.corrcoef(took_part[:, 0], took_part[:, 1])[0, 1]) < 0.12
     assert abs(np.corrcoef(took_part[:-1, 0], took_part[1:, 0])[0, 1]) < 0.12
 
@@ -128,7 +127,7 @@ def test_poisson_cohorts_vary_in_size():
 
 
 @pytest.mark.parametrize(("num_clients", "size"), [(10, 2), (11, 2), (7, 7), (9, 5)])
-def test_turns_give_every_client_one_place(num_clients, size):
+def test_turns_put_each_client_into_one_cohort(num_clients, size):
     ids = [f"{k:02d}" for k in range(num_clients)]
     cohorts = turns(ids, size, seed=4)
     assert len(cohorts) == num_turns(num_clients, size) == num_clients // size
@@ -148,22 +147,71 @@ def _clients_called(ids: list[str]) -> InMemoryClients:
     return InMemoryClients({k: {"x": x, "y": zero, "domain_id": zero} for k in ids})
 
 
-def test_secret_coins_draw_among_turns():
+def test_secret_cohorts_are_subsets_of_public_turns():
     ids = [f"c{k:03d}" for k in range(60)]
     coins = SecretCoins(ids, 20, 5, seed=4, secret_seed=99)
     other_coins = SecretCoins(ids, 20, 5, seed=4, secret_seed=100)
     other_turns = SecretCoins(ids, 20, 5, seed=5, secret_seed=99)
     drawn = [coins.drawn(t) for t in range(1, 301)]
-    # Turns are public: they depend on the seed alone. Drawn clients are among them.
-    answer = turns(ids, 20, 4)
-    assert all({*cohort} <= {*answer[t % 3]} for t, cohort in enumerate(drawn))
+    # Turns are public: they depend on the seed only. Each cohort is a subset of its turn.
+    public_turns = turns(ids, 20, 4)
+    assert all({*cohort} <= {*public_turns[t % 3]} for t, cohort in enumerate(drawn))
     assert all(coins.num_silent(t, 3) == 17 for t in (1, 2, 3))
     assert drawn == [coins.drawn(t) for t in range(1, 301)]
     assert drawn != [other_coins.drawn(t) for t in range(1, 301)]
     assert drawn != [other_turns.drawn(t) for t in range(1, 301)]
     sizes = [len(cohort) for cohort in drawn]
-    # 300 rounds of a binomial number of 20 clients with probability 1/4: deviation .11 of the mean.
+    # Binomial(20, 1/4) cohort sizes: over 300 rounds their mean has standard deviation 0.11.
     assert abs(np.mean(sizes) - 5) < 0.5 and np.var(sizes) > 2.5
     everyone = SecretCoins(ids, 60, 5, seed=4, secret_seed=99)
     assert everyone.drawn(7) == poisson_cohort(ids, 5, 99, 7)
     assert everyone.num_silent(7, 5) == 55
+
+
+# --- `PooledExamples`: each pass contains all clients' examples once, in a new order
+
+
+@pytest.mark.parametrize(("num_examples", "size"), [(10, 4), (10, 25), (7, 7), (1, 3)])
+def test_each_pass_contains_every_example_once(num_examples, size):
+    rounds = 12
+    stream = np.concatenate([dealt(num_examples, size, t, 3) for t in range(1, rounds + 1)])
+    assert len(stream) == rounds * size
+    whole = stream[: len(stream) // num_examples * num_examples].reshape(-1, num_examples)
+    for pass_rows in whole:
+        np.testing.assert_array_equal(np.sort(pass_rows), np.arange(num_examples))
+
+
+def test_passes_and_seeds_have_different_orders():
+    first, second, other = dealt(50, 50, 1, 3), dealt(50, 50, 2, 3), dealt(50, 50, 1, 4)
+    assert not np.array_equal(first, second) and not np.array_equal(first, other)
+    np.testing.assert_array_equal(dealt(50, 50, 1, 3), first)
+
+
+def test_pooled_rounds_contain_complete_examples():
+    sizes, clients, first = (3, 9, 6, 6), {}, 0
+    for k, size in enumerate(sizes):
+        ids = np.arange(first, first + size, dtype=np.float32)
+        clients[f"c{k}"] = {
+            "x": {"a": ids[:, np.newaxis], "b": 2 * ids},
+            "y": 3 * ids,
+            "domain_id": np.full(size, k, np.int32),
+        }
+        first += size
+    pooled = PooledExamples(InMemoryClients(clients), 2, 4, seed=5)
+    draw = pooled.draw()
+    (one,), (two,) = (list(map(pooled.read, draw(t))) for t in (1, 2))
+    # 2 of 4 clients per round get 12 of 24 examples, so two rounds are a pass.
+    assert len(one["y"]) == len(two["y"]) == 12
+    result = np.concatenate([one["y"], two["y"]]) / 3
+    np.testing.assert_array_equal(np.sort(result), np.arange(24))
+    owners = np.repeat(np.arange(4), sizes)
+    for examples in (one, two):
+        ids = examples["y"] / 3
+        np.testing.assert_array_equal(examples["x"]["a"][:, 0], ids)
+        np.testing.assert_array_equal(examples["x"]["b"], 2 * ids)
+        np.testing.assert_array_equal(examples["domain_id"], owners[ids.astype(int)])
+    # Round 3 is the same in a run of more rounds.
+    longer = PooledExamples(InMemoryClients(clients), 2, 9, seed=5)
+    shorter = PooledExamples(InMemoryClients(clients), 2, 4, seed=5)
+    name = longer.draw()(3)[0]
+    np.testing.assert_array_equal(longer.read(name)["y"], shorter.read(name)["y"])

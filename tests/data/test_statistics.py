@@ -1,4 +1,4 @@
-"""Statistics of blocks against NumPy's of all rows."""
+"""Statistics accumulated over blocks match NumPy's statistics over all rows."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def _block_statistics(rows: np.ndarray, *ends: int) -> tuple[NumberStatistics, .
 @pytest.mark.parametrize("ends", [(), (1,), (3, 3, 500), tuple(range(1, 1000))])
 def test_block_statistics_equal_statistics_over_all_rows(ends):
     rng = np.random.default_rng(0)
-    # The second is large compared with its deviation: a sum of squares would lose all digits.
+    # Column 1 has mean 1e9 and deviation 1e-3: a sum of squares would lose all digits.
     rows = rng.normal([0.5, 1e9, -3, 7], [2, 1e-3, 1e4, 0], [1000, 4])
     rows[rng.random(rows.shape) < 0.1] = np.nan
     value = _block_statistics(rows, *ends)
@@ -26,12 +26,12 @@ def test_block_statistics_equal_statistics_over_all_rows(ends):
         assert (one.count, one.missing) == (len(present), 1000 - len(present))
         assert (one.least, one.most) == (present.min(), present.max())
         np.testing.assert_allclose(one.mean, present.mean(), rtol=1e-13)
-        # NumPy's deviation has few digits at a mean of 1e9.
+        # NumPy's own deviation has few correct digits for column 1.
         np.testing.assert_allclose(one.deviation, present.std(), rtol=1e-9 if k != 1 else 1e-4)
     assert value[3].deviation == 0 and value[3].unit == 1
 
 
-def test_missing_numbers_have_no_statistics():
+def test_column_of_nan_has_no_statistics():
     (one,) = _block_statistics(np.full([5, 1], np.nan), 2)
     assert one == NumberStatistics(0, 5, 0.0, 0.0, None, None)
 

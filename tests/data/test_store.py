@@ -1,4 +1,4 @@
-"""Stores as folders and as TFF's SQLite files: read, exported, changed, damaged."""
+"""Stores as folders and as TFF's SQLite files: reads, exports, changes and damage."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ def _assert_equal(one: Store, other: Store) -> None:
 
 
 @_both_forms
-def test_written_texts_are_read(tmp_path, name):
+def test_store_returns_written_texts(tmp_path, name):
     store = load_store(text_store(tmp_path / name))
     assert store.description.kind == "text"
     assert store.description.domains == ("answer", "question")
@@ -85,7 +85,7 @@ def test_written_texts_are_read(tmp_path, name):
         ("train", "a", {"words": Feature("string")}, "client a: expected examples with words"),
     ],
 )
-def test_absent_data_raise_one_line(tmp_path, name, split, client, features, message):
+def test_absent_split_client_or_feature_raises(tmp_path, name, split, client, features, message):
     store = load_store(text_store(tmp_path / name))
 
     def read() -> None:
@@ -95,7 +95,7 @@ def test_absent_data_raise_one_line(tmp_path, name, split, client, features, mes
     assert message in golden.refusal(read)
 
 
-def test_export_equals_the_store(tmp_path):
+def test_sqlite_export_equals_the_store(tmp_path):
     store = load_store(write_store(tmp_path / "s.store", mixed_records(500), "features"))
     to_tff(store, tmp_path / "s.sqlite")
     other = load_store(tmp_path / "s.sqlite")
@@ -104,7 +104,7 @@ def test_export_equals_the_store(tmp_path):
     _assert_equal(store, other)
 
 
-def test_exported_examples_parse_to_their_values(tmp_path):
+def test_exported_protos_contain_the_values(tmp_path):
     texts = ["", "a b", "\u00e9" * 100, "x" * 20_000]
     shared = {"text_at": "1", "te": -5, "zoo": np.float32([1.5, -2]), "big": 2**62}
     records = [("train", Record("a", "d", {**shared, "text": text})) for text in texts]
@@ -117,7 +117,7 @@ def test_exported_examples_parse_to_their_values(tmp_path):
         assert [feature[name].int64_list.value[:] for name in ("te", "big")] == [[-5], [2**62]]
 
 
-def test_tff_reads_exports_by_their_index(tmp_path):
+def test_tff_reads_exports_through_an_index(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     spec = {name: tf.TensorSpec([], tf.string) for name in _TEXT}
     load = tff.simulation.datasets.load_and_parse_sql_client_data
@@ -132,13 +132,13 @@ def test_tff_reads_exports_by_their_index(tmp_path):
             "WHERE client_id = 'a' AND split_name = 'train'"
         ).fetchall()
         assert "USING INDEX examples_by_client" in plan[0][-1]
-        # The rows of a client are consecutive.
+        # Each client's rows are consecutive.
         order = database.execute("SELECT split_name, client_id FROM examples ORDER BY rowid")
         rows = order.fetchall()
         assert rows == sorted(rows)
 
 
-def test_tff_store_has_first_examples_features(tmp_path):
+def test_tff_store_infers_features_from_first_example(tmp_path):
     rows = [
         ("train", "f0001_02", {"pixels": np.zeros(784, np.float32), "label": 3}),
         ("test", "f0001_02", {"pixels": np.ones(784, np.float32), "label": 4}),
@@ -154,7 +154,7 @@ def test_tff_store_has_first_examples_features(tmp_path):
         store.vocabulary()
 
 
-def test_threads_and_forked_processes_read_at_once(tmp_path):
+def test_threads_and_forked_processes_read_concurrently(tmp_path):
     store = load_store(text_store(tmp_path / "s.sqlite"))
     expected = store.read("train", "b")
     result = []
@@ -175,7 +175,7 @@ class _ReadB:
     _store = None
 
     def __init__(self, store):
-        # Not pickled: a forked process has it already.
+        # A class attribute is not pickled; the forked process inherits it.
         _ReadB._store = store
 
     def __call__(self, _):
@@ -195,7 +195,7 @@ def test_store_is_opened_read_only(tmp_path):
 
 
 @_both_forms
-def test_changed_or_removed_store_is_reported(tmp_path, name):
+def test_changed_or_removed_store_raises(tmp_path, name):
     path = text_store(tmp_path / name)
     store, examples = load_store(path), path / EXAMPLES if path.is_dir() else path
     examples.touch()
@@ -205,7 +205,7 @@ def test_changed_or_removed_store_is_reported(tmp_path, name):
     assert f"cannot read {examples.name}" in golden.refusal(store.digest)
 
 
-def test_locked_store_is_reported(tmp_path, monkeypatch):
+def test_locked_store_raises(tmp_path, monkeypatch):
     monkeypatch.setattr("tff_agnostic.data.tff_store._PATIENCE", 0.05)
     path = text_store(tmp_path / "s.sqlite")
     other = sqlite3.connect(path, isolation_level=None)
@@ -220,14 +220,14 @@ def test_locked_store_is_reported(tmp_path, monkeypatch):
         (lambda p: p.write_bytes(p.read_bytes()[:20000]), "expected an SQLite file, found a damag"),
         (
             lambda p: p.write_bytes(p.read_bytes()[:100].ljust(p.stat().st_size, b"\xff")),
-            "expected an SQLite file, found a damaged one",
+            "expected an SQLite file, found a damag",
         ),
         (lambda p: p.write_text("no store " * 99), "found a file of another format (./run"),
         (lambda p: p.unlink(), "expected a client store, found nothing"),
         (lambda p: p.write_bytes(b""), "expected a client store with the table examples"),
     ],
 )
-def test_damaged_file_raises_one_line(tmp_path, damage, message):
+def test_damaged_sqlite_file_raises(tmp_path, damage, message):
     path = text_store(tmp_path / "s.sqlite")
     damage(path)
 
@@ -240,7 +240,7 @@ def test_damaged_file_raises_one_line(tmp_path, damage, message):
 
 
 def _json(**changed: Any) -> Callable[[Path], None]:
-    """Changes entries of `store.json`; None removes one."""
+    """Returns a function that changes entries of `store.json`; the value None removes an entry."""
 
     def change(path: Path) -> None:
         content = {**json.loads((path / STORE).read_text()), **changed}
@@ -277,7 +277,7 @@ def _content(name: str, content: bytes) -> Callable[[Path], None]:
     return change
 
 
-# The store has the clients h, t, a and b, with 1, 1, 1 and 3 examples.
+# The rows of the clients table are h, t, a and b, with 1, 1, 1 and 3 examples.
 @pytest.mark.parametrize(
     "damage",
     [
@@ -313,14 +313,14 @@ def _content(name: str, content: bytes) -> Callable[[Path], None]:
         _examples_table(lambda t: t.set_column(0, t.column_names[0], pa.nulls(6, pa.string()))),
     ],
 )
-def test_damaged_folder_raises_one_line(tmp_path, damage):
+def test_damaged_store_folder_raises(tmp_path, damage):
     path = text_store(tmp_path / "s")
     damage(path)
     assert golden.refusal(load_store, path).startswith(f"{path}: expected a client store")
 
 
 @_both_forms
-def test_newer_store_raises_one_line(tmp_path, name):
+def test_store_of_a_newer_version_raises(tmp_path, name):
     path = text_store(tmp_path / name)
     if path.is_dir():
         _json(version=2)(path)
@@ -341,7 +341,7 @@ def _used(load: Callable[[], Store]) -> None:
 
 
 @golden.values
-def test_changed_export_is_refused(tmp_path, case):
+def test_changed_export_raises(tmp_path, case):
     path = text_store(tmp_path / "s.sqlite")
     statement = (case,) if isinstance(case, str) else case
     try:
@@ -354,7 +354,7 @@ def test_changed_export_is_refused(tmp_path, case):
 
 
 @golden.values
-def test_invalid_description_is_refused(tmp_path, case):
+def test_invalid_store_description_raises(tmp_path, case):
     path = text_store(tmp_path / "s.sqlite")
     description = json.loads(load_store(path).description.to_json())
     text = json.dumps({**description, **case})
@@ -363,7 +363,7 @@ def test_invalid_description_is_refused(tmp_path, case):
 
 
 @golden.values
-def test_changed_tff_store_is_refused(tmp_path, case):
+def test_changed_tff_store_raises(tmp_path, case):
     rows = [(split, "a", {"tokens": "the cat"}) for split in ("train", "test")]
     path = _execute(tff_store(tmp_path / "s.sqlite", rows), case)
     return golden.refusal(_used, lambda: load_store(path))
@@ -373,7 +373,7 @@ def test_changed_tff_store_is_refused(tmp_path, case):
     ("serialized", "features"),
     [([b"\xff\xff\xff"], _TEXT), (None, {"tokens": Feature("string", (2,))})],
 )
-def test_examples_with_other_features_raise_user_error(tmp_path, serialized, features):
+def test_protos_with_other_features_raise(tmp_path, serialized, features):
     store = load_store(text_store(tmp_path / "s.sqlite"))
     examples = serialized or store.read("train", "a")
     assert golden.refusal(parse_examples, examples, features, "client a").startswith(
@@ -381,12 +381,12 @@ def test_examples_with_other_features_raise_user_error(tmp_path, serialized, fea
     )
 
 
-def test_digests_differ_for_other_vocabularies():
+def test_vocabulary_digest_depends_on_words_and_order():
     assert vocabulary_digest(["a", "b"]) == vocabulary_digest(("a", "b"))
     assert len({vocabulary_digest(w) for w in (["a", "b"], ["b", "a"], ["a"], ["ab"])}) == 4
 
 
-# --- The clients of a split, as rounds see them
+# --- `StoreClients`: the clients of a split
 
 
 _NAMES = ("question", "answer")
@@ -403,7 +403,7 @@ def _clients(store: Store, to_examples=_lengths, **more: Any) -> StoreClients:
     return StoreClients(store, "train", _TEXT, to_examples, _NAMES, **more)
 
 
-def test_first_clients_stay_in_memory(tmp_path):
+def test_first_read_clients_stay_in_memory(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     parsed = []
 
@@ -411,7 +411,7 @@ def test_first_clients_stay_in_memory(tmp_path):
         parsed.append(client_id)
         return _lengths(client_id, columns)
 
-    # "b" has three examples with two numbers of 4 bytes and a domain id of 4.
+    # The 36 bytes fit client b only: 3 examples with x, y and a domain id of 4 bytes each.
     clients = _clients(load_store(path), to_examples=noted, max_kept_bytes=36)
     assert list(clients.client_ids) == ["a", "b"]
     for client in ("b", "a", "b", "a"):
@@ -426,7 +426,7 @@ def test_first_clients_stay_in_memory(tmp_path):
         clients.read("b")
 
 
-def test_counts_need_no_reading(tmp_path):
+def test_domain_counts_read_no_examples(tmp_path):
     def unread(client_id, columns):
         raise AssertionError("read")
 
@@ -451,7 +451,7 @@ def test_counts_need_no_reading(tmp_path):
         ),
     ],
 )
-def test_tff_metadata_counts_are_compared(tmp_path, sql, message):
+def test_wrong_tff_metadata_counts_raise(tmp_path, sql, message):
     rows = [("train", "a", {"tokens": "x", "domain": "answer"})] * 2
     clients = _clients(load_store(_execute(tff_store(tmp_path / "s.sqlite", rows), sql)))
     assert message in golden.refusal(clients.read, clients.client_ids[-1])

@@ -1,4 +1,4 @@
-"""Writes of stores: their content, and failures without leftovers."""
+"""`StoreWriter`: the content of stores, and failures that leave no files."""
 
 import contextlib
 import os
@@ -26,10 +26,10 @@ from tff_agnostic.data.tff_store import to_tff
 _ONE = [("train", sentence("a", "d", "x"))]
 
 
-def test_buckets_and_client_order_change_no_client(tmp_path):
+def test_buckets_and_record_order_keep_client_columns(tmp_path):
     records = mixed_records(3000)
     one = load_store(write_store(tmp_path / "one", records, "features"))
-    # A stable sort keeps the order of a client's examples.
+    # The sort is stable, so each client's examples keep their order.
     mixed = sorted(records, key=lambda record: record[1].client[::-1])
     same = load_store(write_store(tmp_path / "same", mixed, "features"))
     assert one.digest() == same.digest()
@@ -38,7 +38,7 @@ def test_buckets_and_client_order_change_no_client(tmp_path):
             add_records(writer, mixed[start : start + 100])
         writer.finish("features")
     parts = load_store(tmp_path / "buckets")
-    assert one.digest() != parts.digest(), "no buckets on the disk"
+    assert one.digest() != parts.digest(), "the writer used no buckets on disk"
     for split in one.splits():
         assert parts.client_counts(split) == one.client_counts(split)
         np.testing.assert_array_equal(parts.domain_table(split), one.domain_table(split))
@@ -48,7 +48,7 @@ def test_buckets_and_client_order_change_no_client(tmp_path):
 
 
 @pytest.mark.parametrize("memory", [10_000, 2**20])
-def test_units_are_counted_and_move(tmp_path, memory):
+def test_writer_counts_and_moves_split_units(tmp_path, memory):
     draw = np.random.default_rng(0)
     expected: Counter[tuple[int, str]] = Counter()
     with StoreWriter(tmp_path / "s", memory) as writer:
@@ -70,7 +70,7 @@ def test_units_are_counted_and_move(tmp_path, memory):
     assert store.domain_table("test").sum(axis=0).tolist() == moved
 
 
-def test_many_small_additions_are_one_store(tmp_path):
+def test_single_record_additions_give_the_same_store(tmp_path):
     records = mixed_records(1500)
     with StoreWriter(tmp_path / "small") as writer:
         for record in records:
@@ -115,7 +115,7 @@ def test_digest_changes_with_examples_and_description(tmp_path):
         ({**image("a", "d", 1).features, "more": 1}, "more"),
     ],
 )
-def test_rejects_examples_with_other_features(tmp_path, features, name):
+def test_writer_rejects_examples_with_other_features(tmp_path, features, name):
     with StoreWriter(tmp_path / "s") as writer:
         add_records(writer, [("train", image("a", "d", 3))])
         with pytest.raises(
@@ -125,7 +125,7 @@ def test_rejects_examples_with_other_features(tmp_path, features, name):
 
 
 def test_numeric_domains_are_in_numerical_order(tmp_path):
-    """So that domain k of an array is domain k of lambda."""
+    """Domain k of an array is then entry k of lambda."""
     for names, expected in (
         (["10", "0", "2"], ("0", "2", "10")),
         (["b", "10", "2"], ("10", "2", "b")),
@@ -135,7 +135,7 @@ def test_numeric_domains_are_in_numerical_order(tmp_path):
         assert store.description.domains == expected
 
 
-def test_existing_file_is_not_overwritten(tmp_path):
+def test_writer_does_not_overwrite_existing_file(tmp_path):
     path = tmp_path / "s.sqlite"
     with (
         pytest.raises(UserError, match="another process made a file there meanwhile"),
@@ -152,7 +152,7 @@ def test_existing_file_is_not_overwritten(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["s.sqlite", "store"]
 
 
-def test_unfinished_store_leaves_nothing(tmp_path):
+def test_unfinished_store_leaves_no_files(tmp_path):
     with StoreWriter(tmp_path / "s") as writer:
         add_records(writer, _ONE)
     with pytest.raises(KeyboardInterrupt), StoreWriter(tmp_path / "s") as writer:
@@ -187,7 +187,7 @@ _WRITING = textwrap.dedent(
 
 @contextlib.contextmanager
 def _writing(path: Path, step: str) -> Iterator[None]:
-    """Within the context, another process is writing a store; it is killed at the end."""
+    """Runs another process that writes a store, and kills it at the end of the context."""
     child = subprocess.Popen(
         [sys.executable, "-c", _WRITING, str(path), step], stdout=subprocess.PIPE, text=True
     )
@@ -203,7 +203,7 @@ def _writing(path: Path, step: str) -> Iterator[None]:
 def test_killed_writer_leaves_an_owner_only_folder(tmp_path, step):
     path = tmp_path / "s.sqlite"
     with _writing(path, step):
-        # Another writer leaves the folder of a running one.
+        # Another writer does not remove a running writer's folder.
         before = sorted(tmp_path.rglob("*"))
         text_store(tmp_path / "other")
         assert {*before} <= {*tmp_path.rglob("*")}
@@ -213,12 +213,12 @@ def test_killed_writer_leaves_an_owner_only_folder(tmp_path, step):
     assert stat.S_IMODE(left.stat().st_mode) == 0o700
     with pytest.raises(UserError):
         load_store(left)
-    # The next store in the same folder, under any name, removes the folder.
+    # The next writer of any store in `tmp_path` removes the dead writer's folder.
     text_store(tmp_path / "third.sqlite")
     assert sorted(os.listdir(tmp_path)) == ["other", "third.sqlite"]
 
 
-def test_leftover_with_this_process_id_is_removed(tmp_path):
+def test_leftover_folder_with_own_process_id_is_removed(tmp_path):
     with scratch_folder(tmp_path / "s.sqlite") as folder:
         pass
     folder.mkdir()

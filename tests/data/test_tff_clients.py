@@ -1,4 +1,4 @@
-"""TFF's clients as clients here, in rounds and in stores, and stores as TFF's clients."""
+"""Conversions between TFF's clients and this project's clients and stores."""
 
 from collections import OrderedDict
 from pathlib import Path
@@ -36,14 +36,14 @@ def _pairs(k: int) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((columns["x"], columns["y"]))
 
 
-def test_client_data_are_clients_by_id():
+def test_from_tff_returns_clients_by_id():
     clients = tff_clients.from_tff(_client_data())
     assert clients.client_ids == ["a", "b", "c"]
     assert_identical(clients.read("b"), _columns(0))
     assert_identical(clients.read("a"), _columns(1))
 
 
-def test_datasets_with_pairs_have_given_domains():
+def test_from_tff_accepts_datasets_with_domain_fn():
     clients = tff_clients.from_tff([_pairs(k) for k in range(11)], domain_fn=lambda name: 1)
     assert clients.client_ids == [f"{k:02d}" for k in range(11)]
     examples = clients.read("04")
@@ -52,7 +52,7 @@ def test_datasets_with_pairs_have_given_domains():
     assert examples["domain_id"].dtype == np.int32
 
 
-def test_a_client_without_examples_has_empty_columns():
+def test_empty_tff_client_has_empty_columns():
     (client_id,) = (clients := tff_clients.from_tff([_pairs(0).take(0)], lambda _: 0)).client_ids
     assert {k: v.shape for k, v in clients.read(client_id).items()} == {
         "x": (0, 4),
@@ -62,7 +62,7 @@ def test_a_client_without_examples_has_empty_columns():
 
 
 @pytest.mark.nightly
-def test_round_equals_round_with_read_examples(tff_runtime):
+def test_tff_cohort_round_equals_round_on_arrays(tff_runtime):
     process = build_agnostic_fed_avg(logistic_regression(4, 3), 2)
     cohort = tff_clients.cohort(_client_data(), ("b", "a"))
     result = process.next(process.initialize(), cohort).state
@@ -70,7 +70,7 @@ def test_round_equals_round_with_read_examples(tff_runtime):
     assert_identical(result, expected)
 
 
-def test_cohort_has_all_or_given_clients():
+def test_cohort_contains_all_or_given_clients():
     every = tff_clients.cohort([_pairs(0), _pairs(1)], domain_fn=int)
     for k, client in enumerate(every):
         np.testing.assert_array_equal(client["x"], _columns(k)["x"])
@@ -79,7 +79,7 @@ def test_cohort_has_all_or_given_clients():
         tff_clients.cohort(_client_data(), ("a", "z"))
 
 
-def test_store_equals_its_client_data(tmp_path):
+def test_tff_clients_survive_a_store_round_trip(tmp_path):
     path = tmp_path / "clients.sqlite"
     tff_clients.to_store(path, {"train": _client_data(), "test": _client_data(("d",))})
     store = load_store(path)
@@ -97,7 +97,7 @@ def test_store_equals_its_client_data(tmp_path):
     np.testing.assert_array_equal(domains, _columns(0)["domain_id"])
 
 
-def test_domains_may_have_names(tmp_path):
+def test_domain_fn_may_return_names(tmp_path):
     path = tmp_path / "clients.sqlite"
     tff_clients.to_store(path, {"train": [_pairs(0), _pairs(1)]}, lambda k: ["es", "pt"][int(k)])
     assert load_store(path).description.domains == ("es", "pt")
@@ -112,20 +112,20 @@ def test_domains_may_have_names(tmp_path):
         ([tf.data.Dataset.range(3)], "expected examples"),
     ],
 )
-def test_other_sources_raise_one_line(source, message):
+def test_unsupported_tff_sources_raise(source, message):
     with pytest.raises(UserError, match=message) as refused:
         clients = tff_clients.from_tff(source)
         clients.read(clients.client_ids[0])
     assert "\n" not in str(refused.value)
 
 
-def test_sources_with_equal_seeds_are_separate():
+def test_restored_source_iterator_keeps_its_own_clients():
     process = build_agnostic_fed_avg(logistic_regression(4, 3), 2)
     few, others = (
         tff_clients.source(tff_clients.from_tff(_client_data(names)), process, seed=0).iterator()
         for names in (("a", "b", "c"), ("d",))
     )
-    # A program saves and restores an iterator like this; the other source was made last.
+    # TFF programs save and restore iterators like this; `others` was created last.
     restored = type(few).from_bytes(few.to_bytes())
     assert_identical(restored.select(3), few.select(3))
     assert_identical(others.select(1), [_columns(0)])
@@ -152,7 +152,7 @@ def _quoted_id_store(path: Path) -> Store:
 
 
 @pytest.mark.parametrize("split", ["train", "te'st"])
-def test_client_data_with_quoted_ids_equal_the_store(tmp_path, split):
+def test_client_data_with_quoted_ids_equal_store_columns(tmp_path, split):
     store = _quoted_id_store(tmp_path / "s.sqlite")
     clients = tff_clients.to_tff(store, split)
     assert clients.client_ids == sorted(_QUOTED_IDS if split == "train" else ("a", "b", "c"))
@@ -167,27 +167,8 @@ def test_client_data_with_quoted_ids_equal_the_store(tmp_path, split):
 def test_client_data_with_quoted_ids_work_in_computations(tmp_path, tff_runtime):
     clients = tff_clients.to_tff(_quoted_id_store(tmp_path / "s.sqlite"))
 
-    # TFF executes this with the id as a tensor, which it makes of ASCII or bytes only.
+    # TFF converts the id to a tensor, which works for ASCII strings and bytes only.
     read = clients.dataset_computation
     result = {client_id: sum(1 for _ in read(client_id.encode())) for client_id in _QUOTED_IDS}
     assert result == {client_id: 3 + k for k, client_id in enumerate(_QUOTED_IDS)}
     assert sum(1 for _ in clients.create_tf_dataset_from_all_clients()) == sum(result.values())
-
-
-@pytest.mark.slow
-def test_client_data_are_read_back_as_a_store(tmp_path):
-    store = _quoted_id_store(tmp_path / "s.sqlite")
-    again = tff_clients.to_tff(store).preprocess(
-        lambda dataset: dataset.map(
-            lambda e: OrderedDict(
-                x=e["x"], y=e["label"], domain_id=tf.strings.to_number(e["domain"], tf.int32)
-            )
-        )
-    )
-    tff_clients.to_store(tmp_path / "again.sqlite", {"train": again})
-    for client_id in _QUOTED_IDS:
-        columns = [
-            one.columns("train", client_id, store.description.features)
-            for one in (load_store(tmp_path / "again.sqlite"), store)
-        ]
-        assert_identical(*columns)
