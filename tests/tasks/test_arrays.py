@@ -1,4 +1,4 @@
-"""Stores as arrays, and the recipe with scikit-learn."""
+"""Stores as NumPy arrays, and the documented recipe with scikit-learn."""
 
 from collections import Counter
 from typing import Any
@@ -13,7 +13,7 @@ from tff_agnostic.data.store import load_store
 from tff_agnostic.tasks.stored_inputs import split_arrays
 
 
-def test_arrays_are_what_models_are_given(tmp_path):
+def test_split_arrays_equal_the_tasks_examples(tmp_path):
     task = handed_over.shoppers(tmp_path)
     read = split_arrays(load_store(tmp_path / "shoppers.sqlite"), "test")
     assert read.class_names == ("no", "yes")
@@ -31,7 +31,7 @@ def test_arrays_are_what_models_are_given(tmp_path):
         split_arrays(load_store(tmp_path / "shoppers.sqlite"), "dev")
 
 
-def test_texts_are_arrays(tmp_path):
+def test_split_arrays_return_texts(tmp_path):
     read = split_arrays(load_store(text_store(tmp_path / "s.sqlite")), "train")
     assert read.y is None and read.names is None
     assert Counter(zip(read.clients, read.domains, read.x)) == Counter(
@@ -45,7 +45,7 @@ def test_texts_are_arrays(tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_recipe_learns_the_shoppers(tmp_path, monkeypatch, capsys):
+def test_scikit_learn_recipe_beats_constant_predictor(tmp_path, monkeypatch, capsys):
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     handed_over.shoppers(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -53,5 +53,5 @@ def test_the_recipe_learns_the_shoppers(tmp_path, monkeypatch, capsys):
     exec(handed_over.block("LogisticRegression"), made)
     test, right = made["test"], made["right"]
     assert f"{float(right.mean())}" == capsys.readouterr().out.split()[-1]
-    # A threshold that depends on the city and the device decides who buys.
+    # The labels follow a threshold that depends on city and device.
     assert right.mean() > max(np.mean(test.y), 1 - np.mean(test.y)) + 0.1

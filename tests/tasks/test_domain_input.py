@@ -1,4 +1,4 @@
-"""Models with the domain as an input: a vector of each domain is added to their scores."""
+"""Models with the domain as an input, which adds a learned vector per domain to the scores."""
 
 from pathlib import Path
 
@@ -34,13 +34,13 @@ def _random(model, rng):
 
 
 def _vectors(model):
-    """The position of the domains' vectors among the trainable weights."""
+    """Returns the index of the domains' vectors among the trainable weights."""
     (vectors,) = model.keras_model.get_layer(LAYER).trainable_weights
     return next(k for k, w in enumerate(model.keras_model.trainable_weights) if w is vectors)
 
 
 def _network(x_spec, *layers):
-    """A network of three scores: [n, 3], or [n, steps, 3]."""
+    """Returns a model with three scores, [n, 3] or [n, steps, 3]."""
     keras = tf.keras.layers
     return model_from_keras(
         lambda: tf.keras.Sequential(
@@ -74,7 +74,7 @@ def test_domain_vector_is_added_to_scores(model):
     model = model()
     wider = with_domain(model, 4)
     k = _vectors(wider)
-    # Initially the model equals the network, with vectors of zeros.
+    # Initially the domains' vectors are zero, and other weights equal the wrapped model's.
     start = list(wider.initial_weights.trainable)
     assert not start.pop(k).any()
     for actual, expected in zip(start, model.initial_weights.trainable, strict=True):
@@ -90,15 +90,15 @@ def test_domain_vector_is_added_to_scores(model):
     vectors = weights.trainable[k].numpy()[domain]
     expected = scores + vectors.reshape(5, *[1] * (scores.ndim - 2), -1)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
-    # The last layer belongs to the network; the vectors can be trained alone.
+    # `last_layer` is the wrapped model's; the domains' vectors can be trained alone.
     layer = last_layer(model)
     assert last_layer(wider).name == layer.name
     alone = freeze(wider, [layer.name, *layer.others])
     assert [np.shape(w) for w in alone.initial_weights.trainable] == [(4, scores.shape[-1])]
 
 
-def test_training_equals_one_hot_linear_model():
-    """Gradients against those in closed form: (softmax - one-hot label) times [x, one-hot d]."""
+def test_domain_gradients_equal_one_hot_linear_model():
+    """The gradient is (softmax - one-hot label) times [x, one-hot domain]."""
     rng = np.random.default_rng(1)
     wider = with_domain(logistic_regression(4, 3), 2)
     weights, k = _random(wider, rng), _vectors(wider)
@@ -122,18 +122,18 @@ def test_training_equals_one_hot_linear_model():
     np.testing.assert_allclose(gradients[1 if k == 0 else 0], expected[:4], rtol=1e-4, atol=1e-6)
 
 
-def test_clients_add_the_domain():
+def test_clients_with_domain_add_domain_ids():
     examples = {
         "x": np.array([[1.0], [2.0], [3.0]], np.float32),
         "y": np.array([7, 8, 9], np.int32),
         "domain_id": np.array([1, 0, 1], np.int32),
     }
-    telling = ClientsWithDomain(InMemoryClients({"a": examples}))
-    result = telling.read("a")
+    clients = ClientsWithDomain(InMemoryClients({"a": examples}))
+    result = clients.read("a")
     np.testing.assert_array_equal(result["x"]["domain"], [1, 0, 1])
     np.testing.assert_array_equal(result["x"]["x"], examples["x"])
-    assert result["y"] is examples["y"] and telling.client_domain_counts() is None
-    np.testing.assert_array_equal(client_domain_counts(telling, 2), [[1, 2]])
+    assert result["y"] is examples["y"] and clients.client_domain_counts() is None
+    np.testing.assert_array_equal(client_domain_counts(clients, 2), [[1, 2]])
     arrays = ClientsWithDomain(InMemoryClients({"a": {**examples, "x": {"b": examples["x"]}}}))
     assert sorted(arrays.read("a")["x"]) == ["b", "domain"]
 
@@ -157,14 +157,13 @@ def _from_probabilities():
         ),
     ],
 )
-def test_models_that_cannot_take_it_are_refused(model, message):
+def test_with_domain_rejects_unsuitable_models(model, message):
     with pytest.raises(UserError, match=f"^domain_input: expected {message}"):
         with_domain(model(), 2)
 
 
-def test_domains_that_are_the_classes_are_refused():
-    message = "^--domain_input: expected none, as the domains of this task are its classes, found"
-    with pytest.raises(UserError, match=message):
+def test_domain_input_rejects_domains_equal_to_classes():
+    with pytest.raises(UserError, match=r"^--domain_input: expected none, "):
         resolve("digits", {"domain_input": "embedding"}, {}).load_task()
 
 
@@ -184,7 +183,7 @@ _RUN = (
 
 
 @pytest.mark.nightly
-def test_domain_run_learns_each_domains_words(streaming_runtime, tmp_path, monkeypatch):
+def test_domain_input_learns_different_words_per_domain(streaming_runtime, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call = Caller({"cohort": streaming_runtime})
     rows = [
@@ -210,5 +209,5 @@ def test_domain_run_learns_each_domains_words(streaming_runtime, tmp_path, monke
     model = tf.keras.models.load_model(Path("saved", "model.keras"), compile=False)
     begin = np.array([[5, 0, 0]] * 2, np.int32)
     scores = model({"x": begin, "domain": np.array([0, 1], np.int32)}).numpy()[:, 0]
-    # Word a is the first one, b the second; the begin of a sentence is the same for both.
+    # The ids: a 1, b 2, begin 5. Only the domain differs between the two inputs.
     assert scores[0, 1] > scores[0, 2] and scores[1, 1] < scores[1, 2]

@@ -1,4 +1,4 @@
-"""Every task in the registry, and how one is loaded by name."""
+"""Every registered task: options, defaults, held-out splits and fingerprints."""
 
 import dataclasses
 import sqlite3
@@ -36,7 +36,7 @@ from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
 
 
 @pytest.mark.parametrize("name", list(TASKS))
-def test_options_have_a_help_text_and_a_default(name):
+def test_task_options_have_help_and_default(name):
     for flag in option_flags(TASKS[name].options):
         assert flag.text
         assert flag.default is not dataclasses.MISSING
@@ -56,7 +56,7 @@ def test_defaults_are_valid_run_settings(name):
     resolve(name, {}, {})
 
 
-# Every field of a task's options is a flag, so that a new field becomes public at once.
+# Every field of a task's options is a public flag; this list makes additions deliberate.
 _FLAGS = """
     categories concentration domain_feature heldout_share high_school_writers keep label_feature
     long_sentences model network num_classes num_clients num_test_clients predict ridge
@@ -64,7 +64,7 @@ _FLAGS = """
 """
 
 
-def test_task_flags_are_shared_and_distinct():
+def test_task_flags_differ_from_run_flags():
     options = task_flags()
     assert sorted(options) == _FLAGS.split()
     assert not set(options) & {*run_flags(), *runtime_flags(), *own_flags()}
@@ -72,11 +72,11 @@ def test_task_flags_are_shared_and_distinct():
     check_task_options("adult", ["ridge", "heldout_share"])
     result = golden.refusal(check_task_options, "adult", ["ridge", "train_share"])
     assert result.startswith(
-        "--train_share has no effect with --task=adult: it needs --task=custom or next_word or "
+        "--train_share has no effect with --task=adult: it needs --task=custom"
     )
 
 
-def test_vocabulary_is_a_number_or_a_path(tmp_path, monkeypatch):
+def test_vocabulary_flag_is_number_or_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     option = task_flags()["vocabulary"]
     for text, value in (("20", 20), ("words.txt", str(tmp_path / "words.txt"))):
@@ -87,7 +87,7 @@ def test_vocabulary_is_a_number_or_a_path(tmp_path, monkeypatch):
     assert golden.refusal(option.parsed, "") == "--vocabulary: expected a path, found an empty one"
 
 
-def test_papers_networks_are_next_word_defaults():
+def test_next_word_defaults_are_the_papers_networks():
     networks = {
         "next_word": LstmNetwork(embedding=96, units=256, layers=1, tied=False),
         "stackoverflow": LstmNetwork(embedding=96, units=670, layers=1, tied=False),
@@ -104,7 +104,7 @@ def test_every_library_task_has_defaults():
     assert {entry.task for entry in DEFAULTS.values()} == set(TASKS)
 
 
-def test_bare_network_name_fits_every_task():
+def test_network_names_apply_to_each_task():
     option = task_flags()["network"]
     for task, text in (
         ("text_classifier", "lstm"),
@@ -116,7 +116,7 @@ def test_bare_network_name_fits_every_task():
         assert task_options("next_word", {"network": option.parsed(text)}).network == network
 
 
-def test_run_errors_name_flags(tmp_path):
+def test_run_errors_prefix_options_with_dashes(tmp_path):
     context = TaskContext(0, data=_images(tmp_path / "s.sqlite", 0.5))
     options = {"high_school_writers": 9}
     message = "high_school_writers: expected 1 to 1, the number of high-school writers, found 9"
@@ -129,7 +129,7 @@ def test_run_errors_name_flags(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["digits", "toy_regression"])
-def test_tasks_without_files_load_with_their_defaults(name):
+def test_tasks_without_files_load_with_defaults(name):
     task = load_task(name, {}, TaskContext(seed=0))
     assert len(set(task.domain_names)) == task.num_domains
     cohort_size = {**dataclasses.asdict(RunConfig()), **DEFAULTS[name].settings}[
@@ -139,14 +139,14 @@ def test_tasks_without_files_load_with_their_defaults(name):
 
 
 @golden.values
-def test_unfit_options_are_refused(tmp_path, case):
+def test_unsuitable_task_options_raise(tmp_path, case):
     name, options, data_dir = case
     (tmp_path / "here").mkdir()
     context = TaskContext(seed=0, data_dir=None if data_dir is None else tmp_path / data_dir)
     return golden.refusal(load_task, name, options, context)
 
 
-# --- Settings are chosen by clients who neither train nor belong to the test
+# --- Held-out splits, by which settings are chosen
 
 
 @pytest.mark.parametrize(
@@ -165,18 +165,18 @@ def test_tasks_on_stores_have_a_held_out_split(name):
         ("emnist", {"test_split": "heldout"}, {"test_split": "heldout"}),
     ],
 )
-def test_given_options_stay(name, given, expected):
+def test_heldout_options_keep_given_options(name, given, expected):
     assert heldout_options(name, given) == expected
     assert set(expected) - {"keep", "ridge"} <= split_options(name)
 
 
 @golden.values
-def test_the_test_split_is_refused(case):
+def test_heldout_options_reject_the_test_split(case):
     name, given = case
     return golden.refusal(heldout_options, name, given)
 
 
-def test_a_task_that_evaluates_on_others_is_refused():
+def test_check_heldout_rejects_other_splits():
     task = make_task("ab")
     check_heldout(dataclasses.replace(task, test_split="heldout"), "mine")
     for split in ("test", "train_clients"):
@@ -184,7 +184,7 @@ def test_a_task_that_evaluates_on_others_is_refused():
             check_heldout(dataclasses.replace(task, test_split=split), "mine")
 
 
-# --- Tasks on client stores: the fingerprint changes with any example of the store
+# --- Fingerprints of tasks on client stores
 
 
 _SMALL: dict[str, Any] = {"network": LstmNetwork(2, 2), "sequence_length": 3}
@@ -262,7 +262,7 @@ def _fingerprint(task: str, folder: Path, store: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("task", "write", "contents"), _STORES)
-def test_a_store_with_another_example_is_another_one(
+def test_fingerprint_depends_on_the_stores_examples(
     tmp_path, task: str, write: Callable[[Path, Any], Path], contents: Any
 ):
     first, other = contents
@@ -274,13 +274,13 @@ def test_a_store_with_another_example_is_another_one(
     assert result["first"] == result["same"]
     assert result["first"]["data"] != result["other"]["data"]
     assert len(result["first"]["data"]) == 16
-    # A change with its own name is reported by that name: the first difference.
+    # "data" is last, since a resumed run reports the first difference only.
     assert list(result["first"])[-1] == "data"
     assert {**result["other"], "data": ""} == {**result["first"], "data": ""}
 
 
 @pytest.mark.slow
-def test_changed_store_has_new_fingerprint(tmp_path):
+def test_client_id_changes_the_fingerprint(tmp_path):
     path = _images(tmp_path / "s.sqlite", 0.25)
     first = _fingerprint("emnist", tmp_path, path)
     with sqlite3.connect(path) as store:
@@ -290,7 +290,7 @@ def test_changed_store_has_new_fingerprint(tmp_path):
 
 
 @pytest.mark.slow
-def test_fingerprint_covers_neighbouring_modules(tmp_path):
+def test_fingerprint_covers_imported_modules(tmp_path):
     path = _images(tmp_path / "s.sqlite", 0.25)
     first = _fingerprint("custom", tmp_path, path)
     (tmp_path / "parts.py").write_text(_PARTS.replace("classes", "classes + 1"))

@@ -1,4 +1,4 @@
-"""Client stores for users' models: of numbers, of people in categories, of texts with labels."""
+"""Client stores for users' models: points, people with categories, and labelled texts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ def people(
         person("train", "baker", "Oslo", 1),
         person("test", "clerk", "Rome", 0),
     ]
-    # In this order, which is not alphabetical.
+    # The order of the categories, town before job, is not alphabetical.
     return write_store(path, rows, "features", categories={"town": towns, "job": jobs})
 
 

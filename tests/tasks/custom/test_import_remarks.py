@@ -1,4 +1,4 @@
-"""Warnings of an import that a run's page repeats."""
+"""Warnings of an import that a training run repeats."""
 
 import dataclasses
 from typing import Any
@@ -21,13 +21,13 @@ _NOTES = [
 
 
 class _Store(ArrowStore):
-    """A store without files, which has notes of its import."""
+    """A store without files that has only the notes of its import."""
 
     def __init__(self, notes: dict[str, Any]) -> None:
         self.content = StoreContent("digest", (), (), notes)
 
 
-def test_run_repeats_class_shares_and_copies():
+def test_run_repeats_import_warnings():
     remarks = import_remarks(_Store({"class_shares": None, "remarks": _NOTES}))
     assert [remark.to_json() for remark in remarks] == [_NOTES[0], _NOTES[2]]
     assert import_remarks(_Store({})) == []
