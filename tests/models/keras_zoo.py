@@ -1,4 +1,4 @@
-"""Keras models of many kinds, and random batches for them."""
+"""Keras models of many kinds, with random batches for them."""
 
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
@@ -15,12 +15,12 @@ class Kind(NamedTuple):
     """A Keras model and data for it.
 
     Attributes:
-        build: Returns the built model.
-        x: Draws n inputs.
-        y: Draws n labels.
+        build: Returns the built Keras model.
+        x: Called with a generator and n; returns n random inputs.
+        y: Called with a generator and n; returns n random labels.
         x_spec: Spec of the inputs.
         y_spec: Spec of the labels.
-        loss: (labels, predictions) -> [n].
+        loss: Called with labels and predictions; returns n losses.
     """
 
     build: Callable[[], tf.keras.Model]
@@ -41,7 +41,7 @@ class Kind(NamedTuple):
 
 
 def classification(build: Callable[[], tf.keras.Model], features: Any, classes: int = 3) -> Kind:
-    """Returns a classifier of float inputs of a shape."""
+    """Returns a classifier; its inputs have the shape [n, *features]."""
     shape = list(np.atleast_1d(features))
     return Kind(
         build,
@@ -60,7 +60,7 @@ def _token_loss(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
 
 
 def language_model(build: Callable[[], tf.keras.Model], vocabulary: int = 11) -> Kind:
-    """Returns a next-token model of sentences of six tokens, padded with 0 at the end."""
+    """Returns a next-token model for sentences of 1 to 6 tokens, padded with 0."""
 
     def tokens(rng: np.random.Generator, n: int) -> np.ndarray:
         sentences = rng.integers(1, vocabulary, size=[n, 6])
@@ -142,7 +142,7 @@ def nested() -> tf.keras.Model:
 
 
 class _WeightList(tf.keras.layers.Layer):
-    """A layer that keeps its weights in one list and its sub-layers in another."""
+    """A layer with one list of weights and another list of sub-layers."""
 
     def build(self, input_shape: Any) -> None:
         size = int(input_shape[-1])
@@ -161,7 +161,7 @@ def weights_in_lists() -> tf.keras.Model:
 
 
 class _TiedOutput(tf.keras.layers.Layer):
-    """A layer that computes scores by the transpose of another layer's weight."""
+    """A layer that multiplies by the transposed weights of an embedding."""
 
     def __init__(self, embedding: tf.keras.layers.Embedding) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Inputs, masks and gradients for tests of the recurrent layers."""
+"""Inputs, masks, weights and gradients for tests of recurrent layers."""
 
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -13,7 +13,7 @@ LAYERS: dict[str, Callable[..., tf.keras.layers.Layer]] = {
     "cifg_with_projection": lambda **kwargs: CIFG(5, projection_units=3, **kwargs),
 }
 
-# Four sequences of six steps each.
+# Masks of 4 sequences with 6 steps.
 MASKS: dict[str, Optional[np.ndarray]] = {
     "no_mask": None,
     "all_true": np.ones([4, 6], bool),
@@ -24,7 +24,7 @@ MASKS: dict[str, Optional[np.ndarray]] = {
 
 
 class Sequences(NamedTuple):
-    """Random inputs [B, T, n], and factors of the outputs that make all gradients distinct."""
+    """Random inputs [B, T, n], with an objective whose gradients are all distinct."""
 
     x: np.ndarray
     mask: Optional[np.ndarray] = None
@@ -40,14 +40,14 @@ def sequences(shape: Any, dtype: str = "float64", mask: Optional[np.ndarray] = N
 
 
 def random_weights(layer: tf.keras.layers.Layer, features: int) -> list[np.ndarray]:
-    """Random weights for a built layer, with which no gate is closed or linear."""
+    """Builds the layer; returns random weights that neither saturate nor linearise its gates."""
     layer.build(tf.TensorShape([None, None, features]))
     rng = np.random.default_rng(2)
     return [rng.normal(size=w.shape, scale=0.7).astype(layer.dtype) for w in layer.weights]
 
 
 def outputs_and_gradients(layer: tf.keras.layers.Layer, data: Sequences) -> list[np.ndarray]:
-    """Outputs, and the gradients of inputs and weights, in eager mode."""
+    """Returns the outputs, and the objective's gradients for inputs and weights, in eager mode."""
     x = tf.constant(data.x)
     mask = None if data.mask is None else tf.constant(data.mask)
     with tf.GradientTape() as tape:
@@ -59,7 +59,7 @@ def outputs_and_gradients(layer: tf.keras.layers.Layer, data: Sequences) -> list
 
 
 def assert_all_close(actual: Any, expected: Any) -> None:
-    """Asserts that arrays differ by at most some hundred float32 rounding errors."""
+    """Asserts that arrays differ by at most 300 rounding errors of their dtype."""
     tf.nest.assert_same_structure(actual, expected)
     for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
         a, e = np.asarray(a), np.asarray(e)

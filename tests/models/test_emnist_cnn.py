@@ -4,12 +4,11 @@ import numpy as np
 import tensorflow as tf
 
 from tff_agnostic.models import emnist_cnn
-from tff_agnostic.models.model import ModelWeights
 
 _SEED = np.array([0, 0], np.int32)
 
 
-def test_weights_have_the_papers_shapes():
+def test_cnn_weights_have_the_papers_shapes():
     assert emnist_cnn().num_parameters == 1_206_590
     shapes = [w.shape for w in emnist_cnn(num_classes=10).initial_weights.trainable]
     assert shapes == [
@@ -24,7 +23,7 @@ def test_weights_have_the_papers_shapes():
     ]
 
 
-def test_outputs_have_losses_and_class_scores():
+def test_cnn_returns_cross_entropy_and_scores():
     model = emnist_cnn(num_classes=10)
     images = np.random.default_rng(0).random([3, 28, 28, 1]).astype(np.float32)
     labels = np.array([0, 9, 4], np.int32)
@@ -43,25 +42,20 @@ def test_outputs_have_losses_and_class_scores():
     np.testing.assert_array_equal(count, [1, 1, 1])
 
 
-def test_dropout_acts_in_training_only():
+def test_cnn_applies_dropout_in_training_only():
     model = emnist_cnn(num_classes=10)
     images = np.random.default_rng(0).random([2, 28, 28, 1]).astype(np.float32)
-    weights = ModelWeights(*tf.nest.map_structure(tf.constant, tuple(model.initial_weights)))
-    call = tf.function(lambda training, seed: model.predict(weights, images, training, seed))
-    quiet = call(False, _SEED)
-    np.testing.assert_array_equal(call(False, _SEED + 1), quiet)
-    noisy = call(True, _SEED)
-    assert not np.allclose(noisy, quiet)
-    np.testing.assert_array_equal(call(True, _SEED), noisy)
-    assert not np.allclose(call(True, _SEED + 1), noisy)
+    evaluated, trained = (
+        model.predict(model.initial_weights, images, training, _SEED) for training in (False, True)
+    )
+    assert not np.allclose(trained, evaluated)
+    again = model.predict(model.initial_weights, images, False, _SEED + 1)
+    np.testing.assert_array_equal(again, evaluated)
 
 
 def test_seed_determines_initial_weights_only():
-    first, second, other = emnist_cnn(10, 1), emnist_cnn(10, 1), emnist_cnn(10, 2)
-    for a, b in zip(first.initial_weights.trainable, second.initial_weights.trainable):
-        np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(
-        first.initial_weights.trainable[0], other.initial_weights.trainable[0]
-    )
-    assert first == other
-    assert first != emnist_cnn(62)
+    first, second, other = (emnist_cnn(10, seed) for seed in (1, 1, 2))
+    weights = [model.initial_weights.trainable[0] for model in (first, second, other)]
+    assert np.array_equal(weights[0], weights[1])
+    assert not np.array_equal(weights[0], weights[2])
+    assert first == other != emnist_cnn(62)

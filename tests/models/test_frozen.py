@@ -1,4 +1,4 @@
-"""Frozen layers: the choice of weights, and that nothing else changes."""
+"""Frozen layers: which weights are trained, and equal predictions."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def _model(name: str = "dense") -> Model:
 
 
 @pytest.mark.parametrize("frozen", [(), (0,), (3,), (0, 2), (1, 2, 3)])
-def test_keras_order_is_restored(frozen):
+def test_as_in_keras_restores_weight_order(frozen):
     weights = ModelWeights(["a", "b", "c", "d"], ["e"])
     result = with_frozen(weights, frozen)
     assert result.non_trainable == [*("abcd"[k] for k in frozen), "e"]
@@ -30,7 +30,7 @@ def test_keras_order_is_restored(frozen):
 
 
 def test_frozen_weights_keep_predictions_without_gradients():
-    # Names of layers do not depend on earlier models.
+    # An earlier layer must not change the names of the model's layers.
     tf.keras.layers.Dense(1)
     model = _model()
     result = freeze(model, ["dense"])
@@ -39,13 +39,13 @@ def test_frozen_weights_keep_predictions_without_gradients():
     expected = model.predict(model.initial_weights, x, False, _SEED)
     np.testing.assert_array_equal(result.predict(result.initial_weights, x, False, _SEED), expected)
     assert result.num_parameters == 7 * 3 + 3
-    # A client does not send the frozen weights.
+    # Clients do not send the frozen kernel and bias.
     bounds = training_bounds(result)(ClientLimits())
     assert len(bounds.weighted_delta) == 2
 
 
-def test_loss_excludes_frozen_weights_penalty():
-    """`dense` has l2 on its first layer's kernel, and l1 on its second layer's bias."""
+def test_regularizer_excludes_frozen_weights():
+    """The model has l2 on its first layer's kernel and l1 on its second layer's bias."""
     model = _model()
     weights = [w + np.float32(1) for w in model.initial_weights.trainable]
     _, _, kernel, bias = weights
@@ -56,7 +56,7 @@ def test_loss_excludes_frozen_weights_penalty():
     assert freeze(_model("convolutional"), ["conv*"]).regularizer is None
 
 
-def test_equal_frozen_layers_share_a_trace():
+def test_equal_frozen_layers_give_equal_models():
     model = _model()
     assert freeze(model, ["dense"]) == freeze(model, ["dens?", "dense"])
     assert hash(freeze(model, ["dense"])) == hash(freeze(model, ["dense"]))
@@ -69,12 +69,12 @@ def test_equal_frozen_layers_share_a_trace():
     ("kind", "frozen", "expected", "others"),
     [
         ("dense", (), "dense_1", ("dense",)),
-        # The list does not name weights that are frozen in any case.
+        # `others` omits layers that are already frozen.
         ("dense", ("dense",), "dense_1", ()),
         ("dense", ("dense_1",), "dense", ()),
     ],
 )
-def test_last_layer_has_last_weights(kind, frozen, expected, others):
+def test_last_layer_is_the_last_trainable_layer(kind, frozen, expected, others):
     model = freeze(_model(kind), frozen)
     result = last_layer(model)
     assert result == LastLayer(expected, others)
@@ -85,10 +85,10 @@ def test_last_layer_has_last_weights(kind, frozen, expected, others):
 
 
 @golden.values
-def test_invalid_frozen_layers_are_refused(case):
+def test_invalid_frozen_layers_raise(case):
     return golden.refusal(freeze, _model(), case)
 
 
-def test_a_model_without_keras_has_no_layers():
+def test_freezing_a_model_without_keras_raises():
     with pytest.raises(UserError, match=r"^frozen_layers: expected a task with a Keras model"):
         freeze(linear_model(), ["dense"])

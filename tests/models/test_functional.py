@@ -1,4 +1,4 @@
-"""Interface of models for algorithms."""
+"""`Model`: losses, specs and equality."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from tff_agnostic.models.model import ModelWeights
 _SEED = np.array([0, 0], np.int32)
 
 
-def test_logistic_regression_starts_at_zero_with_equal_scores():
+def test_logistic_regression_starts_with_equal_scores():
     model = logistic_regression(num_features=5, num_classes=4)
     assert model.num_parameters == 5 * 4 + 4
     assert [w.shape for w in model.initial_weights.trainable] == [(5, 4), (4,)]
@@ -23,7 +23,7 @@ def test_logistic_regression_starts_at_zero_with_equal_scores():
     np.testing.assert_array_equal(scores, np.zeros([3, 4]))
 
 
-def test_regularizer_is_in_every_examples_loss():
+def test_each_examples_loss_includes_the_regularizer():
     model = linear_model(regularizer=lambda weights: 10.0 * tf.reduce_sum(weights[0]))
     weights = ModelWeights([np.array([2.0], np.float32)], [])
     losses, predictions = model.example_losses(weights, make_client([1, 3], [0, 0]), False, _SEED)
@@ -72,6 +72,6 @@ def test_model_equality_ignores_initial_weights():
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_models_that_compute_something_else_are_not_equal(changes):
+def test_models_with_different_computations_are_unequal(changes):
     model = linear_model()
     assert model != dataclasses.replace(model, **changes)

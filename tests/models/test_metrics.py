@@ -1,4 +1,4 @@
-"""Metrics as ratios of sums."""
+"""Metrics: ratios of sums over examples."""
 
 import math
 from typing import Any
@@ -29,7 +29,7 @@ def test_accuracy_counts_largest_scores():
         np.testing.assert_array_equal(denominator, [1, 1, 1])
 
 
-def test_metric_value_is_ratio_or_function():
+def test_metric_value_is_ratio_or_its_transform():
     assert float(accuracy().value(0.25)) == 0.25
     root = Metric("root", accuracy().per_example, transform=tf.sqrt)
     np.testing.assert_allclose(root.value(np.array([0.25, 1.0, np.nan])), [0.5, 1.0, np.nan])
@@ -37,7 +37,7 @@ def test_metric_value_is_ratio_or_function():
 
 _IDS = TokenIds(2)
 _EXTREMES = np.float32([-3.4e38, -1e-38, 0.0, 1e-45, 3.4e38])
-# (metric, labels [n, ...], shape of one example's predictions)
+# (metric, labels [60, ...], shape of one example's predictions)
 _ANY_PREDICTIONS = [
     (accuracy(), np.arange(60) % 3, [3]),
     (binary_accuracy(from_logits=True), np.arange(60) % 2, [1]),
@@ -55,7 +55,7 @@ _ANY_PREDICTIONS = [
     ("metric", "labels", "shape"), _ANY_PREDICTIONS, ids=lambda value: getattr(value, "name", "")
 )
 def test_extreme_predictions_stay_within_bounds(metric, labels, shape):
-    """An infinite sum would exclude its client; so would NaN, but that would hide a mistake."""
+    """An infinite numerator would exclude its client; NaN would also hide a mistake."""
     predictions = np.random.default_rng(0).choice(_EXTREMES, size=[60, *shape])
     sums = metric.per_example(tf.constant(labels), tf.constant(predictions))
     numerator, denominator = (value.numpy() for value in sums)
@@ -67,10 +67,10 @@ def test_extreme_predictions_stay_within_bounds(metric, labels, shape):
         assert np.all(numerator <= denominator)
 
 
-# --- Perplexity and the two in-vocabulary accuracies, by hand
+# --- Perplexity and the two in-vocabulary accuracies, computed by hand
 
 
-# Ids 1 to 3 are words; 4 is an unknown word, 5 the start of a sentence, 6 its end.
+# The ids: words 1 to 3, unknown words 4, begin 5, end 6, padding 0.
 _TEXT_IDS = TokenIds(3)
 _LABELS = np.array(
     [
@@ -100,7 +100,7 @@ def _sums(metric: Metric, labels: Any, scores: Any) -> tuple[np.ndarray, np.ndar
 @pytest.mark.parametrize(
     ("metric", "counted"),
     [
-        # The end of a sentence counts in the first metric, unknown words in none.
+        # Only the first metric counts ends of sentences; neither counts unknown words.
         (in_vocab_accuracy, [3, 4, 1, 0]),
         (accuracy_without_out_of_vocab_or_end_of_sentence, [2, 4, 0, 0]),
     ],
@@ -112,8 +112,8 @@ def test_word_accuracies_count_known_words(metric, counted):
     np.testing.assert_array_equal(denominator, counted)
 
 
-def test_accuracy_without_end_equals_tffs():
-    """TFF's baseline takes it from Keras' metrics with masked ids."""
+def test_accuracy_without_end_equals_tffs_metric():
+    """TFF's baseline uses this Keras metric and masks these ids."""
     metric = accuracy_without_out_of_vocab_or_end_of_sentence(_TEXT_IDS, 5)
     rng = np.random.default_rng(0)
     labels = rng.integers(_TEXT_IDS.num_ids, size=[40, 5]).astype(np.int32)
@@ -125,7 +125,7 @@ def test_accuracy_without_end_equals_tffs():
     assert numerator.sum() / denominator.sum() == pytest.approx(float(keras.result()))
 
 
-def test_guessing_has_the_id_count_as_perplexity():
+def test_perplexity_of_uniform_scores_is_the_id_count():
     metric = perplexity(5)
     numerator, denominator = _sums(metric, _LABELS, np.zeros([4, 5, 7], np.float32))
     np.testing.assert_allclose(numerator, np.log(7) * np.array([4, 5, 2, 0]), rtol=1e-6)
@@ -133,8 +133,8 @@ def test_guessing_has_the_id_count_as_perplexity():
     assert float(metric.value(numerator.sum() / denominator.sum())) == pytest.approx(7)
 
 
-def test_perplexity_by_hand():
-    # Probabilities of 1/2 and 1/8 of the two words: e^((ln 2 + ln 8) / 2) = 4.
+def test_perplexity_equals_hand_computation():
+    # The two words have probabilities 1/2 and 1/8: exp((ln 2 + ln 8) / 2) = 4.
     scores = np.full([1, 5, 7], -np.inf, np.float32)
     scores[0, 0, [2, 3]] = 0.0
     scores[0, 1, [6, 4]] = np.log([1, 7])
@@ -156,14 +156,14 @@ def test_metric_sums_ignore_batching_and_order(metric):
         parts = [_sums(metric, labels[batch], scores[batch]) for batch in batches]
         result = [sum(part[i].sum() for part in parts) for i in range(2)]
         np.testing.assert_allclose(result, whole, rtol=1e-6)
-        # Additional padding changes nothing.
+        # Additional padding does not change the sums.
         padded = _sums(
             metric, np.pad(labels, [(0, 0), (0, 3)]), np.pad(scores, [(0, 0), (0, 3), (0, 0)])
         )
         np.testing.assert_allclose([part.sum() for part in padded], whole, rtol=1e-6)
 
 
-def test_directions_and_bounds():
+def test_metrics_have_directions_and_bounds():
     assert accuracy().upper == 1.0
     metrics = (accuracy(), *text_metrics(_TEXT_IDS, 20))
     assert {m.name: (m.higher_is_better, m.max_numerator) for m in metrics} == {
@@ -177,5 +177,5 @@ def test_directions_and_bounds():
 @pytest.mark.parametrize(
     ("ratio", "expected"), [(0.0, 1.0), (1e4, math.inf), (math.inf, math.inf), (math.nan, math.nan)]
 )
-def test_any_mean_cross_entropy_has_perplexity(ratio, expected):
+def test_perplexity_accepts_infinity_and_nan(ratio, expected):
     np.testing.assert_array_equal(perplexity(5).value(np.float64(ratio)), expected)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_agnostic.models import Model, next_word_lstm, two_layer_lstm
+from tff_agnostic.models import Model, keyboard_cifg, next_word_lstm, two_layer_lstm
 from tff_agnostic.models.keras import computing_in
 from tff_agnostic.models.lstm import LSTM
 from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.word_layers import DenseOverSteps
 
 _SEED = np.array([0, 0], np.int32)
-# Lengths 5, 2, 0 and 4; 0 is padding.
+# Sentences of 5, 2, 0 and 4 words; 0 is padding.
 _X = np.array([[12, 3, 4, 5, 9], [12, 7, 0, 0, 0], [0] * 5, [12, 1, 1, 6, 0]], np.int32)
 _Y = np.array([[3, 4, 5, 9, 13], [7, 13, 0, 0, 0], [0] * 5, [1, 1, 6, 2, 0]], np.int32)
 
@@ -41,7 +41,7 @@ def _losses_and_gradients(model: Model, weights: Any, x: Any, y: Any) -> tuple:
 
 
 @pytest.mark.slow
-def test_models_have_their_papers_parameters():
+def test_next_word_models_have_papers_parameter_counts():
     assert next_word_lstm().num_parameters == 4_050_748
     embedding, scores = 10_004 * 96, 96 * 10_004 + 10_004
     layer = (96 + 256 + 1) * 4 * 256 + (256 + 1) * 96
@@ -52,7 +52,7 @@ def test_models_have_their_papers_parameters():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 2])
-def test_weights_have_shapes(layers):
+def test_next_word_weights_have_shapes(layers):
     shapes = [w.shape for w in _small(layers=layers).initial_weights.trainable]
     layer = [(3, 16), (4, 16), (16,), (4, 3), (3,)]
     assert shapes == [(14, 3), *(layer * layers), (3, 14), (14,)]
@@ -79,7 +79,7 @@ def test_scores_equal_keras_with_equal_weights():
 
 @pytest.mark.slow_cases("2.5")
 @pytest.mark.parametrize("expected_length", [None, 2.5])
-def test_loss_averages_or_weighs_words(expected_length):
+def test_loss_divides_by_words_or_expected_length(expected_length):
     model = _small(expected_length=expected_length)
     losses, scores, _ = _losses_and_gradients(model, _weights(model), _X, _Y)
     scores = np.asarray(scores, np.float64)
@@ -98,9 +98,12 @@ def test_metrics_are_text_metrics():
     ]
 
 
-@pytest.mark.parametrize("arguments", [{}, {"expected_length": 3.0}, {"layers": 2}], ids=str)
-def test_padding_values_have_no_effect(arguments):
-    model = _small(**arguments)
+@pytest.mark.parametrize("arguments", [{}, {"expected_length": 3.0}, {"layers": 2}, None], ids=str)
+def test_padding_ids_do_not_change_results(arguments):
+    if arguments is None:
+        model = keyboard_cifg(10, units=4, projection=3, sequence_length=5)
+    else:
+        model = _small(**arguments)
     weights = _weights(model)
     moved = np.where(_Y > 0, _X, np.array([[8, 9, 10, 11, 13]], np.int32))
     results = []
@@ -114,7 +117,7 @@ def test_padding_values_have_no_effect(arguments):
 
 
 @pytest.mark.slow
-def test_more_padding_changes_nothing():
+def test_longer_padding_does_not_change_results():
     model = _small()
     longer = next_word_lstm(vocabulary_size=10, embedding=3, units=4, sequence_length=9)
     weights = _weights(model)
@@ -129,7 +132,7 @@ def test_more_padding_changes_nothing():
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_the_embeddings_gradient_is_sparse(traced):
+def test_embedding_gradient_is_sparse(traced):
     call = partial(_losses_and_gradients, model := _small())
     call = tf.function(call) if traced else call
     _, _, gradients = call(_weights(model), tf.constant(_X), tf.constant(_Y))
@@ -140,7 +143,7 @@ def test_the_embeddings_gradient_is_sparse(traced):
 
 
 @pytest.mark.slow
-def test_clients_are_vectorised():
+def test_vectorised_clients_equal_single_clients():
     model = _small()
     rng = np.random.default_rng(0)
     weights = [
@@ -180,7 +183,7 @@ def test_seeded_weights_ignore_earlier_models(seed):
     model = next_word_lstm(**sizes, seed=seed)
     tf.keras.utils.set_random_seed(seed)
     tokens = tf.keras.Input([2], dtype=tf.int32)
-    # Keras 3 draws a layer's seed when the layer is made.
+    # Keras 3 chooses a layer's seed when the layer is created.
     layers = [tf.keras.layers.Embedding(9, 3), LSTM(4, return_sequences=True)]
     layers += [DenseOverSteps(3), DenseOverSteps(9)]
     built = tf.keras.Sequential([tokens, *layers])

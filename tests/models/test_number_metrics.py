@@ -1,4 +1,4 @@
-"""Metrics of models with one output, against NumPy."""
+"""Metrics of models with one output match NumPy."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def _value(metric: Metric, labels: Any, predictions: Any) -> float:
 
 @pytest.mark.parametrize("shape", [[7], [7, 1]])
 @pytest.mark.parametrize("unit", [1.0, 1e5])
-def test_errors_have_the_labels_unit(shape, unit):
+def test_error_metrics_have_the_labels_unit(shape, unit):
     rng = np.random.default_rng(0)
     y = rng.normal(size=7).astype(np.float32) * unit
     result = rng.normal(size=7).astype(np.float32) * unit
@@ -39,7 +39,7 @@ def test_errors_have_the_labels_unit(shape, unit):
     assert rmse == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-5)
 
 
-def test_label_range_bounds_secure_errors():
+def test_label_range_bounds_error_sums():
     for metric in (mean_absolute_error(8.0), root_mean_squared_error(8.0)):
         numerator, _ = metric.per_example(tf.constant([-4.0, 4.0]), tf.constant([4.0, 4.0]))
         assert numerator.numpy().tolist() == [metric.max_numerator, 0]
@@ -53,7 +53,7 @@ def test_rejects_empty_and_infinite_ranges():
 
 @pytest.mark.parametrize("shape", [[4], [4, 1]])
 @pytest.mark.parametrize("from_logits", [True, False])
-def test_one_outputs_accuracy(shape, from_logits):
+def test_binary_accuracy_thresholds_one_output(shape, from_logits):
     predictions = np.array([-3.0, 0.4, 0.6, 2.0], np.float32).reshape(shape)
     right = {True: [0, 1, 1, 1], False: [0, 0, 1, 1]}[from_logits]
     metric = binary_accuracy(from_logits)
@@ -73,13 +73,13 @@ _ERRORS = ["mean_absolute_error", "root_mean_squared_error"]
     [
         (_TWO_CLASSES, 1, "losses.BinaryCrossentropy(from_logits=True, ", ["accuracy"]),
         (_TWO_CLASSES, 1, "losses.BinaryFocalCrossentropy(", ["accuracy"]),
-        # The package does not know the meaning of this model's outputs.
+        # With a hinge loss, an output is neither a logit nor a probability.
         (_TWO_CLASSES, 1, "losses.Hinge(", []),
         (_RANGED, 1, "losses.Huber(", _ERRORS),
         (REGRESSION, 1, "losses.Huber(", []),
     ],
 )
-def test_number_metrics_have_defaults(tmp_path, data, units, loss, names):
+def test_loss_determines_default_metrics(tmp_path, data, units, loss, names):
     path = returning(
         tmp_path, f"tf.keras.Sequential([layers.Dense({units})])", f'{loss}reduction="none")'
     )

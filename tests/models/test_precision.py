@@ -1,4 +1,4 @@
-"""Mixed precision: close to float32, with float32 weights, and restored afterwards."""
+"""Mixed precision: training stays close to float32 and keeps float32 weights."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def _rounds(model: Model) -> list[np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", usually(["mixed_float16"], _MIXED))
-def test_training_is_close_to_that_in_float32(precision):
+def test_mixed_training_is_close_to_float32_training(precision):
     with computing_in(precision):
         mixed = _rounds(logistic_regression(4, 3))
     full = _rounds(logistic_regression(4, 3))
@@ -39,7 +39,7 @@ def test_training_is_close_to_that_in_float32(precision):
 
 @pytest.mark.parametrize("precision", _MIXED)
 @pytest.mark.parametrize("name", ["emnist_cnn", "next_word_lstm"])
-def test_sixteen_bit_models_give_float32_losses(precision, name):
+def test_mixed_models_return_float32_losses(precision, name):
     with computing_in(precision):
         if name == "emnist_cnn":
             model, x, y = emnist_cnn(10), np.ones([2, 28, 28, 1], np.float32), np.ones([2])
@@ -51,13 +51,13 @@ def test_sixteen_bit_models_give_float32_losses(precision, name):
     weights = model.initial_weights._replace(trainable=weights)
     losses, predictions = model.example_losses(weights, batch, False, tf.zeros([2], tf.int32))
     assert losses.dtype == predictions.dtype == tf.float32
-    # Every prediction is representable in 16 bits.
+    # The predictions were computed in 16 bits: converting them is lossless.
     kind = tf.float16 if precision == "mixed_float16" else tf.bfloat16
     np.testing.assert_array_equal(tf.cast(tf.cast(predictions, kind), tf.float32), predictions)
 
 
 @pytest.mark.slow
-def test_small_gradients_survive_in_float16():
+def test_loss_scale_preserves_small_gradients():
     with computing_in("mixed_float16"):
         model = logistic_regression(1, 2)
     assert model.loss_scale > 1
@@ -72,7 +72,7 @@ def test_small_gradients_survive_in_float16():
     np.testing.assert_allclose(state.algorithm.weights.trainable[0], -1e-7, rtol=0.01)
 
 
-def test_keras_own_policy_is_restored():
+def test_computing_in_restores_keras_policy():
     before = tf.keras.mixed_precision.global_policy().name
     with pytest.raises(KeyError), computing_in("mixed_bfloat16"):
         raise KeyError

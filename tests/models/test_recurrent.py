@@ -1,4 +1,4 @@
-"""Behaviour of all recurrent layers."""
+"""Properties of all recurrent layers."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def make_layer(request):
 
 
 def _traced(layer: tf.keras.layers.Layer, data: Sequences, x_spec: tf.TensorSpec) -> Any:
-    """`outputs_and_gradients` of the layer as a concrete function of x."""
+    """Returns `outputs_and_gradients` as a concrete function of x."""
     mask = None if data.mask is None else tf.constant(data.mask)
 
     def call(x: tf.Tensor) -> list[tf.Tensor]:
@@ -59,8 +59,8 @@ def _traced(layer: tf.keras.layers.Layer, data: Sequences, x_spec: tf.TensorSpec
     ],
     ids=str,
 )
-def test_a_traced_call_gives_the_same(make_layer, shape, mask):
-    """This also holds if the batch size or the length is unknown, so that time is a loop."""
+def test_traced_layer_equals_eager_layer(make_layer, shape, mask):
+    """If the batch size or the length is unknown, time steps run in a loop."""
     layer = make_layer(return_sequences=True)
     data = sequences([4, 6, 3], mask=MASKS[mask])
     call = _traced(layer, data, tf.TensorSpec(shape, tf.float64))
@@ -71,7 +71,7 @@ def test_a_traced_call_gives_the_same(make_layer, shape, mask):
 @pytest.mark.parametrize(
     ("return_sequences", "mask"), [*((True, mask) for mask in MASKS), (False, "middle")], ids=str
 )
-def test_loop_and_unrolled_steps_give_the_same(make_layer, return_sequences, mask, monkeypatch):
+def test_loop_equals_unrolled_steps(make_layer, return_sequences, mask, monkeypatch):
     layer = make_layer(return_sequences=return_sequences)
     data = sequences([4, 6, 3], mask=MASKS[mask])
     unrolled = outputs_and_gradients(layer, data)
@@ -86,19 +86,19 @@ def _product_shapes(layer: tf.keras.layers.Layer, data: Sequences) -> list[tuple
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [None, MASKS["middle"]], ids=["no_mask", "middle"])
-def test_each_weight_has_one_gradient_product(make_layer, mask):
-    """The number of products does not depend on the number of time steps."""
+def test_each_weight_gradient_is_one_matrix_product(make_layer, mask):
+    """The number of matrix products must not depend on the number of time steps."""
     layer = make_layer(features=7, return_sequences=True)
     products = _product_shapes(layer, sequences([4, 6, 7], mask=mask))
     for weight in layer.weights:
         if len(weight.shape) == 2:
-            # The bias is an additional row of the kernel.
+            # The bias gradient is computed as one more row of the kernel's.
             rows = weight.shape[0] + (weight is layer.kernel)
             assert products.count((rows, weight.shape[1])) == 1, weight.name
-    # One product computes the inputs of all steps, and one their gradient.
+    # One product transforms the inputs of all steps, and one computes their gradient.
     assert products.count((4 * 6, layer.kernel.shape[1])) == 1
     assert products.count((4 * 6, 7)) == 1
-    # All other products are small: those of the state at each step, forward and backward.
+    # The other products transform the state in each step, forward and backward.
     rest = [shape for shape in products if 4 in shape]
     matrices = sum(len(weight.shape) == 2 for weight in layer.weights)
     assert len(rest) == 2 * 6 * (matrices - 1)
@@ -121,7 +121,7 @@ def test_recurrent_weights_are_transposed_once_at_most(make_layer):
 
 
 @pytest.mark.parametrize("mask", [MASKS["right"], MASKS["left"], MASKS["middle"]])
-def test_masked_inputs_change_nothing(make_layer, mask):
+def test_masked_steps_do_not_change_outputs(make_layer, mask):
     layer = make_layer(return_sequences=True)
     first = sequences([4, 6, 3], mask=mask)
     moved = first._replace(x=np.where(mask[:, :, np.newaxis], first.x, first.x + 100))
@@ -131,7 +131,7 @@ def test_masked_inputs_change_nothing(make_layer, mask):
     np.testing.assert_array_equal(results[1][~mask], 0)
 
 
-def test_a_masked_step_repeats_the_output_before_it(make_layer):
+def test_masked_step_repeats_the_previous_output(make_layer):
     mask = np.array([[False, True, False, False, True, True]])
     outputs = make_layer(return_sequences=True)(sequences([1, 6, 3]).x, mask=mask)[0].numpy()
     np.testing.assert_array_equal(outputs[0], np.zeros_like(outputs[0]))
@@ -140,13 +140,13 @@ def test_a_masked_step_repeats_the_output_before_it(make_layer):
     assert not np.array_equal(outputs[4], outputs[3])
 
 
-def test_the_mask_is_handed_on_with_sequences_only(make_layer):
+def test_layer_passes_its_mask_only_with_sequences(make_layer):
     x, mask = tf.constant(sequences([4, 6, 3]).x), tf.constant(MASKS["right"])
     np.testing.assert_array_equal(make_layer(return_sequences=True)(x, mask=mask)._keras_mask, mask)
     assert getattr(make_layer()(x, mask=mask), "_keras_mask", None) is None
 
 
-def test_last_output_ends_the_sequence(make_layer):
+def test_single_output_is_the_sequences_last(make_layer):
     data = sequences([4, 6, 3], mask=MASKS["middle"])
     last, all_outputs = (
         make_layer(return_sequences=flag)(data.x, mask=data.mask).numpy() for flag in (False, True)
@@ -154,7 +154,7 @@ def test_last_output_ends_the_sequence(make_layer):
     np.testing.assert_array_equal(last, all_outputs[:, -1])
 
 
-def test_a_layer_comes_back_from_its_config(make_layer):
+def test_layer_config_restores_the_layer(make_layer):
     layer = make_layer(
         dtype="float32",
         name="words",
@@ -176,7 +176,7 @@ def test_a_layer_comes_back_from_its_config(make_layer):
 
 
 @pytest.mark.slow
-def test_a_saved_model_loads_without_naming_the_layer(make_layer, tmp_path):
+def test_saved_model_loads_without_custom_objects(make_layer, tmp_path):
     layer = make_layer(dtype="float32", return_sequences=True)
     model = tf.keras.Sequential([tf.keras.Input([6, 3]), layer])
     model.save(tmp_path / "model.keras")
@@ -213,7 +213,7 @@ def _losses_and_gradients(model: Model, trainable: Any, x: tf.Tensor, y: tf.Tens
 
 
 def _clients(model: Model, count: int, length: int) -> tuple[list[np.ndarray], Any, Any]:
-    """Weights, tokens with padding, and labels of clients."""
+    """Returns weights, padded tokens and labels of `count` clients."""
     rng = np.random.default_rng(3)
     weights = [
         rng.normal(size=[count, *w.shape]).astype(np.float32)
@@ -223,7 +223,7 @@ def _clients(model: Model, count: int, length: int) -> tuple[list[np.ndarray], A
     return weights, tokens, rng.integers(0, 4, size=[count, 4]).astype(np.int32)
 
 
-# TensorFlow traces vectorised functions also in eager mode.
+# `tf.vectorized_map` traces the clients even in eager mode.
 @pytest.mark.nightly_cases("cifg_with_projection-loop")
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def _clients(model: Model, count: int, length: int) -> tuple[list[np.ndarray], A
     ids=["cifg-unrolled", "lstm-loop", "cifg_with_projection-loop"],
     indirect=["make_layer"],
 )
-def test_clients_with_own_weights_are_vectorised(make_layer, length):
+def test_vectorised_clients_equal_single_clients(make_layer, length):
     model = _functional(make_layer, length)
     weights, x, y = _clients(model, 3, length)
 
@@ -257,7 +257,7 @@ def test_clients_with_own_weights_are_vectorised(make_layer, length):
 @pytest.mark.nightly_cases(but=["cifg-unrolled"])
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [6, 66], ids=["unrolled", "loop"])
-def test_it_runs_in_a_tff_computation(tff_runtime, make_layer, length):
+def test_layer_runs_in_a_tff_computation(tff_runtime, make_layer, length):
     model = _functional(make_layer, length)
     (weights, x, y) = _clients(model, 1, length)
     weights, x, y = [w[0] for w in weights], x[0], y[0]
@@ -274,7 +274,7 @@ def test_it_runs_in_a_tff_computation(tff_runtime, make_layer, length):
     assert_all_close(actual, [value.numpy() for value in expected])
 
 
-def test_mixed_precision_keeps_the_weights_whole(make_layer):
+def test_mixed_precision_keeps_float32_weights(make_layer):
     x = sequences([4, 6, 3], "float32").x
     layer = make_layer(dtype=tf.keras.mixed_precision.Policy("mixed_bfloat16"))
     assert {tf.as_dtype(weight.dtype) for weight in layer.weights} == {tf.float32}
@@ -288,15 +288,15 @@ def test_mixed_precision_keeps_the_weights_whole(make_layer):
     )
 
 
-@pytest.mark.parametrize("kind", [LSTM, CIFG])
-@pytest.mark.parametrize("units", [0, -1, 2.0, True, "3", None])
-def test_units_are_positive(kind, units):
+@pytest.mark.parametrize("kind", [LSTM, CIFG, lambda units: CIFG(5, projection_units=units)])
+@pytest.mark.parametrize("units", [0, -1, 2.0, True, "3"])
+def test_invalid_units_raise(kind, units):
     with pytest.raises(ValueError, match=r"units: expected a positive whole number, found"):
         kind(units)
 
 
 @pytest.mark.parametrize("kind", [LSTM, CIFG])
-def test_inputs_have_three_axes_and_known_features(kind):
+def test_inputs_with_unsupported_shapes_raise(kind):
     with pytest.raises(ValueError, match="expected ndim=3, found ndim=2"):
         kind(3, name="words")(tf.zeros([4, 5]))
     with pytest.raises(ValueError, match=r"'words': the last axis of its inputs has no known size"):

@@ -1,4 +1,4 @@
-"""Conversion of TFF's models to models of this package, and back."""
+"""Conversions of TFF's models to this package's models, and back."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def _examples(size: int) -> dict[str, np.ndarray]:
 
 
 def _softmax_losses(kernel, bias, x, y):
-    """Losses of softmax regression and their gradient with respect to the kernel, in float64."""
+    """Returns the losses of softmax regression and their kernel gradients, in float64."""
     logits = x.astype(np.float64) @ kernel + bias
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
@@ -44,7 +44,7 @@ def _softmax_losses(kernel, bias, x, y):
 
 @pytest.fixture(autouse=True)
 def _keras_as_it_was():
-    """Restores Keras: TFF builds Keras models in graphs, which spoils other tests' models."""
+    """Restores Keras: TFF builds Keras models in graphs, which breaks other tests' models."""
     yield
     restore_keras_classes()
 
@@ -52,11 +52,11 @@ def _keras_as_it_was():
 @pytest.mark.nightly_cases(but=["variables", "functional"])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _BUILDERS)
-def test_losses_are_per_example_and_weighted(name):
-    theirs = _BUILDERS[name]()
-    model = models.from_tff(theirs)
+def test_converted_model_has_per_example_losses(name):
+    tff_model = _BUILDERS[name]()
+    model = models.from_tff(tff_model)
     if name == "functional":
-        for result, weight in zip(model.initial_weights.trainable, theirs.initial_weights[0]):
+        for result, weight in zip(model.initial_weights.trainable, tff_model.initial_weights[0]):
             np.testing.assert_array_equal(result, weight)
     rng = np.random.default_rng(3)
     kernel = rng.normal(size=[tff_models.FEATURES, tff_models.CLASSES]).astype(np.float32)
@@ -79,12 +79,12 @@ def test_losses_are_per_example_and_weighted(name):
 
 
 def _masked_mean(losses):
-    # A mean over some of the examples, whose number depends on the batch.
+    # The mean over examples whose loss exceeds 1: their number depends on the batch.
     kept = tf.cast(losses > 1.0, tf.float32)
     return tf.math.divide_no_nan(tf.reduce_sum(kept * losses), tf.reduce_sum(kept))
 
 
-def _made_before():
+def _returns_existing_model():
     model = tff_models.HandWritten()
     return lambda: model
 
@@ -106,7 +106,7 @@ _REFUSED = {
     ),
     "inputs and labels": lambda: tff_models.functional(spec=tff_models.INPUT_SPEC[:1]),
     "one number of a batch": lambda: tff_models.functional(reduce=tf.identity),
-    "creates all weights of its model": _made_before,
+    "creates all weights of its model": _returns_existing_model,
     "found one that is built": tff_models.HandWritten,
     "models.model_from_keras takes it": tf.keras.Sequential,
     "found dict": dict,
@@ -114,13 +114,13 @@ _REFUSED = {
 
 
 @pytest.mark.parametrize("message", _REFUSED)
-def test_unsupported_models_are_refused(message):
-    with pytest.raises(UserError, match=message) as refused:
+def test_unsupported_tff_models_raise(message):
+    with pytest.raises(UserError, match=message) as error:
         models.from_tff(_REFUSED[message]())
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
-def test_metric_that_mixes_a_batch_is_refused():
+def test_metric_that_mixes_examples_raises():
     def ratio(labels: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         ones = tf.ones_like(outputs[:, 0])
         return ones * tf.reduce_mean(outputs), ones
@@ -129,7 +129,7 @@ def test_metric_that_mixes_a_batch_is_refused():
         models.from_tff(tff_models.functional(), metrics=[models.Metric("mine", ratio)])
 
 
-def test_variables_with_constraints_are_refused():
+def test_tff_variables_with_constraints_raise():
     class Constrained(tff_models.HandWritten):
         def __init__(self) -> None:
             super().__init__()
@@ -140,24 +140,24 @@ def test_variables_with_constraints_are_refused():
 
 
 @pytest.mark.slow
-def test_a_model_for_tff_has_the_same_numbers(tff_runtime):
+def test_model_for_tff_has_equal_losses(tff_runtime):
     model = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)
-    theirs = models.to_tff(model)
+    tff_model = models.to_tff(model)
     examples = _examples(7)
     weights = ModelWeights([tf.constant(w) for w in model.initial_weights.trainable], [])
     losses, predictions = model.example_losses(weights, examples, training=True, seed=_SEED)
-    output = theirs.predict_on_batch((weights.trainable, []), examples["x"], True)
+    output = tff_model.predict_on_batch((weights.trainable, []), examples["x"], True)
     np.testing.assert_array_equal(output, predictions)
-    np.testing.assert_allclose(theirs.loss(output, examples["y"]), np.mean(losses), rtol=1e-6)
+    np.testing.assert_allclose(tff_model.loss(output, examples["y"]), np.mean(losses), rtol=1e-6)
     process = tff.learning.algorithms.build_weighted_fed_avg(
-        theirs, tff.learning.optimizers.build_sgdm(0.1)
+        tff_model, tff.learning.optimizers.build_sgdm(0.1)
     )
     dataset = tf.data.Dataset.from_tensor_slices((examples["x"], examples["y"])).batch(3)
     metrics = process.next(process.initialize(), [dataset]).metrics["client_work"]["train"]
     assert set(metrics) >= {"loss", "accuracy"}
 
 
-def test_there_and_back_is_the_same_model():
+def test_round_trip_through_tff_keeps_losses():
     model = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)
     again = models.from_tff(models.to_tff(model), metrics=model.metrics)
     weights = ModelWeights([tf.constant(w) for w in model.initial_weights.trainable], [])
@@ -177,24 +177,26 @@ def _ours(*stack):
     return classification(build, tff_models.FEATURES).model()
 
 
-def test_random_layers_redraw_each_batch():
+def test_random_layers_differ_between_batches():
     dropout, dense = tf.keras.layers.Dropout, tf.keras.layers.Dense
-    theirs = models.to_tff(_ours(lambda: dropout(0.5), lambda: dense(tff_models.CLASSES)))
+    tff_model = models.to_tff(_ours(lambda: dropout(0.5), lambda: dense(tff_models.CLASSES)))
     x = np.ones([20, tff_models.FEATURES], np.float32)
-    first, second = (theirs.predict_on_batch(theirs.initial_weights, x, True) for _ in range(2))
+    first, second = (
+        tff_model.predict_on_batch(tff_model.initial_weights, x, True) for _ in range(2)
+    )
     assert not np.array_equal(first, second)
-    still = [theirs.predict_on_batch(theirs.initial_weights, x, False) for _ in range(2)]
+    still = [tff_model.predict_on_batch(tff_model.initial_weights, x, False) for _ in range(2)]
     np.testing.assert_array_equal(*still)
 
 
-def test_a_regularized_model_has_no_form_in_tff():
+def test_to_tff_rejects_regularized_models():
     model = _ours(lambda: tf.keras.layers.Dense(3, kernel_regularizer="l2"))
     with pytest.raises(UserError, match="without regularizers"):
         models.to_tff(model)
 
 
 @pytest.mark.slow
-def test_original_models_stay_callable():
+def test_existing_models_stay_callable_after_conversions():
     """Keras replaces the bases of its classes when TFF builds layers in a graph."""
     early = models.logistic_regression(tff_models.FEATURES, tff_models.CLASSES)
     models.from_tff(tff_models.from_keras())

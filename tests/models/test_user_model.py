@@ -1,4 +1,4 @@
-"""Models from users' files: accepted and refused forms."""
+"""Models from users' files: supported forms, and models that do not fit the data."""
 
 import itertools
 import re
@@ -37,7 +37,7 @@ def _losses(model: Model, x: Any, y: Any) -> tuple:
 
 
 @pytest.mark.slow
-def test_a_classifier_trains_and_its_accuracy_is_measured(tmp_path):
+def test_user_classifier_trains_with_accuracy(tmp_path):
     model = load_user_model(returning(tmp_path, DENSE, LOSS), FEATURES)
     assert [metric.name for metric in model.metrics] == ["accuracy"]
     training = EagerTraining(build("agnostic_fed_avg", model, 2))
@@ -48,8 +48,8 @@ def test_a_classifier_trains_and_its_accuracy_is_measured(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_seed_decides_the_initial_weights(tmp_path):
-    # The second model is only built at its first call.
+def test_seed_determines_user_models_weights(tmp_path):
+    # Keras builds the second model, without an Input, in its first call.
     for keras_model in (DENSE, "tf.keras.Sequential([layers.Dense(5), layers.Dense(3)])"):
         path = returning(tmp_path, keras_model, LOSS)
         first, second, other = (
@@ -59,7 +59,7 @@ def test_the_seed_decides_the_initial_weights(tmp_path):
         assert not np.array_equal(first.trainable[0], other.trainable[0])
 
 
-def test_seeds_share_a_trace(tmp_path):
+def test_user_models_with_different_seeds_are_equal(tmp_path):
     path = returning(tmp_path, DENSE, LOSS)
     first, second = (load_user_model(path, FEATURES, seed) for seed in (1, 2))
     assert first == second
@@ -78,7 +78,7 @@ _HIDDEN = "tf.keras.Sequential([tf.keras.Input(data.x_shape), {}, layers.Dense(3
 @pytest.mark.parametrize(
     "keras_model, loss",
     [
-        # User code may contain random constants.
+        # User code may create random constants, so these models must not share a trace.
         (_HIDDEN.format("layers.Dense(4, activation=lambda x: x)"), LOSS),
         (_HIDDEN.format("layers.Dense(4, kernel_regularizer=lambda w: tf.reduce_sum(w))"), LOSS),
         (_HIDDEN.format("layers.Lambda(lambda x: x * 2.0)"), LOSS),
@@ -87,13 +87,13 @@ _HIDDEN = "tf.keras.Sequential([tf.keras.Input(data.x_shape), {}, layers.Dense(3
         (DENSE, "type('Own', (losses.SparseCategoricalCrossentropy,), {})(True, reduction='none')"),
     ],
 )
-def test_models_with_user_code_share_nothing(tmp_path, keras_model, loss):
+def test_models_with_user_code_are_unequal(tmp_path, keras_model, loss):
     path = returning(tmp_path, keras_model, loss)
     assert load_user_model(path, FEATURES, 1) != load_user_model(path, FEATURES, 2)
 
 
 @pytest.mark.slow
-def test_models_that_differ_share_nothing(tmp_path):
+def test_different_user_models_are_unequal(tmp_path):
     texts = [
         (_HIDDEN.format("layers.Dense(4)"), LOSS),
         (_HIDDEN.format("layers.Dense(5)"), LOSS),
@@ -105,7 +105,7 @@ def test_models_that_differ_share_nothing(tmp_path):
     assert all(a != b for a, b in itertools.combinations(models, 2))
 
 
-def test_texts(tmp_path):
+def test_next_word_user_model_has_text_metrics(tmp_path):
     text = f"""{IMPORTS}
 def build_model(data):
     assert (data.num_ids, data.sequence_length, data.vocabulary_size) == (11, 5, 7)
@@ -138,7 +138,7 @@ def build_model(data):
 
 @pytest.mark.parametrize("loss", ['losses.MeanSquaredError(reduction="none")', "losses.MSE"])
 @pytest.mark.parametrize("output", ["layers.Dense(1)", "layers.Dense(1), layers.Reshape([])"])
-def test_keras_number_losses_are_per_example(tmp_path, output, loss):
+def test_keras_regression_losses_are_per_example(tmp_path, output, loss):
     model = load_user_model(
         returning(tmp_path, f"tf.keras.Sequential([{output}])", loss), REGRESSION
     )
@@ -148,7 +148,7 @@ def test_keras_number_losses_are_per_example(tmp_path, output, loss):
     np.testing.assert_allclose(losses, (np.ravel(predictions) - y) ** 2, rtol=1e-6)
 
 
-def test_one_output_for_two_classes(tmp_path):
+def test_two_classes_may_have_one_output(tmp_path):
     loss = 'losses.BinaryCrossentropy(from_logits=True, reduction="none")'
     data = ModelData(FEATURES.x_spec, INT, ("a",), 2)
     model = load_user_model(
@@ -160,7 +160,7 @@ def test_one_output_for_two_classes(tmp_path):
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
-def test_feature_mapping_is_an_input(tmp_path):
+def test_user_model_accepts_named_inputs(tmp_path):
     text = f"""{IMPORTS}
 
 def build_model(data):
@@ -179,7 +179,7 @@ def build_model(data):
     assert _losses(model, x, np.ones([3], np.int32))[0].shape == [3]
 
 
-# --- Models and losses of users that do not fit the data, or are none
+# --- Models and losses that do not fit the data
 
 
 _DATA = {
@@ -190,12 +190,12 @@ _DATA = {
 
 
 @golden.values
-def test_rejects_unfit_models(tmp_path, case):
+def test_unsuitable_user_model_raises(tmp_path, case):
     data, *values = case
     return error_line(returning(tmp_path, *values), _DATA[data])
 
 
-def test_inputs_that_the_model_refuses(tmp_path):
+def test_model_with_another_input_shape_raises(tmp_path):
     path = returning(tmp_path, "tf.keras.Sequential([tf.keras.Input([5]), layers.Dense(3)])", LOSS)
     line = error_line(path)
     assert line.startswith("the model, called with x [n, 4] float32, fails: ValueError: ")
@@ -222,7 +222,7 @@ def build_model(data):
     assert "site-packages" not in "\n".join(lines)
 
 
-def test_tensorflow_on_symbolic_inputs_shows_its_line(tmp_path):
+def test_tensorflow_function_on_keras_input_shows_its_line(tmp_path):
     text = f"""{IMPORTS}
 def build_model(data):
     x = tf.keras.Input(data.x_shape)
@@ -243,7 +243,7 @@ def build_model(data):
     ]
 
 
-def test_a_loss_that_fails_shows_its_line(tmp_path):
+def test_failing_user_loss_shows_its_line(tmp_path):
     path = returning(tmp_path, DENSE, "lambda y, p: p['scores']")
     lines = error_lines(path)
     assert lines[0] == f"{path}: the loss, of y [n] int32 and outputs [n, 3] float32, fails:"

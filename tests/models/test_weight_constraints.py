@@ -1,4 +1,4 @@
-"""Weight constraints of Keras: applied after each step of a client and of the server."""
+"""Keras' weight constraints hold after each step of clients and server."""
 
 import functools
 from typing import Any, NamedTuple
@@ -76,7 +76,7 @@ def _client(kind: _Kind, size: int, seed: int = 0) -> dict[str, np.ndarray]:
 def _keras_weights(
     kind: _Kind, weights: list[Any], client: Any, rounds: int = 1
 ) -> list[np.ndarray]:
-    """Returns the weights after plain Keras SGD on the mean loss of each batch."""
+    """Returns the weights after plain Keras SGD on each batch's mean loss."""
     network = _network(kind)
     network.set_weights(weights)
     optimizer = tf.keras.optimizers.SGD(_RATE)
@@ -97,7 +97,7 @@ def _assert_close(actual: list[Any], expected: list[np.ndarray]) -> None:
 @pytest.mark.nightly_cases("MinMaxNorm", "UnitNorm")
 @pytest.mark.slow_cases("function")
 @pytest.mark.parametrize("name", _KINDS)
-def test_clients_train_as_plain_keras_in_both_modes(name):
+def test_clients_equal_plain_keras_in_both_modes(name):
     kind = _KINDS[name]
     model = _model(kind)
     weights = ModelWeights(list(map(tf.constant, model.initial_weights.trainable)), [])
@@ -112,7 +112,7 @@ def test_clients_train_as_plain_keras_in_both_modes(name):
         beta = clients.map(lambda n: tf.cast(n, tf.float32), clients.num_examples)
         return local_sgd(model, options, weights, clients, tf.ones([1]), beta).trained
 
-    # The client with fewer batches finishes first; its weights must not change afterwards.
+    # The second client has fewer batches; its weights must not change after the last one.
     cohort = [_client(kind, 10), _client(kind, 3, seed=1)]
     expected = [_keras_weights(kind, model.initial_weights.trainable, client) for client in cohort]
     streamed = train(client_arrays({k: tf.constant(v) for k, v in cohort[0].items()}), False)
@@ -123,7 +123,7 @@ def test_clients_train_as_plain_keras_in_both_modes(name):
 
 
 @pytest.mark.slow
-def test_one_clients_rounds_equal_plain_keras():
+def test_single_client_rounds_equal_plain_keras():
     kind = _KINDS["UnitNorm"]
     model = _model(kind)
     training = EagerTraining(
@@ -151,7 +151,7 @@ def test_server_step_meets_the_constraint(optimizer):
     weights = [tf.ones(w.shape) for w in model.initial_weights.trainable]
     specs = [tf.TensorSpec(w.shape) for w in weights]
     _, after = built.next(built.initialize(specs), weights, weights)
-    # With a gradient of 1, weights of 1 move by -5, or by about that with Adam.
+    # Weights of 1 with gradients of 1 move by -5 (with Adam approximately).
     constrained, free = after[0], after[1]
     np.testing.assert_array_equal(constrained, np.zeros(constrained.shape))
     assert np.all(np.asarray(free) < 0)
@@ -173,7 +173,7 @@ def test_frozen_layers_lose_their_constraint():
         (lambda w: 1 / 0, "function, which raises ZeroDivisionError"),
     ],
 )
-def test_rejects_constraints_that_cannot_be_met(constraint, reason):
+def test_rejects_constraints_that_cannot_hold(constraint, reason):
     with pytest.raises(ValueError, match=f"kernel: expected a constraint that .*, found {reason}"):
         _model(_Kind(constraint))
 

@@ -1,4 +1,4 @@
-"""TFF models for tests, written as in TFF's documentation."""
+"""TFF models for tests, written like the examples in TFF's documentation."""
 
 import collections
 from typing import Any
@@ -12,7 +12,7 @@ INPUT_SPEC = (tf.TensorSpec([None, FEATURES], tf.float32), tf.TensorSpec([None],
 
 
 def keras_model(*layers: Any) -> tf.keras.Model:
-    """Returns a Keras model of some layers and a linear one, with fixed initial weights."""
+    """Returns a Keras model of `layers` and a linear layer with constant initial weights."""
     dense = tf.keras.layers.Dense(CLASSES, kernel_initializer=tf.keras.initializers.Constant(0.1))
     return tf.keras.Sequential([tf.keras.Input([FEATURES]), *layers, dense])
 
@@ -37,8 +37,8 @@ def functional(reduce: Any = _mean, predict: Any = None, spec: Any = INPUT_SPEC)
     """Returns a functional softmax regression without Keras.
 
     Args:
-        reduce: Reduces the losses of a batch to its loss.
-        predict: (kernel, bias, x) -> logits.
+        reduce: Called with the losses of a batch; returns the loss of the batch.
+        predict: Called with (kernel, bias, x); returns logits.
         spec: The input spec.
     """
 
@@ -73,7 +73,7 @@ def variables_from_keras(*layers: Any) -> Any:
 
 
 class HandWritten(tff.learning.models.VariableModel):
-    """Softmax regression with its own variables, which also sums its losses and examples."""
+    """Softmax regression that counts its losses and examples in its own variables."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(1)

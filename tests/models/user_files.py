@@ -1,4 +1,4 @@
-"""Users' model files, and their error messages."""
+"""Users' model files for tests, and the error messages that they cause."""
 
 import textwrap
 from pathlib import Path
@@ -30,7 +30,7 @@ from tff_agnostic.models import Metric, SentenceLoss, accuracy
 layers = tf.keras.layers
 losses = tf.keras.losses
 """
-# Parts of files, for tests to replace.
+# Expressions for `build_model` to return.
 DENSE = "tf.keras.Sequential([tf.keras.Input(data.x_shape), layers.Dense(data.num_classes)])"
 LOSS = 'losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")'
 NEXT_WORD = """tf.keras.Sequential([
@@ -58,12 +58,12 @@ def load_error(path: Path, data: ModelData = FEATURES) -> str:
 
 
 def error_lines(path: Path) -> list[str]:
-    """Returns the message's lines, without the marks that some Pythons print below code."""
+    """Returns the error's lines, without the markers that some Pythons print below code."""
     return [line for line in load_error(path).splitlines() if not set(line) <= set(" ^~")]
 
 
 def error_line(path: Path, data: ModelData = FEATURES) -> str:
-    """Returns the one-line message, without the file and the line number at its start."""
+    """Returns the one-line error, without the file and line number at its beginning."""
     message = load_error(path, data)
     assert "\n" not in message
     lines = path.read_text().splitlines()
