@@ -1,4 +1,4 @@
-"""The model, table and scripts of docs/how_to/use_elsewhere.md."""
+"""The table, model and scripts of docs/how_to/use_elsewhere.md, ready to run."""
 
 import json
 import re
@@ -38,13 +38,13 @@ COLUMNS: dict[str, Any] = {
 
 
 def block(part: str) -> str:
-    """Returns the pages' only block of Python with a text."""
+    """Returns the only Python block of the pages that contains `part`."""
     (code,) = (block for block in BLOCKS if part in block)
     return str(code)
 
 
 def shoppers(folder: Path, **options: Any) -> Task:
-    """Writes the page's table and model to a folder, and returns their task."""
+    """Writes the page's table and model to a folder; returns their task."""
     (folder / "table.py").write_text(
         block('shoppers.csv", "w"').replace("shoppers.csv", str(folder / "shoppers.csv"))
     )
@@ -58,7 +58,7 @@ def shoppers(folder: Path, **options: Any) -> Task:
 
 
 def trained(task: Task) -> TrainedModel:
-    """Returns the task's model with other weights than the initial ones."""
+    """Returns the task's model with random weights."""
     rng = np.random.default_rng(1)
     weights = [rng.normal(size=w.shape).astype(w.dtype) for w in task.model.initial_weights[0]]
     return TrainedModel(
@@ -67,7 +67,7 @@ def trained(task: Task) -> TrainedModel:
 
 
 def hand_over(folder: Path, **options: Any) -> TrainedModel:
-    """Writes saved models and the page's scripts to a folder."""
+    """Writes the saved models and the page's scripts to a folder; returns the model."""
     model = trained(shoppers(folder, **options))
     saved = folder / "handed_over"
     saved.mkdir()
@@ -90,7 +90,7 @@ def _rows(folder: Path) -> list[dict[str, str]]:
 
 
 def as_x(folder: Path) -> NDArray[np.float32]:
-    """Returns the inputs of the predicted rows, computed as in the documentation."""
+    """Returns x of the predicted rows, computed as the documentation describes."""
     training = load_store(folder / "shoppers.sqlite").client_counts("train")
     rows = _rows(folder)
     training_rows = [row for row in rows if row["shopper"] in training]

@@ -1,4 +1,4 @@
-"""Runs of plain TensorFlow."""
+"""Helper that starts plain_tensorflow.py."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def ask_plain_tensorflow(folder: Path) -> None:
-    """Runs `plain_tensorflow.py` on a folder, in a process that cannot import this package."""
+    """Runs `plain_tensorflow.py` on a folder, in a process without this package."""
     script = Path(__file__).with_name("plain_tensorflow.py")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     finished = subprocess.run(

@@ -1,7 +1,7 @@
 """Script that runs saved models without this package and TFF: python plain_tensorflow.py FOLDER.
 
-Each sub-folder of FOLDER has inputs by name in x.npz, and saved models or scripts. The outputs of a
-saved model are written to FILE.npz; a script is executed, and its arrays are written to SCRIPT.npz.
+Each sub-folder of FOLDER contains saved models, with their inputs in x.npz, or scripts. A saved
+model's outputs are written to FILE.npz, a script's arrays to SCRIPT.npz.
 """
 
 import importlib.abc
@@ -53,7 +53,7 @@ def _texts(path: Path) -> "tf.Tensor":
 
 
 def _array(tensor: "tf.Tensor") -> "np.ndarray":
-    # NumPy saves strings with a fixed size.
+    # np.savez needs strings of a fixed size.
     return tensor.numpy().astype("S") if tensor.dtype == tf.string else tensor.numpy()
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints are exact and atomic; among damaged ones, the newest readable one is used."""
+"""Checkpoints: exact restoration, atomic writes, and damaged files."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from tff_agnostic.saving.checkpoints import CheckpointFolder, newest_checkpoint,
 
 
 def _state(value: float = 1.0, features: int = 3) -> Any:
-    """Returns a nested state of several dtypes, with empty parts and scalars."""
+    """Returns a nested state of several dtypes, with scalars and empty arrays."""
     return OrderedDict(
         weights=ModelWeights([np.full([features, 2], value, np.float32), np.float32(0.1)], []),
         optimizer=OrderedDict(learning_rate=np.float32(0.5), moment=[np.zeros([0], np.float64)]),
@@ -75,7 +75,7 @@ def warnings(monkeypatch) -> list[str]:
     return seen
 
 
-def test_state_is_restored_bit_for_bit(tmp_path):
+def test_checkpoint_restores_identical_state(tmp_path):
     state = _state()
     state["weights"].trainable[0][0] = [np.nan, np.float32(1e-45)]
     _save_state(CheckpointFolder(tmp_path, keep=1), 7, state)
@@ -93,7 +93,7 @@ def test_folder_keeps_newest_checkpoints(tmp_path):
     assert newest_checkpoint(tmp_path).round_num == 100
 
 
-def test_folder_may_have_no_checkpoint(tmp_path):
+def test_folder_without_checkpoints_has_none(tmp_path):
     assert CheckpointFolder(tmp_path / "missing", keep=1).load_latest() is None
     with pytest.raises(UserError, match="expected checkpoints, found none"):
         newest_checkpoint(tmp_path)
@@ -110,47 +110,22 @@ def test_damaged_checkpoints_are_skipped_with_warnings(tmp_path, warnings, how):
     assert len(warnings) == 2
     for text, round_num in zip(warnings, (6, 4)):
         assert text.startswith(f"{_path(tmp_path, round_num)}: expected a checkpoint, found a dam")
-        assert text.endswith("; trying the one before it")
         assert "\n" not in text
-
-
-def test_only_damaged_checkpoints_raise_one_line(tmp_path, warnings):
-    checkpoints = _save(tmp_path, 2, 4)
-    for t in (2, 4):
-        _damage(_path(tmp_path, t), "empty")
+    _damage(_path(tmp_path, 2), how)
     message = golden.refusal(checkpoints.load_latest)
     assert message.startswith("every checkpoint is damaged; the oldest is ")
     assert str(_path(tmp_path, 2)) in message
-    assert "\n" not in message
 
 
-@pytest.mark.nightly
-def test_changed_bytes_are_noticed(tmp_path):
-    _save(tmp_path, 1)
-    path = _path(tmp_path, 1)
-    content = path.read_bytes()
-    for position in range(0, len(content), 3):
-        changed = bytearray(content)
-        changed[position] ^= 1 << (position % 8)
-        path.write_bytes(changed)
-        try:
-            checkpoint = read_checkpoint(path)
-        except UserError:
-            continue
-        _assert_same(checkpoint.restore(_state(), "here"), _state(1))
-
-
-def test_other_files_are_ignored(tmp_path, warnings):
+def test_load_ignores_other_files(tmp_path, warnings):
     checkpoints = _save(tmp_path, 2)
     _path(tmp_path, 9).mkdir()
     (tmp_path / ".round_00000004.npz.77.tmp").write_bytes(b"half")
     (tmp_path / "round_00000006.npz.tmp").write_bytes(b"half")
     latest = checkpoints.load_latest()
     assert latest is not None and latest.round_num == 2
-    assert warnings == [
-        f"{_path(tmp_path, 9)}: expected a checkpoint, found a folder or a device; trying the one "
-        "before it"
-    ]
+    (warning,) = warnings
+    assert warning.startswith(f"{_path(tmp_path, 9)}: expected a checkpoint, found a folder")
     _save_state(checkpoints, 4, _state(4))
     assert _path(tmp_path, 9).is_dir()
 
@@ -167,20 +142,19 @@ def test_save_removes_later_damaged_checkpoints(tmp_path, warnings):
 
 
 @pytest.mark.parametrize("other", [_state(features=4), {"w": np.zeros([2])}, [_state(), _state()]])
-def test_other_state_raises_one_line(tmp_path, other):
+def test_checkpoint_of_another_state_raises(tmp_path, other):
     _save(tmp_path, 1)
     message = golden.refusal(lambda: newest_checkpoint(tmp_path).restore(other, "my run"))
     assert message.startswith("my run: expected the state of this model and algorithm (")
     assert message.endswith("), found float32[], float64[0], int32[], float32[3, 2], float32[]")
-    assert "\n" not in message
 
 
-def test_models_are_restored_without_state(tmp_path):
+def test_checkpoint_restores_models_without_the_state(tmp_path):
     template = ModelWeights([np.zeros([3, 2], np.float32)], [np.float32(0)])
     weights = ModelWeights([np.full([3, 2], 5, np.float32)], [np.array(1, np.float32)])
-    # One array is new, the other one belongs to the state.
+    # The average has one array of its own and one of the state.
     average = ModelWeights([weights.trainable[0] / 2], weights.non_trainable)
-    # The models are not the first arrays of the state.
+    # Other arrays precede the model in the state.
     state = ({"more": np.zeros([4])}, weights)
     CheckpointFolder(tmp_path, 1).save(1, state, {"model": weights, "average": average})
     models = newest_checkpoint(tmp_path).models(template, "here")
@@ -189,7 +163,7 @@ def test_models_are_restored_without_state(tmp_path):
     _assert_same(models["average"], average)
     _assert_same(newest_checkpoint(tmp_path).restore(state, "here"), state)
     with np.load(_path(tmp_path, 1)) as archive:
-        # Arrays of the state are stored once.
+        # Arrays that models share with the state are stored once.
         assert sorted(archive) == [
             "header",
             "leaf_00000",
@@ -198,26 +172,29 @@ def test_models_are_restored_without_state(tmp_path):
             "model_average_00000",
         ]
     other = ModelWeights([np.zeros([9, 2], np.float32)], [np.float32(0)])
-    assert golden.refusal(lambda: newest_checkpoint(tmp_path).models(other, "my run")) == (
-        "my run: expected the weights of this model (float32[9, 2], float32[]), found "
-        "float32[3, 2], float32[]"
-    )
+    message = golden.refusal(lambda: newest_checkpoint(tmp_path).models(other, "my run"))
+    assert message.startswith("my run: expected the weights of this model (float32[9, 2], ")
 
 
-def test_rejects_other_archives(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.zeros([3]))
-    with pytest.raises(UserError, match=r"a.npz: expected a checkpoint, found arrays of another"):
-        read_checkpoint(tmp_path / "a.npz")
-    header = np.array('{"format": 99, "round": 1, "leaves": 0}')
-    np.savez(tmp_path / "b.npz", header=header)
-    with pytest.raises(UserError, match=r"b.npz: expected checkpoint format 1, found 99"):
-        read_checkpoint(tmp_path / "b.npz")
-    with pytest.raises(UserError, match=r"c.npz: expected a checkpoint, found none"):
-        read_checkpoint(tmp_path / "c.npz")
-    header = np.array('{"format": 1, "round": 1, "leaves": 0, "models": {"model": ["leaf_00000"]}}')
-    np.savez(tmp_path / "d.npz", header=header)
-    with pytest.raises(UserError, match=r"d.npz: expected a checkpoint, found arrays of another"):
-        read_checkpoint(tmp_path / "d.npz")
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros([3])}, "expected a checkpoint, found arrays of another"),
+        (
+            {"header": '{"format": 99, "round": 1, "leaves": 0}'},
+            "expected checkpoint format 1, found 99",
+        ),
+        (
+            {"header": '{"format": 1, "round": 1, "leaves": 0, "models": {"m": ["leaf_00000"]}}'},
+            "expected a checkpoint, found arrays of another",
+        ),
+    ],
+)
+def test_read_checkpoint_rejects_other_archives(tmp_path, arrays, message):
+    path = tmp_path / "a.npz"
+    assert golden.refusal(read_checkpoint, path) == f"{path}: expected a checkpoint, found none"
+    np.savez(path, **arrays)
+    assert message in golden.refusal(read_checkpoint, path)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])

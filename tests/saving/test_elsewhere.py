@@ -1,7 +1,6 @@
-"""Predictions of raw rows and texts without this package, as in docs/how_to/use_elsewhere.md."""
+"""Predictions for raw rows and texts as in docs/how_to/use_elsewhere.md."""
 
 import json
-import re
 import runpy
 from types import SimpleNamespace
 from typing import Any
@@ -30,13 +29,13 @@ from tff_agnostic.tasks.stored_inputs import StoredInputs
 
 
 @pytest.mark.nightly
-def test_page_scripts_predict_raw_rows(tmp_path):
+def test_documented_scripts_predict_raw_rows(tmp_path):
     folder = tmp_path / "case"
     folder.mkdir()
     model = handed_over.hand_over(folder)
     ask_plain_tensorflow(tmp_path)
     x = handed_over.as_x(folder)
-    # Rows with and without missing values.
+    # Some rows lack the age, some the device.
     assert len(set(x[:, 3])) == len(set(x[:, 4])) == 2
     scores = np.asarray(model.predict(x), np.float64)
     assert np.ptp(scores) > 0.1
@@ -48,7 +47,7 @@ def test_page_scripts_predict_raw_rows(tmp_path):
         np.testing.assert_allclose(outputs["scores"], scores, atol=1e-5)
 
 
-def test_card_describes_the_columns(tmp_path):
+def test_model_card_describes_the_columns(tmp_path):
     task = handed_over.shoppers(tmp_path)
     described = inputs_json(task.inputs, task.class_names, task.words)
     scales = [[e.pop("subtract"), e.pop("divide_by")] for e in described["inputs"]["x"][:2]]
@@ -77,7 +76,7 @@ def test_card_describes_the_columns(tmp_path):
 
 
 def _store_model(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
-    """Returns a model with only the spec of a store's inputs, and a client's x."""
+    """Returns a model that has only the spec of a store's inputs, and x of client a."""
     inputs = StoredInputs(store, encoding)
     only_spec: Any = SimpleNamespace(example_spec={"x": inputs.spec})
     columns = store.columns("train", "a", inputs.features)
@@ -87,7 +86,7 @@ def _store_model(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
 
 @pytest.mark.parametrize("standardize", [False, True])
 @pytest.mark.parametrize("encoding", ["one_hot", "ids"])
-def test_signature_by_column_equals_the_import(tmp_path, encoding, standardize):
+def test_signature_by_column_returns_imported_inputs(tmp_path, encoding, standardize):
     rows = [
         {"who": "a", "v 1": [0.5, None], "class": 3, "año": "x", "job": " cook ", "y": 0},
         {"who": "a", "v 1": [2, 7], "class": None, "año": None, "job": "baker", "y": 1},
@@ -107,9 +106,9 @@ def test_signature_by_column_equals_the_import(tmp_path, encoding, standardize):
     }
     job("jsonl", path, tmp_path / "s.sqlite", **options).run(ReadLog())
     trained, expected = _store_model(load_store(tmp_path / "s.sqlite"), encoding)
-    ask = saved_model.signature(trained, inputs_by_name)
+    signature = saved_model.signature(trained, inputs_by_name)
     nan = float("nan")
-    outputs = ask(
+    outputs = signature(
         v_1=tf.constant([[0.5, nan], [2, 7], [2, 8]]),
         class_=tf.constant([3, nan, 1]),
         a_o=tf.constant(["x", "", "z"]),
@@ -132,14 +131,14 @@ _TEXTS = [
 
 @pytest.mark.parametrize("tokenizer", ["words", "spaces", "letters"])
 @pytest.mark.parametrize(("case", "punctuation"), [("keep", "keep"), ("upper", "drop")])
-def test_served_words_equal_the_imports(tmp_path, tokenizer, case, punctuation):
+def test_served_words_equal_imported_words(tmp_path, tokenizer, case, punctuation):
     (tmp_path / "words_in.py").write_text(handed_over.block("# words_in.py"))
     words_in = runpy.run_path(str(tmp_path / "words_in.py"))["words_in"]
     options = ImportOptions(tokenizer=tokenizer, case=case, punctuation=punctuation)
     normalizer = Normalizer(options, "words")
     read = [words_in(text, normalizer.rule) for text in _TEXTS]
     expected = [normalizer.sentence(normalizer.tokenize(text)) for text in _TEXTS]
-    # An import omits texts without words.
+    # _TEXTS[1] has no words, so an import skips it.
     assert expected[1] == ""
     assert [read[0], *read[2:]] == [expected[0], *expected[2:]]
     served = [text.decode() for text in store_words(tf.constant(_TEXTS), normalizer.rule).numpy()]
@@ -148,15 +147,7 @@ def test_served_words_equal_the_imports(tmp_path, tokenizer, case, punctuation):
     assert [text.decode() for text in again] == expected
 
 
-def test_cards_pattern_works_with_findall():
-    rule = Normalizer(ImportOptions(), "words").rule
-    text = "Wait... what?! It's a so-called test\u2014<unk>"
-    assert re.findall(rule["pattern"], text) == (
-        ["Wait", "...", "what", "?", "!", "It's", "a", "so-called", "test", "—", "<unk>"]
-    )
-
-
-def test_card_has_text_column_and_rule(tmp_path):
+def test_model_card_has_text_column_and_rule(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("who,said,y\na,See you,0\n")
     options = {"client_column": "who", "domain_name": "web", "text_column": "said"}
@@ -170,7 +161,7 @@ def test_card_has_text_column_and_rule(tmp_path):
 
 
 @pytest.mark.nightly
-def test_private_run_names_its_cards_statistics(tmp_path):
+def test_private_run_reports_its_exact_statistics(tmp_path):
     task = handed_over.shoppers(tmp_path)
     settings = {
         "algorithm": "fed_avg",
@@ -182,7 +173,6 @@ def test_private_run_names_its_cards_statistics(tmp_path):
     options = {"model": str(tmp_path / "model" / "my_shoppers.py")}
     spec = resolve("custom", settings, options, data=tmp_path / "shoppers.sqlite")
     privacy = private_training(spec, task, build_algorithm(spec, task))
-    assert [line for line in privacy.statement(1).remarks if "models and their cards" in line] == [
-        "means and deviations, categories of the inputs, which models and their cards carry, "
-        "are made of the training clients: they are exact, and no part of epsilon"
-    ]
+    (remark,) = [r for r in privacy.statement(1).remarks if "models and their cards" in r]
+    assert remark.startswith("means and deviations, categories of the inputs, ")
+    assert "no part of epsilon" in remark

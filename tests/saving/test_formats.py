@@ -1,4 +1,4 @@
-"""Saved models predict in plain TensorFlow like the models of this package."""
+"""Saved models in plain TensorFlow predict like the models of this package."""
 
 import dataclasses
 import functools
@@ -31,6 +31,7 @@ from tff_agnostic.models.next_word import (
 )
 from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.runs.results import saved_line
+from tff_agnostic.saving.keras import load_keras
 from tff_agnostic.saving.save import FORMATS, SavedFile, save_for_keras
 from tff_agnostic.saving.trained_model import (
     MADE_UP,
@@ -63,7 +64,7 @@ def _next_word(network: NextWordNetwork) -> tuple[Model, Any]:
 
 
 def _texts(pooling: str) -> tuple[Model, Any]:
-    # One text has no word.
+    # The last text has no words.
     return _sentences(text_classifier(TextNetwork(pooling, 4), 3, len(_WORDS), _T))
 
 
@@ -96,9 +97,9 @@ _CASES: dict[str, Callable[[], tuple[Model, Any]]] = {
     "text_lstm": lambda: _texts("lstm"),
 }
 _USUAL = ("own_recurrent_layers", "two_inputs", "keyboard_cifg", "text_mean", "emnist_cnn")
-# Models that Keras cannot save without a user's code.
+# Models with layers of their own, which Keras cannot load without their code.
 _NOT_PLAIN_KERAS = ("tied_embedding", "tied_variable", "weights_in_lists", "unigram")
-# Models of tasks; users write those of `custom`.
+# The cases that cover each task's models; for `custom` any model of the zoo.
 _MODELS = {
     "digits": ["logistic_regression"],
     "toy_regression": ["toy_regression"],
@@ -116,11 +117,11 @@ _MODELS = {
 
 
 def _trained(model: Model) -> TrainedModel:
-    """Returns a model with other weights than the initial ones."""
+    """Returns the model with weights that differ from the initial ones."""
     rng = np.random.default_rng(1)
     weights = ModelWeights(
         [w + rng.normal(scale=0.3, size=w.shape).astype(w.dtype) for w in model.initial_weights[0]],
-        # Variances stay positive.
+        # Some of these are variances, which must stay positive.
         [w + rng.uniform(0, 0.3, size=w.shape).astype(w.dtype) for w in model.initial_weights[1]],
     )
     return TrainedModel(model, weights, ("no", "perhaps", "yes"), _WORDS)
@@ -130,7 +131,10 @@ def _trained(model: Model) -> TrainedModel:
 def saved(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[TrainedModel, Any, Path]]:
-    """Returns the cases in every format, with predictions of plain TensorFlow."""
+    """Saves the cases in all formats; returns the models, their inputs, and the folders.
+
+    Plain TensorFlow has written its predictions to the folders.
+    """
     folder = tmp_path_factory.mktemp("saved")
     cases = {}
     for name in selected(request, "case"):
@@ -158,11 +162,11 @@ def _outputs(path: Path, form: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", usually(_USUAL, _CASES))
-def test_plain_tensorflow_predicts_equally(saved: dict[str, Any], case: str) -> None:
+def test_saved_models_predict_in_plain_tensorflow(saved: dict[str, Any], case: str) -> None:
     trained, x, path = saved[case]
     expected = np.asarray(trained.predict(x))
     assert np.ptp(expected) > 0.1
-    # Scores may be in the hundreds, as sums of thousands of numbers.
+    # Scores may be in the hundreds, so the tolerance is relative.
     tolerance = 1e-5 * max(1, np.abs(expected).max())
     for form in _forms(case):
         outputs = _outputs(path, form)["predictions"]
@@ -170,8 +174,8 @@ def test_plain_tensorflow_predicts_equally(saved: dict[str, Any], case: str) -> 
 
 
 @pytest.mark.nightly
-def test_lstm_in_tflite_resets_its_state(tmp_path: Path) -> None:
-    """TensorFlow Lite's own LSTM keeps the state of the previous example."""
+def test_tflite_lstm_resets_its_state(tmp_path: Path) -> None:
+    """TensorFlow Lite's own LSTM would keep the previous example's state."""
 
     def build() -> tf.keras.Model:
         x = tf.keras.Input([6, 3])
@@ -186,7 +190,7 @@ def test_lstm_in_tflite_resets_its_state(tmp_path: Path) -> None:
     np.testing.assert_allclose(outputs, np.asarray(trained.predict(x)), rtol=0, atol=1e-5)
 
 
-def test_cases_cover_every_tasks_models() -> None:
+def test_cases_cover_the_models_of_all_tasks() -> None:
     assert set(_MODELS) == set(DEFAULTS)
     assert {name for names in _MODELS.values() for name in names} == set(_CASES)
 
@@ -210,7 +214,7 @@ def test_classifier_returns_probabilities_and_names(saved: dict[str, Any], case:
 def test_text_signature_returns_classes(saved: dict[str, Any], case: str) -> None:
     trained, _, path = saved[case]
     outputs = _outputs(path, "saved_model")
-    # Training encodes the first words of a long text.
+    # Like training, the signature encodes the first words of a long text.
     x = TextEncoder(_WORDS, _T).encode(np.array([text.encode() for text in _TEXTS], object))
     assert x[0].tolist() == [0] * _T and x[2].all()
     odds = np.exp(np.asarray(trained.predict(x), np.float64))
@@ -229,7 +233,7 @@ def test_text_signature_returns_next_words(saved: dict[str, Any], case: str) -> 
     begins = [text.encode() for text in (*_TEXTS[:2], "on the mat on the cat"[-14:], _TEXTS[3])]
     assert begins[2] == b"mat on the cat"
     x = SentenceEncoder(_WORDS, _T).encode(np.array(begins, object)).x
-    # Remove the mark of the end after the words.
+    # Remove the end id after the words.
     x = np.where(x == len(_WORDS) + 3, 0, x)
     scores = np.asarray(trained.predict(x), np.float64)
     for row, begin in enumerate(begins):
@@ -262,14 +266,14 @@ def test_regression_returns_predictions_only(tmp_path: Path) -> None:
         ("within", "format keras: expected LSTM layers where Keras' own can take their place, f"),
     ],
 )
-def test_keras_rejects_unsupported_models(tmp_path: Path, name: str, message: str) -> None:
-    model = _within_another() if name == "within" else KINDS[name].model()
+def test_keras_format_rejects_unsupported_models(tmp_path: Path, name: str, message: str) -> None:
+    model = _lstm_in_a_wrapper() if name == "within" else KINDS[name].model()
     assert golden.refusal(
         lambda: FORMATS["keras"].write(_trained(model), tmp_path / "m.keras")
     ).startswith(message)
 
 
-def _within_another() -> Model:
+def _lstm_in_a_wrapper() -> Model:
     def build() -> tf.keras.Model:
         inputs = tf.keras.Input([3, 2])
         both = tf.keras.layers.TimeDistributed(tf.keras.layers.Dense(2))(inputs)
@@ -285,14 +289,14 @@ class _Wrapper(tf.keras.layers.Wrapper):
         return self.layer(inputs)
 
 
-# --- Comparisons of a saved file with the run's model
+# --- Comparisons of saved files with the run's model
 
 
 _NUM_EXAMPLES = 6
 
 
 def _check(bias: float, change: Callable[[np.ndarray], Any], source: str = TEST) -> FileCheck:
-    """Checks a file with changed scores, for a model with this bias of the first class."""
+    """Checks a saved file with changed scores; `bias` is the model's bias of the first class."""
     examples = {
         "x": np.ones([_NUM_EXAMPLES, 2], np.float32),
         "y": np.array([0, 1, 2] * 2, np.int32),
@@ -328,14 +332,14 @@ def _line(check: FileCheck) -> str:
 
 
 @pytest.mark.parametrize("bias", [0.0, -np.inf, np.inf, np.nan])
-def test_equal_predictions_pass(bias: float) -> None:
+def test_check_accepts_equal_predictions(bias: float) -> None:
     check = _check(bias, _nothing)
     assert check.is_same and check.largest_difference == 0.0
     assert "predicts as the run's model does, by 0 at most on 6 test examples" in _line(check)
 
 
 @pytest.mark.parametrize(("bias", "score"), [(0.0, np.nan), (np.inf, 0.0), (np.inf, -np.inf)])
-def test_non_finite_predictions_differ(bias: float, score: float) -> None:
+def test_check_rejects_non_finite_predictions(bias: float, score: float) -> None:
     check = _check(bias, _put(score))
     assert not check.is_same and check.largest_difference is None
     assert "its predictions differ, some of them not finite, on" in _line(check)
@@ -345,7 +349,7 @@ def test_non_finite_predictions_differ(bias: float, score: float) -> None:
 @pytest.mark.parametrize(
     ("source", "examples"), [(TEST, "6 test examples"), (MADE_UP, "256 made-up examples")]
 )
-def test_finite_differences_are_measured(source: str, examples: str) -> None:
+def test_check_reports_the_largest_difference(source: str, examples: str) -> None:
     def add(scores: np.ndarray) -> None:
         scores[0, 0] += 0.25
 
@@ -356,7 +360,7 @@ def test_finite_differences_are_measured(source: str, examples: str) -> None:
     assert _check(0.0, _nothing, source).is_same
 
 
-def test_made_up_integers_are_valid_ids() -> None:
+def test_made_up_inputs_contain_every_valid_id() -> None:
     inputs = {
         "city": Whole("category ids", "city", ("Lima", "Oslo", "Rome")),
         "place": Whole("domain", values=("a", "b", "c")),
@@ -376,7 +380,7 @@ def test_made_up_integers_are_valid_ids() -> None:
     }
 
 
-def test_non_finite_measures_are_null() -> None:
+def test_non_finite_metrics_are_null() -> None:
     check = _check(0.0, _put(np.nan, np.s_[:]))
     for measures in check.domains.values():
         assert measures["loss"]["file"] is None and np.isfinite(measures["loss"]["run"])
@@ -384,6 +388,16 @@ def test_non_finite_measures_are_null() -> None:
 
 
 # --- Keras files of a run
+
+
+@pytest.mark.parametrize("name", ["dense", "nested", "frozen_normalization", "attention"])
+def test_keras_file_predicts_like_the_run(tmp_path: Path, name: str) -> None:
+    model, x = _zoo(name)
+    (file,) = save_for_keras(tmp_path, _task(model), {"model": model.initial_weights}).saved
+    expected = model.predict(model.initial_weights, x, False, tf.zeros([2], tf.int32))
+    np.testing.assert_allclose(
+        load_keras(tmp_path / file.path, {})(x), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 def _task(model: Model) -> Task:
@@ -400,7 +414,7 @@ def _loaded(path: Path) -> list[np.ndarray]:
 
 
 @pytest.mark.nightly
-def test_unsupported_models_have_reasons(tmp_path: Path) -> None:
+def test_unsupported_models_are_skipped_with_reasons(tmp_path: Path) -> None:
     model = KINDS["tied_embedding"].model()
     files = save_for_keras(tmp_path, _task(model), {"model": model.initial_weights})
     assert files.saved == [] and list(tmp_path.iterdir()) == []
@@ -423,8 +437,8 @@ def test_ensemble_predictors_are_separate_files(tmp_path: Path) -> None:
             np.testing.assert_array_equal(array, expected)
 
 
-def test_equal_models_have_equal_bytes(tmp_path: Path) -> None:
-    """Keras numbers layers without names by process."""
+def test_equal_models_give_equal_keras_files(tmp_path: Path) -> None:
+    """Keras numbers unnamed layers per process, which must not change the file."""
     model = text_classifier(
         TextNetwork("mean", 4), num_classes=3, vocabulary_size=6, sequence_length=5
     )
