@@ -1,4 +1,4 @@
-"""Exports that tests share."""
+"""Exports shared by all tests."""
 
 import fcntl
 import inspect
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def exported(
     tff_runtime: "TffRuntime", tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Path]:
-    """Returns a function of `make_request`'s arguments; it exports once, and returns the folder.
+    """Returns a cached function that exports `make_request(...)` and returns the folder.
 
-    Processes of one test run share exports with arguments that are equal in all of them.
+    All processes of a test run share the exports whose arguments have no address in their repr.
     """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -34,8 +34,7 @@ def exported(
         arguments.apply_defaults()
         key = repr((*arguments.args, *sorted(arguments.kwargs.items())))
         if " at 0x" in key:
-            # An address identifies an object only in this process, and only while the object is
-            # kept.
+            # An address identifies an object in this process only, while the object exists.
             key = f"{os.getpid()} {key}"
             kept.append(arguments)
         folder = shared / "exports" / digest(key.encode()) / profile

@@ -1,6 +1,7 @@
-"""Runs a plan's graphs in TFF's worker, with another build of TensorFlow than Python's.
+"""Replaces `GraphSession.run` so that plans run in TFF's worker.
 
-In the same build as the runtime no bit may differ.
+The runtime uses the worker's build of TensorFlow, which differs from Python's: results are bitwise
+equal only in the worker.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,14 @@ _COMPUTATIONS = "computations in the worker"
 
 
 def use(monkeypatch: Any) -> None:
-    """Lets plans run in the worker."""
+    """Lets plans run in TFF's worker."""
     monkeypatch.setattr(GraphSession, "run", run)
 
 
 def run(
     self: GraphSession, names: Sequence[str], feeds: Mapping[str, Any], doing: str = ""
 ) -> list[np.ndarray]:
-    """Replaces `GraphSession.run`; graphs with variables stay in Python's TensorFlow."""
+    """Runs a graph in the worker; graphs with variables stay in Python's TensorFlow."""
     graph = self._session.graph
     if any(node.type == "VarHandleOp" for node in graph.get_operations()):
         return _in_python(self, names, feeds, doing)

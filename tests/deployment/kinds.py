@@ -1,4 +1,4 @@
-"""Small models to export, and requests."""
+"""Small models and export requests."""
 
 import itertools
 from typing import Any, Callable, NamedTuple
@@ -21,7 +21,7 @@ _VOCABULARY = 8
 
 
 class Kind(NamedTuple):
-    """A model, and the ranges of its examples' values."""
+    """A model, with the value ranges of its examples' columns."""
 
     model: Callable[[], Model]
     ranges: Any
@@ -52,7 +52,7 @@ KINDS = {
     "two_inputs": _from_zoo(keras_zoo.KINDS["two_inputs"]),
 }
 
-# The format of examples does not depend on the profile.
+# (kind, profile); the example format of two_inputs does not depend on the profile.
 COMBINATIONS = [
     (kind, profile)
     for kind in KINDS
@@ -61,7 +61,7 @@ COMBINATIONS = [
 ]
 
 ALL_ALGORITHMS = list(itertools.product(ALGORITHMS, PROFILES))
-# AgnosticFedAvg in both profiles, and states of other shapes: tails, and an ensemble.
+# AgnosticFedAvg in both profiles, and algorithms whose states have other structures.
 USUAL_ALGORITHMS = [
     ("agnostic_fed_avg", "daf"),
     ("agnostic_fed_avg", "secure"),
@@ -81,12 +81,10 @@ def make_request(
     schedule: str = "constant",
     **changes: Any,
 ) -> ExportRequest:
-    """Returns a request; clients take several steps, with an incomplete last batch.
+    """Returns an export request; clients take several steps and have an incomplete last batch.
 
     Args:
-        threshold: Option of Delta-FL.
-        theta: Option of Delta-FL.
-        schedule: Schedule of both learning rates.
+        schedule: Schedule of the client and server learning rates.
     """
     model, ranges = KINDS[kind].model(), KINDS[kind].ranges
     built = build(
@@ -108,7 +106,7 @@ def make_request(
         "profile": profile,
         "num_domains": NUM_DOMAINS,
         "num_parameters": model.num_parameters,
-        # Twice the clients of the conformance rounds.
+        # Twice the number of clients in conformance rounds.
         "max_clients_per_round": 8,
         "column_ranges": ranges,
         "aggregation": spec.build(options.get(PROFILES[profile].aggregation, spec.options())),

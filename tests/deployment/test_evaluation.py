@@ -1,4 +1,4 @@
-"""Evaluation plans report the same values as runs."""
+"""Evaluation plans report the same values as evaluations of runs."""
 
 import numpy as np
 import pytest
@@ -17,14 +17,14 @@ from tff_agnostic.models.model import ModelWeights
 
 _PERCENTILES = (12.5, 50.0, 99.0)
 _WORST_MIN_EXAMPLES = 3
-# The server computes in float32, the report in float64.
+# Tolerance: the plan's server computes in float32, the report in float64.
 _ROUNDING = 1e-6
 _DOMAINS = ("a", "b", "c")
 
 
 @pytest.fixture(scope="module")
 def evaluated(exported):
-    """Returns a function that exports an evaluation; metrics are shared, as exports are cached."""
+    """Returns a function that exports an evaluation; shared metrics make exports cacheable."""
     metrics = {
         name: EvaluationMetrics(KINDS[name].model(), _WORST_MIN_EXAMPLES, _PERCENTILES)
         for name in ("logistic", "lstm")
@@ -36,7 +36,7 @@ def evaluated(exported):
     return make
 
 
-def _played(folder, state=None):
+def _run_round(folder, state=None):
     export = open_export(folder)
     (result,) = run_rounds(export, [conformance_clients(export)], state)
     return result
@@ -50,25 +50,25 @@ def _weights(state, prefix="server/algorithm/weights/trainable"):
 @pytest.mark.parametrize(
     ("profile", "kind"),
     usually(
-        # test_private_evaluation_plans tests a secure evaluation, with noise.
+        # test_private_evaluation_plans.py covers secure evaluations.
         [("daf", "logistic")],
         [(profile, kind) for profile in ("daf", "secure") for kind in ("logistic", "lstm")],
     ),
 )
-def test_evaluation_plans_are_verified(evaluated, profile, kind):
+def test_evaluation_plan_passes_verification(evaluated, profile, kind):
     (check,) = verify(open_export(evaluated(profile, kind)))
     assert check.tensors > 30
     assert check.failing(1e-5) == []
 
 
-# tests/binaries/test_export.py compares the commands' outputs of plain sums.
+# tests/binaries/test_export.py compares the same values in every run of the tests.
 @pytest.mark.nightly
 @pytest.mark.parametrize("profile", ["daf", "secure"])
-def test_evaluation_plan_reports_like_a_run(evaluated, exported, cohort_runtime, tmp_path, profile):
-    played = _played(exported(profile))
-    trained = {**played.state, **played.metrics}
+def test_evaluation_plan_equals_evaluation(evaluated, exported, cohort_runtime, tmp_path, profile):
+    training = _run_round(exported(profile))
+    trained = {**training.state, **training.metrics}
     folder = evaluated(profile)
-    result = _played_after(folder, trained, tmp_path)
+    result = _evaluate_after(folder, trained, tmp_path)
 
     request, model = make_request(profile), KINDS["logistic"].model()
     clients = synthetic_clients(
@@ -103,15 +103,15 @@ def test_evaluation_plan_reports_like_a_run(evaluated, exported, cohort_runtime,
         assert values[f"clients/{name}"] == count
     assert values["clients/empty"] == 1
     np.testing.assert_array_equal(values["sums/sums/counts"], output.sums.counts)
-    # The evaluated state stays the same.
+    # An evaluation does not change the state.
     for name, value in result.state.items():
         np.testing.assert_array_equal(value, trained[name], err_msg=name)
 
 
-def _played_after(folder, trained, tmp_path):
+def _evaluate_after(folder, trained, tmp_path):
     state = {name: value for name, value in trained.items() if name.startswith("server/")}
     write_checkpoint(tmp_path / "server_state.ckpt", state)
-    return _played(folder, tmp_path / "server_state.ckpt")
+    return _run_round(folder, tmp_path / "server_state.ckpt")
 
 
 def _close(actual, expected):
@@ -119,7 +119,7 @@ def _close(actual, expected):
 
 
 @pytest.mark.parametrize("grid", [LinearGrid(2.0, 11), LogGrid(1e-2, 1e2, 9)])
-def test_quantiles_equal_the_reports(grid):
+def test_plan_quantiles_equal_report_quantiles(grid):
     rng = np.random.default_rng(0)
     histograms = rng.integers(0, 3, size=[20, grid.num_bins])
     histograms[0] = 0

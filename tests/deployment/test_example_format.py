@@ -1,4 +1,4 @@
-"""The format of examples, and the bytes of exports."""
+"""The format of examples in exports, and reproducible export bytes."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ def _examples(size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 5])
-def test_parsed_examples_equal_written_ones(size, tmp_path):
+def test_parsed_examples_equal_written_examples(size, tmp_path):
     examples = _examples(size)
     path = tmp_path / "client.tfrecord"
     _FORMAT.write(path, examples)
@@ -53,7 +53,7 @@ def test_parsed_examples_equal_written_ones(size, tmp_path):
         np.testing.assert_array_equal(column, expected)
 
 
-def test_manifest_lists_features():
+def test_example_format_lists_features():
     assert _FORMAT.features() == {
         "x/words": {"dtype": "int64", "shape": [3]},
         "x/image": {"dtype": "float32", "shape": [2, 2]},
@@ -62,7 +62,7 @@ def test_manifest_lists_features():
     }
 
 
-def test_parse_rejects_wrong_examples():
+def test_parse_rejects_invalid_examples():
     for domain_id in (-1, 2):
         examples = {**_examples(1), "domain_id": np.array([domain_id], np.int32)}
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"is not in \[0, 2\)"):
@@ -80,12 +80,12 @@ def test_parse_rejects_wrong_examples():
         (tf.TensorSpec([None], tf.float64), "unknown dtype.*'float64'"),
     ],
 )
-def test_rejects_unsupported_columns(spec, message):
+def test_example_format_rejects_unsupported_columns(spec, message):
     with pytest.raises(UserError, match=message):
         ExampleFormat({**_COLUMNS, "y": spec}, num_domains=2)
 
 
-# --- Equal requests give equal bytes
+# --- Equal export requests give equal bytes
 
 
 _IN_ANOTHER_PROCESS = """
@@ -100,7 +100,7 @@ with TffRuntime() as runtime:
         export(folder, make_request(profile, kind=kind), runtime)
 """
 
-# The other process exports in another order than this one.
+# Exports of the other process, in an order other than the tests'.
 _EXPORTS = ("logistic-secure", "logistic-daf")
 
 

@@ -1,4 +1,4 @@
-"""Clients' outputs and sizes according to the files of exports, and the writing of folders."""
+"""Files of exports: contents of plans, atomic folders, and byte counts."""
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ from tff_agnostic.base.files import new_folder, read_json, tensorflow_writes
 from tff_agnostic.deployment.compiled_plan import Variables, checkpoint_op, checkpoint_op_names
 from tff_agnostic.deployment.graphs import write_checkpoint
 
-# Ops that could send values out of a graph, in addition to fetched tensors.
+# Ops that could send values out of a graph without being fetched.
 _WAYS_OUT = re.compile(r"Save|Write|Print|PyFunc|Send|Queue|Summary|Rpc|Table|Debug")
 
 
@@ -68,7 +68,7 @@ def test_daf_plan_has_only_federated_sums(exported, algorithm):
     assert {aggregation.intrinsic_uri for aggregation in sums} == {"federated_sum"}
     assert not any(aggregation.inner_aggregations for aggregation in sums)
 
-    # The server sums every written tensor once.
+    # The server sums each tensor that clients write exactly once.
     spec = phase.client_phase.tensorflow_spec
     assert not spec.output_tensor_specs
     assert spec.example_selector.collection_uri == "app:/examples"
@@ -86,12 +86,12 @@ def test_secure_plan_has_only_secure_sums(exported, algorithm):
     [phase] = plan.phase
     assert not phase.HasField("server_phase_v2")
     client = phase.client_phase
-    # A client has neither a file to write nor an op that writes.
+    # Clients have no output file and no writing op.
     assert client.federated_compute.output_filepath_tensor_name == ""
     assert not client.tensorflow_spec.target_node_names
     nodes = _nodes(_graph(plan.client_graph_bytes))
     assert [node.name for node in nodes if _WAYS_OUT.search(node.op)] == []
-    # All returned tensors are summed securely, and the server reads no others.
+    # Every returned tensor is summed securely, and the server reads only these sums.
     returned = {_spec_name(spec) for spec in client.tensorflow_spec.output_tensor_specs}
     configs = client.federated_compute.aggregations
     assert {name for name in configs if configs[name].HasField("secure_aggregation")} == returned
@@ -115,20 +115,20 @@ def test_manifest_bounds_equal_the_plans(exported, kind):
         name: channel.secure_aggregand.fixed_modulus.modulus for name, channel in channels.items()
     }
     for entry in privacy["secure_sums"]:
-        # The modulus is the next power of 2 above the largest sum.
-        most = privacy["maximum_clients_per_round"] * (2 ** entry["bits"] - 1)
-        assert most < entry["modulus"] <= 2 * most
+        # The modulus exceeds the largest sum by a factor of 2 at most.
+        max_sum = privacy["maximum_clients_per_round"] * (2 ** entry["bits"] - 1)
+        assert max_sum < entry["modulus"] <= 2 * max_sum
         levels = (entry["to"] - entry["from"]) / entry["step"]
         assert levels < 2 ** entry["bits"]
 
 
-# By default devices get the TFLite graph alone.
+# By default, devices get the TFLite graph only; client_graph="both" adds TensorFlow's graph.
 @pytest.mark.nightly_cases("daf-how1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("profile", "how"), [("daf", {}), ("daf", {"client_graph": "both"}), ("secure", {})]
 )
-def test_both_plans_have_equal_clients(exported, profile, how):
+def test_client_only_plan_equals_the_plans_client(exported, profile, how):
     folder = exported(profile, **how)
     plan = _plan(folder)
     content = (folder / "client_only_plan.pb").read_bytes()
@@ -137,7 +137,7 @@ def test_both_plans_have_equal_clients(exported, profile, how):
     assert client_only.graph == (graph if how else b"")
     assert client_only.phase == plan.phase[0].client_phase
     assert client_only.tflite_graph == plan.client_tflite_graph_bytes != b""
-    # The platform has reserved the other fields since then.
+    # The platform reserves all other fields.
     assert {field.name for field, _ in client_only.phase.ListFields()} == {
         "tensorflow_spec",
         "federated_compute",
@@ -150,7 +150,7 @@ def test_both_plans_have_equal_clients(exported, profile, how):
 
 
 @pytest.mark.parametrize("name", ["new/in/new", "empty"])
-def test_new_folder_is_atomic(tmp_path, name):
+def test_new_folder_appears_only_when_complete(tmp_path, name):
     (tmp_path / "empty").mkdir()
     for error in (UserError, KeyboardInterrupt):
         with pytest.raises(error), new_folder(tmp_path / name, "--flag") as path:
@@ -165,7 +165,7 @@ def test_new_folder_is_atomic(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["full", "full/file"])
-def test_new_folder_keeps_other_content(tmp_path, name):
+def test_new_folder_rejects_existing_content(tmp_path, name):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     message = r"^--flag: expected a new or empty folder, found "
@@ -174,7 +174,7 @@ def test_new_folder_keeps_other_content(tmp_path, name):
     assert tree(tmp_path) == {"full": None, "full/file": b"mine"}
 
 
-def test_tensorflows_errors_are_write_errors(tmp_path):
+def test_tensorflow_write_errors_become_user_errors(tmp_path):
     for write in (
         lambda path: write_checkpoint(path, {"a": tf.zeros([])}),
         lambda path: tf.io.TFRecordWriter(str(path)).close(),
@@ -197,7 +197,7 @@ _METRICS = [tf.TensorSpec([], tf.float32, "metrics/m")]
 
 @pytest.fixture
 def session():
-    """A session with the state [1, 2] and 3, and the metric 0.5."""
+    """Yields a session and its savepoint; the state is [1, 2] and 3, the metric 0.5."""
     with tf.Graph().as_default() as graph:
         state, metrics = Variables(_SPECS), Variables(_METRICS)
         message = checkpoint_op("savepoint", state, also_saved=metrics)
@@ -207,7 +207,7 @@ def session():
         values = [tf.constant([1.0, 2.0]), tf.constant(3, tf.int64)]
         tf.group(*state.assign(values), *metrics.assign([tf.constant(0.5)]), name="set")
         a, b = state.read()
-        # Each new value depends on the other old one.
+        # Each new value depends on the other variable's old value.
         tf.group(
             *state.assign([a[::-1] + tf.cast(b, tf.float32), b + tf.cast(a[0], b.dtype)]),
             name="swap",
@@ -242,7 +242,7 @@ def test_savepoint_restores_state_without_metrics(session, tmp_path):
     assert _values(session) == [[1.0, 2.0], 3, 0.0]
 
 
-def test_checkpoint_without_variables_raises(session, tmp_path):
+def test_checkpoint_with_missing_variable_raises(session, tmp_path):
     session, savepoint = session
     with tf.device("CPU:0"):
         tf.raw_ops.SaveSlices(
@@ -257,7 +257,7 @@ def test_checkpoint_without_variables_raises(session, tmp_path):
         savepoint.restore(session, tmp_path / "other")
 
 
-def test_variables_are_assigned_together(session):
+def test_variables_are_assigned_simultaneously(session):
     session, _ = session
     for _ in range(20):
         session.run(["set"], {})
@@ -284,8 +284,8 @@ def test_manifest_bytes_equal_measured_bytes(exported, profile, size):
     assert measured.bytes_up == pytest.approx(counts["up"][size], rel=0.02)
 
 
-def test_manifest_counts_values_as_the_paper(exported):
-    """Down: w, alpha and a seed of 2. Up: the delta, beta, L, N, accuracy and 4 counts."""
+def test_manifest_counts_values_like_the_paper(exported):
+    """Down: w, alpha and a seed of 2 integers. Up: model delta, beta, L, N, accuracy, 4 counts."""
     counts = _counts(exported("daf"))
     num_weights = 4 * 3 + 3
     assert counts["down"]["values"] == num_weights + NUM_DOMAINS + 2

@@ -1,4 +1,4 @@
-"""Names in graphs and checkpoints, and compact flatbuffers."""
+"""Names of graph nodes and checkpoint tensors, and compact TFLite flatbuffers."""
 
 import collections
 
@@ -21,10 +21,8 @@ from tff_agnostic.deployment.metrics import scalar_outputs
 from tff_agnostic.models.tflite_files import compacted, custom_op_names, oldest_runtime
 
 
-def _graph(process_has_a_past: bool):
-    """Returns a graph with nested functions, in a process that may have built others before."""
-    if process_has_a_past:
-        tf.function(lambda x: tf.cond(x > 0.0, lambda: x - 1.0, lambda: x))(tf.constant(1.0))
+def _graph():
+    """Returns a graph with nested functions, and the name of its output."""
     with tf.Graph().as_default() as graph:
 
         @tf.function
@@ -50,7 +48,7 @@ def _graph(process_has_a_past: bool):
 
 
 def _compute(graph_def, copies):
-    """Returns the result of a chain of copies of a graph, and the names of their functions."""
+    """Returns the result of chained copies of a graph, and the names of their functions."""
     with tf.Graph().as_default() as graph:
         value = tf.constant(3.0)
         for name, (copy, fed, fetched) in copies.items():
@@ -70,32 +68,21 @@ def _renamed(graph_def, fetched):
 
 
 @pytest.mark.slow
-def test_graph_copies_keep_its_results():
-    graph_def, fetched = _graph(False)
+def test_renamed_graph_copies_keep_results():
+    graph_def, fetched = _graph()
     once, names = _compute(graph_def, {"once": _renamed(graph_def, fetched)})
-    # The graph doubles 3, and triples it twice; 54 is below 100.
+    # The graph doubles 3 and triples it twice; 54 is below 100.
     assert once == 3.0 * 2 * 3 * 3
     assert names and all(name.startswith("once_function_") for name in names)
     copies = {"first": _renamed(graph_def, fetched), "second": _renamed(graph_def, fetched)}
     twice, names = _compute(graph_def, copies)
-    # 54 becomes 972, which is above 100, and so is doubled.
+    # 54 becomes 972, which exceeds 100 and is doubled.
     assert twice == once * 2 * 3 * 3 * 2
     assert {name.partition("_")[0] for name in names} == {"first", "second"}
 
 
-@pytest.mark.slow
-def test_names_do_not_depend_on_the_process():
-    first, second = (
-        with_renamed_functions(_renamed(*_graph(past))[0], "f").SerializeToString(
-            deterministic=True
-        )
-        for past in (False, True)
-    )
-    assert first == second
-
-
 def test_unused_functions_are_removed():
-    graph_def, _ = _graph(False)
+    graph_def, _ = _graph()
     called = with_renamed_functions(graph_def, "f")
     alone = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
     alone.node.extend(node for node in graph_def.node if node.op == "Placeholder")
@@ -121,26 +108,21 @@ def test_leaf_paths_have_names_and_positions():
         "weights/a/1",
         "round_num",
     ]
-    assert named(leaves(_TYPE), "server")[1] == tf.TensorSpec(
-        [3, 2], tf.float32, "server/weights/a/0"
-    )
-
-
-def test_single_tensor_is_named_by_prefix():
+    second = named(leaves(_TYPE), "server")[1]
+    assert second == tf.TensorSpec([3, 2], tf.float32, "server/weights/a/0")
     (leaf,) = leaves(tff.TensorType(np.int32))
     assert leaf.named("client") == tf.TensorSpec([], tf.int32, "client")
     assert leaves(tff.to_type([])) == ()
 
 
-def test_only_element_unpacks_single_lists():
+def test_only_element_returns_element_of_single_lists():
     assert only_element(tff.to_type([_TYPE])) == _TYPE
     assert only_element(_TYPE) == _TYPE
 
 
 def test_side_channels_have_the_platforms_names():
-    assert side_channel_names("federated_secure_sum_bitwidth", leaves(_TYPE))[-1] == (
-        "sidechannel_secagg_federated_secure_sum_bitwidth_update/round_num"
-    )
+    name = side_channel_names("federated_secure_sum_bitwidth", leaves(_TYPE))[-1]
+    assert name == "sidechannel_secagg_federated_secure_sum_bitwidth_update/round_num"
 
 
 def test_leaves_reject_sequences():
@@ -148,7 +130,7 @@ def test_leaves_reject_sequences():
         leaves(tff.to_type(collections.OrderedDict(a=[tff.SequenceType(np.int32)])))
 
 
-def test_metric_names_become_node_names():
+def test_metric_names_become_valid_node_names():
     structure = leaves(tff.to_type(collections.OrderedDict([("top 3, größte", np.float32)])))
     (spec,) = named(structure, "metrics")
     with tf.Graph().as_default():
@@ -171,10 +153,10 @@ _OUTPUTS = ("y0", "y1", "y2")
 
 
 def _computed(x):
-    """A function with uniform constants, a mixed one, and a small one."""
+    """Returns sums with uniform constants, a mixed constant and a small constant."""
     mixed = tf.constant(np.arange(_SIZE) % 2, tf.float32)
     constants = [tf.fill([_SIZE], -2.5), tf.zeros([_SIZE]) * -1.0, mixed, tf.fill([3], 7.0)]
-    # Add x, or the converter joins the constants.
+    # Without x, the converter would join the constants.
     parts = [part + x[0] for part in constants]
     counts = tf.fill([_SIZE], tf.constant(2**40, tf.int64)) + tf.cast(x[1], tf.int64)
     inside = tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, v + tf.ones([2000])), [0, x])
@@ -218,7 +200,7 @@ def test_compact_flatbuffer_has_equal_results(converted):
     assert set(results) == set(expected) == {*_OUTPUTS}
     for name, value in expected.items():
         assert (results[name].dtype, results[name].tobytes()) == (value.dtype, value.tobytes())
-    # Only the mixed constant stays.
+    # Only the mixed constant is stored in full.
     assert 4 * _SIZE < len(small) < 4 * _SIZE + 8000
     assert len(converted) - len(small) > 8 * _SIZE
     assert oldest_runtime(small) == oldest_runtime(converted) != ""
@@ -227,7 +209,7 @@ def test_compact_flatbuffer_has_equal_results(converted):
 
 
 def test_equal_constants_stay_separate_outputs():
-    """The converter joins them into one tensor."""
+    """The converter joins equal constants into one tensor."""
     content = _converted(lambda x: [x + 1.0, tf.zeros([2]), tf.zeros([2])])
     assert set(_run(content)) == {"y0", "y1"}
     results = _run(compacted(content, _OUTPUTS))

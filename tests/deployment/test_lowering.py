@@ -1,4 +1,4 @@
-"""Replacements of ops compute the same numbers, with ops that devices have."""
+"""Replacements of ops that devices lack compute equal numbers."""
 
 import numpy as np
 import pytest
@@ -26,26 +26,26 @@ _X = np.concatenate([np.array(_EDGES, np.int64), _RANDOM])
 _Y = np.roll(_X, 7)
 
 
-def test_lowered_or_equals_numpy():
+def test_lowered_bitwise_or_op_equals_numpy():
     np.testing.assert_array_equal(lower_xor(_X, _Y), _X ^ _Y)
     np.testing.assert_array_equal(lower_or(_X, _Y), _X | _Y)
 
 
 @pytest.mark.parametrize("mask", [0, 1, 2**34 - 1, 2**63 - 1, -1, 12345])
-def test_lowered_and_equals_numpy(mask):
+def test_lowered_bitwise_and_op_equals_numpy(mask):
     mask = np.array(mask, np.int64)
     np.testing.assert_array_equal(and_with(mask)(_X, mask), _X & mask)
     np.testing.assert_array_equal(and_with(None)(_X, mask), _X & mask)
 
 
 @pytest.mark.parametrize("amount", [0, 1, 31, 32, 33, 63])
-def test_lowered_shift_equals_numpy(amount):
+def test_lowered_shift_op_equals_numpy(amount):
     amount = np.array(amount, np.int64)
     np.testing.assert_array_equal(right_shift_by(amount)(_X, amount), _X >> amount)
     np.testing.assert_array_equal(right_shift_by(None)(_X, amount), _X >> amount)
 
 
-def test_lowered_scatter_equals_tensorflow():
+def test_lowered_scatter_op_equals_tensorflow():
     tensor = tf.constant(np.arange(12.0, dtype=np.float32).reshape(4, 3))
     indices, updates = tf.constant([[2], [0], [2]]), tf.ones([3, 3])
     expected = tf.tensor_scatter_nd_sub(tensor, indices, updates)
@@ -57,8 +57,8 @@ def test_lowered_cross_entropy_equals_tensorflow():
     scores = tf.constant(rng.normal(scale=20, size=[50, 7]).astype(np.float32))
     labels = tf.constant(rng.integers(7, size=50))
     expected = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=scores, labels=labels)
-    for actual, wanted in zip(sparse_softmax_cross_entropy(scores, labels), expected):
-        np.testing.assert_allclose(actual, wanted, rtol=1e-6, atol=1e-6)
+    for actual, expected_part in zip(sparse_softmax_cross_entropy(scores, labels), expected):
+        np.testing.assert_allclose(actual, expected_part, rtol=1e-6, atol=1e-6)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"not in \[0, 7\)"):
         sparse_softmax_cross_entropy(scores, tf.fill([50], 7))
 
@@ -85,9 +85,9 @@ def test_lowered_functions_keep_results():
                 results.append(session.run("y:0", {"x:0": _X}))
     np.testing.assert_array_equal(*results)
     assert lowered(graph_def) == lowered(graph_def)
-    ours = lowered(graph_def)
-    kept = [f for f in ours.library.function if not f.signature.name.startswith("lowered_")]
-    ops = {n.op for body in [ours.node, *(f.node_def for f in kept)] for n in body}
+    graph = lowered(graph_def)
+    kept = [f for f in graph.library.function if not f.signature.name.startswith("lowered_")]
+    ops = {n.op for body in [graph.node, *(f.node_def for f in kept)] for n in body}
     assert ops.isdisjoint(op for op, _ in LOWERINGS)
 
 
@@ -113,7 +113,7 @@ def test_filter_gradient_equals_tensorflow(size, stride, padding):
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
 @pytest.mark.parametrize(("size", "stride"), _SIZES)
 def test_pool_gradient_equals_tensorflow(size, stride, padding):
-    """Small integers have equal maxima; the first one counts."""
+    """The images contain equal maxima; the first one gets the gradient."""
     rng = np.random.default_rng(0)
     images = tf.constant(rng.integers(-2, 3, size=[4, 9, 8, 3]).astype(np.float32))
     windows = {"ksize": [1, *size, 1], "strides": [1, stride, stride, 1], "padding": padding}
@@ -126,8 +126,8 @@ def test_pool_gradient_equals_tensorflow(size, stride, padding):
     np.testing.assert_array_equal(gradient(images, maxima, outputs), expected)
 
 
-def test_filter_gradient_needs_common_shapes():
-    """The shape is known through calls and loops; otherwise the op stays."""
+def test_filter_gradient_is_lowered_for_known_shapes():
+    """The op stays if its shape is unknown, also through calls and loops."""
 
     @tf.function
     def body(number, images, weights):
@@ -150,7 +150,7 @@ def test_filter_gradient_needs_common_shapes():
     assert len(remaining([3, None, 2, 4])) == 1
 
 
-# Ops of plans with plain sums that On-Device Personalization's devices lack: those of dropout.
+# Ops of dropout, which On-Device Personalization's devices lack.
 _BEYOND = {
     "convolutional": {
         "StatelessRandomGetKeyCounter",
@@ -163,7 +163,7 @@ _BEYOND = {
 @pytest.mark.nightly_cases("convolutional", "lstm")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", usually(["logistic", "convolutional", "lstm"], KINDS))
-def test_manifest_lists_ops_beyond_devices(exported, kind):
+def test_manifest_lists_ops_missing_on_devices(exported, kind):
     manifest = read_json(exported("daf", kind=kind) / "manifest.json")
     assert set(manifest["tflite"]["beyond_odp"]) == _BEYOND.get(kind, set())
     assert set(manifest["tflite"]["flex_ops"]) >= _BEYOND.get(kind, set())

@@ -1,4 +1,4 @@
-"""A round's metrics as scalars, of each domain and of all domains."""
+"""A plan's metrics: one scalar per domain and one for all domains."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def _outputs(profile, folder):
     names = []
     for content in phase.server_phase_v2.tensorflow_spec_result.output_tensor_specs:
         spec = TensorSpecProto.FromString(content)
-        # A server records element 0 of each output.
+        # The platform records element 0 of each output.
         assert not spec.shape.dim and not spec.shape.unknown_rank
         name, _, output = spec.name.partition(":")
         assert output == "0"
@@ -32,7 +32,7 @@ def _outputs(profile, folder):
 
 
 def _scalars(tensors):
-    """Returns the metrics by the names of their scalars."""
+    """Returns the metrics' elements by name and index."""
     return {
         "/".join(map(str, (name, *index))): value[index]
         for name, value in tensors.items()
@@ -43,14 +43,16 @@ def _scalars(tensors):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["daf", "secure"])
-def test_plan_outputs_equal_the_runtimes(exported, profile, monkeypatch):
+def test_plan_outputs_equal_the_runtimes_metrics(exported, profile, monkeypatch):
     folder = exported(profile)
-    wanted = read_arrays(folder / "conformance/round_1.npz")
-    scalars = _scalars(wanted)
-    counts = wanted[f"{_TRAIN}/num_examples"]
+    expected = read_arrays(folder / "conformance/round_1.npz")
+    scalars = _scalars(expected)
+    counts = expected[f"{_TRAIN}/num_examples"]
     scalars[f"{_TRAIN}/num_examples/overall"] = counts.sum()
     for name in ("loss", "accuracy"):
-        scalars[f"{_TRAIN}/{name}/overall"] = np.average(wanted[f"{_TRAIN}/{name}"], weights=counts)
+        scalars[f"{_TRAIN}/{name}/overall"] = np.average(
+            expected[f"{_TRAIN}/{name}"], weights=counts
+        )
     assert set(_outputs(profile, folder)) == set(scalars)
 
     export, outputs = open_export(folder), {}
@@ -69,7 +71,7 @@ def test_plan_outputs_equal_the_runtimes(exported, profile, monkeypatch):
     assert outputs[f"{_TRAIN}/num_examples/{NUM_DOMAINS - 1}"] == counts[-1]
 
 
-def test_overall_metrics_are_means_and_counts():
+def test_overall_metrics_select_means_and_counts():
     def field(unit=Unit.NONE, present=True):
         return ReportField("q", "label", per_domain=True, unit=unit, needs_examples=present)
 

@@ -1,4 +1,4 @@
-"""Evaluation plans with noise equal private evaluations of a run."""
+"""Evaluation plans with noise match private evaluations of runs."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def profile(request):
 
 @pytest.fixture(scope="module")
 def noise(profile):
-    """Returns a private evaluation with little noise, as there are four clients."""
+    """Returns a private evaluation with little noise, since only four clients take part."""
     task = make_task(("a", "b", "c"), num_features=4)
     options = make_options(
         ServerNoiseOptions, private_evaluation="noise:multiplier=0.05", delta=1e-3, **_LIMITS
@@ -68,7 +68,7 @@ def folder(noise, profile, tff_runtime, tmp_path_factory):
     return path
 
 
-def test_evaluation_is_verified_with_public_key(folder):
+def test_private_evaluation_passes_verification_with_public_key(folder):
     deployment = open_export(folder)
     comparison = tflite_comparison(deployment)
     (check,) = verify(deployment, comparison=comparison)
@@ -79,7 +79,7 @@ def test_evaluation_is_verified_with_public_key(folder):
         assert tuple(tensors["server/aggregations/0/noise_key"]) == CONFORMANCE_KEY
 
 
-def test_noise_follows_key_and_round(folder, noise, profile, streaming_runtime):
+def test_evaluation_noise_equals_the_runtimes(folder, noise, profile, streaming_runtime):
     deployment, request = open_export(folder), make_request(profile)
     columns = request.algorithm.client_data_spec
     clients = synthetic_clients(columns, request.column_ranges, request.num_domains)
@@ -101,7 +101,7 @@ def test_noise_follows_key_and_round(folder, noise, profile, streaming_runtime):
         assert result.state["server/aggregations/0/releases"] == number + 1
 
 
-def test_manifest_has_guarantee_and_duties(folder):
+def test_evaluation_manifest_states_guarantee_and_duties(folder):
     manifest = read_json(folder / "manifest.json")
     facts = manifest["privacy"]["differential_privacy"]
     assert facts["guarantee_as_simulated"]["evaluations"] == 1

@@ -1,4 +1,4 @@
-"""Plans of private runs: the runtime's noise, and the places of the keys."""
+"""Plans of private runs: noise equal to the runtime's, and secret keys in one file only."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ _SETTINGS: dict[str, Any] = {"clip_norm": 0.5, "noise_multiplier": 0.8}
 
 
 class _Kind(NamedTuple):
-    """The profile and the aggregation of a private plan."""
+    """The profile and aggregation of a private plan."""
 
     profile: str
     aggregation: Any
@@ -84,7 +84,7 @@ class _Exported(NamedTuple):
 
     Attributes:
         folder: Folder of the export.
-        readable: Whether other users could read a state's file, keyed by the state's key.
+        readable: Whether other users could read a state file, keyed by the file's noise key.
     """
 
     folder: Path
@@ -111,7 +111,7 @@ def folder(exported) -> Path:
     return exported.folder
 
 
-def test_secret_key_is_never_readable(exported):
+def test_other_users_cannot_read_the_secret_key(exported):
     assert exported.readable == {_FLEETS_KEY: False, CONFORMANCE_KEY: True}
 
 
@@ -126,8 +126,8 @@ def test_conformance_rounds_use_the_public_key(folder):
         assert tensors["server/aggregations/0/releases"] == n
 
 
-def test_rounds_use_the_secret_key(folder, kind, streaming_runtime):
-    """Rounds equal the runtime's with the same key, also a round without clients."""
+def test_private_rounds_equal_the_runtimes(folder, kind, streaming_runtime):
+    """This includes a round without clients."""
     deployment, request = open_export(folder), _request(kind)
     training = streaming_runtime.training(request.algorithm, request.aggregation)
     state = with_key(training.initialize(), _FLEETS_KEY)
@@ -138,7 +138,7 @@ def test_rounds_use_the_secret_key(folder, kind, streaming_runtime):
     for result in run_rounds(deployment, [clients, clients, []]):
         state, _ = training.next(state, cohort if result.clients else [])
         moved.append(result.state[weights])
-        # The manifest has the state's leaves in TFF's order.
+        # The manifest lists the state's tensors in TFF's order.
         flat = tff.structure.flatten(tff.structure.from_container(state, recursive=True))
         for name, value in zip(deployment.manifest.server_state, map(np.asarray, flat)):
             if value.dtype.kind == "f":
@@ -147,17 +147,17 @@ def test_rounds_use_the_secret_key(folder, kind, streaming_runtime):
                 np.testing.assert_array_equal(result.state[name], value, err_msg=name)
     public = read_arrays(folder / "conformance/round_2.npz")[weights]
     assert relative_difference(public, moved[1]) > 0.01
-    # The round without clients has noise only.
+    # The round without clients adds noise.
     assert relative_difference(moved[1], moved[2]) > 1e-4
 
 
-def test_secret_key_is_in_state_only(folder):
+def test_only_the_state_contains_the_secret_key(folder):
     state = read_checkpoint(folder / "server_state.ckpt", "the state")
     assert tuple(state[_KEY_TENSOR]) == _FLEETS_KEY
     assert (folder / "server_state.ckpt").stat().st_mode & 0o077 == 0
     public = read_checkpoint(folder / "conformance/server_state.ckpt", "the state")
     assert tuple(public[_KEY_TENSOR]) == CONFORMANCE_KEY
-    # Checkpoints are compressed, so they were read above.
+    # Checkpoints may be compressed, so their tensors were compared above.
     for path in (p for p in folder.rglob("*") if p.is_file()):
         content = path.read_bytes()
         for number in (*_RUNS_KEY, *_FLEETS_KEY):
@@ -172,7 +172,7 @@ def test_devices_get_clip_norms_without_key(folder):
     assert sent == ["client/aggregation"]
 
 
-def test_manifest_lists_the_servers_duties(folder, kind):
+def test_private_manifest_states_guarantee_and_duties(folder, kind):
     manifest = read_json(folder / "manifest.json")
     facts = manifest["privacy"]["differential_privacy"]
     assert facts["mechanism"] == kind.aggregation.name

@@ -1,4 +1,4 @@
-"""Messages that create tasks, compared with the platform's definition."""
+"""Messages that create tasks match the platform's definition."""
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
@@ -9,8 +9,8 @@ from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 
 _TYPES = descriptor_pb2.FieldDescriptorProto
 _KINDS = {"text": _TYPES.TYPE_STRING, "long": _TYPES.TYPE_INT64, "int": _TYPES.TYPE_INT32}
-# Names, numbers and types of shuffler/proto/task.proto and common.proto of the On-Device
-# Personalization server at 015930f.
+# Fields, their numbers and types, from shuffler/proto/task.proto and common.proto of the On-Device
+# Personalization server at commit 015930f.
 _MESSAGES = {
     "CreateTaskRequest": {"task": (1, "Task")},
     "Task": {
@@ -71,14 +71,14 @@ def request_type():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_a_valid_message(request_type, kind):
+def test_task_messages_have_known_fields_only(request_type, kind):
     written = task_message(kind, ServerTaskSettings(), 10)
     message = json_format.ParseDict(written, request_type())
-    # All fields are known, and none has its default.
+    # `ParseDict` rejects unknown fields; `MessageToDict` omits defaults.
     assert json_format.MessageToDict(message) == written
 
 
-def test_training_message_has_settings(request_type):
+def test_training_message_contains_the_settings(request_type):
     settings = ServerTaskSettings("fleet", iterations=200, over_selection=0.5)
     task = json_format.ParseDict(task_message(TRAINING, settings, 10), request_type()).task
     assert (task.population_name, task.total_iteration) == ("fleet", 200)
@@ -90,7 +90,7 @@ def test_training_message_has_settings(request_type):
     assert not task.info.HasField("evaluation_info")
 
 
-def test_evaluation_message_names_the_training(request_type):
+def test_evaluation_message_refers_to_the_training(request_type):
     message = task_message(EVALUATION, ServerTaskSettings("fleet"), 10)
     info = json_format.ParseDict(message, request_type()).task.info
     assert info.evaluation_info.check_point_selector.iteration_selector.size == 1
@@ -99,5 +99,5 @@ def test_evaluation_message_names_the_training(request_type):
 
 
 @golden.values
-def test_rejects_wrong_settings(case):
+def test_invalid_server_task_settings_raise(case):
     return golden.refusal(ServerTaskSettings, **case)

@@ -1,4 +1,4 @@
-"""The TFLite graph of an export, in TFLite's interpreter with the op's kernel."""
+"""The TFLite graph of an export, in TFLite's interpreter with this project's kernel."""
 
 import shutil
 
@@ -32,7 +32,7 @@ def _client_only_plan(folder):
 
 
 def _ops(content):
-    """Yields the ops of a flatbuffer: whether they are built in, and their names if not."""
+    """Yields (whether the op is built in, name of a custom op) for each op in a flatbuffer."""
     model = schema.Model.GetRootAs(content, 0)
     for i in range(model.OperatorCodesLength()):
         code = model.OperatorCodes(i)
@@ -45,7 +45,7 @@ def _ops(content):
 @pytest.mark.parametrize(
     ("kind", "profile"), usually([(kind, "daf") for kind in KINDS], COMBINATIONS)
 )
-def test_ops_are_tflites_or_tensorflows(exported, kind, profile):
+def test_tflite_graph_has_known_ops_only(exported, kind, profile):
     content = _client_only_plan(exported(profile, kind=kind)).tflite_graph
     others = [name for is_builtin, name in _ops(content) if not is_builtin]
     assert f"Flex{OP_NAME}" in others
@@ -56,38 +56,38 @@ def test_ops_are_tflites_or_tensorflows(exported, kind, profile):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernel")
-def test_unknown_domain_fails_on_the_device(exported, tmp_path):
+def test_unknown_domain_id_fails_in_tflite(exported, tmp_path):
     folder = exported("daf")
     device, export = _client_only_plan(folder), open_export(folder)
     lite, checkpoints = TfLiteClient(device.tflite_graph, device.phase), []
-    ends = ClientGraph.run
+    original_run = ClientGraph.run
 
-    def first(self, name, examples, checkpoint, update=None):
+    def recording_run(self, name, examples, checkpoint, update=None):
         checkpoints.append((list(examples), checkpoint.read_bytes()))
-        return ends(self, name, examples, checkpoint, update)
+        return original_run(self, name, examples, checkpoint, update)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ClientGraph, "run", first)
+        patch.setattr(ClientGraph, "run", recording_run)
         list(run_rounds(export, [conformance_clients(export)]))
     (record, *_), content = checkpoints[0]
     (tmp_path / "client.ckpt").write_bytes(content)
     example = tf.train.Example.FromString(record)
-    for domain_id, is_refused in ((0, False), (3, True), (-1, True)):
+    for domain_id, fails in ((0, False), (3, True), (-1, True)):
         example.features.feature["domain_id"].int64_list.value[:] = [domain_id]
         records = [example.SerializeToString()]
         update = tmp_path / f"update_{domain_id}.ckpt"
-        if is_refused:
+        if fails:
             with pytest.raises(ValueError, match="the graph failed"):
                 lite.run("bad", records, tmp_path / "client.ckpt", update)
         else:
             lite.run("good", records, tmp_path / "client.ckpt", update)
-        assert update.is_file() is not is_refused
+        assert update.is_file() is not fails
 
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("kernel")
 def test_verification_rejects_another_tflite_graph(exported, tmp_path):
-    """The other graph uses fewer of a client's examples."""
+    """The replaced graph uses fewer examples of a client."""
     folder = shutil.copytree(exported("daf"), tmp_path / "export")
     other = exported("daf", max_examples=5) / "client_only_plan.pb"
     graph = plan_pb2.ClientOnlyPlan.FromString(other.read_bytes()).tflite_graph
