@@ -1,4 +1,4 @@
-"""Comparison of a demo's last state with the same rounds run on this machine."""
+"""Comparison of a demo's final state with the same rounds run on this machine."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _DEVIATIONS = 5.0
 
 
 class Moments(NamedTuple):
-    """Moments of noise in units of its standard deviation.
+    """Moments of noise, in units of its standard deviation.
 
     Attributes:
-        numbers: Number of draws.
-        mean: Their mean, in standard deviations of the mean.
-        variance: Their variance, relative to the plan's.
+        numbers: Number of noise values.
+        mean: Mean of the noise, in standard deviations of the mean.
+        variance: Variance of the noise, relative to the plan's variance.
         deviation: Standard deviation of `variance`.
     """
 
@@ -41,7 +41,7 @@ class Moments(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the moments are the plan's."""
+        """Whether mean and variance agree with the plan."""
         off = (self.variance - 1) / self.deviation
         return abs(self.mean) <= _DEVIATIONS and abs(off) <= _DEVIATIONS
 
@@ -49,15 +49,15 @@ class Moments(NamedTuple):
 def equals_run_plan(
     export: Path, clients: Path, state: Path, folder: Path, report: Callable[[str], None]
 ) -> bool:
-    """Runs the same cohorts with run_plan in this environment, and compares the states.
+    """Runs the same cohorts with run_plan on this machine, and compares the states.
 
-    With noise of nodes the states differ. Then the unmasked sums run again, and are compared with
-    the sums of the same clients without noise.
+    If the nodes add noise, their states differ. Then the plan's result of the unmasked sums is
+    compared instead, and the moments of the noise are compared with the plan's.
 
     Args:
         export: Folder of the export.
         clients: Folder of the clients' files.
-        state: The server's folder.
+        state: Folder of the server's state.
         folder: Folder for run_plan's output.
         report: Called with human-readable lines.
     """
@@ -96,7 +96,7 @@ def _has_nodes_noise(
             path = folder / sums_file(TRAINING, number)
             if noise.takes_part == 1:
                 sent = (player.values(name, down, Examples([files[name]])) for name in names)
-                plain = added(sent)
+                plain = sum_by_tensor(sent)
                 draws += list(noise_in_units(noise, read_arrays(path), plain, len(names)))
             sizes = (len(names), len(down), event["bytes_up"])
             state = player.end(state, path.read_bytes(), number, *sizes).state
@@ -113,8 +113,8 @@ def _has_nodes_noise(
     return is_equal and moments.fits
 
 
-def added(values: Iterator[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns the sums of clients' integers, by tensor."""
+def sum_by_tensor(values: Iterator[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Returns the sums of the clients' integers, keyed by tensor."""
     sums: dict[str, np.ndarray] = {}
     for client in values:
         for name, value in client.items():
@@ -128,16 +128,16 @@ def noise_in_units(
     plain: Mapping[str, np.ndarray],
     clients: int,
 ) -> Iterator[tuple[np.ndarray, float]]:
-    """Yields the noise of a sum in its standard deviations, and its variance, by group.
+    """Yields (noise in standard deviations, variance of the noise) for each group of tensors.
 
     Args:
         noise: Noise of the plan.
-        unmasked: The sums with noise, by tensor.
+        unmasked: The sums with noise, keyed by tensor.
         plain: The sums without noise.
-        clients: Number of clients with noise.
+        clients: Number of clients that added noise.
 
     Raises:
-        PlanError: Sums without noise differ.
+        PlanError: Sums of tensors without noise differ.
     """
     for name in noise.without_noise:
         if (unmasked[name] != plain[name]).any():
@@ -159,9 +159,9 @@ def _centred(group: NoisedGroup, unmasked: np.ndarray, plain: np.ndarray) -> np.
 
 
 def noise_moments(draws: list[tuple[np.ndarray, float]]) -> Moments:
-    """Returns the moments of `noise_in_units`.
+    """Returns the moments of the noise that `noise_in_units` yields.
 
-    The fourth moment of Skellam noise of variance v, in standard deviations, is 3 + 1 / v.
+    Skellam noise of variance v has the standardised fourth moment 3 + 1 / v.
     """
     values = np.concatenate([units for units, _ in draws])
     squares = sum(units.size * (2 + 1 / variance) for units, variance in draws)

@@ -13,5 +13,5 @@ __all__ = ["exports", "no_waiting_for_disks"]
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces fsync, which is slow, and of use only if a machine loses power."""
+    """Replaces fsync, which is slow and matters only if a machine loses power."""
     monkeypatch.setattr(os, "fsync", lambda file: None)

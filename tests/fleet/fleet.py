@@ -1,4 +1,4 @@
-"""A fleet in one process: nodes with real players, and a channel that can lose messages."""
+"""A fleet in one process: nodes with sandboxed players, and a channel that can lose messages."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fleet.wire import Kind, decoded, refused, request_tag, tagged
 from plan_runner.export import Limits
 from tests.plan_runner.harness import call
 
-# Nodes answer at once, so the server waits only for lost answers.
+# Nodes answer immediately, so the server waits for lost answers only.
 TIMEOUTS = Timeouts(0.5, 0.5, 0.5)
 
 
 def request_stage(request: bytes) -> str:
-    """Returns HELLO, WORK, or the stage of secure sums of a server's message."""
+    """Returns the step of a server's request: HELLO, WORK, or a stage of secure sums."""
     message = decoded(request, "request")
     if message.kind != Kind.STAGE:
         return message.kind.name
@@ -39,13 +39,13 @@ def request_stage(request: bytes) -> str:
 
 
 class LocalChannel:
-    """Calls nodes at once.
+    """A channel that calls the nodes directly.
 
     Attributes:
-        lost: Whether a message is lost, by node and stage.
-        failing: Whether the transport reports that no answer will come, by node and stage.
-        round: Number of the round of the last request.
-        carried: Nodes, stages, requests and answers.
+        lost: Called with (node, step); returns whether the message is lost.
+        failing: Called with (node, step); returns whether the transport reports a failure.
+        round: Round of the last request.
+        carried: (node, step, request, answer) of each answered request.
     """
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
@@ -78,7 +78,7 @@ class LocalChannel:
 
 
 class Recorder:
-    """A listener that records progress, and stops the server at a step."""
+    """A listener that records the server's progress, and stops the server after a given step."""
 
     def __init__(self, stop: str = "") -> None:
         self.lines: list[str] = []
@@ -99,11 +99,11 @@ class Recorder:
 
 
 class Stopped(BaseException):
-    """The server is gone."""
+    """Raised to stop a server, as if its process were killed."""
 
 
 class Fleet:
-    """Keys, a roster and settings of a fleet; each node is a client with its TFRecord file."""
+    """Keys, roster and settings of a fleet; each node has the data of one TFRecord file."""
 
     def __init__(self, folder: Path, export: Path, clients: Path) -> None:
         self.folder, self.export, self.profile = folder, export, ""
@@ -125,7 +125,7 @@ class Fleet:
     def player(
         self, export: Path, pinned: str, limits: Limits, trust: bool, reads: Any = ()
     ) -> Player:
-        """Returns the shared player of an export, as a start takes seconds."""
+        """Returns an export's shared player; starting a player takes seconds."""
         del reads
         key = (pinned, limits, trust)
         if key not in self._players:
@@ -133,7 +133,7 @@ class Fleet:
         return self._players[key]
 
     def node(self, settings: NodeSettings, draw: Draw = skellam) -> Node:
-        """Returns a node that uses the shared player."""
+        """Returns a node with the shared player."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(nodes_of_fleet, "Player", self.player)
             return Node(settings, draw)
@@ -159,7 +159,7 @@ class Fleet:
         return ServerSettings(**{**given, **changes})
 
     def nodes(self, **changes: Any) -> dict[str, Node]:
-        """Returns the nodes; they are created once."""
+        """Returns all nodes, which are created in the first call."""
         for name in self.names:
             if name not in self._nodes:
                 self._nodes[name] = self.node(self.node_settings(name, **changes))
@@ -175,7 +175,7 @@ class Fleet:
         weaker_privacy: bool = False,
         **changes: Any,
     ) -> Recorder:
-        """Runs rounds of a server with this folder; returns its listener."""
+        """Runs rounds of a server with this state folder; returns its listener."""
         recorder = Recorder(stop)
         settings = self.server_settings(state=state, **changes)
         server = FleetServer(settings, channel, recorder, player or self.player, weaker_privacy)
@@ -188,7 +188,7 @@ class Fleet:
         return recorder
 
     def simulated(self, folder: Path, cohorts: Iterable[Sequence[str]]) -> bytes:
-        """Returns the state of run_plan with the same cohorts."""
+        """Returns run_plan's state after rounds with the same cohorts."""
         file = folder / "cohorts.txt"
         file.write_text("".join(f"{','.join(names)}\n" for names in cohorts))
         places = [f"--plan={self.export}", f"--clients={self.clients}", f"--cohorts={file}"]

@@ -1,4 +1,4 @@
-"""A demo with killed processes; its state is compared with run_plan's.
+"""A demo whose processes are killed; its state is compared with run_plan's.
 
     .venv-fleet/bin/python -m tests.fleet.killed_demo --export=export/plan --clients=clients \\
         --nodes=4 --rounds=3 --kill=node --output=fleet
@@ -26,26 +26,26 @@ from plan_runner.exit_status import ended_by_signals
 from plan_runner.export import open_export
 from tests.fleet.comparison import equals_run_plan
 
-# Kinds of kills: one node, the ServerApp or the SuperLink once, or nodes and the ServerApp often.
+# Values of --kill: one process once (a node, the ServerApp, the SuperLink), or many repeatedly.
 NODE, SERVER, OFTEN = "node", "server", "often"
 KILLS = (NODE, SERVER, SUPERLINK, OFTEN)
 _MIN_NODES = {NODE: 4, OFTEN: 5}
-# The exchanges of a round, by the profile of its plan.
+# Exchanges of a round, keyed by the plan's profile.
 _STAGES = {"daf": ("work",), "secure": tuple(STAGES.values())}
-# Maximum seconds that a SuperLink counts a killed node as connected.
+# Maximum seconds during which the SuperLink regards a killed node as connected.
 _BACK_SECONDS = 45.0
-# Victims by the round and the exchange before their kill.
+# Processes to kill after (round, exchange).
 Schedule = dict[tuple[int, str], list[str]]
 
 
 def schedule(
     kill: str | None, names: Sequence[str], rounds: int, stages: Sequence[str], seed: int = 0
 ) -> Schedule:
-    """Returns the victims.
+    """Returns the processes to kill.
 
-    OFTEN kills a fifth of the nodes in each round, none twice within three rounds, and the server
-    in every tenth round from the fifth on, each during a random exchange. The other kinds kill once
-    in the second round.
+    OFTEN kills in each round a fifth of the nodes, none twice within three rounds, and in rounds
+    5, 15, 25, ... also the server, each after a random exchange. Other values kill one process in
+    the second round.
     """
     if kill is None:
         return {}
@@ -64,11 +64,11 @@ def schedule(
 
 
 class KilledDemo(Demo):
-    """A demo that kills processes by a schedule, and restarts killed nodes.
+    """A demo that kills processes according to a schedule, and restarts killed nodes.
 
     Attributes:
-        schedule: The kills to come; see `schedule`.
-        back_seconds: Seconds after which a killed node starts again.
+        schedule: The remaining kills; see the function `schedule`.
+        back_seconds: Seconds until a killed node restarts.
     """
 
     schedule: Schedule
@@ -80,14 +80,14 @@ class KilledDemo(Demo):
         self._pid = 0
 
     def hear(self) -> list[dict[str, Any]]:
-        """Also kills the processes that are due."""
+        """See `Demo.hear`; also kills processes."""
         events = super().hear()
         for event in events:
             self._pid = event.get("pid", self._pid)
             if "exchange" in event:
                 exchange = event["exchange"]
                 for victim in self.schedule.pop((event["round"], exchange["stage"]), ()):
-                    # The next exchange takes about as long.
+                    # Kill during the next exchange, which takes about as long as this one.
                     when = time.monotonic() + random.uniform(0, exchange["seconds"])
                     self._later.append((when, functools.partial(self._kill, victim)))
         for due in [due for due in self._later if due[0] <= time.monotonic()]:
@@ -119,7 +119,7 @@ def killed_demo(
     report: Callable[[str], None],
     seed: int = 0,
 ) -> bool:
-    """Runs a demo; returns whether its last state equals run_plan's bit for bit."""
+    """Runs a demo; returns whether its final state equals run_plan's bit for bit."""
     minimum = _MIN_NODES.get(kill or "", 0)
     if nodes < minimum:
         raise PlanError(f"--kill={kill}: expected at least {minimum} --nodes, found {nodes}")
@@ -135,7 +135,7 @@ def killed_demo(
 
 
 def _expect_losses(folder: Path, names: list[str]) -> None:
-    """Lets rounds complete with half of the nodes, and repeats failed rounds."""
+    """Changes the settings: half of the nodes suffice for a round, and failed rounds repeat."""
     changes = {
         f"min_clients = {max(3, len(names) - 1)}\n": f"min_clients = {max(3, len(names) // 2)}\n",
         "rest_rounds = 0\n": "rest_rounds = 1\nattempts = 20\n",

@@ -1,4 +1,4 @@
-"""The adapter to Flower, in the fleet's environment with Flower."""
+"""The adapter to Flower; most tests need the fleet's environment."""
 
 import ast
 import threading
@@ -14,8 +14,8 @@ _CHECKOUT = Path(__file__).absolute().parents[2]
 
 
 @pytest.mark.slow
-def test_one_module_imports_flower():
-    using = set()
+def test_only_one_module_imports_flower():
+    importing_files = set()
     for path in (*_CHECKOUT.glob("fleet/**/*.py"), *_CHECKOUT.glob("plan_runner/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -23,11 +23,11 @@ def test_one_module_imports_flower():
             else:
                 names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.split(".")[0] == "flwr" for name in names):
-                using.add(path.relative_to(_CHECKOUT).as_posix())
-    assert using == {"fleet/flower.py"}
+                importing_files.add(path.relative_to(_CHECKOUT).as_posix())
+    assert importing_files == {"fleet/flower.py"}
 
 
-def test_app_files_are_small():
+def test_flower_app_has_three_small_files():
     files = app_files("0" * 64)
     assert set(files) == {"pyproject.toml", "server_app.py", "client_app.py"}
     assert "0" * 64 in files["pyproject.toml"]
@@ -47,7 +47,7 @@ def _request(part, tag="tag"):
 
 
 class _Grid:
-    """Answers messages with their reversed contents."""
+    """A stand-in for Flower's grid: nodes answer with the reversed content."""
 
     def __init__(self, flower):
         from flwr.supercore.task_identity import TaskIdentity
@@ -84,7 +84,7 @@ class _Grid:
 
 
 @pytest.mark.parametrize("size", [0, 10, 2_000_000])
-def test_bytes_travel_to_nodes_and_back(flower, size):
+def test_channel_sends_and_receives_bytes(flower, size):
     grid = _Grid(flower)
     channel = flower.FlowerChannel(grid)
     one, two = channel.nodes()
@@ -96,7 +96,7 @@ def test_bytes_travel_to_nodes_and_back(flower, size):
     assert channel.receive() == []
 
 
-def test_unsent_message_has_no_answer(flower):
+def test_channel_skips_unsent_messages(flower):
     grid = _Grid(flower)
     grid.refused = {1}
     channel = flower.FlowerChannel(grid)
@@ -104,7 +104,7 @@ def test_unsent_message_has_no_answer(flower):
     assert channel.receive() == [(str(2**63 + 5), _request(b"bc")[::-1])]
 
 
-def test_flower_error_becomes_refusal(flower):
+def test_flower_error_becomes_a_refusal(flower):
     grid = _Grid(flower)
     grid.failing = {1}
     channel = flower.FlowerChannel(grid)
@@ -118,7 +118,7 @@ def test_flower_error_becomes_refusal(flower):
 
 
 class _SuperNode:
-    """Two tasks; the first one's message never arrives."""
+    """A stand-in for a SuperNode with two tasks; the first one's message never arrives."""
 
     def __init__(self, flower, monkeypatch):
         self._flower, self.pulling, self.answered = flower, [], []
@@ -175,7 +175,7 @@ def test_stuck_task_does_not_block_others(flower, monkeypatch):
         ("/", False),
     ],
 )
-def test_filter_passes_node_requests_only(path, expected):
+def test_proxy_passes_node_requests_only(path, expected):
     pytest.importorskip("starlette", reason="starlette is in the fleet's environment only")
     from fleet.proxy import is_let_through
 

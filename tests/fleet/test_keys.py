@@ -1,4 +1,4 @@
-"""Keys and certificates, and refusals of the command line."""
+"""Keys and certificates of a fleet, and errors of its commands."""
 
 import datetime
 import socket
@@ -25,7 +25,7 @@ def fleet(tmp_path_factory):
     return folder
 
 
-def test_secret_files_have_mode_600(fleet):
+def test_secret_files_are_private_and_distinct(fleet):
     for path in fleet.rglob("*.key"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     for path in fleet.rglob("*.secret"):
@@ -38,43 +38,43 @@ def test_secret_files_have_mode_600(fleet):
     assert roster == "".join(f'{name} = "{key}"\n' for name, key in expected.items())
 
 
-def _shaken_hands(server, authority, name):
-    """Returns the client's error of a strict TLS handshake; None if it succeeds."""
+def _handshake_error(server, authority, name):
+    """Returns the client's error in a strict TLS handshake; None if it succeeds."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server / keys.CERTIFICATE, server / keys.CERTIFICATE_KEY)
     client = ssl.create_default_context(cafile=authority)
     client.verify_flags |= ssl.VERIFY_X509_STRICT
-    here, present = socket.socketpair()
+    client_socket, server_socket = socket.socketpair()
 
     def serve():
         try:
-            context.wrap_socket(present, server_side=True).close()
+            context.wrap_socket(server_socket, server_side=True).close()
         except (ssl.SSLError, OSError):
-            present.close()
+            server_socket.close()
 
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        client.wrap_socket(here, server_hostname=name).close()
+        client.wrap_socket(client_socket, server_hostname=name).close()
     except ssl.SSLCertVerificationError as e:
         return e.verify_message
     finally:
-        here.close()
+        client_socket.close()
         thread.join(10)
     return None
 
 
-def test_strict_client_accepts_certificate_for_its_names(fleet, tmp_path):
+def test_certificate_is_valid_for_its_names_only(fleet, tmp_path):
     server = fleet / "server"
     for name in ("fleet.example", "localhost", "127.0.0.1"):
-        assert _shaken_hands(server, server / keys.AUTHORITY, name) is None
-    assert "mismatch" in _shaken_hands(server, server / keys.AUTHORITY, "other.example")
+        assert _handshake_error(server, server / keys.AUTHORITY, name) is None
+    assert "mismatch" in _handshake_error(server, server / keys.AUTHORITY, "other.example")
     sent = keys.make_node_keys(tmp_path / "n", "n")
     keys.make_server_keys(tmp_path / "s", ["fleet.example"], [sent], 30)
-    assert _shaken_hands(server, tmp_path / "s" / keys.AUTHORITY, "fleet.example") is not None
+    assert _handshake_error(server, tmp_path / "s" / keys.AUTHORITY, "fleet.example") is not None
 
 
-def test_new_certificate_keeps_authority_and_changes_roster(fleet, tmp_path):
+def test_renewed_certificate_keeps_authority(fleet, tmp_path):
     sent = [keys.make_node_keys(tmp_path / name, name) for name in ("c", "d")]
     server = tmp_path / "server"
     keys.make_server_keys(server, ["one.example"], sent[:1], 30)
@@ -87,7 +87,7 @@ def test_new_certificate_keeps_authority_and_changes_roster(fleet, tmp_path):
     assert datetime.timedelta(59) < left < datetime.timedelta(61)
 
 
-def test_expired_certificate_is_refused(fleet, tmp_path, monkeypatch):
+def test_expired_certificate_raises(fleet, tmp_path, monkeypatch):
     class Later(datetime.datetime):
         @classmethod
         def now(cls, tz=None):
@@ -106,7 +106,7 @@ def test_command_rejects_invalid_flags(fleet, arguments, capsys):
     return line
 
 
-def test_used_port_and_missing_server_are_refused(fleet):
+def test_used_port_or_missing_server_raises(fleet):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PlanError, match=f"127.0.0.1:{port}: expected a free port"):

@@ -1,4 +1,4 @@
-"""A server that is killed leaves nothing of a state or a sum in its temporary folder."""
+"""A killed server leaves no state or sum in its temporary folder."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from fleet.settings import manifest_sha256
 from plan_runner.graph_session import write_checkpoint
 from tests.processes import is_running, wait_until
 
-# The secret is in the state, like the key of the noise, and in a sum.
+# The server's state and a sum contain this secret, like the key of the noise.
 _SECRET = 0x5EC2E7_0F_A6_F1EE7
 _SERVER = """
 import os, signal, sys, threading
@@ -23,7 +23,7 @@ player = Player(Path(export), pinned, trust=True)
 content = Path(state).read_bytes()
 player.begin(content)
 if when == "asked":
-    # The process that computes has its request, and does not answer.
+    # The worker has received a request, and is stopped before it answers.
     os.kill(player.process_id, signal.SIGSTOP)
     threading.Thread(target=player.end, args=(content, content, 1, 3, 0, 0.0)).start()
     threading.Event().wait(1)
@@ -35,12 +35,12 @@ threading.Event().wait()
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["between", "asked"])
 def test_killed_server_leaves_no_secret(exports, tmp_path, when):
-    """A server killed between requests, or during one, leaves no secret, and its worker ends."""
+    """The server is killed between two requests to its worker, or during one; the worker ends."""
     state, folder = tmp_path / "state.ckpt", tmp_path / "temporary"
     folder.mkdir()
     tensors = {"server/0": np.array(10.0, np.float32), "server/1": np.array(_SECRET)}
     write_checkpoint(state, tensors)
-    # Forms of the secret in checkpoints: the number's bytes, the complete file, or a varint.
+    # The secret may appear as bytes, as a varint, or within the complete checkpoint.
     traces = (_SECRET.to_bytes(8, "little"), state.read_bytes(), _varint(_SECRET))
     assert any(trace in state.read_bytes() for trace in traces[::2])
     export = exports["daf"]
@@ -57,13 +57,13 @@ def test_killed_server_leaves_no_secret(exports, tmp_path, when):
     server.wait()
     wait_until(lambda: not is_running(worker))
     files = [path for path in folder.rglob("*") if path.is_file()]
-    # Only the files of the worker's start and the settings of Keras remain.
+    # The remaining files are those of the worker's start, and Keras' settings.
     assert {path.name for path in files} <= {"task.json", "errors.txt", "keras.json"}
     assert not any(trace in path.read_bytes() for path in files for trace in traces)
 
 
 def _varint(number):
-    """The number in protobuf's variable-length encoding."""
+    """Returns the number in protobuf's variable-length encoding."""
     digits = []
     while number >= 128:
         digits.append(number & 127 | 128)

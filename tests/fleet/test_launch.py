@@ -1,4 +1,4 @@
-"""Processes of a fleet: none outlives the process that started it."""
+"""Processes of a fleet end with the process that started them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plan_runner.errors import PlanError
 from plan_runner.exit_status import Terminated, ended_by_signals
 from tests.processes import default_signals, is_running, wait_until
 
-# A process with a child; both ignore polite signals.
+# A process and its child; both ignore SIGTERM and SIGINT.
 _STUBBORN = "trap '' TERM INT; (trap '' TERM INT; while :; do sleep 1; done) & echo $!; wait; wait"
 
 
@@ -34,7 +34,7 @@ def test_signal_ends_processes_and_children(tmp_path, monkeypatch, number):
     wait_until(lambda: not any(map(is_running, numbers)))
 
 
-def test_output_excludes_earlier_processes(tmp_path):
+def test_printed_excludes_output_of_earlier_processes(tmp_path):
     for last in ("error: é gone", "ready"):
         with Processes(tmp_path) as processes:
             for words in ("ready", last):

@@ -35,7 +35,7 @@ pytest.importorskip("flwr", reason="flwr is in the fleet's environment only")
 
 _NAMES = ("ann", "bob", "cyd", "dee")
 _MODULE = (sys.executable, "-m", "fleet")
-# All processes of a fleet inherit this variable.
+# Environment variable that all processes of a fleet inherit.
 _MARK = "PLAN_RUNNER_TEST_MARK"
 
 
@@ -44,8 +44,8 @@ class Live(NamedTuple):
 
     Attributes:
         folder: Folder of keys, settings, states and logs; see `demo`.
-        filter: HOST:PORT for nodes.
-        superlink: HOST:PORT of the SuperLink, on loopback.
+        filter: HOST:PORT that nodes connect to.
+        superlink: HOST:PORT of the SuperLink on loopback.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class Live(NamedTuple):
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An export of secure sums, and a folder of clients."""
+    """Returns an export with secure sums and a folder of clients."""
     folder = tmp_path_factory.mktemp("inputs")
     export = write_export(folder / "export", secure_plan(), "secure")
     rehash(export, privacy={"maximum_clients_per_round": 6})
@@ -97,7 +97,7 @@ def live(inputs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @contextlib.contextmanager
 def _started(log: Path, *arguments: str, mark: str = "") -> Iterator[Path]:
-    """Yields the file of a command's output; the command ends with the block."""
+    """Yields a command's log file; the command ends with the block."""
     environment = {**os.environ, _MARK: mark}
     with open(log, "wb") as file, default_signals():
         process = subprocess.Popen(
@@ -111,7 +111,7 @@ def _started(log: Path, *arguments: str, mark: str = "") -> Iterator[Path]:
 
 
 def _marked(mark: str) -> list[str]:
-    """Returns the command lines of processes that have inherited a mark."""
+    """Returns the command lines of the processes that have inherited this mark."""
     result = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -120,10 +120,10 @@ def _marked(mark: str) -> list[str]:
     return result
 
 
-# --- a stranger who has ca.crt
+# --- Attackers with ca.crt
 
 
-def test_stranger_registers_no_node_and_starts_no_run(live, tmp_path):
+def test_stranger_cannot_register_nodes_or_start_runs(live, tmp_path):
     from fleet import flower
 
     sent = keys.make_node_keys(tmp_path / "stranger", "stranger")
@@ -137,7 +137,7 @@ def test_stranger_registers_no_node_and_starts_no_run(live, tmp_path):
 
 @pytest.mark.parametrize(("place", "status"), [("filter", 403), ("superlink", 401)])
 @pytest.mark.parametrize("kind", ["flwr-serverapp", "flwr-clientapp"])
-def test_stranger_takes_no_task(live, place, status, kind):
+def test_stranger_cannot_acquire_tasks(live, place, status, kind):
     import httpx
 
     from fleet import flower
@@ -160,7 +160,7 @@ def test_stranger_takes_no_task(live, place, status, kind):
         client.close()
 
 
-# --- code and plans that no operator of a node has installed
+# --- Code and plans that a node's operator has not installed
 
 _SERVER_APP = """
 import time
@@ -192,7 +192,7 @@ app = 1 / 0
 
 
 def test_node_ignores_other_apps_and_plans(live, inputs, tmp_path, monkeypatch):
-    """A user of the server's machine can start runs, but nodes run their own plan."""
+    """A user of the server's machine can start runs, but nodes execute their own plan only."""
     from fleet import flower
 
     hello = {"tag": "x", "sums": "", "challenge": bytes(32).hex()}
@@ -223,7 +223,7 @@ def test_node_ignores_other_apps_and_plans(live, inputs, tmp_path, monkeypatch):
     assert not (tmp_path / "loaded").exists()
 
 
-# --- nothing stays
+# --- Complete demos
 
 
 def _demo(inputs, *more: str) -> tuple[str, ...]:
@@ -265,7 +265,7 @@ def test_interrupted_demo_leaves_no_process(inputs, tmp_path, number):
         )
     events = output / "server" / "state" / "events.jsonl"
     wait_until(lambda: process.poll() is not None or "exchange" in _text(events))
-    # The demo, its server and nodes, Flower's processes, and the players of plans.
+    # The demo, its server and nodes, Flower's processes, and workers that execute plans.
     assert len(_marked(mark)) > 3 * 4
     process.send_signal(number)
     # A second signal must not leave processes behind.

@@ -1,4 +1,4 @@
-"""A single node: its plan, its data, its process, and its answers after a restart."""
+"""A single node: its plan, data and process, and its answers after a restart."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def load(config):
     path = config["path"]
     return list(tf.data.TFRecordDataset(path).as_numpy_iterator())
 """
-# Copies have no constraints; other programs may write tables without them.
+# Copied tables have no constraints, like tables that other programs write.
 _COPY_TABLES = "".join(
     f"""
 CREATE TABLE copied AS SELECT * FROM {table};
@@ -57,7 +57,7 @@ def fleet(exports, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """A client store with the examples of ann's file."""
+    """Returns a client store with the examples of ann's file."""
     given = [("train", "ann", 1.0, 4), ("train", "eve", 3.0, 6), ("train", "ann", 2.0, 5)]
     return write_store(
         tmp_path_factory.mktemp("stores") / "s.sqlite",
@@ -80,7 +80,7 @@ def checkpoint(fleet) -> bytes:
     return player.begin((fleet.export / "server_state.ckpt").read_bytes())
 
 
-def test_node_checks_settings_at_its_start(fleet, store, tmp_path):
+def test_node_rejects_invalid_settings_at_its_start(fleet, store, tmp_path):
     ann = fleet.node_settings("ann")
     assert "pinned" in refusal(Node, dataclasses.replace(ann, manifest_sha256="0" * 64))
     stranger = tmp_path / "roster.toml"
@@ -106,7 +106,7 @@ def test_node_checks_settings_at_its_start(fleet, store, tmp_path):
     assert "data.py: load: OSError: no disk" in refusal(fleet.node, failing)
 
 
-def test_round_is_answered_once_after_restart(fleet, checkpoint, tmp_path):
+def test_restarted_node_answers_each_round_once(fleet, checkpoint, tmp_path):
     settings = fleet.node_settings("ann")
     node = fleet.node(settings)
     first = node.answer(work(fleet, checkpoint))
@@ -120,7 +120,7 @@ def test_round_is_answered_once_after_restart(fleet, checkpoint, tmp_path):
         assert node.answer(work(fleet, checkpoint)) == first
         changed = decoded(node.answer(work(fleet, checkpoint + b"x")), "answer")
         assert "expected a new round, this node has answered it" in changed.head["words"]
-        # Equal examples give equal updates.
+        # In a new round, the loaded examples give the same update as the file's.
         second = decoded(node.answer(work(fleet, checkpoint, 2)), "answer")
         assert second.parts == decoded(first, "answer").parts
         again = decoded(node.answer(work(fleet, checkpoint)), "answer")
@@ -150,7 +150,7 @@ def test_node_rejects_invalid_stores(fleet, store, tmp_path, case):
     return refusal(fleet.node, fleet.node_settings("ann", data=data))
 
 
-def test_store_cannot_change_between_queries(store, tmp_path):
+def test_open_store_is_locked_against_changes(store, tmp_path):
     copied = shutil.copy(store, tmp_path / "s.sqlite")
     with (
         contextlib.closing(ClientStore(copied)) as opened,
@@ -162,7 +162,7 @@ def test_store_cannot_change_between_queries(store, tmp_path):
         assert len(opened.examples("train", "ann", counts)) == counts["ann"]
 
 
-def test_ended_process_starts_again(fleet, checkpoint):
+def test_player_restarts_its_ended_process(fleet, checkpoint):
     player = Player(fleet.export, manifest_sha256(fleet.export), reads=[fleet.clients])
     try:
         examples = Examples(paths=[fleet.clients / "ann.tfrecord"])
@@ -171,7 +171,7 @@ def test_ended_process_starts_again(fleet, checkpoint):
         with pytest.raises(PlanError, match=r"client ann: the graph failed \("):
             player.update("ann", b"no checkpoint", examples)
         assert player.process_id == process
-        # The sandbox allows no other file.
+        # The sandbox does not allow other files.
         outside = fleet.folder / "ann.tfrecord"
         shutil.copy(fleet.clients / "ann.tfrecord", outside)
         with pytest.raises(PlanError, match="Permission denied"):
@@ -186,7 +186,7 @@ def test_ended_process_starts_again(fleet, checkpoint):
     assert not is_running(last)
 
 
-def test_slow_request_is_ended(fleet):
+def test_slow_request_raises_and_ends_the_process(fleet):
     limits = Limits(max_round_seconds=0.2)
     player = Player(fleet.export, manifest_sha256(fleet.export), limits)
     try:

@@ -1,4 +1,4 @@
-"""Exports of distributed-private runs: rounds have the noise of the nodes."""
+"""Exports of distributed-private runs: nodes add the noise."""
 
 import io
 import json
@@ -65,7 +65,7 @@ def fleet(exported, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_demo_size_fits_the_noise(exported, fleet, tmp_path):
+def test_demo_rejects_sizes_that_the_noise_forbids(exported, fleet, tmp_path):
     noise = parse_node_noise(read_manifest(exported))
     manifest = json.loads((exported / "manifest.json").read_text())
     assert (demo_size({"privacy": {}}), demo_size(manifest)) == (4, 4)
@@ -85,18 +85,18 @@ def _zeros(variance, size):
 
 
 @pytest.mark.slow
-def test_rounds_differ_by_the_nodes_noise(exported, fleet, tmp_path):
-    """A round without noise equals run_plan's; with noise, it does after noise is subtracted."""
+def test_private_round_is_plain_round_plus_noise(exported, fleet, tmp_path):
+    """Without noise, a round equals run_plan's; with noise, it does after subtracting the noise."""
     drawn = []
     first = fleet.names[0]
     stored = {"data": DataSettings(store=_store(exported, first, tmp_path), client=first)}
 
-    def remembered(variance, size):
+    def recording_skellam(variance, size):
         drawn.append(skellam(variance, size))
         return drawn[-1]
 
-    opened = {}
-    for name, draw in (("plain", _zeros), ("noised", remembered)):
+    results = {}
+    for name, draw in (("plain", _zeros), ("noised", recording_skellam)):
         nodes = {
             node: fleet.node(
                 fleet.node_settings(
@@ -117,21 +117,21 @@ def test_rounds_differ_by_the_nodes_noise(exported, fleet, tmp_path):
                 lambda self, *args, end=Player.end, f=result: f.append(args) or end(self, *args),
             )
             recorder = fleet.serve(state, 1, LocalChannel(nodes), trust=True, keeps_sums=True)
-        opened[name] = (result[0][1], state)
+        results[name] = (result[0][1], state)
         kept = (state / sums_file("training", 1)).read_bytes()
-        assert kept == opened[name][0]
+        assert kept == results[name][0]
         assert any("1 sum opened, epsilon" in line for line in recorder.lines)
         account = (state / "training_account.jsonl").read_text()
         assert len(json.loads(account)["clients"]) == 4
-    plain, noised = (_state(opened[name][1]) for name in ("plain", "noised"))
+    plain, noised = (_state(results[name][1]) for name in ("plain", "noised"))
     expected = fleet.simulated(tmp_path, [fleet.names])
     assert plain == expected and noised != expected
     assert len(drawn) == 4 * sum(len(group.tensors) for group in _noise(exported).groups)
-    _check_sums(exported, opened["plain"][0], opened["noised"][0], drawn)
+    _check_sums(exported, results["plain"][0], results["noised"][0], drawn)
 
 
 def _store(exported, client, folder):
-    """A store with the examples of a conformance client, under the names that stores have."""
+    """Returns a client store with a conformance client's examples, under the store's names."""
     path = exported / "conformance" / "clients" / f"{client}.tfrecord"
     domains = json.loads((exported / "manifest.json").read_text())["domains"]
     records = []
@@ -175,7 +175,7 @@ def _check_sums(exported, plain: bytes, noised: bytes, drawn) -> None:
         list(noise_in_units(noise, {**sums[1], **moved}, sums[0], 4))
 
 
-def test_moments_fit_the_plans_noise_only():
+def test_noise_moments_detect_wrong_variance_and_mean():
     def moments(factor):
         draws = [
             (np.random.default_rng(g).normal(0, v**0.5, 4000), v) for g, v in enumerate((9, 400))
@@ -185,7 +185,7 @@ def test_moments_fit_the_plans_noise_only():
     result = moments(1.0)
     assert result.fits and result.numbers == 8000
     assert result.deviation == pytest.approx(math.sqrt((2 + (1 / 9 + 1 / 400) / 2) / 8000))
-    # The noise of three nodes instead of four does not fit, nor does twice the variance.
+    # Noise of three instead of four nodes does not fit, nor noise of twice the variance.
     assert not moments(math.sqrt(3 / 4)).fits
     assert not moments(math.sqrt(2)).fits
     assert not noise_moments([(np.random.default_rng(0).normal(0.1, 1, 4000), 100.0)]).fits
@@ -193,7 +193,7 @@ def test_moments_fit_the_plans_noise_only():
 
 @pytest.mark.slow
 def test_epsilon_equals_closed_form_for_minimum_clients(exported):
-    """Skellam's divergence (Agarwal et al. 2021, Theorem 3.5), and Canonne et al. 2020, 12."""
+    """See Agarwal et al. 2021, Theorem 3.5, and Canonne et al. 2020, Proposition 12."""
     entry = json.loads((exported / "manifest.json").read_text())["privacy"]["differential_privacy"]
     noise = _noise(exported)
     assert (entry["fewest_clients"], entry["noise_clients"]) == (3, 4)
@@ -224,7 +224,7 @@ def test_epsilon_equals_closed_form_for_minimum_clients(exported):
 
 
 @pytest.mark.slow
-def test_node_refuses_low_noise_multiplier(fleet):
+def test_node_rejects_low_noise_multiplier(fleet):
     required = PrivacyRequirements(min_noise_multiplier=0.9)
     settings = fleet.node_settings(fleet.names[0], trust=True, privacy=required)
     with pytest.raises(PlanError, match="min_noise_multiplier: expected at least 0"):
@@ -239,6 +239,6 @@ def test_export_has_no_noise_key(exported):
 
 
 @pytest.mark.slow
-def test_private_plan_verifies(exported):
+def test_private_plan_passes_verification(exported):
     outcome = call(f"--plan={exported}", "--verify", "--trust")
     assert outcome.status == 0, outcome

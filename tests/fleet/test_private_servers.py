@@ -1,6 +1,6 @@
-"""A server that adds noise keeps to the plan's draw and rounds, or reports the actual epsilon.
+"""A server that adds noise follows its plan's sampling, or reports the actual epsilon.
 
-Players are stand-ins: the server draws the cohorts and writes the accounts.
+Players are stand-ins: the server samples the cohorts and writes the accounts.
 """
 
 import hashlib
@@ -49,12 +49,12 @@ _SPACED = {
 }
 
 
-# Sums without noise, which no file may contain.
+# Stand-in for sums without noise, which no file may contain.
 _SUMS = b"sums of clients without noise"
 
 
 class _Player:
-    """A stand-in for graphs, whose states are numbers of rounds."""
+    """A stand-in for a player, whose states count rounds."""
 
     about = About("training", (), None, 0)
 
@@ -81,7 +81,7 @@ class _Player:
 
 
 def _export(folder, draw, rounds, claimed=1000.0, **changes):
-    """Writes an export with a manifest and a state."""
+    """Writes an export's manifest and state; returns the folder."""
     folder.mkdir(parents=True)
     names = ("plan.pb", "client_only_plan.pb", "server_state.ckpt", "round.npz")
     for name in names:
@@ -113,7 +113,7 @@ def _export(folder, draw, rounds, claimed=1000.0, **changes):
 
 
 class _Served:
-    """A fleet, and the results of a server's rounds with it."""
+    """A fleet, and the events and metrics of its server's rounds."""
 
     def __init__(self, folder, nodes, export):
         clients = folder / "clients"
@@ -149,7 +149,7 @@ def served(tmp_path):
 
 
 def _composed(distance):
-    """Epsilon of a Gaussian release (Balle, Wang 2018, Theorem 8), by SciPy."""
+    """Returns epsilon of a Gaussian release (Balle, Wang 2018, Theorem 8), computed with SciPy."""
 
     def excess(epsilon):
         far = stats.norm.logcdf(-distance / 2 - epsilon / distance)
@@ -158,7 +158,7 @@ def _composed(distance):
     return optimize.brentq(excess, 0, distance**2 / 2 + 12 * distance + 1)
 
 
-def test_poisson_plan_draws_nodes_independently(served):
+def test_poisson_plan_samples_nodes_independently(served):
     fleet = served(_POISSON, 64, 12)
     recorder = fleet.run(12)
     cohorts = [sorted(event["cohort"]) for event in fleet.events("drawn")]
@@ -173,7 +173,7 @@ def test_poisson_plan_draws_nodes_independently(served):
     assert recorder.lines[-1].endswith("drawn as the plan says, which claims 1000 after 12 rounds")
 
 
-def test_empty_rounds_are_released(served):
+def test_server_releases_empty_rounds(served):
     fleet = served({**_POISSON, "clients": 3, "per_round": 0.1, "rate": 1 / 30}, 3, 5)
     fleet.run(5)
     assert any(row["clients"] == 0 for row in fleet.rows)
@@ -181,7 +181,7 @@ def test_empty_rounds_are_released(served):
 
 
 @golden.values
-def test_server_refuses_to_break_its_plan(served, tmp_path, case):
+def test_server_rejects_settings_against_its_plan(served, tmp_path, case):
     draw, nodes, rounds, settings = case
     draws = {"poisson": _POISSON, "spaced": _SPACED}
     fleet = served(draws.get(draw, {**_FIXED, "scheme": draw}), nodes, 2)
@@ -192,8 +192,8 @@ def test_server_refuses_to_break_its_plan(served, tmp_path, case):
     return message
 
 
-def test_weaker_privacy_states_epsilon_over_all_rounds(served):
-    """Four of 64 nodes are in four rounds; the plan's draw is a mean of ten nodes in two rounds."""
+def test_weaker_privacy_reports_epsilon_of_all_rounds(served):
+    """The four nodes are in all four rounds; the plan samples 10 of 64 nodes in two rounds."""
     fleet = served(_POISSON, 4, 2, claimed=0.2986)
     recorder = fleet.run(4, weaker=True, cohort_size=4)
     expected = [_composed(math.sqrt(count) / _Z) for count in range(1, 5)]
@@ -208,8 +208,8 @@ def test_weaker_privacy_states_epsilon_over_all_rounds(served):
     assert "cohorts taken as known" in recorder.lines[-1]
 
 
-def test_known_cohorts_stay_known(tmp_path):
-    """A later round with the plan's draw does not hide the cohorts before it."""
+def test_account_does_not_forget_known_cohorts(tmp_path):
+    """Later rounds with the plan's sampling do not hide earlier cohorts."""
     noise = ServerNoise(_Z, _DELTA, PlannedDraw("poisson", 64, 10.0, 0.15625, 1.0), 9, 9.0)
     path, client = tmp_path / "account.jsonl", b"1"
     for number, is_drawn in enumerate([True, True, False, True], 1):
@@ -219,12 +219,12 @@ def test_known_cohorts_stay_known(tmp_path):
             assert result == noise.sampled_epsilon(number)
         else:
             assert result == pytest.approx(_composed(math.sqrt(number) / _Z), rel=1e-6)
-    # A repeated round counts once.
+    # Repeating a round does not count it again.
     ReleasedRounds(path, noise).release(4, [b"2"])
     assert ReleasedRounds(path, noise).epsilon == result
 
 
-def test_target_epsilon_ends_rounds(served):
+def test_target_epsilon_stops_the_server(served):
     fleet = served(_POISSON, 4, 2, claimed=0.2986)
     limit = _composed(math.sqrt(2) / _Z) + 1e-3
     with pytest.raises(PlanError, match="after 3 rounds it would be"):
@@ -232,8 +232,8 @@ def test_target_epsilon_ends_rounds(served):
     assert len(fleet.rows) == 2
 
 
-def test_fixed_draw_replaces_no_absent_node(served):
-    """A draw from the connected nodes would ask each of them more often than planned."""
+def test_fixed_size_sampling_does_not_replace_absent_nodes(served):
+    """Sampling from the connected nodes would select each of them more often than planned."""
     fleet = served(_FIXED, 8, 12)
     gone = {"node_00", "node_01", "node_02"}
     fleet.channel.lost = lambda node, stage: node in gone
@@ -246,8 +246,8 @@ def test_fixed_draw_replaces_no_absent_node(served):
     assert any(gone & set(cohort) for cohort in drawn)
 
 
-def test_draws_are_unpredictable(served, monkeypatch):
-    """Neither a seed of Python's generator nor the settings determine the cohorts."""
+def test_cohorts_are_unpredictable(served, monkeypatch):
+    """Neither the seed of Python's generator nor the settings determine the cohorts."""
     fleet, cohorts = served(_POISSON, 64, 3), []
     for number in (1, 2):
         random.seed(0)
@@ -257,7 +257,7 @@ def test_draws_are_unpredictable(served, monkeypatch):
     assert cohorts[0] != cohorts[1]
 
 
-def test_tree_plan_spaces_node_rounds(served):
+def test_tree_plan_spaces_rounds_of_a_node(served):
     fleet = served(_SPACED, 12, 6)
     fleet.run(3)
     fleet.run(6)
@@ -268,25 +268,25 @@ def test_tree_plan_spaces_node_rounds(served):
             rounds.setdefault(name, []).append(event["round"])
     for numbers in rounds.values():
         assert all(b - a >= 3 for a, b in itertools.pairwise(numbers)) and len(numbers) <= 2
-    # Two rounds, three apart, in a tree of six: nodes of one, two and four rounds.
+    # A node's two rounds, three apart, are in tree nodes over one, two and four rounds.
     assert fleet.rows[-1]["epsilon"] <= _composed(math.sqrt(8) / _Z) * (1 + 1e-6)
 
 
-def test_tree_plan_without_spacing_states_its_epsilon(served):
+def test_tree_plan_without_spacing_reports_its_epsilon(served):
     fleet = served(_SPACED, 4, 6)
     fleet.run(6, weaker=True, cohort_size=4)
-    # Each client is in all rounds: six leaves, three pairs and one node of four.
+    # Each client is in all rounds: 6 tree nodes over one round, 3 over two, and 1 over four.
     expected = _composed(math.sqrt(6 * 1 + 3 * 4 + 1 * 16) / _Z)
     assert fleet.rows[-1]["epsilon"] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(("draw", "nodes"), [(_POISSON, 64), (_FIXED, 8), (_SPACED, 12)])
-def test_manifest_with_low_claim_is_refused(served, draw, nodes):
+def test_manifest_with_too_low_epsilon_raises(served, draw, nodes):
     with pytest.raises(PlanError, match=r"epsilon: expected at least .* found 0[.]001$"):
         served(draw, nodes, 30, claimed=0.001).run(1)
 
 
-def test_server_files_have_no_sums(served):
+def test_server_files_never_contain_sums(served):
     fleet = served(_FIXED, 8, 9)
     steps = [step.removeprefix("training 1: ") for step in fleet.run(1).steps]
     for number, step in enumerate(steps, 2):
@@ -299,11 +299,11 @@ def test_server_files_have_no_sums(served):
         fleet.run(9, keeps_sums=True)
 
 
-def test_uniform_cohorts_have_size_and_reach_everyone(served):
+def test_uniform_cohorts_have_fixed_size_and_equal_frequencies(served):
     fleet = served({**_POISSON, "scheme": "everyone", "rate": 1.0, "per_round": 64.0}, 8, 40)
     fleet.run(40, cohort_size=4)
     cohorts = [event["cohort"] for event in fleet.events("begun")]
     assert all(len(set(cohort)) == 4 for cohort in cohorts)
     counts = Counter(name for cohort in cohorts for name in cohort)
-    # Six standard deviations of a binomial number.
+    # Six standard deviations of a binomial count.
     assert len(counts) == 8 and all(abs(count - 20) < 19 for count in counts.values())

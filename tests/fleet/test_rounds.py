@@ -1,4 +1,4 @@
-"""Rounds of a fleet: players in sandboxes, secure sums, and the results of run_plan."""
+"""Rounds of a fleet, plain and with secure sums, equal run_plan's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fleet.fleet import Fleet, LocalChannel
 from tests.plan_runner.exports import rehash, write_clients
 
 _CLIENTS = {"ann": [(1.0, 4), (2.0, 5)], "bob": [(3.0, 6)], "cyd": [], "dee": [(0.1, 1)] * 3}
-# Requests in order, and whether the sum has a node that does not answer.
+# Requests in order, and whether the sum contains a node that does not answer the request.
 _SECURE = {"BEGIN": False, "ROSTER": False, "DELIVERY": False, "SURVIVORS": True, "VOTES": True}
 _STAGES = {"secure": _SECURE, "daf": {"WORK": False}}
 
@@ -47,7 +47,7 @@ def metrics(folder):
 
 
 def served(fleet, folder, rounds, channel=None, stop="", player=None, **changes):
-    """Runs rounds; returns the listener."""
+    """Runs rounds of the server; returns the listener."""
     channel = channel or LocalChannel(fleet.nodes())
     changes = {"cohort_size": 4, **changes}
     return fleet.serve(folder / "server", rounds, channel, stop, player, **changes)
@@ -73,8 +73,8 @@ def test_resumed_rounds_equal_run_plan(fleet, tmp_path):
 
 
 @pytest.mark.slow
-def test_node_dead_at_any_stage_is_excluded(fleet, tmp_path):
-    """Each round another node dies at another stage, and is back in the next round."""
+def test_node_that_dies_at_any_stage_is_excluded(fleet, tmp_path):
+    """In each round, another node dies at another stage; it is back in the next round."""
     stages = _STAGES[fleet.profile]
     cohorts, dead = [], {}
     for number, is_in_sum in enumerate(stages.values(), 1):
@@ -107,7 +107,7 @@ def test_server_killed_at_any_step_resumes(fleet, tmp_path):
         before = len(channel.carried)
         served(fleet, tmp_path, number, channel)
         asked = {stage for _, stage, _, _ in channel.carried[before:]} - {"HELLO"}
-        # The server does not ask again for answers on the disk.
+        # The server does not repeat requests whose answers are on disk.
         assert asked == set(_STAGES[fleet.profile]) - set(_done(fleet.profile, steps, step))
     rounds = len(steps)
     assert state(tmp_path) == fleet.simulated(tmp_path, [fleet.names] * rounds)
@@ -119,7 +119,7 @@ def test_server_killed_at_any_step_resumes(fleet, tmp_path):
 
 
 def _done(profile, steps, step):
-    """Returns the requests whose answers are on the disk after a step."""
+    """Returns the requests whose answers are on disk after a step."""
     if step in ("done", "state replaced"):
         return list(_STAGES[profile])
     if profile == "daf":
@@ -137,13 +137,13 @@ def test_too_few_nodes_raise_plan_error(fleet, tmp_path):
         served(fleet, tmp_path, 1, channel, attempts=2)
     assert "\n" not in str(caught.value)
     assert len({event["session"] for event in events(tmp_path, "begun")}) == 2
-    # The round runs with new keys when they are back.
+    # When the nodes are back, the round runs with new keys.
     served(fleet, tmp_path, 1)
     assert state(tmp_path) == fleet.simulated(tmp_path, [fleet.names])
 
 
 @pytest.mark.slow
-def test_absent_nodes_are_named(fleet, tmp_path):
+def test_absent_nodes_are_reported(fleet, tmp_path):
     nodes = {name: node for name, node in fleet.nodes().items() if name != "dee"}
     recorder = served(fleet, tmp_path, 1, LocalChannel(nodes))
     assert recorder.lines[0] == "training: round 1: 3 of 4 nodes are there, without dee"
@@ -154,7 +154,7 @@ def test_absent_nodes_are_named(fleet, tmp_path):
 
 @pytest.mark.slow
 def test_server_waits_for_patience_or_timeout(fleet, tmp_path, monkeypatch):
-    """Patience counts once enough nodes have answered; until then the timeout does."""
+    """Patience applies once enough nodes have answered; until then, the timeout applies."""
     monkeypatch.setattr("fleet.members._NOT_LATE_SECONDS", 0.01)
     channel = LocalChannel(fleet.nodes())
     stage, name = {"secure": ("ROSTER", "shares"), "daf": ("WORK", "work")}[fleet.profile]
@@ -184,7 +184,7 @@ def test_failing_node_rests_without_delay(fleet, tmp_path):
 
 
 @pytest.mark.slow
-def test_server_repeats_requests_for_openings(secure_fleet, tmp_path):
+def test_server_repeats_requests_for_shares(secure_fleet, tmp_path):
     channel, lost = LocalChannel(secure_fleet.nodes()), ["ann", "bob"]
 
     def is_lost(node, stage):
@@ -200,7 +200,7 @@ def test_server_repeats_requests_for_openings(secure_fleet, tmp_path):
 
 
 @pytest.mark.slow
-def test_node_refuses_other_plans(fleet):
+def test_node_rejects_other_plans(fleet):
     node, head = fleet.nodes()["ann"], {"sums": "", "challenge": bytes(32).hex(), "min_clients": 3}
 
     def answer(**changes):
@@ -219,8 +219,8 @@ def test_node_refuses_other_plans(fleet):
 
 
 def test_refusal_text_is_one_printable_line():
-    words = "\ud800round 9: epsilon 0.01\n\x1b[2Jno \x00 end" + "x" * 5000
-    shown = refusal_text(decoded(Message(Kind.REFUSED, {"words": words}).encoded(), "answer"))
+    text = "\ud800round 9: epsilon 0.01\n\x1b[2Jno \x00 end" + "x" * 5000
+    shown = refusal_text(decoded(Message(Kind.REFUSED, {"words": text}).encoded(), "answer"))
     assert shown.startswith("round 9: epsilon 0.01 [2Jno end")
     assert len(shown.encode()) == 1000 and shown.isprintable()
 
@@ -236,8 +236,8 @@ def test_plan_raises_minimum_clients(secure_fleet, tmp_path):
 
 
 @pytest.mark.slow
-def test_logs_do_not_depend_on_integers(secure_fleet, tmp_path, caplog, capfd):
-    """Rounds of other examples, with equal numbers of examples, have equal logs."""
+def test_logs_do_not_depend_on_examples(secure_fleet, tmp_path, caplog, capfd):
+    """Rounds of other examples, with equal counts, give equal logs."""
     caplog.set_level("DEBUG")
     logs = []
     for shift in (0, 3):
@@ -254,13 +254,13 @@ def test_logs_do_not_depend_on_integers(secure_fleet, tmp_path, caplog, capfd):
 
 
 @pytest.mark.slow
-def test_no_message_ends_a_node(fleet):
+def test_node_survives_invalid_messages(fleet):
     node, manifest = fleet.nodes()["ann"], manifest_sha256(fleet.export)
     assert "expected a message of this fleet" in words_in(node.answer(b"nonsense"))
     newer = Message(Kind.HELLO, {}).encoded().replace(b"FLEET\x01", b"FLEET\x02")
     assert "expected version 1 of the fleet's messages, found 2" in words_in(node.answer(newer))
     assert "expected a request, found WELCOME" in words_in(asked(node, Kind.WELCOME))
-    # An answer repeats the request's tag.
+    # Answers repeat the request's tag, so its length is limited.
     assert "tag: expected at most 64" in words_in(asked(node, Kind.HELLO, tag="x" * 65_000))
     stage = words_in(
         asked(node, Kind.STAGE, list_message(Type.ROSTER, bytes(32), ()), manifest=manifest)
@@ -271,7 +271,7 @@ def test_no_message_ends_a_node(fleet):
         assert "expected secure aggregation for this plan" in work
     else:
         assert "expected work of plain sums for this plan" in stage
-        # A detailed message could reveal examples.
+        # More details could reveal examples to the server.
         assert work == "the client's work failed on this node, whose log says why"
 
 

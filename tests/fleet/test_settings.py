@@ -55,7 +55,7 @@ _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "fleet_sett
         ("The table limits", Limits),
     ],
 )
-def test_page_lists_settings_with_defaults(heading, kind):
+def test_documentation_lists_settings_with_defaults(heading, kind):
     _, section = re.split(rf"^## {re.escape(heading)}\n", _PAGE.read_text(), flags=re.MULTILINE)
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", section.split("\n## ")[0], re.MULTILINE)
     assert rows == [(field.name, _as_written(field)) for field in dataclasses.fields(kind)]
@@ -98,7 +98,7 @@ def test_data_settings_reject_invalid_values(tmp_path, case):
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o600])
-def test_identity_needs_mode_600(tmp_path, mode):
+def test_identity_file_must_have_mode_600(tmp_path, mode):
     key = tmp_path / "a.key"
     key.write_text(f"{'ab' * 32}\n")
     key.chmod(mode)
@@ -124,7 +124,7 @@ def test_missing_files_raise_plan_errors(tmp_path):
     assert "manifest_sha256: expected 64" in refusal(read_node_settings, tmp_path / "node.toml")
 
 
-def test_message_has_one_form():
+def test_message_has_one_encoding():
     message = Message(Kind.WORK, {"tag": "x"}, (b"", b"abc"))
     data = message.encoded()
     read = decoded(data, "here")
@@ -136,51 +136,51 @@ def test_message_has_one_form():
     assert "tag: expected int, found str" in refusal(read.get, "tag", int)
 
 
-def opened(folder) -> tuple[StateFolder, RoundJournal]:
-    kept = StateFolder(folder)
-    return kept, RoundJournal(kept, TRAINING, "0" * 64, b"initial")
+def open_journal(folder) -> tuple[StateFolder, RoundJournal]:
+    state_folder = StateFolder(folder)
+    return state_folder, RoundJournal(state_folder, TRAINING, "0" * 64, b"initial")
 
 
-def test_state_folder_has_one_server(tmp_path):
-    kept, _ = opened(tmp_path)
+def test_second_server_in_a_state_folder_raises(tmp_path):
+    state_folder, _ = open_journal(tmp_path)
     assert "expected one server" in refusal(StateFolder, tmp_path)
-    kept.close()
+    state_folder.close()
     StateFolder(tmp_path).close()
 
 
 def test_journal_resumes_after_each_step(tmp_path):
-    kept, track = opened(tmp_path)
-    track.begin(1, StartedRound(b"s" * 32, ("a", "b")))
-    track.write(GIVEN_UP, 1, why="too few", asked_to_open=False)
-    track.begin(1, StartedRound(b"t" * 32, ("a", "b")))
-    kept.close()
-    kept, track = opened(tmp_path)
-    assert track.completed == 0 and track.state == b"initial"
-    assert track.pending(1) == track.pending() == (b"t" * 32, ("a", "b"))
-    assert track.pending(2) is None and track.drawn(1) is None
-    track.write(DRAWN, 1, cohort=["a", "b"])
-    kept.close()
-    kept, track = opened(tmp_path)
-    assert track.drawn(1) == ["a", "b"]
+    state_folder, journal = open_journal(tmp_path)
+    journal.begin(1, StartedRound(b"s" * 32, ("a", "b")))
+    journal.write(GIVEN_UP, 1, why="too few", asked_to_open=False)
+    journal.begin(1, StartedRound(b"t" * 32, ("a", "b")))
+    state_folder.close()
+    state_folder, journal = open_journal(tmp_path)
+    assert journal.completed == 0 and journal.state == b"initial"
+    assert journal.pending(1) == journal.pending() == (b"t" * 32, ("a", "b"))
+    assert journal.pending(2) is None and journal.drawn(1) is None
+    journal.write(DRAWN, 1, cohort=["a", "b"])
+    state_folder.close()
+    state_folder, journal = open_journal(tmp_path)
+    assert journal.drawn(1) == ["a", "b"]
     row = {"round": 1, "clients": 2, "metrics": {"loss": [0.5, None], "n": 3}}
-    track.finish(1, b"after", row, {"clients": 2})
-    kept.close()
-    # A server that was killed while it wrote leaves half a line.
+    journal.finish(1, b"after", row, {"clients": 2})
+    state_folder.close()
+    # A server killed while writing leaves an incomplete line.
     with open(tmp_path / "rounds.jsonl", "ab") as file:
         file.write(b'{"event": "beg')
-    kept, track = opened(tmp_path)
-    assert track.completed == 1 and track.state == b"after" and track.pending() is None
+    state_folder, journal = open_journal(tmp_path)
+    assert journal.completed == 1 and journal.state == b"after" and journal.pending() is None
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == row
-    kept.close()
+    state_folder.close()
     (tmp_path / "server_state.ckpt").write_bytes(b"other")
-    assert "expected the state after round 1, with the sha256" in refusal(opened, tmp_path)
+    assert "expected the state after round 1, with the sha256" in refusal(open_journal, tmp_path)
 
 
-def test_changed_journal_is_refused(tmp_path):
-    kept, _ = opened(tmp_path)
-    result = refusal(RoundJournal, kept, TRAINING, "1" * 64, b"initial")
+def test_changed_journal_raises(tmp_path):
+    state_folder, _ = open_journal(tmp_path)
+    result = refusal(RoundJournal, state_folder, TRAINING, "1" * 64, b"initial")
     assert "expected rounds of the manifest 1111" in result
-    kept.close()
+    state_folder.close()
     for line in (
         '{"event": "begun"}',
         "[]",
@@ -191,36 +191,30 @@ def test_changed_journal_is_refused(tmp_path):
         '[["event", "begun"], ["kind", "training"]]',
     ):
         (tmp_path / "rounds.jsonl").write_text(f"{line}\n")
-        assert "rounds.jsonl, line 1: expected" in refusal(opened, tmp_path)
+        assert "rounds.jsonl, line 1: expected" in refusal(open_journal, tmp_path)
 
 
-def test_journal_without_plan_keeps_the_state(tmp_path):
-    kept, track = opened(tmp_path)
+def test_journal_without_plan_raises_and_keeps_the_state(tmp_path):
+    state_folder, journal = open_journal(tmp_path)
     begun = (tmp_path / "rounds.jsonl").read_bytes()
     (tmp_path / "rounds.jsonl").write_bytes(b"")
-    kept.close()
-    # A server that was killed before the plan's event leaves the initial state.
-    kept, track = opened(tmp_path)
-    track.begin(1, StartedRound(b"s" * 32, ("a", "b")))
-    kept.close()
+    state_folder.close()
+    # A server killed before it wrote the plan's event leaves the initial state.
+    state_folder, journal = open_journal(tmp_path)
+    journal.begin(1, StartedRound(b"s" * 32, ("a", "b")))
+    state_folder.close()
     events = (tmp_path / "rounds.jsonl").read_bytes().removeprefix(begun)
-    (tmp_path / "rounds.jsonl").write_bytes(events)
-    kept = StateFolder(tmp_path)
-    assert "rounds.jsonl: expected the plan of the state" in refusal(
-        RoundJournal, kept, TRAINING, "0" * 64, b"initial"
-    )
-    kept.close()
-    (tmp_path / "rounds.jsonl").write_bytes(b"")
-    (tmp_path / "server_state.ckpt").write_bytes(b"after")
-    kept = StateFolder(tmp_path)
-    assert "rounds.jsonl: expected the plan of the state" in refusal(
-        RoundJournal, kept, TRAINING, "0" * 64, b"initial"
-    )
-    kept.close()
-    assert (tmp_path / "server_state.ckpt").read_bytes() == b"after"
+    for content, state in ((events, b"initial"), (b"", b"after")):
+        (tmp_path / "rounds.jsonl").write_bytes(content)
+        (tmp_path / "server_state.ckpt").write_bytes(state)
+        state_folder = StateFolder(tmp_path)
+        message = refusal(RoundJournal, state_folder, TRAINING, "0" * 64, b"initial")
+        assert "rounds.jsonl: expected the plan of the state" in message
+        state_folder.close()
+        assert (tmp_path / "server_state.ckpt").read_bytes() == state
 
 
-def test_partial_files_are_removed(tmp_path):
+def test_leftover_partial_files_are_removed(tmp_path):
     keys.make_node_keys(tmp_path / "a", "a")
     for make in (
         StateFolder,
@@ -235,14 +229,14 @@ def test_partial_files_are_removed(tmp_path):
         shutil.rmtree(folder)
 
 
-def test_full_disk_leaves_complete_events(tmp_path, monkeypatch):
-    kept, track = opened(tmp_path)
+def test_full_disk_keeps_the_journal(tmp_path, monkeypatch):
+    state_folder, journal = open_journal(tmp_path)
     before = (tmp_path / "rounds.jsonl").read_bytes()
 
     def full(file):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    assert "(No space left on device)" in refusal(track.write, GIVEN_UP, 1)
+    assert "(No space left on device)" in refusal(journal.write, GIVEN_UP, 1)
     assert (tmp_path / "rounds.jsonl").read_bytes() == before
-    kept.close()
+    state_folder.close()

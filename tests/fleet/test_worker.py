@@ -1,4 +1,4 @@
-"""Files and results of the process that runs a player's plan."""
+"""Files and results of the process that executes a player's plan."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ def shared():
     os.close(memory)
 
 
-def test_files_are_taken_once(shared):
+def test_shared_files_are_read_once(shared):
     files = {"a": b"123", "empty": b"", "b": b"4"}
     sizes = _put(shared, files)
     assert _taken(shared, sizes) == files
@@ -28,15 +28,15 @@ def test_files_are_taken_once(shared):
 @pytest.mark.parametrize(
     "sizes", [5, "ab", [1], None, {"a": -1}, {"a": 4}, {"a": "1"}, {"a": 1.0}, {"a": 2, "b": 2}]
 )
-def test_invalid_sizes_raise_caught_errors(shared, sizes):
-    """Another process reports the sizes; `Player` turns these errors into one line."""
+def test_invalid_file_sizes_raise(shared, sizes):
+    """The worker reports the sizes; `Player` turns these errors into one line."""
     _put(shared, {"a": b"123"})
     with pytest.raises((TypeError, ValueError)):
         _taken(shared, sizes)
 
 
-def sends_malformed_results(payload, listener, folder):
-    """Results of a process that has been taken over."""
+def serve_malformed_results(payload, listener, folder):
+    """Serves results like a compromised process."""
     report = (Path(payload["export"]) / "report").read_bytes()
     files = {REPORT: report, STATE: b"", VALUES: b"no archive"}
     return serve(lambda request, received: files, listener, payload[SHARED])
@@ -46,9 +46,9 @@ def sends_malformed_results(payload, listener, folder):
     "report",
     [b"3", b'["training", [], "many", 1]', b'["training", [["a", [1e400], 2, 2]], 5, 1]'],
 )
-def test_process_with_malformed_results_is_ended(monkeypatch, tmp_path, report):
+def test_malformed_results_raise_and_end_the_process(monkeypatch, tmp_path, report):
     (tmp_path / "report").write_bytes(report)
-    function = f"{__name__}:{sends_malformed_results.__name__}"
+    function = f"{__name__}:{serve_malformed_results.__name__}"
     monkeypatch.setattr("fleet.player._FUNCTION", function)
     player = Player(tmp_path, "0" * 64, trust=True)
     try:

@@ -1,4 +1,4 @@
-"""Epsilon of noised sums, compared with dp-accounting, and plans with false claims."""
+"""Epsilon of sums with noise matches dp-accounting and closed forms; false claims raise."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ _CLIP, _DELTA = 1000, 1e-5
 
 
 def _gaussian_composition(multipliers, delta=_DELTA):
-    """Epsilon of Gaussian releases (Balle, Wang 2018, Theorem 8), by SciPy."""
+    """Returns epsilon of Gaussian releases (Balle, Wang 2018, Theorem 8), computed with SciPy."""
     mu = math.sqrt(sum(z**-2 for z in multipliers))
 
     def excess(epsilon):
@@ -43,7 +43,7 @@ def _gaussian_composition(multipliers, delta=_DELTA):
 
 
 def _noise(multiplier, sums, claimed=None, delta=_DELTA):
-    """Returns a plan's noise of three clients, which together have this noise multiplier."""
+    """Returns a plan's noise, whose sum over three clients has this noise multiplier."""
     variance = (multiplier * _CLIP) ** 2 / 3
     group = NoisedGroup("update", ("a",), 1 << 40, _CLIP**2, variance, 100)
     noise = NodeNoise((group,), {}, 3, Fraction(1), delta, ())
@@ -51,23 +51,23 @@ def _noise(multiplier, sums, claimed=None, delta=_DELTA):
     return NodeNoise((group,), {}, 3, Fraction(1), delta, tuple(claimed))
 
 
-def _sums_until_refused(path, noise, required, most):
+def _num_accepted_sums(path, noise, required, max_sums):
     account = NodeAccount(path, noise, required)
-    for number in range(most):
+    for number in range(max_sums):
         try:
             account.charge(b"%g %d" % (noise.noise_multiplier, number))
         except PlanError:
             return number
-    return most
+    return max_sums
 
 
-def test_node_composes_two_plans_noise(tmp_path):
+def test_node_account_composes_noise_of_two_plans(tmp_path):
     true = _gaussian_composition([1.0] * 2 + [4.0] * 42)
     assert true == pytest.approx(10.936, abs=1e-3)
     required = PrivacyRequirements(0.5, max_epsilon=8.0, delta=_DELTA)
     path = tmp_path / "sums.jsonl"
-    assert _sums_until_refused(path, _noise(1.0, 2), required, 2) == 2
-    later = _sums_until_refused(path, _noise(4.0, 42), required, 42)
+    assert _num_accepted_sums(path, _noise(1.0, 2), required, 2) == 2
+    later = _num_accepted_sums(path, _noise(4.0, 42), required, 42)
     assert 0 < later < 42
     taken = _gaussian_composition([1.0] * 2 + [4.0] * later)
     sums = NodeAccount(path, _noise(1.0, 1), PrivacyRequirements()).sums
@@ -81,12 +81,12 @@ def test_account_epsilon_bounds_gaussian_composition():
     assert 10.936 <= result <= 1.1 * 10.936
 
 
-def test_node_ignores_authors_false_table(tmp_path):
+def test_node_ignores_false_epsilon_claims(tmp_path):
     claimed = [0.001 * n for n in range(1, 1001)]
     assert _gaussian_composition([0.5] * 1000) > 200
     required = PrivacyRequirements(0.5, max_epsilon=1.0, delta=_DELTA)
     false = _noise(0.5, 1000, claimed)
-    assert _sums_until_refused(tmp_path / "sums.jsonl", false, required, 1000) == 0
+    assert _num_accepted_sums(tmp_path / "sums.jsonl", false, required, 1000) == 0
     group = vars(false.groups[0])
     entry = {
         "mechanism": "distributed",
@@ -102,12 +102,12 @@ def test_node_ignores_authors_false_table(tmp_path):
         parse_node_noise(json.dumps(manifest).encode())
 
 
-def test_node_bounds_delta_itself(tmp_path):
-    """A plan with a delta of nearly 1 claims an epsilon of 0, truthfully."""
+def test_node_uses_its_own_delta(tmp_path):
+    """With a delta of nearly 1, a plan can truthfully claim epsilon 0."""
     void = _noise(1.0, 3, delta=0.999)
     assert void.claimed == (0.0, 0.0, 0.0)
     required = PrivacyRequirements(0.5, max_epsilon=1.0, delta=_DELTA)
-    assert _sums_until_refused(tmp_path / "sums.jsonl", void, required, 3) == 0
+    assert _num_accepted_sums(tmp_path / "sums.jsonl", void, required, 3) == 0
 
 
 def test_gaussian_epsilon_equals_closed_form():
@@ -128,7 +128,7 @@ def test_sampled_divergences_equal_dp_accounting(z, rate):
     accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian_event(z)))
     result = poisson_sampled_gaussian(z, rate)
     np.testing.assert_allclose(result[is_whole], accountant.rdp, rtol=1e-9)
-    # Between whole orders the result is the divergence itself, which increases with the order.
+    # Divergences increase with the order, also between integer orders.
     assert np.all(np.diff(result[ORDERS <= 64]) > 0)
     replaced = dp_accounting.NeighboringRelation.REPLACE_ONE
     accountant = dp_accounting.rdp.RdpAccountant(orders.tolist(), replaced)
@@ -138,12 +138,12 @@ def test_sampled_divergences_equal_dp_accounting(z, rate):
     )
     expected = np.minimum(accountant.rdp, orders * 2 / z**2)
     result = sampled_without_replacement(gaussian(2 / z), rate)[is_whole]
-    # The library bounds some terms of the same theorem more tightly.
+    # dp-accounting bounds some terms of the same theorem more tightly.
     assert np.all(result >= expected * (1 - 1e-9))
     np.testing.assert_allclose(result, expected, rtol=0.1)
 
 
-def test_skellam_divergence_equals_exporters():
+def test_node_skellam_divergence_equals_the_exporters():
     noise = SkellamSum(((900, 4000.0, 50), (100, 300.0, 4)), Fraction(1))
     expected = sum(
         skellam(
@@ -159,9 +159,9 @@ def test_skellam_divergence_equals_exporters():
 
 
 @pytest.mark.parametrize(("z", "rate", "rounds"), [(1.0, 0.15625, 2), (0.72, 0.01, 500)])
-def test_epsilon_lower_bound_is_below_exact_one(z, rate, rounds):
+def test_epsilon_lower_bound_is_below_exact_epsilon(z, rate, rounds):
     event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z))
-    # A coarse grid of losses, rounded up.
+    # A coarse grid suffices: it overestimates epsilon.
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-2)
     exact = accountant.compose(event, rounds).get_epsilon(_DELTA)
     assert 0.2 * exact < epsilon_lower_bound(z, rate, rounds, _DELTA, 1.0) <= exact * (1 + 1e-3)

@@ -1,4 +1,4 @@
-"""Noise of nodes: its exact distribution, the clients' bounds, and the accounts."""
+"""Noise of nodes: its exact distribution, norm bounds of clients, and privacy accounts."""
 
 import dataclasses
 import json
@@ -22,14 +22,14 @@ from tests.fleet.secure_aggregation.parties import Fleet
 from tests.plan_runner.refusals import refusal
 
 _VARIANCES = [Fraction(1, 100), Fraction(1, 3), Fraction(6), Fraction(250)]
-# Number of possible values of the 63 digits in the first word.
+# Number of values of the first random word's digits; its last bit is the sign.
 _UNIT = 1 << 63
 
 
 def _probabilities(variance: Fraction, count: int) -> list[tuple[Fraction, Fraction]]:
-    """Bounds of exp(-v) I_k(v), k = 0, 1, ..., by their series, in rational numbers.
+    """Returns bounds of exp(-v) I_k(v), k = 0, 1, ..., from power series of fractions.
 
-    All terms are positive. After a term with a ratio below 1/2 the remainder is at most that term.
+    All terms are positive. If a term is less than half of the term before it, it bounds the rest.
     """
 
     def series(terms) -> tuple[Fraction, Fraction]:
@@ -57,64 +57,64 @@ def _probabilities(variance: Fraction, count: int) -> list[tuple[Fraction, Fract
 
     low, high = series(exponential())
     result = [series(bessel(k)) for k in range(count)]
-    return [(least / high, most / low) for least, most in result]
+    return [(lower / high, upper / low) for lower, upper in result]
 
 
 @pytest.mark.parametrize("variance", _VARIANCES[:3])
-def test_table_equals_exact_probabilities(variance):
+def test_noise_table_equals_exact_probabilities(variance):
     table = thresholds(variance)
     low = high = Fraction(0)
-    for m, (least, most) in enumerate(_probabilities(variance, len(table))):
-        low, high = low + (1 if m == 0 else 2) * least, high + (1 if m == 0 else 2) * most
+    for m, (lower, upper) in enumerate(_probabilities(variance, len(table))):
+        low, high = low + (1 if m == 0 else 2) * lower, high + (1 if m == 0 else 2) * upper
         assert math.floor(low * _UNIT) == math.floor(min(high, 1 - Fraction(1, 1 << 90)) * _UNIT)
         assert int(table[m]) == math.floor(low * _UNIT)
     assert 1 - low < Fraction(1, 1 << 64)
 
 
 @pytest.mark.parametrize("size", [0, 2, 7])
-def test_further_words_decide_ties(size):
-    """A second word below the further digits of P(|X| <= m) gives m, one above them m + 1."""
+def test_further_random_words_decide_ties(size):
+    """The second word holds the next digits of P(|X| <= m): smaller words give m, larger m + 1."""
     variance = Fraction(6)
     bounds = _probabilities(variance, size + 1)
-    low = bounds[0][0] + 2 * sum(least for least, _ in bounds[1:])
+    low = bounds[0][0] + 2 * sum(lower for lower, _ in bounds[1:])
     digits = math.floor(low * (_UNIT << 64))
     first, second = divmod(digits, 1 << 64)
     assert first == int(thresholds(variance)[size])
-    for further, expected in ((second - 1, size), (second + 1, size + 1)):
-        words = iter([first << 1, further])
+    for word, expected in ((second - 1, size), (second + 1, size + 1)):
+        words = iter([first << 1, word])
         result = drawn(variance, 1, lambda count, words=words: _words([next(words)]))
         assert list(result) == [expected]
-    # The last bit of the first word is the sign.
+    # The first word's last bit is the sign.
     words = iter([(first << 1) + 1, second - 1])
     assert list(drawn(variance, 1, lambda count: _words([next(words)]))) == [-size]
-    # A third word decides if the second does not.
+    # If the second word ties as well, a third word decides.
     words = iter([first << 1, second, 0])
     assert list(drawn(variance, 1, lambda count: _words([next(words)]))) == [size]
 
 
 @pytest.mark.parametrize("variance", _VARIANCES)
-def test_draws_fit_the_distribution(variance):
+def test_noise_fits_the_skellam_distribution(variance):
     size = 200_000
     result = drawn(variance, size, _seeded(5))
     expected = stats.skellam(float(variance) / 2, float(variance) / 2)
-    most = int(expected.isf(1e-3))
-    values = np.arange(-most, most + 1)
-    counts = [*(np.sum(result == value) for value in values), np.sum(np.abs(result) > most)]
-    shares = np.array([*expected.pmf(values), 2 * expected.sf(most)])
+    upper = int(expected.isf(1e-3))
+    values = np.arange(-upper, upper + 1)
+    counts = [*(np.sum(result == value) for value in values), np.sum(np.abs(result) > upper)]
+    shares = np.array([*expected.pmf(values), 2 * expected.sf(upper)])
     assert stats.chisquare(counts, size * shares / shares.sum()).pvalue > 0.01
     assert abs(result.mean()) < 4 * math.sqrt(variance / size)
     assert stats.binomtest(int(np.sum(result > 0)), int(np.sum(result != 0))).pvalue > 0.01
     kurtosis = 3 + 1 / float(variance)
     deviation = math.sqrt((kurtosis - 1) / size) * float(variance)
     assert abs(result.var() - float(variance)) < 4 * deviation
-    # The distribution with half the variance is rejected.
+    # The test rejects the distribution with half the variance.
     other = stats.skellam(float(variance) / 4, float(variance) / 4).pmf(values)
     shares = np.array([*other, 1 - other.sum()])
     assert stats.chisquare(counts, size * shares / shares.sum()).pvalue < 1e-6
 
 
 @pytest.mark.parametrize("variance", [Fraction(84_000_000), Fraction(1, 7) + 10**10])
-def test_wide_noise_is_normal(variance):
+def test_wide_noise_is_approximately_normal(variance):
     result = drawn(variance, 20_000, _seeded(6)) / math.sqrt(variance)
     assert stats.kstest(result, "norm").pvalue > 0.01
     assert abs(np.corrcoef(result[1:], result[:-1])[0, 1]) < 0.03
@@ -122,7 +122,7 @@ def test_wide_noise_is_normal(variance):
         skellam(Fraction(10) ** 12, 1)
 
 
-def test_noise_is_new_each_time():
+def test_noise_differs_in_each_call():
     assert not np.any(fresh_words()(4) == fresh_words()(4))
     assert np.mean(skellam(Fraction(10**6), 1000) == skellam(Fraction(10**6), 1000)) < 0.05
     assert not skellam(Fraction(0), 5).any()
@@ -153,8 +153,8 @@ def fleet(tmp_path):
     return Fleet(tmp_path, size=5, tensors=_TENSORS, min_clients=3)
 
 
-def _opened(fleet, values, without=frozenset()):
-    """Unmasks the sum of these values; some clients vanish after they have sent shares."""
+def _unmasked_sum(fleet, values, without=frozenset()):
+    """Returns the unmasked sum; the clients in `without` vanish after sending shares."""
     fleet.values = values
     server = fleet.begin()
     while server.stage:
@@ -163,17 +163,17 @@ def _opened(fleet, values, without=frozenset()):
     return server.result()
 
 
-def test_unmasked_sum_minus_noise_is_plain_sum(fleet):
+def test_unmasked_sum_minus_noise_equals_plain_sum(fleet):
     drawn_noise = []
 
-    def remembered(variance, size):
+    def recording_skellam(variance, size):
         drawn_noise.append(skellam(variance, size))
         return drawn_noise[-1]
 
     clients = [_client(n) for n in range(5)]
-    values = [_NOISE.add_noise(client, remembered) for client in clients]
-    total = _opened(fleet, values)
-    plain = _opened(fleet, [_NOISE.add_noise(client, _nothing) for client in clients])
+    values = [_NOISE.add_noise(client, recording_skellam) for client in clients]
+    total = _unmasked_sum(fleet, values)
+    plain = _unmasked_sum(fleet, [_NOISE.add_noise(client, _nothing) for client in clients])
     for k, name in enumerate(("a", "b")):
         noise = sum(drawn_noise[k::2]).reshape(total[name].shape)
         expected = sum(_centred(client[name]) for client in clients)
@@ -183,35 +183,37 @@ def test_unmasked_sum_minus_noise_is_plain_sum(fleet):
     assert total["n"] == 5
 
 
-def test_unmasked_sum_lacks_vanished_clients_noise(fleet):
-    """The noise of a vanished client is missing: the noise is of four clients, not of five."""
+def test_unmasked_sum_lacks_noise_of_vanished_client(fleet):
+    """The noise fits four clients, and neither three nor five."""
     clients, words = [_client(n) for n in range(5)], _seeded(8)
 
     def draw(variance, size):
         return drawn(variance, size, words)
 
-    total = _opened(fleet, [_NOISE.add_noise(client, draw) for client in clients], without={2})
+    total = _unmasked_sum(
+        fleet, [_NOISE.add_noise(client, draw) for client in clients], without={2}
+    )
     noise = _centred(total["a"]) - sum(_centred(clients[n]["a"]) for n in (0, 1, 3, 4))
     group = [stats.norm(0, math.sqrt(count * _VARIANCE)) for count in (4, 3, 5)]
     fits = [stats.kstest(noise.ravel(), one.cdf).pvalue for one in group]
     assert fits[0] > 1e-3 and max(fits[1:]) < 1e-3 and total["n"] == 4
 
 
-def test_too_few_noised_clients_unmask_nothing(fleet):
+def test_too_few_clients_with_noise_raise(fleet):
     clients = [_NOISE.add_noise(_client(n)) for n in range(5)]
     with pytest.raises(SumError, match="expected MASKED of at least 4 clients, found 3"):
-        _opened(fleet, clients, without={1, 2})
+        _unmasked_sum(fleet, clients, without={1, 2})
 
 
-def test_noise_multiplier_holds_for_minimum_clients():
-    """2 rho of zero-concentrated privacy is the squared inverse of the multiplier."""
+def test_noise_multiplier_assumes_minimum_number_of_clients():
+    """For zero-concentrated privacy, 2 rho is 1 / multiplier^2."""
     assert _NOISE.noise_multiplier == pytest.approx(math.sqrt(3 * _VARIANCE / 10_000))
     two = dataclasses.replace(_NOISE, groups=(_GROUP, _GROUP))
     assert two.noise_multiplier == pytest.approx(_NOISE.noise_multiplier / math.sqrt(2))
 
 
 @pytest.mark.parametrize("large", [{"a": 101}, {"b": 101}, {"b": _MODULUS // 2}])
-def test_client_beyond_norm_sends_nothing(large):
+def test_values_beyond_the_norm_raise(large):
     client = _client(0)
     client = {name: np.zeros_like(value) for name, value in client.items()} | {"n": np.array(1)}
     for name, value in large.items():
@@ -223,7 +225,7 @@ def test_client_beyond_norm_sends_nothing(large):
         _NOISE.add_noise(client)
 
 
-def test_long_vectors_count_together():
+def test_norm_covers_all_tensors_of_a_group():
     client = _client(0)
     client["a"] = np.full((2, 2000), 1)
     client["b"] = np.array([0, 0, 77])
@@ -234,12 +236,12 @@ def test_long_vectors_count_together():
         _NOISE.add_noise(client)
 
 
-def test_values_without_noise_must_be_constant():
+def test_wrong_value_without_noise_raises():
     with pytest.raises(PlanError, match="n: expected 1 of every client"):
         _NOISE.add_noise({**_client(0), "n": np.array(2)})
 
 
-def test_coin_decides_participation():
+def test_nodes_take_part_with_the_plans_probability():
     noise = dataclasses.replace(_NOISE, takes_part=Fraction(1, 3))
     sent = [noise.add_noise(_client(0), _nothing) for _ in range(300)]
     shares = [bool(values["a"].any()) for values in sent]
@@ -248,7 +250,7 @@ def test_coin_decides_participation():
     assert all(values["n"] == 1 for values in sent)
 
 
-def test_noise_must_match_the_plan():
+def test_noise_inconsistent_with_the_plan_raises():
     _NOISE.check_plan(_TENSORS, 3)
     with pytest.raises(PlanError, match="min_clients: expected at least 3"):
         _NOISE.check_plan(_TENSORS, 2)
@@ -281,26 +283,26 @@ def test_node_account_stops_at_limits(limits, expected, tmp_path):
 
 
 @golden.values
-def test_invalid_privacy_requirements_are_refused(case):
+def test_invalid_privacy_requirements_raise(case):
     return refusal(PrivacyRequirements(**case).check, "privacy")
 
 
-def test_node_refuses_less_noise_than_required():
+def test_node_rejects_less_noise_than_required():
     for noise, result in ((_NOISE, "found 3.4"), (None, "found a plan without")):
         with pytest.raises(PlanError, match=f"min_noise_multiplier: expected .*{result}"):
             PrivacyRequirements(4.0).check_noise(noise)
 
 
-def test_server_account_resumes_and_stops(tmp_path):
+def test_server_account_resumes_and_stops_at_limit(tmp_path):
     path, ids = tmp_path / "account.jsonl", [bytes([n]) * 32 for n in range(5)]
     OpenedSums(path, _NOISE, 2.0).open(b"first", ids[:3])
     account = OpenedSums(path, _NOISE, 2.0)
     assert (account.opened, account.epsilon) == (1, _NOISE.epsilon(1))
-    # A repeated session counts once.
+    # Repeating a session does not count it again.
     account.open(b"first", ids[:3])
     account.open(b"second", ids[1:4])
     assert (account.opened, account.epsilon) == (2, _NOISE.epsilon(2))
-    # A process that was killed while it wrote has unmasked nothing.
+    # A process killed while writing has not unmasked a sum.
     with open(path, "ab") as file:
         file.write(b'{"session": "ab')
     account = OpenedSums(path, _NOISE, 2.0)
@@ -308,7 +310,7 @@ def test_server_account_resumes_and_stops(tmp_path):
     with pytest.raises(PlanError, match=r"3 sums with one client it would be 2[.]1657") as caught:
         account.open(b"third", ids[:3])
     assert "\n" not in str(caught.value)
-    # Other clients were in fewer sums.
+    # With other clients, each client stays within the limit.
     account.open(b"third", [ids[0], ids[3], ids[4]])
     assert [*OpenedSums(path, _NOISE).spent(ids)] == [2, 2, 2, 2, 1]
     with pytest.raises(PlanError, match="noise of at least 3 clients"):
@@ -339,7 +341,7 @@ _CENTRAL = {
 }
 
 
-def test_noise_follows_its_mechanism():
+def test_each_parser_accepts_its_mechanism_only():
     assert parse_node_noise(_manifest(_DISTRIBUTED)) == _NOISE
     assert parse_server_noise(_manifest(_CENTRAL)).claimed == 9.0
     assert parse_node_noise(_manifest(_CENTRAL)) is parse_node_noise(b"{}") is None
@@ -347,14 +349,14 @@ def test_noise_follows_its_mechanism():
 
 
 @golden.values
-def test_invalid_node_noise_is_refused(case):
+def test_invalid_node_noise_raises(case):
     group = {**_GROUP_ENTRY, **case.pop("group", {})}
     entry = {**_DISTRIBUTED, "groups": [group], **case}
     return refusal(parse_node_noise, _manifest(entry))
 
 
 @golden.values
-def test_invalid_server_noise_is_refused(case):
+def test_invalid_server_noise_raises(case):
     draw = {**_CENTRAL["draw"], **case.pop("draw", {})}
     return refusal(parse_server_noise, _manifest({**_CENTRAL, "draw": draw, **case}))
 

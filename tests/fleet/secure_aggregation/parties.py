@@ -1,4 +1,4 @@
-"""A fleet in one process: a server and clients, each with its own folder."""
+"""Secure aggregation in one process: a server, and clients with separate folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TENSORS = (
 
 @dataclasses.dataclass
 class Fleet:
-    """Clients are named by their number, in the order of their identities."""
+    """A fleet whose clients are numbered in the order of their identities."""
 
     folder: Path
     size: int = 5
@@ -52,7 +52,7 @@ class Fleet:
         ]
 
     def client(self, number: int, plan: SumPlan | None = None) -> Client:
-        """Returns a client without memory, as after a restart."""
+        """Returns a client without state in memory, as after a restart."""
         folder = SessionFolder(self.folder / f"client{number}")
         secret = self.secrets[self.ids[number]]
         return Client(plan or self.plan, secret, self.identities, folder)
@@ -63,14 +63,14 @@ class Fleet:
     def refuses(
         self, number: int, message: Any, pattern: str, culprit: bytes | None = None
     ) -> None:
-        """Checks that a client refuses a message; see `refused`."""
+        """Checks that a client's answer to a message raises; see the function `refused`."""
         refused(lambda: self.answer(number, message), pattern, culprit)
 
     def begin(self, session: bytes | None = None, at: Type = Type.KEYS) -> Server:
-        """Returns the server of a session, after the stages before a given one."""
+        """Starts a session and runs the stages before `at`; returns the server."""
         folder = SessionFolder(self.folder / "server")
         server = Server.begin(self.plan, self.identities, folder, self.ids, session)
-        self.play(server, until=at)
+        self.run_stages(server, until=at)
         return server
 
     def resumed(self, server: Server) -> Server:
@@ -78,7 +78,7 @@ class Fleet:
         return Server(self.plan, self.identities, folder, server.session)
 
     def stage(self, server: Server, without: Collection[int] = ()) -> dict[int, bytes]:
-        """Plays a server's stage to its end; returns the answers."""
+        """Runs one stage of the protocol; returns the answers, keyed by client number."""
         answers = {}
         for identity, request in server.requests().items():
             number = self.ids.index(identity)
@@ -88,26 +88,26 @@ class Fleet:
         server.close()
         return answers
 
-    def play(self, server: Server, until: messages.Type | None = None) -> None:
-        """Plays all stages, or the stages before a given one."""
+    def run_stages(self, server: Server, until: messages.Type | None = None) -> None:
+        """Runs all stages, or the stages before `until`."""
         while server.stage != until:
             self.stage(server)
 
     def finish(self, server: Server, numbers: Iterable[int] | None = None) -> None:
-        """Plays the remaining stages, and checks the sums."""
-        self.play(server)
+        """Runs the remaining stages and checks the sums."""
+        self.run_stages(server)
         self.check(server, numbers)
 
     def request(self, server: Server, number: int) -> bytes:
         return server.requests()[self.ids[number]]
 
     def forged(self, number: int, kind: messages.Type, session: bytes, body: bytes) -> bytes:
-        """Returns a signed message of a client with any body."""
+        """Returns a message with any body, correctly signed by a client."""
         identity = self.ids[number]
         return messages.signed(kind, session, self.secrets[identity], identity, body)
 
     def expected(self, numbers: Iterable[int]) -> dict[str, np.ndarray]:
-        """Returns the sums in the clear, by Python's integers."""
+        """Returns the sums without masks, computed with Python's integers."""
         return {
             tensor.name: np.array(
                 [
@@ -120,7 +120,7 @@ class Fleet:
         }
 
     def check(self, server: Server, numbers: Iterable[int] | None = None) -> None:
-        """Compares the unmasked sums with the survivors' sums, bit for bit."""
+        """Checks that the unmasked sums equal the survivors' sums bit for bit."""
         survivors = [self.ids.index(identity) for identity in server.survivors]
         assert numbers is None or survivors == sorted(numbers)
         result = server.result()
@@ -146,7 +146,7 @@ def seeded(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
 
 
 def refused(call: Callable[[], object], pattern: str = "", culprit: bytes | None = None) -> str:
-    """Returns the one-line `SumError` of a call, with the client at fault if given."""
+    """Returns the one-line `SumError` that a call raises; checks the client at fault if given."""
     with pytest.raises(SumError, match=pattern) as error:
         call()
     assert "\n" not in str(error.value)

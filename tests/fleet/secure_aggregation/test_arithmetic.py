@@ -1,4 +1,4 @@
-"""Primitives compared with published vectors, arithmetic with Python's integers and fractions."""
+"""Cryptographic primitives match published vectors; arithmetic matches Python's integers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODULI = [1, 2, 3, 97, 255, 256, 997, 1 << 32, (1 << 32) - 1, 3 << 60, 1 << 62, 
 MODULI += [(1 << 63) + 9, (1 << 64) - 59, (1 << 64) - 1, 1 << 64]
 
 
-# --- published vectors
+# --- Published test vectors
 
 
 def test_derived_keys_equal_rfc_5869():
@@ -60,7 +60,7 @@ def test_key_stream_equals_sp_800_38a():
     assert stream.words(3).tobytes() + stream.words(5).tobytes() == bytes.fromhex("".join(blocks))
 
 
-def test_unsealed_texts_equal_gcm_specification():
+def test_unseal_equals_gcm_specification():
     sealed = bytes(12) + bytes.fromhex(
         "cea7403d4d606b6e074ec5d3baf39d18d0d1c8a799996bf0265b98b5d48ab919"
     )
@@ -83,7 +83,7 @@ def test_missing_cryptography_raises_sum_error(monkeypatch):
 
 
 def is_prime(number: int) -> bool:
-    """Miller and Rabin."""
+    """Returns the result of the Miller-Rabin primality test."""
     odd, twos = number - 1, 0
     while odd % 2 == 0:
         odd, twos = odd // 2, twos + 1
@@ -96,13 +96,13 @@ def is_prime(number: int) -> bool:
     return True
 
 
-def test_field_has_smallest_prime():
+def test_field_prime_is_the_smallest_above_all_secrets():
     assert is_prime(shamir.PRIME)
     assert not any(is_prime(n) for n in range((1 << 256) + 1, shamir.PRIME, 2))
 
 
 def by_fractions(shares: dict[int, bytes], at: int = 0) -> int:
-    """Returns Lagrange's polynomial at a point, in rational numbers until the end."""
+    """Returns the value at `at` of the polynomial through the shares, computed with fractions."""
     value = Fraction(0)
     for x, share in shares.items():
         term = Fraction(int.from_bytes(share, "big"))
@@ -126,30 +126,30 @@ def test_shares_reveal_the_secret(secret, threshold, holders):
         some = {x: shares[x] for x in generator.sample(points, threshold)}
         assert shamir.combine(some) == secret
         assert by_fractions(some).to_bytes(32, "big") == secret
-        # All shares are on one polynomial.
+        # The polynomial through `some` contains all shares.
         assert all(by_fractions(some, x) == int.from_bytes(shares[x], "big") for x in points)
 
 
 def test_fewer_shares_fit_every_secret():
-    """With any other secret, t - 1 shares are on a polynomial of degree t - 1."""
+    """Any other secret and t - 1 shares determine a polynomial of degree t - 1."""
     shares = shamir.split(b"a" * 32, 3, [1, 2, 3, 4])
     few = {x: shares[x] for x in (2, 4)}
     other = {0: b"\0" + b"b" * 32, **few}
     forged = {3: by_fractions(other, 3).to_bytes(33, "big"), **few}
     assert shamir.combine(forged) == b"b" * 32
-    # Equal shares would reveal equal secrets.
+    # Splitting is random: equal shares would reveal that secrets are equal.
     assert shamir.split(b"a" * 32, 3, [1, 2, 3, 4]) != shares
     assert all(shamir.is_share(share) for share in shares.values())
     assert not shamir.is_share((shamir.PRIME).to_bytes(33, "big"))
     assert not shamir.is_share(bytes(32))
 
 
-def test_number_beyond_secrets_is_none():
+def test_combine_returns_none_beyond_the_largest_secret():
     over = ((1 << 256) + 5).to_bytes(33, "big")
     assert shamir.combine({1: over}) is None
 
 
-# --- vectors modulo m
+# --- Vectors modulo m
 
 
 def vectors(modulus: int, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -163,7 +163,7 @@ def vectors(modulus: int, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndar
 
 
 @pytest.mark.parametrize("modulus", MODULI)
-def test_vectors_equal_python_integers(modulus):
+def test_vector_arithmetic_equals_python_integers(modulus):
     for size in (0, 1, 5, 63, 64, 65, 1000):
         a, b = vectors(modulus, size)
         total = a.copy()
@@ -181,7 +181,7 @@ def test_vectors_equal_python_integers(modulus):
         assert masks.unpack(packed, size, modulus).tolist() == a.tolist()
 
 
-def test_long_vectors_are_packed_correctly():
+def test_long_vectors_are_packed_in_one_stream():
     a, _ = vectors(997, 70_001)
     packed = masks.pack(a, 997)
     number = int.from_bytes(packed, "little")
@@ -191,7 +191,7 @@ def test_long_vectors_are_packed_correctly():
     np.testing.assert_array_equal(masks.unpack(packed, a.size, 997), a)
 
 
-def test_unpack_refuses_large_numbers_and_spare_bits():
+def test_unpack_rejects_large_numbers_and_spare_bits():
     for size in (1, 63, 64, 65, 129):
         one_more = np.zeros(size, np.uint64)
         one_more[-1] = 997
@@ -203,7 +203,7 @@ def test_unpack_refuses_large_numbers_and_spare_bits():
 
 
 def mask_by_blocks(key: bytes, number: int, size: int, modulus: int) -> list[int]:
-    """Returns a mask, block by block from AES; words that do not divide evenly are skipped."""
+    """Returns a mask computed block by block with AES; words that would bias it are skipped."""
     cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     fair = (1 << 64) // modulus * modulus
     mask: list[int] = []
@@ -216,7 +216,7 @@ def mask_by_blocks(key: bytes, number: int, size: int, modulus: int) -> list[int
 
 
 @pytest.mark.parametrize("modulus", MODULI)
-def test_mask_is_key_stream_and_removable(modulus):
+def test_mask_equals_key_stream_and_is_removable(modulus):
     key = primitives.digest("key", b"1")
     a, _ = vectors(modulus, 300)
     total = a.copy()
@@ -227,7 +227,7 @@ def test_mask_is_key_stream_and_removable(modulus):
     assert total.tolist() == a.tolist()
 
 
-def test_long_mask_is_one_stream():
+def test_long_mask_equals_one_key_stream():
     key, size = primitives.digest("key", b"2"), (1 << 16) + 3
     for modulus in (1 << 20, (1 << 63) + 9):
         total = np.zeros(size, np.uint64)

@@ -1,6 +1,6 @@
-"""Dishonest parties: each is refused in one line, and named if it is known.
+"""Dishonest servers and clients raise one-line errors that report the party at fault if known.
 
-A dishonest party is an honest one with forged messages, or with a patched function.
+A dishonest party is an honest one that sends forged messages or uses a patched function.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def client_keys(fleet: Fleet, server) -> list[messages.Keys]:
     return [*messages.read_roster(roster, server.session, fleet.plan, fleet.identities, "")]
 
 
-def kept(fleet: Fleet, server, number: int) -> dict:
-    """Returns a client's stored fields."""
+def stored_fields(fleet: Fleet, server, number: int) -> dict:
+    """Returns the fields that a client stores for a session."""
     return SessionFolder(fleet.folder / f"client{number}").read(server.session)[0]
 
 
-# --- servers that ask for more than a sum
+# --- Servers that request more than a sum
 
 
 def test_one_secret_per_client_is_revealed(fleet):
     server = fleet.begin(at=Type.MASKED)
     fleet.stage(server, without={2})
-    shares = [kept(fleet, server, n)["shares"] for n in range(5)]
+    shares = [stored_fields(fleet, server, n)["shares"] for n in range(5)]
     fleet.stage(server)
     request = fleet.request(server, 0)
     answers = fleet.stage(server)
@@ -52,7 +52,7 @@ def test_one_secret_per_client_is_revealed(fleet):
             key_share, seed_share = shares[number][dealer][:33], shares[number][dealer][33:]
             assert share == (key_share if dealer == 2 else seed_share)
     fleet.check(server, {0, 1, 3, 4})
-    # Neither a restart nor a different request reveals the other secret.
+    # Neither a restart nor other requests make a client reveal its other shares.
     assert fleet.answer(0, request) == answers[0]
     for message in (
         listed(Type.VOTES, server, []),
@@ -61,7 +61,7 @@ def test_one_secret_per_client_is_revealed(fleet):
         fleet.refuses(0, message, "this session is at OPENING")
 
 
-def test_different_survivors_reveal_nothing(fleet):
+def test_different_lists_of_survivors_raise(fleet):
     server = fleet.begin(at=Type.VOTE)
     one, other = fleet.ids, fleet.ids[:4]
     votes = [
@@ -78,8 +78,8 @@ def test_different_survivors_reveal_nothing(fleet):
     )
 
 
-def test_different_rosters_are_detected(fleet):
-    """Clients with different rosters cannot decrypt each other's shares."""
+def test_different_rosters_raise(fleet):
+    """Clients with different rosters cannot decrypt one another's shares."""
     server = fleet.begin(at=Type.SHARES)
     keys = client_keys(fleet, server)
     rosters = {0: keys[:4], 1: [*keys[:3], keys[4]], 2: keys[:4], 3: keys[:4], 4: keys}
@@ -98,7 +98,7 @@ def test_different_rosters_are_detected(fleet):
     )
 
 
-def test_invalid_votes_are_refused(fleet):
+def test_invalid_votes_raise(fleet):
     server = fleet.begin(at=Type.VOTE)
     votes = {n: fleet.answer(n, fleet.request(server, n)) for n in range(5)}
     other = primitives.digest("survivors", primitives.digest("other"), *fleet.ids)
@@ -115,7 +115,7 @@ def test_invalid_votes_are_refused(fleet):
         fleet.refuses(0, message, pattern)
 
 
-def test_client_uses_its_own_plan(fleet):
+def test_client_rejects_other_plans(fleet):
     tensors = (dataclasses.replace(fleet.tensors[0], modulus=1 << 13), *fleet.tensors[1:])
     looser = dataclasses.replace(fleet.tensors[0], bound=1 << 17)
     for other in (
@@ -132,7 +132,7 @@ def test_client_uses_its_own_plan(fleet):
     assert len(answer) == 7 + 2 + 32 + 32 - 1 + fleet.plan.packed_bytes + 64
 
 
-def test_session_runs_once(fleet):
+def test_repeated_session_raises(fleet):
     server = fleet.begin()
     requests = []
     while server.stage:
@@ -143,13 +143,13 @@ def test_session_runs_once(fleet):
     refused(lambda: fleet.begin(server.session), "expected a new one, found it begun")
     again = messages.begin_message(server.session, fleet.plan.digest())
     fleet.refuses(0, again, "expected a new session, found BEGIN of one that began")
-    # An unknown session does not start in its middle.
+    # A client does not start an unknown session at a later stage.
     for message in requests[1:]:
         strange = message.replace(server.session, b"\2" * 32)
         fleet.refuses(0, strange, "expected a session that began, found")
 
 
-def test_stages_cannot_be_skipped(fleet):
+def test_skipped_stages_raise(fleet):
     server = fleet.begin(at=Type.SHARES)
     for message in (
         messages.delivery_message(server.session, fleet.ids, []),
@@ -169,14 +169,14 @@ def test_stages_cannot_be_skipped(fleet):
         (lambda keys: keys[::-1], "every client once"),
     ],
 )
-def test_invalid_rosters_are_refused(fleet, change, pattern):
+def test_invalid_rosters_raise(fleet, change, pattern):
     server = fleet.begin(at=Type.SHARES)
     message = roster_message(server, change(client_keys(fleet, server)))
     fleet.refuses(0, message, pattern)
     fleet.finish(server, range(5))
 
 
-def test_server_cannot_forge_clients(fleet):
+def test_forged_client_keys_raise(fleet):
     server = fleet.begin(at=Type.SHARES)
     keys = client_keys(fleet, server)
     body = messages.keys_body(fleet.plan.digest(), keys[0].masking, keys[0].sealing)
@@ -207,7 +207,7 @@ def test_server_cannot_forge_clients(fleet):
     fleet.refuses(0, with_last(other), "plan, limits or moduli differ", fleet.ids[4])
 
 
-# Points of small order (RFC 7748, section 6.1).
+# Curve points of small order (RFC 7748, section 6.1).
 WEAK = [
     bytes(32),
     bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
@@ -216,14 +216,14 @@ LIAR = b"\x11" * 32
 
 
 @pytest.mark.parametrize(("weak", "which"), [(WEAK[0], 0), (WEAK[1], 1)])
-def test_weak_keys_are_refused(fleet, weak, which):
+def test_weak_keys_raise(fleet, weak, which):
     server = fleet.begin()
     public = [primitives.exchange_public(LIAR), primitives.exchange_public(b"\x12" * 32)]
     public[which] = weak
     body = messages.keys_body(fleet.plan.digest(), *public)
     message = fleet.forged(4, Type.KEYS, server.session, body)
     refused(lambda: server.receive(message), "client node4: expected a key of X25519", fleet.ids[4])
-    # If the server accepts it, clients neither seal shares nor make masks.
+    # Even if the server accepts the weak key, no client uses it.
     answers = [fleet.answer(number, fleet.request(server, number)) for number in range(4)]
     roster = [messages.read_keys(answer, "") for answer in (*answers, message)]
     request = roster_message(server, roster)
@@ -245,7 +245,7 @@ def test_weak_keys_are_refused(fleet, weak, which):
     fleet.refuses(0, message, "found a weak one", fleet.ids[4])
 
 
-def test_invalid_survivors_and_sharers_are_refused(fleet):
+def test_invalid_lists_of_clients_raise(fleet):
     server = fleet.begin(at=Type.MASKED)
     delivery = messages.read_delivery(fleet.request(server, 0), fleet.plan, "")
 
@@ -275,10 +275,10 @@ def test_invalid_survivors_and_sharers_are_refused(fleet):
     fleet.finish(server, range(5))
 
 
-# --- clients that lie
+# --- Dishonest clients
 
 
-def test_wrong_share_is_refused(fleet):
+def test_wrong_share_raises(fleet):
     server = fleet.begin(at=Type.MASKED)
     fleet.stage(server, without={4})
     fleet.stage(server)
@@ -295,7 +295,7 @@ def test_wrong_share_is_refused(fleet):
     refused(lambda: server.receive(message), "found a different one", fleet.ids[1])
     message = fleet.forged(1, Type.OPENING, server.session, messages.listed(opened[:4]))
     refused(lambda: server.receive(message), "expected shares of 5 clients, found 4", fleet.ids[1])
-    # The threshold of five is four.
+    # Four of the five shares are needed.
     for number in (0, 2, 3):
         server.receive(honest[number])
     refused(server.close, "found 3 of 4; missing: node1")
@@ -304,8 +304,8 @@ def test_wrong_share_is_refused(fleet):
     fleet.check(server, range(4))
 
 
-def dealing(fleet, server, liar: int, monkeypatch, target, name: str, lie) -> None:
-    """Plays SHARES, with one function replaced while the liar answers."""
+def deal_shares(fleet, server, liar: int, monkeypatch, target, name: str, lie) -> None:
+    """Runs the stage SHARES; one function is replaced while the liar answers."""
     for number in range(fleet.size):
         with monkeypatch.context() as patched:
             if number == liar:
@@ -314,8 +314,8 @@ def dealing(fleet, server, liar: int, monkeypatch, target, name: str, lie) -> No
     server.close()
 
 
-def inconsistent(secret, threshold, points):
-    """Returns shares on a polynomial of too high a degree."""
+def inconsistent_shares(secret, threshold, points):
+    """Returns shares of a polynomial whose degree is too high."""
     return ORIGINAL_SPLIT(secret, threshold + 1, points)
 
 
@@ -327,35 +327,35 @@ ORIGINAL_SPLIT = shamir.split
     ("target", "name", "lie", "vanishes"),
     [
         (rosters.Roster, "seed_commitment", lambda *a: bytes(32), False),
-        (shamir, "split", inconsistent, False),
-        (shamir, "split", inconsistent, True),
+        (shamir, "split", inconsistent_shares, False),
+        (shamir, "split", inconsistent_shares, True),
         (shamir, "split", lambda secret, t, points: ORIGINAL_SPLIT(b"x" * 32, t, points), True),
     ],
 )
-def test_dealer_with_wrong_secrets_is_named(tmp_path, monkeypatch, target, name, lie, vanishes):
+def test_error_reports_dealer_of_wrong_secrets(tmp_path, monkeypatch, target, name, lie, vanishes):
     fleet = Fleet(tmp_path, 6)
     server = fleet.begin(at=Type.SHARES)
-    dealing(fleet, server, 3, monkeypatch, target, name, lie)
+    deal_shares(fleet, server, 3, monkeypatch, target, name, lie)
     fleet.stage(server, without={3} if vanishes else set())
     while server.stage != Type.OPENING:
         fleet.stage(server)
     for identity, request in server.requests().items():
         server.receive(fleet.answer(fleet.ids.index(identity), request))
-    what = "key" if vanishes else "seed"
-    pattern = f"client node3: expected shares of the {what} that it is bound to"
+    secret = "key" if vanishes else "seed"
+    pattern = f"client node3: expected shares of the {secret} that it is bound to"
     refused(server.close, pattern, fleet.ids[3])
     refused(server.result, "expected an opened sum")
     refused(fleet.resumed(server).result, "expected an opened sum")
 
 
-def test_share_without_commitment_is_refused(fleet, monkeypatch):
+def test_share_without_commitment_raises(fleet, monkeypatch):
     server = fleet.begin(at=Type.SHARES)
     honest = rosters.Roster.share_commitments
 
     def lie(roster, dealer, holder, shares):
         return honest(roster, dealer, holder, shares if holder != fleet.ids[2] else bytes(66))
 
-    dealing(fleet, server, 0, monkeypatch, rosters.Roster, "share_commitments", lie)
+    deal_shares(fleet, server, 0, monkeypatch, rosters.Roster, "share_commitments", lie)
     fleet.refuses(
         2,
         fleet.request(server, 2),
@@ -364,21 +364,21 @@ def test_share_without_commitment_is_refused(fleet, monkeypatch):
     )
 
 
-def test_share_beyond_field_is_dealers_fault(fleet, monkeypatch):
-    """Otherwise its holder would be blamed for the opening."""
+def test_error_reports_dealer_of_share_beyond_field(fleet, monkeypatch):
+    """Without this check, the error would blame the share's holder."""
     server = fleet.begin(at=Type.SHARES)
 
     def lie(secret, threshold, points):
         shares = ORIGINAL_SPLIT(secret, threshold, points)
         return {**shares, points[2]: shamir.PRIME.to_bytes(33, "big")}
 
-    dealing(fleet, server, 0, monkeypatch, shamir, "split", lie)
+    deal_shares(fleet, server, 0, monkeypatch, shamir, "split", lie)
     fleet.refuses(2, fleet.request(server, 2), "client node0: exp", fleet.ids[0])
     fleet.stage(server, without={2})
     fleet.finish(server, {0, 1, 3, 4})
 
 
-def test_foreign_second_and_late_answers_are_refused(fleet):
+def test_foreign_repeated_and_late_answers_raise(fleet):
     server = fleet.begin(at=Type.SHARES)
     answers = {n: fleet.answer(n, fleet.request(server, n)) for n in range(5)}
     body = answers[1][len(messages.header(Type.SHARES, server.session)) + 32 : -64]
@@ -404,7 +404,7 @@ def test_foreign_second_and_late_answers_are_refused(fleet):
     refused(lambda: server.receive(answers[0]), "is opened")
 
 
-def test_invalid_masked_values_are_refused(tmp_path):
+def test_invalid_masked_values_raise(tmp_path):
     fleet = Fleet(tmp_path, 3, (SummedTensor("odd:0", (8,), 5, 997),))
     server = fleet.begin(at=Type.MASKED)
     for body, pattern in (
@@ -417,11 +417,11 @@ def test_invalid_masked_values_are_refused(tmp_path):
     fleet.finish(server, range(3))
 
 
-# --- bytes that are no messages
+# --- Invalid messages
 
 
-def test_damaged_messages_are_refused(tmp_path):
-    """Messages are cut, lengthened, or changed, also with valid signatures."""
+def test_damaged_messages_raise(tmp_path):
+    """Messages are truncated, extended or changed, some with valid signatures."""
     fleet = Fleet(tmp_path, 4)
     server = fleet.begin()
     generator = random.Random(3)
@@ -455,13 +455,13 @@ def changes(message: bytes, generator: random.Random, fleet: Fleet, server):
     yield generator.randbytes(len(message))
     for _ in range(40):
         at = generator.randrange(len(message))
-        # BEGIN with other bits of the session is valid, and starts that session.
+        # BEGIN with another session id is valid, and starts that session.
         if message[7] == Type.BEGIN and 8 <= at < 40:
             continue
         yield (
             message[:at] + bytes([message[at] ^ (1 << generator.randrange(8))]) + message[at + 1 :]
         )
-    # A client can sign any bytes.
+    # Bodies with valid signatures.
     kind = Type(message[7])
     if kind % 2 == 0:
         body = message[72:-64]
@@ -470,13 +470,13 @@ def changes(message: bytes, generator: random.Random, fleet: Fleet, server):
             size = generator.choice([0, 1, 2, len(body) // 2, len(body) - 1])
             yield fleet.forged(1, kind, server.session, body[:size])
             yield fleet.forged(1, kind, server.session, body + bytes(size + 1))
-            # Changed bits of these bodies are also valid.
+            # In these bodies, other bits are valid as well.
             if kind not in (Type.MASKED, Type.SHARES, Type.KEYS):
                 changed = body[:at] + bytes([body[at] ^ 0xFF]) + body[at + 1 :]
                 yield fleet.forged(1, kind, server.session, changed)
 
 
-def test_counts_and_lengths_are_limited(fleet):
+def test_too_long_messages_raise(fleet):
     longest = messages.longest_message(fleet.plan)
     server = fleet.begin(at=Type.SHARES)
     readers = {

@@ -1,4 +1,4 @@
-"""Sessions of honest parties: sums, vanished clients, restarts, and the server's view."""
+"""Sessions of honest parties: exact sums, vanished clients, restarts, and uniform masks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.fleet.secure_aggregation.parties import Fleet, refused
 STAGES = [Type.KEYS, Type.SHARES, Type.MASKED, Type.VOTE, Type.OPENING]
 
 
-# --- sums
+# --- Sums
 
 
 @pytest.mark.parametrize("size", [3, 10])
-def test_sums_equal_those_in_the_clear(tmp_path, size):
+def test_unmasked_sums_equal_plain_sums(tmp_path, size):
     fleet = Fleet(tmp_path, size, seed=size)
     server = fleet.begin()
     fleet.finish(server, range(size))
@@ -58,7 +58,7 @@ def test_sums_are_exact_in_every_modulus(tmp_path, bound, modulus):
     fleet.finish(server)
 
 
-def test_sums_equal_plan_sums(tmp_path):
+def test_unmasked_sums_equal_run_plans_secure_sums(tmp_path):
     from plan_runner.export import TensorType
     from plan_runner.profile import Sent
     from plan_runner.secure import SecureSums, SecureTensor
@@ -73,7 +73,7 @@ def test_sums_equal_plan_sums(tmp_path):
     for values in fleet.values:
         values.update({name: value.astype(np.int64) for name, value in values.items()})
     server = fleet.begin()
-    fleet.play(server)
+    fleet.run_stages(server)
     clear = SecureSums({tensor.name: tensor for tensor in tensors})
     for number, values in enumerate(fleet.values):
         clear.add(f"{number}", Sent(values))
@@ -83,14 +83,14 @@ def test_sums_equal_plan_sums(tmp_path):
         assert part.packed_bytes == tensor.packed_bytes
 
 
-# --- clients that vanish
+# --- Clients that vanish
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_clients_may_vanish_down_to_the_threshold(tmp_path, stage):
+def test_threshold_of_clients_suffices_at_each_stage(tmp_path, stage):
     fleet = Fleet(tmp_path, 7, seed=int(stage))
     server = fleet.begin(at=stage)
-    # More than two thirds of the clients in the roster.
+    # From SHARES on, more than two thirds of the clients must answer.
     minimum = 5 if stage != Type.KEYS else 3
     assert server.min_answers == minimum
     staying = set(random.Random(stage).sample(range(7), minimum))
@@ -102,27 +102,27 @@ def test_clients_may_vanish_down_to_the_threshold(tmp_path, stage):
     server.receive(fleet.answer(min(staying), requests[min(staying)]))
     assert {fleet.ids.index(identity) for identity in server.missing} == set(range(7)) - staying
     server.close()
-    fleet.play(server)
-    # A client that vanishes after its masked values is in the sum.
+    fleet.run_stages(server)
+    # The sum contains clients that vanish after sending their masked values.
     fleet.check(server, staying if stage <= Type.MASKED else range(7))
 
 
-def test_small_cohort_is_refused(tmp_path):
+def test_small_cohort_raises(tmp_path):
     fleet = Fleet(tmp_path, 3)
     fleet.ids = fleet.ids[:2]
     refused(fleet.begin, "expected 3 to 3 clients, found 2")
 
 
-# --- restarts
+# --- Restarts
 
 
 @pytest.mark.parametrize("lost", STAGES)
-def test_lost_answer_is_repeated_with_equal_bytes(tmp_path, lost):
+def test_restarted_client_repeats_identical_answers(tmp_path, lost):
     fleet = Fleet(tmp_path, 4, seed=9)
     server = fleet.begin(at=lost)
     first = {n: fleet.answer(n, fleet.request(server, n)) for n in range(4)}
     server = fleet.resumed(server)
-    # Other values, such as new noise, do not change the answer.
+    # Restarted clients repeat their answers even if their values differ, as with new noise.
     requests = server.requests()
     for number, identity in enumerate(fleet.ids):
         again = fleet.client(number).answer(requests[identity], lambda: {})
@@ -133,7 +133,7 @@ def test_lost_answer_is_repeated_with_equal_bytes(tmp_path, lost):
     fleet.finish(server)
 
 
-def test_full_disk_sends_no_answer(tmp_path, monkeypatch):
+def test_client_with_full_disk_does_not_answer(tmp_path, monkeypatch):
     fleet = Fleet(tmp_path, 3)
     server = fleet.begin(at=Type.MASKED)
     request = fleet.request(server, 0)
@@ -148,7 +148,7 @@ def test_full_disk_sends_no_answer(tmp_path, monkeypatch):
     fleet.finish(server, range(3))
 
 
-def test_secrets_are_erased_after_the_session(tmp_path):
+def test_clients_erase_secrets_after_the_session(tmp_path):
     fleet = Fleet(tmp_path, 3)
     server = fleet.begin()
     folder = tmp_path / "client0"
@@ -163,11 +163,11 @@ def test_secrets_are_erased_after_the_session(tmp_path):
         assert current == {b""} or stage < Type.MASKED
         secrets |= current - {b""} | set(fields["shares"])
     assert len(secrets) == 6
-    left = path.read_bytes()
-    assert not any(secret.hex().encode() in left or secret in left for secret in secrets)
+    content = path.read_bytes()
+    assert not any(secret.hex().encode() in content or secret in content for secret in secrets)
 
 
-def test_abandoned_session_is_not_answered(tmp_path):
+def test_client_does_not_answer_abandoned_session(tmp_path):
     fleet = Fleet(tmp_path, 3)
     server = fleet.begin(at=Type.SHARES)
     request = fleet.request(server, 0)
@@ -175,14 +175,14 @@ def test_abandoned_session_is_not_answered(tmp_path):
     fleet.client(0).give_up(server.session)
     for message in (request, messages.begin_message(server.session, fleet.plan.digest())):
         fleet.refuses(0, message, "session .*: expected")
-    # A client with a different plan can erase the session, too.
+    # A client that now has another plan can also erase the session.
     fleet.answer(1, fleet.request(server, 1))
     fleet.client(1, dataclasses.replace(fleet.plan, plan=b"\1" * 32)).give_up(server.session)
     fields, answer = SessionFolder(tmp_path / "client1").read(server.session)
     assert not any((fields["sealing"], fields["masking"], fields["seed"], answer))
 
 
-def test_damaged_state_is_refused(tmp_path):
+def test_damaged_session_state_raises(tmp_path):
     fleet = Fleet(tmp_path, 3)
     server = fleet.begin(at=Type.SHARES)
     (path,) = (tmp_path / "client0").glob("*.session")
@@ -192,7 +192,7 @@ def test_damaged_state_is_refused(tmp_path):
         fleet.refuses(0, fleet.request(server, 0), "expected the state of a session")
 
 
-def test_another_clients_folder_or_plan_is_refused(tmp_path):
+def test_state_of_another_client_or_plan_raises(tmp_path):
     fleet = Fleet(tmp_path, 3)
     server = fleet.begin(at=Type.SHARES)
     (tmp_path / "client0").rename(tmp_path / "away")
@@ -206,7 +206,7 @@ def test_another_clients_folder_or_plan_is_refused(tmp_path):
     refused(lambda: fleet.resumed(server), pattern)
 
 
-def test_second_server_in_a_session_is_refused(tmp_path):
+def test_second_server_in_a_session_raises(tmp_path):
     fleet = Fleet(tmp_path, 4)
     server = fleet.begin()
     other = fleet.resumed(server)
@@ -219,11 +219,11 @@ def test_second_server_in_a_session_is_refused(tmp_path):
     fleet.finish(server, range(4))
 
 
-# --- random accidents
+# --- Random accidents
 
 
-def play_at_random(fleet: Fleet, generator: random.Random) -> bool:
-    """Plays a session with accidents; returns whether there was a sum, after a check of it."""
+def run_with_accidents(fleet: Fleet, generator: random.Random) -> bool:
+    """Runs a session with accidents and checks its sum; returns whether there was a sum."""
     server = fleet.begin()
     gone: set[int] = set()
     vanishing = generator.choice([0.0, 0.0, 0.02, 0.1])
@@ -231,7 +231,7 @@ def play_at_random(fleet: Fleet, generator: random.Random) -> bool:
         gone |= {n for n in range(fleet.size) if generator.random() < vanishing}
         requests = list(server.requests().items())
         generator.shuffle(requests)
-        # Messages come twice, late or never, and the server restarts between them.
+        # Messages arrive twice, late or never, and the server restarts in between.
         arriving: list[bytes] = []
         for identity, request in requests:
             number = fleet.ids.index(identity)
@@ -251,7 +251,7 @@ def play_at_random(fleet: Fleet, generator: random.Random) -> bool:
             server.receive(answer)
         if len(set(arriving)) < server.min_answers:
             refused(server.close, r"expected \w+ of at least")
-            # The server asks again for answers from before its restart.
+            # The server repeats requests whose answers it lost in a restart.
             for identity, request in requests:
                 if fleet.ids.index(identity) not in gone:
                     server.receive(fleet.answer(fleet.ids.index(identity), request))
@@ -268,8 +268,8 @@ def play_at_random(fleet: Fleet, generator: random.Random) -> bool:
 
 
 @pytest.mark.slow
-def test_random_accidents_lead_to_no_wrong_sum(tmp_path):
-    opened = 0
+def test_random_accidents_give_correct_sums_or_none(tmp_path):
+    num_sums = 0
     for seed in range(40):
         generator = random.Random(seed)
         tensors = tuple(
@@ -280,12 +280,12 @@ def test_random_accidents_lead_to_no_wrong_sum(tmp_path):
             )
         )
         fleet = Fleet(tmp_path / str(seed), generator.randrange(3, 9), tensors, seed=seed)
-        opened += play_at_random(fleet, generator)
-    assert 10 < opened < 40
+        num_sums += run_with_accidents(fleet, generator)
+    assert 10 < num_sums < 40
 
 
-def test_simultaneous_requests_get_one_answer(tmp_path):
-    """One process that shares the folder works, the other waits and is refused."""
+def test_simultaneous_requests_give_one_answer(tmp_path):
+    """The second process with the same folder waits for the first one, then raises."""
     fleet = Fleet(tmp_path, 5)
     server = fleet.begin(at=Type.MASKED)
     request = fleet.request(server, 0)
@@ -296,7 +296,7 @@ def test_simultaneous_requests_get_one_answer(tmp_path):
 
     def values():
         working.set()
-        # Only a client without a lock would answer within this time.
+        # Without a lock, the other client would answer during this time.
         answered.wait(0.3)
         return fleet.values[0]
 
@@ -316,11 +316,11 @@ def test_simultaneous_requests_get_one_answer(tmp_path):
     assert "this session is at MASKED" in str(error)
 
 
-# --- neighbours
+# --- Neighbours
 
 
-def test_neighbours_may_form_a_ring(tmp_path, monkeypatch):
-    """Each client has four of nine clients as neighbours."""
+def test_sums_are_exact_with_four_neighbours(tmp_path, monkeypatch):
+    """Each of nine clients has four neighbours."""
 
     def ring(client, roster):
         at = roster.index(client)
@@ -334,7 +334,7 @@ def test_neighbours_may_form_a_ring(tmp_path, monkeypatch):
     assert len(messages.read_shares(answers[0], fleet.ids[:5], "shares").sealed) == 4
     fleet.stage(server, without={4})
     fleet.finish(server, set(range(9)) - {4})
-    # Seven of nine are enough, but each client needs four of its own five holders.
+    # Seven of nine clients suffice, but each client also needs four of its five share holders.
     server = fleet.begin(at=Type.SHARES)
     fleet.stage(server, without={1, 2})
     fleet.answer(5, fleet.request(server, 5))
@@ -342,19 +342,19 @@ def test_neighbours_may_form_a_ring(tmp_path, monkeypatch):
     fleet.refuses(3, fleet.request(server, 3), pattern)
 
 
-# --- the server's view
+# --- Masked values, which the server receives
 
 
 def uniformity(values: np.ndarray, modulus: int) -> float:
-    """Pearson's chi-squared of 64 bins of equal width, in standard deviations from its mean."""
+    """Returns Pearson's chi-squared statistic of 64 bins, standardised."""
     counts = np.bincount((values.astype(object) * 64 // modulus).astype(int), minlength=64)
     expected = values.size / 64
     return float((((counts - expected) ** 2 / expected).sum() - 63) / np.sqrt(2 * 63))
 
 
 @pytest.mark.parametrize("modulus", [997 * 64, (1 << 61) - 1])
-def test_masked_values_look_uniform(tmp_path, monkeypatch, modulus):
-    """A client's values are hidden by its self mask, and also by its pairwise masks."""
+def test_masked_values_are_uniform(tmp_path, monkeypatch, modulus):
+    """Either a client's self mask or its pairwise masks suffice to hide its values."""
     parties.seeded(monkeypatch, 0)
     fleet = Fleet(tmp_path, 4, (SummedTensor("sum:0", (6400,), 50, modulus),), seed=1)
     server = fleet.begin(at=Type.MASKED)
@@ -381,7 +381,7 @@ def test_masked_values_look_uniform(tmp_path, monkeypatch, modulus):
             assert abs(uniformity(vector, modulus)) < 4
     assert uniformity(vector, modulus) > 100
     np.testing.assert_array_equal(vector, fleet.values[1]["sum:0"])
-    # A single client's own mask hides the total.
+    # The total is hidden until the self masks of all clients are removed.
     total = np.zeros(6400, np.uint64)
     for message in masked.values():
         masks.add_into(total, messages.read_masked(message, fleet.plan, "")[0], modulus)
@@ -391,29 +391,29 @@ def test_masked_values_look_uniform(tmp_path, monkeypatch, modulus):
     np.testing.assert_array_equal(total, fleet.expected(range(4))["sum:0"])
 
 
-# --- invalid values and plans
+# --- Invalid values and plans
 
 
 @golden.values
-def test_invalid_values_are_not_masked(tmp_path, case):
+def test_invalid_values_raise(tmp_path, case):
     plan = Fleet(tmp_path, 3, (SummedTensor("sum:0", (2,), 5, 16),)).plan
     return refused(lambda: plan.check_values(case, "values"))
 
 
 @golden.values
-def test_invalid_sum_plans_are_refused(tmp_path, case):
+def test_invalid_sum_plans_raise(tmp_path, case):
     plan = Fleet(tmp_path).plan
     fields = {"tensors": plan.tensors * case.pop("copies", 1), **case}
     return refused(lambda: dataclasses.replace(plan, **fields))
 
 
 @golden.values
-def test_invalid_tensors_are_refused(case):
+def test_invalid_tensors_raise(case):
     return refused(lambda: SummedTensor("sum:0", *case))
 
 
 @golden.values
-def test_invalid_identities_are_refused(case):
+def test_invalid_identities_raise(case):
     return refused(lambda: Identities(case))
 
 
@@ -431,8 +431,8 @@ def test_only_primitives_imports_cryptography():
     assert primitives.random_bytes(32) != primitives.random_bytes(32)
 
 
-def test_unmasked_sum_is_on_no_disk(tmp_path):
-    """Another process asks for the openings again; they are equal."""
+def test_no_file_contains_the_unmasked_sum(tmp_path):
+    """A restarted server requests the shares again, and the answers are equal."""
     fleet = Fleet(tmp_path)
     server = fleet.begin(at=Type.OPENING)
     before = fleet.stage(server)
