@@ -1,4 +1,4 @@
-"""Exports that the runner's tests share."""
+"""Exports shared by the runner's tests."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """An export of each profile, which tests do not change."""
+    """Returns an export per profile; tests must not change them."""
     from tests.plan_runner import plans
     from tests.plan_runner.exports import write_export
 

@@ -1,4 +1,4 @@
-"""Exports of the plans in `plans`, with clients, and with results computed by hand."""
+"""Exports of the plans in plans.py, with clients, and results computed by hand."""
 
 import hashlib
 import json
@@ -17,10 +17,10 @@ STATE: Mapping[str, np.ndarray] = {
     "server/0": np.array(10.0, np.float32),
     "server/1": np.array(0, np.int64),
 }
-# Round 1 adds (1-10)+(2-10)+(3-10) = -24 over 3 examples; the mean stays afterwards.
+# Round 1 moves the mean from 10 by ((1-10) + (2-10) + (3-10)) / 3 = -8; later rounds keep it.
 CLIENTS = {"ann": [(1.0, 4), (2.0, 5)], "bob": [(3.0, 6)], "cyd": []}
 MEANS = [2.0, 2.0, 2.0]
-# The secure plan: 10 + (4 + 5 + 6) / 3, then + 5 each time.
+# Each round of the secure plan adds (4 + 5 + 6) / 3 to the mean.
 SECURE_MEANS = [15.0, 20.0, 25.0]
 
 
@@ -50,7 +50,7 @@ def write_clients(folder: Path, clients: Mapping[str, Sequence[tuple[float, int]
 
 
 def write_export(folder: Path, plan: plan_pb2.Plan, profile: str) -> Path:
-    """Writes an export of a plan, with results computed by hand."""
+    """Writes an export of a plan, with results computed by hand; returns its folder."""
     write_clients(folder / "conformance" / "clients", CLIENTS)
     write_checkpoint(folder / "server_state.ckpt", STATE)
     plan.client_tflite_graph_bytes = b"TFL3"
@@ -99,7 +99,7 @@ def expected_rounds(profile: str) -> list[dict[str, np.ndarray]]:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Writes a manifest with the folder's files."""
+    """Writes a manifest that lists the folder's files."""
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != "manifest.json":
@@ -110,6 +110,6 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def rehash(folder: Path, **changes: Any) -> None:
-    """Writes the manifest of changed files."""
+    """Updates the manifest's hashes, and changes the given entries."""
     manifest = json.loads((folder / "manifest.json").read_text())
     write_manifest(folder, {**manifest, **changes})

@@ -1,4 +1,4 @@
-"""Calls the runner's command line, in this process."""
+"""Calls the runner's command line in this process."""
 
 import contextlib
 import importlib
@@ -16,7 +16,7 @@ from plan_runner.isolation import IsolationError, Listener
 from plan_runner.play import play
 from plan_runner.sandbox import Refused, missing
 
-# Flags of commands in separate processes, on kernels without a sandbox.
+# Flags that commands in separate processes need on kernels without a sandbox.
 TRUST_WITHOUT_SANDBOX = ("--trust",) if missing() else ()
 
 
@@ -39,7 +39,7 @@ def call(*arguments: str) -> Outcome:
     cli.define_flags(values)
     rest = values(["run_plan", *arguments])
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = cli.exit_status(rest, values, _play_here)
+        status = cli.exit_status(rest, values, _run_here)
     return Outcome(status, out.getvalue(), err.getvalue())
 
 
@@ -63,7 +63,7 @@ def isolated_here() -> Iterator[None]:
         yield
 
 
-def _play_here(request: Any, listener: Listener) -> int:
-    """Plays rounds in this process, which has already imported TensorFlow."""
+def _run_here(request: Any, listener: Listener) -> int:
+    """Runs rounds in this process, which has already imported TensorFlow."""
     with tempfile.TemporaryDirectory() as scratch:
         return play(request, listener, Path(scratch))

@@ -1,6 +1,6 @@
 """Small plans in plain TensorFlow: a mean that moves towards the clients' values.
 
-The state is a mean and a number of rounds; a client sends the sum of `x - mean` and a count.
+The state is the mean and the number of rounds; a client sends the sum of `x - mean` and a count.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +52,7 @@ def _save(path: tf.Tensor, tensors: Mapping[str, tf.Tensor], name: str) -> tf.Op
 
 
 def _summed(term: Callable[[Any], tf.Tensor]) -> list[tf.Tensor]:
-    """Sums over the examples of a dataset that `_external` replaces."""
+    """Returns (sum of `term`, count) over a placeholder dataset that `_external` later replaces."""
     stand_in = raw.TensorSliceDataset(
         components=[tf.constant([""])], output_shapes=[[]], name="examples"
     )
@@ -95,7 +95,12 @@ def _client_phase(plan: plan_pb2.Plan) -> Any:
 
 
 def daf_plan(on_client: Change = lambda x: x, on_server: Change = lambda x: x) -> plan_pb2.Plan:
-    """Returns the plan of plain sums, with changes of a client's sum or of the sent mean."""
+    """Returns the plan with plain sums.
+
+    Args:
+        on_client: Change of the client's sum.
+        on_server: Change of the mean that the server sends.
+    """
     plan = plan_pb2.Plan(version=1)
     phase = _client_phase(plan)
     phase.tensorflow_spec.input_tensor_specs.append(spec("output_filepath:0", tf.string))
@@ -166,7 +171,7 @@ def secure_plan() -> plan_pb2.Plan:
     with tf.Graph().as_default() as graph:
         v1.placeholder(tf.string, [], "data_token")
         (mean,) = _read(_path("input_filepath"), mean=("client/0", tf.float32))
-        # The checkpoint must have been read, though its value changes nothing.
+        # The client must read its checkpoint, although the value does not matter.
         unchanged = tf.cast(mean * 0, tf.int64)
         total, count = _summed(lambda features: features["n"] + unchanged)
         for number, value in enumerate((total, count)):

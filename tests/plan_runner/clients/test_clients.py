@@ -60,7 +60,7 @@ def test_client_returns_its_records(path):
         ),
     ],
 )
-def test_wrong_feature_names_the_record(path, changes, message):
+def test_error_reports_record_with_wrong_feature(path, changes, message):
     features = {k: v for k, v in {**GOOD, **changes}.items() if v is not None}
     error = refused(path, [encoded(GOOD), encoded(features), encoded(GOOD)])
     assert error == f"{path}, record 2: {message}"
@@ -76,7 +76,7 @@ def test_wrong_feature_names_the_record(path, changes, message):
         ((None, 0), 2, False),
     ],
 )
-def test_open_shapes_take_multiples(path, shape, count, fits):
+def test_shapes_with_unknown_size_accept_multiples(path, shape, count, fits):
     values = tf.train.Feature(float_list=tf.train.FloatList(value=[1.0] * count))
     features = {"f": TensorType("float32", shape)}
     if fits:
@@ -85,7 +85,7 @@ def test_open_shapes_take_multiples(path, shape, count, fits):
         assert f"found {count} values" in refused(path, [encoded({"f": values})], features)
 
 
-def test_damaged_files_raise_one_line(path):
+def test_damaged_client_files_raise(path):
     assert "record 1: expected a tf.train.Example" in refused(path, [b"\xff\xff"])
     write_client(path, [example(1.0, 2)] * 3)
     content = path.read_bytes()
@@ -106,7 +106,7 @@ def test_folder_lists_clients_by_name(tmp_path):
         clients_in(tmp_path, {})
     with pytest.raises(PlanError, match=r"x: expected a folder with files NAME.tfrecord, found n"):
         clients_in(tmp_path / "x", {})
-    # The first name is also a pattern for the second.
+    # As a pattern, "a*[1]" would match ab1.
     write_client(tmp_path / "ab1.tfrecord", [example()])
     write_client(tmp_path / "a*[1].tfrecord", [example(), example()])
     clients = clients_in(tmp_path, {})
@@ -114,7 +114,7 @@ def test_folder_lists_clients_by_name(tmp_path):
     assert sizes == [("a*[1]", 2), ("ab1", 1)]
 
 
-# --- The kernel of ExternalDataset
+# --- The kernel of the op ExternalDataset
 
 
 _DEFINITION = """
@@ -128,9 +128,9 @@ is_stateful: true
 
 @pytest.fixture(scope="module")
 def kernel_read():
-    """Returns the examples that a graph reads for a token."""
+    """Yields a function that returns the examples which a graph reads for a token."""
     if op_def_registry.get("ExternalDataset") is None:
-        # An exporter in the same process registers an empty kernel, which must not run.
+        # If an exporter in this process has registered the op, its kernel is empty.
         register_custom_opdefs([_DEFINITION])
     if kernel_problem():
         pytest.skip(kernel_problem())
@@ -147,10 +147,10 @@ def kernel_read():
     session.close()
 
 
-def test_token_contains_examples(kernel_read):
+def test_kernel_reads_examples_from_tokens(kernel_read):
     for examples in ([], [b""], [b"a", b"", b"\0\0", bytes(range(256)), b"x" * 100_000]):
         assert kernel_read(dataset_token(examples)) == examples
-        # TFLite gets tokens as NumPy's strings.
+        # TFLite receives tokens as NumPy strings.
         assert kernel_read(np.array(dataset_token(examples), np.bytes_).item()) == examples
 
 
@@ -172,7 +172,7 @@ def test_kernel_rejects_other_tokens(kernel_read, token, message):
         kernel_read(token)
 
 
-def test_kernel_problem_names_the_reason(monkeypatch, tmp_path):
+def test_kernel_problem_reports_the_reason(monkeypatch, tmp_path):
     def problem(programs, cache):
         monkeypatch.setenv("PATH", str(programs))
         monkeypatch.setenv(kernel.CACHE_VARIABLE, str(cache))
@@ -186,18 +186,18 @@ def test_kernel_problem_names_the_reason(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel, "_flags", list)
     expected = f"{compiler} cannot build external_dataset.cc (no such header)"
     assert problem(tmp_path, cache) == expected
-    # No file remains that later calls would load.
+    # No partial library remains, which later calls would load.
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
-# --- Examples of a store
+# --- Examples from a store
 
 
 def _int(value: int) -> tf.train.Feature:
     return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
 
 
-def test_store_examples_get_the_plans_names():
+def test_store_examples_are_renamed_for_the_plan():
     kinds = {name: TensorType("int64", ()) for name in ("y", "domain_id")}
 
     def converted(domain, **more):
@@ -208,9 +208,9 @@ def test_store_examples_get_the_plans_names():
         return {name: list(features[name].int64_list.value) for name in kinds}
 
     assert converted("b") == {"y": [7], "domain_id": [1]}
-    # Features with the plan's names stay.
+    # Features that already have the plan's names are not replaced.
     assert converted("c", y=_int(2), domain_id=_int(0)) == {"y": [2], "domain_id": [0]}
     with pytest.raises(PlanError, match=r"^ann, example 3: expected one of .*, a, b, found 'c'$"):
         converted("c")
-    # `check_example` refuses an invalid example.
+    # Invalid examples are left to `check_example`.
     assert convert_example(b"\xff\xff", kinds, ["a"], "ann") == b"\xff\xff"

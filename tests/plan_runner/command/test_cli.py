@@ -1,4 +1,4 @@
-"""The command line, in this process."""
+"""The command line of the runner, called in this process."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def state(folder):
     return {name: value.item() for name, value in tensors.items()}
 
 
-# --- verification
+# --- Verification
 
 
 @pytest.mark.parametrize("profile", ["daf", "secure"])
@@ -53,20 +53,14 @@ def test_verification_matches_bit_for_bit(exports, profile):
     outcome = call(f"--plan={exports[profile]}", "--verify")
     assert outcome.status == 0, outcome
     first, header, *table, last = outcome.out.splitlines()
-    assert first == (
-        f"{exports[profile]}: the hashes of 9 files are right. Its graphs run in a sandbox."
-    )
+    assert first.startswith(f"{exports[profile]}: the hashes of 9 files are right.")
     assert header.split("  ") == ["round", "tensors", "bit for bit", "largest difference"]
     count = 4 if profile == "daf" else 3
     assert [[int(cell) for cell in line.split()] for line in table] == [
         [number, count, count, 0] for number in (1, 2, 3)
     ]
-    protocol = "a secure aggregation protocol, " if profile == "secure" else ""
-    assert last == (
-        f"verified bit for bit: 3 rounds, {3 * count} tensors; not run: the TFLite graph that "
-        "devices get (client_only_plan.pb: tflite_graph: expected a flatbuffer of TFLite, found a "
-        f"damaged one), {protocol}the platform's own client and server"
-    )
+    assert last.startswith(f"verified bit for bit: 3 rounds, {3 * count} tensors; not run: ")
+    assert ("a secure aggregation protocol" in last) == (profile == "secure")
 
 
 def test_verification_prints_differences_beyond_tolerance(exports, tmp_path):
@@ -82,10 +76,7 @@ def test_verification_prints_differences_beyond_tolerance(exports, tmp_path):
     assert outcome.out.endswith("NOT verified: 1 of 9 tensors of 3 rounds differ\n")
     outcome = call(f"--plan={folder}", "--verify", "--tolerance=0.02")
     assert outcome.status == 0
-    assert (
-        "\nverified: 3 rounds, 9 tensors, 8 bit for bit and 1 up to rounding: "
-        "0.0196078 of their largest number at most; not run: the TFLite graph"
-    ) in outcome.out
+    assert "\nverified: 3 rounds, 9 tensors, 8 bit for bit and 1 up to rounding" in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -96,7 +87,7 @@ def test_verification_prints_differences_beyond_tolerance(exports, tmp_path):
         (lambda device: device.Clear(), "expected a graph, found none"),
     ],
 )
-def test_verification_rejects_another_device_plan(exports, tmp_path, change, problem):
+def test_verification_rejects_changed_device_plan(exports, tmp_path, change, problem):
     folder = shutil.copytree(exports["daf"], tmp_path / "export")
     path = folder / "client_only_plan.pb"
     device = plan_pb2.ClientOnlyPlan.FromString(path.read_bytes())
@@ -108,7 +99,7 @@ def test_verification_rejects_another_device_plan(exports, tmp_path, change, pro
     assert f"NOT verified: client_only_plan.pb: {problem}" in outcome.out
 
 
-# --- runs
+# --- Rounds
 
 
 def test_run_writes_state_and_metrics(run, tmp_path):
@@ -119,7 +110,7 @@ def test_run_writes_state_and_metrics(run, tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "server_state.ckpt"]
     first, *others = rows(folder)
     assert (first["round"], [row["round"] for row in others]) == (1, [2, 3])
-    # JSON has no NaN; integers stay integers.
+    # NaN becomes null, as in JSON; integers stay integers.
     assert (first["clients"], first["metrics"]) == (3, {"count": 3, "loss": [-24.0, None]})
     assert isinstance(first["metrics"]["count"], int)
     assert first["bytes_down"] > 0 < first["bytes_up"]
@@ -135,7 +126,7 @@ def test_run_resumes_from_saved_state(run, tmp_path):
     assert state(tmp_path / "second") == {"server/0": 25.0, "server/1": 3}
 
 
-def test_seed_draws_the_cohorts(run, tmp_path):
+def test_seed_determines_the_cohorts(run, tmp_path):
     def drawn(folder, *arguments):
         outcome = run("--rounds=8", "--clients_per_round=1", *arguments, folder=folder)
         assert outcome.status == 0, outcome
@@ -148,7 +139,7 @@ def test_seed_draws_the_cohorts(run, tmp_path):
     assert drawn("c", "--seed=1") != first
 
 
-def test_cohorts_come_from_a_file(run, tmp_path):
+def test_cohorts_flag_reads_cohorts_from_a_file(run, tmp_path):
     path = tmp_path / "cohorts.txt"
     path.write_text("cyd, bob\nann\nbob\n")
     (tmp_path / "output").mkdir()
@@ -167,10 +158,10 @@ def test_failed_round_keeps_earlier_rounds(run, clients, tmp_path):
     assert kept == first
 
 
-# --- mistakes
+# --- Errors
 
 
-def test_unknown_flag_prints_one_line(capsys):
+def test_unknown_flag_prints_one_line_error(capsys):
     with flagsaver.flagsaver(), pytest.raises(SystemExit) as caught:
         cli.parse_flags(["run_plan", "--no_such_flag"])
     assert caught.value.code == 2
@@ -178,12 +169,12 @@ def test_unknown_flag_prints_one_line(capsys):
 
 
 @golden.arguments
-def test_rejects_wrong_flags(arguments):
+def test_invalid_flags_print_one_line_error(arguments):
     return call(*arguments).error
 
 
 @golden.arguments
-def test_rejects_wrong_files(run, tmp_path, arguments):
+def test_invalid_files_print_one_line_error(run, tmp_path, arguments):
     (tmp_path / "empty").touch()
     (tmp_path / "gap").write_text("ann\n\nbob")
     (tmp_path / "other").write_text("dan")
@@ -212,14 +203,14 @@ def test_rejects_wrong_files(run, tmp_path, arguments):
         ),
     ],
 )
-def test_wrong_client_is_named(run, clients, tmp_path, profile, records, expected):
+def test_error_reports_client_with_invalid_data(run, clients, tmp_path, profile, records, expected):
     write_client(clients / "bob.tfrecord", records)
     assert run(profile=profile).error.endswith(expected)
     assert not (tmp_path / "output").exists()
 
 
-def test_failed_graph_prints_one_line(exports, clients, tmp_path):
-    """The manifest has no features, so the check of examples passes."""
+def test_failed_graph_prints_one_line_error(exports, clients, tmp_path):
+    """The manifest lists no features, so the runner does not reject the examples earlier."""
     folder = shutil.copytree(exports["daf"], tmp_path / "export")
     manifest = json.loads((folder / "manifest.json").read_text())
     rehash(folder, examples={**manifest["examples"], "features": {}})

@@ -1,4 +1,4 @@
-"""Exit statuses of commands: errors in one line, and signals."""
+"""Exit statuses of commands: one-line errors, and signals."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from plan_runner.exit_status import Terminated, ended_by_signals, run_command
 
 @pytest.fixture
 def hang_up():
-    """Restores the handler of a hang-up, which tests replace."""
+    """Yields SIGHUP, and restores its handler after the test."""
     before = signal.getsignal(signal.SIGHUP)
     yield signal.SIGHUP
     signal.signal(signal.SIGHUP, before)
@@ -25,7 +25,7 @@ def raising(error):
     return run
 
 
-def test_ignored_hang_up_stays_ignored(hang_up):
+def test_ignored_hang_up_signal_stays_ignored(hang_up):
     signal.signal(hang_up, signal.SIG_IGN)
     with ended_by_signals():
         os.kill(os.getpid(), hang_up)
@@ -49,12 +49,12 @@ def test_signal_ends_command_and_restores_handler(hang_up, capsys):
         (OSError(errno.EACCES, "Denied", "file"), "file: cannot read or write (Denied)"),
     ],
 )
-def test_errors_print_one_line(error, line, capsys):
+def test_expected_errors_print_one_line(error, line, capsys):
     assert run_command(raising(error)) == 2
     assert capsys.readouterr() == ("", f"error: {line}\n")
 
 
-def test_other_errors_pass():
+def test_unexpected_errors_propagate():
     for error in (OSError(errno.EBADF, "no file of the user's"), KeyError("a")):
         with pytest.raises(type(error)):
             run_command(raising(error))

@@ -1,4 +1,4 @@
-"""Export folders that differ from their manifests, and files with false sizes."""
+"""Export folders that differ from their manifests, and files that claim false sizes."""
 
 import io
 import json
@@ -44,13 +44,13 @@ def test_opened_export_reads_checked_content(folder):
         export.read("plan.pb")
 
 
-def test_missing_folder_or_manifest_is_named(tmp_path):
+def test_missing_folder_or_manifest_raises(tmp_path):
     assert refused(tmp_path / "x").endswith("x: expected the folder of an export, found none")
     assert "expected the file manifest.json, found none" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["plan.pb", "conformance/clients/ann.tfrecord"])
-def test_every_file_is_checked(folder, name):
+def test_changed_or_missing_file_raises(folder, name):
     path = folder / name
     content = path.read_bytes()
     path.write_bytes(content[:-1])
@@ -67,7 +67,7 @@ def test_every_file_is_checked(folder, name):
     "name",
     ["plan.pb", "server_state.ckpt", "conformance/round_2.npz", "conformance/clients/bob.tfrecord"],
 )
-def test_manifest_must_list_needed_files(folder, name):
+def test_manifest_without_a_needed_file_raises(folder, name):
     files = json.loads((folder / "manifest.json").read_text())["files"]
     del files[name]
     change(folder, files=files)
@@ -75,24 +75,24 @@ def test_manifest_must_list_needed_files(folder, name):
 
 
 @pytest.mark.parametrize("name", ["a/../../secret", "", ".", "./plan.pb", "a//b", "a\0b"])
-def test_rejects_paths_outside(folder, name):
+def test_open_export_rejects_paths_outside(folder, name):
     files = json.loads((folder / "manifest.json").read_text())["files"]
     change(folder, files={**files, name: {"sha256": "0" * 64, "bytes": 1}})
     assert f"expected paths within the export, found {name!r}" in refused(folder)
 
 
-def test_rejects_links_outside(folder, tmp_path):
+def test_open_export_rejects_links_outside(folder, tmp_path):
     (folder / "more").symlink_to(tmp_path)
     assert "more: expected the manifest's files only, found this one" in refused(folder)
     path = folder / "plan.pb"
     path.rename(tmp_path / "plan.pb")
     path.symlink_to("../plan.pb")
-    # The content equals the manifest's.
+    # The linked file has the right content.
     assert "plan.pb: expected a file within the export, it links to another" in refused(folder)
 
 
 @golden.values
-def test_rejects_manifests_with_wrong_parts(folder, case):
+def test_open_export_rejects_manifests_with_wrong_parts(folder, case):
     change(folder, **case)
     error = refused(folder)
     assert error.startswith("manifest.json: ")
@@ -100,15 +100,15 @@ def test_rejects_manifests_with_wrong_parts(folder, case):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 100_000, b"[]"])
-def test_rejects_invalid_manifests(folder, content):
+def test_open_export_rejects_invalid_manifests(folder, content):
     (folder / "manifest.json").write_bytes(content)
     assert refused(folder).startswith("manifest.json: expected ")
 
 
-# --- Files that claim other sizes
+# --- Files that claim false sizes
 
 
-def test_arrays_equal_saved_arrays(tmp_path):
+def test_read_arrays_equals_numpy(tmp_path):
     half = tf.bfloat16.as_numpy_dtype
     arrays = {
         "server/0": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -128,14 +128,14 @@ def test_arrays_equal_saved_arrays(tmp_path):
                 np.testing.assert_array_equal(loaded[name], expected[name])
 
 
-def test_archive_limit_counts_all_members(tmp_path):
+def test_archive_limit_applies_to_all_members_together(tmp_path):
     np.savez_compressed(tmp_path / "file.npz", a=np.zeros(50_000), b=np.zeros(50_000))
     assert len(read_arrays(tmp_path / "file.npz", 0.81)) == 2
     with pytest.raises(PlanError, match=r"expected at most 0.79 MB when unpacked .*, found 0.8 MB"):
         read_arrays(tmp_path / "file.npz", 0.79)
 
 
-def test_member_unpacks_no_more_than_claimed(tmp_path):
+def test_member_larger_than_claimed_raises(tmp_path):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", bytes(1_000_000))
@@ -148,11 +148,11 @@ def test_member_unpacks_no_more_than_claimed(tmp_path):
 
 
 @pytest.mark.parametrize("records", [[b""], [b"", b"abc", b"x" * 30]])
-def test_frames_must_fill_the_file(tmp_path, records):
+def test_file_truncated_within_a_record_raises(tmp_path, records):
     path = tmp_path / "file"
     write_client(path, records)
     content = path.read_bytes()
-    # A file that is truncated between two records is valid, but has fewer records.
+    # A file truncated between two records is valid, with fewer records.
     ends = [sum(16 + len(r) for r in records[:n]) for n in range(len(records) + 1)]
     for length in range(len(content) + 1):
         path.write_bytes(content[:length])
@@ -163,7 +163,7 @@ def test_frames_must_fill_the_file(tmp_path, records):
                 check_frames(path, len(records))
 
 
-def test_tensor_bytes_equal_unpacked_sizes():
+def test_tensor_bytes_returns_unpacked_size():
     assert tensor_bytes(tf.make_tensor_proto(np.zeros([3, 5], np.float64))) == 120
     assert tensor_bytes(tf.make_tensor_proto(1.0, shape=[7])) == 28
     assert tensor_bytes(tf.make_tensor_proto("text")) == 1
@@ -182,11 +182,11 @@ def _graph(**calls):
     return graph
 
 
-def test_functions_may_call_others():
+def test_nested_function_calls_are_accepted():
     for calls in (
         {"a": "bb", "b": "cc", "c": "d", "d": ""},
         {"a": "bc", "b": "d", "c": "d", "d": ""},
-        # Nested deeper than Python's stack allows.
+        # Python's recursion limit is lower than this depth.
         {str(n): (str(n + 1),) for n in range(5000)},
     ):
         check_bounds(_graph(**calls), "graph")
@@ -196,12 +196,12 @@ def test_functions_may_call_others():
     "calls",
     [{"a": "a"}, {"a": "xb", "b": "xa"}, {"a": "b", "b": "cd", "c": "", "d": "eb", "e": ""}],
 )
-def test_rejects_recursive_functions(calls):
+def test_recursive_functions_raise(calls):
     with pytest.raises(PlanError, match=r"^graph: function [ab]: recursion is not allowed"):
         check_bounds(_graph(**calls), "graph")
 
 
-def test_constants_count_together():
+def test_constant_limit_applies_to_all_constants_together():
     graph = tf.compat.v1.GraphDef()
     for number in range(5):
         if number == 4:

@@ -1,4 +1,4 @@
-"""Plans with missing, unknown or contradictory parts, and the definition of their messages."""
+"""Plans with missing, unknown or contradictory parts, and the messages of plan.proto."""
 
 import subprocess
 import sys
@@ -33,19 +33,19 @@ def secure(exports):
     return plan_pb2.Plan.FromString((exports["secure"] / "plan.pb").read_bytes())
 
 
-def test_rejects_truncated_plans(daf):
+def test_truncated_plans_raise(daf):
     content = daf.SerializeToString()
     for length in (0, 1, 10, len(content) // 2, len(content) - 1):
         assert refused("daf", content[:length]).startswith("plan.pb: ")
 
 
-def test_rejects_plans_with_another_profile(daf, secure):
+def test_plans_of_another_profile_raise(daf, secure):
     assert refused("secure", daf) == "plan.pb: expected the part server_graph_bytes, found none"
     expected = "plan.pb: expected the part server_graph_prepare_bytes, found none"
     assert refused("daf", secure) == expected
 
 
-def test_unknown_parts_are_named_by_place(daf, secure):
+def test_unknown_parts_raise_with_their_place(daf, secure):
     content = daf.SerializeToString()
     assert refused("daf", content + b"\x52\x00").startswith("plan.pb: expected known parts only")
     server = daf.phase[0].server_phase_v2
@@ -70,12 +70,12 @@ def without(plan, path):
 
 
 @golden.values
-def test_rejects_daf_plans_with_missing_parts(daf, case):
+def test_daf_plans_with_missing_parts_raise(daf, case):
     return refused("daf", without(daf, case))
 
 
 @golden.values
-def test_rejects_secure_plans_with_missing_parts(secure, case):
+def test_secure_plans_with_missing_parts_raise(secure, case):
     return refused("secure", without(secure, case))
 
 
@@ -110,7 +110,7 @@ def _later_graph(plan):
 
 
 def _set(path, value):
-    """Returns a change that sets a part, or an element of a repeated one."""
+    """Returns a function that sets a field, or an element of a repeated field."""
 
     def change(plan):
         *parents, name = path.split(".")
@@ -149,7 +149,7 @@ _CLIENT = "phase.0.client_phase"
         (_later_graph, "prepare: graph: expected a graph, cannot import it"),
     ],
 )
-def test_rejects_contradictory_daf_plans(daf, change, message):
+def test_contradictory_daf_plans_raise(daf, change, message):
     change(daf)
     assert message in refused("daf", daf)
 
@@ -193,7 +193,7 @@ def _many_file_saver(plan):
         (_set(f"{_SERVER}.phase_init_op", "x"), "expected 'x' in the graph"),
     ],
 )
-def test_rejects_contradictory_secure_plans(secure, change, message):
+def test_contradictory_secure_plans_raise(secure, change, message):
     change(secure)
     assert message in refused("secure", secure)
 
@@ -203,13 +203,13 @@ def test_rejects_contradictory_secure_plans(secure, change, message):
 
 ROOT = Path(__file__).parents[3]
 
-# Copied from the platform's definition: a line per message, with the number of each field, and the
-# choice with the field. `example_selector` is On-Device Personalization's.
+# From the platform's definition: a line per message with its fields, their numbers, and the oneofs
+# that they belong to. On-Device Personalization defines the field `example_selector`.
 MESSAGES = ROOT / "tests/golden/plan_runner/files/platform_messages.txt"
 
 
 def messages():
-    """Yields every message of the file, with its name within the package."""
+    """Yields (name within the package, descriptor) for each message in plan.proto."""
     package = plan_pb2.DESCRIPTOR.package
     waiting = list(plan_pb2.DESCRIPTOR.message_types_by_name.values())
     while waiting:
@@ -218,7 +218,7 @@ def messages():
         yield message.full_name[len(package) + 1 :], message
 
 
-def test_numbers_and_choices_equal_the_platforms():
+def test_proto_fields_equal_the_platforms():
     def described(field):
         one = field.containing_oneof
         return f"{field.name}={field.number}" + (f" of {one.name}" if one else "")
@@ -231,7 +231,7 @@ def test_numbers_and_choices_equal_the_platforms():
     assert lines == set(MESSAGES.read_text().splitlines())
 
 
-def test_tensorflows_messages_are_bytes():
+def test_fields_with_tensorflow_messages_are_bytes():
     fields = {
         f"{name}.{field.name}"
         for name, message in messages()
@@ -252,7 +252,7 @@ def test_tensorflows_messages_are_bytes():
     }
 
 
-def test_generated_code_equals_the_proto(tmp_path):
+def test_generated_code_is_up_to_date(tmp_path):
     pytest.importorskip("grpc_tools")
     outputs = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}", *outputs]
@@ -262,7 +262,7 @@ def test_generated_code_equals_the_proto(tmp_path):
 
 
 def test_unknown_fields_survive_a_round_trip():
-    # Field 10 of a plan is not defined here, nor is field 6 of a client phase.
+    # plan.proto defines neither field 10 of a plan nor field 6 of a client phase.
     foreign = descriptor_pb2.DescriptorProto(name="x" * 20)
     plan = plan_pb2.Plan(version=1)
     plan.phase.add().client_phase.name = "Client"

@@ -1,4 +1,4 @@
-"""Small TFLite graphs, converted from graphs of TensorFlow."""
+"""Small TFLite graphs, converted from TensorFlow graphs."""
 
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 
 def converted(build: Callable[..., Sequence[Any]], names: Sequence[str] = ("in", "out")) -> bytes:
-    """The flatbuffer of a graph with string inputs of these names."""
+    """Returns the flatbuffer of a graph whose string inputs have these names."""
     with tf.Graph().as_default() as graph:
         outputs = build(*(tf.compat.v1.placeholder(tf.string, [], name) for name in names))
     converter = tf.compat.v1.lite.TFLiteConverter(
@@ -41,5 +41,5 @@ def saved(path: tf.Tensor, value: tf.Tensor) -> tf.Operation:
 
 
 def saving_graph() -> bytes:
-    """Reads a file, and writes another."""
+    """Returns a graph that reads one file and writes another."""
     return converted(lambda i, o: [saved(o, restored(i) * 2.0)])

@@ -1,4 +1,4 @@
-"""Refusals of graphs with operations that may have side effects."""
+"""`check_graph` rejects operations that may have side effects."""
 
 import re
 
@@ -53,13 +53,13 @@ def save(target):
         *("MergeV2Checkpoints", "CacheDataset", "DatasetFromGraph", "MyOwnOp", "_Send"),
     ],
 )
-def test_rejects_operations_that_reach_outside(op):
+def test_operations_with_side_effects_raise(op):
     graph = tf.compat.v1.GraphDef()
     graph.node.add(name="bad", op=op)
     assert refused(graph).startswith(f"graph: bad: {op} is refused: ")
 
 
-def test_rejects_such_operations_in_functions():
+def test_file_operations_in_functions_raise():
     def build():
         @tf.function
         def inner(x):
@@ -85,7 +85,7 @@ def test_rejects_such_operations_in_functions():
     assert ": ReadFile is refused: " in refused(in_dataset)
 
 
-def test_plan_paths_are_allowed():
+def test_paths_of_the_plan_are_accepted():
     def build():
         restore(path("in"))
         restore(tf.compat.v1.placeholder_with_default("/etc/passwd", [], "in2"), "bad2")
@@ -100,24 +100,24 @@ def test_plan_paths_are_allowed():
     [
         lambda: restore(tf.constant("/etc/passwd")),
         lambda: restore(path("other")),
-        # Output paths are not read, and input paths are not written.
+        # Reading an output path or writing an input path is not allowed.
         lambda: restore(path("out")),
         lambda: save(path("in")),
         lambda: restore(path("in") + "/../other"),
         lambda: restore(tf.where(True, path("in"), "/etc/passwd")),
         lambda: restore(tf.compat.v1.placeholder_with_default("/etc/passwd", [], "other")),
-        # An op between the placeholder and the file op could be fed another path.
+        # TensorFlow could feed another path to an op between placeholder and file op.
         lambda: restore(tf.identity(path("in"))),
         lambda: restore(tf.compat.v1.placeholder_with_default(path("in"), [])),
     ],
 )
-def test_rejects_other_paths(build):
+def test_other_paths_raise(build):
     assert "graph: bad: " in refused(build)
     assert "is refused: its path is not one that the plan names" in refused(build)
 
 
 @golden.values
-def test_rejects_wrong_feeds(case):
+def test_wrong_feeds_raise(case):
     def build():
         tf.identity(path("out"), "same")
         path("number")
@@ -128,14 +128,14 @@ def test_rejects_wrong_feeds(case):
     return refused(build, Permissions(writes=PATHS.writes, fed=frozenset({case})))
 
 
-def test_paths_must_be_placeholders():
+def test_feeding_a_constant_raises():
     def build():
         restore(tf.constant("/etc/passwd", name="in"))
 
     assert refused(build) == "graph: expected a placeholder for 'in:0', which is fed"
 
 
-def test_graph_reads_examples_once():
+def test_graph_must_read_examples_once():
     graph = tf.compat.v1.GraphDef()
     graph.node.add(name="a", op="ExternalDataset")
     check_graph(graph, Permissions(examples=True), "graph")
@@ -150,7 +150,7 @@ def test_graph_reads_examples_once():
     assert "c: ExternalDataset is refused" in refused(in_function)
 
 
-def test_functions_have_distinct_known_names():
+def test_functions_with_invalid_names_raise():
     graph = tf.compat.v1.GraphDef()
     graph.library.function.add().signature.name = "ReadFile"
     assert "function ReadFile: expected a name that no op has" in refused(graph)
@@ -167,7 +167,7 @@ def test_functions_have_distinct_known_names():
     assert "gradients: expected a function of the graph's own" in refused(graph)
 
 
-def test_constants_must_be_numbers_or_strings():
+def test_constant_of_variant_dtype_raises():
     graph = tf.compat.v1.GraphDef()
     node = graph.node.add(name="bad", op="Const")
     node.attr["dtype"].type = tf.variant.as_datatype_enum
@@ -175,8 +175,8 @@ def test_constants_must_be_numbers_or_strings():
 
 
 @pytest.mark.parametrize("value", [None, b"", b"IGNORE", b"/etc/passwd"])
-def test_later_attributes_have_known_values(monkeypatch, value):
-    """`bad_indices_policy` came with TensorFlow 2.18; the test adds it to earlier definitions."""
+def test_attribute_of_later_tensorflow_has_known_values(monkeypatch, value):
+    """TensorFlow 2.18 added `bad_indices_policy`; earlier definitions get it from this test."""
     definition = op_def_pb2.OpDef.FromString(op_def_registry.get("GatherNd").SerializeToString())
     if not any(attribute.name == "bad_indices_policy" for attribute in definition.attr):
         definition.attr.add(name="bad_indices_policy", type="string")
@@ -194,7 +194,7 @@ def test_later_attributes_have_known_values(monkeypatch, value):
         )
 
 
-def test_check_keeps_the_graph():
+def test_check_does_not_change_the_graph():
     graph = tf.compat.v1.GraphDef()
     graph.node.add(name="a", op="Const")
     graph.node.add(name="b", op="PartitionedCall")
@@ -204,7 +204,7 @@ def test_check_keeps_the_graph():
 
 
 @pytest.mark.slow
-def test_training_operations_are_allowed():
+def test_training_operations_are_accepted():
     def build():
         def parse(record):
             features = {"x": tf.io.FixedLenFeature([4], tf.float32)}
@@ -242,7 +242,7 @@ def test_training_operations_are_allowed():
     check_graph(built(build), Permissions(), "graph")
 
 
-def test_no_operation_with_suspicious_name_passes():
+def test_operations_with_suspicious_names_raise():
     operations = op_def_pb2.OpList.FromString(
         pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList())
     )
@@ -261,7 +261,7 @@ def test_no_operation_with_suspicious_name_passes():
             check_graph(graph, PATHS, "graph")
         except PlanError:
             continue
-        # Operations without strings and state cannot name a file.
+        # Accepted operations have neither state nor strings, so they cannot access a file.
         assert not definition.is_stateful, definition.name
         assert not any(a.type == tf.string.as_datatype_enum for a in definition.input_arg)
         attributes = {a.name for a in definition.attr if a.type in ("string", "list(string)")}
@@ -269,7 +269,7 @@ def test_no_operation_with_suspicious_name_passes():
     assert judged > 100
 
 
-def test_lists_contain_existing_operations():
+def test_lists_contain_existing_operations_only():
     for names in (
         *graph_check.STATEFUL.values(),
         graph_check.STRING_INPUTS,

@@ -1,4 +1,4 @@
-"""Refusals of TFLite graphs with side effects."""
+"""`check_tflite` rejects TFLite graphs with side effects."""
 
 import inspect
 
@@ -24,7 +24,7 @@ def saving():
     return saving_graph()
 
 
-def test_saving_graph_passes(saving):
+def test_tflite_graph_of_a_client_passes(saving):
     check_tflite(saving, _PATHS, "here")
     check_tflite(edited(saving, lambda model, graph: None), _PATHS, "here")
 
@@ -40,7 +40,7 @@ def test_saving_graph_passes(saving):
         ),
     ],
 )
-def test_rejects_graphs_that_reach_files(build, message):
+def test_tflite_graphs_with_file_access_raise(build, message):
     with pytest.raises(PlanError, match=f"^here: .*{message}"):
         check_tflite(converted(build), _PATHS, "here")
 
@@ -81,14 +81,14 @@ def _options_elsewhere(model, graph):
         (_options_elsewhere, "expected options within the operator, found some"),
     ],
 )
-def test_rejects_replaced_paths(saving, spoil, message):
+def test_replaced_tflite_paths_raise(saving, spoil, message):
     takes_bytes = "content" in inspect.signature(spoil).parameters
     spoiled = spoil(saving) if takes_bytes else edited(saving, spoil)
     with pytest.raises(PlanError, match=f"^here: .*{message}"):
         check_tflite(spoiled, _PATHS, "here")
 
 
-def test_damaged_flatbuffer_raises_one_line(saving):
+def test_damaged_flatbuffer_raises(saving):
     for content in (b"", b"TFL3", b"\xff" * 100):
         with pytest.raises(PlanError, match=r"^here: expected a flatbuffer of TFLite, found "):
             check_tflite(content, _PATHS, "here")

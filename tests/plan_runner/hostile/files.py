@@ -47,7 +47,7 @@ def _a_million_entries(folder: Path) -> None:
 
 
 def _masked_crc(content: bytes) -> bytes:
-    """Returns the masked CRC-32C of TFRecord files."""
+    """Returns the masked CRC-32C checksum of TFRecord files."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc ^= byte
@@ -58,7 +58,7 @@ def _masked_crc(content: bytes) -> bytes:
 
 
 def _sized_records(length: int) -> Callable[[bytes], bytes]:
-    """Returns a record with a false length and the checksum of that length."""
+    """Returns a function that adds a header with a false length and this length's checksum."""
     header = struct.pack("<Q", length)
     return lambda content: header + _masked_crc(header) + content
 
@@ -83,7 +83,7 @@ def _no_example(path: Path) -> None:
 
 
 def _claiming(size: int) -> bytes:
-    """Returns an archive whose only member claims an unpacked size."""
+    """Returns an archive whose only member claims this unpacked size."""
     content = bytearray(_archive({"a": _array()}))
     entry = content.rindex(b"PK\x01\x02")
     content[entry + 24 : entry + 28] = struct.pack("<I", size)
@@ -91,7 +91,7 @@ def _claiming(size: int) -> bytes:
 
 
 FILES = {
-    # The folder.
+    # Folders
     "a path that leaves it": Hostile(_listed("../secret"), "paths within the export"),
     "an absolute path": Hostile(_listed("/etc/passwd"), "paths within the export"),
     "a name of terminal codes": Hostile(_listed("\x1b[2J"), "\\x1b[2J: expected the manifest's"),
@@ -112,7 +112,7 @@ FILES = {
     "a file too many": Hostile(
         lambda folder: (folder / "more").touch(), "expected the manifest's files only"
     ),
-    # The manifest.
+    # Manifests
     "a million entries": Hostile(_a_million_entries, "files: 0: expected dict, found int"),
     "a manifest of 100 MB": Hostile(
         lambda folder: os.truncate(folder / "manifest.json", 10**8),
@@ -126,7 +126,7 @@ FILES = {
         manifest(conformance={"rounds": 1, "clients": ["../b"], "expected": ["x"]}),
         "expected names of files",
     ),
-    # Records.
+    # Records
     "a record of 1 TiB": Hostile(changed(CLIENT, _sized_records(1 << 40)), "longer than the file"),
     "a record of 2^64 - 1 bytes": Hostile(
         changed(CLIENT, _sized_records((1 << 64) - 1)), "longer than the file"
@@ -156,7 +156,7 @@ FILES = {
         "feature 'x': expected string[], found float32",
         Stage.PLAYED,
     ),
-    # Archives.
+    # Archives
     "an archive that inflates": Hostile(
         changed(ROUND, lambda _: _archive({"a": _array(bytes(40_000_000), "(10000000,)")})),
         "expected at most 20 MB when unpacked (--max_unpacked_mb), found 40.0 MB",

@@ -42,7 +42,7 @@ def _client_graph(change: Callable[[Any], Any]) -> Callable[[Path], None]:
 
 
 def _nested_messages(depth: int) -> bytes:
-    """Nested ServerAggregationConfigs (field 6), instead of a plan's aggregations."""
+    """Returns deeply nested ServerAggregationConfigs (field 6) of a plan."""
     content = b""
     for field in [6] * depth + [2, 4, 4]:
         content = bytes([field << 3 | 2]) + _varint(len(content)) + content
@@ -132,7 +132,7 @@ def _grows(x: tf.Tensor) -> tf.Tensor:
 
 
 def _doubles(graph: Any) -> None:
-    """Adds a chain of forty functions, each with two calls of the previous one, and a call."""
+    """Adds 40 functions, each calling the previous function twice, and a call of the last."""
     number = tf.float32.as_datatype_enum
 
     def call(node: Any, name: str) -> None:
@@ -168,7 +168,7 @@ _QUICK = ("--max_round_seconds=15",)
 
 
 GRAPHS = {
-    # Messages.
+    # Messages
     "files swapped, and hashed again": Hostile(
         swapped("plan.pb", "client_only_plan.pb"), "plan.pb: expected"
     ),
@@ -179,7 +179,7 @@ GRAPHS = {
     "a part of a later format": Hostile(
         changed("plan.pb", lambda content: content + b"\x52\x00"), "expected known parts only"
     ),
-    # Graphs that are refused before they run.
+    # Graphs that raise before they run
     "a file read in a branch of a branch": Hostile(
         _other_plan(on_client=_nested_read), "ReadFile is refused", Stage.UNPLAYED
     ),
@@ -213,7 +213,7 @@ GRAPHS = {
     "a profile that is none": Hostile(
         lambda folder: rehash(folder, profile="x"), "expected one of daf, secure", Stage.UNPLAYED
     ),
-    # Rounds.
+    # Rounds
     "rounds swapped": Hostile(
         swapped(ROUND, "conformance/round_2.npz"), "NOT verified", Stage.PLAYED, status=1
     ),

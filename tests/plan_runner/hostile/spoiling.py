@@ -1,4 +1,4 @@
-"""Damaged and hostile exports, made by changes of a valid one."""
+"""Damaged and hostile exports, created by changing a valid export."""
 
 import enum
 import json
@@ -13,22 +13,22 @@ CLIENT = "conformance/clients/ann.tfrecord"
 
 
 class Stage(enum.Enum):
-    """The stage of a refusal."""
+    """The stage at which the runner rejects an export."""
 
     EARLY = "before TensorFlow is imported"
     UNPLAYED = "before a graph is run"
-    PLAYED = "by playing it"
-    ENDED = "by ending the process that plays it"
+    PLAYED = "while a round is run"
+    ENDED = "by killing the process that runs it"
 
 
 class Hostile(NamedTuple):
     """A hostile export.
 
     Attributes:
-        spoil: Changes a valid export of plain sums.
+        spoil: Changes a valid export with plain sums.
         message: Part of the error.
-        stage: Stage of the refusal.
-        flags: Further flags of the runner.
+        stage: Stage at which the runner rejects the export.
+        flags: Additional flags of the runner.
         status: Exit status of the runner.
     """
 
@@ -65,7 +65,7 @@ def moved_out(name: str) -> Callable[[Path], None]:
 
 
 def swapped(one: str, other: str) -> Callable[[Path], None]:
-    """Swaps two files, and renews the manifest."""
+    """Returns a function that swaps two files and updates the manifest."""
 
     def spoil(folder: Path) -> None:
         first, second = (folder / one).read_bytes(), (folder / other).read_bytes()

@@ -1,4 +1,4 @@
-"""Hostile exports are refused with one line, within limits, and without side effects."""
+"""Hostile exports raise one-line errors, within limits and without side effects."""
 
 import json
 import os
@@ -21,10 +21,10 @@ from tests.plan_runner.hostile.spoiling import Stage
 HOSTILE = {**FILES, **GRAPHS}
 _ENDED = [name for name, case in HOSTILE.items() if case.stage is Stage.ENDED]
 _LIMIT_BYTES = 2_000_000_000
-# Seconds for the start of Python and TensorFlow on a busy machine.
+# Maximum seconds in which Python and TensorFlow start on a busy machine.
 _START_SECONDS = 60
 
-# Verifies exports in one separate process, which refuses all of them early.
+# Script that verifies the exports that are rejected before TensorFlow is imported.
 _EARLY = """
 import contextlib, io, json, sys, tempfile
 from pathlib import Path
@@ -46,8 +46,8 @@ for name, arguments in json.load(sys.stdin).items():
     outcomes[name] = [status, out.getvalue(), err.getvalue()]
 print(json.dumps([outcomes, "tensorflow" in sys.modules]))
 """
-# Starts a command and writes its status and its peak memory. The peak of a new process is at least
-# its parent's, so a small process is the parent.
+# Script that runs a command and writes its exit status and peak memory. A child's peak is at least
+# its parent's memory, so the parent must be small.
 _MEASURED = """
 import json, os, subprocess, sys
 _, state, usage = os.wait4(subprocess.Popen(sys.argv[2:]).pid, 0)
@@ -58,13 +58,13 @@ with open(sys.argv[1], "w") as file:
 
 @pytest.fixture(scope="module", autouse=True)
 def kernel():
-    """Builds the kernel before the measurements."""
+    """Builds the kernel before the tests measure memory."""
     find_kernel()
 
 
 @pytest.fixture
 def spoiled(exports, tmp_path):
-    """Returns a function that writes a hostile export and returns flags to verify it."""
+    """Returns a function that writes a hostile export and returns the flags to verify it."""
 
     def make(name: str) -> list[str]:
         folder = tmp_path / re.sub(r"\W", "_", name) / "export"
@@ -87,7 +87,7 @@ def _assert_refused(name: str, status: int, out: str, err: str) -> None:
 
 
 @pytest.mark.slow
-def test_early_refusals_need_no_tensorflow(spoiled, tmp_path):
+def test_early_errors_need_no_tensorflow(spoiled, tmp_path):
     asked = {name: spoiled(name) for name, case in HOSTILE.items() if case.stage is Stage.EARLY}
     before = _names(tmp_path)
     measured = tmp_path.parent / "measured.json"
@@ -113,7 +113,7 @@ def test_early_refusals_need_no_tensorflow(spoiled, tmp_path):
 @pytest.mark.parametrize(
     "name", [n for n, case in HOSTILE.items() if case.stage in (Stage.UNPLAYED, Stage.PLAYED)]
 )
-def test_graphs_and_rounds_are_refused(spoiled, tmp_path, name):
+def test_hostile_graphs_and_rounds_raise(spoiled, tmp_path, name):
     arguments = spoiled(name)
     before = tree(tmp_path)
     _assert_refused(name, *call(*arguments))
@@ -123,18 +123,18 @@ def test_graphs_and_rounds_are_refused(spoiled, tmp_path, name):
 @pytest.mark.nightly_cases("a tensor that grows", "examples that sleep")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["examples that sleep", "a tensor that grows"], _ENDED))
-def test_endless_graphs_are_killed(spoiled, tmp_path, name):
+def test_endless_graphs_are_killed_within_limits(spoiled, tmp_path, name):
     _assert_harmless(name, spoiled(name), tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name not in _ENDED])
-def test_command_refuses_every_export(spoiled, tmp_path, name):
+def test_command_rejects_every_hostile_export(spoiled, tmp_path, name):
     _assert_harmless(name, spoiled(name), tmp_path)
 
 
 def _assert_harmless(name, arguments, tmp_path) -> None:
-    """Verifies by the command, and checks its time, memory and files."""
+    """Verifies an export by the command; checks its time, memory and files."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     before, began = _names(tmp_path), time.monotonic()

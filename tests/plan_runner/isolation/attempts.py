@@ -1,4 +1,4 @@
-"""Attempts of a process under an attacker's control to leave the sandbox."""
+"""Attempts of an attacker-controlled process to escape the sandbox."""
 
 import contextlib
 import ctypes
@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG, _TIOCSTI = 1, 0x5412
 
 
 def _call(number: int, *arguments: Any) -> None:
-    """A system call by its number on x86-64."""
+    """Makes a system call by its number on x86-64."""
     if _LIBC.syscall(number, *arguments) < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
@@ -42,9 +42,9 @@ def _check_access(path: Path) -> None:
 
 
 def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable[[], object]]:
-    """Returns attempts by name; the sandbox may read `readable` only."""
+    """Returns attempts by name; the sandbox may only read `readable`."""
     return {
-        # Files.
+        # Files
         "writes a file": lambda: (outside.parent / "new").write_text("x"),
         "changes a file": lambda: outside.write_text("x"),
         "reads a file": lambda: outside.read_text(),
@@ -66,7 +66,7 @@ def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable
         "sets an attribute": lambda: os.setxattr(outside, "user.x", b"x"),
         "locks a file": lambda: fcntl.flock(os.open(readable, os.O_RDONLY), fcntl.LOCK_EX),
         "reads its parent's variables": lambda: Path(f"/proc/{os.getppid()}/environ").read_bytes(),
-        # Processes.
+        # Processes
         "starts a program": lambda: subprocess.run(["true"], check=True),
         "becomes a program": lambda: os.execv(sys.executable, [sys.executable, "-c", ""]),
         "becomes an open program": lambda: _call(322, -100, b"/bin/true", 0, 0, 0),
@@ -83,7 +83,7 @@ def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable
         "leaves its session": lambda: os.setsid(),
         "outlives its parent": lambda: _prctl(_PR_SET_PDEATHSIG, 0),
         "raises its limits": lambda: resource.setrlimit(resource.RLIMIT_CORE, (1, 1)),
-        # Sockets and other ways out.
+        # Sockets and other system calls
         "opens a socket": lambda: socket.socket(),
         "opens a local socket": lambda: socket.socket(socket.AF_UNIX),
         "opens two sockets": lambda: socket.socketpair(),
@@ -98,7 +98,7 @@ def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable
         "measures the machine": lambda: _call(298, 0, 0, -1, -1, 0),
         "types into a terminal": lambda: fcntl.ioctl(0, _TIOCSTI, b"x"),
         "calls by the numbers of x32": lambda: _call(0x40000000 | 39),
-        # The following are allowed; neither Landlock nor the filter restricts the first two.
+        # Allowed attempts; neither Landlock nor the system call filter restricts the first two
         "may see the size of a file": lambda: os.stat(outside),
         "may ask for rights to a file": lambda: _check_access(outside),
         "may write its own files": lambda: (scratch / "file").write_text("x"),
@@ -118,7 +118,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def tries(payload: Mapping[str, Any], listener: Listener, folder: Path) -> int:
-    """Reports each attempt's error number, or 0."""
+    """Runs the attempts; reports the error number of each, or 0."""
     listener.step("trying")
     outside, readable = map(Path, payload["files"])
     for name, attempt in attempts(outside, readable, folder).items():
@@ -127,7 +127,7 @@ def tries(payload: Mapping[str, Any], listener: Listener, folder: Path) -> int:
         try:
             attempt()
         except (OSError, ValueError) as e:
-            # For limits, Python raises a ValueError without an error number.
+            # Python raises ValueError, without an error number, for `setrlimit`.
             listener.line(f"{name}: {getattr(e, 'errno', 1)}")
         else:
             listener.line(f"{name}: 0")
@@ -136,8 +136,8 @@ def tries(payload: Mapping[str, Any], listener: Listener, folder: Path) -> int:
     return 0
 
 
-def plays_unchecked(payload: Mapping[str, Any], listener: Listener, folder: Path) -> int:
-    """Runs an export and a TFLite graph without a check of graphs."""
+def runs_unchecked(payload: Mapping[str, Any], listener: Listener, folder: Path) -> int:
+    """Runs an export and a TFLite graph without checking their graphs."""
     from plan_runner.play import _play_payload
 
     with unchecked():
@@ -159,7 +159,7 @@ def unchecked() -> Iterator[None]:
 
 
 def invoke(flatbuffer: Path, folder: Path) -> str:
-    """Runs a graph with the paths "in:0" and "out:0", as `TfLiteClient` does; returns its error."""
+    """Runs a graph with the paths "in:0" and "out:0" like `TfLiteClient`; returns its error."""
     import numpy as np
     import tensorflow as tf
 

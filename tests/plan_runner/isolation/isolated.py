@@ -1,4 +1,4 @@
-"""Functions that tests call in separate processes."""
+"""Functions that tests call in isolated processes."""
 
 import mmap
 import os
@@ -20,7 +20,7 @@ def reports_lines(payload: int, listener: Listener, folder: Path) -> int:
     (folder / "results").mkdir()
     (folder / "results" / "file").write_text("here")
     listener.results(folder / "results")
-    # Output is not an event.
+    # Output to stdout is not an event.
     print("[]", flush=True)
     os.write(1, b'["status", 9]\n')
     return 7
@@ -52,7 +52,7 @@ def allocates(payload: int, listener: Listener, folder: Path) -> int:
 
 
 def maps(payload: str, listener: Listener, folder: Path) -> None:
-    """Maps a file into memory."""
+    """Maps a file into memory and reads it."""
     listener.step("mapping")
     with open(payload, "r+b") as file:
         memory = mmap.mmap(file.fileno(), 0)
@@ -90,7 +90,7 @@ def exits(payload: str, listener: Listener, folder: Path) -> None:
 
 
 def reports(payload: str, listener: Any, folder: Path) -> None:
-    """Reports any text."""
+    """Writes any text to the pipe for events."""
     listener.step("reporting")
     for name in ("with_a_pipe", "with_a_link"):
         (folder / name).mkdir()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 class RecordingListener:
-    """A `Listener` that records events."""
+    """"""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -1,4 +1,4 @@
-"""The sandbox: refused and allowed calls, and machines without one."""
+"""The sandbox: rejected and allowed system calls, and kernels without sandbox."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ needs_sandbox = pytest.mark.skipif(bool(missing()), reason=f"no {' and no '.join
 _BOUNDS = Bounds(max_memory_gb=2.0, max_round_seconds=120.0)
 _FUNCTION = "tests.plan_runner.isolation.attempts:"
 _EPERM, _EACCES, _EXDEV, _ENOSYS = 1, 13, 18, 38
-# Attempts that are harmless without a sandbox, where they must succeed.
+# Harmless attempts, which must succeed without a sandbox.
 _TRIED_FREELY = (
     "writes a file",
     "changes a file",
@@ -43,7 +43,7 @@ _TRIED_FREELY = (
     "keeps memory as a file",
 )
 
-# Runs a program without some system calls, by an outer filter.
+# Script that runs a command under a filter that makes some system calls unavailable.
 _HIDING = """
 import ctypes, json, os, struct, sys
 numbers, command = json.loads(sys.argv[1]), sys.argv[2:]
@@ -80,7 +80,7 @@ def tried(files, names, reads):
 
 
 @needs_sandbox
-def test_sandbox_refuses_attempts(files):
+def test_sandbox_rejects_attempts(files):
     names = list(attempts.attempts(*files, files[0]))
     results = tried(files, names, [str(ROOT), str(files[1])])
     assert results.pop("variables") == "['HOME']"
@@ -92,7 +92,7 @@ def test_sandbox_refuses_attempts(files):
             assert number == 0, name
         else:
             assert number in (_EPERM, _EACCES, _EXDEV, _ENOSYS), (name, number)
-    # The filter refuses calls that some versions of Landlock do not know.
+    # The filter rejects calls that some versions of Landlock allow.
     for name in ("cuts a file by opening it", "cuts a file by an access mode", "changes a mode"):
         assert errors[name] == _EPERM, name
     assert errors["clones in the new way"] == errors["asks io_uring"] == _ENOSYS
@@ -108,7 +108,7 @@ def test_attempts_succeed_without_sandbox(files):
 
 @pytest.fixture(scope="module")
 def attacked(exports, tmp_path_factory):
-    """Files that two attacks write, and the attacks: an export, a TFLite graph."""
+    """Returns the files that two attacks write, and the attacks: an export and a TFLite graph."""
     folder = tmp_path_factory.mktemp("attacked")
     export = shutil.copytree(exports["daf"], folder / "export")
     written = [folder / "users" / name for name in ("by_plan", "by_tflite")]
@@ -118,7 +118,7 @@ def attacked(exports, tmp_path_factory):
     return written, export, folder / "graph"
 
 
-def test_check_refuses_attacks(attacked):
+def test_graph_check_rejects_attacks(attacked):
     written, export, _ = attacked
     assert "SaveSlices is refused" in call(f"--plan={export}", "--verify").error
     assert not any(path.exists() for path in written)
@@ -135,13 +135,13 @@ def test_sandbox_stops_unchecked_attacks(attacked, tmp_path):
     }
     reads = [str(ROOT), *request.paths(), find_kernel().library, str(flatbuffer)]
     listener = RecordingListener()
-    assert run_isolated(f"{_FUNCTION}plays_unchecked", payload, _BOUNDS, listener, reads) == 0
-    # Both ran up to the write.
+    assert run_isolated(f"{_FUNCTION}runs_unchecked", payload, _BOUNDS, listener, reads) == 0
+    # Both graphs ran up to the write.
     errors = {line.partition(": ")[0]: line for line in listener.lines}
     for path, who in zip(written, ("plan", "TFLite")):
         assert str(path) in errors[who] and "Permission denied" in errors[who]
         assert not path.exists()
-    # Without the sandbox both write their files.
+    # Without the sandbox, both attacks write their files.
     with attempts.unchecked():
         assert call(f"--plan={export}", "--verify").status == 0
         attempts.invoke(flatbuffer, tmp_path)
@@ -150,7 +150,7 @@ def test_sandbox_stops_unchecked_attacks(attacked, tmp_path):
 
 @pytest.mark.slow
 @needs_sandbox
-def test_checkpoint_is_read_in_another_process(tmp_path):
+def test_sandboxed_process_reads_checkpoints(tmp_path):
     tensors = {"a": np.ones((2, 3), np.float32), "b": np.int64(7), "c": np.array([b"x", b"yz"])}
     write_checkpoint(tmp_path / "state[1]", tensors)
     actual = read_state(tmp_path / "state[1]", Limits(), trust=False)
@@ -181,13 +181,11 @@ def hidden(numbers, *arguments):
         ([_SECCOMP], "seccomp filters (CONFIG_SECCOMP_FILTER)"),
     ],
 )
-def test_missing_kernel_feature_prints_one_line(exports, numbers, lacks):
+def test_missing_kernel_feature_prints_one_line_error(exports, numbers, lacks):
     done = hidden(numbers, f"--plan={exports['daf']}", "--verify")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"error: --plan: expected a sandbox for files of others, this machine has no {lacks}; "
-        "--trust goes without one, for files that you trust\n"
-    )
+    assert done.stderr.startswith("error: --plan: expected a sandbox ")
+    assert f"has no {lacks}; --trust" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.nightly
@@ -214,7 +212,7 @@ def test_sandbox_reads_linked_clients(exports, tmp_path):
 @needs_sandbox
 @pytest.mark.skipif(shutil.which("strace") is None, reason="no strace")
 def test_fuzzer_runs_mutants(exports):
-    """The fuzzer fails if strace does not show the attempts at its start."""
+    """The fuzzer fails unless strace shows the attempts at its start."""
     command = [sys.executable, ROOT / "tools" / "fuzz_plans.py", "--plan", *exports.values()]
     done = subprocess.run(
         [*command, "--minutes=0.01"], stdin=subprocess.DEVNULL, capture_output=True, text=True

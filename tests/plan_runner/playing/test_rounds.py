@@ -10,15 +10,12 @@ from plan_runner.client import clients_in
 from plan_runner.errors import PlanError
 from plan_runner.export import open_export, read_arrays
 from plan_runner.graph_session import write_checkpoint
-from plan_runner.rounds import (
-    run_rounds,
-    verify,
-)
+from plan_runner.rounds import run_rounds, verify
 from plan_runner.tflite import relative_difference
 from tests.plan_runner.exports import rehash
 
 
-def test_round_begins_with_another_state(exports, tmp_path):
+def test_round_starts_from_a_given_state(exports, tmp_path):
     export = open_export(exports["daf"])
     clients = clients_in(exports["daf"] / "conformance" / "clients", export.manifest.features)
     # TensorFlow would treat this name as a pattern.
@@ -33,7 +30,7 @@ def test_round_begins_with_another_state(exports, tmp_path):
 
 
 @pytest.mark.parametrize("profile", ["daf", "secure"])
-def test_rejects_round_without_clients(exports, profile):
+def test_round_without_clients_raises(exports, profile):
     with pytest.raises(PlanError, match=r"^round 1: expected at least 1 client, found 0$"):
         list(run_rounds(open_export(exports[profile]), [[]]))
 
@@ -56,11 +53,11 @@ _OTHER_NAN.view(np.uint32)[1] |= 1
         ("server/0", np.float64(2.0), math.inf),
         ("server/0", np.float32(np.nan), math.inf),
         ("server/2", np.float32(2.0), math.inf),
-        # Integers are exact.
+        # No tolerance applies to integers.
         ("server/1", np.array(3), math.inf),
     ],
 )
-def test_conformance_rounds_report_differences(exports, tmp_path, name, value, difference):
+def test_verification_reports_differences(exports, tmp_path, name, value, difference):
     folder = shutil.copytree(exports["daf"], tmp_path / "export")
     path = folder / "conformance" / "round_2.npz"
     expected = {**read_arrays(path), name: value}
@@ -78,14 +75,14 @@ def test_conformance_rounds_report_differences(exports, tmp_path, name, value, d
 @pytest.mark.parametrize(
     ("expected", "actual", "difference"),
     [
-        # Relative to the largest expected number.
+        # Differences are relative to the largest expected number.
         ([1.0, -4.0], [1.5, -4.0], 0.125),
         ([1.0], [4.0], 3.0),
         ([4.0], [1.0], 0.75),
-        # Relative to at least 0.01.
+        # The divisor is at least 0.01.
         ([0.0], [1e-9], 1e-7),
         ([0.005], [0.006], 0.1),
-        # The largest number is the largest finite one.
+        # The divisor is the largest finite number.
         ([2.0, np.inf], [1.5, np.inf], 0.25),
         ([np.inf], [-np.inf], math.inf),
         ([1.0], [np.inf], math.inf),
@@ -97,6 +94,6 @@ def test_conformance_rounds_report_differences(exports, tmp_path, name, value, d
         ([1.0], [[1.0]], math.inf),
     ],
 )
-def test_relative_difference_equals_closed_form(expected, actual, difference):
+def test_relative_difference_equals_hand_computation(expected, actual, difference):
     result = relative_difference(np.asarray(expected), np.asarray(actual))
     assert result == pytest.approx(difference)

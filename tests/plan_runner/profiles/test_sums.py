@@ -1,4 +1,4 @@
-"""Sums of clients, plain and secure, and the metrics of a round."""
+"""Sums over clients, plain and secure, and the metrics of a round."""
 
 import random
 import shutil
@@ -41,17 +41,17 @@ def summed(values, **kind):
     return sums.results()["intermediate_update/0/a"]
 
 
-def test_plain_sum_begins_with_zero():
+def test_plain_sum_starts_from_positive_zero():
     assert not np.signbit(summed([np.float32(-0.0)]))
 
 
-def test_plain_sum_keeps_the_clients_order():
+def test_plain_sum_adds_in_client_order():
     big, one = np.float32(2**24), np.float32(1)
     assert summed([one, one, big]) == 2**24 + 2
     assert summed([big, one, one]) == 2**24
 
 
-def test_plain_sums_keep_their_dtype():
+def test_plain_sum_keeps_its_dtype():
     assert summed([np.int8(100), np.int8(100)], dtype="int8") == -56
     half = tf.bfloat16.as_numpy_dtype
     total = summed([half(256), half(1)], dtype="bfloat16")
@@ -68,23 +68,23 @@ def test_plain_sum_keeps_infinities():
 
 
 @golden.values
-def test_rejects_wrong_updates(case):
+def test_plain_sum_rejects_invalid_updates(case):
     sums = PlainSums([read_sum(config(), "here")])
     sent = Sent({name: np.asarray(value) for name, value in case.items()})
     return refusal(sums.add, "ann", sent)
 
 
-def test_open_shapes_must_agree():
+def test_updates_of_different_shapes_raise():
     with pytest.raises(PlanError, match=r"expected the shape \(2,\) of the clients before, found"):
         summed([np.zeros(2, np.float32), np.zeros(3, np.float32)], shape=(None,))
 
 
-def test_strings_cannot_be_summed():
+def test_sum_of_strings_raises():
     with pytest.raises(PlanError, match="update/a: expected numbers, found"):
         summed([np.array(b"a", object)], dtype="string")
 
 
-def test_rejects_other_aggregations():
+def test_unsupported_aggregations_raise():
     with pytest.raises(PlanError, match="intrinsic_uri: expected federated_sum, found 'fedsql"):
         read_sum(config(intrinsic_uri="fedsql_group_by"), "here")
     inner = config()
@@ -146,17 +146,17 @@ def test_secure_sum_keeps_its_dtype(dtype):
     assert (total.dtype, total) == (dtype, 30)
 
 
-def test_secure_sum_must_fit_its_dtype():
+def test_secure_sum_beyond_its_dtype_raises():
     with pytest.raises(PlanError, match=r"^sum:0: expected a sum within int8, found 254$"):
         secure_sum(tensor(255, "int8", ()), [np.array(127, np.int8)] * 2)
 
 
 @golden.values
-def test_rejects_wrong_secure_values(case):
+def test_secure_sum_rejects_invalid_values(case):
     return refusal(secure_sum, tensor(16), [case])
 
 
-def test_side_channel_is_read():
+def test_read_side_channel_returns_the_tensor():
     expected = SecureTensor("a:0", TensorType("int64", ()), 12, "fed:0")
     assert read_side_channel("a:0", channel(12), "here") == expected
 
@@ -171,7 +171,7 @@ def test_side_channel_is_read():
         (channel(12, dtype=999), "dtype: expected a DataType of TensorFlow, found 999"),
     ],
 )
-def test_rejects_impossible_side_channels(message, error):
+def test_invalid_side_channels_raise(message, error):
     with pytest.raises(PlanError, match=f"^here: .*{error}"):
         read_side_channel("a:0", message, "here")
 
@@ -183,7 +183,7 @@ _METRICS = {"m/one": np.asarray(np.float32(0.5)), "m/two": np.array([3, 4])}
 _OUTPUTS = {"m/one": np.float32(0.5), "m/two/0": np.int64(3), "m/two/1": np.int64(4)}
 
 
-def test_other_outputs_are_returned():
+def test_check_metrics_returns_other_outputs():
     outputs = {**_OUTPUTS, "m/two/all": 7}
     assert check_metrics(_METRICS, outputs, ["m/one", "m/two"], "here") == {"m/two/all": 7}
     assert check_metrics(_METRICS, {}, ["m/one", "m/two"], "here") == {}
@@ -200,7 +200,7 @@ def test_other_outputs_are_returned():
         ("m/two", np.int64(3)),
     ],
 )
-def test_outputs_must_equal_metrics(name, value):
+def test_outputs_that_differ_from_metrics_raise(name, value):
     with pytest.raises(PlanError, match=f"^here: {name}: expected the same value in"):
         check_metrics(_METRICS, {**_OUTPUTS, name: value}, _METRICS, "here")
 
@@ -211,7 +211,7 @@ def test_missing_metric_element_raises():
 
 
 @pytest.mark.slow
-def test_rejects_more_clients_than_fit(exports, tmp_path):
+def test_too_many_clients_for_secure_sums_raise(exports, tmp_path):
     folder = shutil.copytree(exports["secure"], tmp_path / "export")
     rehash(folder, privacy={"maximum_clients_per_round": 2})
     export = open_export(folder)
