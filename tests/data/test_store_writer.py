@@ -26,7 +26,7 @@ from tff_agnostic.data.tff_store import to_tff
 _ONE = [("train", sentence("a", "d", "x"))]
 
 
-def test_buckets_and_record_order_keep_client_columns(tmp_path):
+def test_buckets_and_record_order_do_not_change_clients(tmp_path):
     records = mixed_records(3000)
     one = load_store(write_store(tmp_path / "one", records, "features"))
     # The sort is stable, so each client's examples keep their order.

@@ -68,7 +68,7 @@ def _renamed(graph_def, fetched):
 
 
 @pytest.mark.slow
-def test_renamed_graph_copies_keep_results():
+def test_renaming_graph_copies_does_not_change_results():
     graph_def, fetched = _graph()
     once, names = _compute(graph_def, {"once": _renamed(graph_def, fetched)})
     # The graph doubles 3 and triples it twice; 54 is below 100.

@@ -64,7 +64,7 @@ def test_lowered_cross_entropy_equals_tensorflow():
 
 
 @pytest.mark.slow
-def test_lowered_functions_keep_results():
+def test_lowering_functions_does_not_change_results():
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.int64, [None], "x")
 

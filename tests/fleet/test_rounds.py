@@ -171,7 +171,7 @@ def test_server_waits_for_patience_or_timeout(fleet, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_failing_node_rests_without_delay(fleet, tmp_path):
+def test_failing_node_is_excluded_without_delay(fleet, tmp_path):
     channel = LocalChannel(fleet.nodes())
     stage = next(iter(_STAGES[fleet.profile]))
     channel.failing = lambda node, asked: (node, asked, channel.round) == ("dee", stage, 1)

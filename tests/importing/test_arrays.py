@@ -67,7 +67,7 @@ def test_npz_images_become_pixels(tmp_path):
     assert pixels.sum() == pytest.approx(1.2)
 
 
-def test_npz_block_size_keeps_examples(tmp_path, monkeypatch):
+def test_npz_block_size_does_not_change_examples(tmp_path, monkeypatch):
     path = _file(tmp_path, **_arrays(23))
     whole = [(e.place, e.record.client) for e in read("npz", path, **_COLUMNS)[0]]
     monkeypatch.setattr(npz, "BLOCK_ROWS", 4)
@@ -146,7 +146,7 @@ def test_wrong_npz_options_raise(tmp_path, case):
     return refused("npz", tmp_path, **case)
 
 
-def test_npz_array_layout_keeps_examples(tmp_path):
+def test_npz_array_layout_does_not_change_examples(tmp_path):
     arrays = _arrays()
     plain, _ = read("npz", _file(tmp_path, **arrays), **_COLUMNS)
     arrays["x"] = np.asfortranarray(arrays["x"])

@@ -62,7 +62,7 @@ def test_store_has_every_row_once(tmp_path):
 
 @pytest.mark.parametrize("stratify", [True, False])
 @pytest.mark.parametrize("split_by", ["client", "example"])
-def test_row_order_keeps_splits(tmp_path, split_by, stratify):
+def test_row_order_does_not_change_splits(tmp_path, split_by, stratify):
     rows = _rows(120)
     clients = []
     options = {**_NUMBERS, "split_by": split_by, "stratify": stratify}

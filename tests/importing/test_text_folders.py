@@ -67,7 +67,7 @@ def test_words_follow_tokenizer_case_and_punctuation(tmp_path):
     assert _tokens(folder, tokenizer="words") == words
 
 
-def test_block_size_keeps_words_and_letters(tmp_path, monkeypatch):
+def test_block_size_does_not_change_words_or_letters(tmp_path, monkeypatch):
     text = "El niño está aquí . ¿ Dónde está ? " * 5
     folder = _texts(tmp_path, ar__1=text)
     whole = _tokens(folder)

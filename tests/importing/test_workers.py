@@ -58,7 +58,7 @@ def _awkward_dump(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_process_count_keeps_store_bytes(tmp_path, monkeypatch):
+def test_process_count_does_not_change_the_store(tmp_path, monkeypatch):
     path = _awkward_dump(tmp_path)
     monkeypatch.setattr(stackexchange, "_CHARACTERS", 700)
     stores, reports = [], []

@@ -39,7 +39,7 @@ def functional(reduce: Any = _mean, predict: Any = None, spec: Any = INPUT_SPEC)
     Args:
         reduce: Called with the losses of a batch; returns the loss of the batch.
         predict: Called with (kernel, bias, x); returns logits.
-        spec: The input spec.
+        spec: Specs of the inputs and labels.
     """
 
     @tf.function

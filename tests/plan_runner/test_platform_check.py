@@ -87,6 +87,18 @@ def test_platform_check_reports_unknown_fields(export, check, line, file, field)
     assert printed.count(field) == 1
 
 
+def test_platform_check_accepts_on_device_personalizations_field(export, check):
+    def change(plan):
+        spec = plan.phase[0].client_phase.tensorflow_spec
+        spec.example_selector.collection_uri = "app:/examples"
+
+    _change_plan(export, change)
+    (line,) = (line for line in _PROTO.splitlines() if "= 999;" in line)
+    status, printed = check(export, plan=_PROTO.replace(line, ""))
+    assert status == 0
+    assert "plan.pb, Plan: known fields only, but for On-Device Personalization's 999" in printed
+
+
 def test_platform_check_reports_unknown_fields_in_graphs(export, check):
     def change(plan):
         graph = plan.server_graph_prepare_bytes

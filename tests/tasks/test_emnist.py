@@ -236,29 +236,28 @@ def test_linear_network_is_logistic_regression_on_pixels(tmp_path, monkeypatch):
     np.testing.assert_allclose(model.predict(weights, x, False, 0), expected, rtol=1e-4)
 
 
-class TestTrainShare:
-    """The option `train_share`, which divides training clients into training and test clients."""
+# --- The option `train_share`, which divides training clients into training and test clients
 
-    @pytest.mark.nightly
-    def test_train_share_divides_training_clients(self, tmp_path):
-        path = _from_import(tmp_path / "s.sqlite", high_school=20, census=20)
-        everyone = set(_load(path).train.client_ids)
-        splits = set()
-        for seed in range(5):
-            task = _load(path, seed, train_share=0.25)
-            train, test = set(task.train.client_ids), set(task.test.client_ids)
-            assert len(train) == 10 and not train & test and train | test == everyone
-            np.testing.assert_array_equal(task.test.read(min(test))["domain_id"][:1], [1])
-            # No option but the seed changes the division.
-            assert train == set(
-                _load(path, seed, train_share=0.25, network="linear").train.client_ids
-            )
-            splits.add(frozenset(train))
-        assert len(splits) == 5
 
-    def test_invalid_train_share_raises(self, tmp_path):
-        path = _from_import(tmp_path / "s.sqlite")
-        assert "0 of 10 training clients" in _error(path, train_share=0.01)
-        message = _error(path, train_share=0.5, test_split="heldout")
-        assert message.startswith("test_split: expected test with train_share, ")
-        assert _error(path, train_share=1.0).startswith("train_share: expected ")
+@pytest.mark.nightly
+def test_train_share_divides_training_clients(tmp_path):
+    path = _from_import(tmp_path / "s.sqlite", high_school=20, census=20)
+    everyone = set(_load(path).train.client_ids)
+    splits = set()
+    for seed in range(5):
+        task = _load(path, seed, train_share=0.25)
+        train, test = set(task.train.client_ids), set(task.test.client_ids)
+        assert len(train) == 10 and not train & test and train | test == everyone
+        np.testing.assert_array_equal(task.test.read(min(test))["domain_id"][:1], [1])
+        # No option but the seed changes the division.
+        assert train == set(_load(path, seed, train_share=0.25, network="linear").train.client_ids)
+        splits.add(frozenset(train))
+    assert len(splits) == 5
+
+
+def test_invalid_train_share_raises(tmp_path):
+    path = _from_import(tmp_path / "s.sqlite")
+    assert "0 of 10 training clients" in _error(path, train_share=0.01)
+    message = _error(path, train_share=0.5, test_split="heldout")
+    assert message.startswith("test_split: expected test with train_share, ")
+    assert _error(path, train_share=1.0).startswith("train_share: expected ")

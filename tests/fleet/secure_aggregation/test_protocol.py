@@ -417,7 +417,7 @@ def test_invalid_identities_raise(case):
     return refused(lambda: Identities(case))
 
 
-def test_only_primitives_imports_cryptography():
+def test_only_one_module_imports_cryptography():
     imports = set()
     for path in Path(messages.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -103,7 +103,7 @@ def test_features_become_named_inputs(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "dtype"), [((0.5, -2.0, 1e3), np.float32), ((0, -2, 7), np.int32)]
 )
-def test_real_or_negative_labels_are_numbers(tmp_path, labels, dtype):
+def test_real_or_negative_labels_are_not_classes(tmp_path, labels, dtype):
     data = points(tmp_path / "s.sqlite", labels=labels)
     task = _load(model_file(tmp_path, _REGRESSION), data)
     y = task.train.read("a")["y"]
