@@ -10,6 +10,7 @@ import pytest
 
 from fleet.settings import manifest_sha256
 from plan_runner.graph_session import write_checkpoint
+from tests.plan_runner.hostile.graphs import varint
 from tests.processes import is_running, wait_until
 
 # The server's state and a sum contain this secret, like the key of the noise.
@@ -41,7 +42,7 @@ def test_killed_server_leaves_no_secret(exports, tmp_path, when):
     tensors = {"server/0": np.array(10.0, np.float32), "server/1": np.array(_SECRET)}
     write_checkpoint(state, tensors)
     # The secret may appear as bytes, as a varint, or within the complete checkpoint.
-    traces = (_SECRET.to_bytes(8, "little"), state.read_bytes(), _varint(_SECRET))
+    traces = (_SECRET.to_bytes(8, "little"), state.read_bytes(), varint(_SECRET))
     assert any(trace in state.read_bytes() for trace in traces[::2])
     export = exports["daf"]
     arguments = [str(export), manifest_sha256(export), str(state), when]
@@ -60,12 +61,3 @@ def test_killed_server_leaves_no_secret(exports, tmp_path, when):
     # The remaining files are those of the worker's start, and Keras' settings.
     assert {path.name for path in files} <= {"task.json", "errors.txt", "keras.json"}
     assert not any(trace in path.read_bytes() for path in files for trace in traces)
-
-
-def _varint(number):
-    """Returns the number in protobuf's variable-length encoding."""
-    digits = []
-    while number >= 128:
-        digits.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*digits, number])

@@ -45,11 +45,12 @@ def _nested_messages(depth: int) -> bytes:
     """Returns deeply nested ServerAggregationConfigs (field 6) of a plan."""
     content = b""
     for field in [6] * depth + [2, 4, 4]:
-        content = bytes([field << 3 | 2]) + _varint(len(content)) + content
+        content = bytes([field << 3 | 2]) + varint(len(content)) + content
     return content
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Returns the number in protobuf's variable-length encoding."""
     digits = b""
     while value > 127:
         digits, value = digits + bytes([value & 127 | 128]), value >> 7
