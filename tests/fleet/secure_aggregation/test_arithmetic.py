@@ -102,7 +102,7 @@ def test_field_prime_is_the_smallest_above_all_secrets():
 
 
 def by_fractions(shares: dict[int, bytes], at: int = 0) -> int:
-    """Returns the value at `at` of the polynomial through the shares, computed with fractions."""
+    """Returns the value at x = `at` of the polynomial through the shares."""
     value = Fraction(0)
     for x, share in shares.items():
         term = Fraction(int.from_bytes(share, "big"))
