@@ -181,7 +181,7 @@ def test_plan_of_a_model_family_equals_the_runtime(exported, profile):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("algorithm", "schedule"), itertools.product(("agnostic_fed_avg", "q_ffl"), _FALLING)
+    ("algorithm", "schedule"), [*itertools.product(("agnostic_fed_avg", "q_ffl"), _FALLING)]
 )
 def test_plans_follow_learning_rate_schedules(exported, algorithm, schedule):
     folder = exported("daf", algorithm=algorithm, schedule=schedule)
