@@ -24,9 +24,9 @@ from tff_agnostic.importing.tables import (
     table_rows,
 )
 
-# Rows of a batch with images of up to a megabyte each.
+# Number of rows in a batch with images, which may have a megabyte each.
 _BATCH_IMAGES = 64
-# Parquet's name of texts and bytes, and the sizes of its other types.
+# Parquet's physical type of strings and bytes.
 _TEXTS = "BYTE_ARRAY"
 _BYTES_OF = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, _TEXTS: 4, "INT96": 12}
 
@@ -74,11 +74,10 @@ def _parquet_blocks(
 
 
 def _to_block(batch: pa.RecordBatch, where: str, first: int) -> Block:
-    """Returns the rows of a batch.
+    """Returns a batch as a block.
 
     Args:
-        batch: The rows.
-        where: Text before the row number in a row's place.
+        where: Text before the row number in a row's location.
         first: Number of the first row.
     """
     columns = dict(zip(batch.schema.names, map(_plain, batch.columns)))
@@ -86,7 +85,7 @@ def _to_block(batch: pa.RecordBatch, where: str, first: int) -> Block:
 
 
 def _plain(cells: pa.Array) -> pa.Array:
-    """Returns cells decoded from dictionaries, with ordinary instead of large strings."""
+    """Decodes a dictionary array, and casts large strings and bytes to ordinary ones."""
     if pa.types.is_dictionary(cells.type):
         cells = cells.dictionary_decode()
     if pa.types.is_large_string(cells.type):
@@ -97,9 +96,10 @@ def _plain(cells: pa.Array) -> pa.Array:
 def _checked_texts(
     options: ImportOptions, path: Path, needed: Sequence[str], metadata: Any
 ) -> list[str]:
-    """Checks the sizes that a file claims, and returns the columns of texts and bytes.
+    """Checks a file's claimed sizes, and returns its columns of strings and bytes.
 
-    These columns are read as dictionaries, as a few bytes of a file can repeat a text in all rows.
+    These columns must be read as dictionaries: a few bytes of a file can repeat a string in all
+    rows.
     """
     texts, unpacked = [], 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
@@ -107,7 +107,7 @@ def _checked_texts(
             where = chunk.path_in_schema
             if not any(where == name or where.startswith(f"{name}.") for name in needed):
                 continue
-            # A run of equal values needs almost no bytes in the file.
+            # A run of equal values takes almost no bytes in the file.
             in_memory = chunk.num_values * _BYTES_OF.get(chunk.physical_type, 1)
             unpacked += max(chunk.total_uncompressed_size, in_memory)
             if chunk.physical_type == _TEXTS and where not in texts:
@@ -117,7 +117,7 @@ def _checked_texts(
 
 
 def _pieces(batch: Any, options: ImportOptions, path: Path) -> Iterator[tuple[Any, int]]:
-    """Yields pieces of a batch, of a few megabytes without dictionaries, and their bytes."""
+    """Splits a batch into pieces of a few decoded megabytes; yields (piece, bytes)."""
     num_bytes = sum(map(_row_bytes, batch.columns))
     if num_bytes > BLOCK_BYTES and len(batch) > 1:
         half = len(batch) // 2
@@ -145,12 +145,12 @@ PARQUET = table_format((".parquet", ".pq"), _open_parquet)
 
 
 def frame_reader(frame: Any) -> Read:
-    """Returns the reader of a data frame.
+    """Returns the function that reads a data frame; see `Format.read`.
 
     Args:
-        frame: A mapping of arrays by column, or an object with Arrow's `__arrow_c_stream__`, such
-            as a data frame of pandas or polars, a table of Arrow or a relation of DuckDB; or a
-            data set of Hugging Face.
+        frame: A mapping from column names to arrays, a Hugging Face data set, or an object with
+            Arrow's `__arrow_c_stream__` (a pandas or polars data frame, an Arrow table, a DuckDB
+            relation).
     """
 
     def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
@@ -167,11 +167,11 @@ def frame_reader(frame: Any) -> Read:
 
 
 def frame_blocks(frame: Any, where: str, first: int) -> Iterator[Block]:
-    """Yields the rows of a data frame.
+    """Yields the rows of a data frame in blocks.
 
     Args:
-        frame: The frame; see `frame_reader`.
-        where: Text before the row number in a row's place.
+        frame: The data frame; see `frame_reader`.
+        where: Text before the row number in a row's location.
         first: Number of the first row.
     """
     for batch in _to_table(frame).to_batches(BLOCK_ROWS):
@@ -196,7 +196,7 @@ def _to_table(frame: Any) -> pa.Table:
 
 
 def _array(values: Any) -> Any:
-    """Returns a column as an Arrow array; a matrix becomes lists unless it has one column."""
+    """Returns a column as an Arrow array; matrix rows of several numbers become lists."""
     if isinstance(values, (pa.Array, pa.ChunkedArray, list)):
         return values
     array = np.asarray(values)

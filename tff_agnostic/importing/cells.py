@@ -13,18 +13,18 @@ import numpy as np
 from tff_agnostic.data.store_format import MISSING, NO_CATEGORY
 from tff_agnostic.importing.options import ImportOptions
 
-# Stores hold labels as int64, models count them as int32.
+# Stores have int64 labels, but models use int32.
 _MAX_LABEL = 2**31 - 1
 _REAL_LABELS = " (label_kind=number is for labels that are real numbers)"
-# A larger number is infinite as float32.
+# Larger numbers become infinite in float32.
 MOST = "at most 3.4e38"
-# Characters without a width at the ends of a name: byte-order marks, zero-width spaces, joiners.
+# Blanks at the ends of a name, including zero-width spaces, word joiners and byte-order marks.
 _BLANK = re.compile(r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$")
 _WHOLE = re.compile(r"([+-]?\d+)\.0+")
 _PLAIN = r"\d+([.,]\d+)?"
 _NO_VALUE = r"(?i)n/?a|n\.a\.|none|null|missing|-+|\?+|\."
 _SKIPPED = " (bad_records=skip leaves out records without one)"
-# Patterns of texts that are not numbers, with advice. The first match counts: 1,400 has two.
+# Advice by pattern of an invalid number. The first match wins, as 1,400 matches two patterns.
 _HINTS = {
     r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d*)?": "write numbers without signs between thousands",
     r"[+-]?\d+(_\d+)+": "write numbers without underscores",
@@ -37,11 +37,11 @@ _HINTS = {
 
 
 class CellError(ValueError):
-    """An invalid cell or record, without an example.
+    """An invalid cell or record, which does not become an example.
 
     Attributes:
-        reason: The kind of error, the same text for all errors of the kind.
-        detail: The expected and the found value.
+        reason: Kind of the error, by which the report counts skipped records.
+        detail: Message with the expected and the actual value.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -63,7 +63,7 @@ def number_in(value: Any) -> Optional[float]:
 
 
 def plain_name(text: str) -> str:
-    """Returns a name without blanks at its ends, in Unicode's composed form."""
+    """Returns a name in Unicode's composed form (NFC), without blanks at its ends."""
     return _BLANK.sub("", unicodedata.normalize("NFC", text))
 
 
@@ -74,13 +74,13 @@ def to_float32(numbers: np.ndarray) -> np.ndarray:
 
 
 class MissingValues:
-    """The rule of `missing_values`.
+    """The rules of the options `missing_values` and `missing_marks`.
 
     Attributes:
-        are_refused: Whether a missing value makes a bad record.
-        are_marked: Whether the store marks the values that were missing.
-        marks: The texts of cells without a value.
-        numbers: The marks that are numbers.
+        are_refused: Whether a record with a missing value is invalid.
+        are_marked: Whether the store records which values were missing.
+        marks: Strings that represent a missing value, including the empty string.
+        numbers: The numbers among `marks`.
     """
 
     def __init__(self, options: ImportOptions) -> None:
@@ -91,9 +91,10 @@ class MissingValues:
         self.are_marked = options.missing_values == "mark"
 
     def has_no_value(self, value: Any) -> bool:
-        """Whether a cell is null, NaN, empty, or the text of one of the marks.
+        """Whether a cell is null, NaN, empty, or a string in `marks`.
 
-        Numbers are not compared with the marks: 0 may mark missing features, but is also a class.
+        Numbers are not compared with `marks`: 0 may represent a missing feature, but may also be a
+        class.
         """
         if isinstance(value, str):
             text = value.strip()
@@ -101,10 +102,11 @@ class MissingValues:
         return value is None or (isinstance(value, float) and math.isnan(value))
 
     def is_missing(self, value: Any) -> bool:
-        """Whether a cell of features has no value, or a number that is one of the marks."""
+        """Whether a feature's cell has no value, or a number in `numbers`."""
         if self.has_no_value(value):
             return True
-        # Compare numbers: JSON and Parquet contain them, and CSV may have -999.0 for -999.
+        # Compare as numbers: JSON and Parquet have numbers, and CSV may have -999.0 for the mark
+        # -999.
         is_plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
         return bool(self.numbers) and is_plain and number_in(value) in self.numbers
 
@@ -112,8 +114,7 @@ class MissingValues:
         """Returns the number of a cell; NaN if it is missing.
 
         Args:
-            value: The cell.
-            where: Its column, for messages.
+            where: Position of the cell for messages, such as "in age".
         """
         if self.is_missing(value):
             if self.are_refused:
@@ -146,7 +147,7 @@ class MissingValues:
     def name(self, value: Any, column: str) -> str:
         """Returns the name of a client, a domain, a split or a group.
 
-        An integer has the same name in columns of real numbers: 17.0 is "17".
+        Real numbers without a fraction are named like integers: 17.0 is "17".
         """
         if isinstance(value, bytes):
             value = decoded_text(value)
@@ -175,7 +176,7 @@ def _no_name(column: str, value: Any) -> CellError:
 
 
 def decoded_text(content: bytes) -> str:
-    """Returns bytes as text."""
+    """Decodes UTF-8; raises a `CellError` if the bytes are invalid."""
     try:
         return content.decode()
     except UnicodeDecodeError as e:
@@ -192,7 +193,7 @@ def not_a_number(value: Any, where: str, hint: str = "") -> CellError:
 
 
 def not_finite(value: Any, where: str) -> CellError:
-    """Returns the error for a feature beyond float32."""
+    """Returns the error for a feature that is not finite as float32."""
     return CellError(
         "feature that is not finite",
         f"expected features that are finite as float32 ({MOST}), found {value} {where}",
@@ -200,7 +201,7 @@ def not_finite(value: Any, where: str) -> CellError:
 
 
 def value_hint(value: Any) -> str:
-    """Returns the advice for a value that is not a number."""
+    """Returns advice on a value that is not a number, for its error message."""
     text = value.strip() if isinstance(value, str) else None
     for pattern, hint in _HINTS.items():
         if text is not None and re.fullmatch(pattern, text):
@@ -209,10 +210,10 @@ def value_hint(value: Any) -> str:
 
 
 def vector_in(values: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Returns numbers, or texts of numbers, as float32 of a shape; a vector if the shape is ().
+    """Returns numbers or numeric strings as float32 [*shape]; a vector if `shape` is ().
 
     Raises:
-        CellError: If one is not a finite number, or the shape does not fit.
+        CellError: If a value is not a finite number, or the count of values does not fit the shape.
     """
     numbers = [number_in(value) for value in values]
     if None in numbers:
@@ -227,7 +228,7 @@ def vector_in(values: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
 
 
 def check_size(size: int, shape: Sequence[int]) -> None:
-    """Raises a `CellError` unless a vector has the size of a shape; any size if it is ()."""
+    """Raises a `CellError` if a vector of this size does not fill the shape; () fits any size."""
     if shape and size != math.prod(shape):
         raise CellError(
             "wrong number of features",
@@ -236,10 +237,10 @@ def check_size(size: int, shape: Sequence[int]) -> None:
 
 
 class Labels:
-    """Conversion of records' labels to numbers.
+    """A converter of records' labels to numbers.
 
     Args:
-        options: Options of the import. Classes without names are all whole numbers from 0.
+        options: Options of the import. Without `class_names`, any integer from 0 is a class.
     """
 
     def __init__(self, options: ImportOptions) -> None:
@@ -265,7 +266,7 @@ class Labels:
         return self.class_number(value) if self._are_classes else _real_number(value)
 
     def class_number(self, value: Any) -> int:
-        """Returns the class with a value as its name or number.
+        """Converts the name or number of a class to its number.
 
         Raises:
             CellError: If the class is unknown.
@@ -304,7 +305,7 @@ def _real_number(value: Any) -> float:
             "label that is no number",
             f"expected a number as label, found {value!r}{_skip_hint(value)}",
         )
-    # Stores hold them as float32.
+    # Stores have float32 labels.
     if not np.isfinite(to_float32(np.asarray(number))):
         raise CellError(
             "label that is not finite",
@@ -316,7 +317,7 @@ def _real_number(value: Any) -> float:
 def _whole_number(value: Any) -> Optional[int]:
     if isinstance(value, (bool, int, np.bool_)):
         return int(value)
-    # Exact also for integers that float64 cannot represent.
+    # Parse integers directly, as float64 cannot represent all of them.
     if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]+", value.strip()):
         return int(value)
     number = number_in(value)

@@ -1,4 +1,4 @@
-"""Blocks of a table's rows as examples: whole columns become numbers, names and labels."""
+"""Converts blocks of a table's rows to examples, column by column."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ from tff_agnostic.importing.source import ReadLog, Rows
 from tff_agnostic.importing.table_options import Input, image_inputs, vector_inputs
 from tff_agnostic.importing.text import Normalizer
 
-# Number of cells that suffice to call a column numeric if all of them are numbers.
+# A text column is rejected when this many of its cells are numbers, and none is other text.
 _ENOUGH_NUMBERS = 100
-# Larger whole numbers have gaps in float32.
+# float32 cannot represent all larger integers.
 MAX_EXACT = 2**24
-# Tokenizer of a column of texts, if the options name none.
+# Default tokenizer of text columns.
 TOKENIZER = "words"
 
-# The cells of a column: of one type, or Python objects of any types.
+# Cells of a column: an Arrow array, or Python objects of any types.
 Cells = Union[pa.Array, list[Any]]
-# Row -> reason and detail of the first error in it.
+# The first error of each invalid row, by index of the row.
 Errors = dict[int, CellError]
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Some rows of a table.
+    """A block of a table's rows.
 
     Attributes:
-        columns: The cells of each needed column.
-        place: Called with the index of a row; returns its place in the source.
-        errors: Errors of complete rows, whose cells do not matter.
+        columns: Cells of each needed column, by name.
+        place: Called with the index of a row; returns its location in the source, such as
+            "users.csv:17".
+        errors: Errors of rows that could not be parsed; the cells of these rows are ignored.
     """
 
     columns: Mapping[str, Cells]
@@ -62,7 +63,7 @@ class Block:
         return len(next(iter(self.columns.values())))
 
     def sliced(self, start: int, end: int) -> Block:
-        """Returns the rows from a start to an end."""
+        """Returns the rows with indices in [start, end)."""
         return Block(
             {name: cells[start:end] for name, cells in self.columns.items()},
             lambda k: self.place(start + k),
@@ -70,7 +71,7 @@ class Block:
         )
 
     def parts(self, names: Sequence[str]) -> Iterator[Block]:
-        """Yields the block in parts with lists of equal lengths."""
+        """Splits the block where the length of lists changes in one of the columns `names`."""
         lengths = [_lengths(self.columns[name]) for name in dict.fromkeys(names)]
         for bounds in runs([length for length in lengths if length is not None], len(self)):
             yield self.sliced(*bounds)
@@ -91,7 +92,7 @@ def runs(looks: Sequence[np.ndarray], count: int) -> Iterator[tuple[int, int]]:
     """Yields the start and the end of each run of equal rows.
 
     Args:
-        looks: Arrays [count]; the values of each are equal within a run.
+        looks: Arrays [count]; within a run, each array is constant.
         count: Number of rows.
     """
     is_first = np.arange(count) == 0
@@ -114,9 +115,9 @@ def _lengths(cells: Cells) -> Optional[np.ndarray]:
 def converted(
     cells: Cells, convert: Callable[[Any], Any], column: str
 ) -> tuple[np.ndarray, Errors]:
-    """Returns a function of each cell, and the cells for which it raises a `CellError`.
+    """Converts each cell; returns the results, and the `CellError` of each invalid cell by index.
 
-    Repeated values are converted once.
+    Equal cells are converted once.
     """
     if isinstance(cells, list) or pa.types.is_nested(cells.type) or pa.types.is_null(cells.type):
         values = cells if isinstance(cells, list) else cells.to_pylist()
@@ -139,11 +140,11 @@ def converted(
 
 
 class Columns:
-    """Converts blocks of a table to examples.
+    """A converter of a table's blocks to examples.
 
     Args:
-        options: Options of the import; they have been checked.
-        rows_are_clients: Whether each row is a client.
+        options: Options of the import, already checked.
+        rows_are_clients: Whether each row is a separate client.
     """
 
     def __init__(self, options: ImportOptions, rows_are_clients: bool = False) -> None:
@@ -157,13 +158,13 @@ class Columns:
         self._rows_are_clients = rows_are_clients
 
     def rows(self, block: Block, log: ReadLog) -> Iterator[Rows]:
-        """Yields the examples of a block; reports rows without an example to the log."""
+        """Yields the examples of a block, and logs invalid and skipped rows."""
         lists = [column for input_ in self._vectors for column in input_.columns]
         for part in block.parts(lists):
             yield from self._rows(part, log)
 
     def end(self) -> None:
-        """Checks the columns after the last block."""
+        """Raises an `OptionError` if the text column of all blocks had only numbers."""
         self._texts.end()
 
     def _rows(self, block: Block, log: ReadLog) -> Iterator[Rows]:
@@ -231,7 +232,7 @@ class Columns:
     def _features(
         self, block: Block, log: ReadLog
     ) -> tuple[dict[str, Any], Errors, dict[str, np.ndarray]]:
-        """Returns the features [n, *shape], wrong rows, and by column which values are missing."""
+        """Returns features [n, *shape], errors by row, and a mask of missing values by column."""
         options = self._options
         features: dict[str, Any] = {}
         errors: Errors = {}
@@ -272,7 +273,7 @@ class Columns:
     def _vector(
         self, input_: Input, block: Block, gaps: dict[str, np.ndarray], log: ReadLog
     ) -> tuple[np.ndarray, Errors]:
-        """Returns float32 [n, *shape], NaN for missing numbers, and wrong rows."""
+        """Returns an input, float32 [n, *shape] with NaN for missing numbers, and errors by row."""
         parts: list[np.ndarray] = []
         marks: list[np.ndarray] = []
         columns: list[str] = []
@@ -281,7 +282,7 @@ class Columns:
             cells, size = block.columns[column], 1
             lengths = _lengths(cells)
             if lengths is not None and lengths[0] >= 0:
-                # All rows of a block have lists of one length.
+                # `Block.parts` has made the lists of a column equally long.
                 size = int(lengths[0])
                 lists = cells
                 cells = [*itertools.chain(*lists)] if isinstance(lists, list) else lists.flatten()
@@ -302,7 +303,7 @@ class Columns:
         return matrix.reshape(len(block), *(shape or matrix.shape[1:])), errors
 
     def _numbers(self, cells: Cells, column: str) -> tuple[np.ndarray, np.ndarray, Errors]:
-        """Returns float64 [n], NaN for missing values; the mask of missing values; wrong cells."""
+        """Returns float64 [n] with NaN for missing values, a mask of these, and errors by cell."""
         where = f"in {column}"
         values = self._cast(cells)
         errors: Errors = {}
@@ -326,7 +327,7 @@ class Columns:
         return values, is_missing, errors
 
     def _cast(self, cells: Cells) -> Optional[np.ndarray]:
-        """Returns the numbers of a column, NaN for missing ones; None if a cell has no number."""
+        """Casts a column to float64, NaN for missing values; None if a cell has other text."""
         if isinstance(cells, list):
             return None
         if pa.types.is_string(cells.type):
@@ -362,7 +363,7 @@ def _report_rounded(values: np.ndarray, column: str, log: ReadLog) -> None:
 
 
 def _by_image_shape(rows: Rows) -> Iterator[Rows]:
-    """Yields rows in parts with images of one shape, as arrays."""
+    """Splits rows where the shape of images changes, and stacks the images of each part."""
     images = [
         name
         for name, column in rows.features.items()
@@ -377,7 +378,7 @@ def _by_image_shape(rows: Rows) -> Iterator[Rows]:
 
 
 class _TextCheck:
-    """Detects columns of numbers among columns of texts: CSV does not distinguish them."""
+    """Detects a text column that has only numbers, as CSV does not distinguish the types."""
 
     def __init__(self, options: ImportOptions) -> None:
         self._options = options
@@ -386,11 +387,11 @@ class _TextCheck:
         self._has_text = False
 
     def count(self, cells: Cells) -> None:
-        """Counts texts that may be numbers, up to the first other text."""
+        """Counts cells with numbers, until a cell has other text."""
         for cell in () if self._has_text else cells:
             text = cell if isinstance(cells, list) else cell.as_py()
             if not isinstance(text, str) or not text.strip():
-                # Such a cell is no evidence for either kind of column.
+                # A blank cell is evidence for neither text nor numbers.
                 continue
             self._has_text = number_in(text) is None
             if self._has_text:
@@ -400,7 +401,7 @@ class _TextCheck:
                 self.end()
 
     def end(self) -> None:
-        """Raises an `OptionError` if there were numbers and no text."""
+        """Raises an `OptionError` if all counted cells were numbers."""
         if self._num_numbers and not self._has_text:
             result = f"only numbers, such as {self._last!r} (feature_columns is for numbers)"
             expected = f"texts in {self._options.text_column}"

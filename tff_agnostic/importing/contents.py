@@ -1,4 +1,4 @@
-"""Warnings about the content of a complete store: numbers, classes, large clients, and copies."""
+"""Warnings about the content of a complete store: scales, classes, large clients, duplicates."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from tff_agnostic.data.store_format import DOMAIN, LABEL, TEST, TRAIN, StoreDesc
 from tff_agnostic.importing.source import hash64
 
 _MAX_NAMES = 5
-# Ratio of the sizes of two numbers, or of a number to 1, that is too large for any learning rate.
+# Warn if a feature's root mean square exceeds this multiple of the smallest one's, or of 1: then no
+# learning rate fits both.
 _TIMES = 100
-# A client with a larger fraction of a domain's examples is named, if it also has this many times
-# the examples of the mean client.
+# Warn of a client with a larger fraction of a domain's examples, if it also has more than
+# `_TIMES_THE_MEAN` times as many as the domain's mean client.
 _LARGE_SHARE = 0.2
 _TIMES_THE_MEAN = 2
-# Minimum difference, and minimum ratio, of a class's shares in test and train for a warning.
+# Minimum difference and minimum ratio of a class's test and train shares for a warning.
 _OTHER_SHARE, _TIMES_THE_SHARE = 0.05, 1.5
 # Maximum difference that counts as chance, in standard errors.
 _ERRORS = 3.0
-# Minimum fraction of copies for a warning: fewer may be chance, if features have few values.
+# Minimum fraction of duplicates for a warning: fewer may be chance, if features have few values.
 _MANY_COPIES = 0.01
-# Maximum number of examples for counting copies; each takes 16 bytes of memory.
+# Maximum number of examples for counting duplicates; each takes 16 bytes of memory.
 _MAX_COUNTED = 5_000_000
 
-# Examples of each class, by split, then domain, then name of the class; without zeros.
+# Number of examples by split, then by domain, then by name of the class; without zeros.
 Classes = Mapping[str, Mapping[str, Mapping[str, int]]]
 
 
@@ -72,12 +73,12 @@ def class_shares(counts: Classes, description: StoreDescription) -> dict[str, di
 
 
 def _class_name(description: StoreDescription, label: int) -> str:
-    """Returns the name of a class; its number, if it has none."""
+    """Returns the name of a class, or its number if classes have no names."""
     return str(label) if description.class_names is None else description.class_names[label]
 
 
 def class_remarks(counts: Classes, description: StoreDescription) -> Iterator[Remark]:
-    """Yields warnings about classes that cannot be learnt, or that no example has."""
+    """Yields warnings about a single class, unused classes, and classes that train lacks."""
     train, test = counts.get(TRAIN, {}), counts.get(TEST, {})
     present = {name for domain in train.values() for name in domain}
     if len(present) == 1:
@@ -98,7 +99,7 @@ def class_remarks(counts: Classes, description: StoreDescription) -> Iterator[Re
             "file their numbers.",
             {"unused": unused, "classes": num_classes, "some": some},
         )
-    # Another warning is about domains without any training example.
+    # Skip domains without any training example, which another warning names.
     absent = {
         domain: {name: n for name, n in classes.items() if name not in train[domain]}
         for domain, classes in test.items()
@@ -121,11 +122,11 @@ def class_remarks(counts: Classes, description: StoreDescription) -> Iterator[Re
 def share_remarks(
     shares: Mapping[str, Mapping[str, float]], num_examples: Mapping[str, int]
 ) -> Iterator[Remark]:
-    """Yields the warning about classes that are rarer or more frequent in test than in train.
+    """Yields a warning about classes that are rarer or more frequent in test than in train.
 
     Args:
         shares: Fraction of each class in each split.
-        num_examples: Number of examples of each split; the fewer, the more its shares vary.
+        num_examples: Number of examples in each split.
     """
     train, test = shares.get(TRAIN, {}), shares.get(TEST, {})
     if not train or not test:
@@ -154,7 +155,7 @@ def share_remarks(
 
 
 def number_remarks(description: StoreDescription) -> Iterator[Remark]:
-    """Yields the warning about numbers of very different sizes, or far from 1."""
+    """Yields a warning about features whose scales differ much, or are very large."""
     sizes = {
         entry.name or f"{name}[{k}]": entry.statistics.size
         for name in description.statistics
@@ -179,7 +180,7 @@ def number_remarks(description: StoreDescription) -> Iterator[Remark]:
 
 
 def large_clients(store: ArrowStore) -> Iterator[Remark]:
-    """Yields the warning about domains with a training client that has many of the examples."""
+    """Yields a warning about domains where one training client has many of the examples."""
     table, clients = store.domain_table(TRAIN), store.client_ids(TRAIN)
     totals, holders = table.sum(axis=0), (table > 0).sum(axis=0)
     large = {}
@@ -202,12 +203,12 @@ def large_clients(store: ArrowStore) -> Iterator[Remark]:
 
 
 def copy_counts(store: ArrowStore) -> Optional[dict[str, dict[str, int]]]:
-    """Returns the number of examples with the features, label and domain of another example.
+    """Counts duplicates: examples with the features, label and domain of another example.
 
     Returns:
-        By split: "examples", all of them; "of_client", examples that equal another one of their
-        client; "in_train", examples that equal one of train. None for texts without labels, whose
-        sentences occur often, and for too many examples to remember.
+        Counts by split: "examples", all examples; "of_client", duplicates of an example of the same
+        client; "in_train", duplicates of an example of train. None for texts without labels, which
+        repeat often, and for more than `_MAX_COUNTED` examples.
     """
     if LABEL not in store.description.features or len(store.examples.table) > _MAX_COUNTED:
         return None
@@ -228,7 +229,7 @@ def copy_counts(store: ArrowStore) -> Optional[dict[str, dict[str, int]]]:
 
 
 def _hashes(table: pa.Table) -> np.ndarray:
-    """Returns 64-bit hashes of examples: two of ten million agree with probability 1 / 300,000."""
+    """Returns 64-bit hashes of examples; any two of ten million are equal with probability 3e-6."""
     parts = []
     for name in sorted(table.column_names):
         if pa.types.is_string(table[name].type):
@@ -243,7 +244,7 @@ def _hashes(table: pa.Table) -> np.ndarray:
 
 
 def copy_remarks(copies: Mapping[str, Mapping[str, int]]) -> Iterator[Remark]:
-    """Yields warnings about many copies."""
+    """Yields warnings about many duplicates."""
     total = sum(split["examples"] for split in copies.values())
     copied = sum(split["of_client"] for split in copies.values())
     if copied >= _MANY_COPIES * total:

@@ -1,4 +1,4 @@
-"""The names of domains, and their maximum number."""
+"""Renaming of domains, with checks of their names and of their number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tff_agnostic.importing.source import ReadLog, Rows
 # Maximum number of domains. Each has a learnt weight; a column with far more values is probably not
 # a column of domains.
 _MAX_DOMAINS = 1000
-# Names of all domains together, and of figures about several, in tables, plots and TensorBoard.
+# Names that tables, plots and TensorBoard use for results over several domains.
 _RESERVED = frozenset({"all", "difference", "overall", "worst"})
 
 
@@ -39,7 +39,7 @@ class DomainNames:
         self._seen: set[str] = set()
 
     def named(self, rows: Rows, log: ReadLog) -> Rows:
-        """Returns rows with the names of their domains; reports rows without a name to the log."""
+        """Renames the domains of rows; omits and logs rows whose domain has no name."""
         coded = rows.domain.dictionary_encode()
         values = coded.dictionary.to_pylist()
         names = [self._names.get(value) if self._names else value for value in values]

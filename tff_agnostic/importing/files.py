@@ -1,4 +1,4 @@
-"""Input files: unpacking, limits of sizes, decoding, and places in messages."""
+"""Input files: decompression, size limits, text decoding, and paths."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _BUFFER = 1 << 20
 
 
 class InputFile(io.BufferedReader):
-    """An input file with limits, unpacked if it is compressed.
+    """An input file with size limits, which is decompressed while it is read.
 
     Attributes:
-        limits: Counts the bytes of the file and of its current record.
+        limits: Counter of the bytes in the file and in its current record.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -39,10 +39,10 @@ class Limits(io.RawIOBase):
     """An unbuffered input file that rejects large records and decompression bombs.
 
     Args:
-        path: Name of the file, for messages.
-        packed: The file.
+        path: Path of the file; its suffix determines the decompression.
+        packed: The opened file, possibly compressed.
         options: Options of the import, with the limits.
-        log: Counts the bytes that are read from the file.
+        log: Log that counts the bytes read from the file.
 
     Attributes:
         unpacked: Number of unpacked bytes so far.
@@ -62,12 +62,12 @@ class Limits(io.RawIOBase):
         self._file: Any = packed if unpack is None else unpack(path, packed)
 
     def check_claimed(self, size: int) -> None:
-        """Checks the unpacked size that the file claims, before any of it is read."""
+        """Checks the decompressed size that the file claims, before reading its content."""
         if self._is_packed:
             check_unpacked(self._path, self._packed_size, size, self._options)
 
     def end_record(self) -> None:
-        """Marks the end of a record."""
+        """Starts a new record, whose size counts from 0."""
         self._record_start = self.unpacked
 
     def readable(self) -> bool:
@@ -89,7 +89,7 @@ class Limits(io.RawIOBase):
 
 
 def _unzipped(path: Path, file: Any) -> Any:
-    """Returns the only file of an archive."""
+    """Opens the only file in a zip archive."""
     archive = zipfile.ZipFile(file)
     names = [name for name in archive.namelist() if not name.endswith("/")]
     names = [name for name in names if not name.startswith("__MACOSX/")]
@@ -100,7 +100,7 @@ def _unzipped(path: Path, file: Any) -> Any:
     return archive.open(names[0])
 
 
-# Suffix of a file -> function that unpacks the file.
+# Decompression functions by suffix of the file.
 _UNPACK: Mapping[str, Callable[[Path, Any], Any]] = {
     ".gz": lambda _, file: gzip.GzipFile(fileobj=file),
     ".bz2": lambda _, file: bz2.BZ2File(file),
@@ -109,11 +109,11 @@ _UNPACK: Mapping[str, Callable[[Path, Any], Any]] = {
 
 
 def check_unpacked(path: Path, packed: int, unpacked: int, options: ImportOptions) -> None:
-    """Checks the unpacked size of a compressed input, or of a part of one.
+    """Checks the decompressed size of an input, or of one of its parts.
 
     Args:
-        packed: Number of bytes of the input.
-        unpacked: Number of bytes after unpacking, counted or claimed by the file.
+        packed: Compressed size in bytes.
+        unpacked: Decompressed size in bytes, as counted or as claimed by the file.
     """
     if unpacked > options.max_unpacked_mb * MB:
         raise UserError(
@@ -128,7 +128,7 @@ def check_unpacked(path: Path, packed: int, unpacked: int, options: ImportOption
 
 
 def too_large_record(path: Path, options: ImportOptions) -> UserError:
-    """Returns the error for a record of more bytes than the options allow."""
+    """Returns the error for a record with more bytes than the options allow."""
     return UserError(
         f"{path}: expected records of at most {options.max_record_mb} MB (max_record_mb), found "
         "a larger one"
@@ -137,14 +137,14 @@ def too_large_record(path: Path, options: ImportOptions) -> UserError:
 
 @contextlib.contextmanager
 def open_input(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[InputFile]:
-    """Yields an input file, unpacked if its name ends in .gz, .bz2 or .zip."""
+    """Opens an input file, and decompresses it if its name ends in .gz, .bz2 or .zip."""
     with reading_errors(path), open_file(path, "a file") as packed:
         yield InputFile(Limits(path, packed, options, log))
 
 
 @contextlib.contextmanager
 def reading_errors(path: Path) -> Iterator[None]:
-    """Turns errors of reading a file into a `UserError` that names it."""
+    """Converts errors while reading a file to a `UserError` with its path."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as e:
@@ -166,11 +166,11 @@ def _damaged(path: Path, error: Exception) -> UserError:
 def decoded_lines(
     file: IO[bytes], path: Path, options: Optional[ImportOptions] = None
 ) -> Iterator[str]:
-    """Yields the lines of a text file with their ends, without a byte-order mark.
+    """Yields the lines of a text file, with their line ends, without a byte-order mark.
 
     Args:
         file: The file.
-        path: Its name, for messages.
+        path: Path of the file, for messages.
         options: Options with the encoding; None for UTF-8 only.
     """
     if options is not None:
@@ -210,7 +210,7 @@ def _utf8_lines(file: IO[bytes], path: Path, errors: str, has_options: bool) -> 
 
 
 def _other_encoding(line: bytes, number: int) -> str:
-    """Returns the advice for a file with a line that is not UTF-8."""
+    """Returns advice on a file with a line that is not UTF-8."""
     if number == 1 and line.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return " (it begins as UTF-32 does: save it as UTF-8)"
     if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -229,7 +229,7 @@ def not_utf8(path: Path, line: int, column: int, byte: int, hint: str = "") -> U
     )
 
 
-# First bytes of files that are not text.
+# Descriptions of formats that are not text, by the first bytes of a file.
 _NO_TEXT = {
     b"PK\x03\x04": "an archive, as spreadsheets are (save the sheet as CSV; a zipped CSV is read "
     "if its name ends in .zip)",
@@ -245,7 +245,7 @@ _LONGEST_MARK = max(map(len, _NO_TEXT))
 
 
 def input_paths(options: ImportOptions) -> list[Path]:
-    """Returns the paths of `input`."""
+    """Returns the paths in the option `input`, after checking that they exist."""
     names = options.input
     if not names or not all(names):
         result = ",".join(names) if names else Verbatim("none")
@@ -280,13 +280,13 @@ def expand(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
 
 
 def check_is_file(path: Path) -> None:
-    """Raises a `UserError` if a path is not a file, such as a pipe or a device, or is empty."""
+    """Raises a `UserError` if a path is not a regular file, or is an empty one."""
     with open_file(path, "a file") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise UserError(f"{path}: expected data, found an empty file")
 
 
 def input_place(path: Path, inputs: Sequence[Path]) -> str:
-    """Returns a file's name relative to its input, so that moving the input changes no split."""
+    """Returns a file's path relative to its input folder, so that splits survive moving it."""
     roots = [root for root in inputs if root in path.parents]
     return path.relative_to(roots[0]).as_posix() if roots else path.name

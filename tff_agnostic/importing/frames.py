@@ -1,7 +1,7 @@
 """Data frames as clients in memory, and as client stores.
 
-A frame is a mapping of arrays by column, or an object with Arrow's `__arrow_c_stream__`: a data
-frame of pandas or polars, a table of Arrow, a relation of DuckDB; or a data set of Hugging Face.
+A frame is a mapping from column names to arrays, a Hugging Face data set, or an object with Arrow's
+`__arrow_c_stream__`: a pandas or polars data frame, an Arrow table, a DuckDB relation.
 
     >>> frame = {"who": ["a", "a", "b"], "where": ["x", "y", "x"], "age": [1, 2, 3], "y": [0, 1, 1]}
     >>> columns = {"client_column": "who", "domain_column": "where", "label_column": "y"}
@@ -33,9 +33,9 @@ from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.importing.source import Format, ReadLog, Rows
 from tff_agnostic.importing.table_options import check
 
-# Format whose options apply to data frames, as its columns also have types.
+# Data frames have the options of this format, whose columns also have types.
 _FORMAT = "parquet"
-# Options that apply to clients in memory; the others concern stores.
+# Options that apply to clients in memory; other options only concern stores.
 _IN_MEMORY = (
     *("client_column", "domain_column", "domain_names", "label_column", "label_kind"),
     *("class_names", "feature_columns", "categorical_columns", "max_categories"),
@@ -48,8 +48,8 @@ class TableClients:
     """The clients of a data frame, in memory.
 
     Attributes:
-        clients: Examples of each client: "x", float32 [n, d], or several by input; "y", int32 [n],
-            or float32 [n] of labels that are real numbers; "domain_id", int32 [n].
+        clients: Examples of each client: "x", float32 [n, d], or a mapping of such arrays by input;
+            "y", int32 [n], or float32 [n] if labels are real numbers; "domain_id", int32 [n].
         domain_names: Names of the domains, in the order of their ids.
     """
 
@@ -61,7 +61,7 @@ def import_table(frame: Any, path: Union[str, Path], **columns: Any) -> ImportRe
     """Writes a data frame into a client store.
 
     Args:
-        frame: The frame, see the module.
+        frame: The data frame; see the module.
         path: The store's folder; it must not exist yet.
         **columns: Options of the import: `client_column`, `domain_column`, `feature_columns`,
             `label_column` and so on, see `ImportOptions`.
@@ -75,12 +75,12 @@ def import_table(frame: Any, path: Union[str, Path], **columns: Any) -> ImportRe
 
 
 def clients_of(frame: Any, columns: Mapping[str, Any]) -> TableClients:
-    """Returns the clients of a data frame, all of them to train on.
+    """Returns the clients of a data frame, without dividing them into splits.
 
     Args:
-        frame: The frame, see the module.
-        columns: Options for columns, names and missing values, as in `import_table`. Categories
-            become 0/1 entries of the only input.
+        frame: The data frame; see the module.
+        columns: Options for columns, names and missing values, as in `import_table`. Categories are
+            one-hot encoded in the only input.
     """
     for name in columns:
         if name not in _IN_MEMORY:
@@ -134,7 +134,7 @@ def _options(columns: Mapping[str, Any]) -> ImportOptions:
 
 
 def _inputs(parts: list[Rows], options: ImportOptions) -> Any:
-    """Returns x: an array [n, d], or several by input."""
+    """Returns x: an array [n, d], or a mapping of arrays by input."""
     inputs: dict[str, np.ndarray] = {}
     for name, first in parts[0].features.items():
         if isinstance(first, np.ndarray) and name != LABEL:

@@ -1,6 +1,6 @@
-"""IDX files of MNIST, Fashion-MNIST and EMNIST: images and labels in two files, or four.
+"""Reader of MNIST, Fashion-MNIST and EMNIST: pairs of IDX files with images and labels.
 
-The files name no clients: examples are dealt to clients of equal size.
+The files do not name clients: the import deals the examples to clients of equal size.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import Format, ReadLog, Rows, hash64
 
 _UNSIGNED_BYTE = 8
-# Limits of a block: the claimed sizes of a file must not decide the amount of memory.
+# Limits of a block, so that the sizes that a file claims do not determine the memory.
 _MAX_IMAGES, _MAX_BYTES = 1024, 1 << 24
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
-    """Yields the images of all files, a block of them in memory at a time."""
+    """Yields the images of all files, with one block in memory at a time."""
     labels, kept = Labels(options), {label: i for i, label in enumerate(options.classes)}
     for images_path, labels_path in _pairs(paths):
         split = _file_split(images_path.name)
@@ -68,12 +68,12 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the files of images and of labels."""
+    """Returns the image files and the label files."""
     return [path for pair in _pairs(paths) for path in pair]
 
 
 def check(options: ImportOptions) -> None:
-    """Raises an `OptionError` if classes are named twice, or have another number of names."""
+    """Raises an `OptionError` if `classes` has duplicates, or `class_names` has another length."""
     classes = options.classes
     if len(set(classes)) < len(classes):
         raise options.error("classes", "different labels", Verbatim(list(classes)))
@@ -83,7 +83,7 @@ def check(options: ImportOptions) -> None:
 
 
 def _dealt(options: ImportOptions, prefix: str) -> Iterator[str]:
-    """Yields the next example's client: N clients in turn, in a random order in every turn."""
+    """Yields the client of each example: endless passes over all clients, in random orders."""
     seed, size = [options.seed, hash64(prefix)], options.num_clients
     digits = len(str(size - 1))
     for turn in itertools.count():
@@ -92,7 +92,7 @@ def _dealt(options: ImportOptions, prefix: str) -> Iterator[str]:
 
 
 def _pairs(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
-    """Returns the files of images, each with the file of its labels."""
+    """Returns pairs of an image file and its label file."""
     inputs = files.expand(paths, ("-ubyte", "-ubyte.gz", ".idx", ".idx.gz"))
     pairs = []
     for images in (path for path in inputs if "images" in path.name):
@@ -125,7 +125,7 @@ def _file_split(name: str) -> Optional[str]:
 def _blocks(
     images_path: Path, labels_path: Path, options: ImportOptions, log: ReadLog
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yields the index of the first image of a block, the images and the labels."""
+    """Yields blocks as (index of the first image, images, labels)."""
     with (
         files.open_input(images_path, options, log) as images,
         files.open_input(labels_path, options, log) as labels,

@@ -1,4 +1,4 @@
-"""Cells with images: files that Pillow decodes, or rows of pixels."""
+"""Images in table cells: files that Pillow decodes, or lists of pixels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tff_agnostic.importing.cells import CellError
 
 _MAX_BYTE = 255
 _FILES = ("PNG", "JPEG", "GIF", "BMP")
-# Modes of Pillow's images that need no conversion.
+# Pillow's image modes that need no conversion.
 _PLAIN = ("L", "LA", "RGB", "RGBA")
 PIXELS = "pixels"
 
@@ -23,16 +23,17 @@ def image_in(value: Any, column: str, max_pixels: int) -> np.ndarray:
     """Returns the image of a cell, float32 in [0, 1]; a pixel of 255 becomes 1.
 
     Args:
-        value: Bytes of a PNG, JPEG, GIF or BMP file, a mapping with them as "bytes", or pixels
-            from 0 to 255 as lists of rows.
+        value: A PNG, JPEG, GIF or BMP file as bytes, or as a mapping with the key "bytes"; or
+            nested lists of pixels from 0 to 255.
         column: Name of the column, for messages.
         max_pixels: Maximum number of pixels of a file.
 
     Returns:
-        [height, width, channels] of a file (an animation's first picture), or the lists' shape.
+        An array [height, width, channels] for a file (the first frame of an animation), or an array
+        with the shape of the lists.
 
     Raises:
-        CellError: If the cell has no image, or one that is too large.
+        CellError: If the cell is not an image, or the image is too large.
     """
     if isinstance(value, Mapping):
         value = value.get("bytes")
@@ -49,7 +50,7 @@ def _decoded(content: bytes, column: str, max_pixels: int) -> np.ndarray:
 
     try:
         with warnings.catch_warnings():
-            # This module has its own limit.
+            # This function checks the size itself.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(content), formats=_FILES)
             # Check before decoding, as a small file may claim any size.
@@ -70,7 +71,7 @@ def _decoded(content: bytes, column: str, max_pixels: int) -> np.ndarray:
 
 
 def _plain(image: Any) -> Any:
-    """Returns an image with whole bytes for each channel."""
+    """Converts an image to 8 bits per channel."""
     if image.mode.startswith("I"):
         image = image.convert("I").point(lambda value: value / 256)
     if image.mode in ("1", "I"):
@@ -107,5 +108,5 @@ def _no_image(column: str, result: str) -> CellError:
 
 
 def unit_interval(images: np.ndarray) -> np.ndarray:
-    """Returns bytes as float32 in [0, 1]; 255, ink in MNIST, is 1."""
+    """Scales bytes to float32 in [0, 1]; 255, the ink of MNIST, becomes 1."""
     return images.astype(np.float32) / np.float32(255)

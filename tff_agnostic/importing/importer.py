@@ -1,4 +1,4 @@
-"""An import, from the names of domains to the report. Nothing here loads TensorFlow."""
+"""Imports a source into a client store, with a report; does not load TensorFlow."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from tff_agnostic.importing.vocabulary import CategoryCounts, VocabularySummary,
 
 _SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 _IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
-# Code that imports image files. The names are quoted, so that messages do not show them as flags.
+# Example code that imports image files. Quotes keep messages from showing the names as flags.
 _IMPORT_IMAGES = (
     "tff_agnostic.importing.frames.import_table({'image': [file.read_bytes() for file in files], "
     "'folder': [file.parent.name for file in files]}, 'images.store', **{'image_columns': 'image', "
     "'client_column': 'row', 'domain_column': 'folder', 'label_column': 'folder', 'class_names': "
     "sorted({file.parent.name for file in files})})"
 )
-# Suffixes of files -> format; no suffix implies `text_folders` or `plays`.
+# Formats by suffixes of files; no suffix implies `text_folders` or `plays`.
 _FORMAT_BY_NAME: Mapping[tuple[str, ...], str] = {
     ("posts.xml", "posts.xml.gz"): "stackexchange",
     tables.CSV_SUFFIXES: "csv",
@@ -85,9 +85,9 @@ class Import:
     Attributes:
         options: Options of the import.
         given: Names of the options that the user gave.
-        format: The format to read.
-        paths: The input.
-        output: The store to write.
+        format: Format of the input.
+        paths: Files and folders to read.
+        output: Path of the store to write.
     """
 
     options: ImportOptions
@@ -101,7 +101,7 @@ class Import:
         return sum(path.stat().st_size for path in self.format.find_inputs(self.paths))
 
     def run(self, log: ReadLog) -> ImportReport:
-        """Reads everything; writes the store and, if the options name a file, its report."""
+        """Reads the input; writes the store and, if the option `report` is set, the report."""
         options = self.options
         domains = DomainNames(options.domain_names)
         shares = parse_shares(options.split)
@@ -141,7 +141,7 @@ class Import:
                 columns=stored_columns(options, log.numbers) if options.format in TABLES else None,
                 standardize=options.standardize,
             )
-            # Free this index of the clients, as `ArrowStore` has another one.
+            # Free this client index, as `ArrowStore` builds another one.
             del examples
             report = summarise(
                 ArrowStore(store),
@@ -155,8 +155,7 @@ class Import:
                 strata,
             )
             writer.add_notes(report.notes())
-            # Write the report before the store gets its name: a killed import leaves no store
-            # without it.
+            # Write the report before the store gets its name, so that no store lacks its report.
             if options.report is not None:
                 _write_report(report, options.report)
         return report
@@ -188,7 +187,7 @@ def _add(writer: StoreWriter, rows: Rows, splits: Splits) -> None:
 
 
 def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
-    """Returns the import that the options describe."""
+    """Checks the options, and returns their import."""
     if options.format:
         format_ = FORMATS[options.format]
         paths = input_paths(options)
@@ -211,7 +210,7 @@ def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
 
 
 def checked_output(options: ImportOptions) -> Path:
-    """Returns the store's path, which must be free."""
+    """Returns the store's path, after checking that nothing exists there."""
     if not options.output:
         raise options.error("output", "the store to write", Verbatim("none"))
     output = Path(options.output)
@@ -244,7 +243,7 @@ def _guessed_format(options: ImportOptions, paths: Sequence[Path]) -> str:
 
 def _write_report(report: ImportReport, path: Path) -> None:
     make_folder(path.parent)
-    # A folder next to the path, so that the next import removes leftovers of a killed one.
+    # Use a scratch folder next to the report, where the next import removes a killed one's files.
     with write_errors(path), scratch_folder(path) as folder:
         write_json(folder / path.name, report.to_json())
         os.replace(folder / path.name, path)
@@ -258,11 +257,11 @@ def _left_out(log: ReadLog) -> str:
 
 
 def stored_columns(options: ImportOptions, numbers: Mapping[str, Sequence[str]]) -> StoredColumns:
-    """Returns the description of the columns of a store.
+    """Returns the description of the table columns from which a store was made.
 
     Args:
         options: Options of the import of a table.
-        numbers: The column of each number of an input, by input.
+        numbers: For each input, the column of each of its numbers.
     """
     named = {
         "client": options.client_column,

@@ -1,4 +1,4 @@
-"""LEAF's JSON: `users`, and in `user_data` the lists `x` and `y` of each user."""
+"""Reader of LEAF's JSON, whose `user_data` has the lists `x` and `y` of each user."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tff_agnostic.importing.table_options import VECTOR, check_shape
 from tff_agnostic.importing.tables import csv_errors
 from tff_agnostic.importing.text import Normalizer
 
-# Maximum depth of lists within lists, which are the dimensions of an array.
+# Maximum number of dimensions of an array, which LEAF writes as nested lists.
 _MAX_DEPTH = 8
-# Nesting depth of lists and objects; a user's begin at the third level.
+# Maximum nesting of lists and objects; a user's lists begin at the third level.
 _MAX_NESTING = 32
-# A string and its end: a quote, or the block, perhaps within an escape.
+# A JSON string up to its closing quote, or up to the end of the block, even within an escape.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
-    """Yields the examples of all users, one user in memory at a time.
+    """Yields the examples of all users, with one user in memory at a time.
 
-    A folder train or test, as LEAF's scripts write it, has the examples of that split.
+    Examples in a folder named train or test, as written by LEAF's scripts, belong to that split.
     """
     converter = _Converter(options)
     for path in find_inputs(paths):
@@ -42,7 +42,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the files, and the .json files of folders."""
+    """Returns the given files, and the .json files in the given folders."""
     result = files.expand(paths, (".json",))
     other = next((path for path in result if _file_split(path) is None), None)
     if other is not None and any(map(_file_split, result)):
@@ -58,7 +58,7 @@ def _file_split(path: Path) -> Optional[str]:
 
 
 def check(options: ImportOptions) -> None:
-    """Raises a `UserError` unless the options define the domains."""
+    """Raises a `UserError` if options for domains, shapes or texts are invalid."""
     check_shape(options)
     if (options.domains_file is None) == (options.domain_name is None):
         result = Verbatim("neither" if options.domain_name is None else "both")
@@ -85,10 +85,10 @@ def _users(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tuple[s
 
 
 class _Nested:
-    """A JSON file with limited nesting, as a parser's memory grows with the depth.
+    """A JSON file that rejects deep nesting, as a parser's memory grows with the depth.
 
     Args:
-        path: Its name, for messages.
+        path: Path of the file, for messages.
     """
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
@@ -165,7 +165,7 @@ class _Converter:
             x = _item(x, int(self._options.text_column))
         if isinstance(x, str):
             tokens = self._normalizer.sentence(self._normalizer.tokenize(x))
-            # The label of a language model's text is the text after it, not a class.
+            # In LEAF's language data, the label is the text that follows, not a class.
             is_text = isinstance(y, str) and not self._options.class_names
             if is_text and self._options.are_classes:
                 return {TOKENS: tokens}
@@ -193,7 +193,7 @@ def _item(x: Any, position: int) -> str:
 
 
 def _flat(x: Any) -> list[Any]:
-    """Returns the numbers of nested lists, in their order."""
+    """Flattens nested lists, which must be equally long at each level."""
     level, depth = [x], 0
     while any(isinstance(part, list) for part in level):
         depth += 1
@@ -208,7 +208,7 @@ def _flat(x: Any) -> list[Any]:
 
 
 def _read_domains(path: Path, options: ImportOptions) -> dict[str, str]:
-    """Returns the domain of each client, of a CSV with lines CLIENT,DOMAIN."""
+    """Reads the domain of each client from a CSV file with lines CLIENT,DOMAIN."""
     domains: dict[str, str] = {}
     with files.open_input(path, options, ReadLog()) as file:
         lines = csv.reader(files.decoded_lines(file, path), strict=True)

@@ -1,6 +1,6 @@
-"""NumPy files: arrays of features, labels, clients and domains, read into memory.
+"""Reader of NumPy .npz files with arrays of features, labels, clients and domains.
 
-Each row is one example. Arrays whose names end in _train, _heldout or _test go to that split.
+Each row is an example. The suffixes _train, _heldout and _test of an array's name select a split.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_FOUND = 200
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
-    """Yields the rows of all files, the arrays of one file in memory at a time."""
+    """Yields the rows of all files, with the arrays of one file in memory at a time."""
     options = dataclasses.replace(
         options,
         feature_columns=options.feature_columns or ("x",),
@@ -80,7 +80,7 @@ def check(options: ImportOptions) -> None:
 
 
 def _arrays(path: Path, options: ImportOptions) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Returns the names of all arrays of a file, and the arrays that the options name."""
+    """Returns the names of all arrays in a file, and the arrays that the options name."""
     endings = ("", *(f"_{split}" for split in SPLIT_NAMES))
     wanted = {name + ending for name in needed_columns(options) for ending in endings}
     arrays = {}
@@ -93,7 +93,7 @@ def _arrays(path: Path, options: ImportOptions) -> tuple[list[str], dict[str, np
                 files.check_unpacked(path, member.compress_size, member.file_size, options)
                 with archive.open(member) as content:
                     arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
-                    # Zip compares the checksum at the end of a member.
+                    # Read the end of the member, where zip verifies the checksum.
                     if content.read(1):
                         raise ValueError(f"{name} continues after its last row")
                 if (
@@ -104,7 +104,7 @@ def _arrays(path: Path, options: ImportOptions) -> tuple[list[str], dict[str, np
     except UserError:
         raise
     except Exception as e:  # zip and npy document no list of exceptions for arbitrary bytes.
-        # Some messages contain a part of the file.
+        # Truncate the message, which may contain a part of the file.
         reason = " ".join(str(e).split())[:_MAX_FOUND] or type(e).__name__
         raise UserError(
             f"{path}: expected an .npz file of plain arrays, found a damaged or another file "
@@ -116,7 +116,7 @@ def _arrays(path: Path, options: ImportOptions) -> tuple[list[str], dict[str, np
 def _blocks(
     arrays: dict[str, np.ndarray], features: str, place: str, options: ImportOptions
 ) -> tuple[ImportOptions, Callable[[Mapping[str, int]], Iterator[Block]]]:
-    """Returns the options for the arrays of one split, and `Table.blocks`."""
+    """Returns options with the feature's name and shape in one split, and its `Table.blocks`."""
     count, *shape = arrays[features].shape or (0,)
     images = arrays[features].dtype == np.uint8 and len(shape) >= 2
     if arrays[features].dtype.kind not in "biuf":

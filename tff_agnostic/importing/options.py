@@ -12,24 +12,24 @@ from tff_agnostic.base.options import OptionError, Options, Within
 from tff_agnostic.data.data_warnings import FEW_EXAMPLES
 
 MB = 10**6
-# MB that any input may unpack to, whatever the ratio.
+# Any input may decompress to this many MB, whatever the ratio.
 FREE_MB = 10
 SPLIT_NAMES = ("train", "heldout", "test")
 TABLES = ("csv", "jsonl", "parquet")
 _NAMED_COLUMNS = ("npz", *TABLES)
 UTF_8 = "utf-8"
-# Names for signs that are hard to write in a shell.
+# Names of delimiters that are hard to write in a shell.
 DELIMITERS = {"tab": "\t", "semicolon": ";", "comma": ",", "pipe": "|"}
-# Marks of formulas and code until words are made; no text has these characters, as neither XML nor
-# HTML allows them.
+# Placeholders of formulas and code until the text is split into words. Input texts do not have
+# these characters, as neither XML nor HTML allows them.
 MATH_MARK, CODE_MARK = "\x01", "\x02"
 SPECIAL_WORDS = {MATH_MARK: "<math>", CODE_MARK: "<code>"}
-# Treatments of markup; "word" puts one of `SPECIAL_WORDS` in its place.
+# Treatments of markup; "word" replaces it by one of `SPECIAL_WORDS`.
 TREATMENTS = ("drop", "keep", "word")
 # Default of --markup.
 DEFAULT_MARKUP = ("code:drop", "math:word")
-# TeX as in MathJax. As in pandoc, an opening dollar has no space after it, and a closing one no
-# space before and no digit after it, so that amounts of money are not formulas.
+# TeX as in MathJax. As in pandoc, no space follows an opening dollar, no space precedes a closing
+# dollar, and no digit follows it, so that amounts of money are not formulas.
 _MATH = re.compile(
     r"\$\$.+?\$\$"
     r"|\\\[.+?\\\]"
@@ -39,7 +39,7 @@ _MATH = re.compile(
     re.DOTALL,
 )
 
-# Formats, and the options that no other format has.
+# Options that apply to the given formats only.
 _OPTIONS_BY_FORMATS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("stackexchange",): ("processes", "domain", "markup"),
     ("text_folders",): ("sentences", "sentences_per_client", "sentences_per_group"),
@@ -265,10 +265,10 @@ def check_used(options: ImportOptions, given: Collection[str]) -> None:
 
 
 def parse_markup(texts: Sequence[str]) -> dict[str, str]:
-    """Returns the treatment of "code" and of "math": TREATMENT of both, or NAME:TREATMENT of each.
+    """Parses --markup; returns the treatment of "code" and of "math".
 
     Args:
-        texts: The parts of the flag; treatments that are not named have their defaults.
+        texts: TREATMENT for both, or NAME:TREATMENT for one; the default applies to the rest.
     """
     given: dict[str, str] = {}
     for text in texts:
@@ -283,7 +283,7 @@ def parse_markup(texts: Sequence[str]) -> dict[str, str]:
 
 
 def treat_math(text: str, treatment: str) -> str:
-    """Returns a text with its formulas dropped, unchanged, or each replaced by a mark."""
+    """Drops the formulas of a text, keeps them, or replaces each by `MATH_MARK`."""
     if treatment == "keep" or ("$" not in text and "\\" not in text):
         return text
     mark = f" {MATH_MARK} " if treatment == "word" else " "

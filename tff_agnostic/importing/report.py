@@ -23,11 +23,11 @@ from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.splits import Stratum, parse_shares
 from tff_agnostic.importing.vocabulary import CategorySummary, VocabularySummary
 
-# Above this fraction of markup among the words, a warning is printed.
+# Warn if markup is more than this fraction of the words.
 _MUCH_MARKUP = 0.02
-# Characters that are rare in prose.
+# Characters of markup and formulas, which are rare in prose.
 _MARKUP_SIGNS = frozenset("\\{}^_$`|<>~=")
-# If one unit has more than this fraction of a domain's examples, a warning is printed.
+# Warn if one unit has more than this fraction of a domain's examples.
 _LARGE = 0.5
 _MAX_NAMES = 5
 
@@ -45,7 +45,8 @@ class SplitSummary(Count):
     """The numbers of clients and examples in one split.
 
     Attributes:
-        domains: Clients and examples of each domain; a client with several domains counts in each.
+        domains: Numbers of clients and examples, by domain; a client with several domains counts in
+            each.
         clients_with_several_domains: Number of clients with examples of more than one domain.
     """
 
@@ -55,13 +56,14 @@ class SplitSummary(Count):
 
 @dataclasses.dataclass(frozen=True)
 class Skewness:
-    """s(Lambda || m) of Mohri et al. 2019, eq. 4, where Lambda is the whole simplex.
+    """The skewness s(Lambda || m) (Mohri et al. 2019, eq. 4), where Lambda is the full simplex.
 
     Attributes:
-        value: m / m_k of the rarest domain k; p when all p domains have the same size.
+        value: m / m_k, with m examples in total and m_k in the rarest domain k; p if all p domains
+            have equal size.
         rarest: Name of the rarest domain.
-        num_examples: m_k.
-        num_domains: p.
+        num_examples: Number of examples of the rarest domain, m_k.
+        num_domains: Number of domains, p.
     """
 
     value: float
@@ -70,10 +72,10 @@ class Skewness:
     num_domains: int
 
     def meaning(self) -> str:
-        """Returns the consequence for the choice of domains."""
+        """Explains the skewness in sentences for the terminal."""
         if self.num_domains == 1:
             return f"There is one domain, {self.rarest}: nothing to weigh against one another."
-        # The bound of theorem 1 has s / m under its root, which is 1 / m_k.
+        # The bound of theorem 1 contains the root of s / m, and s / m = 1 / m_k.
         return (
             f"Skewness s(Lambda || m) on the training split: {self.value:.1f}; "
             f"{self.num_domains} domains of equal size would have {self.num_domains}. For the "
@@ -90,10 +92,10 @@ class Sizes:
 
     Attributes:
         count: Number of items.
-        total: Sum of their sizes.
-        median: Percentile 50 of the sizes.
-        most: Percentile 90.
-        nearly_all: Percentile 99.
+        total: Sum of the sizes.
+        median: 50th percentile of the sizes.
+        most: 90th percentile of the sizes.
+        nearly_all: 99th percentile of the sizes.
         largest: Largest size.
     """
 
@@ -106,7 +108,7 @@ class Sizes:
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int]) -> Sizes:
-        """Returns the distribution from the number of items by size; at least one item."""
+        """Computes the distribution from the number of items of each size; needs an item."""
         sizes = np.array(sorted(counts), np.int64)
         numbers = np.array([counts[size] for size in sizes.tolist()], np.int64)
         up_to = np.cumsum(numbers)
@@ -116,7 +118,7 @@ class Sizes:
         return cls(int(up_to[-1]), total, median, most, nearly_all, int(sizes[-1]))
 
     def text(self, things: str, parts: str) -> str:
-        """Returns a line for the terminal, such as of sentences and their words."""
+        """Describes the items, called `things`, and their sizes in `parts`, for the terminal."""
         return (
             f"{self.count} {things} have {self.total} {parts}: half of them at most {self.median}, "
             f"nine in ten {self.most}, 99% {self.nearly_all}, the largest {self.largest}."
@@ -131,18 +133,18 @@ class ImportReport:
         store: Path of the store.
         format: Format of the source.
         records: Number of records in the source.
-        splits: The content of each split.
+        splits: Summary of each split, by name.
         skipped: Number of skipped records, by reason.
-        clients_without_examples: Number of clients all of whose records were skipped.
+        clients_without_examples: Number of clients whose records were all skipped.
         skewness: Skewness of the training split.
-        vocabulary: Vocabulary of a text store.
-        categories: The values of each categorical column, kept and omitted.
+        vocabulary: Summary of the vocabulary; None unless the store has text.
+        categories: Summary of each categorical column, by name.
         missing: Number of examples without a value, by column.
-        client_sizes: Examples per training client.
-        sentence_lengths: Words per training sentence, in a text store.
-        classes: Examples of each class, by split, domain and name; None without classes.
+        client_sizes: Distribution of the examples per training client.
+        sentence_lengths: Distribution of the words per training sentence; None without text.
+        classes: Number of examples by split, domain and class; None without classes.
         class_shares: Fraction of each class in each split; None without classes.
-        copies: Numbers of equal examples by split, see `contents.copy_counts`.
+        copies: Numbers of duplicates by split; see `contents.copy_counts`.
         remarks: Warnings about training on the store.
     """
 
@@ -164,7 +166,7 @@ class ImportReport:
     remarks: Sequence[Remark]
 
     def text(self) -> str:
-        """Returns tables and sentences for the terminal."""
+        """Returns the report as tables and sentences for the terminal."""
         return "\n\n".join(self._parts())
 
     def to_json(self) -> dict[str, Any]:
@@ -237,12 +239,12 @@ def summarise(
 
     Args:
         store: The store.
-        path: The store's later path.
+        path: Final path of the store, which is still in a scratch folder.
         options: Options of the import.
-        log: Log of the reading.
-        vocabulary: The words of a text store, kept and omitted.
-        categories: The values of each categorical column, kept and omitted.
-        strata: The units of the splits, by domain.
+        log: Log of the format's reader.
+        vocabulary: Summary of the vocabulary; None unless the store has text.
+        categories: Summary of each categorical column, by name.
+        strata: Stratum of each domain; see `splits.unit_strata`.
     """
     names = sorted(store.splits(), key=lambda name: (name != TRAIN, name))
     splits = {name: _split_summary(store, name) for name in names}
@@ -290,7 +292,7 @@ def summarise(
 
 
 def skewness(examples: Mapping[str, int]) -> Skewness:
-    """Returns the skewness for the numbers of examples by domain, all positive."""
+    """Returns the skewness of domains with the given numbers of examples, all positive."""
     rarest = min(examples, key=lambda domain: (examples[domain], domain))
     value = sum(examples.values()) / examples[rarest]
     return Skewness(value, rarest, examples[rarest], len(examples))
@@ -314,9 +316,9 @@ def domain_remarks(
     """Yields warnings about domains with no or few examples in a split.
 
     Args:
-        splits: The content of each split.
+        splits: Summary of each split, by name.
         wanted: Names of the splits that should exist.
-        fewest: Minimum number of examples of a domain that is not small.
+        fewest: Number of examples below which a domain is small.
     """
     domains = sorted({name for split in splits.values() for name in split.domains})
     for name in SPLIT_NAMES:
@@ -329,10 +331,10 @@ def domain_remarks(
 
 
 def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> Iterator[Remark]:
-    """Yields the warning about domains with most examples in one unit, which splits cannot divide.
+    """Yields a warning about domains where one unit, which splits keep together, has most examples.
 
     Args:
-        strata: The units of the splits, by domain.
+        strata: Stratum of each domain; see `splits.unit_strata`.
         options: Options of the import.
     """
     names = [name for name, s in strata.items() if s.largest > _LARGE * s.examples]
@@ -351,7 +353,7 @@ def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> Iterat
 
 
 def reading_remarks(log: ReadLog) -> Iterator[Remark]:
-    """Yields notes about changed clients, names, numbers and characters."""
+    """Yields notes about rows as clients, and about changed names, numbers and characters."""
     if log.rows_are_clients:
         text = "Each row is a client, as client_column=row says: no client has several examples."
         yield Remark("rows_are_clients", text, {})
@@ -379,7 +381,7 @@ def reading_remarks(log: ReadLog) -> Iterator[Remark]:
 
 
 def markup_remarks(words: Mapping[str, int], options: ImportOptions) -> Iterator[Remark]:
-    """Yields the warning about a vocabulary with much markup."""
+    """Yields a warning about a vocabulary with much markup."""
     signs = {word: count for word, count in words.items() if _is_markup(word)}
     markup, total = sum(signs.values()), sum(words.values())
     if markup <= _MUCH_MARKUP * total:
@@ -397,6 +399,6 @@ def markup_remarks(words: Mapping[str, int], options: ImportOptions) -> Iterator
 
 
 def _is_markup(word: str) -> bool:
-    """Whether a word has signs of markup or formulas; a special word, as <url>, is not markup."""
+    """Whether a word has signs of markup or formulas, and is not a special word such as <url>."""
     is_special = word.startswith("<") and word.endswith(">") and len(word) > 2
     return not _MARKUP_SIGNS.isdisjoint(word) and not is_special

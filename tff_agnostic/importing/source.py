@@ -1,4 +1,4 @@
-"""The interface of a format: rows of examples, bad records, and a log of the reading."""
+"""Interface of the formats' readers: rows of examples, and a log of skipped records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXAMPLES_AT_ONCE = 1000
 
 
 def hash64(key: Any) -> int:
-    """Returns 64 bits of a hash that is the same in every process and version of Python.
+    """Returns a 64-bit hash, which is the same in every process and version of Python.
 
     Args:
         key: A string, or an array of bytes.
@@ -38,14 +38,16 @@ class Rows:
     """Examples of a source as columns.
 
     Attributes:
-        client: The client of each example, an array of strings [n].
-        domain: The domain of each example, strings [n].
-        split: "train", "heldout" or "test" where the source names the split, otherwise null, [n].
-        features: The other columns, [n, *shape] of NumPy or strings of Arrow, by feature.
-        place: Called with the index of an example; returns its place in the source, such as
-            "users.csv:17", which is different for every example.
-        group: The group that `split_by="group"` keeps together, strings [n]; None if the format has
-            no groups.
+        client: Client of each example, an array of strings [n].
+        domain: Domain of each example, strings [n].
+        split: Split of each example if the source names it ("train", "heldout" or "test"),
+            otherwise null, strings [n].
+        features: Column of each feature, by name: a NumPy array [n, *shape] or an Arrow array of
+            strings [n].
+        place: Called with the index of an example; returns its unique location in the source, such
+            as "users.csv:17".
+        group: Group of each example, which `split_by="group"` keeps in one split, strings [n]; None
+            if the format has no groups.
     """
 
     client: pa.Array
@@ -59,11 +61,11 @@ class Rows:
         return len(self.client)
 
     def selected(self, is_selected: np.ndarray) -> Rows:
-        """Returns the rows where an array is true."""
+        """Returns the rows where `is_selected` is true."""
         return self if is_selected.all() else self.taken(np.flatnonzero(is_selected))
 
     def taken(self, indices: np.ndarray) -> Rows:
-        """Returns the rows with some indices."""
+        """Returns the rows with the given indices."""
         taken, places = pa.array(indices), indices.tolist()
         return Rows(
             client=self.client.take(taken),
@@ -80,12 +82,12 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class SourceExample:
-    """An example, and its place.
+    """An example, and its location in the source.
 
     Attributes:
         record: The record for the store.
-        place: The example's place in the source; see `Rows.place`.
-        group: The group that `split_by="group"` keeps together; None if the format has none.
+        place: Location of the example in the source; see `Rows.place`.
+        group: Group that `split_by="group"` keeps in one split; None if the format has no groups.
     """
 
     record: Record
@@ -94,10 +96,10 @@ class SourceExample:
 
 
 class ReadLog:
-    """Counts skipped records, and reports the progress of reading.
+    """The log of a reader: counts of skipped records, and progress.
 
     Args:
-        skip_bad: Whether bad records are counted instead of ending the import.
+        skip_bad: Whether to skip and count bad records; otherwise the first one ends the import.
         advance: Called with the number of bytes that were read.
         say: Called with the name of the current step, after reading.
 
@@ -105,10 +107,10 @@ class ReadLog:
         skipped: Number of skipped records by reason.
         num_records: Number of records read.
         missing: Number of examples without a value, by column.
-        numbers: Column of each number of an input, by input, if known.
-        renamed: Spellings of names that differ from the name in the store, by column.
+        numbers: For each input, the column of each of its numbers, if known.
+        renamed: For each column, the stored name of every spelling that differs from it.
         rounded: Number of integers that float32 rounds, by column.
-        rows_are_clients: Whether each row is a client.
+        rows_are_clients: Whether each row is a separate client.
         controls: Number of control characters replaced by spaces.
         skipped_clients: Clients of skipped records.
     """
@@ -127,7 +129,7 @@ class ReadLog:
         self.rounded: Counter[str] = Counter()
         self.rows_are_clients = False
         self.controls = 0
-        # The default functions have no effect.
+        # The default function, `id`, has no effect.
         self.advance = advance
         self.say = say
         self._skips_bad = skip_bad
@@ -143,7 +145,7 @@ class ReadLog:
         """Counts an invalid record.
 
         Raises:
-            UserError: If bad records end the import.
+            UserError: If the import does not skip bad records.
         """
         if not self._skips_bad:
             raise UserError(f"{place}: {error.detail}")
@@ -162,11 +164,11 @@ ReadExamples = Callable[[ImportOptions, Sequence[Path], ReadLog], Iterator[Sourc
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A registry entry: how a public format is read.
+    """A registry entry for a public format.
 
     Attributes:
-        read: Called with options, input paths and a log; yields examples, and reports to the log
-            skipped records and the number of bytes that were read.
+        read: Called with options, input paths and a log; yields examples. It reports skipped
+            records and the number of bytes read to the log.
         find_inputs: Called with input paths; returns the files to read.
         check: Raises a `UserError` if options are missing or contradict one another.
         has_groups: Whether examples may have a group.
@@ -181,7 +183,7 @@ class Format:
 def in_blocks(
     items: Iterable[Item], begins_block: Callable[[list[Item], Item], bool]
 ) -> Iterator[list[Item]]:
-    """Yields items in lists; an error is raised after the list of the items before it.
+    """Groups items into lists; yields the items before a `UserError` of `items`, then raises it.
 
     Args:
         items: The items.
@@ -204,7 +206,7 @@ def in_blocks(
 
 
 def in_rows(read: ReadExamples) -> Read:
-    """Returns a reader of rows from a reader of examples."""
+    """Converts a reader of single examples to a reader of rows."""
 
     def examples(
         options: ImportOptions, paths: Sequence[Path], log: ReadLog
@@ -222,7 +224,7 @@ def in_rows(read: ReadExamples) -> Read:
 
 
 def _begins_rows(block: list[SourceExample], example: SourceExample) -> bool:
-    # Features with other types or shapes start new rows, which the store rejects.
+    # Start new rows if types or shapes change, so that the store's error shows this example.
     is_other = bool(block) and _look(block[-1]) != _look(example)
     return is_other or len(block) >= _EXAMPLES_AT_ONCE
 
@@ -233,7 +235,7 @@ def _look(example: SourceExample) -> list[tuple[str, Any]]:
 
 
 def rows_of(examples: Sequence[SourceExample]) -> Rows:
-    """Returns examples with features of the same types and shapes as columns."""
+    """Converts examples, whose features must have equal types and shapes, to columns."""
     records = [example.record for example in examples]
     places = [example.place for example in examples]
     groups = [example.group for example in examples]

@@ -1,9 +1,10 @@
 """The split of each example, optionally with equal shares in every domain.
 
-The split is a seeded hash of the example's unit, such as its client: the examples that stay
-together. With stratify=false that is final. Otherwise it is a first guess, made while reading. Then
-units are grouped into strata by the domain of most of their examples, sorted by hash within each
-stratum, and split by rank. Only surplus units of a split move to another split.
+A unit is a set of examples that stay in one split, such as the examples of a client. While the
+source is read, a seeded hash of the unit determines its split. With stratify=false this split is
+final. Otherwise units are then grouped into strata, by the domain of most of their examples; each
+stratum is sorted by hash, and split by rank. So only the surplus units of a split move to another
+split.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from tff_agnostic.importing.options import SPLIT_NAMES
 from tff_agnostic.importing.source import Rows, hash64
 
 TRAIN, HELDOUT, TEST = SPLIT_NAMES
-# Options that divide a source without its own splits.
+# Options that have no effect on a source with its own splits.
 _DIVISION_OPTIONS = ("split_by", "stratify", "min_per_split")
 _HALF = 2**63
 _TOLERANCE = 1e-6
 
 
 def parse_shares(texts: Sequence[str]) -> dict[str, float]:
-    """Returns the share of each split from NAME:SHARE texts."""
+    """Parses NAME:SHARE strings; returns the share of each split."""
     shares: dict[str, float] = {}
     for text in texts:
         name, _, share = text.partition(":")
@@ -51,10 +52,10 @@ def parse_shares(texts: Sequence[str]) -> dict[str, float]:
 
 
 def unit_split(unit: int, shares: Mapping[str, float]) -> str:
-    """Returns the split that a unit's hash alone gives it.
+    """Returns the split of a unit according to its hash alone.
 
     Args:
-        unit: The hash minus 2**63, a signed number of 64 bits.
+        unit: Hash of the unit minus 2**63, a signed 64-bit integer.
     """
     fraction = (unit + _HALF) / 2**64
     for name, limit in zip(shares, itertools.accumulate(shares.values())):
@@ -64,14 +65,14 @@ def unit_split(unit: int, shares: Mapping[str, float]) -> str:
 
 
 class Splits:
-    """Assigns examples to splits; an example's split depends on the example and the seed only.
+    """An assignment of examples to splits, which depends only on each example and the seed.
 
     Args:
         shares: Fraction of each split.
         by: Unit that stays in one split: client, group or example.
         seed: Seed of the division.
-        given: Names of the options that the user gave. With `split`, the training part of a source
-            with its own splits is divided; without it, its examples stay in their splits.
+        given: Names of the options that the user gave. If a source has its own splits, its examples
+            stay in them, but if `split` is given, its training part is divided.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Splits:
         self._division_options = [name for name in _DIVISION_OPTIONS if name in given]
 
     def assign(self, rows: Rows) -> tuple[pa.Array, pa.Array]:
-        """Returns the split of each example, and its unit; null if the source names the split."""
+        """Returns each example's split, and its unit or null if the source names the split."""
         is_named = np.zeros(len(rows), bool)
         for own_rows in rows.split.unique().drop_null().to_pylist():
             self._check_room(own_rows)
@@ -123,11 +124,11 @@ class Splits:
 
 @dataclasses.dataclass(frozen=True)
 class Stratum:
-    """The units of one domain.
+    """The units that belong to one domain.
 
     Attributes:
-        units: Names of the units, signed numbers of 64 bits in ascending order, int64 [n].
-        examples: Number of their examples, of all domains.
+        units: Hashes of the units minus 2**63, ascending, int64 [n].
+        examples: Number of the units' examples, in all domains.
         largest: Maximum number of examples of a unit.
     """
 
@@ -161,12 +162,12 @@ def unit_strata(units: Iterable[tuple[int, str, int]]) -> dict[str, Stratum]:
 def split_sizes(count: int, shares: Mapping[str, float], fewest: int) -> dict[str, int]:
     """Returns the number of units of a stratum in each split.
 
-    Shares are rounded; test and then heldout have at least `fewest` units, as long as one unit
+    Shares are rounded. First test and then heldout get at least `fewest` units, as long as one unit
     remains for training.
 
     Args:
-        count: Units of the stratum, at least 1.
-        shares: Share of each split; train is one of them.
+        count: Number of units in the stratum, at least 1.
+        shares: Share of each split, including train.
         fewest: Minimum number of units in test and heldout.
     """
     sizes = {}
@@ -183,7 +184,7 @@ def split_sizes(count: int, shares: Mapping[str, float], fewest: int) -> dict[st
 def moves(
     strata: Mapping[str, Stratum], shares: Mapping[str, float], fewest: int
 ) -> dict[int, str]:
-    """Returns the split by rank of each unit for which it differs from `unit_split`."""
+    """Returns the new split of each unit whose split by rank differs from `unit_split`."""
     moved = {}
     for stratum in strata.values():
         sizes = split_sizes(len(stratum.units), shares, fewest)

@@ -1,7 +1,7 @@
-"""Dumps of Stack Exchange and Stack Overflow (`Posts.xml`), and the domains of their posts.
+"""Reader of Stack Exchange and Stack Overflow dumps (`Posts.xml`).
 
-A client is the owner of posts, an example one of their sentences; the option `domain` chooses the
-domains.
+A client is the owner of posts, and an example is a sentence of a post. The option `domain` selects
+the domain of a post.
 """
 
 from __future__ import annotations
@@ -36,43 +36,43 @@ from tff_agnostic.importing.source import (
 from tff_agnostic.importing.text import html_blocks, split_sentences
 from tff_agnostic.importing.workers import in_order, usable_processes
 
-# Limits of a block: work for a tenth of a second or more.
+# Size of a block, which takes a tenth of a second or more.
 _CHARACTERS = 1 << 20
 _POSTS = 2000
 # Minimum input bytes for which several processes are faster, including their start.
 _LARGE = 16 * MB
-# Control characters, and references to them.
+# Control characters, and XML references to them.
 _CONTROLS = re.compile(
     rb"&#(?:0*(?:[0-8]|1[124-9]|2[0-9]|3[01])|[xX]0*(?:[0-8bcefBCEF]|1[0-9a-fA-F]));"
     rb"|[\x00-\x08\x0b\x0c\x0e-\x1f]"
 )
 _LONGEST = 16
-# Number of bytes to keep, to examine what precedes an error.
+# Number of bytes before an error to keep for its message.
 _KEPT = 1 << 15
 # Continuation bytes of UTF-8.
 _CONTINUATIONS = bytes(range(0x80, 0xC0))
-# First bytes of XML in UTF-16, in which half of the bytes are 0.
+# First bytes of XML in UTF-16, where zero bytes are not control characters.
 _WIDE = (b"\xff\xfe", b"\xfe\xff", b"\x00<", b"<\x00")
 _EXPECTED = "the Posts.xml of a Stack Exchange dump"
 _TYPES = {"1": "question", "2": "answer"}
 
-# (attributes of a question or answer) -> its domain; None without one.
+# Called with the attributes of a question or answer; returns its domain, None without one.
 _DomainOf = Callable[[Mapping[str, str]], Optional[str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Post(SourceExample):
-    """A post, whose sentences are examples; `place#k` is the place of sentence k, from 0.
+    """A post, whose sentences become examples; sentence k, from 0, has the location `place#k`.
 
     Attributes:
-        html: The text, with markup.
+        html: Text of the post, with markup.
     """
 
     html: str = ""
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[Rows]:
-    """Yields the sentences of questions and answers, made in blocks by one or several processes."""
+    """Yields the sentences of questions and answers; several processes may extract them."""
     processes = options.processes
     if processes is None:
         num_bytes = sum(path.stat().st_size for path in find_inputs(paths))
@@ -89,7 +89,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
 
 
 def _by_size() -> Callable[[list[_Post], _Post], bool]:
-    """Returns a function that begins a new block if the posts of the last one are many or long."""
+    """Returns a predicate for `in_blocks`, which limits the posts and characters of a block."""
     size = 0
 
     def begins_block(posts: list[_Post], post: _Post) -> bool:
@@ -102,7 +102,7 @@ def _by_size() -> Callable[[list[_Post], _Post], bool]:
 
 
 def _sentences_in(options: ImportOptions) -> Callable[[Sequence[_Post]], list[list[str]]]:
-    """Returns the function that finds the sentences of each post."""
+    """Returns a function from posts to the sentences of each post."""
     markup = parse_markup(options.markup)
 
     def sentences(posts: Sequence[_Post]) -> list[list[str]]:
@@ -131,9 +131,10 @@ def _sentence_rows(posts: Sequence[_Post], sentences: Sequence[Sequence[str]]) -
 
 
 def _posts(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[_Post]:
-    """Yields questions and answers, some in memory at a time.
+    """Yields the questions and answers that have an owner and a domain.
 
-    With several files the clients are SITE/OWNER, otherwise OWNER; the site is the folder's name.
+    With several files, a client is SITE/OWNER, where SITE is the name of the file's folder;
+    otherwise it is OWNER.
     """
     dumps = find_inputs(paths)
     for path in dumps:
@@ -148,7 +149,7 @@ def _posts(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Itera
 
 
 def check(options: ImportOptions) -> None:
-    """Raises a `UserError` if --markup is not understood."""
+    """Raises a `UserError` if --markup is invalid."""
     parse_markup(options.markup)
 
 
@@ -179,7 +180,7 @@ def _rows(
     with files.open_input(path, options, log) as file:
         text = _WithoutControls(file)
         try:
-            # Without a document type, no entities are expanded, and none are loaded.
+            # Forbid document types, so that the parser neither expands nor loads entities.
             events = iterparse(text, events=("start", "end"), forbid_dtd=True)
             _, root = next(events)
             if root.tag != "posts":
@@ -210,7 +211,7 @@ def _rows(
 
 
 class _WithoutControls:
-    """A dump whose control characters, which XML does not allow, are spaces."""
+    """A dump that replaces control characters, which XML does not allow, by spaces."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.num_controls = 0
@@ -242,7 +243,7 @@ def _malformed(path: Path, text: _WithoutControls, error: Any) -> UserError:
     line, column = error.position
     result = str(error).partition(":")[0]
     try:
-        # The first character may be cut off, and so may be the last.
+        # The first and the last character may be incomplete.
         text.tail.lstrip(_CONTINUATIONS).decode("utf-8")
     except UnicodeDecodeError as e:
         if e.reason != "unexpected end of data" and result.startswith("not well-formed"):
@@ -251,7 +252,7 @@ def _malformed(path: Path, text: _WithoutControls, error: Any) -> UserError:
 
 
 def _domains(options: ImportOptions, site: str) -> _DomainOf:
-    """Returns the function that finds the domains of a site's posts, in the dump's order."""
+    """Returns the function for a post's domain, which must be called in the order of the dump."""
     named = frozenset(text.partition(":")[0] for text in options.domain_names)
     question_tags = _QuestionTags()
 
@@ -281,7 +282,7 @@ def _post(
     post_domain: _DomainOf,
     log: ReadLog,
 ) -> Iterator[_Post]:
-    """Yields the post of a row, or reports to the log why it has none."""
+    """Yields a row's post, or logs why it is skipped."""
     owner = attributes.get("OwnerUserId")
     client = None if owner is None else prefix + owner
     kind = post_type(attributes)
@@ -298,7 +299,7 @@ def _post(
     if kind is None:
         log.skip("neither question nor answer", client)
         return
-    # Include questions without an owner, as their answers have their tags.
+    # Call this also for questions without an owner, whose answers have the questions' tags.
     domain = post_domain(attributes)
     if client is None:
         log.skip("post without owner")
@@ -343,7 +344,7 @@ def post_tags(attributes: Mapping[str, str]) -> list[str]:
 
 
 class _QuestionTags:
-    """The tag of each question of a site, in 12 bytes each, for the answers, which have no tags."""
+    """A compact map from a site's questions to their tags, which answers inherit."""
 
     def __init__(self) -> None:
         self._ids = array("q")
@@ -362,7 +363,7 @@ class _QuestionTags:
         self._tags.insert(at, number)
 
     def tag(self, question: int) -> Optional[str]:
-        """Returns the tag of a question; None if it was not seen."""
+        """Returns the tag of a question; None for a question that was not added."""
         at = bisect.bisect_left(self._ids, question)
         if at == len(self._ids) or self._ids[at] != question:
             return None

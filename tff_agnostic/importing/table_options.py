@@ -19,19 +19,19 @@ from tff_agnostic.importing.options import DELIMITERS, ImportOptions
 
 _RESERVED = (DOMAIN, LABEL, TOKENS)
 VECTOR = "x"
-# Value of `client_column` that makes a client of each row, unless a column has this name.
+# Value of `client_column` that makes each row a client, if no column has this name.
 ROW = "row"
-# Separator between a column's name and its occurrence number, until inputs are parsed.
+# Separator between the name of a repeated column and its number, until inputs are parsed.
 _OCCURRENCE = "\0"
 
 
 class _Absent(Verbatim):
-    """A description of missing options, which errors supplement with the columns of the file."""
+    """A description of missing options, to which `columns_in_errors` adds the file's columns."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """A feature of the store, made of columns of numbers or images.
+    """A feature of the store, made of numeric columns or of an image column.
 
     Attributes:
         name: Name of the feature.
@@ -64,9 +64,9 @@ def vector_inputs(options: ImportOptions) -> tuple[Input, ...]:
 
 
 def image_inputs(options: ImportOptions) -> tuple[Input, ...]:
-    """Returns an input for each of `image_columns`, with the column's name.
+    """Returns an input for each of `image_columns`, named after the column.
 
-    The only input of a store is called `feature_name`, or pixels.
+    If an image is the only input of a store, its name is `feature_name`, or "pixels" by default.
     """
     columns = options.image_columns
     if len(columns) == 1 and not (options.feature_columns or options.categorical_columns):
@@ -75,7 +75,7 @@ def image_inputs(options: ImportOptions) -> tuple[Input, ...]:
 
 
 def feature_column_names(options: ImportOptions) -> list[str]:
-    """Returns the column of every use in an input."""
+    """Returns the columns of all inputs; a column that is used twice occurs twice."""
     inputs = (*vector_inputs(options), *image_inputs(options))
     return [column for input_ in inputs for column in input_.columns] + [
         *options.categorical_columns
@@ -97,7 +97,7 @@ def needed_columns(options: ImportOptions) -> list[str]:
 
 
 def check(options: ImportOptions) -> None:
-    """Raises an `OptionError` if the options do not name the columns."""
+    """Raises an `OptionError` if required columns are not named, or options have no effect."""
     require_client_and_domain(options)
     has_features = bool(feature_column_names(options))
     if (options.text_column is None) == (not has_features):
@@ -135,7 +135,7 @@ def columns_in_errors(
     names_in: Callable[[Path], Sequence[str]],
     find_inputs: Callable[[Sequence[Path]], list[Path]],
 ) -> Iterator[None]:
-    """Adds the other missing options, and the file's columns, to errors for a missing option.
+    """Adds other missing options, and the file's columns, to the error for a missing option.
 
     Args:
         options: The options.
@@ -168,7 +168,7 @@ def columns_in_errors(
 
 
 def _header_hint(options: ImportOptions, header: Sequence[str]) -> str:
-    """Returns the advice for a header of CSV that may be a row, because it has a number."""
+    """Returns advice on a CSV header with a number, which may be a row of data."""
     if options.format != "csv" or all(number_in(name) is None for name in header):
         return ""
     return " (is that a row? the file needs a first line with the names of its columns)"
@@ -184,7 +184,7 @@ def require_client_and_domain(options: ImportOptions) -> None:
 
 
 def check_shape(options: ImportOptions) -> None:
-    """Raises an `OptionError` if `feature_shape` is not a shape."""
+    """Raises an `OptionError` if `feature_shape` has a size below 1."""
     if any(size < 1 for size in options.feature_shape):
         result = Verbatim(list(options.feature_shape))
         raise options.error("feature_shape", "positive sizes", result)
@@ -236,7 +236,7 @@ def check_columns(options: ImportOptions, header: Sequence[str], where: Any) -> 
     Args:
         options: Options of the import.
         header: Names of the table's columns.
-        where: The table, for messages.
+        where: Name of the table, for messages.
     """
     for name in needed_columns(options):
         if name == options.client_column == ROW:
@@ -265,9 +265,9 @@ def column_places(header: Sequence[str]) -> dict[str, int]:
 
 
 def resolve_occurrences(options: ImportOptions, header: Sequence[str]) -> ImportOptions:
-    """Returns options whose `feature_columns` mark NAME:1 and so on as one of several columns NAME.
+    """Replaces the colon in NAME:1, one of several columns NAME, by `_OCCURRENCE` in the options.
 
-    Without the mark, the text before a colon is the name of an input.
+    Otherwise the text before the colon would be the name of an input.
     """
     text = ",".join(options.feature_columns)
     for name in dict.fromkeys(name for name in header if header.count(name) > 1):
@@ -282,7 +282,7 @@ def resolve_occurrences(options: ImportOptions, header: Sequence[str]) -> Import
 
 
 def _column_hint(name: str, header: Sequence[str]) -> str:
-    """Returns the delimiter that the header needs, or the column of a similar name."""
+    """Returns advice on a missing column: another delimiter, or a column with a similar name."""
     if len(header) == 1:
         for word, sign in DELIMITERS.items():
             if sign in header[0]:

@@ -1,4 +1,4 @@
-"""CSV files and JSON Lines, in blocks of rows."""
+"""Readers of CSV and JSON Lines, in blocks of rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tff_agnostic.importing.table_options import (
 )
 
 _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
-# Limits of a block of rows that are Python objects.
+# Maximum number of rows and of bytes in a block.
 BLOCK_ROWS = 1 << 12
 BLOCK_BYTES = 1 << 22
 
@@ -44,8 +44,8 @@ class Table:
     """The columns and rows of a file or data frame.
 
     Attributes:
-        names: Names of the columns, at least after the first block.
-        blocks: Called with the index of each needed column; yields the rows.
+        names: Names of the columns; without a header, the names in the rows read so far.
+        blocks: Called with the index of each needed column by name; yields blocks of rows.
         has_header: Whether all rows have the same columns.
     """
 
@@ -54,16 +54,16 @@ class Table:
     has_header: bool = True
 
 
-# Called with options, a file, its name in places and a log; yields its open table.
+# Context manager of an open table, called with (options, path, name in locations, log).
 _OpenTable = Callable[[ImportOptions, Path, str, ReadLog], AbstractContextManager[Table]]
 
 
 def table_format(suffixes: Sequence[str], open_table: _OpenTable) -> Format:
-    """Returns a format whose files contain rows.
+    """Returns the format of files that `open_table` opens.
 
     Args:
-        suffixes: Suffixes of the files that are read in a folder.
-        open_table: Opens one file.
+        suffixes: Suffixes of the files to read in a folder.
+        open_table: Context manager that opens a file as a `Table`.
     """
 
     def find_inputs(paths: Sequence[Path]) -> list[Path]:
@@ -90,9 +90,8 @@ def table_rows(options: ImportOptions, table: Table, where: Any, log: ReadLog) -
 
     Args:
         options: Options of the import.
-        table: The table.
-        where: Its name, for messages.
-        log: Counts the rows.
+        where: Name of the table, for messages.
+        log: Log that counts read and skipped rows.
     """
     places = {column: k for k, column in enumerate(needed_columns(options))}
     if table.has_header:
@@ -111,7 +110,7 @@ def table_rows(options: ImportOptions, table: Table, where: Any, log: ReadLog) -
         if len(block):
             yield from columns.rows(block, log)
         if log.num_records == options.max_records:
-            # The next block may be an error.
+            # Do not read the next block, which may raise an error.
             break
     if columns is not None:
         columns.end()
@@ -124,14 +123,14 @@ def _row_blocks(
     name: str,
     file: InputFile,
 ) -> Iterator[Block]:
-    """Yields rows in blocks; an error is raised after the block of the rows before it.
+    """Yields rows in blocks; yields the rows before an error of `rows`, then raises it.
 
     Args:
-        rows: Pairs of line number, and the row or its `CellError`.
-        empty: A row without values, instead of a `CellError`.
+        rows: Pairs (line number, row), with a `CellError` instead of an invalid row.
+        empty: A row without values, which replaces invalid rows.
         read_columns: Called with rows; returns their columns.
-        name: Name of the file in places.
-        file: The file.
+        name: Name of the file in locations.
+        file: The file, whose position limits the bytes of a block.
     """
     start = 0
 
@@ -146,7 +145,7 @@ def _row_blocks(
         lines = [line for line, _ in block]
         errors = {k: row for k, (_, row) in enumerate(block) if isinstance(row, CellError)}
         columns = read_columns([empty if k in errors else row for k, (_, row) in enumerate(block)])
-        # Rows must not stay in memory while their columns become examples.
+        # Free the rows before their columns are converted to examples.
         block.clear()
         yield Block(columns, lambda k, lines=lines: f"{name}:{lines[k]}", errors)  # type: ignore[misc]
 
@@ -180,14 +179,14 @@ def _open_csv(options: ImportOptions, path: Path, name: str, log: ReadLog) -> It
 
             return _row_blocks(rows(), [None] * len(header), read_columns, name, file)
 
-        # A name that the options spell exactly stays.
+        # Keep a name that the options spell exactly.
         exact = needed_columns(options)
         yield Table([n if n in exact else plain_name(n) for n in header], blocks)
 
 
 @contextlib.contextmanager
 def csv_errors(path: Path, lines: Any) -> Iterator[None]:
-    """Turns errors of a parser into a `UserError` with the line."""
+    """Converts errors of a CSV parser to a `UserError` with the line number."""
     try:
         yield
     except csv.Error as e:
@@ -227,13 +226,13 @@ def _open_jsonl(options: ImportOptions, path: Path, name: str, log: ReadLog) -> 
             return _row_blocks(itertools.chain(first, others), {}, read_columns, name, file)
 
         others = rows()
-        # Column names are only in the rows.
+        # Read the first row now, as only rows contain column names.
         first = [*itertools.islice(others, 1)]
         yield Table(names, blocks, has_header=False)
 
 
 def _cells(values: list[Any]) -> Cells:
-    """Returns values as an array of Arrow; unchanged if they are of several types, or lists."""
+    """Converts values to an Arrow array; leaves them unchanged if types differ or are nested."""
     if any(isinstance(value, (list, dict, Absent)) for value in values):
         return values
     try:

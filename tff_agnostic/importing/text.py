@@ -1,8 +1,8 @@
-"""Text to words: HTML, English sentences, any language.
+"""Splits HTML, English sentences, and texts of any language into words.
 
-English sentences are TFF's, as its Stack Overflow data describes them: lower case; no symbols
-beyond ASCII; punctuation apart, except apostrophes and hyphens inside words; a special word for
-every URL.
+English sentences are normalized like TFF's Stack Overflow data: lower case, only ASCII symbols,
+punctuation as separate words except for apostrophes and hyphens inside words, and the special word
+<url> for every URL.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Callable, Optional
 
 from tff_agnostic.importing.options import CODE_MARK, MATH_MARK, SPECIAL_WORDS, ImportOptions
 
-# Code points to search for marks: those of scripts, and of variation selectors.
+# Code points to search for combining marks: scripts and variation selectors.
 _WITH_MARKS = (range(0x20000), range(0xE0100, 0xE01F0))
 # Joiners between letters of a Persian or Hindi word.
 _JOINERS = "\u200c\u200d"
-# Apostrophes and the hyphen.
+# Apostrophes and the hyphen, which may occur inside a word.
 _IN_WORDS = "'\u2019-"
 # Characters whose repetitions form one word.
 _REPEATED_SIGNS = (
@@ -38,7 +38,7 @@ _TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
     "letters": lambda text: list(filter(None, map(_letters, text.split()))),
 }
 URL = "<url>"
-# Characters with an ASCII equivalent, kept instead of dropped.
+# Replacement of characters that have an ASCII equivalent; the others are dropped.
 _TWINS = str.maketrans(
     {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": " - "}
     | {"\u2026": "...", "\u00a0": " "}
@@ -46,8 +46,8 @@ _TWINS = str.maketrans(
 _SENTENCE_END = re.compile(r"[.?!][.?!\"')\]]*(?=\s|$)")
 # A full stop after one of these does not end a sentence.
 _ABBREVIATIONS = frozenset({"cf", "dr", "e.g", "eq", "fig", "i.e", "mr", "mrs", "ms", "vs"})
-# Words of text with URLs. Other text is split at spaces after padding every sign with spaces, which
-# yields the same words faster.
+# Words of a text with URLs. For other texts, splitting at spaces after padding every sign with
+# spaces yields the same words faster.
 _TOKEN = re.compile(
     r"(?:https?|ftp)://[^\s<>\"')]+|www\.[^\s<>\"')]+"
     r"|[a-z0-9]+(?:['-][a-z0-9]+)*"
@@ -64,16 +64,16 @@ _BLOCKS = {
     "blockquote", "br", "dd", "div", "dl", "dt", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li",
     "ol", "p", "pre", "table", "td", "th", "tr", "ul",
 }  # fmt: skip
-# Characters after an unfinished "<" within which tags are still recognised.
+# Maximum length of an unfinished tag at the end of a text that the parser still handles.
 _MAX_UNFINISHED = 4096
 _TAG = re.compile("<[^<>]*>")
-# Markup that needs no parser: tags of elements, without attributes or with quoted ones.
+# Markup that needs no parser: tags without attributes, or with quoted attributes.
 _TAGS = re.compile("(<[^<>]*>)")
 _PLAIN_TAG = re.compile(
     r"<(/?)([A-Za-z][A-Za-z0-9]*)"
     r"(?:[ \t\n]+[A-Za-z][A-Za-z-]*=(?:\"[^\"<>]*\"|'[^'<>]*'))*[ \t\n]*(/?)>"
 )
-# Elements whose text is not markup, in any version of Python's parser.
+# Elements whose content is not parsed as markup by some version of Python's parser.
 _RAW = _SCRIPTS | {
     "iframe", "noembed", "noframes", "noscript", "plaintext", "textarea", "title", "xmp",
 }  # fmt: skip
@@ -81,12 +81,12 @@ _RAW = _SCRIPTS | {
 
 @functools.cache
 def _word() -> re.Pattern[str]:
-    """Returns the pattern of a word in the rule "words".
+    """Returns the pattern of a word for the tokenizer "words".
 
     A word is a placeholder such as <unk>; letters and digits, possibly with inner apostrophes or
-    hyphens; a run of a repeated sign such as "..."; or a single sign. Letters include their marks,
-    which Python excludes from word characters: words of Hindi, Thai or vocalised Arabic would
-    otherwise break apart.
+    hyphens; a run of a repeated sign such as "..."; or a single sign. Letters include combining
+    marks, which Python excludes from word characters. Without these, words of Hindi, Thai or
+    vocalised Arabic would break apart.
 
     Model cards contain the pattern for `re.findall`, so it has neither groups nor back-references.
     """
@@ -124,14 +124,14 @@ def has_letters(word: str) -> bool:
 
 
 class Normalizer:
-    """Normalises words for the store: --case and --punctuation.
+    """A tokenizer with the rules of --tokenizer, --case and --punctuation.
 
     Args:
-        default_tokenizer: Used if the options name none.
+        default_tokenizer: Name of the tokenizer if the options name none.
 
     Attributes:
-        tokenize: Returns the words of a text unchanged.
-        rule: The value of `StoredColumns.words`.
+        tokenize: Called with a text; returns its words, not yet normalised.
+        rule: Rules of the tokenizer in the form of `StoredColumns.words`.
     """
 
     def __init__(self, options: ImportOptions, default_tokenizer: str) -> None:
@@ -147,7 +147,7 @@ class Normalizer:
         }
 
     def sentence(self, words: list[str]) -> str:
-        """Returns a sentence in the store's form; empty without letters and digits."""
+        """Joins words to a normalised sentence, which is empty if no word has a letter or digit."""
         if not any(map(has_letters, words)):
             return ""
         kept = list(filter(has_letters, words)) if self._drop else words
@@ -158,9 +158,9 @@ class Normalizer:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Returns the sentences of a paragraph, words separated by single spaces.
+    """Splits a paragraph into normalised English sentences, with single spaces between words.
 
-    Sentences without a letter or digit are skipped.
+    Sentences without a letter or digit are omitted.
     """
     if not text.isascii():
         text = text.translate(_TWINS).encode("ascii", "ignore").decode("ascii")
@@ -197,14 +197,14 @@ def _without_url(token: str) -> str:
 
 
 class _HtmlText(HTMLParser):
-    """Parser of any markup, like a browser's. `_plain_blocks` is faster for plain markup."""
+    """A parser of any HTML, as tolerant as a browser; `_plain_blocks` is faster for plain HTML."""
 
     def __init__(self, code: str) -> None:
         super().__init__(convert_charrefs=True)
         self.blocks: list[list[str]] = [[]]
         self._depth = 0
         self._dropped = _DROPPED_BY_TREATMENT[code]
-        # The word that replaces code inside of a sentence.
+        # The placeholder that replaces code inside a sentence.
         self._code = f" {CODE_MARK} " if code == "word" else " "
 
     def updatepos(self, i: int, j: int) -> int:
@@ -215,12 +215,13 @@ class _HtmlText(HTMLParser):
         try:
             return super().parse_html_declaration(i)
         except (AssertionError, NotImplementedError):
-            # The parser only supports CDATA after <![; browsers treat others as comments.
+            # The parser only supports CDATA after <![, where browsers treat anything else as a
+            # comment.
             return self.parse_bogus_comment(i)
 
     def close(self) -> None:
-        # The remaining data begins with an unfinished tag or comment, whose end the parser would
-        # look for again at each "<" after it.
+        # The remaining data begins with an unfinished tag or comment. The parser would search for
+        # the end of the tag again at each later "<".
         if len(self.rawdata) > _MAX_UNFINISHED:
             self.handle_data(unescape(_TAG.sub(" ", self.rawdata)))
             self.rawdata = ""
@@ -259,7 +260,7 @@ class _HtmlText(HTMLParser):
 def _plain_tag(tag: str) -> tuple[str, bool, bool]:
     """Returns the name of a plain tag, and whether it begins and ends its element.
 
-    The name is empty where the tag is not plain.
+    The name is empty if the tag is not plain.
     """
     match = _PLAIN_TAG.fullmatch(tag)
     name = match[2].lower() if match else ""
@@ -269,7 +270,7 @@ def _plain_tag(tag: str) -> tuple[str, bool, bool]:
 
 
 def _plain_blocks(html: str, code: str) -> Optional[list[list[str]]]:
-    """Returns the parts of blocks like `_HtmlText`; None unless all markup is plain."""
+    """Returns the same blocks as `_HtmlText`; None if any markup is not plain."""
     parts = _TAGS.split(html)
     if html.count("<") != len(parts) // 2:
         return None

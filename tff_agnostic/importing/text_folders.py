@@ -1,11 +1,11 @@
-"""Folders of texts, and plays as plain text.
+"""Readers of folders with texts, and of plays as plain text.
 
-- `text_folders`: a folder for each domain, with UTF-8 files `.txt`; or the files of one domain. A
-  client is a file, or a passage of some of its sentences. An example is a sentence. A group is a
-  file, or a longer passage, so that `split_by="group"` keeps its passages together.
-- `plays`: speeches, a blank line between them, each headed by a line `SPEAKER:`. A client is a
-  speaker, by the name as it is printed. An example is a speech. The domain is the file, or the one
-  that is given.
+- `text_folders`: a folder for each domain, with UTF-8 files `.txt`; or the files of one domain. An
+  example is a sentence. A client is a file, or a passage of some of its sentences. A group is a
+  file, or a passage of several clients, which `split_by="group"` keeps in one split.
+- `plays`: speeches between blank lines, each headed by a line `SPEAKER:`. An example is a speech. A
+  client is a speaker, identified by the printed name. The domain is the name of the file, or the
+  option `domain_name`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tff_agnostic.importing.text import Normalizer, is_sentence_end
 
 _SUFFIX = ".txt"
 _BLOCK = 1 << 16
-# Maximum words of a sentence, for texts without sentence ends.
+# Maximum number of words in a sentence, as some texts have no sentence ends.
 _MAX_WORDS = 1000
 _AFTER_NAME = ":"
 
 
 def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterator[SourceExample]:
-    """Yields the sentences of all files, a block of a file in memory at a time."""
+    """Yields the sentences of all files, with one block of a file in memory at a time."""
     normalizer = Normalizer(options, default_tokenizer="spaces")
     sentences = _SENTENCES[options.sentences]
     size, group_size = options.sentences_per_client, options.sentences_per_group
@@ -51,12 +51,12 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
 
 
 def find_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the texts, inside and outside of domains' folders."""
+    """Returns all text files, inside and outside of the domains' folders."""
     return [path for path, _ in _texts(paths).values()]
 
 
 def check(options: ImportOptions) -> None:
-    """Raises a `UserError` if groups have no effect, or would cut clients."""
+    """Raises a `UserError` if `sentences_per_group` has no effect, or would divide a client."""
     size, group_size = options.sentences_per_client, options.sentences_per_group
     if not group_size:
         return
@@ -70,7 +70,7 @@ def check(options: ImportOptions) -> None:
 def _texts_with_domains(
     options: ImportOptions, paths: Sequence[Path], log: ReadLog
 ) -> dict[str, tuple[Path, str]]:
-    """Returns the texts that have a domain, with the domain; reports the others to the log."""
+    """Returns (path, domain) of each text, by name; logs texts without a domain."""
     result = {}
     for document, (path, folder) in _texts(paths).items():
         domain = options.domain_name or folder
@@ -88,7 +88,7 @@ def _texts_with_domains(
 
 
 def _texts(paths: Sequence[Path]) -> Mapping[str, tuple[Path, Optional[str]]]:
-    """Returns each file and the domain's folder that it is in, by DOMAIN/NAME or NAME."""
+    """Returns (path, domain's folder or None) of each text, by name DOMAIN/NAME or NAME."""
     texts: dict[str, tuple[Path, Optional[str]]] = {}
 
     def add(root: Path, path: Path, folder: Optional[str] = None) -> None:
@@ -165,12 +165,12 @@ def _by_length(pieces: Iterable[str], normalizer: Normalizer) -> Iterator[list[s
 
 
 def _at_most(words: list[str]) -> Iterator[list[str]]:
-    """Yields words in runs of at most `_MAX_WORDS`, none of them empty."""
+    """Splits words into lists of at most `_MAX_WORDS`, without an empty list."""
     for start in range(0, len(words), _MAX_WORDS):
         yield words[start : start + _MAX_WORDS]
 
 
-# Pieces of a text that end between words -> the words of each sentence.
+# Functions from pieces of a text, which end between words, to the words of each sentence.
 _SENTENCES: dict[str, Callable[[Iterable[str], Normalizer], Iterator[list[str]]]] = {
     "punctuation": _by_punctuation,
     "lines": _by_lines,
@@ -194,22 +194,22 @@ def _pieces(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[str]:
             line, column = _moved(line, column, decoded)
             text = rest + decoded
             if "\0" in text:
-                # Reject NUL bytes, which are not text; a sparse file may have very many.
+                # Reject NUL bytes, which are not text: a sparse file may have very many.
                 raise UserError(f"{path}: expected text, found a NUL character")
-            # End the record, as a sentence without an end is cut.
+            # End the record at each piece, as `_MAX_WORDS` already limits sentences.
             file.limits.end_record()
             if not block:
                 yield text
                 return
             cut = max(text.rfind(space) for space in " \n\t")
-            # Cut text without spaces anywhere, so that a piece does not grow with the file.
+            # Divide text without spaces anywhere, so that a piece does not grow with the file.
             cut = len(text) - 1 if cut < 0 and len(text) > _BLOCK else cut
             yield text[: cut + 1]
             rest = text[cut + 1 :]
 
 
 def _moved(line: int, column: int, text: str) -> tuple[int, int]:
-    """Returns the line and column after a text, from the position of its start."""
+    """Returns line and column at the end of a text, which starts at `line` and `column`."""
     *lines, last = text.split("\n")
     return line + len(lines), len(last) + (1 if lines else column)
 
@@ -225,7 +225,7 @@ FORMAT = Format(
 def read_plays(
     options: ImportOptions, paths: Sequence[Path], log: ReadLog
 ) -> Iterator[SourceExample]:
-    """Yields the speeches of all files, one in memory at a time."""
+    """Yields the speeches of all files, with one speech in memory at a time."""
     normalizer = Normalizer(options, default_tokenizer="words")
     for path in find_plays(paths):
         domain = options.domain_name or path.stem
@@ -247,12 +247,12 @@ def read_plays(
 
 
 def find_plays(paths: Sequence[Path]) -> list[Path]:
-    """Returns the texts."""
+    """Returns the text files."""
     return files.expand(paths, (_SUFFIX,))
 
 
 def _speeches(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[tuple[int, list[str]]]:
-    """Yields the lines of each speech, and the number of its first one."""
+    """Yields (number of the first line, lines) of each speech."""
     speech: list[str] = []
     first = 1
     with files.open_input(path, options, log) as file:

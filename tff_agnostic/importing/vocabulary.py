@@ -1,4 +1,4 @@
-"""Counts of words and of categories, in bounded memory, and the frequent ones among them."""
+"""Counts words and categories in bounded memory, and selects the most frequent."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tff_agnostic.data.store import SortedExamples
 from tff_agnostic.data.store_format import NO_CATEGORY, TOKENS, TRAIN
 
 _MAX_WORDS = 2_000_000
-# The word for any other word in texts with replaced rare words, as in the Penn Treebank.
+# Replacement of rare words in texts such as the Penn Treebank.
 UNKNOWN = "<unk>"
 
 
 class WordCounts:
-    """Counts words; beyond a limit of different words, the rarest are forgotten.
+    """Counts of words; if there are too many different words, the rarest are forgotten.
 
-    A forgotten word that occurs again starts at zero: its count is then too small by at most
+    A forgotten word that occurs again is counted from 0. Its count is then too small by at most
     `max_undercount`.
 
     Args:
         max_words: Maximum number of different words in memory.
 
     Attributes:
-        max_undercount: Largest error of a count, which may be too small; 0 if all are exact.
+        max_undercount: Maximum by which a count is too small; 0 if all counts are exact.
     """
 
     def __init__(self, max_words: int = _MAX_WORDS) -> None:
@@ -36,7 +36,7 @@ class WordCounts:
         self._counts: Counter[str] = Counter()
 
     def add(self, words: Any) -> None:
-        """Counts words, an array of Arrow."""
+        """Counts the words in an Arrow array of strings."""
         for entry in pc.value_counts(words).to_pylist():
             self._counts[entry["values"]] += entry["counts"]
         if len(self._counts) > self._max_words:
@@ -51,15 +51,15 @@ class WordCounts:
         return len(self._counts)
 
     def total_count(self, words: Iterable[str]) -> int:
-        """Returns the number of occurrences of different words."""
+        """Returns the number of occurrences of all given words, which must differ."""
         return sum(self._counts[word] for word in words)
 
     def total(self) -> int:
-        """Returns the number of counted words, without the forgotten ones."""
+        """Returns the sum of all counts, without forgotten words."""
         return sum(self._counts.values())
 
     def vocabulary(self, size: int) -> dict[str, int]:
-        """Returns `top` without the word for unknown words."""
+        """Returns the most frequent words with their counts, like `top`, but without `UNKNOWN`."""
         known_values = self.top(size + 1)
         known_values.pop(UNKNOWN, None)
         return dict(list(known_values.items())[:size])
@@ -73,7 +73,7 @@ class WordCounts:
 
 
 def count_words(examples: SortedExamples) -> WordCounts:
-    """Returns the counts of the words of the training clients."""
+    """Counts the words of the training clients."""
     counts = WordCounts()
     for table in examples.batches(TRAIN):
         counts.add(pc.list_flatten(pc.split_pattern(table[TOKENS], " ")))
@@ -82,15 +82,15 @@ def count_words(examples: SortedExamples) -> WordCounts:
 
 @dataclasses.dataclass(frozen=True)
 class VocabularySummary:
-    """The words of the training clients, kept and omitted.
+    """Statistics of a vocabulary, which has the most frequent words of the training clients.
 
     Attributes:
         size: Number of kept words.
         different: Number of different words.
-        coverage: Fraction of all occurrences that belong to kept words.
-        rarest_count: Occurrences of the rarest kept word.
-        max_undercount: Largest error of a count, which may be too small; 0 if they are exact.
-        unknown: Occurrences of <unk>, which is not a word of the vocabulary.
+        coverage: Fraction of the texts' words that the vocabulary contains.
+        rarest_count: Number of occurrences of the rarest kept word.
+        max_undercount: Maximum by which a count is too small; 0 if all counts are exact.
+        unknown: Number of occurrences of <unk>, which the vocabulary does not contain.
     """
 
     size: int
@@ -102,7 +102,7 @@ class VocabularySummary:
 
     @classmethod
     def from_counts(cls, kept: Mapping[str, int], words: WordCounts) -> VocabularySummary:
-        """Returns the summary of a vocabulary and all words that it was chosen from."""
+        """Returns the summary of a vocabulary, `kept`, chosen from all counted words."""
         return cls(
             size=len(kept),
             different=len(words),
@@ -113,7 +113,7 @@ class VocabularySummary:
         )
 
     def text(self) -> str:
-        """Returns a line for the terminal."""
+        """Describes the vocabulary in a line for the terminal."""
         line = (
             f"Vocabulary: {self.size} of {self.different} words of the training clients, "
             f"{self.coverage:.1%} of their text; the rarest has a count of {self.rarest_count}."
@@ -127,13 +127,13 @@ class VocabularySummary:
 
 @dataclasses.dataclass(frozen=True)
 class CategorySummary:
-    """The values of one categorical column, kept and omitted.
+    """Statistics of a categorical column's known and unknown values.
 
     Attributes:
         size: Number of known values.
         different: Number of different values of the training clients.
-        coverage: Fraction of the training examples with a value whose value is known.
-        unknown: Examples with an unknown value, by split.
+        coverage: Fraction of the training examples' values that are known, without missing values.
+        unknown: Number of examples with an unknown value, by split.
     """
 
     size: int
@@ -142,7 +142,7 @@ class CategorySummary:
     unknown: Mapping[str, int]
 
     def text(self, column: str) -> str:
-        """Returns a line for the terminal."""
+        """Describes the column in a line for the terminal."""
         line = f"{column}: {self.size} known values"
         if self.size < self.different:
             line += (
@@ -181,7 +181,7 @@ class CategoryCounts:
         return tuple(sorted(self._counts[TRAIN].top(size)))
 
     def summary(self, known_values: Sequence[str]) -> CategorySummary:
-        """Returns the summary of the column for its known values."""
+        """Returns the summary of the column, given its known values."""
         unknown = {
             split: self._examples[split] - counts.total_count(known_values)
             for split, counts in sorted(self._counts.items())

@@ -1,4 +1,4 @@
-"""Several processes that work on blocks, with results in the blocks' order."""
+"""Maps a function over blocks in several processes, and keeps the order of the blocks."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def usable_processes() -> int:
 def in_order(
     make: Callable[[], Callable[[Block], Result]], blocks: Iterable[Block], processes: int
 ) -> Generator[tuple[Block, Result], None, None]:
-    """Yields each block with the result of a function for it, in the order of the blocks.
+    """Yields each block with the function's result, in the order of the blocks.
 
-    An error is raised after the results of the blocks before it, for any number of processes.
+    For any number of processes, all results before an error are yielded first.
 
     Args:
         make: Creates the function once per process; both must be picklable.
         blocks: The blocks.
-        processes: Number of processes; with one, this process does all of the work.
+        processes: Number of processes; with 1, the calling process does the work.
 
     Raises:
         ExecutionError: If a process exits before it finishes.
@@ -59,7 +59,7 @@ def in_order(
             try:
                 added = next(rest, None)
             except UserError as e:
-                # Blocks before it may have errors of their own.
+                # The blocks before this error may raise other errors first.
                 error, added = e, None
             if added is not None:
                 waiting.append((added, pool.submit(_call, added)))
@@ -99,6 +99,6 @@ def _end_with_parent() -> None:
 def _call(block: Any) -> Any:
     global _work
     if _work is None:
-        # An error here reaches the caller, unlike one while the process starts.
+        # Create the function here: errors while the process starts would not reach the caller.
         _work = _make()
     return _work(block)
