@@ -1,4 +1,4 @@
-"""Client datasets: read in parts that need little memory, or dealt from pooled examples."""
+"""Client datasets: views of other datasets, checks of columns, and partitions into clients."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _MAX_BYTES = 64 * 2**20
 
 
 class ClientDataset(Protocol):
-    """Clients by id. Ids are sorted, so that sampling does not depend on how they were stored."""
+    """Clients by id. Ids are sorted, so that sampling does not depend on the order of storage."""
 
     @property
     def client_ids(self) -> Sequence[str]:
-        """Every client's id, sorted."""
+        """The ids of all clients, sorted."""
 
     def read(self, client_id: str) -> Examples:
         """Returns one client's examples."""
 
 
 class ListedClients:
-    """Base of datasets with the sorted ids of their clients in `_ids`."""
+    """A base of datasets with the sorted ids of their clients in `_ids`."""
 
     _ids: Sequence[str]
 
     @property
     def client_ids(self) -> Sequence[str]:
-        """Every client's id, sorted."""
+        """The ids of all clients, sorted."""
         return self._ids
 
 
@@ -51,7 +51,7 @@ class InMemoryClients(ListedClients):
 
 
 def clients_digest(*datasets: ClientDataset) -> str:
-    """Returns a digest of the names and examples of all clients; each is read once."""
+    """Returns a digest of the ids and examples of all clients; reads each client once."""
     facts = [list(clients.client_ids) for clients in datasets]
     examples = (clients.read(name) for clients in datasets for name in clients.client_ids)
     return content_digest(
@@ -66,10 +66,10 @@ def _columns(examples: Mapping[str, Any]) -> Iterator[Any]:
 
 
 class FirstExamples(ListedClients):
-    """The first examples of each client of another dataset.
+    """A view of another dataset, with the first examples of each client.
 
     Attributes:
-        clients: The other dataset.
+        clients: The full dataset.
     """
 
     def __init__(self, clients: ClientDataset, max_examples: int) -> None:
@@ -82,7 +82,7 @@ class FirstExamples(ListedClients):
         return first_rows(self.clients.read(client_id), self._max_examples)
 
     def client_domain_counts(self) -> Optional[np.ndarray]:
-        """Returns each client's examples by domain; None if unknown, or if a client has more."""
+        """Returns examples by client and domain; None if unknown, or if a client is truncated."""
         counts = known_counts(self.clients)
         if counts is None or np.any(counts.sum(axis=1) > self._max_examples):
             return None
@@ -95,10 +95,10 @@ def first_rows(columns: Mapping[str, Any], max_rows: Optional[int]) -> dict[str,
 
 
 def rows_of(columns: Mapping[str, Any], rows: Any) -> dict[str, Any]:
-    """Returns some rows of each column; a column may be a mapping of columns.
+    """Returns the indexed rows of each column; a column may be a mapping of columns.
 
     Args:
-        rows: Any NumPy index.
+        rows: NumPy index of the rows.
     """
     return {
         name: rows_of(column, rows) if isinstance(column, Mapping) else column[rows]
@@ -107,7 +107,7 @@ def rows_of(columns: Mapping[str, Any], rows: Any) -> dict[str, Any]:
 
 
 class SelectedClients(ListedClients):
-    """Some of the clients of another dataset."""
+    """A view of another dataset, with some of its clients."""
 
     def __init__(self, clients: ClientDataset, client_ids: Iterable[str]) -> None:
         self._clients = clients
@@ -118,7 +118,7 @@ class SelectedClients(ListedClients):
         return self._clients.read(client_id)
 
     def client_domain_counts(self) -> Optional[np.ndarray]:
-        """Returns the examples of each client by domain; see `known_counts`."""
+        """Returns the number of examples by client and domain; see `known_counts`."""
         counts = known_counts(self._clients)
         if counts is None:
             return None
@@ -127,12 +127,12 @@ class SelectedClients(ListedClients):
 
 
 class DomainClients(ListedClients):
-    """The clients of another dataset with examples of a domain, and these examples alone.
+    """A view of another dataset with the examples of one domain, and the clients that have any.
 
     Args:
-        clients: The other dataset.
-        domain: The domain's id.
-        num_domains: p.
+        clients: The full dataset.
+        domain: Id of the domain.
+        num_domains: Number of domains, p.
     """
 
     def __init__(self, clients: ClientDataset, domain: int, num_domains: int) -> None:
@@ -150,15 +150,14 @@ class DomainClients(ListedClients):
         return rows_of(examples, examples["domain_id"] == self._domain)
 
     def client_domain_counts(self) -> np.ndarray:
-        """Returns the examples of each client by domain; see `known_counts`."""
+        """Returns the number of examples by client and domain; see `known_counts`."""
         return self._counts
 
 
 def known_counts(clients: ClientDataset) -> Optional[np.ndarray]:
-    """Returns the examples of each client and domain, int64 [clients, p], if no read is necessary.
+    """Returns the number of examples by client and domain, int64 [clients, p], without reading.
 
-    A dataset may know them with its method `client_domain_counts`. None if it has none, or if the
-    method returns None.
+    None if the dataset has no method `client_domain_counts`, or the method returns None.
     """
     counts = getattr(clients, "client_domain_counts", lambda: None)
     array: Optional[np.ndarray] = counts()
@@ -166,9 +165,9 @@ def known_counts(clients: ClientDataset) -> Optional[np.ndarray]:
 
 
 def client_domain_counts(clients: ClientDataset, num_domains: int) -> np.ndarray:
-    """Returns the examples of each client and domain, int64 [clients, p].
+    """Returns the number of examples by client and domain, int64 [clients, p].
 
-    Reads every client if the dataset does not know its counts.
+    Reads every client if the dataset does not know the counts.
     """
     counts = known_counts(clients)
     if counts is None:
@@ -181,7 +180,7 @@ def client_domain_counts(clients: ClientDataset, num_domains: int) -> np.ndarray
 def domain_counts(
     clients: ClientDataset, num_domains: int, max_reads: Optional[int] = None
 ) -> np.ndarray:
-    """Returns the number of examples of each domain over all clients, [p]; see `some_counts`."""
+    """Returns each domain's number of examples, [p]; an estimate if some clients are not read."""
     counts = some_counts(clients, num_domains, max_reads)
     if len(counts) == len(clients.client_ids):
         return counts.sum(axis=0)
@@ -191,13 +190,12 @@ def domain_counts(
 def some_counts(
     clients: ClientDataset, num_domains: int, max_reads: Optional[int] = None
 ) -> np.ndarray:
-    """Returns the examples of each client and domain, int64 [clients, p].
+    """Returns the number of examples by client and domain, int64 [clients, p].
 
     Args:
-        num_domains: p.
-        max_reads: Maximum number of clients to read; None for all. If counts are unknown and there
-            are more clients, the result has this many rows, for clients at even distances among the
-            sorted ids.
+        max_reads: Maximum number of clients to read; None for all. If more clients have unknown
+            counts, the result has rows for this number of clients, which are evenly spaced among
+            the sorted ids.
     """
     ids = clients.client_ids
     if max_reads is None or len(ids) <= max_reads or known_counts(clients) is not None:
@@ -214,7 +212,7 @@ def checked_examples(
     Args:
         columns: The arrays "x", "y" and "domain_id"; "x" and "y" may be mappings of arrays.
         spec: The result of `Model.client_data_spec`: tensor specs with first dimension None.
-        num_domains: p; domain ids are in [0, p).
+        num_domains: Number of domains, p; domain ids are in [0, p).
         where: Name of the client or file, for messages.
 
     Returns:
@@ -272,7 +270,7 @@ def _check_range(values: np.ndarray, limit: int, what: str, where: str) -> None:
 
 
 def in_parts(clients: Iterable[Examples]) -> Iterator[list[Examples]]:
-    """Yields clients in parts of limited size."""
+    """Groups the examples of clients into lists of limited size."""
     part: list[Examples] = []
     num_bytes = 0
     for examples in clients:
@@ -288,14 +286,15 @@ def in_parts(clients: Iterable[Examples]) -> Iterator[list[Examples]]:
 def dirichlet_partition(
     domain_id: np.ndarray, num_clients: int, concentration: float, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Returns the rows of each client, such that clients have skewed mixtures of domains.
+    """Returns the rows of each client, so that clients have skewed mixtures of domains.
 
     Every domain's examples are dealt to the clients in proportions drawn from a symmetric Dirichlet
     distribution (Hsu et al. 2019). A client without any example gets one from the largest client.
 
     Args:
         domain_id: Domain of each example, int [n].
-        concentration: Dirichlet parameter: small is skewed, large is even.
+        concentration: Dirichlet parameter; mixtures are skewed if it is small, and even if it is
+            large.
     """
     if num_clients > len(domain_id):
         raise UserError(

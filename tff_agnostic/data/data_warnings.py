@@ -1,4 +1,4 @@
-"""Warnings about data: imports print them for stores, and runs for their clients."""
+"""Warnings about data, which imports print for stores and runs for their clients."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 from tff_agnostic.base.errors import agreeing, some_of
 
-# With fewer test examples, an accuracy has an error of five points or more (one standard
-# deviation).
+# With fewer test examples, the standard error of an accuracy may exceed five percentage points.
 FEW_EXAMPLES = 100
-# Kinds of warnings about training, which reports print before all others.
+# Kinds of warnings about training, which reports print before other warnings.
 GIVEN_UP, ABSURD, UNMOVED = "given_up", "absurd_losses", "unmoved_lambda"
 TRAINING_WARNINGS = (GIVEN_UP, ABSURD, UNMOVED)
 # Maximum number of domain names in a sentence.
@@ -20,12 +19,12 @@ _MAX_NAMES = 5
 
 @dataclasses.dataclass(frozen=True)
 class Remark:
-    """A warning.
+    """A warning about data or training.
 
     Attributes:
-        kind: Kind of the warning.
-        text: A sentence for users, with the option that changes the cause.
-        figures: The numbers and names in the sentence.
+        kind: Identifier for the kind of warning.
+        text: Sentence for users, which names the option that avoids the problem.
+        figures: Numbers and names in the sentence, as JSON values.
     """
 
     kind: str
@@ -38,12 +37,12 @@ class Remark:
 
 
 def cut_words(lengths: Mapping[int, int], sequence_length: int, advice: str) -> list[Remark]:
-    """Returns warnings about words that do not fit into an example.
+    """Returns a warning if sentences exceed the sequence length, otherwise an empty list.
 
     Args:
         lengths: Number of training sentences by their number of words.
-        sequence_length: T, the number of words of a sentence that are predicted.
-        advice: Advice on how to keep the cut words.
+        sequence_length: Number of words of a sentence to predict, T; further words are cut.
+        advice: Advice on keeping the cut words, the end of the sentence.
     """
     sentences = sum(lengths.values())
     words = sum(n * count for n, count in lengths.items())
@@ -69,10 +68,10 @@ def cut_words(lengths: Mapping[int, int], sequence_length: int, advice: str) -> 
 
 
 def domains_without(examples: Mapping[str, int], split: str) -> list[Remark]:
-    """Returns warnings about domains without any example in a split.
+    """Returns a warning if domains have no examples in a split, otherwise an empty list.
 
     Args:
-        examples: Examples of each domain in the split.
+        examples: Number of examples of each domain in the split.
     """
     names = [name for name, n in examples.items() if n == 0]
     if not names:
@@ -93,11 +92,11 @@ def domains_without(examples: Mapping[str, int], split: str) -> list[Remark]:
 
 
 def small_domains(examples: Mapping[str, int], split: str, fewest: int) -> list[Remark]:
-    """Returns warnings about domains with few examples in a split.
+    """Returns a warning if domains have few examples in a split, otherwise an empty list.
 
     Args:
-        examples: Examples of each domain in the split.
-        fewest: Minimum number of examples of a domain that is not small.
+        examples: Number of examples of each domain in the split.
+        fewest: Number of examples below which a domain is small.
     """
     names = [name for name, n in examples.items() if 0 < n < fewest]
     if not names:
@@ -127,5 +126,5 @@ def _counted_items(names: Sequence[str], examples: Mapping[str, int]) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """Returns a share in percent."""
+    """Formats `part / whole` in percent."""
     return f"{part / max(1, whole):.1%}"

@@ -1,7 +1,7 @@
-"""The inputs of a model: columns of a table, and the numbers that their cells become.
+"""Descriptions of a model's inputs: columns of a table, and the numbers that encode them.
 
-Stores keep the columns (`store_format.StoredColumns`), tasks turn them into inputs, and saved
-models contain this description, so that they can be used without the store.
+Stores describe their columns (`store_format.StoredColumns`), and tasks make inputs of the columns.
+Saved models contain the description of their inputs, so that a user needs no store.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from tff_agnostic.data.store_format import (
 TABLE = "table"
 # The name of a model's only input.
 ONLY = "x"
-# Kinds of the numbers of an input.
+# Kinds of an `Entry`.
 NUMBER, MARK, CATEGORY = "number", "missing", "category"
-# Kinds of complete inputs; the ids of categories count from 1, and 0 is an unknown category.
+# Kinds of a `Whole`. The ids of categories start at 1; 0 is an unknown category.
 IDS, TEXT, SENTENCE, IMAGE = "category ids", "text", "begin of a sentence", "image"
-# The number of the example's domain, from 0.
+# Kind of an input that is the id of the example's domain, from 0.
 DOMAIN = "domain"
-# Kind of the numbers of a store without a description of its columns.
+# Kind of the inputs from a store that does not describe its columns.
 UNKNOWN = "unknown"
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One number of an input.
+    """One number of an input vector.
 
     Attributes:
-        kind: `NUMBER`; `MARK`, 1 where the column's value is missing; `CATEGORY`, 1 where the
-            column has the value; or `UNKNOWN`.
-        column: The column; None if unknown.
+        kind: `NUMBER`; `MARK`, which is 1 if the column's value is missing and else 0; `CATEGORY`,
+            which is 1 if the column's value is `value` and else 0; or `UNKNOWN`.
+        column: Name of the column; None if unknown.
         item: Index in the column's lists; None for a column of numbers.
-        value: The category.
+        value: The category of a `CATEGORY`.
         statistics: Statistics of the training clients' values in the source; None if unknown.
         is_standardized: Whether the number was standardised by these statistics.
     """
@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Name of the number: age, age[1], "age is missing", city=Lima; empty if unknown."""
+        """The name of the number: age, age[1], "age is missing", city=Lima; empty if unknown."""
         name = (self.column or "") if self.item is None else f"{self.column}[{self.item}]"
         ends = {MARK: " is missing", CATEGORY: f"={self.value}"}
         return f"{name}{ends.get(self.kind, '')}"
@@ -69,11 +69,11 @@ class Entry:
 
     @property
     def deviation(self) -> float:
-        """The deviation to divide by in a model; 1 without statistics, or if standardised."""
+        """The divisor in a model; 1 without statistics, or if already standardised."""
         return 1.0 if self.statistics is None or self.is_standardized else self.statistics.unit
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the entry as JSON values; fields that are None are omitted, except the column."""
+        """Returns the entry as JSON values, without fields that are None except for the column."""
         result: dict[str, Any] = {"is": self.kind, "column": self.column}
         result.update({"item": self.item, "value": self.value})
         if self.is_standardized and self.statistics is not None:
@@ -83,7 +83,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """An input made of a single column.
+    """An input that encodes a single column.
 
     Attributes:
         kind: `IDS`, `TEXT`, `SENTENCE`, `IMAGE`, `DOMAIN` or `UNKNOWN`.
@@ -101,7 +101,7 @@ class Whole:
         return {"is": self.kind, "column": self.column, **values}
 
 
-# A vector of entries (an array counts in flat order), or a complete input.
+# The entries of a vector (of an array in flat order), or an input that encodes a single column.
 Input = Union[tuple[Entry, ...], Whole]
 
 
@@ -110,7 +110,7 @@ class ModelInputs:
     """All inputs of a model.
 
     Attributes:
-        inputs: The inputs by name; a single input is called `ONLY`.
+        inputs: The inputs by name; a single input is named `ONLY`.
         columns: The store's description of its columns; None if it has none.
     """
 
@@ -128,13 +128,13 @@ class ModelInputs:
         )
 
     def vector_entries(self) -> list[Entry]:
-        """Returns the numbers of all inputs that are vectors."""
+        """Returns the entries of all inputs that are vectors."""
         return [
             entry for one in self.inputs.values() if not isinstance(one, Whole) for entry in one
         ]
 
     def numbers(self) -> dict[str, Optional[int]]:
-        """Returns the columns of numbers, with the lengths of their lists; None without lists."""
+        """Returns the length of lists by numeric column; None for a column of plain numbers."""
         result: dict[str, Optional[int]] = {}
         for entry in self.vector_entries():
             if entry.kind == NUMBER and entry.column is not None:
@@ -142,7 +142,7 @@ class ModelInputs:
         return result
 
     def categories(self) -> list[str]:
-        """Returns the columns of categories."""
+        """Returns the names of the categorical columns."""
         id_columns = [
             one.column
             for one in self.inputs.values()
@@ -165,7 +165,7 @@ def inputs_json(
     """Returns the description of a model's inputs and classes in model cards and Keras files.
 
     Args:
-        inputs: None if the task does not describe them.
+        inputs: Inputs of the model; None if the task does not describe them.
         class_names: Names of the classes, if they have any.
         words: The vocabulary of texts; word k has the id k + 1.
     """
@@ -193,7 +193,7 @@ def inputs_json(
 
 
 def input_vector(description: StoreDescription, name: str) -> tuple[Entry, ...]:
-    """Returns the entries of a stored input, marks of missing values included."""
+    """Returns the entries of a stored input, with indicators of missing values at its end."""
     columns, size = description.columns, math.prod(description.features[name].shape)
     numbers = description.statistics.get(name, (None,) * description.num_numbers(name))
     is_standardized = description.is_standardized
@@ -210,7 +210,7 @@ def input_vector(description: StoreDescription, name: str) -> tuple[Entry, ...]:
 
 
 def one_hot(categories: Mapping[str, Sequence[str]]) -> tuple[Entry, ...]:
-    """Returns the entries of categories that are 0 or 1 for each known value."""
+    """Returns the one-hot entries of categorical columns, one entry per known value."""
     return tuple(
         Entry(CATEGORY, column, value=value)
         for column, values in categories.items()

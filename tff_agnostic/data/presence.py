@@ -1,4 +1,4 @@
-"""The expected fraction of rounds with each domain, from its clients and the sampling."""
+"""The expected fraction of rounds with clients of a domain, by kind of cohort sampling."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Callable
 
 import numpy as np
 
-# (which clients have examples of each domain, bool [clients, p]; the domain of most examples of
-# each client, int [clients]; c) -> probabilities [p].
+# Called with: whether each client has examples of each domain, bool [clients, p]; the domain of
+# most of a client's examples, int [clients]; and c. Returns probabilities [p].
 Presence = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 
 
 def expected_presence(counts: np.ndarray, sampling: str, clients_per_round: int) -> np.ndarray:
-    """Returns the probability that a round has a client with examples of a domain, [p].
+    """Returns for each domain the probability that a round has examples of the domain, [p].
 
-    It is exact for uniform and for independent draws. For turns and stratified draws it is exact on
-    average over the order of the clients, if a domain's clients are in one stratum; several strata
-    are treated as independent.
+    The result is exact for uniform and Poisson sampling. For cyclic sampling ("turns"), it is the
+    mean over all orders of the clients. For stratified sampling, strata are treated as independent,
+    so that the result is exact if a domain's clients are in one stratum.
 
     Args:
         counts: Examples of each training client and domain, int [clients, p].
         sampling: A name in `data.sampling.COHORT_SAMPLINGS`.
-        clients_per_round: c.
+        clients_per_round: Number of clients per round, c.
     """
     return PRESENCE[sampling](counts > 0, np.argmax(counts, axis=1), clients_per_round)
 
 
 def clients_for_presence(num_holders: int, num_clients: int, presence: float) -> int:
-    """Returns the minimum clients per uniform round to have a domain in that fraction of rounds.
+    """Returns the minimum size of a uniform cohort with which a domain reaches a presence.
 
     Args:
-        num_holders: Clients with examples of the domain, at least 1.
-        num_clients: N.
-        presence: Fraction of rounds, in (0, 1).
+        num_holders: Number of clients with examples of the domain, at least 1.
+        num_clients: Number of clients, N.
+        presence: Fraction of rounds with examples of the domain, in (0, 1).
     """
     low, high = 1, num_clients
     # Bisect, as the presence grows with the number of clients.
@@ -47,7 +47,7 @@ def clients_for_presence(num_holders: int, num_clients: int, presence: float) ->
 
 
 def _absent(num_holders: int, num_clients: int, drawn: int) -> float:
-    """Returns the probability that clients drawn without replacement include no holder."""
+    """Returns the probability that a sample of `drawn` clients includes no holder."""
     left = np.arange(num_clients - drawn, num_clients - drawn - num_holders, -1)
     if left.size and left[-1] <= 0:
         return 0.0
@@ -80,11 +80,12 @@ def _stratified(holds: np.ndarray, strata: np.ndarray, clients_per_round: int) -
     absent = np.ones([holds.shape[1]])
     for name in np.unique(strata):
         members = holds[strata == name]
-        # The stratum's share of the places, rounded up or down at random.
+        # The stratum's number of clients in a cohort is rounded up or down at random.
         whole, rest = divmod(len(members) * clients_per_round, len(holds))
         up = rest / len(holds)
         for i, n in enumerate(members.sum(axis=0)):
-            # Without a rest there is no further place, and perhaps no further client.
+            # Without a remainder, it is never rounded up, and the stratum may have no further
+            # client.
             more = _absent(int(n), len(members), whole + 1) if rest else 0.0
             absent[i] *= (1.0 - up) * _absent(int(n), len(members), whole) + up * more
     return 1.0 - absent

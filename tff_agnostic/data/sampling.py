@@ -1,9 +1,9 @@
 """Sampling of cohorts, and reading of the next cohort while a round runs.
 
-Without federated training the examples of all clients are in one place, shuffled in each pass.
-Federated methods are compared with this baseline, which has neither drift of clients nor unequal
-clients. Each round has one client with as many examples as the clients of a federated round have on
-average; its local steps are minibatch SGD.
+`PooledExamples` is the baseline without federated learning: the examples of all clients are pooled,
+and shuffled in each pass, so that clients neither drift nor differ. Each round has one client, with
+as many examples as all clients of a federated round have on average. Its local steps are minibatch
+SGD.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.clients import ClientDataset, client_domain_counts, rows_of
 from tff_agnostic.models.model import Examples
 
-# Distinguish these draws from each other, and from tasks' draws with the same seed.
+# Numbers of random streams: samples of different streams, and of tasks, are independent although
+# the seed is the same.
 _STREAM = 7
 _POISSON_STREAM = 11
 _TURNS_STREAM = 13
 _POOLED_STREAM = 17
-# Samplings with cohorts of random size.
+# Kinds of sampling with cohorts of random size.
 SIZES_BY_CHANCE = frozenset({"poisson"})
 
-# Called with the index of a round, from 1; returns the ids of its clients.
+# Called with the index of a round, from 1; returns the ids of the round's clients.
 Draw = Callable[[int], list[str]]
 
-# A seed of NumPy's generators; or a function that returns a generator with the methods of NumPy's,
-# from the numbers of a stream of draws and of a round.
+# A seed of NumPy's generators; or a function, which is called with the number of a random stream,
+# and of a round, and returns a generator with the methods of NumPy's generators.
 Seed = Union[int, Callable[..., Any]]
 
-# (clients, p, c, seed of the run) -> draws of a run.
+# Called with (clients, p, c, seed of the run); returns the function that samples each cohort.
 Sampling = Callable[[ClientDataset, int, int, Seed], Draw]
 
 
@@ -47,18 +48,18 @@ def sample_cohort(
     round_num: int,
     strata: Optional[np.ndarray] = None,
 ) -> list[str]:
-    """Returns C_t, drawn without replacement; every client is equally likely.
+    """Samples the cohort C_t without replacement; every client is equally likely.
 
-    The draw is a function of its arguments, so that a resumed run draws the same cohorts.
+    The cohort depends only on the arguments, so that a resumed run samples the same cohorts.
 
     Args:
         client_ids: The clients, sorted.
-        clients_per_round: c.
+        clients_per_round: Number of clients per round, c.
         seed: Seed of the run.
-        round_num: t, from 1.
-        strata: The stratum of each client, int [clients], for a stratified draw: each stratum gets
-            as many places as its share of the clients, rounded up or down at random. None for a
-            uniform draw, as in line 5 of Algorithm 1 of Ro et al. 2021.
+        round_num: Index of the round, t, from 1.
+        strata: Stratum of each client, int [clients], for stratified sampling: the cohort has
+            clients of each stratum in proportion to its size, rounded up or down at random. None
+            for uniform sampling, as in Ro et al. 2021, Algorithm 1, line 5.
     """
     check_cohort_size(len(client_ids), clients_per_round)
     rng = _random(seed, _STREAM, round_num)
@@ -70,16 +71,16 @@ def sample_cohort(
 
 
 def domain_strata(clients: ClientDataset, num_domains: int) -> np.ndarray:
-    """Returns the domain that most of a client's examples belong to, int [clients]."""
+    """Returns for each client the domain with most of its examples, int [clients]."""
     return np.argmax(client_domain_counts(clients, num_domains), axis=1)
 
 
 def poisson_cohort(
     client_ids: Sequence[str], clients_per_round: int, seed: Seed, round_num: int
 ) -> list[str]:
-    """Returns a cohort in which each client participates independently, with probability c / N.
+    """Samples a cohort to which each client belongs independently, with probability c / N.
 
-    It has c clients on average, and may be empty. Arguments are those of `sample_cohort`.
+    A cohort has c clients on average, and may be empty. See `sample_cohort` for the arguments.
     """
     check_cohort_size(len(client_ids), clients_per_round)
     rng = _random(seed, _POISSON_STREAM, round_num)
@@ -89,17 +90,18 @@ def poisson_cohort(
 
 @dataclasses.dataclass(frozen=True)
 class SecretCoins:
-    """Secret cohorts: each reporting client's own coin decides whether it participates.
+    """Sampling of secret cohorts: a secret coin decides whether a reporting client participates.
 
-    In each round M clients report, by public turns; with M = N all clients do. Each participates
-    independently with probability c / M; the others report in the same form.
+    In each round M of N clients report, in a public cyclic order. Each reporting client
+    participates independently with probability c / M. The others are silent: their reports have the
+    same form.
 
     Attributes:
         client_ids: The clients, sorted.
-        answering: M.
-        clients_per_round: c.
-        seed: Seed of the run, with which turns are drawn.
-        secret_seed: Seed of the coins.
+        answering: Number of reporting clients per round, M.
+        clients_per_round: Mean number of participating clients per round, c.
+        seed: Seed of the run, which determines the cyclic order.
+        secret_seed: Seed of the secret coins.
     """
 
     client_ids: Sequence[str]
@@ -128,15 +130,15 @@ class SecretCoins:
 
 
 def turns(client_ids: Sequence[str], clients_per_round: int, seed: Seed) -> list[list[str]]:
-    """Returns the cohorts that take turns: every client is in exactly one of them.
+    """Returns the cohorts of cyclic sampling; every client is in exactly one cohort.
 
-    Round t has cohort (t - 1) mod (N // c), so that a client's rounds are N // c apart. Sizes are c
-    if it divides N, and otherwise `mean_cohort_size`, rounded up or down.
+    Round t has cohort (t - 1) mod (N // c), so that a client participates every N // c rounds. The
+    size of a cohort is `mean_cohort_size`, rounded up or down.
 
     Args:
         client_ids: The clients, sorted.
-        clients_per_round: c.
-        seed: Seed of the order.
+        clients_per_round: Minimum number of clients per round, c.
+        seed: Seed of the clients' random order.
     """
     check_cohort_size(len(client_ids), clients_per_round)
     order = _random(seed, _TURNS_STREAM).permutation(len(client_ids))
@@ -145,12 +147,12 @@ def turns(client_ids: Sequence[str], clients_per_round: int, seed: Seed) -> list
 
 
 def num_turns(num_clients: int, clients_per_round: int) -> int:
-    """Returns the number of rounds between two turns of a client."""
+    """Returns the number of cohorts of cyclic sampling, N // c."""
     return num_clients // clients_per_round
 
 
 def mean_cohort_size(cohort_sampling: str, num_clients: int, clients_per_round: int) -> float:
-    """Returns the mean number of clients of a round: in turns more than c, if c does not divide N.
+    """Returns the mean number of clients per round: N / (N // c) for cyclic sampling, else c.
 
     Args:
         cohort_sampling: Member of `COHORT_SAMPLINGS`.
@@ -161,14 +163,14 @@ def mean_cohort_size(cohort_sampling: str, num_clients: int, clients_per_round: 
 
 
 def check_cohort_size(num_clients: int, clients_per_round: int) -> None:
-    """Raises an `OptionError` unless a round of that many clients can be drawn."""
+    """Raises an `OptionError` unless 1 <= `clients_per_round` <= `num_clients`."""
     if not 1 <= clients_per_round <= num_clients:
         expected = f"1 to {num_clients}, the number of training clients"
         raise OptionError("clients_per_round", expected, clients_per_round)
 
 
 def _random(seed: Seed, *place: int) -> Any:
-    """Returns the random generator of a stream of draws, and mostly of one round in it."""
+    """Returns the generator of a random stream, and of a round if `place` has its index."""
     return seed(*place) if callable(seed) else np.random.default_rng([seed, *place])
 
 
@@ -182,12 +184,12 @@ def _stratified(strata: np.ndarray, num_places: int, rng: np.random.Generator) -
 
 
 def _places(sizes: np.ndarray, num_places: int, rng: np.random.Generator) -> np.ndarray:
-    # Use integers: as a float, a whole number of places could be slightly smaller.
+    # Use integers: an integer quotient could be slightly too small as a float.
     whole, rest = np.divmod(sizes * num_places, sizes.sum())
     left = num_places - whole.sum()
     if left:
-        # Systematic sampling: each stratum gets a further place with the probability of its
-        # fraction.
+        # Systematic sampling: each stratum gets a further place with a probability equal to the
+        # fraction that was rounded down.
         edges = np.cumsum(rest) / sizes.sum()
         hits = np.searchsorted(edges, rng.uniform() + np.arange(left), side="right")
         np.add.at(whole, np.minimum(hits, len(sizes) - 1), 1)
@@ -228,12 +230,13 @@ COHORT_SAMPLINGS: Registry[Sampling] = Registry(
     },
 )
 
-# (index of the round, number of drawn clients) -> entries of silent clients.
+# Called with (index of a round, number of participating clients); returns the examples for the
+# reports of silent clients, which report without participating.
 Silent = Callable[[int, int], list[Examples]]
 
 
 def no_silent_clients(round_num: int, num_drawn: int) -> list[Examples]:
-    """Returns no entries: clients that are not drawn do not report."""
+    """Returns an empty list: only participating clients report."""
     del round_num, num_drawn
     return []
 
@@ -244,8 +247,8 @@ class Cohorts:
 
     Attributes:
         draw: Called with the index of a round; returns the ids of its participating clients.
-        silent: Called with the index of a round and the number of drawn clients; returns the
-            entries of clients that report without being drawn.
+        silent: Called with the index of a round and the number of participating clients; returns
+            the examples of silent clients, see `SecretCoins`.
     """
 
     draw: Draw
@@ -273,7 +276,7 @@ class CohortReader:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Ends the thread, after the cohort that it is reading."""
+        """Ends the thread after the cohort that it is reading."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def read(self, round_num: int) -> Sequence[Examples]:
@@ -289,15 +292,15 @@ class CohortReader:
 
 
 def dealt(num_examples: int, size: int, round_num: int, seed: int) -> np.ndarray:
-    """Returns the rows of a round, int [size].
+    """Returns the indices of a round's examples, int [size].
 
-    Rounds take consecutive rows from a stream of passes. Each pass contains every row once, in an
-    order that depends on the seed and on the index of the pass.
+    Rounds take consecutive examples from a sequence of passes. Each pass has every example once, in
+    an order that depends on the seed and on the index of the pass.
 
     Args:
-        num_examples: N, at least 1.
-        size: Rows of a round, at least 1.
-        round_num: t, from 1.
+        num_examples: Number of all examples, at least 1.
+        size: Number of examples per round, at least 1.
+        round_num: Index of the round, t, from 1.
         seed: Seed of the run.
     """
     places = np.arange((round_num - 1) * size, round_num * size)
@@ -313,7 +316,7 @@ class PooledExamples:
     """The pooled examples of another dataset's clients, as one client per round.
 
     Args:
-        clients: The other dataset; all of it is read and held in memory.
+        clients: The other dataset, which is read completely and held in memory.
         clients_per_round: Number of clients of a federated round.
         rounds: Number of rounds.
         seed: Seed of the run.
@@ -331,7 +334,7 @@ class PooledExamples:
 
     @property
     def client_ids(self) -> Sequence[str]:
-        """The rounds in order."""
+        """An id for each round, in order."""
         return [f"round_{t:08d}" for t in range(1, self._rounds + 1)]
 
     def read(self, client_id: str) -> Examples:
@@ -341,7 +344,7 @@ class PooledExamples:
         return rows_of(self._examples, rows)
 
     def draw(self) -> Draw:
-        """Returns the draw of each round: the client with the examples of the round."""
+        """Returns the function that selects each round's only client."""
         ids = self.client_ids
         return lambda round_num: [ids[round_num - 1]]
 

@@ -21,9 +21,9 @@ from tff_agnostic.data.store_format import (
     StoreDescription,
 )
 
-# Maximum size of an input with statistics; statistics of pixels have no use.
+# Maximum size of an input with statistics, as statistics of pixels are not useful.
 _MAX_NUMBERS = 2000
-# Rows that are added to statistics at once: sums depend on it in the last digit.
+# Number of rows that are added at once; the last digits of sums depend on it.
 _BLOCK_ROWS = 1000
 
 
@@ -35,7 +35,7 @@ class RunningStatistics:
     if a mean is much larger than the deviation.
 
     Args:
-        size: d.
+        size: Number of numbers per example, d.
     """
 
     def __init__(self, size: int) -> None:
@@ -51,8 +51,8 @@ class RunningStatistics:
         """Adds examples.
 
         Args:
-            block: [n, d]; NaN where a number is missing. Infinity, which training refuses, also
-                counts as missing.
+            block: Numbers [n, d], NaN if missing. Infinity, which training rejects, counts as
+                missing too.
         """
         values = np.where(np.isfinite(block), np.asarray(block, np.float64), np.nan)
         n = np.isfinite(values).sum(axis=0)
@@ -88,11 +88,11 @@ class RunningStatistics:
 def number_statistics(
     examples: SortedExamples, description: StoreDescription
 ) -> dict[str, tuple[NumberStatistics, ...]]:
-    """Returns the statistics of the training clients' numbers, by input, without marks.
+    """Returns the statistics of the training clients' numbers, by input.
 
     Args:
-        examples: The examples; a number is NaN where it is missing.
-        description: Their description, without statistics.
+        examples: Examples of the store, with NaN for missing numbers.
+        description: Description of the store, without statistics.
     """
     named = {} if description.columns is None else description.columns.numbers
     most = math.inf if description.is_standardized else _MAX_NUMBERS
@@ -115,13 +115,13 @@ def number_statistics(
 def label_range(
     examples: SortedExamples, split: Optional[str] = None
 ) -> Optional[tuple[float, float]]:
-    """Returns the smallest and the largest label of a split, or of all; None without examples."""
+    """Returns the smallest and the largest label of a split or a store; None without examples."""
     ends = [pc.min_max(table[LABEL]).as_py() for table in examples.batches(split)]
     return (min(end["min"] for end in ends), max(end["max"] for end in ends)) if ends else None
 
 
 def sentence_lengths(examples: SortedExamples) -> list[tuple[str, str, int, int]]:
-    """Returns (split, domain, words, sentences) of texts, in ascending order."""
+    """Returns (split, domain, words per sentence, number of sentences), in ascending order."""
     lengths: Counter[tuple[str, str, int]] = Counter()
     for split in examples.rows:
         for table in examples.batches(split):
@@ -136,7 +136,7 @@ def sentence_lengths(examples: SortedExamples) -> list[tuple[str, str, int, int]
 
 
 def standardized(values: np.ndarray, statistics: Sequence[NumberStatistics]) -> np.ndarray:
-    """Returns numbers [n, d] with mean 0 and deviation 1 as float32; NaN becomes 0, the mean."""
+    """Scales numbers [n, d] to mean 0 and deviation 1, float32; NaN becomes 0, the mean."""
     mean = np.array([one.mean for one in statistics])
     unit = np.array([one.unit for one in statistics])
     result = (np.asarray(values, np.float64) - mean) / unit

@@ -36,26 +36,25 @@ from tff_agnostic.data.store_format import (
 )
 from tff_agnostic.models.model import Examples
 
-# Maximum bytes of examples to keep in memory per split: runs read a client in many rounds, but a
-# comparison has as many splits in memory as seeds.
+# Maximum bytes of examples to cache per split: runs read a client in many rounds, but a comparison
+# caches a split for each seed.
 KEPT_BYTES = 16 * 2**20
-# Number of examples in memory during a pass over a store; a multiple of the rows per block of
-# statistics.
+# Number of examples in memory during a pass over a store, a multiple of `statistics._BLOCK_ROWS`.
 _BATCH_ROWS = 16_000
 EXAMPLES, CLIENTS, STORE = "examples.arrow", "clients.parquet", "store.json"
 
 
 class Store(abc.ABC):
-    """A store, opened read-only; may be used by several threads and processes at once.
+    """A store, opened read-only, which several threads and processes may use at once.
 
     Args:
         path: Path of the store.
-        examples: The file with the examples.
+        examples: Path of the file with the examples.
 
     Attributes:
         path: Path of the store.
-        description: The store's description; in a store that TFF wrote, the features of its first
-            example.
+        description: Description of the store. If TFF wrote the store, it only has the features of
+            the first example.
     """
 
     description: StoreDescription
@@ -84,7 +83,7 @@ class Store(abc.ABC):
         """Returns the given features of one client's examples.
 
         Returns:
-            A column of each feature, [n, *shape]; strings are bytes in object arrays.
+            One column per feature, [n, *shape]; strings are bytes in object arrays.
         """
 
     @abc.abstractmethod
@@ -92,12 +91,12 @@ class Store(abc.ABC):
         """Returns the number of examples by client and domain, int64 [clients, domains].
 
         Clients are in the order of `client_counts`, domains in the order of the description. None
-        in a store that TFF wrote.
+        if TFF wrote the store.
         """
 
     @abc.abstractmethod
     def sentence_lengths(self, split: str) -> dict[int, int]:
-        """Returns the number of sentences of a split by their number of words."""
+        """Returns the number of a split's sentences, by number of words in a sentence."""
 
     @abc.abstractmethod
     def vocabulary(self, size: Optional[int] = None) -> tuple[str, ...]:
@@ -105,10 +104,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def digest(self) -> str:
-        """Returns a short name of the store's content, which changes with any example."""
+        """Returns a digest of the store's content, which changes if any example does."""
 
     def check_unchanged(self) -> None:
-        """Checks that the examples have not changed since the store was opened."""
+        """Raises a `UserError` if the examples have changed since the store was opened."""
         if self._current_version() != self._version:
             raise UserError(
                 f"{self.path}: the store was changed while it was read: let what writes to it end, "
@@ -132,7 +131,7 @@ class Store(abc.ABC):
         )
 
     def _no_examples(self, split: str, client: str, clients: Iterable[str]) -> UserError:
-        """Returns the error for a client without examples; the clients' ids give a hint."""
+        """Returns the error for a client without examples, with similar ids among `clients`."""
         nearest = difflib.get_close_matches(client, clients)
         meant = f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
         return UserError(
@@ -141,15 +140,15 @@ class Store(abc.ABC):
 
 
 class SortedExamples:
-    """The examples of a folder, mapped into memory, and the rows of each client.
+    """The examples of a store's folder, mapped into memory, with the rows of each client.
 
     Attributes:
-        table: All examples.
-        rows: First row and number of rows of each client, by split; clients are sorted.
+        table: Arrow table of all examples.
+        rows: By split and client, (first row, number of rows); clients are sorted.
         domain_tables: Number of examples by client and domain, int64 [clients, domains], by split.
 
     Raises:
-        ValueError: If the files do not fit together.
+        ValueError: If the files of examples and of clients contradict each other.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -187,7 +186,7 @@ class SortedExamples:
             raise ValueError(f"expected each client once in {CLIENTS}, sorted by split")
 
     def batches(self, split: Optional[str] = None) -> Iterator[Any]:
-        """Yields the examples of a split, or all of them, in parts and in the file's order."""
+        """Yields batches of examples, of one split or of the whole store, in the file's order."""
         for start, end in self._runs(split) if split else [(0, len(self.table))]:
             for first in range(start, end, _BATCH_ROWS):
                 yield self.table.slice(first, min(_BATCH_ROWS, end - first))
@@ -195,7 +194,7 @@ class SortedExamples:
                 self._map.madvise(mmap.MADV_DONTNEED)
 
     def _runs(self, split: str) -> list[tuple[int, int]]:
-        """Returns the start and the end of each run of consecutive rows of a split."""
+        """Returns (start, end) of each run of consecutive rows of a split."""
         runs: list[tuple[int, int]] = []
         for first, count in sorted(self.rows.get(split, {}).values()):
             if runs and runs[-1][1] == first:
@@ -206,11 +205,11 @@ class SortedExamples:
 
 
 class ArrowStore(Store):
-    """A folder of Arrow files; see the module.
+    """A store that is a folder of Arrow files; see the module.
 
     Attributes:
-        content: The rest of `store.json`.
-        examples: The examples.
+        content: Content of `store.json`, except the description.
+        examples: Examples of the store.
     """
 
     def __init__(self, path: Path) -> None:
@@ -294,7 +293,7 @@ class ArrowStore(Store):
 
 
 def load_store(path: Path) -> Store:
-    """Returns an opened store: a folder that an import wrote, or an SQLite file of TFF's."""
+    """Opens a store: a folder that an import wrote, or an SQLite file of TFF."""
     if path.is_dir():
         return ArrowStore(path)
     if not path.is_file():
@@ -306,7 +305,7 @@ def load_store(path: Path) -> Store:
 
 
 def arrow_type(feature: Feature) -> Any:
-    """Returns the type of a feature's column in the file of examples."""
+    """Returns the Arrow type of a feature's column in the file of examples."""
     import pyarrow as pa
 
     one = {"string": pa.string(), "int64": pa.int64(), "float32": pa.float32()}[feature.dtype]
@@ -314,7 +313,7 @@ def arrow_type(feature: Feature) -> Any:
 
 
 def column_array(column: Any, shape: Sequence[int]) -> np.ndarray:
-    """Returns a column of Arrow as an array [n, *shape]; strings as bytes."""
+    """Converts an Arrow column to a NumPy array [n, *shape]; strings become bytes."""
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(column.type):
@@ -330,16 +329,16 @@ def column_array(column: Any, shape: Sequence[int]) -> np.ndarray:
 
 
 def vocabulary_digest(words: Sequence[str]) -> str:
-    """Returns a short name of a vocabulary: equal for equal words in equal order only."""
+    """Returns a digest of a vocabulary's words and of their order."""
     return digest("\n".join(words).encode())
 
 
-# (client id, columns of the features) -> examples.
+# Called with (client id, columns of the features); returns examples.
 ToExamples = Callable[[str, Mapping[str, np.ndarray]], Examples]
 
 
 class StoreClients(ListedClients):
-    """Clients of a split; reading a client only reads its rows.
+    """The clients of a split; only the rows of the requested client are read.
 
     Args:
         store: The store.
@@ -387,7 +386,7 @@ class StoreClients(ListedClients):
         return examples
 
     def client_domain_counts(self) -> Optional[np.ndarray]:
-        """Returns the examples of each client and domain, int64 [clients, p]; None if unknown."""
+        """Returns the examples by client and domain, int64 [clients, p]; None if unknown."""
         stored = {name: k for k, name in enumerate(self._store.description.domains)}
         # A task's domains may differ from the store's.
         if not self._has_row_each or not {*stored} <= {*self._domain_names}:

@@ -1,4 +1,4 @@
-"""The description of a client store: features, columns and statistics, as JSON; records."""
+"""The JSON description of a client store (features, columns, statistics), and its records."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
 import numpy as np
 
 FORMAT_VERSION = 1
-# The feature that names an example's domain.
+# The feature with the name of an example's domain.
 DOMAIN = "domain"
-# The feature that holds a sentence, its words separated by single spaces.
+# The feature with a sentence, whose words are separated by single spaces.
 TOKENS = "tokens"
 LABEL = "label"
-# The split to train on; statistics and categories are of its clients.
+# The training split, whose clients determine statistics and known categories.
 TRAIN = "train"
 TEST = "test"
 TEXT = "text"
@@ -30,14 +30,13 @@ _DTYPES = ("string", "int64", "float32")
 
 @dataclasses.dataclass(frozen=True)
 class NumberStatistics:
-    """Statistics of one number of each example.
+    """Statistics of one number of an input over many examples.
 
     Attributes:
         count: Number of values.
         missing: Number of examples without a value.
         mean: Mean of the values; 0 without values.
-        deviation: Standard deviation of the values; its square is the mean of squared differences
-            from the mean.
+        deviation: Standard deviation of the values (the population's, with divisor n).
         least: Smallest value; None without values.
         most: Largest value; None without values.
     """
@@ -51,7 +50,7 @@ class NumberStatistics:
 
     @property
     def size(self) -> float:
-        """Root of the mean of squares."""
+        """Root mean square of the values."""
         return float(np.hypot(self.mean, self.deviation))
 
     @property
@@ -74,25 +73,26 @@ class Feature:
 
     @property
     def kind(self) -> tuple[str, int]:
-        """Type and number of the values; TFF's stores do not record shapes."""
+        """Dtype and number of the values, without the shape, which TFF's stores do not record."""
         return self.dtype, math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredColumns:
-    """The columns of the table that a store was made of.
+    """The columns of the table from which a store was made.
 
     Attributes:
-        roles: Column of the client, the domain, the label and the text, by these names.
-        numbers: Column of each number of an input, by input; a column with lists occurs once for
-            each number of a list.
-        images: Column of each input that is an image, by input.
-        missing_cells: Texts of a cell without a value; None if no value may be missing.
-        are_marked: Whether missing values are marked: the numbers of an input are followed by a
-            mark for each column, 1 where its value is missing, and missing values of a categorical
-            column are a separate category.
-        words: Rule from text to words: "pattern" of a word (None: spaces separate words), "letters"
-            (whether other signs in a word are omitted), "case" and "punctuation".
+        roles: Column of each role: "client", "domain", "label" and "text".
+        numbers: For each input, the column of each of its numbers; a column of lists occurs once
+            for each number in a list.
+        images: Column of each image input, by name of the input.
+        missing_cells: Strings that represent a missing value; None if no value may be missing.
+        are_marked: Whether the store records which values were missing. The numbers of an input are
+            then followed by an indicator for each column, 1 if the column's value is missing;
+            missing values of a categorical column are a separate category.
+        words: Rule that splits text into words: "pattern", regular expression of a word, None to
+            split at spaces; "letters", whether only letters of a word are kept; "case"; and
+            "punctuation".
     """
 
     roles: Mapping[str, str]
@@ -108,19 +108,20 @@ class StoreDescription:
     """The description of a store.
 
     Attributes:
-        kind: "text" or "features"; None in a store that TFF wrote.
+        kind: "text" or "features"; None if TFF wrote the store.
         features: The features of every example, by name.
-        domains: Names of all domains, sorted; empty in a store that TFF wrote.
-        num_classes: Labels are whole numbers in [0, num_classes); None if they are not.
+        domains: Names of all domains, sorted; empty if TFF wrote the store.
+        num_classes: Number of classes; labels are integers in [0, num_classes). None if labels are
+            not classes.
         class_names: Names of the classes, in the order of labels; None if they have no names.
-        source: Human-readable origin.
-        categories: Known values of each categorical column, a string feature: values of training
-            clients, sorted; value k has the id k + 1.
-        label_range: Smallest and largest label of training clients, where labels are real numbers;
+        source: Human-readable origin of the data.
+        categories: Known values of each categorical column, which training clients have, sorted;
+            value k has the id k + 1.
+        label_range: Smallest and largest label of training clients, if labels are real numbers;
             None if unknown.
         columns: The columns of the source; None if unknown.
-        statistics: Statistics of the numbers of each input, without marks, over training clients,
-            before any standardisation.
+        statistics: Statistics of each input's numbers over training clients, before
+            standardisation.
         is_standardized: Whether the numbers are standardised by these statistics.
     """
 
@@ -137,7 +138,7 @@ class StoreDescription:
     is_standardized: bool = False
 
     def num_numbers(self, name: str) -> int:
-        """Returns the number of an input's numbers, without marks; 0 without such an input."""
+        """Returns the length of an input without missing-value indicators; 0 if unknown."""
         if self.columns is not None and name in self.columns.numbers:
             return len(self.columns.numbers[name])
         return math.prod(self.features[name].shape) if name in self.features else 0
@@ -153,23 +154,24 @@ class StoreDescription:
             if not value[name]:
                 del value[name]
         if "categories" in value:
-            # Use pairs, as `sort_keys` would lose the order of the columns, which is the inputs'
-            # order.
+            # Write pairs, as `sort_keys` would change the order of columns, which is also the order
+            # of inputs.
             value["categories"] = list(value["categories"].items())
         return json.dumps({"version": FORMAT_VERSION, **value}, sort_keys=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class StoreContent:
-    """The rest of `store.json`, next to the description.
+    """The content of `store.json`, except the description.
 
     Attributes:
         digest: Digest of the store's content.
         vocabulary: Words of a text store with their counts, the most frequent first.
-        sentence_lengths: (split, domain, words, sentences) of a text store, in ascending order.
-        notes: Facts that the import keeps for the reports of runs: "class_shares", the fraction of
-            each class in each split, by split and name, None without classes; and "remarks", the
-            warnings of the import, `Remark.to_json` each.
+        sentence_lengths: Tuples (split, domain, words per sentence, number of sentences) of a text
+            store, in ascending order.
+        notes: Facts from the import for the reports of runs. "class_shares" is the fraction of each
+            class by split and name, None without classes. "remarks" has the warnings of the import,
+            in the form of `Remark.to_json`.
     """
 
     digest: str
@@ -179,10 +181,10 @@ class StoreContent:
 
 
 def parse_description(text: str) -> tuple[StoreDescription, dict[str, Any]]:
-    """Returns the description in the JSON of `StoreDescription.to_json`, and all of the JSON.
+    """Parses the JSON of a store; returns its description, and all of the JSON's entries.
 
     Raises:
-        ValueError: If the text has another version, or a part is missing or of another type.
+        ValueError: If the version is unknown, or an entry is missing or has another type.
     """
     try:
         content = json.loads(text)
@@ -208,7 +210,7 @@ def parse_description(text: str) -> tuple[StoreDescription, dict[str, Any]]:
 
 
 def typed(kind: Any, value: Any) -> Any:
-    """Returns a JSON value as a type of this module; raises a `ValueError` for another type."""
+    """Converts a JSON value to a type of this module; raises a `ValueError` for other values."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any or (value is None and type(None) in arguments):
         return value
@@ -221,7 +223,7 @@ def typed(kind: Any, value: Any) -> Any:
         return {key: typed(arguments[1], entry) for key, entry in value.items()}
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
-        # Statistics are lists, in the order of their fields.
+        # The JSON of `NumberStatistics` is a list, in the order of the fields.
         entries = dict(zip(hints, value, strict=True)) if isinstance(value, list) else value
         names = [name for name in hints if name in entries]
         return kind(**{name: typed(hints[name], entries[name]) for name in names})
@@ -240,9 +242,9 @@ class Record:
     Attributes:
         client: The client's id.
         domain: Name of the example's domain.
-        features: The other values: "tokens" (words separated by single spaces) of a sentence, or
-            "label" and the inputs of a model.
-        split: "train", "heldout" or "test" where the source determines it.
+        features: The other values by name: "tokens", the words of a sentence separated by single
+            spaces; or "label" and the inputs of a model.
+        split: Split of the example, "train", "heldout" or "test", if the source determines it.
     """
 
     client: str

@@ -1,7 +1,7 @@
 """Writes client stores from examples in any order, in bounded memory.
 
-Rows go into buckets by a hash of their client, in memory or, beyond a limit, on the disk. When the
-splits are decided, one bucket after another is sorted by split, client and order of arrival.
+Rows beyond a memory limit go to buckets on disk, by a hash of their client. When the splits are
+final, one bucket after another is sorted by split, client and order of arrival.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ from tff_agnostic.data.store_format import (
     Value,
 )
 
-# Bytes of rows in memory before they go into buckets on the disk.
+# Maximum bytes of rows in memory; further rows go to buckets on disk.
 _MEMORY = 8 * 2**20
-# Maximum number of batches in memory, as each of them takes some kilobytes.
+# Maximum number of batches in memory, as each batch adds some kilobytes.
 _MAX_PARTS = 1000
 # Number of buckets: with 16 MB in each, they hold 4 GB of rows.
 _NUM_BUCKETS = 256
 # Rows of a batch in the store's file.
 _BATCH_ROWS = 1 << 14
-# Number of units that `units` yields from memory at once.
+# Number of units that `units` converts to Python objects at once.
 _UNITS_AT_ONCE = 1 << 18
-# Columns of a bucket that are not features, with names that no feature has.
+# Columns of a bucket that are not features; no feature has such a name.
 _SPLIT, _CLIENT, _UNIT = "\0split", "\0client", "\0unit"
 
 
 class StoreWriter:
-    """A store in the making; a context manager.
+    """A writer of a store; a context manager.
 
-    Rows go to a scratch folder next to `path`. The store comes into place at the end of the block,
-    all at once. Without `finish`, and after an exception, nothing is left behind.
+    The writer uses a scratch folder next to `path`. At the end of the block, it moves the finished
+    store to `path` in one step. Without `finish`, or after an exception, it leaves no files.
 
     Args:
         path: The store's folder.
-        memory: Bytes of rows in memory.
+        memory: Maximum bytes of rows in memory.
 
     Attributes:
         features: Type of each feature, from the first examples.
@@ -99,7 +99,7 @@ class StoreWriter:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Puts a finished store in its place, and removes the scratch folder."""
+        """Moves a finished store to its path, and removes the scratch folder."""
         with self._scratch, self._errors():
             for bucket in self._buckets:
                 bucket.close()
@@ -109,14 +109,14 @@ class StoreWriter:
     def add(
         self, split: Any, client: Any, features: Mapping[str, Any], unit: Optional[Any] = None
     ) -> None:
-        """Adds n examples.
+        """Adds a batch of n examples.
 
         Args:
-            split: Their splits, an Arrow array of strings [n].
-            client: Their clients, an Arrow array of strings [n].
+            split: Split of each example, an Arrow array of strings [n].
+            client: Client of each example, an Arrow array of strings [n].
             features: Features including "domain", each a NumPy array [n, *shape] or an Arrow array.
-            unit: Names of the groups of examples that `sort` may move to another split, signed
-                numbers of 64 bits [n]; None if no example moves.
+            unit: Unit of each example, int64 [n]; `sort` may move units to another split. None if
+                no example may move.
 
         Raises:
             ValueError: If the features differ from the first examples' in name, type or shape.
@@ -124,7 +124,7 @@ class StoreWriter:
         self._check({name: _feature(name, column) for name, column in features.items()})
         keys = {_SPLIT: split, _CLIENT: client}
         keys[_UNIT] = pa.nulls(len(split), pa.int64()) if unit is None else unit
-        # Use the first examples' order, as all batches of a store have one schema.
+        # Use the order of the first batch, as all batches of a file have one schema.
         columns = {name: _arrow(features[name], one) for name, one in self.features.items()}
         batch = pa.RecordBatch.from_pydict({**keys, **columns})
         self._domains.update(batch.column(DOMAIN).unique().to_pylist())
@@ -178,7 +178,7 @@ class StoreWriter:
             yield pa.ipc.open_stream(pa.memory_map(str(self._bucket_path(number)))).read_all()
 
     def units(self) -> Iterator[tuple[int, str, int]]:
-        """Yields (unit, domain, examples) of all units, in ascending order; ends adding."""
+        """Yields (unit, domain, number of examples), sorted by unit; allows no further `add`."""
         with self._errors():
             counts = [_unit_counts(bucket) for bucket in self._read_buckets()]
         if counts:
@@ -189,10 +189,10 @@ class StoreWriter:
                 yield from zip(*(column.to_pylist() for column in batch.columns))
 
     def sort(self, splits: Mapping[int, str]) -> SortedExamples:
-        """Sorts all examples; none can be added afterwards.
+        """Sorts all examples; allows no further `add`.
 
         Args:
-            splits: The split of each unit that moves to another one.
+            splits: New split of each unit that moves.
         """
         moved = pa.array(splits.keys(), pa.int64()), pa.array(splits.values(), pa.string())
         index, num_rows = [], 0
@@ -219,7 +219,7 @@ class StoreWriter:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """The domains in alphabetical order; in numerical order if all are whole numbers."""
+        """The domains in alphabetical order, or in numerical order if all are integers."""
         if all(name.isascii() and name.isdecimal() for name in self._domains):
             return tuple(sorted(self._domains, key=lambda name: (int(name), name)))
         return tuple(sorted(self._domains))
@@ -234,19 +234,20 @@ class StoreWriter:
         columns: Optional[StoredColumns] = None,
         standardize: bool = False,
     ) -> Path:
-        """Sorts, if `sort` was not called, and describes the store.
+        """Completes the store: sorts it if `sort` was not called, and writes its description.
 
         Args:
             kind: "text" or "features".
             vocabulary: Words and their counts, the most frequent first.
-            class_names: Names of the classes that labels count.
+            class_names: Names of the classes, in the order of their labels.
             source: Human-readable origin of the examples.
             categories: The known values of each categorical column, in the order of their ids.
-            columns: The columns of its features; missing numbers in them are still NaN.
-            standardize: Whether numbers get the mean 0 and the deviation 1 of training clients.
+            columns: Source columns of the features, whose missing numbers are still NaN.
+            standardize: Whether to scale numbers to mean 0 and standard deviation 1 over training
+                clients.
 
         Returns:
-            The complete store, which is in the scratch folder until the end of the block.
+            Path of the complete store, in the scratch folder until the end of the block.
         """
         examples = self._sorted or self.sort({})
         label = self.features.get(LABEL)
@@ -286,14 +287,14 @@ class StoreWriter:
         return self._store
 
     def add_notes(self, notes: Mapping[str, Any]) -> None:
-        """Adds JSON values for the reports of runs to a finished store; see `StoreContent`."""
+        """Adds `StoreContent.notes` to a finished store."""
         with self._errors():
             content = json.loads((self._store / STORE).read_text("utf-8"))
             text = json.dumps({**content, "notes": notes}, sort_keys=True)
             (self._store / STORE).write_text(text, "utf-8")
 
     def _complete_numbers(self, examples: SortedExamples, description: StoreDescription) -> None:
-        """Puts 0 where a number is missing, and standardizes if the description requires it."""
+        """Replaces missing numbers by 0, and standardizes if the description requires it."""
         columns = description.columns
         if description.is_standardized:
             names = list(description.statistics)
@@ -338,7 +339,7 @@ class StoreWriter:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turns errors of Arrow and of the file system into a `UserError` that names the store."""
+        """Converts errors of Arrow and the file system to a `UserError` with the store's path."""
         try:
             yield
         except (pa.ArrowException, OSError) as e:
@@ -346,7 +347,7 @@ class StoreWriter:
 
 
 def column_from(values: Sequence[Value]) -> Any:
-    """Returns the values of one feature, at least one, as a column; see `StoreWriter.add`."""
+    """Returns one or more values of a feature as a column; see `StoreWriter.add`."""
     return pa.array(values, pa.string()) if isinstance(values[0], str) else np.asarray(values)
 
 
@@ -373,7 +374,7 @@ def _arrow(column: Any, feature: Feature) -> pa.Array:
 
 
 def _unit_counts(bucket: pa.Table) -> pa.Table:
-    """Returns the columns unit, domain and number of examples of some rows; each pair once."""
+    """Counts a bucket's examples by unit and domain, in the columns unit, domain and n."""
     rows = pa.table({"unit": bucket[_UNIT], "domain": bucket[DOMAIN]})
     return _summed(rows.filter(pc.is_valid(rows["unit"])), [], "count_all")
 
@@ -385,7 +386,7 @@ def _summed(table: pa.Table, column: Any, function: str) -> pa.Table:
 
 
 def _sorted(table: pa.Table, units: pa.Array, splits: pa.Array) -> pa.Table:
-    """Returns rows by split, client and order of arrival; some units have another split."""
+    """Moves `units` to `splits`, then sorts rows by split, client and order of arrival."""
     if len(units):
         place = pc.index_in(table[_UNIT], units)
         moved = splits.take(place.combine_chunks())
@@ -398,7 +399,7 @@ def _sorted(table: pa.Table, units: pa.Array, splits: pa.Array) -> pa.Table:
 
 
 def _split_clients(table: pa.Table, domains: Sequence[str], num_before: int) -> pa.Table:
-    """Returns the clients of sorted rows: first row, number of rows, examples of each domain."""
+    """Returns a table of the clients of sorted rows, with the columns of `clients.parquet`."""
     split, client = table[_SPLIT].combine_chunks(), table[_CLIENT].combine_chunks()
     is_other = [np.asarray(pc.not_equal(one[1:], one[:-1])) for one in (split, client)]
     is_first = np.append(True, np.any(is_other, axis=0))

@@ -1,4 +1,4 @@
-"""Conversion between TFF's clients and this package's; the bridge is imported on use."""
+"""Conversion between TFF's client data and this package's client datasets."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.store import Store
 from tff_agnostic.models.model import Examples
 
-# In a higher layer, so imported only for clients of TFF.
+# Import the module on use, as it is in a higher layer.
 _BRIDGE = "tff_agnostic.computations.tff_bridge.programs"
 
-# Client id -> the domain of all of its examples: its index, or in stores its name.
+# Called with a client id; returns the domain of all its examples: an index, or a name for stores.
 DomainOf = Callable[[str], Any]
 
 
 def from_tff(source: Any, domain_fn: Optional[DomainOf] = None) -> ClientDataset:
-    """Returns clients of TFF's as a dataset of clients, read one at a time.
+    """Converts TFF's client data to a client dataset, which reads one client at a time.
 
     Args:
         source: A `tff.simulation.datasets.ClientData`, or a sequence of `tf.data.Dataset`, whose
             clients are called "0", "1" and so on, with leading zeros that keep their order.
             Elements are single examples: (x, y), or a mapping of "x", "y" and "domain_id".
-        domain_fn: Called with a client id; returns the domain, if examples have no "domain_id".
+        domain_fn: Called with a client id; returns the client's domain. Needed if examples have no
+            "domain_id".
     """
     clients: ClientDataset = _bridge().clients_from_tff(source, domain_fn)
     return clients
@@ -35,7 +36,7 @@ def from_tff(source: Any, domain_fn: Optional[DomainOf] = None) -> ClientDataset
 def cohort(
     source: Any, client_ids: Optional[Sequence[str]] = None, domain_fn: Optional[DomainOf] = None
 ) -> list[Examples]:
-    """Returns TFF's clients in the form that `next` of this package's learning processes takes.
+    """Returns TFF's client data as the argument of `next` of this package's learning processes.
 
     Args:
         source: See `from_tff`.
@@ -56,13 +57,12 @@ def to_store(
     domain_fn: Optional[DomainOf] = None,
     feature_name: str = "x",
 ) -> None:
-    """Writes clients of TFF's into a store.
+    """Writes TFF's client data to a store.
 
     Args:
         path: The store's folder; it must not exist yet.
-        splits: Clients by split ("train", "heldout", "test"), each in the form of `from_tff`'s
-            `source`.
-        domain_fn: See `from_tff`; it may return a name.
+        splits: Clients by split ("train", "heldout", "test"), each like `source` in `from_tff`.
+        domain_fn: See `from_tff`; may return the name of the domain.
         feature_name: Name of x in the store.
     """
     _bridge().store_from_tff(path, splits, domain_fn, feature_name)
@@ -77,14 +77,14 @@ def to_tff(store: Store, split: str = "train") -> Any:
 
 
 def source(clients: ClientDataset, process: Any, seed: int = 0) -> Any:
-    """Returns clients as a `tff.program.FederatedDataSource`, for TFF's programs.
+    """Converts a client dataset to a `tff.program.FederatedDataSource`, for TFF's programs.
 
-    Cohorts are drawn uniformly, without replacement within a cohort. They are a function of the
-    seed and of the number of earlier draws, so that a resumed program draws the next cohort.
+    A cohort is a uniform sample without replacement. It depends only on the seed and the number of
+    earlier cohorts, so that a resumed program samples the next cohort.
 
     Args:
         process: The learning process, which determines the type of clients.
-        seed: Seed of the draws.
+        seed: Seed of the sampling.
     """
     return _bridge().ClientSource(clients, process, seed)
 

@@ -1,4 +1,4 @@
-"""TFF's SQLite files (`tff.simulation.datasets`): read as client stores, and written from them.
+"""Reads TFF's SQLite files (`tff.simulation.datasets`) as client stores, and writes them.
 
 The table `examples` has a serialized `tf.train.Example` in each row, and `client_metadata` the
 number of examples of each client and split. Files that `to_tff` writes have more tables, which TFF
@@ -49,7 +49,7 @@ CREATE TABLE sentence_lengths (
   num_sentences INTEGER NOT NULL);
 CREATE TABLE tff_agnostic (description TEXT NOT NULL);
 """
-# Indexes by which queries, including TFF's, find a client's rows.
+# Indices for finding a client's rows, also in TFF's queries.
 _INDICES = """
 CREATE INDEX examples_by_client ON examples (client_id, split_name);
 CREATE INDEX metadata_by_split ON client_metadata (split_name, client_id);
@@ -69,7 +69,7 @@ _PRAGMAS = "PRAGMA page_size=16384; PRAGMA journal_mode=OFF; PRAGMA synchronous=
 
 
 class TffStore(Store):
-    """An SQLite file of TFF's, opened read-only; TensorFlow parses its examples."""
+    """An SQLite file of TFF, opened read-only; TensorFlow parses its examples."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, path)
@@ -90,7 +90,7 @@ class TffStore(Store):
         counts: dict[str, int] = {}
         # The largest rowid is an upper bound of the number of rows: deleted rows leave gaps.
         ((left,),) = self._query("SELECT coalesce(MAX(rowid), 0) FROM examples")
-        # The order of UTF-8's bytes is Python's order.
+        # SQLite's order of UTF-8 bytes equals Python's order of strings.
         for client, n in self._query(
             "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? "
             "ORDER BY client_id COLLATE BINARY",
@@ -191,7 +191,7 @@ class TffStore(Store):
     def _query(
         self, sql: str, parameters: Sequence[Any] = (), kinds: tuple[type, ...] = ()
     ) -> Iterator[Any]:
-        """Yields rows one by one, as the rows of a million clients would need much memory."""
+        """Yields rows one by one, as a million clients' rows would need much memory."""
         try:
             for row in self._connection().execute(sql, parameters):
                 # A column of SQLite may contain values of any type.
@@ -248,7 +248,7 @@ class TffStore(Store):
                     f"{self.path}: expected a client store with the table {table} "
                     f"({', '.join(sorted(columns))}), found {', '.join(sorted(names)) or 'none'}"
                 )
-        # Without an index this reads all rows, but so does every read of a client.
+        # Without an index, this query reads all rows, but so does every read of a client.
         if [*self._query("SELECT 1 FROM examples WHERE client_id IS NULL LIMIT 1")]:
             raise UserError(f"{self.path}: expected a client of each example, found none (NULL)")
 
@@ -268,7 +268,7 @@ class TffStore(Store):
         return StoreDescription(kind=None, features=_example_features(first[0][0], self.path))
 
 
-# A store may have many gigabytes, and a comparison opens it for every trial.
+# Cache the digest: a store may have many gigabytes, and a comparison opens it for every trial.
 @functools.lru_cache(maxsize=8)
 def _store_digest(path: Path, version: tuple[int, int]) -> str:
     del version
@@ -281,16 +281,17 @@ def parse_examples(
     """Returns the columns of `tf.train.Example`s; see `Store.columns`.
 
     Args:
-        serialized: n examples.
+        serialized: Serialized examples, n of them.
         features: The features to read.
-        where: The client, for messages.
+        where: Name of the client, for messages.
     """
     if not features:
         return {}
     expected = ", ".join(f"{n} ({f.dtype} {list(f.shape)})" for n, f in features.items())
     smallest = min(map(len, serialized), default=0)
     for name, feature in features.items():
-        # TensorFlow allocates memory for the claimed shape first; a value takes at least a byte.
+        # Check first, as TensorFlow allocates memory for the claimed shape; a value takes at least
+        # a byte.
         if serialized and math.prod(feature.shape) > smallest:
             raise UserError(
                 f"{where}: expected examples with {expected}, found one of {smallest} bytes, which "
@@ -315,7 +316,7 @@ def _example_features(serialized: bytes, path: Path) -> dict[str, Feature]:
 
     Args:
         serialized: The example.
-        path: Its store, for messages.
+        path: Path of its store, for messages.
     """
     try:
         example = tf.train.Example.FromString(serialized)
@@ -333,10 +334,9 @@ def _example_features(serialized: bytes, path: Path) -> dict[str, Feature]:
 
 
 def to_tff(store: ArrowStore, path: Path) -> None:
-    """Writes a store as an SQLite file that TFF, devices and nodes of a fleet read.
+    """Writes a store as an SQLite file for TFF, devices and nodes of a fleet.
 
     Args:
-        store: The store.
         path: The file, which must not exist yet.
     """
     if path.exists():
@@ -396,7 +396,7 @@ def _serialized(store: ArrowStore, split: str, client: str) -> Iterator[bytes]:
 
 
 def _feature(value: Any) -> Any:
-    """Returns one value, a string's bytes or an array, as a `tf.train.Feature`."""
+    """Converts the bytes of a string, or an array of numbers, to a `tf.train.Feature`."""
     if isinstance(value, bytes):
         return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
     array = np.asarray(value).reshape(-1)

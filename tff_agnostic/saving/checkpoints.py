@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a round and its models in one .npz file, written atomically."""
+"""Checkpoints: state and models after a round in one .npz file, written atomically."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ class Checkpoint:
     Attributes:
         round_num: Number of completed rounds.
         leaves: Arrays of the state, in the order of `tf.nest.flatten`.
-        model_arrays: Arrays of each model, the main one first, in the order of the Keras model.
-        data: `keyed_digest` of the digest of the training examples; "" if unknown.
-        trained_with: Settings that identify the run, in parts by name; empty if unknown.
-        file: Path of the file.
+        model_arrays: Weights of each model, the main model first; arrays have the order of the
+            Keras model.
+        data: Keyed digest of the training examples, see `keyed_digest`; "" if unknown.
+        trained_with: Settings that identify the run, by section and name; empty if unknown.
+        file: Path of the checkpoint.
     """
 
     round_num: int
@@ -69,8 +70,8 @@ class Checkpoint:
         """Returns the weights of every model by name, the main one first.
 
         Args:
-            where: Name of the checkpoint in messages.
-            frozen: The `Model.frozen` of the model, which may differ from the run's.
+            where: Name of the checkpoint, for messages.
+            frozen: `Model.frozen` of the model to load, which may differ from the run's.
         """
         template_weights = as_in_keras(template_weights, frozen)
         leaves = tf.nest.flatten(template_weights)
@@ -83,7 +84,7 @@ class Checkpoint:
 
 
 def _check_arrays(expected: Sequence[Any], actual: Sequence[Any], where: str) -> None:
-    """Checks dtypes and shapes."""
+    """Raises a `UserError` if dtypes or shapes differ."""
     one, other = (
         ", ".join(f"{array.dtype}{list(array.shape)}" for array in map(np.asarray, arrays))
         for arrays in (expected, actual)
@@ -97,11 +98,11 @@ class CheckpointFolder:
 
     Args:
         keep: Number of newest checkpoints to keep.
-        frozen: The `Model.frozen` of the saved models.
-        secret: Whether states contain a secret. Files are then readable by their owner only, and
-            synced to the disk.
-        data: Digest of the training examples, which secret files contain with a key.
-        trained_with: Settings that identify the run, as JSON.
+        frozen: `Model.frozen` of the saved models.
+        secret: Whether states contain a secret. If so, only the owner can read the files, which are
+            synced to disk.
+        data: Digest of the training examples; files contain its `keyed_digest`.
+        trained_with: Settings that identify the run, by section and name, as JSON values.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class CheckpointFolder:
         self._trained_with = trained_with or {}
 
     def save(self, round_num: int, state: Any, models: Mapping[str, ModelWeights]) -> None:
-        """Saves a state, then removes checkpoints of later rounds, and the oldest ones.
+        """Saves a state; then removes checkpoints of later rounds, and the oldest checkpoints.
 
         Args:
             round_num: Number of completed rounds.
@@ -146,7 +147,7 @@ class CheckpointFolder:
                 path.unlink(missing_ok=True)
 
     def load_latest(self) -> Optional[Checkpoint]:
-        """Returns the newest readable checkpoint, or None without one; warns of damaged ones."""
+        """Returns the newest readable checkpoint, None without files; warns of damaged files."""
         error: Optional[UserError] = None
         for path in self._newest_first():
             if error is not None:
@@ -168,7 +169,7 @@ class CheckpointFolder:
 def _arrays(
     round_num: int, state: Any, models: Mapping[str, ModelWeights], origin: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of a file: header, state, and arrays of models outside of the state."""
+    """Returns the arrays of a file: header, state, and model weights that are not in the state."""
     leaves = tf.nest.flatten(state)
     arrays = {f"leaf_{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
     # Do not store arrays of the state twice.
@@ -224,13 +225,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_checkpoint_file(folder: Path) -> Optional[Path]:
-    """Returns the newest readable checkpoint of a `checkpoints/` folder; None if there is none."""
+    """Returns the newest readable checkpoint of a `checkpoints/` folder; None without files."""
     checkpoint = CheckpointFolder(folder, keep=1).load_latest()
     return None if checkpoint is None else checkpoint.file
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint:
-    """Returns the newest readable checkpoint of a `checkpoints/` folder."""
+    """Reads the newest readable checkpoint of a `checkpoints/` folder, which must have one."""
     checkpoint = CheckpointFolder(folder, keep=1).load_latest()
     if checkpoint is None:
         raise UserError(f"{folder}: expected checkpoints, found none")

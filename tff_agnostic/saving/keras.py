@@ -1,4 +1,4 @@
-"""Keras files: equal bytes for equal models, and a checked way to load them."""
+"""Keras files: written with equal bytes for equal models, and checked before loading."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DATE = "date_saved"
 _MAX_METADATA = 10_000
 _SHARED = "shared_object_id"
 KERAS_FILES = (".keras", ".h5")
-# Keys with names of layers in the configuration of a Keras model.
+# Keys in the configuration of a Keras model whose values contain names of layers.
 _NAMING = ("name", "inbound_nodes", "input_layers", "output_layers")
 _EXPECTED = "a Keras model of Keras' own layers and of numbers"
 _OURS = "tff_agnostic."
@@ -47,7 +47,7 @@ _OURS = "tff_agnostic."
 def keras_archive(
     keras_model: tf.keras.Model, about: Mapping[str, Any] = types.MappingProxyType({})
 ) -> bytes:
-    """Returns the content of the .keras file of a model: equal models have equal bytes.
+    """Returns the content of a model's .keras file; equal models have equal bytes.
 
     Args:
         about: Further entries of metadata.json.
@@ -62,14 +62,14 @@ def keras_archive(
 
 
 def _without_circumstances(content: bytes, about: Mapping[str, Any]) -> bytes:
-    """Returns a .keras file without dates; small numbers replace memory addresses."""
+    """Removes dates from a .keras file, and replaces memory addresses by small numbers."""
     target_bytes = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(content)) as source,
         zipfile.ZipFile(target_bytes, "w") as target,
     ):
         for name in sorted(source.namelist()):
-            # The first day of the format replaces a member's date.
+            # A new `ZipInfo` has a constant date.
             data = source.read(name)
             if name == METADATA:
                 data = _undated(data, about)
@@ -101,10 +101,10 @@ def _rewritten(config: bytes) -> bytes:
 
 
 class KerasFileError(UserError):
-    """A file is not a Keras model that this process can load.
+    """The error for a file that this process cannot load as a Keras model.
 
     Attributes:
-        needs_trust: Whether loading requires permission to run the file's code.
+        needs_trust: Whether loading the file requires permission to run its code.
     """
 
     def __init__(self, message: str, needs_trust: bool = False) -> None:
@@ -113,14 +113,14 @@ class KerasFileError(UserError):
 
 
 def read_keras(file: Path, classes: Mapping[str, Any], *, trust: bool = False) -> tf.keras.Model:
-    """Reads a Keras model that a user names.
+    """Loads a user's Keras file; see `load_keras`.
 
     Args:
         classes: Classes of allowed layers in addition to Keras' own, by name.
         trust: Whether the file may run code.
 
     Raises:
-        KerasFileError: If Keras cannot load the file, or only with trust.
+        KerasFileError: If Keras cannot load the file, or loading it requires `trust`.
     """
     try:
         return load_keras(file, classes, trust)
@@ -167,8 +167,7 @@ def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> t
         trust: Whether the file may run code.
 
     Raises:
-        UnsafeKerasFile: If the file is not trusted, and contains anything except layers and
-            numbers.
+        UnsafeKerasFile: If the file is not trusted, and contains more than layers and numbers.
         Exception: Any error of Keras.
     """
     load = keras_platform().load
@@ -179,9 +178,9 @@ def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> t
 
 
 def architecture_text(keras_model: tf.keras.Model) -> str:
-    """Returns a string that is equal for models with equal layers, whatever the names.
+    """Returns a string that is equal for models with equal layers, whose names may differ.
 
-    For a model without a configuration, the string has its class and the shapes of its weights.
+    For a model without a configuration, the string contains its class and its weights' shapes.
     """
     try:
         config = keras_model.get_config()
@@ -202,10 +201,10 @@ def _renamed(value: Any, names: dict[str, str], is_naming: bool) -> Any:
 
 
 class NotForKeras(UserError):
-    """The model cannot become a .keras file.
+    """The error for a model that cannot be saved as a .keras file.
 
     Attributes:
-        reason: The cause, as a one-line string.
+        reason: Cause of the error, in one line.
     """
 
     def __init__(self, reason: str) -> None:
@@ -214,7 +213,7 @@ class NotForKeras(UserError):
 
 
 def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
-    """Returns a model's Keras model, with trained values; Keras' own layers replace ours.
+    """Returns the Keras model with trained weights, and with Keras' own layers instead of ours.
 
     Raises:
         NotForKeras: If a layer of this package cannot be replaced.
@@ -229,7 +228,7 @@ def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
     ):
         for variable, value in zip(variables, values):
             variable.assign(value)
-    # Make the names of later layers independent of the process.
+    # Restart the numbering of layers, so that names do not depend on the process.
     name_layers_afresh()
     plain = plain_keras(keras_model)
     ours = {n: kind for n, kind in foreign_layers(plain).items() if kind.startswith(_OURS)}
@@ -244,7 +243,7 @@ def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
 
 
 def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
-    """Writes the file; returns the layers that require the user's code for loading, if any.
+    """Writes a .keras file; returns the layers whose loading requires the user's code, if any.
 
     Raises:
         NotForKeras: If Keras cannot save the model.
@@ -263,7 +262,7 @@ def load(path: Path, trained: TrainedModel) -> Any:
     """Returns the saved model as a function of x.
 
     Raises:
-        NotForKeras: If Keras cannot load its own file, as if a layer lacks `get_config`.
+        NotForKeras: If Keras cannot load its own file, e.g. because a layer lacks `get_config`.
     """
     assert trained.model.keras_model is not None
     with _keras_errors():
@@ -276,7 +275,7 @@ def _keras_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, UserError):
-        # These errors have a clear message, or come from the disk.
+        # These errors have a clear message, or concern the disk.
         raise
     # Keras and users' layers raise errors of many kinds.
     except Exception as e:

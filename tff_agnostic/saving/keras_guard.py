@@ -1,10 +1,10 @@
 """Rejects Keras files with code: an untrusted file may only contain known layers and numbers.
 
-Keras' safe mode refuses a lambda in a `.keras` file, and nothing else. In both formats a
-configuration may name modules to import and functions of TensorFlow to call, such as
-`load_op_library`; classes that another library registered may unpickle; weights may be pickles, or
-links to other files; and a Lambda layer in HDF5 runs. So every name in a configuration is looked up
-here before Keras reads it, and unknown names are refused.
+Keras' safe mode only rejects lambdas in `.keras` files. In both formats, a configuration may make
+Keras import modules, and call functions of TensorFlow such as `load_op_library`. Classes that
+another library registered may unpickle data. Weights may be pickles, or links to other files. A
+Lambda layer in HDF5 is executed. So this module looks up every name in a configuration before Keras
+reads it, and rejects unknown names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
 _ASSETS = "assets/"
 _MEMBERS = {_CONFIG, _WEIGHTS, "metadata.json"}
-# Keras compresses neither of its formats, and compression gains little on weights.
+# Maximum ratio of unpacked to packed size. Keras does not compress its files, and compression gains
+# little on weights.
 _MAX_RATIO = 10
 # Bytes that a small file may unpack to, whatever the ratio: configurations compress well.
 _FREE_BYTES = 1 << 26
@@ -36,7 +37,7 @@ _FREE_BYTES = 1 << 26
 _PLACES = ("layers", "layers.experimental", "initializers", "regularizers", "constraints", "models")
 _MODULE = "keras"
 _APPLICATIONS = "keras.src.applications."
-# Classes without a public name, and the private modules that `.keras` files name for them.
+# Classes without a public name, and the private modules in which `.keras` files place them.
 _FUNCTIONAL = "Functional"
 _MODELS = (_FUNCTIONAL, "Model", "Sequential")
 _OPS = ("TFOpLambda", "SlicingOpLambda")
@@ -52,12 +53,12 @@ _PRIVATE = {
     "BatchNormalizationV1": (),
     "BatchNormalizationV2": (),
 }
-# Functions of `keras.ops` on symbolic inputs, which only access tensors.
+# Module of the functions of `keras.ops` on symbolic inputs, which only access tensors.
 _KERAS_OPS = "keras.src.ops."
 _LAMBDA = "Lambda"
 # TFF loads this library, whose registered layers unpickle functions.
 _UNPICKLES = "tensorflow_probability."
-# Values instead of objects of a class.
+# Class names in configurations that denote plain values.
 _VALUES = (
     "__keras_tensor__",
     "__tensor__",
@@ -71,8 +72,8 @@ _SPECS = ("tf.TensorSpec", "tf.RaggedTensorSpec", "tf.SparseTensorSpec")
 _FUNCTION = "function"
 _FUNCTIONS = ("activations", "losses", "metrics")
 
-# Functions that TFOpLambda may call, as they only access tensors: all of a namespace, or single
-# functions.
+# Functions that TFOpLambda may call, as they only access tensors: all functions of these
+# namespaces, and single functions.
 _OP_SPACES = {
     "__operators__", "bitwise", "dtypes", "image", "linalg", "math", "nn", "ragged", "signal",
     "sparse", "strings",
@@ -91,7 +92,7 @@ _OP_NAMES = {
     "tile", "transpose", "truncatediv", "truncatemod", "unique", "unique_with_counts",
     "unravel_index", "unstack", "where", "zeros", "zeros_like",
 }  # fmt: skip
-# Members of ragged and sparse tensors that layers may use.
+# Members of ragged and sparse tensors that a layer may access.
 _TENSOR_MEMBERS = {
     "bounding_shape", "dense_shape", "flat_values", "indices", "merge_dims",
     "nested_row_lengths", "nested_row_splits", "nested_value_rowids", "nrows", "row_lengths",
@@ -127,18 +128,18 @@ def _kinds() -> tuple[Any, ...]:
         tf.keras.optimizers.Optimizer,
         tf.keras.optimizers.schedules.LearningRateSchedule,
         tf.keras.mixed_precision.Policy,
-        # Only Keras 3 has it.
+        # Only Keras 3 has `Operation`.
         getattr(tf.keras, "Operation", tf.keras.layers.Layer),
     )
 
 
 class UnsafeKerasFile(ValueError):
-    """An untrusted Keras file has parts that are not read; the message names them."""
+    """The error for an untrusted Keras file; its message names the rejected part."""
 
 
 @contextlib.contextmanager
 def open_checked(path: Path, allowed: Mapping[str, Any]) -> Iterator[Union[Path, h5py.File]]:
-    """Yields a checked file for Keras, and limits the variables that Keras creates meanwhile.
+    """Checks a file and yields it for Keras; limits the variables that Keras creates from it.
 
     Args:
         path: A .keras or .h5 file, distinguished by its content, as in Keras.
@@ -174,7 +175,7 @@ def check_config(config: Any, allowed: Mapping[str, Any]) -> None:
         allowed: See `open_checked`.
 
     Raises:
-        UnsafeKerasFile: If an object is code, or unknown.
+        UnsafeKerasFile: If an object is code, or has an unknown name.
     """
     values = [config]
     while values:
@@ -199,7 +200,7 @@ def _check_object(value: Mapping[str, Any], allowed: Mapping[str, Any]) -> None:
         if value.get("type_spec") not in _SPECS:
             raise UnsafeKerasFile(f"the type {value.get('type_spec')!r:.60}, which is not known")
     elif name not in _VALUES and not _is_own(registered, allowed):
-        # Keras searches registered names first.
+        # Check the registered name, which Keras looks up first.
         if registered not in (None, name):
             raise UnsafeKerasFile(f"the class {registered!r:.60}{_unknown()}")
         _check_class(name, module, config if isinstance(config, Mapping) else {})
@@ -249,7 +250,7 @@ def _from_module(module: Optional[str]) -> str:
 
 
 def _is_own(name: Any, allowed: Mapping[str, Any]) -> bool:
-    """Returns whether the caller passes a name, or Keras, this package or a user registered it."""
+    """Whether the caller allows a name, or Keras, this package or a user registered it."""
     if not isinstance(name, str):
         return False
     value = allowed.get(name, tf.keras.utils.get_custom_objects().get(name))
@@ -261,7 +262,7 @@ def _is_own(name: Any, allowed: Mapping[str, Any]) -> bool:
 
 def _is_keras_module(name: str, module: Optional[str]) -> bool:
     if module == tf.constant_initializer.__module__:
-        # Some of TensorFlow's own initializers are in models such as EfficientNetV2.
+        # Models such as EfficientNetV2 have initializers of TensorFlow.
         return name in {kind.__name__ for kind in _initializers()}
     places = [_public(place) for place in _PLACES] if module is None else [_keras_module(module)]
     kinds = [vars(place).get(name) for place in places if place is not None]
@@ -270,7 +271,7 @@ def _is_keras_module(name: str, module: Optional[str]) -> bool:
 
 def _keras_module(name: str) -> Any:
     if name.startswith((_APPLICATIONS, _KERAS_OPS)):
-        # Some objects contain layers.
+        # Some of these modules define layers.
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
     is_public = name == _MODULE or name.startswith(f"{_MODULE}.")
@@ -278,7 +279,7 @@ def _keras_module(name: str) -> Any:
 
 
 def _public(path: str) -> Any:
-    """Returns a part of Keras' public interface, such as "layers"; None if there is none."""
+    """Returns a public module or class of Keras by path, such as "layers"; None if unknown."""
     value: Any = tf.keras
     for name in filter(None, path.split(".")):
         value = getattr(value, name, None)
@@ -308,7 +309,7 @@ def _check_order(layers: Sequence[Any]) -> None:
         name, nodes = layer.get("name"), layer.get("inbound_nodes")
         if isinstance(name, str) and isinstance(nodes, list):
             waiting[name] = [_node_inputs(node) for node in nodes]
-            # An input has an output immediately, and a nested model may have one.
+            # An input layer has an output from the start, and a nested model may have one.
             ready[name] = int(not nodes or layer.get("class_name") in _MODELS)
     is_new = True
     while is_new:
@@ -326,7 +327,7 @@ def _check_order(layers: Sequence[Any]) -> None:
 
 
 def _node_inputs(node: Any) -> list[tuple[str, int]]:
-    """Returns the outputs that a layer is called with, as (layer, index of its call)."""
+    """Returns the inputs of a layer's call, each as (layer, index of the call with this output)."""
     inputs, values = [], [node]
     while values:
         value = values.pop()
@@ -355,7 +356,7 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
 
 
 def _checked_weights(file: h5py.File, size: int) -> int:
-    """Checks the numbers of an HDF5 file; returns their size in bytes."""
+    """Checks that an HDF5 file has only numbers; returns their size in bytes."""
     total, groups, seen = 0, [file], {_address(file)}
     while groups:
         group = groups.pop()
@@ -392,8 +393,9 @@ def _check_size(unpacked: int, size: int) -> None:
 
 
 def _at_most(num_bytes: int) -> Callable[..., tf.Variable]:
-    """Returns a variable creator that allows no more numbers than a file has weights."""
-    # Some variables are created twice, and some, such as counters, are not weights.
+    """Returns a variable creator that limits the numbers in variables by a file's weights."""
+    # Allow more than the weights: some variables are created twice, and some, such as counters, are
+    # not weights.
     left = max(_FREE_BYTES, 4 * num_bytes)
 
     def create(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:

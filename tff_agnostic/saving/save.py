@@ -1,4 +1,4 @@
-"""Saves the models of a run in chosen formats, and checks every file."""
+"""Saves the models of a run in several formats, and checks every file."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _KERAS = "keras"
 
 @dataclasses.dataclass(frozen=True)
 class SavedFile:
-    """A file in one of the formats.
+    """A saved model.
 
     Attributes:
         model: Name of the model: "model", or a family member's name.
         format: Name of the format.
-        quantize: Name of the quantisation.
+        quantize: Name of the quantisation; see `QUANTIZATIONS`.
         path: Name of the file or folder.
-        num_bytes: Size of the file.
-        about: Facts for the model card.
-        check: Comparison with the run's model; None without a comparison.
+        num_bytes: Size of the file or folder.
+        about: Facts about the file for the model card.
+        check: Comparison of the file with the run's model; None if they were not compared.
     """
 
     model: str
@@ -65,14 +65,14 @@ def save_models(
     quantize: str = NOT_QUANTIZED,
     checked_on: str = TEST,
 ) -> list[SavedFile]:
-    """Writes every model in every format.
+    """Writes every model in every format, and checks the files.
 
     Args:
         folder: An existing folder.
         formats: Names of `FORMATS`.
         quantize: A name of `QUANTIZATIONS`, for additional files of formats that support
             quantization.
-        checked_on: Source of the examples to check files on; see `check_file`.
+        checked_on: Source of the examples for the checks; see `check_file`.
     """
     check_request(formats, quantize)
     saved = []
@@ -142,14 +142,14 @@ def _predictors(task: Task) -> dict[str, TrainedModel]:
     if not isinstance(ensemble, EnsembleModel):
         return {}
     return {
-        # Names, such as paths of checkpoints, may have slashes.
+        # Quote names, as the path of a checkpoint has slashes.
         f"predictor_{quote(name, safe='')}": _trained(task, model, weights)
         for name, (model, weights) in zip(ensemble.names, ensemble.predictors)
     }
 
 
 def _trained(task: Task, model: Model, weights: ModelWeights) -> TrainedModel:
-    # The task describes only the inputs of its own model.
+    # `task.inputs` describes only the inputs of `task.model`.
     inputs = task.inputs if model is task.model else None
     return TrainedModel(model, weights, task.class_names, task.words, inputs)
 
@@ -165,7 +165,8 @@ class Format:
 
     Attributes:
         file_name: Suffix of the file's name.
-        module: Name of the module, which is imported on use, as some load TensorFlow.
+        module: Name of the format's module, which is imported on use, as some modules load
+            TensorFlow.
         quantizes: Whether `write` has an argument `quantize`.
     """
 
@@ -179,7 +180,7 @@ class Format:
         return about
 
     def load(self, path: Path, trained: TrainedModel) -> Callable[[Any], Any]:
-        """Returns a function from x to predictions in the model's form."""
+        """Returns a function from x to predictions in the model's structure."""
         predict: Callable[[Any], Any] = self._module().load(path, trained)
         return predict
 

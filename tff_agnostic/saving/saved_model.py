@@ -1,4 +1,4 @@
-"""A trained model as a SavedModel, and its signatures."""
+"""Trained models as SavedModels with several signatures."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ PREDICT = "predict"
 # tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 DEFAULT = "serving_default"
 NEXT_WORDS = "next_words"
-# Default number of proposed words.
+# Default number of proposed next words.
 _DEFAULT_BEST = 3
 
 
 def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
-    """Writes the folder; returns the inputs and outputs of its signatures."""
+    """Writes a SavedModel folder; returns the inputs and outputs of its signatures."""
     served = ServedModel(trained)
     signatures = served.signatures()
-    # Omit gradients: those of recurrent layers are large.
+    # Omit gradients, which are large for recurrent layers.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     with tensorflow_writes():
         tf.saved_model.save(served, str(path), signatures, options)
@@ -107,11 +107,12 @@ class ServedModel(tf.Module):
     def signatures(self) -> dict[str, Any]:
         """Returns the signatures by name.
 
-        `predict` maps inputs to the model's raw predictions. `serving_default` adds a classifier's
-        `probabilities` [n, classes], `class` int32 [n] and, if classes have names, `class_name`
-        [n]; its inputs are texts [n] for a model of texts. For a next-word model it is
-        `next_words`: texts [n] to `words` and `probabilities` [n, k], with 3 as the default of k.
-        Texts are as typed, if the import's rule is known. `by_column` takes the cells of a table.
+        `predict` maps inputs to raw predictions. For a classifier, `serving_default` also returns
+        `probabilities` [n, classes], `class`, int32 [n], and `class_name` [n] if classes have
+        names. For a text model, its inputs are texts [n]. A next-word model has the signature
+        `next_words`, from texts [n] and k to `words` and `probabilities` [n, k]; its
+        `serving_default` is the same with k = 3. Texts may be as typed by users, if the import's
+        tokenizer is known. `by_column` takes the cells of a table.
         """
         predict = self.predict_function()
         signatures = {PREDICT: predict, DEFAULT: predict}
@@ -167,7 +168,7 @@ class ServedModel(tf.Module):
         return answer.get_concrete_function()
 
     def _store_words(self, text: tf.Tensor) -> tf.Tensor:
-        """Returns texts as words separated by spaces; unchanged if the import's rule is unknown."""
+        """Tokenizes texts as the import did; returns them unchanged if its rules are unknown."""
         inputs = self._trained.inputs
         columns = None if inputs is None else inputs.columns
         return text if columns is None or not columns.words else store_words(text, columns.words)
@@ -214,9 +215,9 @@ def class_probabilities(predictions: tf.Tensor, are_scores: bool) -> tf.Tensor:
     """Returns the probability of each class, float [n, classes].
 
     Args:
-        predictions: A number per class, [n, classes]; or numbers of the second of two classes, [n]
-            or [n, 1].
-        are_scores: Whether they are scores, and not probabilities.
+        predictions: Scores or probabilities of all classes, [n, classes]; or of the second of two
+            classes, [n] or [n, 1].
+        are_scores: Whether predictions are scores instead of probabilities.
     """
     if predictions.shape.rank == 2 and predictions.shape[1] != 1:
         return tf.nn.softmax(predictions) if are_scores else predictions
@@ -236,10 +237,10 @@ def _first_words(
 def _begins(
     table: tf.lookup.StaticHashTable, text: tf.Tensor, ids: TokenIds, length: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns ids of the last T - 1 words of texts, int32 [n, T], and the last positions."""
+    """Returns ids of the begin token and the last T - 1 words, int32 [n, T]; and last positions."""
     split = tf.strings.split(text)
     word_ids = tf.ragged.map_flat_values(table.lookup, split)
-    # A slice from the end would be empty for short texts.
+    # Compute the start, as a slice from the end would be empty for short texts.
     start = tf.maximum(split.row_lengths() - (length - 1), 0)
     kept = tf.ragged.boolean_mask(
         word_ids,
@@ -262,9 +263,10 @@ _Cells = Mapping[str, Any]
 
 
 def argument_names(columns: Iterable[str]) -> dict[str, str]:
-    """Returns each column's name as an argument name of letters and digits.
+    """Returns the name of a Python argument for each column.
 
-    `dep delay` is `dep_delay`, `1st` is `_1st`, and `class` is `class_`.
+    For example, `dep delay` becomes `dep_delay`, `1st` becomes `_1st`, and `class` becomes
+    `class_`.
     """
     names: dict[str, str] = {}
     for column in columns:
@@ -277,7 +279,7 @@ def argument_names(columns: Iterable[str]) -> dict[str, str]:
 
 
 def argument_specs(inputs: ModelInputs) -> dict[str, tf.TensorSpec]:
-    """Returns the spec of each column by name."""
+    """Returns the tensor spec of each column by name."""
     specs = {column: tf.TensorSpec([None], tf.string) for column in inputs.categories()}
     for column, items in inputs.numbers().items():
         shape: list[Optional[int]] = [None] if items is None else [None, items]
@@ -286,11 +288,11 @@ def argument_specs(inputs: ModelInputs) -> dict[str, tf.TensorSpec]:
 
 
 def signature(trained: TrainedModel, answers: Callable[[Any], dict[str, tf.Tensor]]) -> Any:
-    """Returns the concrete function from columns to answers.
+    """Returns the concrete function from table columns to the model's outputs.
 
     Args:
         trained: A model with inputs that `are_column_inputs`.
-        answers: Called with x; returns the outputs.
+        answers: Called with the model's input x; returns the outputs.
     """
     inputs = trained.inputs
     assert inputs is not None
@@ -325,7 +327,7 @@ def _input(one: Input, cells: _Cells, inputs: ModelInputs) -> tf.Tensor:
 
 
 def _number(entry: Entry, cells: _Cells, inputs: ModelInputs) -> tf.Tensor:
-    """Returns a number of an input, float32 [n]; see `FeatureConverter.features`."""
+    """Returns the values of an entry, float32 [n]; see `FeatureConverter.features`."""
     assert entry.column is not None
     column = cells[entry.column]
     if entry.kind == MARK:
@@ -346,7 +348,7 @@ def _number(entry: Entry, cells: _Cells, inputs: ModelInputs) -> tf.Tensor:
 
 
 def _is_value(column: tf.Tensor, values: tuple[str, ...], inputs: ModelInputs) -> tf.Tensor:
-    """Returns for each cell and category whether they are equal, bool [n, values]."""
+    """Compares each cell with each category, bool [n, values]."""
     assert inputs.columns is not None
     cells = tf.strings.strip(column)
     missing = inputs.columns.missing_cells

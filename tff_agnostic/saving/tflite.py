@@ -1,4 +1,4 @@
-"""A trained model for TensorFlow Lite, plain or quantised; each call takes one example."""
+"""Trained models as TensorFlow Lite files, plain or quantised; a call takes one example."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ QUANTIZATIONS: Registry[Callable[[tf.lite.TFLiteConverter], None]] = Registry(
 
 
 def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> dict[str, Any]:
-    """Writes the file; returns the ops for which a device needs the Flex delegate, if any."""
-    # These modules load TensorFlow.
+    """Writes a .tflite file; returns the ops that need the Flex delegate on a device, if any."""
+    # Import on demand, as these modules load TensorFlow.
     from tff_agnostic.models.tflite_files import custom_op_names
     from tff_agnostic.saving.saved_model import ServedModel
 
@@ -78,9 +78,9 @@ def _layers(model: Model) -> list[Any]:
 
 
 def load(path: Path, trained: TrainedModel) -> Any:
-    """Returns the saved model as a function of x, which calls the model per example."""
+    """Returns the saved model as a function of x, which runs one example after another."""
     with warnings.catch_warnings():
-        # The warning of TensorFlow 2.21 names a package that it does not install.
+        # TensorFlow 2.21 recommends a package that it does not install.
         warnings.filterwarnings("ignore", message="(?s).*tf.lite.Interpreter is deprecated")
         runner = tf.lite.Interpreter(str(path)).get_signature_runner()
     structure, names = trained.output_structure(), trained.output_names()

@@ -1,4 +1,4 @@
-"""A trained model, and the check that a saved file has the same predictions."""
+"""A trained model, and the check that a saved file makes the same predictions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tff_agnostic.tasks.task import Task
 # Names of the only input and the only output.
 INPUT = ONLY
 OUTPUT = "predictions"
-# TFLite runs example by example.
+# Maximum number of test examples in a check, as TFLite runs one example at a time.
 _MAX_EXAMPLES = 2000
 _NUM_MADE_UP = 256
 TEST, MADE_UP = "test", "made-up"
-# Tolerance for rounding in a different order.
+# Tolerance of predictions, absolute and relative, for another order of rounding.
 _TOLERANCE = 1e-5
 
 
@@ -34,7 +34,7 @@ class TrainedModel:
     Attributes:
         class_names: Names of the classes; None if unknown.
         words: The vocabulary of texts; word k has the id k + 1.
-        inputs: Description of the inputs; None if unknown.
+        inputs: Description of the model's inputs; None if unknown.
     """
 
     model: Model
@@ -44,11 +44,11 @@ class TrainedModel:
     inputs: Optional[ModelInputs] = None
 
     def predict(self, x: Any, weights: Optional[ModelWeights] = None) -> Any:
-        """Returns the predictions of evaluations, without dropout.
+        """Returns predictions as in an evaluation, without dropout.
 
         Args:
             x: Inputs of n examples.
-            weights: Weights in another form, such as variables; None for arrays.
+            weights: Weights to use instead of the trained arrays, such as variables.
         """
         # The seed has no effect outside of training.
         seed = tf.zeros([2], tf.int32)
@@ -69,7 +69,7 @@ class TrainedModel:
         return output_names(self.output_structure())
 
     def output_structure(self) -> Any:
-        """Returns predictions for one example of zeros."""
+        """Returns the predictions for an example of zeros, which show the structure of outputs."""
         zeros = tf.nest.map_structure(
             lambda spec: tf.zeros([1, *(n or 1 for n in spec.shape[1:])], spec.dtype),
             self.model.example_spec["x"],
@@ -88,7 +88,7 @@ def inputs_from_names(spec: Any, by_name: Mapping[str, Any]) -> Any:
 
 
 def output_names(predictions: Any) -> list[str]:
-    """Returns the names of predictions' tensors, in the order of `tf.nest.flatten`."""
+    """Returns the names of the tensors in predictions, in the order of `tf.nest.flatten`."""
     if isinstance(predictions, Mapping):
         return sorted(predictions)
     count = len(tf.nest.flatten(predictions))
@@ -105,12 +105,12 @@ class FileCheck:
     """The comparison of a saved file with the run's model.
 
     Attributes:
-        num_examples: Number of examples.
+        num_examples: Number of compared examples.
         source: Source of the examples: `TEST` or `MADE_UP`.
-        largest_difference: Largest absolute difference of two predictions; None if it is infinite.
+        largest_difference: Largest absolute difference of predictions; None if it is infinite.
         is_same: Whether all predictions agree up to 1e-5, absolute or relative.
-        domains: Values of each domain: number of examples, and each measure of the run's model and
-            of the file, None if undefined. Empty with made-up examples.
+        domains: For each domain, its number of examples, and each measure of the run's model and of
+            the file, None if undefined. Empty for made-up examples.
     """
 
     num_examples: int
@@ -130,8 +130,8 @@ def check_file(
 
     Args:
         trained: The run's model.
-        task: The task, whose test clients are drawn until they have 2,000 examples together.
-        predict: The file, as a function of x.
+        task: Task with the test clients, which are sampled until they have 2,000 examples in total.
+        predict: The saved model as a function of x; see `save.Format.load`.
         source: `MADE_UP` for random examples, which depend on no client's data; else `TEST`.
     """
     sums = {"run": _Sums(trained, task), "file": _Sums(trained, task)}
@@ -157,7 +157,8 @@ def check_file(
 def made_up(trained: TrainedModel) -> Examples:
     """Returns examples with random inputs, and without labels.
 
-    Floats are normally distributed. Integers are ids of categories, domains or words, else 0 or 1.
+    Floats are normally distributed. Integers are ids of categories, domains or words; others are 0
+    or 1.
     """
     rng = np.random.default_rng(0)
     by_name = {}
@@ -173,7 +174,7 @@ def made_up(trained: TrainedModel) -> Examples:
 
 
 def _num_ids(trained: TrainedModel, name: str) -> int:
-    """Returns the number of ids of an integer input."""
+    """Returns the number of valid ids in an integer input."""
     column = None if trained.inputs is None else trained.inputs.inputs.get(name)
     if not isinstance(column, Whole):
         return 2

@@ -1,4 +1,4 @@
-"""Typed text as words of a store, by TensorFlow's string operations."""
+"""Splits typed text into words as the import does, with TensorFlow's string ops."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NO_LETTERS = r"[^\p{L}\p{M}]"
 def store_words(text: tf.Tensor, rule: Mapping[str, Any]) -> tf.Tensor:
     """Returns texts as the import stores them: words separated by single spaces.
 
-    Texts without a letter or digit become empty. Words from a store stay the same.
+    Texts without a letter or digit become empty. Words of a store stay unchanged.
 
     Args:
-        text: Strings [n].
+        text: Typed texts, strings [n].
         rule: The import's rule; see `StoredColumns.words`.
     """
     text = tf.strings.regex_replace(text, _SPACES, " ")
@@ -43,7 +43,7 @@ def store_words(text: tf.Tensor, rule: Mapping[str, Any]) -> tf.Tensor:
 
 
 def _re2(pattern: str) -> str:
-    """Returns an import's pattern, which has no groups, in RE2's syntax."""
+    """Translates an import's word pattern, which has no groups, to RE2's syntax."""
     inside = pattern.replace(r"[\w", rf"[{_WORD_CHARACTERS}")
     return inside.replace(r"\w", rf"[{_WORD_CHARACTERS}]")
 
