@@ -1,12 +1,12 @@
 """Execution backends of exports: the platform's servers and devices, or a fleet on Flower.
 
-An export for a fleet is a folder with a README next to the plan's folder, as the manifest must list
-every file in the plan's folder.
+An export for a fleet has its README outside of the plan's folder, as the manifest must list every
+file in that folder.
 
-An export for the platform has a message that creates a task at a server. It is JSON in the mapping
-of proto3 (names in camelCase, 64-bit integers as strings), with the messages of the On-Device
-Personalization server: `shuffler/proto/task.proto` of privacysandbox/odp-federatedcompute at commit
-015930f. No server has received it yet.
+An export for the platform has a message that creates a task at a server. The message is JSON in
+proto3's mapping (names in camelCase, 64-bit integers as strings). It follows the On-Device
+Personalization server, `shuffler/proto/task.proto` of privacysandbox/odp-federatedcompute at commit
+015930f. No server has received such a message yet.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def task_message(
     The server's response contains the upload addresses of the plans and the checkpoint.
 
     Args:
-        min_separation: Minimum number of rounds from one participation of a device to its next.
+        min_separation: Minimum number of rounds between two participations of a device.
     """
     most = int(clients_per_round * (1.0 + settings.over_selection))
     info = _INFOS[kind](settings.population, min_separation)
@@ -82,7 +82,7 @@ def _training(population: str, min_separation: int) -> dict[str, Any]:
     del population
     policies = [
         {"id": "rounds_between", "minSepPolicy": {"minimumSeparation": str(min_separation)}},
-        # Device services have been seen to fail on devices without examples.
+        # Require an example, as some device services fail on devices without examples.
         {"id": "examples", "dataAvailabilityPolicy": {"minExampleCount": 1}},
     ]
     return {"trainingInfo": {"eligibilityTaskInfo": {"eligibilityPolicies": policies}}}
@@ -105,9 +105,9 @@ _INFOS: Registry[Callable[[str, int], dict[str, Any]]] = Registry(
 
 
 FCP, FLOWER = "fcp", "flower"
-# Folder of the plan in an export for a fleet.
+# Name of the plan's folder in an export for a fleet.
 PLAN = "plan"
-# Secure sums need 3 clients; allow one more to fail.
+# Secure sums need 3 clients; a fourth one may fail.
 _DEMO_NODES = 4
 _README = """\
 # {algorithm} on {task}, after {rounds}: a plan for a fleet
@@ -124,10 +124,10 @@ class Backend:
 
     Attributes:
         profiles: Names of the supported profiles, the default first.
-        not_verified: Claims that no test has verified for a new export.
-        is_fleet: Whether nodes of a fleet run the plan. They add the noise, and need no task
+        not_verified: Statements on what has not been tested for a new export.
+        is_fleet: Whether a fleet's nodes run the plan. Nodes add the noise, and need no task
             message.
-        without: Export options without effect.
+        without: Names of the export options without effect.
     """
 
     profiles: tuple[str, ...]
@@ -172,7 +172,7 @@ def choose_profile(backend: str, given: str | None) -> str:
 
 
 def demo_size(manifest: Mapping[str, Any]) -> int:
-    """Returns the number of nodes of a demo, at least the number that the noise needs."""
+    """Returns the number of nodes in a demo, which are enough for the noise."""
     noise = manifest["privacy"].get("differential_privacy", {})
     return max(_DEMO_NODES, noise.get("fewest_clients", 0))
 

@@ -1,4 +1,4 @@
-"""The client's graph in a plan, and the format of its examples.
+"""The client's graph in a plan, and the format of the client's examples.
 
 An example is a serialised `tf.train.Example` with the features "x" (or "x/NAME"
 for each column of x), "y" and "domain_id".
@@ -43,7 +43,7 @@ input_arg { name: "selector" type: DT_STRING }
 output_arg { name: "handle" type: DT_VARIANT }
 is_stateful: true
 """
-# Dtypes of columns, and their dtypes in a `tf.train.Example`.
+# Dtype in a `tf.train.Example`, by dtype of the column.
 _STORED_AS: Registry[str] = Registry(
     "dtype of an exported task's columns",
     {
@@ -58,7 +58,7 @@ _STORED_AS: Registry[str] = Registry(
 
 @dataclasses.dataclass(frozen=True)
 class ExampleFormat:
-    """The features of an example.
+    """The format of serialised examples.
 
     Attributes:
         columns: Specs of a client's columns; see `Model.client_data_spec`.
@@ -85,7 +85,7 @@ class ExampleFormat:
         }
 
     def parse(self, serialized: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the columns [n, ...], in their order, of serialised examples, string [n].
+        """Parses serialised examples, string [n], to columns [n, ...] in the order of `columns`.
 
         Running the tensors fails if a feature is missing, or a domain id is out of range.
         """
@@ -98,14 +98,14 @@ class ExampleFormat:
                 for name, spec in self._specs()
             },
         )
-        # Assert by an op that every device has, which reports the id and the range.
+        # Check ids by `gather`, an op that every device has, and that reports the id and the range.
         parsed["domain_id"] = tf.gather(
             tf.range(self.num_domains, dtype=tf.int64), parsed["domain_id"], name="domain_id"
         )
         return [tf.cast(parsed[name], spec.dtype) for name, spec in self._specs()]
 
     def serialize(self, examples: Examples) -> Iterator[bytes]:
-        """Yields one client's examples, serialised."""
+        """Serialises the examples of one client."""
         columns = [
             (name, _tensor_value(examples, name), _LISTS[_STORED_AS[spec.dtype.name]])
             for name, spec in self._specs()
@@ -138,7 +138,7 @@ class ExampleSource:
     Attributes:
         format: Format of the examples.
         collection_uri: A device's collection, as "app:/PATH".
-        max_examples: Number of first examples to use; None for all.
+        max_examples: Number of a client's first examples to use; None for all.
     """
 
     format: ExampleFormat
@@ -181,9 +181,9 @@ class ClientWork:
 
     Attributes:
         function: (columns of the examples, the server's values) -> client output.
-        client_input: Specs of the tensors in the server's checkpoint.
-        update: Specs of the tensors in the client's checkpoint, the first results of `function`.
-        side_channels: Names of the securely summed tensors, the other results.
+        client_input: Specs of the tensors in the checkpoint from the server.
+        update: Specs of the first results of `function`, which go to the client's checkpoint.
+        side_channels: Names of the other results of `function`, which are summed securely.
     """
 
     function: TfFunction
@@ -195,10 +195,10 @@ class ClientWork:
 def build_client_graph(
     work: ClientWork, source: ExampleSource
 ) -> tuple[tf.compat.v1.GraphDef, plan_pb2.ClientPhase]:
-    """Returns the graph of a client, and its phase.
+    """Returns the client's graph, and its phase in the plan.
 
-    Inputs are the paths of the server's checkpoint and of the update, if there is one, and the
-    token of the device's datasets.
+    The inputs of the graph are the path of the server's checkpoint, the path for the update if
+    there is one, and the token of the device's datasets.
     """
     spec = plan_pb2.TensorflowSpec()
     router = plan_pb2.FederatedComputeIORouter()
@@ -238,7 +238,7 @@ def client_work(
     update: Sequence[graphs.Leaf],
     side_channels: Sequence[str] = (),
 ) -> ClientWork:
-    """Returns client work with the platform's names in checkpoints."""
+    """Returns client work with the names that the platform uses in checkpoints."""
     return ClientWork(
         function,
         graphs.named(client_input, graphs.CLIENT),
@@ -267,7 +267,8 @@ def serialized_examples(
 ) -> tf.Tensor:
     """Returns the device's serialised examples, string [n].
 
-    This registers the op's signature in TensorFlow, without a kernel.
+    The function registers the signature of the op `ExternalDataset` in TensorFlow, without a
+    kernel.
 
     Args:
         token: The client's name for its datasets, a string scalar.
@@ -277,7 +278,7 @@ def serialized_examples(
     # Only this function registers an op without a library.
     from tensorflow.lite.python.convert import register_custom_opdefs
 
-    # A second registration of the same op ends the process.
+    # A second registration of the same op would end the process.
     from tensorflow.python.framework import op_def_registry
 
     if op_def_registry.get(OP_NAME) is None:
@@ -293,7 +294,7 @@ def serialized_examples(
     )
     if max_examples is not None:
         dataset = dataset.take(max_examples)
-    # A device without examples has no batch, and keeps this empty one.
+    # Without examples there is no batch, and the empty tensor remains.
     batches = dataset.batch(tf.int64.max)
     return batches.reduce(tf.zeros([0], tf.string), lambda _, batch: batch)
 

@@ -1,4 +1,4 @@
-"""A plan in memory, and its variables in checkpoints."""
+"""A plan in memory, and graph variables with their checkpoints."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class PlanSettings:
         source: Source of the clients' examples.
         quantities: Descriptions of the round's metrics.
         max_clients: Maximum number of clients in a secure sum.
-        modular: Prefixes of the values that clients send modulo 2^bits. Wider sums would reveal
-            more than the privacy account assumes.
+        modular: First path components of the values that clients send modulo 2^bits. Wider sums
+            would reveal more than the privacy account assumes.
     """
 
     source: ExampleSource
@@ -35,14 +35,14 @@ class PlanSettings:
     modular: tuple[str, ...] = ()
 
     def modulus(self, path: str, bits: int) -> int:
-        """Returns the modulus of the secure sum of the leaf with this path."""
+        """Returns the modulus for securely summing the leaf at a path."""
         if path.partition("/")[0] in self.modular:
             return 1 << bits
         return sum_modulus(bits, self.max_clients)
 
 
 def sum_modulus(bits: int, clients: int) -> int:
-    """Returns the smallest power of 2 above any sum of the clients' values of `bits` bits."""
+    """Returns the smallest power of 2 above any sum of `clients` values with `bits` bits each."""
     modulus = 1 << (clients * (2**bits - 1)).bit_length()
     if modulus > _LARGEST_MODULUS:
         modulus_text = (
@@ -89,12 +89,12 @@ class SecureValue:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledPlan:
-    """A plan and its parts.
+    """A plan, with the parts that an export describes.
 
     Attributes:
         client_graph: The client's graph in the plan.
         client_phase: The client's phase in `plan`.
-        tensors: Tensors of all checkpoints.
+        tensors: Specs of the tensors in all checkpoints.
         secure: Securely summed tensors; empty in the profile `daf`.
     """
 
@@ -106,7 +106,7 @@ class CompiledPlan:
 
 
 class Variables:
-    """Variables for the tensors of a checkpoint."""
+    """Graph variables for the tensors of a checkpoint."""
 
     def __init__(self, specs: Sequence[tf.TensorSpec]) -> None:
         self.specs = list(specs)
@@ -115,7 +115,7 @@ class Variables:
         ]
 
     def read(self) -> list[tf.Tensor]:
-        """Returns the values of the variables."""
+        """Returns tensors with the values of the variables."""
         return [variable.read_value() for variable in self._variables]
 
     def initialize(self) -> list[tf.Operation]:
@@ -123,7 +123,7 @@ class Variables:
         return [variable.initializer for variable in self._variables]
 
     def assign(self, values: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """Returns ops that set all variables after all `values`, which may depend on them."""
+        """Returns ops that assign values after computing all, as they may use the variables."""
         with tf.control_dependencies(list(values)):
             return [
                 variable.assign(value, read_value=False)
@@ -131,7 +131,7 @@ class Variables:
             ]
 
     def add(self, values: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """Returns ops that add values to all variables."""
+        """Returns ops that add a value to each variable."""
         return [
             variable.assign_add(value, read_value=False)
             for variable, value in zip(self._variables, values)
@@ -144,7 +144,7 @@ def checkpoint_op(
     """Returns the message that saves variables to a checkpoint, and restores them from it.
 
     Args:
-        also_saved: Tensors that are saved along with them, but not restored.
+        also_saved: Variables that are saved too, but not restored.
     """
     saved = [variables] if also_saved is None else [variables, also_saved]
     with tf.name_scope(name):

@@ -1,4 +1,4 @@
-"""The folder of an export: plan, TFLite graph, state, manifest, task message."""
+"""Writes the folder of an export: plan, TFLite graph, state, manifest, task message."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from tff_agnostic.runtimes.tff import TffRuntime
 
 STATE = "server_state.ckpt"
-# Graph choices by name: whether a device gets TensorFlow's graph in addition to TFLite's.
+# Choices of the device's graphs: whether it gets TensorFlow's graph in addition to TFLite's.
 CLIENT_GRAPHS: Registry[bool] = Registry("client graph", {"tflite": False, "both": True})
 # File of the message that creates the task at a server.
 TASK_MESSAGE = "task.json"
@@ -68,7 +68,7 @@ _VERIFIED = ["the rounds in conformance/ were computed by TensorFlow Federated's
 _NOT_VERIFIED = "plan_runner has not verified these files in plain TensorFlow yet"
 _FLOAT_BYTES = 4
 _FLEX = "Flex"
-# TensorFlow's ops in On-Device Personalization's build of TensorFlow Lite, next to TFLite's own:
+# TensorFlow ops that On-Device Personalization's build of TFLite has in addition to TFLite's own:
 # privacysandbox/odp-federatedcompute, python/taskbuilder/support_ops.csv at commit 015930f.
 ODP_FLEX_OPS = frozenset(
     (
@@ -102,7 +102,7 @@ ODP_FLEX_OPS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class ExportRequest:
-    """The parts of an export.
+    """A request for an export, with all of its parts.
 
     Attributes:
         algorithm: The algorithm.
@@ -111,7 +111,7 @@ class ExportRequest:
         num_parameters: Number of the model's weights, |W|.
         max_clients_per_round: Maximum number of clients in a secure sum.
         column_ranges: Ranges of the made-up clients' columns; see `rounds.column_ranges`.
-        aggregation: The profile's aggregation.
+        aggregation: Aggregation of the clients' outputs, of the kind that the profile needs.
         max_examples: Number of a client's first examples to use; None for all.
         collection_uri: The example collection on a device.
         client_graph: Name of the graphs for devices; see `CLIENT_GRAPHS`.
@@ -120,7 +120,7 @@ class ExportRequest:
         about: Manifest entries about the task, the settings and the domains.
         noise: Noise of private sums; None without noise.
         rounds: Name of the kind of rounds; see `KINDS`.
-        evaluation: Report of an evaluation; None for training.
+        evaluation: Metrics of an evaluation; None for training.
         task_message: The message that creates the task at a server; see `backends.task_message`.
         backend: Name of the execution backend; see `BACKENDS`.
     """
@@ -216,7 +216,7 @@ def export(folder: Path, request: ExportRequest, runtime: TffRuntime) -> dict[st
 
 
 def check_single_step(algorithm: Algorithm) -> None:
-    """Checks that an algorithm has one step per round, as plans of the platform have."""
+    """Raises an `OptionError` unless an algorithm has one step per round, as a plan needs."""
     names = [step.name for step in algorithm.steps]
     if len(names) > 1:
         options = " or ".join(algorithm.single_step_options)
@@ -229,7 +229,7 @@ def check_single_step(algorithm: Algorithm) -> None:
 
 
 def _write_plan(folder: Path, plan: CompiledPlan, lite: TfLiteGraph, with_graph: bool) -> int:
-    """Writes the plan, and a device's part of it; returns the size of the device's part."""
+    """Writes the plan and its part for devices; returns the bytes of that part."""
     client_only = plan_pb2.ClientOnlyPlan(tflite_graph=lite.content, phase=plan.client_phase)
     if with_graph:
         client_only.graph = plan.client_graph.SerializeToString(deterministic=True)
@@ -242,13 +242,12 @@ def _write_plan(folder: Path, plan: CompiledPlan, lite: TfLiteGraph, with_graph:
 def _write_state(
     path: Path, state: RunState, plan: CompiledPlan, noise: Optional[FleetNoise]
 ) -> None:
-    # If nodes draw the noise, a key of zeros replaces the run's key.
+    # If nodes add the noise, a key of zeros replaces the run's key.
     state = state if noise is None else with_key(state, noise.key)
     if noise is None or not noise.has_secret:
         write_checkpoint(path, named_values(state, plan.tensors.state, SERVER))
         return
-    # TensorFlow writes files that all users may read, here in a folder that only its owner may
-    # enter.
+    # All users may read TensorFlow's files, so write in a folder that only its owner may enter.
     with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as hidden:
         secret = Path(hidden) / path.name
         write_checkpoint(secret, named_values(state, plan.tensors.state, SERVER))
@@ -257,7 +256,7 @@ def _write_state(
 
 
 def _modular(request: ExportRequest) -> tuple[str, ...]:
-    """Returns the fields of a client's submission with sums modulo 2^bits."""
+    """Returns the fields of the client output that are summed modulo 2^bits."""
     return MODULAR if isinstance(request.aggregation, DeviceSum) else ()
 
 
@@ -329,7 +328,7 @@ def describe_tensors(plan: CompiledPlan) -> dict[str, Any]:
 
 
 def verification(backend: str) -> Mapping[str, list[str]]:
-    """Returns the verified and the unverified claims on an export."""
+    """Returns statements on what has been verified in an export, and what has not."""
     return {"verified": _VERIFIED, "not_verified": [_NOT_VERIFIED, *BACKENDS[backend].not_verified]}
 
 
@@ -392,12 +391,12 @@ def _size(leaf: Leaf) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class TfLiteGraph:
-    """A converted graph.
+    """A client's graph in TFLite's format.
 
     Attributes:
-        content: The flatbuffer.
-        flex_ops: TensorFlow's ops in it, for which the client needs the Flex delegate.
-        oldest_runtime: First version of TFLite with all its other ops.
+        content: Serialised TFLite model, a flatbuffer.
+        flex_ops: TensorFlow ops in the graph, which need the Flex delegate.
+        oldest_runtime: First version of TFLite with all other ops in the graph.
     """
 
     content: bytes
@@ -408,14 +407,14 @@ class TfLiteGraph:
 def convert_client_graph(
     graph_def: tf.compat.v1.GraphDef, phase: plan_pb2.ClientPhase
 ) -> TfLiteGraph:
-    """Converts a client's graph; inputs, outputs and target ops keep their names.
+    """Converts a client's graph to TFLite; inputs, outputs and target ops keep their names.
 
-    ExternalDataset becomes a Flex op, too, as the platform's client has a TensorFlow kernel for it.
+    `ExternalDataset` becomes a Flex op, as the platform's client has a TensorFlow kernel for it.
 
     Raises:
         ValueError: If an op is neither TFLite's nor TensorFlow's.
     """
-    # These modules load TensorFlow.
+    # Import on demand, as these modules load TensorFlow.
     from tff_agnostic.deployment.lowering import lowered
     from tff_agnostic.models.tflite_files import (
         compacted,
@@ -438,9 +437,9 @@ def convert_client_graph(
         tf.lite.OpsSet.TFLITE_BUILTINS,
         tf.lite.OpsSet.SELECT_TF_OPS,
     ]
-    # Otherwise only ops of TensorFlow's builds for devices become Flex ops.
+    # By default, only ops in TensorFlow's builds for devices become Flex ops.
     converter._experimental_allow_all_select_tf_ops = True
-    # No public option keeps an op without outputs, such as one that saves.
+    # No public option keeps an op without outputs, such as a save op.
     converter._control_output_arrays = list(spec.target_node_names) or None
     outputs = _names(spec.output_tensor_specs)
     content = in_fixed_order(compacted(converter.convert(), outputs))

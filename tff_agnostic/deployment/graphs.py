@@ -1,7 +1,7 @@
-"""Graphs whose bytes depend on the computation alone.
+"""Graphs whose bytes depend only on the computation, and their checkpoints.
 
-TensorFlow and Keras number functions, layers and nodes by process. Here nodes are named after their
-op and position, functions after the order of their first use.
+TensorFlow and Keras number functions, layers and nodes per process. This module renames nodes by op
+and position, and functions by order of their first use.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ INTERMEDIATE_UPDATE = "intermediate_update"
 AGGREGATED_UPDATE = "aggregated_update"
 INTERMEDIATE_STATE = "intermediate_state"
 METRICS = "metrics"
-# Characters that TensorFlow accepts in the name of a node.
+# Characters that TensorFlow rejects in the name of a node.
 _NOT_IN_NODES = re.compile(r"[^A-Za-z0-9_.\\/>-]")
-# Attributes in which TensorFlow notes names of other nodes, and numbers of the process.
+# Attributes in which TensorFlow records names of other nodes, or numbers that depend on the
+# process.
 _NOTES = ("_class", "_gradient_op_type")
 
 
@@ -69,7 +70,7 @@ def save(
 
 
 def finished(graph: tf.Graph, needed: Iterable[str]) -> tf.compat.v1.GraphDef:
-    """Returns the graph of the required nodes, with names that do not depend on the process.
+    """Returns the part of a graph that some nodes need, with names independent of the process.
 
     Args:
         needed: Names of the nodes to run, fetch or feed.
@@ -106,7 +107,8 @@ class Leaf:
     """One tensor of a structure.
 
     Attributes:
-        path: Field names and positions from the top of the structure, separated by "/".
+        path: Field names and positions from the root of the structure to the tensor, separated by
+            "/".
     """
 
     path: str
@@ -134,7 +136,7 @@ def leaves(structure: tff.Type) -> tuple[Leaf, ...]:
 
 
 def node_name(path: str) -> str:
-    """Returns a path as the name of a node, without spaces."""
+    """Converts a path to a valid name of a node, with _ instead of other characters."""
     return _NOT_IN_NODES.sub("_", path)
 
 
@@ -144,7 +146,7 @@ def named(structure: Iterable[Leaf], prefix: str) -> list[tf.TensorSpec]:
 
 
 def leaf_names(state: Any) -> list[str]:
-    """Returns the names in a server's checkpoint, in the order of `tf.nest.flatten`."""
+    """Returns a state's names in the server's checkpoint, in the order of `tf.nest.flatten`."""
     names = [leaf.name for leaf in named(leaves(type_from_spec(tensor_specs(state))), SERVER)]
     # TFF's order differs from TensorFlow's if the state contains mappings.
     numbered = tf.nest.pack_sequence_as(state, list(range(len(names))))
@@ -154,13 +156,13 @@ def leaf_names(state: Any) -> list[str]:
 
 
 def only_element(structure: tff.Type) -> tff.Type:
-    """Returns the element of a structure with one element, and other structures unchanged."""
+    """Returns a structure's only element; a structure with several elements is unchanged."""
     elements = [element for _, element in tff.structure.iter_elements(structure)]
     return elements[0] if len(elements) == 1 else structure
 
 
 def side_channel_names(intrinsic_uri: str, structure: Sequence[Leaf]) -> list[str]:
-    """Returns the names of securely summed tensors in the graphs, without output index."""
+    """Returns the names of securely summed tensors in the graphs, without the output index."""
     prefix = f"sidechannel_secagg_{intrinsic_uri}_{UPDATE}"
     return [spec.name for spec in named(structure, prefix)]
 
@@ -178,7 +180,7 @@ def _leaves(structure: tff.Type, path: tuple[str, ...]) -> Iterator[Leaf]:
 def with_renamed_nodes(
     graph_def: tf.compat.v1.GraphDef,
 ) -> tuple[tf.compat.v1.GraphDef, dict[str, str]]:
-    """Returns a copy whose node names depend on the graph alone, and the new names."""
+    """Returns a copy whose node names depend only on the graph, and each node's new name."""
     new_names = _numbered(graph_def.node)
     renamed = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
@@ -189,9 +191,9 @@ def with_renamed_nodes(
 
 
 def with_renamed_functions(graph_def: tf.compat.v1.GraphDef, prefix: str) -> tf.compat.v1.GraphDef:
-    """Returns a copy whose function names, and names inside functions, depend on the graph alone.
+    """Returns a copy whose names of functions, and inside functions, depend only on the graph.
 
-    Unused functions, and TensorFlow's notes in nodes, are removed.
+    Also removes unused functions, and attributes that depend on the process.
 
     Args:
         prefix: Prefix of the functions' names.
@@ -252,7 +254,7 @@ def _rename_inside(function: Any) -> None:
     _rename_map(function.ret, results, lambda reference: _renamed(reference, new_names))
     _rename_map(function.control_ret, controls, lambda name: new_names[name])
     for attributes in function.arg_attr.values():
-        # TensorFlow's note for users.
+        # Drop the user's name for the argument, which TensorFlow records.
         attributes.attr.pop("_user_specified_name", None)
 
 
@@ -286,7 +288,7 @@ def _rename_calls(node: Any, new_names: Mapping[str, str]) -> None:
 
 
 def named_values(value: Any, structure: Sequence[Leaf], prefix: str) -> dict[str, np.ndarray]:
-    """Returns the tensors of a value from TFF under their names in checkpoints."""
+    """Returns the tensors of a TFF value, by name in checkpoints."""
     flat = tff.structure.flatten(tff.structure.from_container(value, recursive=True))
     return {
         spec.name: np.asarray(array, spec.dtype.as_numpy_dtype)
@@ -306,7 +308,7 @@ def write_checkpoint(path: Path, values: dict[str, np.ndarray]) -> None:
 
 
 def checkpoint_bytes(specs: Sequence[tf.TensorSpec]) -> int:
-    """Returns the bytes of a checkpoint with these tensors, filled with small integers."""
+    """Returns the size in bytes of a checkpoint with these tensors, filled with zeros."""
     zeros = {spec.name: np.zeros(spec.shape, spec.dtype.as_numpy_dtype) for spec in specs}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint"

@@ -1,4 +1,4 @@
-"""Replacements of operations that TensorFlow Lite or devices lack, by TFLite's own ops.
+"""Replaces ops that TensorFlow Lite or devices lack by TFLite's own ops.
 
 Replacements compute the same integers, and the same floats up to rounding: bitwise ops on int64,
 gradients of convolutions and of maximum pooling on images [n, height, width, channels], and others.
@@ -26,12 +26,12 @@ _POWERS = [2**k for k in range(_BITS - 1)] + [_LOWEST_INT64]
 _LOWEST = float(np.finfo(np.float32).min)
 _PREFIX = "lowered"
 
-# Known values of a node's inputs, by position.
+# Values of a node's inputs by position; None if unknown.
 KnownInputs = Sequence[Optional[np.ndarray]]
 
 
 class KnownValues:
-    """Known inputs of the nodes of a graph and of its functions.
+    """Inputs with known values, for each node in a graph and in its functions.
 
     A function's argument has a known shape if all callers agree on it, and no dataset calls the
     function.
@@ -61,7 +61,7 @@ class KnownValues:
         return self._bodies.keys()
 
     def known_inputs(self, function: str, node: str) -> KnownInputs:
-        """Returns the known inputs of a node; `function` is "" for the graph itself."""
+        """Returns a node's inputs with known values; `function` is "" for the graph itself."""
         operation = self._bodies[function].get_operation_by_name(node)
         return [_value(tensor) for tensor in operation.inputs]
 
@@ -69,7 +69,7 @@ class KnownValues:
 def _calls(
     graph: tf.Graph, functions: Mapping[str, Any]
 ) -> Iterator[tuple[str, list[tf.TensorShape]]]:
-    """Yields the called functions of a graph, and the shapes of their arguments."""
+    """Yields (name, shapes of the arguments) of each function call in a graph."""
     for op in graph.get_operations():
         for attribute in op.node_def.attr.values():
             for called in (attribute.func, *attribute.list.func):
@@ -113,7 +113,7 @@ BinaryOp = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 
 def lower_xor(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns the exclusive or, computed on halves."""
+    """Returns the bitwise exclusive or, computed on 32-bit halves."""
     halves = tf.bitwise.bitwise_xor(tf.bitcast(x, tf.int32), tf.bitcast(y, tf.int32))
     return tf.bitcast(halves, tf.int64)
 
@@ -124,7 +124,7 @@ def lower_or(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def and_with(mask: Optional[np.ndarray]) -> BinaryOp:
-    """Returns the bitwise and, with fewer ops for a known mask of low bits."""
+    """Returns the function for a bitwise and; a known mask of low bits needs fewer ops."""
     inputs = _scalar(mask)
     if inputs == _LARGEST:
         return lambda x, y: _without_sign(x)
@@ -134,7 +134,7 @@ def and_with(mask: Optional[np.ndarray]) -> BinaryOp:
 
 
 def right_shift_by(amount: Optional[np.ndarray]) -> BinaryOp:
-    """Returns the arithmetic shift to the right, with fewer ops for a known amount."""
+    """Returns the function for an arithmetic right shift; a known amount needs fewer ops."""
     inputs = _scalar(amount)
     if inputs is None or not 0 < inputs < _BITS:
         return _bits_shift
@@ -188,9 +188,9 @@ def convolution_filter_gradient(
     """Returns the function of `Conv2DBackpropFilter`: a matrix product per position of the filter.
 
     Args:
-        shape: Shape of the filter: height, width, channels of the images, and of the outputs.
+        shape: Shape of the filter: height, width, input channels, output channels.
         strides: Strides of the convolution in the four dimensions.
-        padding: VALID or SAME.
+        padding: Padding of the convolution, VALID or SAME.
     """
     height, width, channels, filters = map(int, shape)
     stride = list(strides[1:3])
@@ -211,7 +211,7 @@ def convolution_filter_gradient(
 
 
 def max_pool_gradient(sizes: Sequence[int], strides: Sequence[int], padding: bytes) -> Gradient:
-    """Returns the function of `MaxPoolGrad`; of equal maxima the first one counts."""
+    """Returns the function of `MaxPoolGrad`; the first of equal maxima gets the gradient."""
     height, width = sizes[1:3]
     stride = list(strides[1:3])
 
@@ -219,7 +219,7 @@ def max_pool_gradient(sizes: Sequence[int], strides: Sequence[int], padding: byt
         size, span = tf.shape(images)[1:3], _span(maxima, stride)
         before, after = _margins(images, span, (height, width), padding)
         images = _with_margins(images, before, after, _LOWEST)
-        # Windows without an earlier maximum, and the gradient of each pixel.
+        # Whether a window's maximum is still to be found, 1 or 0; and the gradient of each pixel.
         is_open, sums = tf.ones_like(maxima), tf.zeros_like(images)
         for place, pixels in _window_offsets(images, (height, width), span, stride):
             is_first = tf.where(tf.equal(pixels, maxima), is_open, tf.zeros_like(is_open))
@@ -234,7 +234,7 @@ def max_pool_gradient(sizes: Sequence[int], strides: Sequence[int], padding: byt
 
 
 def _span(outputs: tf.Tensor, stride: Sequence[int]) -> tf.Tensor:
-    """Returns the distance from the first window to the last one, plus 1."""
+    """Returns the number of pixels from the start of the first window to the start of the last."""
     return (tf.shape(outputs)[1:3] - 1) * stride + 1
 
 
@@ -251,7 +251,7 @@ def _window_offsets(
 def _margins(
     images: tf.Tensor, span: tf.Tensor, size: Sequence[int], padding: bytes
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the margins (height, width) of windows before and after the images."""
+    """Returns the padding before and after images, (height, width) each, which windows need."""
     if padding == b"VALID":
         none = tf.zeros([2], tf.int32)
         return none, none
@@ -269,7 +269,7 @@ def _with_margins(
 
 
 def _spread(images: tf.Tensor, stride: Sequence[int]) -> tf.Tensor:
-    """Inserts zeros after each row and each column."""
+    """Inserts `stride - 1` zeros after each row and each column."""
     shape = tf.shape(images)
     n, height, width, channels = (shape[axis] for axis in range(4))
     # Pad one dimension at a time: TFLite pads four dimensions at most.
@@ -280,7 +280,8 @@ def _spread(images: tf.Tensor, stride: Sequence[int]) -> tf.Tensor:
     return tf.reshape(rows, [n, height * stride[0], width * stride[1], channels])
 
 
-# (a node's attributes, its known inputs) -> function of the inputs; None keeps the op.
+# Called with a node's attributes and known inputs; returns the replacement, a function of the
+# inputs. None keeps the op.
 Lowering = Callable[[Any, KnownInputs], Optional[Callable[..., Any]]]
 
 
@@ -294,7 +295,7 @@ def sparse_softmax_cross_entropy(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the loss [n] of scores [n, classes], and its gradient; fails for invalid labels."""
     num_classes = tf.shape(features)[1]
-    # Fail for invalid labels, as the original op does.
+    # `gather` fails for invalid labels, as the original op does.
     classes = tf.gather(tf.range(num_classes), labels)
     is_label = tf.one_hot(classes, num_classes, dtype=features.dtype)
     loss = -tf.reduce_sum(is_label * tf.nn.log_softmax(features), axis=1)
@@ -339,7 +340,7 @@ LOWERINGS: Mapping[tuple[str, str], Lowering] = {
 
 
 def lowered(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-    """Returns a copy without the ops of `LOWERINGS`, also in the bodies of functions."""
+    """Replaces the ops of `LOWERINGS` in a copy of a graph and of its functions."""
     result = tf.compat.v1.GraphDef()
     result.CopyFrom(graph_def)
     made: dict[str, Any] = {}
@@ -357,7 +358,7 @@ def lowered(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
                 continue
             function = _function(node, compute, inputs)
             made[function.signature.name] = function
-            # An op named after a function is a call of it.
+            # An op with the name of a function calls the function.
             node.op = function.signature.name
             node.attr.clear()
     result.library.function.extend(made[name] for name in sorted(made))
@@ -392,6 +393,6 @@ def _function(node: Any, compute: Callable[..., Any], inputs: KnownInputs) -> An
 
 
 def _dtype(node: Any) -> Any:
-    # For some ops this attribute is a list.
+    # For some ops the attribute T is a list.
     number = node.attr["T"].type if "T" in node.attr else 0
     return tf.as_dtype(number).name if number else None

@@ -40,10 +40,10 @@ class EvaluationMetrics:
     Attributes:
         model: The model to evaluate.
         worst_min_examples: Minimum number of examples of the worst domain.
-        percentiles: Percentiles of the clients' values, each in (0, 100).
-        measurement: Called with (model, p); returns the clients' measurement, which has other
-            bounds with noise.
-        tidied: Post-processing of the sums.
+        percentiles: Percentiles to compute of the clients' values, each in (0, 100).
+        measurement: Called with (model, p); returns the clients' measurement, whose bounds differ
+            with noise.
+        tidied: Called with the sums; returns the sums to report.
     """
 
     model: Model
@@ -105,11 +105,11 @@ class EvaluationMetrics:
 
 
 def quantiles(grid: Grid, histograms: tf.Tensor, q: float) -> tf.Tensor:
-    """Returns the q-quantile over clients of each histogram; see `histograms.quantile`.
+    """Returns the q-quantile of each histogram over clients; see `histograms.quantile`.
 
     Args:
         histograms: Number of clients in each bin, int64 [rows, num_bins].
-        q: In [0, 1].
+        q: Fraction of the clients below the quantile, in [0, 1].
 
     Returns:
         float64 [rows]; NaN without clients.
@@ -165,7 +165,7 @@ class Overall(NamedTuple):
 
 
 def overall_metrics(quantities: ReportFields, scope: str = "") -> Iterator[Overall]:
-    """Yields the metrics with a value for all domains together.
+    """Yields the metrics that have a value for all domains together.
 
     Numbers of examples are summed. Means over a domain's examples are averaged, weighted by the
     preceding numbers of examples in the same report. Other metrics, such as perplexities, have no
@@ -187,7 +187,7 @@ def overall_metrics(quantities: ReportFields, scope: str = "") -> Iterator[Overa
 def scalar_outputs(
     metrics: Sequence[Leaf], values: Sequence[tf.Tensor], quantities: ReportFields
 ) -> dict[str, tf.Tensor]:
-    """Returns the scalars of a round's metrics, as nodes named after them."""
+    """Returns the scalar metrics of a round by name, each in a node of that name."""
     by_path = {leaf.path: value for leaf, value in zip(metrics, values)}
     scalars: dict[str, tf.Tensor] = {}
     for leaf in metrics:
@@ -207,7 +207,7 @@ def scalar_outputs(
 def overall_value(values: tf.Tensor, counts: Optional[tf.Tensor]) -> tf.Tensor:
     """Returns the sum of `values` [p], or their mean weighted by `counts` [p].
 
-    Domains without examples do not count, even with NaN; without examples the mean is 0.
+    Domains without examples are ignored, even if NaN. If no domain has examples, the mean is 0.
     """
     if counts is None:
         return tf.reduce_sum(values)

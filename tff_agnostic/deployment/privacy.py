@@ -1,8 +1,8 @@
-"""Noise of a private plan: its keys, and its description in a manifest.
+"""Noise of a private plan: its key, and its description in a manifest.
 
-A server adds noise in its result graph, with the secret key in its state. Public conformance rounds
-have a public key, in a separate state. Nodes of a fleet add noise outside of the graphs, so no
-state has a key, and conformance rounds have no noise.
+A server adds noise in its result graph; its state contains the secret key. Conformance rounds are
+public, and have a public key in a separate state. The nodes of a fleet add noise outside of the
+graphs, so that no state has a key, and conformance rounds have no noise.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ _SECURE = "sums over the clients of a round of the values below, and nothing of 
 
 
 class NodesAccount(NamedTuple):
-    """Privacy account of a client whose nodes add the noise.
+    """The privacy account of a client, if nodes add the noise.
 
     Attributes:
-        delta: The delta of the epsilons.
-        epsilons: Called with a state; returns the epsilons after a client's values were in 1, 2,
+        delta: Delta for which the epsilons hold.
+        epsilons: Called with a state; returns a client's epsilons after its values were in 1, 2,
             ... sums.
         takes_part: Probability that a client sends its values, as a fraction of two integers.
-        taken_for_granted: The account's assumption, a sentence without full stop.
+        taken_for_granted: Assumption of the account, a sentence without full stop.
         adjacency: How neighbouring client populations differ.
     """
 
@@ -86,14 +86,14 @@ class FleetNoise(NamedTuple):
     """The noise of an exported plan.
 
     Attributes:
-        key: The secret key of the deployment; zeros if nodes add the noise.
+        key: Secret key of the noise in the deployment; zeros if nodes add the noise.
         guarantee: Called with the exported state; returns `PrivacyStatement.to_dict` of a fleet
             with the run's settings.
         expected_devices: Mean number of devices in a round, if the graphs divide by it.
-        server_must: Further duties of the server.
-        nodes: Account for nodes that add the noise; None if the server adds it.
-        draw: The guarantee's draw of cohorts, as in `fleet.node_noise.server_noise.Draw`; empty if
-            nodes add the noise.
+        server_must: Sentences on further duties of the server.
+        nodes: Privacy account, if nodes add the noise; None if the server adds it.
+        draw: Cohort sampling that the guarantee assumes, as in
+            `fleet.node_noise.server_noise.Draw`; empty if nodes add the noise.
         rounds: Number of rounds that the guarantee covers.
     """
 
@@ -107,14 +107,14 @@ class FleetNoise(NamedTuple):
 
     @property
     def has_secret(self) -> bool:
-        """Whether the key is secret."""
+        """Whether the state contains a secret key."""
         return self.nodes is None
 
 
 def with_key(state: RunState, key: Sequence[int]) -> RunState:
-    """Returns a state with another key of the noise, before its first release.
+    """Returns a state with another noise key, and without releases.
 
-    The tree starts again, as noise of another key's nodes cannot be subtracted.
+    The tree of noise restarts, as the noise of the earlier key cannot be subtracted.
     """
     aggregations = tuple(
         aggregation._replace(noise_key=np.array(key, np.int64), releases=np.int64(0))
@@ -124,7 +124,7 @@ def with_key(state: RunState, key: Sequence[int]) -> RunState:
 
 
 def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str, Any]:
-    """Returns the manifest's entry on a step's noise, with the server's duties."""
+    """Returns the manifest's entry on noise that the server adds, with the server's duties."""
     release, private_state = step.aggregation, state.aggregations[0]
     assert isinstance(release, CentralDpSum)
     z = float(private_state.noise_multiplier)
@@ -177,11 +177,11 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
 def node_noise_facts(
     step: RoundStep, state: RunState, noise: FleetNoise, plan: CompiledPlan
 ) -> dict[str, Any]:
-    """Returns the manifest's entry on the nodes' noise, for `fleet.node_noise`.
+    """Returns the manifest's entry on noise that nodes add; `fleet.node_noise` reads it.
 
     Args:
-        step: The step with the integers that get noise.
-        plan: Plan with the names of the tensors.
+        step: Step whose integers get noise.
+        plan: The plan, with the names of the tensors.
     """
     release, account = step.aggregation, noise.nodes
     assert isinstance(release, DeviceSum) and account is not None
@@ -194,7 +194,7 @@ def node_noise_facts(
         parts += [next(paddings)] if codec.size > codec.num_values else []
         grouped.update(parts)
         bound = rounded_sensitivity(codec.steps, codec.size, ROUNDING_BETA).l2
-        # Raises a `UserError` if the noise is too wide to draw.
+        # `num_words` raises a `UserError` if the noise is too wide to sample.
         _ = codec.num_words
         groups.append(
             {
@@ -203,7 +203,7 @@ def node_noise_facts(
                 "clip_norm": group.limit * (float(next(norms)) if group.is_update else 1.0),
                 "clip_in_steps": codec.steps,
                 "values": codec.size,
-                # The squares of integers sum to an integer.
+                # Round down, as the squares of integers sum to an integer.
                 "largest_squared_norm": math.floor(bound**2),
                 "variance": codec.variance,
                 "modulus": 2**codec.bits,
@@ -221,7 +221,7 @@ def node_noise_facts(
         "takes_part": list(account.takes_part),
         "delta": account.delta,
         "groups": groups,
-        # A client counts as one; its public values are zeros.
+        # Each client adds 1 to the number of clients, and 0 to its other tensors without noise.
         "without_noise": {**{names[i]: 0 for i in ungrouped}, names[-1]: 1},
         "clip_norms": _clipping_kind(release.options),
         "epsilon_after": epsilons,
@@ -234,11 +234,11 @@ def node_noise_facts(
 
 
 def _part_names(release: DeviceSum, bounds: Any, plan: CompiledPlan) -> tuple[list[str], Any, int]:
-    """Returns the names of a client's tensors in the order of `tf.nest.flatten`.
+    """Returns the names and specs of a client's tensors, in the order of `tf.nest.flatten`.
 
     Returns:
-        The names of values, paddings and the number of clients; their specs in the structure of
-        `Integers`; and the number of values.
+        The names of the values, of the paddings, and of the number of clients; their specs in the
+        structure of `Integers`; and the number of values.
     """
     value_bounds = release.released_bounds(bounds)
     num_values, num_parts = len(tf.nest.flatten(value_bounds)), len(plan.secure)
@@ -267,7 +267,7 @@ def _clipping_kind(options: PrivacyOptions) -> str:
 def privacy_facts(
     plan: CompiledPlan, algorithm: Algorithm, aggregation: Aggregation, max_clients: int
 ) -> dict[str, Any]:
-    """Returns the manifest's entry on the server's view, with bits and bounds of secure sums.
+    """Returns the manifest's entry on what the server sees, with bits and ranges of secure sums.
 
     Args:
         max_clients: Maximum number of clients in a sum.

@@ -1,7 +1,7 @@
-"""The two kinds of plans: `daf` with plain sums, and `secure`.
+"""The two kinds of plans: `daf` with plain sums, and `secure` with secure sums.
 
-In `secure`, a client's tensors go to a secure aggregation protocol, never to a checkpoint. Side
-channels feed their sums to the server's graph.
+In `secure`, a client's tensors go to a secure aggregation protocol instead of a checkpoint. Side
+channels feed the sums to the server's graph.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Profile:
 
     Attributes:
         aggregation: Name of the aggregation.
-        build: (round, settings) -> plan; a round is (state at the server, client data) -> (state,
-            metrics).
-        server: Requirements on a server.
+        build: Called with (round, settings); returns the plan. A round is a function (state at the
+            server, client data) -> (state, metrics).
+        server: Requirements on a server, for the manifest.
     """
 
     aggregation: str
@@ -79,7 +79,7 @@ def build_daf_plan(round_: tff.Computation, settings: PlanSettings) -> CompiledP
         update=graphs.leaves(graphs.only_element(work.result_type)),
         metrics=graphs.leaves(metrics_type),
     )
-    # The compiler's list of summands contains only the client output.
+    # The compiler sums only the client output.
     summed = graphs.leaves(work.result_type)
     intermediate = graphs.leaves(graphs.only_element(intermediate_type))
 
@@ -159,7 +159,7 @@ PROFILES: Registry[Profile] = Registry(
 
 
 def two_results(process: tff.learning.templates.LearningProcess) -> tff.Computation:
-    """Returns a learning process's `next` as a function of two results, as TFF's forms require."""
+    """Converts a process's `next` to a function with two results, as TFF's forms require."""
     state_type, client_data_type = process.next.type_signature.parameter
 
     @tff.federated_computation(state_type, client_data_type)
@@ -216,7 +216,7 @@ def _prepare_graph(
 
 
 class _ResultInputs(NamedTuple):
-    """The part of the state that the server keeps, and the clients' sums."""
+    """Inputs of the result graph: the part of the state that the server keeps, and the sums."""
 
     intermediate: Sequence[graphs.Leaf]
     summed: Sequence[graphs.Leaf]
@@ -278,11 +278,11 @@ def require_only_secure_sums(work_result: tff.Type) -> tff.Type:
     """Checks that a MapReduceForm sums all client results securely, by bit width.
 
     Args:
-        work_result: The clients' result: a part for plain sums, and a part for each kind of secure
-            sum.
+        work_result: Type of a client's result: one part for plain sums, and one for each kind of
+            secure sum.
 
     Returns:
-        The type of the part with secure sums by bit width.
+        Type of the part for secure sums by bit width.
     """
     plain, by_bit_width, *others = work_result
     outside = [leaf.path for part in (plain, *others) for leaf in graphs.leaves(part)]
@@ -318,7 +318,7 @@ def _server_graph(
         state = Variables(graphs.named(tensors.state, graphs.SERVER))
         metrics = Variables(graphs.named(tensors.metrics, graphs.METRICS))
         client = Variables(graphs.named(tensors.client_input, graphs.CLIENT))
-        # The aggregator's own sum, and the sum over all aggregators.
+        # The sum of one aggregator's clients, and the sum over all aggregators.
         intermediate = Variables(_by_kind(tensors.update, graphs.INTERMEDIATE_UPDATE))
         aggregated = Variables(_by_kind(tensors.update, graphs.AGGREGATED_UPDATE))
 
@@ -375,7 +375,7 @@ def _read_side_channels(
 
 
 def _by_kind(summed: Sequence[graphs.Leaf], prefix: str) -> list[tf.TensorSpec]:
-    # The platform's tools use index 0 for plain sums.
+    # Use index 1, as the platform's tools use index 0 for plain sums.
     return graphs.named(summed, f"{prefix}/1")
 
 

@@ -44,13 +44,13 @@ _SINGLE_DOMAIN = "client_1"
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRounds:
-    """Rounds in TFF.
+    """Rounds as computations of TFF.
 
     Attributes:
-        round_: (state at the server, client data) -> (state, metrics) at the server.
+        round_: Computation (state at the server, client data) -> (state, metrics) at the server.
         quantities: Descriptions of the metrics with an overall value.
-        initialize: Returns the state before the first round.
-        next: (state, cohort) -> (next state, the server's report).
+        initialize: Called without arguments; returns the state before the first round.
+        next: Called with (state, cohort); returns (next state, the server's report).
     """
 
     round_: tff.Computation
@@ -61,12 +61,12 @@ class PlannedRounds:
 
 @dataclasses.dataclass(frozen=True)
 class PlanKind:
-    """A kind of rounds.
+    """A kind of rounds, training or evaluation.
 
     Attributes:
-        rounds: Returns the rounds.
-        algorithm: Returns the algorithm with the steps of these rounds.
-        step: Returns the single step of a round, with its aggregation.
+        rounds: Called with a runtime and a request; returns the rounds.
+        algorithm: Called with a request; returns the algorithm that has the steps of these rounds.
+        step: Called with a request; returns the single step of a round, with its aggregation.
         num_conformance_rounds: Number of rounds that a runner of the export must reproduce.
         is_in_paper: Whether Ro et al. 2021 count the numbers that these rounds send.
     """
@@ -94,13 +94,13 @@ def _measurement(request: ExportRequest) -> Measurement:
 
 
 def _evaluated(request: ExportRequest) -> Algorithm:
-    """Returns the algorithm whose rounds are evaluations, with a single step."""
+    """Returns the algorithm with the evaluation as its single step."""
     step = _measurement(request).step
     return dataclasses.replace(request.algorithm, steps=(step,), single_step_options=())
 
 
 def _evaluation_rounds(runtime: TffRuntime, request: ExportRequest) -> PlannedRounds:
-    """Returns evaluations of the main model, which only change the state of the aggregation."""
+    """Returns rounds that evaluate the main model; only the state of the aggregation changes."""
     algorithm, aggregation = request.algorithm, request.aggregation
     measurement, metrics = _measurement(request), _metrics(request)
     check_measurement(aggregation, measurement)
@@ -148,7 +148,7 @@ def _evaluation_rounds(runtime: TffRuntime, request: ExportRequest) -> PlannedRo
         with runtime.installed():
             return round_(state, [to_numpy_examples(client) for client in cohort])
 
-    # The report contains overall values, and needs no descriptions.
+    # The report already contains overall values, and needs no descriptions.
     return PlannedRounds(round_, OrderedDict(), initialize, next_)
 
 
@@ -196,7 +196,7 @@ def column_ranges(clients: Iterable[Examples], columns: Mapping[str, Any]) -> An
 
 
 def public_ranges(columns: Mapping[str, Any]) -> Any:
-    """Returns `column_ranges` that depend on no client's data."""
+    """Returns ranges like `column_ranges` that do not depend on clients' data."""
     return tf.nest.map_structure(
         lambda spec: ColumnRange(0.0, 1.0), {name: columns[name] for name in ("x", "y")}
     )
@@ -234,7 +234,7 @@ def expected_rounds(
     tensors: PlanTensors,
     num_rounds: int = NUM_ROUNDS,
 ) -> list[dict[str, np.ndarray]]:
-    """Returns state and metrics after each round of a cohort, by their names in checkpoints."""
+    """Runs rounds with a cohort; returns state and metrics after each, by names in checkpoints."""
     rounds = []
     for _ in range(num_rounds):
         state, metrics = training.next(state, cohort)

@@ -1,6 +1,7 @@
-"""Measures overall and by domain, under the names of fairlearn's `MetricFrame`.
+"""Measures overall and by domain, with the names of fairlearn's `MetricFrame`.
 
-Results are mappings that `pandas.DataFrame` accepts, as pandas itself is not a dependency.
+A measure is the loss or a metric. Results are mappings that `pandas.DataFrame` accepts, as pandas
+is not a dependency.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ class ByGroup:
 
     Attributes:
         overall: Each measure on all examples; NaN where it is undefined.
-        by_group: by_group[MEASURE][DOMAIN]; `pandas.DataFrame` makes a row per domain of it.
+        by_group: Value of each measure in each domain, by_group[MEASURE][DOMAIN]; its
+            `pandas.DataFrame` has a row per domain.
         higher_is_better: Whether larger values are better, by measure.
-        not_counted: Domains with too few examples to be the worst or the best; they are in
-            `by_group`, and nowhere else.
+        not_counted: Domains with too few examples to be the worst or the best; all methods ignore
+            them.
     """
 
     overall: Mapping[str, float]
@@ -39,17 +41,17 @@ class ByGroup:
         return {m: max(self._counted(m).values(), default=math.nan) for m in self.by_group}
 
     def difference(self) -> dict[str, float]:
-        """Returns the largest value minus the smallest."""
+        """Returns the largest minus the smallest value of each measure over the domains."""
         low, high = self.group_min(), self.group_max()
         return {m: high[m] - low[m] for m in self.by_group}
 
     def ratio(self) -> dict[str, float]:
-        """Returns the smallest value divided by the largest; NaN if that is 0."""
+        """Returns the smallest value divided by the largest, for each measure; NaN for x / 0."""
         low, high = self.group_min(), self.group_max()
         return {m: low[m] / high[m] if high[m] else math.nan for m in self.by_group}
 
     def worst(self) -> dict[str, Optional[str]]:
-        """Returns the domain that is worst in each measure; None if none is counted."""
+        """Returns the worst domain in each measure; None if no domain is counted."""
         worst: dict[str, Optional[str]] = {}
         for measure, higher in self.higher_is_better.items():
             values = self._counted(measure)
@@ -66,7 +68,7 @@ class ByGroup:
 
 
 def measures_by_group(result: Mapping[str, Any], measures: Mapping[str, Measure]) -> ByGroup:
-    """Returns the measures of a run."""
+    """Returns the measures in the content of a run's result.json."""
 
     def number(values: Mapping[str, Any], name: str) -> float:
         return math.nan if values[name] is None else float(values[name])

@@ -14,7 +14,7 @@ CLASS_COUNTS = "class_counts"
 CONFUSION = "confusion"
 BY_CLASS = "answers_by_class"
 SCORES = "score_counts"
-# Keys of the counts of a class without a confusion matrix.
+# Keys of `ClassReport.by_class`.
 HAVE, GET, RIGHT = "examples", "answers", "right_answers"
 
 
@@ -23,12 +23,12 @@ class ClassReport:
     """Predictions by domain and class; fields without counts are empty.
 
     Attributes:
-        counts: Examples of each class, by domain.
-        confusion: Examples by class and predicted class, by domain.
-        by_class: Without `confusion`, by domain, numbers of examples by class: with the class as
-            label, as prediction, and as both.
-        scores: With two classes, examples by class and by bin of their probability of class 1, by
-            domain.
+        counts: Number of examples of each class, by domain.
+        confusion: Number of examples by domain, class and predicted class.
+        by_class: Set if `confusion` is empty. For each domain, the number of examples with each
+            class as their label, as their prediction, and as both.
+        scores: Set if there are two classes. Number of examples by domain, class, and bin of the
+            probability of class 1.
     """
 
     counts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
@@ -76,11 +76,11 @@ def class_report(names: Sequence[str], summed: Any) -> ClassReport:
 def area_under_curve(scores: Sequence[Sequence[int]]) -> Optional[float]:
     """Returns the area under the ROC curve; None if a class has no examples.
 
-    It is the Mann-Whitney statistic; ties, examples of one bin, count half (Hanley and McNeil
-    1982).
+    The area is the Mann-Whitney statistic; ties, which are examples in one bin, count half (Hanley
+    and McNeil 1982).
 
     Args:
-        scores: Examples by class and bin of their score, [2, bins].
+        scores: Number of examples by class and bin of the score, [2, bins].
     """
     first, second = np.asarray(scores, np.float64)
     pairs = first.sum() * second.sum()
@@ -91,7 +91,7 @@ def area_under_curve(scores: Sequence[Sequence[int]]) -> Optional[float]:
 
 
 def constant_accuracies(counts: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Returns the accuracy in each domain of always answering its most frequent class.
+    """Returns each domain's accuracy if its most frequent class is always predicted.
 
     Domains with a single class are omitted: if domains are classes, this accuracy would require a
     model that knows the domain.
@@ -106,7 +106,7 @@ def constant_accuracies(counts: Mapping[str, Sequence[int]]) -> dict[str, float]
 def no_better_than_majority(
     counts: Mapping[str, Sequence[int]], accuracies: Mapping[str, Optional[float]]
 ) -> dict[str, tuple[float, float]]:
-    """Returns (model's, majority class's) accuracy in domains where the model is no better."""
+    """Returns (model's accuracy, majority class's accuracy) of domains where it is no better."""
     worse = {}
     for name, constant in constant_accuracies(counts).items():
         accuracy: Any = accuracies.get(name)
@@ -117,7 +117,7 @@ def no_better_than_majority(
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Returns - sum_c q_c log q_c with the shares q of counts, in nats."""
+    """Returns -sum_c q_c log q_c, in nats, where q are the counts divided by their sum."""
     shares = counts[counts > 0] / counts.sum()
     # Avoid -0 for a single value.
     return float(abs(np.sum(shares * np.log(shares))))

@@ -23,11 +23,11 @@ from tff_agnostic.models.model import Measure, ModelWeights
 
 
 class TrainingColumns:
-    """The columns that a round of training fills.
+    """The columns of metrics.csv that a training round fills.
 
     Args:
         quantities: Quantities that rounds report; see `Training.quantities`.
-        tracked_weights: Single weights of the main model; see `Task.tracked_weights`.
+        tracked_weights: Single weights of the main model to report; see `Task.tracked_weights`.
 
     Attributes:
         columns: The columns, in the order of `quantities`, then the weights.
@@ -50,8 +50,8 @@ class TrainingColumns:
     def values(self, report: Mapping[str, Any], weights: ModelWeights) -> dict[str, Any]:
         """Returns the values of a round by column name; None if a value is undefined.
 
-        Values of present domains are undefined for a domain without examples in the round: the 0 of
-        algorithms would mislead a reader.
+        Quantities that need examples are None for a domain without examples in the round, as the 0
+        from the algorithm would mislead readers.
 
         Args:
             weights: The main model after the round.
@@ -70,11 +70,12 @@ class TrainingColumns:
 
 
 class EvaluationColumns:
-    """The columns that an evaluation of a run's models fills.
+    """The columns of metrics.csv that an evaluation of a run's models fills.
 
     Args:
         models: Names of the models, the main one first.
-        clipped: Counts of values beyond the bounds of secure sums, by field of clients' outputs.
+        clipped: Quantities that count values clipped for secure sums, by field of the client
+            output.
 
     Attributes:
         columns: For each model and measure a column per domain, of all examples, of the worst
@@ -104,7 +105,7 @@ class EvaluationColumns:
         """Returns the values of an evaluation by column name; all are None without one.
 
         Args:
-            reports: The report of each model, by its name; None for a round without evaluation.
+            reports: Report of each model, by its name; None for a round without evaluation.
         """
         if reports is None:
             return dict.fromkeys(column.name for column in self.columns)
@@ -118,7 +119,7 @@ class EvaluationColumns:
                 over_clients = report.overall.measures[name].over_clients()
                 values += [over_clients[statistic] for statistic in self._statistics]
             values += [report.clipped[field] for field in self._clipped]
-        # An empty cell, not a NaN.
+        # Write an empty cell instead of NaN.
         cells = (None if isinstance(v, float) and math.isnan(v) else v for v in values)
         return dict(zip((column.name for column in self.columns), cells))
 
@@ -140,7 +141,7 @@ class EvaluationColumns:
 
 
 def tested(measure: Measure, split: str = TEST, further_model: Optional[str] = None) -> ReportField:
-    """Returns a measure on the clients of a split, of the run's main model or of a further one."""
+    """Returns a measure of the main model, or of a further model, on the clients of a split."""
     model = "" if further_model is None else f" of {further_model}"
     label = f"{measure.name}{model} on the {split} clients"
     quantity = _tested(measure, measure.name, label, split, further_model)
@@ -150,7 +151,7 @@ def tested(measure: Measure, split: str = TEST, further_model: Optional[str] = N
 def tested_worst(
     measure: Measure, split: str = TEST, further_model: Optional[str] = None
 ) -> ReportField:
-    """Returns a measure of the worst counted domain; see `tested`."""
+    """Returns a measure on the worst counted domain; see `tested`."""
     label = f"{measure.name} of the worst domain on the {split} clients"
     return _tested(measure, f"worst {measure.name}", label, split, further_model)
 
@@ -168,12 +169,12 @@ def _column_name(name: str, split: str, further_model: Optional[str]) -> str:
 
 
 def with_role(quantities: Iterable[ReportField], role: Role) -> Optional[ReportField]:
-    """Returns the quantity with a role; None without one."""
+    """Returns the quantity with a role; None if no quantity has it."""
     return next((quantity for quantity in quantities if quantity.role is role), None)
 
 
 def distinct(columns: Iterable[Column]) -> tuple[Column, ...]:
-    """Returns the columns of a complete run; rejects equal names."""
+    """Returns the columns; raises a `UserError` if two columns have the same name."""
     by_name: dict[str, Column] = {}
     for column in columns:
         if column.name == ROUND or column.name in by_name:
@@ -192,7 +193,7 @@ def _columns(quantity: ReportField, domain_names: Sequence[str]) -> list[Column]
 
 
 def example_counts(quantities: Sequence[ReportField]) -> Optional[ReportField]:
-    """Returns the quantity with the examples of each domain in a round; None without one."""
+    """Returns the quantity that counts each domain's examples in a round; None without one."""
     counts = next((q for q in quantities if q.per_domain and q.unit is Unit.EXAMPLES), None)
     needed = next((q for q in quantities if q.needs_examples), None)
     if needed is not None and counts is None:
@@ -241,7 +242,7 @@ class RunRows:
 
         Args:
             weights: The main model after the round.
-            reports: The evaluation of each model, by its name; None without one.
+            reports: Report of each model, by its name; None for a round without evaluation.
         """
         values = self._training.values(report, weights)
         return self.history.append(round_num, {**values, **self._evaluations.values(reports)})

@@ -1,7 +1,8 @@
-"""Reports of federated evaluations: numbers per domain and over clients, from sums over clients.
+"""Reports of federated evaluations per domain and over clients, computed from sums over clients.
 
-The server knows two sums of the clients' values: the number of clients by value, and the mean by
-size of the client. Empty bins are dropped, so that result.json stays small.
+A measure is the loss or a metric. From the clients' values of a measure, the server only gets two
+histograms: the number of clients by value, and the mean value by size of the client. Reports omit
+empty bins, so that result.json stays small.
 """
 
 from __future__ import annotations
@@ -41,34 +42,35 @@ from tff_agnostic.metrics.intervals import (
 from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Measure, Model, model_measures
 
-# Method of percentiles over clients.
+# Name in result.json of the method for percentiles over clients.
 PERCENTILES = "interpolated"
 DEFAULT_PERCENTILES = (10.0, 50.0, 90.0, 95.0)
-# Fraction of the clients, the worst ones, in the superquantile.
+# The superquantile is the mean over this fraction of the clients, the worst ones.
 SUPERQUANTILE_SHARE = 0.1
 SUPERQUANTILE = "superquantile"
-# Key of intervals for all examples of a set.
+# Key of the interval for `Measured.value`.
 VALUE = "value"
-# Significant digits of the centres of bins, which are wider.
+# Significant digits of the centres of bins; bins are wider than the rounding error.
 _DIGITS = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A measure on a set of examples, and its distribution over the clients with such examples.
+    """A measure on a set of examples, and its distribution over clients with examples of the set.
 
-    Metrics with a `transform` have transformed values: the transform of the mean, percentile or
-    superquantile of the clients' ratios. The mean of perplexity is the geometric mean.
+    If a metric has a `transform`, statistics are computed from the clients' ratios, and then
+    transformed. For example, the mean of perplexity is a geometric mean.
 
     Attributes:
-        value: Value of all examples; NaN without examples, infinite if it is too large.
+        value: Value on all examples of the set; NaN without examples, infinite if it is too large.
         num_clients: Number of clients with examples of the set.
         mean: Mean of the clients' values.
-        percentiles: Values by percentile, each in (0, 100), ascending; see `histograms.quantile`.
+        percentiles: Clients' values at percentiles in (0, 100), ascending; see
+            `histograms.quantile`.
         superquantile: Mean of the worst tenth of the clients' values, their CVaR; see
             `histograms.superquantile`.
-        ends: Computes the confidence interval of the value, and of each of `statistic_names`, by
-            name; None if an interval is not defined. The value has one if it is a share.
+        ends: Computes confidence intervals by name: of the value, if it is a share, and of each of
+            `statistic_names`; None if an interval is not defined.
     """
 
     value: float
@@ -86,7 +88,7 @@ class Measured:
         return dict(zip(statistic_names(tuple(self.percentiles)), values))
 
     def intervals(self) -> dict[str, Any]:
-        """Returns the intervals as JSON values, [low, high] or null; see `intervals`."""
+        """Returns the intervals as JSON values, [low, high] or null; see the module `intervals`."""
         return {
             name: None if ends is None or not all(map(math.isfinite, ends)) else list(ends)
             for name, ends in self.ends().items()
@@ -114,7 +116,7 @@ def measured(
     """Returns a measure on a set of examples, from sums.
 
     Args:
-        row: Row of the set in `over_clients`.
+        row: Index of the set in `over_clients`.
     """
     grid = metric_grid(measure.metric)
     num_clients = int(over_clients.num_clients[row])
@@ -175,10 +177,10 @@ def metric_values(metric: Optional[Metric], ratios: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class SetReport:
-    """A domain's examples, or all examples.
+    """The report on the examples of a domain, or on all examples.
 
     Attributes:
-        measures: "loss" and the metrics, by name.
+        measures: Values of "loss" and of the metrics, by name.
     """
 
     num_examples: int
@@ -216,11 +218,11 @@ class ClientValues:
     Attributes:
         values: Centres of the bins with clients, ascending; NaN if one is infinite.
         clients: Number of clients in each bin.
-        sizes: Lower end of each bin of clients' sizes that has clients; the upper end is twice as
+        sizes: Lower end of each bin of clients' sizes that has clients; its upper end is twice as
             large.
         size_clients: Number of clients in each bin of sizes.
-        size_means: Mean of their values; NaN if it is infinite. See `Measured` for metrics with a
-            transform.
+        size_means: Mean of the values of the clients in each bin of sizes, as in `Measured`; NaN if
+            it is infinite.
     """
 
     values: Sequence[float]
@@ -246,17 +248,18 @@ class ClientValues:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationReport:
-    """A federated evaluation.
+    """The report of a federated evaluation.
 
     Attributes:
         domains: Report of each domain by name.
-        clients: Numbers of clients: evaluated, without examples, with values that are not finite.
-        clipped: Number of values beyond their bounds by field of the clients' outputs; empty for
+        clients: Number of clients by group: evaluated, without examples, with values that are not
+            finite.
+        clipped: Number of values beyond their bounds, by field of the client output; empty for
             plain sums.
         split: Split of the evaluated clients: "test", or "heldout".
         worst_min_examples: Number of examples that a domain needs to be the worst or the best.
-        lambda_set: The algorithm's set of mixtures of domains; None without one, and for the set
-            of all mixtures, whose worst is the worst domain.
+        lambda_set: The algorithm's set of domain mixtures. None without such a set, or for the full
+            simplex, whose worst mixture is the worst domain.
         client_values: Distribution of each measure over the clients.
         replicates: Computes `resampled`; None if clients are not resampled.
         classes: Predictions by domain and class.
@@ -276,7 +279,7 @@ class EvaluationReport:
 
     @functools.cached_property
     def resampled(self) -> Optional[Resampled]:
-        """The values with other samples of clients; None if they are not resampled."""
+        """The values for resampled clients; None if clients are not resampled."""
         return None if self.replicates is None else self.replicates()
 
     @property
@@ -301,7 +304,7 @@ class EvaluationReport:
     def worst_mixture(self) -> Optional[WorstMixture]:
         """Returns the mixture of `lambda_set` with the largest loss.
 
-        None without such a set, or if a domain has no examples or no finite loss.
+        None without `lambda_set`, or if a domain has no examples or no finite loss.
         """
         losses = np.array([domain.measures["loss"].value for domain in self.domains.values()])
         if self.lambda_set is None or not np.all(np.isfinite(losses)):
@@ -312,7 +315,7 @@ class EvaluationReport:
         )
 
     def difference(self, measure: str) -> float:
-        """Returns the best counted domain's value minus the worst one's, without sign.
+        """Returns the largest minus the smallest value of a measure over the counted domains.
 
         NaN if no domain is counted.
         """
@@ -379,7 +382,7 @@ def evaluation_report(
     """Returns the report of an evaluation.
 
     Args:
-        clipped: Number of values beyond their bounds by field, for secure sums.
+        clipped: Number of values beyond their bounds, by field, for secure sums.
         lambda_set: The algorithm's set of mixtures, if it has one.
     """
     sums = summed.sums
@@ -428,21 +431,22 @@ def evaluation_report(
 def _resampled(
     measures: Mapping[str, Measure], ratios: Mapping[str, Any], replicates: np.ndarray
 ) -> Resampled:
-    """Returns the values of replicates from their sums, [B, 2 m, p]."""
+    """Computes the values of each replicate from its sums, [B, 2 m, p]."""
     drawn = _with_all(replicates)
     numerators, denominators = map(_with_all, map(np.stack, zip(*ratios.values())))
     by_ratio = replicate_ratios(numerators, denominators, drawn[:, 0::2], drawn[:, 1::2])
     values = {}
     for i, name in enumerate(ratios):
         metric = measures[name].metric
-        # A metric's ratio is never negative, but its first-order replicates can be. A loss can be.
+        # A metric's ratio is not negative, although its first-order replicates can be. A loss can
+        # be negative.
         ratio = by_ratio[:, i] if metric is None else np.maximum(0.0, by_ratio[:, i])
         values[name] = metric_values(metric, ratio)
     return Resampled(values, effective_clients(denominators[0], drawn[:, 1]))
 
 
 def _with_all(sums: Any) -> np.ndarray:
-    """Returns sums [..., p + 1], the last one of all domains together."""
+    """Appends the sum over all domains to sums by domain, [..., p + 1]."""
     values = np.asarray(sums, np.float64)
     return np.concatenate([values, values.sum(axis=-1, keepdims=True)], axis=-1)
 
@@ -451,8 +455,8 @@ def client_values(measure: Measure, clients: ClientDistribution, by_size: SizeSu
     """Returns the distribution of a measure over the clients from the sums of an evaluation.
 
     Args:
-        clients: Histograms of the measure; the last row, of all domains, is used.
-        by_size: Sums of the measure by size of the client.
+        clients: Histograms of the measure; only the last row, for all domains, is used.
+        by_size: Sums of the measure, by size of the client.
     """
     histogram = np.asarray(clients.histogram[-1])
     (filled,) = np.nonzero(histogram)
@@ -470,7 +474,7 @@ def client_values(measure: Measure, clients: ClientDistribution, by_size: SizeSu
 
 
 def client_values_from_json(content: Mapping[str, Any]) -> ClientValues:
-    """Returns the values from the JSON of `ClientValues.to_json`.
+    """Parses the JSON of `ClientValues.to_json`.
 
     Raises:
         LookupError, TypeError, ValueError: If the content is not a result of `to_json`.

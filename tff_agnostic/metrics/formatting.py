@@ -1,4 +1,4 @@
-"""Numbers and names as text."""
+"""Formats numbers, names and rows as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ELLIPSIS = "…"
 
 
 def shown(value: float, unit: Unit) -> float:
-    """Returns a number as readers see it: shares in percent."""
+    """Returns a number in the unit that readers see, percent for shares."""
     return 100 * value if unit is Unit.SHARE else value
 
 
@@ -26,7 +26,7 @@ def cell(value: float, unit: Unit, decimals: int) -> str:
     """Returns a number as text: shares in percent, factors with few decimals, "-" for NaN.
 
     Args:
-        decimals: Digits of a plain number; a share has as many before it is in percent.
+        decimals: Number of decimals of a plain number; a share in percent has two fewer.
     """
     if math.isnan(value):
         return UNDEFINED
@@ -38,12 +38,12 @@ def cell(value: float, unit: Unit, decimals: int) -> str:
 
 
 def with_percent(title: str, unit: Unit, word: str = "%") -> str:
-    """Returns a heading with the word for percent if the numbers below it are shares."""
+    """Appends `word` to a heading if its numbers are shares."""
     return f"{title}, {word}" if unit is Unit.SHARE else title
 
 
 def signed(value: float, unit: Unit, decimals: int) -> str:
-    """Returns a difference as text: a plus above 0, and no sign if it is rounded to 0."""
+    """Returns a difference as text, with a plus above 0, and without a sign if it rounds to 0."""
     text = cell(value, unit, decimals)
     if math.isnan(value):
         return text
@@ -51,12 +51,12 @@ def signed(value: float, unit: Unit, decimals: int) -> str:
 
 
 def points(unit: Unit) -> str:
-    """Returns the unit of a difference: " points" for shares, otherwise nothing."""
+    """Returns the unit of a difference: " points" for shares, otherwise ""."""
     return " points" if unit is Unit.SHARE else ""
 
 
 def sentence(text: str) -> str:
-    """Returns a string with a capital at the start and a full stop at the end."""
+    """Returns a string as a sentence, with a capital and a full stop."""
     return f"{capitalized(text)}."
 
 
@@ -66,7 +66,7 @@ def capitalized(text: str) -> str:
 
 
 def csv_text(rows: Iterable[Sequence[Any]], end: str = "\n") -> str:
-    """Returns rows as a CSV file."""
+    """Returns rows as the text of a CSV file."""
     text = io.StringIO()
     csv.writer(text, lineterminator=end).writerows(rows)
     return text.getvalue()

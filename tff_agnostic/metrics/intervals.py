@@ -11,19 +11,19 @@ model serves. Intervals of one evaluation:
 - The superquantile over clients: Student's, from the spread of its influence function (Trindade et
   al. 2007), with at least `MIN_TAIL_CLIENTS` clients in the tail.
 
-Intervals over other test clients and other seeds are `combined` from replicates of sums,
-`Resampled`.
+`combined` returns intervals over other test clients and other seeds, from replicates of sums
+(`Resampled`).
 
-**Clients.** In replicate b of B, client c counts w_cb times, an independent Poisson(1) number drawn
-from a public seed and the client's identity (Hanley and MacGibbon 2006; Chamandy et al. 2012,
-section 3). Sums over clients of w_cb s_c and w_cb n_c, of a measure's numerator and denominator,
-are enough. A client has the same weights for every model, so replicates of two models on the same
-clients are paired.
+**Clients.** In replicate b of B, client c has the weight w_cb, an independent Poisson(1) sample
+that depends on a public seed and the client's identity (Hanley and MacGibbon 2006; Chamandy et al.
+2012, section 3). A measure has the numerator s_c and the denominator n_c on client c. Only the sums
+of w_cb s_c and w_cb n_c over clients are needed. A client has the same weights for every model, so
+replicates of two models on the same clients are paired.
 
-With S, N the sums without weights and R = S / N, replicate b is R + (S_b - R N_b) / N: the ratio's
-first-order expansion, whose variance over Poisson weights is sum_c (s_c - R n_c)^2 / N^2, that of
-the ratio estimator (Cochran 1977, equation 6.13). Unlike S_b / N_b it is defined where few clients
-are drawn.
+Let S and N be the sums without weights, S_b and N_b the sums of replicate b, and R = S / N. The
+value of replicate b is R + (S_b - R N_b) / N, the ratio's first-order expansion. Its variance over
+Poisson weights is sum_c (s_c - R n_c)^2 / N^2, as for the ratio estimator (Cochran 1977, equation
+6.13). Unlike S_b / N_b, the value is defined even if N_b = 0.
 
 **Seeds.** K seeds have the estimates d_k with replicates d_kb; all seeds are evaluated on the same
 clients. The variance of their mean is that of two crossed samples (Cameron, Gelbach and Miller
@@ -33,14 +33,13 @@ clients. The variance of their mean is that of two crossed samples (Cameron, Gel
     V_clients = Var_b(mean_k d_kb) n / (n - 1),  V_seeds = Var_k(d_k) / K,
     V_both = (mean_k Var_b(d_kb) - Var_b(mean_k d_kb)) n / (n - 1) / (K - 1),
 
-and at least each of the first two. For the worst domain V_both is not subtracted: which domain is
-the worst changes with clients and seeds, and the interval would be too narrow. The interval is
-Student's, with the degrees of freedom of Satterthwaite 1946,
+but V is at least V_clients, and at least V_seeds. For the worst domain V_both is not subtracted:
+the worst domain changes with clients and seeds, and the interval would be too narrow. The interval
+is Student's, with the degrees of freedom of Satterthwaite 1946,
 
     V^2 / (V_clients^2 (1 / (n - 1) + 1 / (B - 1)) + V_seeds^2 / (K - 1)).
 
-n is the effective number of clients, (sum_c n_c)^2 / sum_c n_c^2 (Kish 1965), which is the inverse
-of Var_b(N_b) / N^2.
+n is the effective number of clients, (sum_c n_c)^2 / sum_c n_c^2 = N^2 / Var_b(N_b) (Kish 1965).
 
 `benchmarks/interval_coverage.py` measures the coverage.
 """
@@ -60,16 +59,16 @@ from tff_agnostic.base.files import read_npz
 from tff_agnostic.base.later import scipy
 
 LEVEL = 0.95
-# Minimum number of clients in a tail: with fewer, intervals of skewed tails are far too narrow.
+# Minimum number of clients in a tail; with fewer, intervals of skewed tails are far too narrow.
 MIN_TAIL_CLIENTS = 10
 
 # Lower and upper end; None if an interval is not defined.
 Interval = Optional[tuple[float, float]]
-# Minimum effective number of clients: with fewer, an interval exceeds the range of accuracies.
+# Minimum effective number of clients; with fewer, an interval exceeds the range of accuracies.
 MIN_CLIENTS = 3
 # Largest rounding error of an estimate, relative to the values from which it was computed.
 _ROUNDING = 1e-9
-# Keys of files of replicates.
+# Keys in a file with replicates.
 _CLIENTS = "clients"
 _VALUES = "values of "
 
@@ -78,8 +77,8 @@ def share_interval(share: float, count: float, tests: int = 1) -> Interval:
     """Returns Wilson's interval of a share of `count` examples.
 
     Args:
-        share: In [0, 1].
-        count: Examples; with none there is no interval.
+        share: The share, in [0, 1].
+        count: Number of examples; without examples the interval is not defined.
         tests: Number of simultaneous intervals (Bonferroni).
     """
     if not count > 0 or not 0 <= share <= 1:
@@ -94,12 +93,12 @@ def share_interval(share: float, count: float, tests: int = 1) -> Interval:
 def mean_interval(values: np.ndarray, clients: np.ndarray, mean: float) -> Interval:
     """Returns Student's interval of the mean over clients.
 
-    None for fewer than two clients, or equal ones.
+    None for fewer than two clients, or for clients with equal values.
 
     Args:
         values: Values of clients, [n].
         clients: Number of clients with each value, [n].
-        mean: Mean over the clients from sums, which are more exact than the histogram.
+        mean: Mean over the clients, computed from sums, which are more exact than the histogram.
     """
     total = float(np.sum(clients))
     if total < 2 or not np.all(np.isfinite(values)) or not math.isfinite(mean):
@@ -119,14 +118,15 @@ def quantile_interval(values: np.ndarray, clients: np.ndarray, q: float) -> Inte
     Args:
         values: Values of clients, ascending, [n].
         clients: Number of clients with each value, [n].
-        q: In (0, 1).
+        q: Fraction of the clients below the quantile, in (0, 1).
     """
     ranks = np.cumsum(clients)
     total = int(ranks[-1]) if len(ranks) else 0
     if total < 2:
         return None
     alpha = 1 - LEVEL
-    # P(fewer than `below` clients lie under the quantile) <= alpha / 2, and equally from above.
+    # The probability that fewer than `below` clients are under the quantile is at most alpha / 2;
+    # `above` counts from the largest value.
     below = _largest_unlikely(total, q, alpha / 2) + 1
     above = total - _largest_unlikely(total, 1 - q, alpha / 2)
     if below < 1 or above > total:
@@ -140,12 +140,12 @@ def superquantile_interval(
 ) -> Interval:
     """Returns Student's interval of the mean of the worst clients.
 
-    None if the worst `share` is fewer than `MIN_TAIL_CLIENTS` clients.
+    None if the worst `share` of the clients has fewer than `MIN_TAIL_CLIENTS` clients.
 
     Args:
         values: Values of clients, [n].
         clients: Number of clients with each value, [n].
-        share: Fraction of all clients, in (0, 1].
+        share: Fraction of the clients, the worst ones, in (0, 1].
         worst_is_largest: Whether larger values are worse.
     """
     total = float(np.sum(clients))
@@ -167,7 +167,7 @@ def superquantile_interval(
 
 def _largest_unlikely(total: int, q: float, probability: float) -> int:
     """Returns the largest k with P(Binomial(total, q) <= k) <= probability; -1 if there is none."""
-    # The inverse in a real k, then integers near it.
+    # Invert for a real k, then search integers near it.
     guess = scipy.special.bdtrik(probability, total, q)
     k = -1 if math.isnan(guess) else math.floor(guess) + 1
     while k >= 0 and scipy.special.bdtr(min(k, total), total, q) > probability:
@@ -181,20 +181,20 @@ class Resampled:
 
     Attributes:
         values: Values of each measure, [B, p + 1]: the domains, then all examples together.
-        clients: Effective number of clients of each, [p + 1].
+        clients: Effective number of clients of each domain, then of all examples, [p + 1].
     """
 
     values: Mapping[str, np.ndarray]
     clients: np.ndarray
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays of a file."""
+        """Returns the arrays to save in a file; see `read_resampled`."""
         arrays = {name: values.astype(np.float32) for name, values in self.values.items()}
         return {_CLIENTS: self.clients, **{f"{_VALUES}{n}": array for n, array in arrays.items()}}
 
 
 class Needed(NamedTuple):
-    """Factors of clients, seeds, or both, that would show an effect; None if no factor does."""
+    """Factors by which clients, seeds or both must grow to show an effect; None if impossible."""
 
     clients: Optional[float]
     seeds: Optional[float]
@@ -208,8 +208,8 @@ class Spread:
     Attributes:
         mean: Mean of the estimates over the seeds.
         client_variance: Variance over samples of test clients; NaN if clients are not resampled.
-        seed_variance: Variance over samples of seeds; NaN for a single one.
-        total: Variance over both.
+        seed_variance: Variance over samples of seeds; NaN for a single seed.
+        total: Variance over samples of clients and of seeds.
         freedom: Degrees of freedom of `total`.
     """
 
@@ -220,7 +220,7 @@ class Spread:
     freedom: float
 
     def interval(self, tests: int = 1) -> Interval:
-        """Returns the interval; None if nothing varies or is known; see `share_interval`."""
+        """Returns the interval; None if the variance is 0 or unknown. See `share_interval`."""
         if not (self.total > 0 and self.freedom > 0):
             return None
         half = self._quantile(tests) * math.sqrt(self.total)
@@ -230,15 +230,15 @@ class Spread:
         return float(scipy.special.stdtrit(self.freedom, 1 - (1 - LEVEL) / 2 / tests))
 
     def needed(self) -> Needed:
-        """Returns the factors of clients and seeds that would show an effect of this size.
+        """Returns the factors of clients and seeds with which an effect of this size would show.
 
-        The interval then ends at 0, with the same degrees of freedom.
+        With these factors the interval ends at 0, if the degrees of freedom stay the same.
         """
         if not (self.total > 0 and self.freedom > 0):
             return Needed(None, None, None)
         allowed = (self.mean / self._quantile(1)) ** 2
         clients = 0.0 if math.isnan(self.client_variance) else self.client_variance
-        # More clients reduce the first part alone, more seeds the second.
+        # More clients reduce only the client variance, more seeds only the rest.
         seeds = max(0.0, self.total - clients)
         return Needed(
             clients / (allowed - seeds) if allowed > seeds and clients else None,
@@ -256,10 +256,10 @@ def replicate_ratios(
     """Returns the ratio of each set of examples in each replicate, [B, *sets].
 
     Args:
-        numerators: S of each set, [*sets].
-        denominators: N of each set, [*sets]; the ratio of a set without examples is NaN.
-        by_numerators: S_b, [B, *sets].
-        by_counts: N_b, [B, *sets].
+        numerators: Sum S of each set, [*sets].
+        denominators: Sum N of each set, [*sets]; the ratio of a set without examples is NaN.
+        by_numerators: Sums S_b of the replicates, [B, *sets].
+        by_counts: Sums N_b of the replicates, [B, *sets].
     """
     total = np.asarray(denominators, np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -268,14 +268,14 @@ def replicate_ratios(
 
 
 def effective_clients(denominators: np.ndarray, by_denominators: np.ndarray) -> np.ndarray:
-    """Returns Kish's number of clients of each set, [sets]; 0 for a set without examples.
+    """Returns Kish's effective number of clients of each set, [sets]; 0 without examples.
 
     Args:
-        denominators: N of each set, [sets].
-        by_denominators: N_b, [B, sets].
+        denominators: Sum N of each set, [sets].
+        by_denominators: Sums N_b of the replicates, [B, sets].
     """
     total = np.asarray(denominators, np.float64)
-    # Poisson weights have mean 1, so the spread is about the known sums.
+    # Poisson weights have mean 1, so the mean of N_b over replicates is known to be N.
     squares = np.mean((np.asarray(by_denominators, np.float64) - total) ** 2, axis=0)
     return np.where(squares > 0, total**2 / np.where(squares > 0, squares, 1.0), 0.0)
 
@@ -290,15 +290,14 @@ def combined(
     """Returns the mean over seeds, and its variance over test clients and seeds.
 
     Args:
-        estimates: d_k, one per seed, [K].
-        replicates: d_kb, [K, B]; None if the clients are not resampled.
-        clients: n, the effective number of clients; for a difference of two models on the same
-            clients, the number of either.
-        is_smooth: Whether the estimate is a function of sums without a choice in it. The worst
-            domain's value has a choice: of several equal domains, the unluckiest looks worst.
-        magnitude: Largest absolute value from which the estimates were computed, if that exceeds
-            theirs, as in a difference. Standard deviations that are rounding errors of such values
-            count as 0.
+        estimates: Estimates d_k, one per seed, [K].
+        replicates: Replicates d_kb of the estimates, [K, B]; None if clients are not resampled.
+        clients: Effective number of clients, n. For a difference of two models on the same clients,
+            the number of one model.
+        is_smooth: Whether the estimate is a smooth function of sums. The worst domain's value is
+            not, as it selects a domain: of several equal domains, the unluckiest looks worst.
+        magnitude: Largest absolute value of the numbers from which estimates, such as differences,
+            were computed. Standard deviations that are rounding errors of such numbers count as 0.
     """
     changes = np.asarray(estimates, np.float64)
     rounding = (_ROUNDING * max(magnitude, *np.abs(changes))) ** 2
@@ -330,9 +329,9 @@ def combined(
 
 
 def read_resampled(path: Path) -> Optional[Resampled]:
-    """Returns the replicates of an evaluation from a file of `Resampled.to_arrays`.
+    """Reads the replicates of an evaluation from a file of `Resampled.to_arrays`.
 
-    None without the file.
+    None if the file does not exist.
     """
     if not path.is_file():
         return None
@@ -348,5 +347,5 @@ def read_resampled(path: Path) -> Optional[Resampled]:
 
 
 def has_enough(clients: float) -> bool:
-    """Returns whether a set has enough effective clients for an interval."""
+    """Whether a set has enough effective clients for an interval."""
     return clients >= MIN_CLIENTS

@@ -1,4 +1,4 @@
-"""Writer and reader of metrics.csv, which has a row per round of a run."""
+"""Writes and reads metrics.csv, which has a row per round of a run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from tff_agnostic.metrics.formatting import csv_text
 _MAX_CELL = 1 << 17
 ROUND = "round"
 
-# A row of a file as exact text.
+# The cells of a row by column, as in the file.
 _Cells = Mapping[str, str]
-# Numbers of a round by column, without undefined ones.
+# The numbers of a round by column, without undefined numbers.
 Numbers = Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A quantity, of one domain or of none.
+    """A column of metrics.csv: a quantity, which may be of one domain.
 
     Attributes:
         quantity: The quantity. A quantity per domain may also have a column for all domains
             together.
-        domain: Name of the domain; None for no single domain.
+        domain: Name of the domain; None if the column is not for one domain.
     """
 
     quantity: ReportField
@@ -50,21 +50,21 @@ class Column:
 class History:
     """The rows of metrics.csv, appended after each round.
 
-    Values have the shortest text that reads back to the same number, so that equal runs have equal
-    files. A missing value is an empty cell. The length is the number of rows.
+    Numbers are written in the shortest form that is read as the same number, so that equal runs
+    have equal files. A missing value is an empty cell. `len` returns the number of rows.
 
     Args:
         columns: The reported columns, in the order of the file.
 
     Attributes:
-        columns: The reported columns, followed by columns of loaded rows alone.
+        columns: The reported columns, then the columns that only loaded rows have.
     """
 
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
         self._path = path
         self._own = tuple(columns)
         self.columns = self._own
-        # Lines with their ends need less memory than numbers of many rounds.
+        # Keep lines of text, which need less memory than dictionaries of numbers.
         self._lines: list[str] = []
 
     def __len__(self) -> int:
@@ -73,8 +73,8 @@ class History:
     def load(self, completed_rounds: int) -> None:
         """Loads the rows of the completed rounds of a resumed run.
 
-        Rows after the checkpoint, and incomplete ones, are dropped. If settings changed, new
-        columns are empty in loaded rows, and their further columns stay.
+        Rows after the checkpoint and incomplete rows are dropped. If settings have changed, new
+        columns are empty in loaded rows, and columns that only these rows have are kept.
         """
         rows = _read_whole_lines(self._path) if self._path.exists() else []
         rows = rows[:completed_rounds]
@@ -112,7 +112,7 @@ class History:
         return {name: float(value) for name, value in values.items() if value is not None}
 
     def change(self, round_num: int, values: Mapping[str, Any]) -> None:
-        """Changes values of a round; `write` writes them."""
+        """Changes values of a round; `write` writes them to the file."""
         changed = {name: _format(value) for name, value in values.items()}
         cells = {**self._cells(round_num), **changed}
         self._lines[round_num - 1] = csv_text([list(cells.values())])
@@ -128,7 +128,7 @@ class History:
             os.fsync(file.fileno())
 
     def largest_in_file(self, name: str) -> float:
-        """Returns the maximum of a column, also over rows that `load` drops; 0 without rows."""
+        """Returns the maximum of a column, including rows that `load` drops; 0 without rows."""
         rows = _read_whole_lines(self._path) if self._path.exists() else []
         return max((float(row.get(name) or 0) for row in rows if _is_whole(row)), default=0.0)
 
@@ -176,7 +176,7 @@ def _read_whole_lines(path: Path) -> list[_Cells]:
 
 
 def _is_whole(row: _Cells) -> bool:
-    # csv.DictReader has a value or a name of None for rows of another length.
+    # `csv.DictReader` has None as a value or as a name if the length of a row is wrong.
     try:
         numbers = [float(value) for value in row.values() if value != ""]
     except (TypeError, ValueError):
