@@ -28,7 +28,7 @@ class ClientDataset(Protocol):
 
 
 class ListedClients:
-    """A base of datasets with the sorted ids of their clients in `_ids`."""
+    """Base class of datasets, with the sorted ids of the clients in `_ids`."""
 
     _ids: Sequence[str]
 
@@ -82,7 +82,7 @@ class FirstExamples(ListedClients):
         return first_rows(self.clients.read(client_id), self._max_examples)
 
     def client_domain_counts(self) -> Optional[np.ndarray]:
-        """Returns examples by client and domain; None if unknown, or if a client is truncated."""
+        """Returns numbers of examples by client and domain; None if unknown or truncated."""
         counts = known_counts(self.clients)
         if counts is None or np.any(counts.sum(axis=1) > self._max_examples):
             return None
@@ -193,9 +193,8 @@ def some_counts(
     """Returns the number of examples by client and domain, int64 [clients, p].
 
     Args:
-        max_reads: Maximum number of clients to read; None for all. If more clients have unknown
-            counts, the result has rows for this number of clients, which are evenly spaced among
-            the sorted ids.
+        max_reads: Maximum number of clients to read; None for all. If more reads are necessary, the
+            result only has rows for this number of clients, evenly spaced among the sorted ids.
     """
     ids = clients.client_ids
     if max_reads is None or len(ids) <= max_reads or known_counts(clients) is not None:

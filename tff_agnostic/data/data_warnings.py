@@ -42,7 +42,7 @@ def cut_words(lengths: Mapping[int, int], sequence_length: int, advice: str) -> 
     Args:
         lengths: Number of training sentences by their number of words.
         sequence_length: Number of words of a sentence to predict, T; further words are cut.
-        advice: Advice on keeping the cut words, the end of the sentence.
+        advice: Advice on how to keep the cut words, which ends the warning.
     """
     sentences = sum(lengths.values())
     words = sum(n * count for n, count in lengths.items())

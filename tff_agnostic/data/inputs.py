@@ -73,7 +73,7 @@ class Entry:
         return 1.0 if self.statistics is None or self.is_standardized else self.statistics.unit
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the entry as JSON values, without fields that are None except for the column."""
+        """Returns the entry as JSON values without null, except for an unknown column."""
         result: dict[str, Any] = {"is": self.kind, "column": self.column}
         result.update({"item": self.item, "value": self.value})
         if self.is_standardized and self.statistics is not None:
@@ -162,7 +162,7 @@ def inputs_json(
     class_names: Optional[Sequence[str]],
     words: Optional[Sequence[str]],
 ) -> dict[str, Any]:
-    """Returns the description of a model's inputs and classes in model cards and Keras files.
+    """Returns the description of a model's inputs and classes for model cards and Keras files.
 
     Args:
         inputs: Inputs of the model; None if the task does not describe them.

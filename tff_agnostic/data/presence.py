@@ -28,7 +28,7 @@ def expected_presence(counts: np.ndarray, sampling: str, clients_per_round: int)
 
 
 def clients_for_presence(num_holders: int, num_clients: int, presence: float) -> int:
-    """Returns the minimum size of a uniform cohort with which a domain reaches a presence.
+    """Returns the smallest size of uniform cohorts with which a domain is present often enough.
 
     Args:
         num_holders: Number of clients with examples of the domain, at least 1.
@@ -84,8 +84,7 @@ def _stratified(holds: np.ndarray, strata: np.ndarray, clients_per_round: int) -
         whole, rest = divmod(len(members) * clients_per_round, len(holds))
         up = rest / len(holds)
         for i, n in enumerate(members.sum(axis=0)):
-            # Without a remainder, it is never rounded up, and the stratum may have no further
-            # client.
+            # Without a remainder, nothing is rounded, and the stratum may have no further client.
             more = _absent(int(n), len(members), whole + 1) if rest else 0.0
             absent[i] *= (1.0 - up) * _absent(int(n), len(members), whole) + up * more
     return 1.0 - absent

@@ -21,8 +21,8 @@ from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.clients import ClientDataset, client_domain_counts, rows_of
 from tff_agnostic.models.model import Examples
 
-# Numbers of random streams: samples of different streams, and of tasks, are independent although
-# the seed is the same.
+# Indices of random streams, which make samples with the same seed independent. Tasks have other
+# indices.
 _STREAM = 7
 _POISSON_STREAM = 11
 _TURNS_STREAM = 13
@@ -155,7 +155,7 @@ def mean_cohort_size(cohort_sampling: str, num_clients: int, clients_per_round: 
     """Returns the mean number of clients per round: N / (N // c) for cyclic sampling, else c.
 
     Args:
-        cohort_sampling: Member of `COHORT_SAMPLINGS`.
+        cohort_sampling: Name in `COHORT_SAMPLINGS`.
     """
     if cohort_sampling == "turns":
         return num_clients / num_turns(num_clients, clients_per_round)
@@ -230,8 +230,8 @@ COHORT_SAMPLINGS: Registry[Sampling] = Registry(
     },
 )
 
-# Called with (index of a round, number of participating clients); returns the examples for the
-# reports of silent clients, which report without participating.
+# Called with (index of a round, number of participating clients); returns the examples of silent
+# clients, which report without participating.
 Silent = Callable[[int, int], list[Examples]]
 
 

@@ -341,7 +341,6 @@ class StoreClients(ListedClients):
     """The clients of a split; only the rows of the requested client are read.
 
     Args:
-        store: The store.
         split: Name of the split.
         features: The features to read.
         to_examples: Called with a client's id and columns; returns its examples.

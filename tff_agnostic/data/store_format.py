@@ -115,8 +115,7 @@ class StoreDescription:
             not classes.
         class_names: Names of the classes, in the order of labels; None if they have no names.
         source: Human-readable origin of the data.
-        categories: Known values of each categorical column, which training clients have, sorted;
-            value k has the id k + 1.
+        categories: Known values of each categorical column, sorted; value k has the id k + 1.
         label_range: Smallest and largest label of training clients, if labels are real numbers;
             None if unknown.
         columns: The columns of the source; None if unknown.
@@ -154,8 +153,7 @@ class StoreDescription:
             if not value[name]:
                 del value[name]
         if "categories" in value:
-            # Write pairs, as `sort_keys` would change the order of columns, which is also the order
-            # of inputs.
+            # Write pairs, as `sort_keys` would lose the order of the columns, and so of inputs.
             value["categories"] = list(value["categories"].items())
         return json.dumps({"version": FORMAT_VERSION, **value}, sort_keys=True)
 
@@ -240,7 +238,7 @@ class Record:
     """One example of one client.
 
     Attributes:
-        client: The client's id.
+        client: Id of the client.
         domain: Name of the example's domain.
         features: The other values by name: "tokens", the words of a sentence separated by single
             spaces; or "label" and the inputs of a model.

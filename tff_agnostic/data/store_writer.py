@@ -114,12 +114,13 @@ class StoreWriter:
         Args:
             split: Split of each example, an Arrow array of strings [n].
             client: Client of each example, an Arrow array of strings [n].
-            features: Features including "domain", each a NumPy array [n, *shape] or an Arrow array.
+            features: Columns of features by name, including "domain", each a NumPy array [n,
+                *shape] or an Arrow array.
             unit: Unit of each example, int64 [n]; `sort` may move units to another split. None if
                 no example may move.
 
         Raises:
-            ValueError: If the features differ from the first examples' in name, type or shape.
+            ValueError: If names, types or shapes of features differ from the first batch.
         """
         self._check({name: _feature(name, column) for name, column in features.items()})
         keys = {_SPLIT: split, _CLIENT: client}

@@ -36,7 +36,7 @@ def from_tff(source: Any, domain_fn: Optional[DomainOf] = None) -> ClientDataset
 def cohort(
     source: Any, client_ids: Optional[Sequence[str]] = None, domain_fn: Optional[DomainOf] = None
 ) -> list[Examples]:
-    """Returns TFF's client data as the argument of `next` of this package's learning processes.
+    """Returns TFF's client data as a cohort, the argument of a learning process's `next`.
 
     Args:
         source: See `from_tff`.

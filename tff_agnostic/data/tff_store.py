@@ -290,8 +290,7 @@ def parse_examples(
     expected = ", ".join(f"{n} ({f.dtype} {list(f.shape)})" for n, f in features.items())
     smallest = min(map(len, serialized), default=0)
     for name, feature in features.items():
-        # Check first, as TensorFlow allocates memory for the claimed shape; a value takes at least
-        # a byte.
+        # Reject impossible shapes, as TensorFlow allocates memory for any claimed shape.
         if serialized and math.prod(feature.shape) > smallest:
             raise UserError(
                 f"{where}: expected examples with {expected}, found one of {smallest} bytes, which "

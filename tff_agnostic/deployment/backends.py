@@ -57,7 +57,7 @@ def task_message(
     clients_per_round: int,
     min_separation: int = 1,
 ) -> dict[str, Any]:
-    """Returns a CreateTaskRequest for rounds of a kind with at least `clients_per_round` devices.
+    """Returns a CreateTaskRequest for rounds with at least `clients_per_round` devices.
 
     The server's response contains the upload addresses of the plans and the checkpoint.
 
@@ -172,7 +172,7 @@ def choose_profile(backend: str, given: str | None) -> str:
 
 
 def demo_size(manifest: Mapping[str, Any]) -> int:
-    """Returns the number of nodes in a demo, which are enough for the noise."""
+    """Returns the number of nodes in a demo: `_DEMO_NODES`, or more if the noise needs more."""
     noise = manifest["privacy"].get("differential_privacy", {})
     return max(_DEMO_NODES, noise.get("fewest_clients", 0))
 

@@ -98,7 +98,7 @@ class ExampleFormat:
                 for name, spec in self._specs()
             },
         )
-        # Check ids by `gather`, an op that every device has, and that reports the id and the range.
+        # Check ids with `gather`: every device has the op, and its error shows the id and range.
         parsed["domain_id"] = tf.gather(
             tf.range(self.num_domains, dtype=tf.int64), parsed["domain_id"], name="domain_id"
         )
@@ -180,7 +180,7 @@ class ClientWork:
     """The clients' computation, and the destinations of its results.
 
     Attributes:
-        function: (columns of the examples, the server's values) -> client output.
+        function: Function (columns of the examples, values from the server) -> client output.
         client_input: Specs of the tensors in the checkpoint from the server.
         update: Specs of the first results of `function`, which go to the client's checkpoint.
         side_channels: Names of the other results of `function`, which are summed securely.

@@ -35,7 +35,7 @@ class PlanSettings:
     modular: tuple[str, ...] = ()
 
     def modulus(self, path: str, bits: int) -> int:
-        """Returns the modulus for securely summing the leaf at a path."""
+        """Returns the modulus for the secure sum of a leaf, by path and bits of the leaf."""
         if path.partition("/")[0] in self.modular:
             return 1 << bits
         return sum_modulus(bits, self.max_clients)
@@ -59,7 +59,7 @@ class PlanTensors:
 
     Attributes:
         state: Specs of the server's state.
-        client_input: Specs of the broadcast.
+        client_input: Specs of the tensors that the server sends to clients.
         update: Specs of a client's update.
         metrics: Specs of the server's metrics.
     """
@@ -77,8 +77,8 @@ class SecureValue:
     Attributes:
         name: Name of the tensor in the client's graph.
         leaf: The tensor in the client output.
-        bits: Width of one client's values.
-        modulus: Modulus of sums.
+        bits: Number of bits of one client's values.
+        modulus: Modulus of the secure sum.
     """
 
     name: str

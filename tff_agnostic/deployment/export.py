@@ -105,7 +105,6 @@ class ExportRequest:
     """A request for an export, with all of its parts.
 
     Attributes:
-        algorithm: The algorithm.
         profile: Name of the kind of plan; see `PROFILES`.
         num_domains: Number of domains, p.
         num_parameters: Number of the model's weights, |W|.
@@ -113,7 +112,7 @@ class ExportRequest:
         column_ranges: Ranges of the made-up clients' columns; see `rounds.column_ranges`.
         aggregation: Aggregation of the clients' outputs, of the kind that the profile needs.
         max_examples: Number of a client's first examples to use; None for all.
-        collection_uri: The example collection on a device.
+        collection_uri: URI of the example collection on a device.
         client_graph: Name of the graphs for devices; see `CLIENT_GRAPHS`.
         restore: Called with the initial state; returns the state to start from. None for the
             initial state.
@@ -377,7 +376,7 @@ def _checkpoint(structure: Sequence[Leaf], prefix: str) -> dict[str, int]:
 
 
 def _secure(plan: CompiledPlan) -> dict[str, int]:
-    # Each number has the bits of its modulus, packed.
+    # Numbers are packed; each has the bits of its modulus.
     widths = [(_size(value.leaf), (value.modulus - 1).bit_length()) for value in plan.secure]
     return {
         "values": sum(size for size, _ in widths),

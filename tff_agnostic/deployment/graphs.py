@@ -31,8 +31,7 @@ INTERMEDIATE_STATE = "intermediate_state"
 METRICS = "metrics"
 # Characters that TensorFlow rejects in the name of a node.
 _NOT_IN_NODES = re.compile(r"[^A-Za-z0-9_.\\/>-]")
-# Attributes in which TensorFlow records names of other nodes, or numbers that depend on the
-# process.
+# Attributes with names of other nodes, or with numbers that depend on the process.
 _NOTES = ("_class", "_gradient_op_type")
 
 
@@ -146,7 +145,7 @@ def named(structure: Iterable[Leaf], prefix: str) -> list[tf.TensorSpec]:
 
 
 def leaf_names(state: Any) -> list[str]:
-    """Returns a state's names in the server's checkpoint, in the order of `tf.nest.flatten`."""
+    """Returns the names of a state's tensors in a checkpoint, in the order of `tf.nest.flatten`."""
     names = [leaf.name for leaf in named(leaves(type_from_spec(tensor_specs(state))), SERVER)]
     # TFF's order differs from TensorFlow's if the state contains mappings.
     numbered = tf.nest.pack_sequence_as(state, list(range(len(names))))

@@ -1,7 +1,8 @@
 """Replaces ops that TensorFlow Lite or devices lack by TFLite's own ops.
 
-Replacements compute the same integers, and the same floats up to rounding: bitwise ops on int64,
-gradients of convolutions and of maximum pooling on images [n, height, width, channels], and others.
+The replaced ops are bitwise ops on int64, gradients of convolutions and of maximum pooling on
+images [n, height, width, channels], and others. The replacements compute the same integers, and the
+same floats up to rounding.
 """
 
 from __future__ import annotations
@@ -385,7 +386,7 @@ def _function(node: Any, compute: Callable[..., Any], inputs: KnownInputs) -> An
     ):
         output.name = expected.name
         function.ret[output.name] = result
-    # The digest does not depend on the process.
+    # Name the function by a digest, which does not depend on the process.
     attributes = [(name, str(node.attr[name])) for name in sorted(node.attr)]
     digest = hashlib.sha256(repr([dtypes, attributes, inputs]).encode()).hexdigest()[:8]
     function.signature.name = f"{_PREFIX}_{node.op}_{digest}"

@@ -39,7 +39,7 @@ class EvaluationMetrics:
 
     Attributes:
         model: The model to evaluate.
-        worst_min_examples: Minimum number of examples of the worst domain.
+        worst_min_examples: Minimum number of examples of a domain that may be the worst.
         percentiles: Percentiles to compute of the clients' values, each in (0, 100).
         measurement: Called with (model, p); returns the clients' measurement, whose bounds differ
             with noise.

@@ -117,7 +117,7 @@ def _checked_texts(
 
 
 def _pieces(batch: Any, options: ImportOptions, path: Path) -> Iterator[tuple[Any, int]]:
-    """Splits a batch into pieces of a few decoded megabytes; yields (piece, bytes)."""
+    """Splits a batch into pieces of about `BLOCK_BYTES`; yields (piece, size in bytes)."""
     num_bytes = sum(map(_row_bytes, batch.columns))
     if num_bytes > BLOCK_BYTES and len(batch) > 1:
         half = len(batch) // 2

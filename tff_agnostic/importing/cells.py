@@ -105,8 +105,7 @@ class MissingValues:
         """Whether a feature's cell has no value, or a number in `numbers`."""
         if self.has_no_value(value):
             return True
-        # Compare as numbers: JSON and Parquet have numbers, and CSV may have -999.0 for the mark
-        # -999.
+        # Compare by value: Parquet has numbers, and CSV may have -999.0 for the mark -999.
         is_plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
         return bool(self.numbers) and is_plain and number_in(value) in self.numbers
 

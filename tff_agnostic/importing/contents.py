@@ -78,7 +78,7 @@ def _class_name(description: StoreDescription, label: int) -> str:
 
 
 def class_remarks(counts: Classes, description: StoreDescription) -> Iterator[Remark]:
-    """Yields warnings about a single class, unused classes, and classes that train lacks."""
+    """Yields warnings about a single class, unused classes, and classes missing in train."""
     train, test = counts.get(TRAIN, {}), counts.get(TEST, {})
     present = {name for domain in train.values() for name in domain}
     if len(present) == 1:
@@ -229,7 +229,7 @@ def copy_counts(store: ArrowStore) -> Optional[dict[str, dict[str, int]]]:
 
 
 def _hashes(table: pa.Table) -> np.ndarray:
-    """Returns 64-bit hashes of examples; any two of ten million are equal with probability 3e-6."""
+    """Returns 64-bit hashes of examples; two of ten million collide with probability 3e-6."""
     parts = []
     for name in sorted(table.column_names):
         if pa.types.is_string(table[name].type):

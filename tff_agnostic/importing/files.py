@@ -45,7 +45,7 @@ class Limits(io.RawIOBase):
         log: Log that counts the bytes read from the file.
 
     Attributes:
-        unpacked: Number of unpacked bytes so far.
+        unpacked: Number of decompressed bytes read so far.
     """
 
     def __init__(self, path: Path, packed: IO[bytes], options: ImportOptions, log: ReadLog) -> None:
@@ -169,7 +169,6 @@ def decoded_lines(
     """Yields the lines of a text file, with their line ends, without a byte-order mark.
 
     Args:
-        file: The file.
         path: Path of the file, for messages.
         options: Options with the encoding; None for UTF-8 only.
     """
@@ -287,6 +286,6 @@ def check_is_file(path: Path) -> None:
 
 
 def input_place(path: Path, inputs: Sequence[Path]) -> str:
-    """Returns a file's path relative to its input folder, so that splits survive moving it."""
+    """Returns a file's path within its input folder, so that moving the folder keeps splits."""
     roots = [root for root in inputs if root in path.parents]
     return path.relative_to(roots[0]).as_posix() if roots else path.name

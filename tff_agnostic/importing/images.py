@@ -63,7 +63,7 @@ def _decoded(content: bytes, column: str, max_pixels: int) -> np.ndarray:
     except CellError:
         raise
     except Image.DecompressionBombError:
-        # Only Pillow's message contains the number of pixels.
+        # Pillow's error has no attribute for the number of pixels.
         raise _too_large(column, max_pixels, "more") from None
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error):
         raise _no_image(column, f"{len(content)} bytes that are none") from None

@@ -45,7 +45,7 @@ from tff_agnostic.importing.vocabulary import CategoryCounts, VocabularySummary,
 
 _SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 _IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
-# Example code that imports image files. Quotes keep messages from showing the names as flags.
+# Example code that imports image files. Messages do not rewrite quoted names as flags.
 _IMPORT_IMAGES = (
     "tff_agnostic.importing.frames.import_table({'image': [file.read_bytes() for file in files], "
     "'folder': [file.parent.name for file in files]}, 'images.store', **{'image_columns': 'image', "
@@ -187,7 +187,7 @@ def _add(writer: StoreWriter, rows: Rows, splits: Splits) -> None:
 
 
 def checked_import(options: ImportOptions, given: Collection[str]) -> Import:
-    """Checks the options, and returns their import."""
+    """Checks the options, and returns the import that they describe."""
     if options.format:
         format_ = FORMATS[options.format]
         paths = input_paths(options)
@@ -243,7 +243,7 @@ def _guessed_format(options: ImportOptions, paths: Sequence[Path]) -> str:
 
 def _write_report(report: ImportReport, path: Path) -> None:
     make_folder(path.parent)
-    # Use a scratch folder next to the report, where the next import removes a killed one's files.
+    # Use a scratch folder next to the report: the next import removes those of killed imports.
     with write_errors(path), scratch_folder(path) as folder:
         write_json(folder / path.name, report.to_json())
         os.replace(folder / path.name, path)

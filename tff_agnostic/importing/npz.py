@@ -116,7 +116,7 @@ def _arrays(path: Path, options: ImportOptions) -> tuple[list[str], dict[str, np
 def _blocks(
     arrays: dict[str, np.ndarray], features: str, place: str, options: ImportOptions
 ) -> tuple[ImportOptions, Callable[[Mapping[str, int]], Iterator[Block]]]:
-    """Returns options with the feature's name and shape in one split, and its `Table.blocks`."""
+    """Returns the options with the features' name and shape, and the function `Table.blocks`."""
     count, *shape = arrays[features].shape or (0,)
     images = arrays[features].dtype == np.uint8 and len(shape) >= 2
     if arrays[features].dtype.kind not in "biuf":

@@ -108,7 +108,7 @@ class Sizes:
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int]) -> Sizes:
-        """Computes the distribution from the number of items of each size; needs an item."""
+        """Computes the distribution from the number of items of each size, at least one item."""
         sizes = np.array(sorted(counts), np.int64)
         numbers = np.array([counts[size] for size in sizes.tolist()], np.int64)
         up_to = np.cumsum(numbers)
@@ -118,7 +118,7 @@ class Sizes:
         return cls(int(up_to[-1]), total, median, most, nearly_all, int(sizes[-1]))
 
     def text(self, things: str, parts: str) -> str:
-        """Describes the items, called `things`, and their sizes in `parts`, for the terminal."""
+        """Describes the sizes in a line; `things` names the items, `parts` the unit of sizes."""
         return (
             f"{self.count} {things} have {self.total} {parts}: half of them at most {self.median}, "
             f"nine in ten {self.most}, 99% {self.nearly_all}, the largest {self.largest}."
@@ -238,7 +238,6 @@ def summarise(
     """Returns the report of a complete store.
 
     Args:
-        store: The store.
         path: Final path of the store, which is still in a scratch folder.
         options: Options of the import.
         log: Log of the format's reader.

@@ -101,7 +101,7 @@ class ReadLog:
     Args:
         skip_bad: Whether to skip and count bad records; otherwise the first one ends the import.
         advance: Called with the number of bytes that were read.
-        say: Called with the name of the current step, after reading.
+        say: Called with the name of each step that follows the reading.
 
     Attributes:
         skipped: Number of skipped records by reason.
@@ -183,10 +183,11 @@ class Format:
 def in_blocks(
     items: Iterable[Item], begins_block: Callable[[list[Item], Item], bool]
 ) -> Iterator[list[Item]]:
-    """Groups items into lists; yields the items before a `UserError` of `items`, then raises it.
+    """Groups items into lists.
+
+    If `items` raises a `UserError`, the list of the items before the error is yielded first.
 
     Args:
-        items: The items.
         begins_block: Called with the list so far and each item; returns whether the item starts a
             new list.
     """

@@ -70,9 +70,9 @@ class Splits:
     Args:
         shares: Fraction of each split.
         by: Unit that stays in one split: client, group or example.
-        seed: Seed of the division.
-        given: Names of the options that the user gave. If a source has its own splits, its examples
-            stay in them, but if `split` is given, its training part is divided.
+        seed: Seed of the hash.
+        given: Names of the options that the user gave. A source's own splits are kept, but its
+            training part is divided if `split` is given.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Stratum:
 
 
 def unit_strata(units: Iterable[tuple[int, str, int]]) -> dict[str, Stratum]:
-    """Returns the stratum of each domain with units.
+    """Groups units into one stratum per domain.
 
     Args:
         units: (unit, domain, examples), ordered by unit. A unit belongs to the domain of most of

@@ -36,7 +36,7 @@ from tff_agnostic.importing.source import (
 from tff_agnostic.importing.text import html_blocks, split_sentences
 from tff_agnostic.importing.workers import in_order, usable_processes
 
-# Size of a block, which takes a tenth of a second or more.
+# Maximum size of a block, for which a process needs at least a tenth of a second.
 _CHARACTERS = 1 << 20
 _POSTS = 2000
 # Minimum input bytes for which several processes are faster, including their start.

@@ -231,7 +231,7 @@ def _check_inputs(options: ImportOptions) -> None:
 
 
 def check_columns(options: ImportOptions, header: Sequence[str], where: Any) -> None:
-    """Raises a `UserError` if a table lacks a named column, or has several of that name.
+    """Raises a `UserError` if a table does not have each named column exactly once.
 
     Args:
         options: Options of the import.
@@ -265,7 +265,7 @@ def column_places(header: Sequence[str]) -> dict[str, int]:
 
 
 def resolve_occurrences(options: ImportOptions, header: Sequence[str]) -> ImportOptions:
-    """Replaces the colon in NAME:1, one of several columns NAME, by `_OCCURRENCE` in the options.
+    """Replaces the colon in names of repeated columns, such as NAME:1, by `_OCCURRENCE`.
 
     Otherwise the text before the colon would be the name of an input.
     """

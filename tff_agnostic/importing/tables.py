@@ -54,7 +54,7 @@ class Table:
     has_header: bool = True
 
 
-# Context manager of an open table, called with (options, path, name in locations, log).
+# Context manager that opens a table; called with (options, path, name in locations, log).
 _OpenTable = Callable[[ImportOptions, Path, str, ReadLog], AbstractContextManager[Table]]
 
 
@@ -123,13 +123,15 @@ def _row_blocks(
     name: str,
     file: InputFile,
 ) -> Iterator[Block]:
-    """Yields rows in blocks; yields the rows before an error of `rows`, then raises it.
+    """Yields rows in blocks.
+
+    If `rows` raises a `UserError`, the block of the rows before the error is yielded first.
 
     Args:
         rows: Pairs (line number, row), with a `CellError` instead of an invalid row.
         empty: A row without values, which replaces invalid rows.
         read_columns: Called with rows; returns their columns.
-        name: Name of the file in locations.
+        name: Name of the file in the locations of rows.
         file: The file, whose position limits the bytes of a block.
     """
     start = 0

@@ -1,6 +1,6 @@
 """Splits HTML, English sentences, and texts of any language into words.
 
-English sentences are normalized like TFF's Stack Overflow data: lower case, only ASCII symbols,
+English sentences are normalised like TFF's Stack Overflow data: lower case, only ASCII symbols,
 punctuation as separate words except for apostrophes and hyphens inside words, and the special word
 <url> for every URL.
 """
@@ -64,7 +64,7 @@ _BLOCKS = {
     "blockquote", "br", "dd", "div", "dl", "dt", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li",
     "ol", "p", "pre", "table", "td", "th", "tr", "ul",
 }  # fmt: skip
-# Maximum length of an unfinished tag at the end of a text that the parser still handles.
+# Maximum length of an unfinished tag for the parser, which is slow on longer ones.
 _MAX_UNFINISHED = 4096
 _TAG = re.compile("<[^<>]*>")
 # Markup that needs no parser: tags without attributes, or with quoted attributes.
@@ -215,8 +215,7 @@ class _HtmlText(HTMLParser):
         try:
             return super().parse_html_declaration(i)
         except (AssertionError, NotImplementedError):
-            # The parser only supports CDATA after <![, where browsers treat anything else as a
-            # comment.
+            # The parser only supports CDATA after <![; browsers treat other content as a comment.
             return self.parse_bogus_comment(i)
 
     def close(self) -> None:

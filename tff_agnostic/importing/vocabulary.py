@@ -65,7 +65,7 @@ class WordCounts:
         return dict(list(known_values.items())[:size])
 
     def _forget(self) -> None:
-        """Forgets the rarest words, keeping at most half of the maximum."""
+        """Forgets the rarest words, and keeps at most half of `max_words`."""
         threshold = sorted(self._counts.values(), reverse=True)[self._max_words // 2]
         kept = {word: count for word, count in self._counts.items() if count > threshold}
         self._counts = Counter(kept)

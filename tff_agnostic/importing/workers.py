@@ -34,11 +34,10 @@ def in_order(
 ) -> Generator[tuple[Block, Result], None, None]:
     """Yields each block with the function's result, in the order of the blocks.
 
-    For any number of processes, all results before an error are yielded first.
+    If a block raises an error, the results of all earlier blocks are yielded first.
 
     Args:
         make: Creates the function once per process; both must be picklable.
-        blocks: The blocks.
         processes: Number of processes; with 1, the calling process does the work.
 
     Raises:

@@ -46,7 +46,7 @@ class ByGroup:
         return {m: high[m] - low[m] for m in self.by_group}
 
     def ratio(self) -> dict[str, float]:
-        """Returns the smallest value divided by the largest, for each measure; NaN for x / 0."""
+        """Returns smallest value / largest value of each measure; NaN if the largest is 0."""
         low, high = self.group_min(), self.group_max()
         return {m: low[m] / high[m] if high[m] else math.nan for m in self.by_group}
 

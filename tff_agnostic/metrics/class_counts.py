@@ -106,7 +106,7 @@ def constant_accuracies(counts: Mapping[str, Sequence[int]]) -> dict[str, float]
 def no_better_than_majority(
     counts: Mapping[str, Sequence[int]], accuracies: Mapping[str, Optional[float]]
 ) -> dict[str, tuple[float, float]]:
-    """Returns (model's accuracy, majority class's accuracy) of domains where it is no better."""
+    """Returns (model's, majority class's) accuracy of each domain where the model is no better."""
     worse = {}
     for name, constant in constant_accuracies(counts).items():
         accuracy: Any = accuracies.get(name)

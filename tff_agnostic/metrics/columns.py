@@ -78,8 +78,9 @@ class EvaluationColumns:
             output.
 
     Attributes:
-        columns: For each model and measure a column per domain, of all examples, of the worst
-            domain, and of the distribution over clients; then the clipped values.
+        columns: For each model and measure, a column per domain, and columns for all examples, for
+            the worst domain, and for statistics over clients. After a model's measures, columns of
+            clipped values.
     """
 
     def __init__(

@@ -438,8 +438,7 @@ def _resampled(
     values = {}
     for i, name in enumerate(ratios):
         metric = measures[name].metric
-        # A metric's ratio is not negative, although its first-order replicates can be. A loss can
-        # be negative.
+        # Clip replicates at 0: unlike losses, ratios of metrics are never negative.
         ratio = by_ratio[:, i] if metric is None else np.maximum(0.0, by_ratio[:, i])
         values[name] = metric_values(metric, ratio)
     return Resampled(values, effective_clients(denominators[0], drawn[:, 1]))

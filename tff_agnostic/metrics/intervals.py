@@ -1,7 +1,7 @@
 """Confidence intervals of reported values, from sums over clients.
 
-All are two-sided with the level `LEVEL`, and treat clients as a random sample of those that the
-model serves. Intervals of one evaluation:
+All intervals are two-sided with the level `LEVEL`. They treat clients as a random sample of the
+clients that the model serves. Intervals of one evaluation:
 
 - A share of examples: Wilson's interval (1927), which treats examples as independent. The examples
   of a client are mostly similar, and then the interval is too narrow.
@@ -64,7 +64,7 @@ MIN_TAIL_CLIENTS = 10
 
 # Lower and upper end; None if an interval is not defined.
 Interval = Optional[tuple[float, float]]
-# Minimum effective number of clients; with fewer, an interval exceeds the range of accuracies.
+# Minimum effective number of clients; with fewer, an accuracy's interval is wider than [0, 1].
 MIN_CLIENTS = 3
 # Largest rounding error of an estimate, relative to the values from which it was computed.
 _ROUNDING = 1e-9
@@ -125,8 +125,8 @@ def quantile_interval(values: np.ndarray, clients: np.ndarray, q: float) -> Inte
     if total < 2:
         return None
     alpha = 1 - LEVEL
-    # The probability that fewer than `below` clients are under the quantile is at most alpha / 2;
-    # `above` counts from the largest value.
+    # P(fewer than `below` clients are under the quantile) <= alpha / 2; `above` is its mirror
+    # image.
     below = _largest_unlikely(total, q, alpha / 2) + 1
     above = total - _largest_unlikely(total, 1 - q, alpha / 2)
     if below < 1 or above > total:
@@ -292,8 +292,8 @@ def combined(
     Args:
         estimates: Estimates d_k, one per seed, [K].
         replicates: Replicates d_kb of the estimates, [K, B]; None if clients are not resampled.
-        clients: Effective number of clients, n. For a difference of two models on the same clients,
-            the number of one model.
+        clients: Effective number of clients, n; for a difference of two models on the same clients,
+            n of either model.
         is_smooth: Whether the estimate is a smooth function of sums. The worst domain's value is
             not, as it selects a domain: of several equal domains, the unluckiest looks worst.
         magnitude: Largest absolute value of the numbers from which estimates, such as differences,

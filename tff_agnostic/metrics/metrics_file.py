@@ -29,7 +29,7 @@ Numbers = Mapping[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of metrics.csv: a quantity, which may be of one domain.
+    """A column of metrics.csv: a quantity, overall or of one domain.
 
     Attributes:
         quantity: The quantity. A quantity per domain may also have a column for all domains

@@ -69,7 +69,7 @@ def _without_circumstances(content: bytes, about: Mapping[str, Any]) -> bytes:
         zipfile.ZipFile(target_bytes, "w") as target,
     ):
         for name in sorted(source.namelist()):
-            # A new `ZipInfo` has a constant date.
+            # Every new `ZipInfo` has the same date.
             data = source.read(name)
             if name == METADATA:
                 data = _undated(data, about)

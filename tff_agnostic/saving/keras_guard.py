@@ -27,8 +27,7 @@ _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
 _ASSETS = "assets/"
 _MEMBERS = {_CONFIG, _WEIGHTS, "metadata.json"}
-# Maximum ratio of unpacked to packed size. Keras does not compress its files, and compression gains
-# little on weights.
+# Maximum ratio of unpacked to packed size: Keras does not compress, and weights compress little.
 _MAX_RATIO = 10
 # Bytes that a small file may unpack to, whatever the ratio: configurations compress well.
 _FREE_BYTES = 1 << 26
@@ -171,7 +170,7 @@ def check_config(config: Any, allowed: Mapping[str, Any]) -> None:
     """Checks the configuration of a model, including all nested objects.
 
     Args:
-        config: Content of the JSON.
+        config: Parsed JSON of the configuration.
         allowed: See `open_checked`.
 
     Raises:
@@ -250,7 +249,7 @@ def _from_module(module: Optional[str]) -> str:
 
 
 def _is_own(name: Any, allowed: Mapping[str, Any]) -> bool:
-    """Whether the caller allows a name, or Keras, this package or a user registered it."""
+    """Whether a name is allowed by the caller, or registered by Keras, this package or a user."""
     if not isinstance(name, str):
         return False
     value = allowed.get(name, tf.keras.utils.get_custom_objects().get(name))
@@ -327,7 +326,7 @@ def _check_order(layers: Sequence[Any]) -> None:
 
 
 def _node_inputs(node: Any) -> list[tuple[str, int]]:
-    """Returns the inputs of a layer's call, each as (layer, index of the call with this output)."""
+    """Returns the outputs that a layer's call takes, each as (layer, index of its call)."""
     inputs, values = [], [node]
     while values:
         value = values.pop()
@@ -393,9 +392,8 @@ def _check_size(unpacked: int, size: int) -> None:
 
 
 def _at_most(num_bytes: int) -> Callable[..., tf.Variable]:
-    """Returns a variable creator that limits the numbers in variables by a file's weights."""
-    # Allow more than the weights: some variables are created twice, and some, such as counters, are
-    # not weights.
+    """Returns a variable creator that limits the size of all variables by the size of weights."""
+    # Allow more: some variables are created twice, and counters, for example, are not weights.
     left = max(_FREE_BYTES, 4 * num_bytes)
 
     def create(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:

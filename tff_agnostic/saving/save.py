@@ -68,8 +68,8 @@ def save_models(
     """Writes every model in every format, and checks the files.
 
     Args:
-        folder: An existing folder.
-        formats: Names of `FORMATS`.
+        folder: Existing folder for the files.
+        formats: Names of formats; see `FORMATS`.
         quantize: A name of `QUANTIZATIONS`, for additional files of formats that support
             quantization.
         checked_on: Source of the examples for the checks; see `check_file`.
@@ -108,7 +108,7 @@ class KerasFiles(NamedTuple):
     """The models of a run in the format of Keras.
 
     Attributes:
-        saved: The files.
+        saved: Saved files.
         left_out: One-line reason for each model without a file.
     """
 

@@ -109,10 +109,10 @@ class ServedModel(tf.Module):
 
         `predict` maps inputs to raw predictions. For a classifier, `serving_default` also returns
         `probabilities` [n, classes], `class`, int32 [n], and `class_name` [n] if classes have
-        names. For a text model, its inputs are texts [n]. A next-word model has the signature
-        `next_words`, from texts [n] and k to `words` and `probabilities` [n, k]; its
-        `serving_default` is the same with k = 3. Texts may be as typed by users, if the import's
-        tokenizer is known. `by_column` takes the cells of a table.
+        names. For a text classifier, the inputs of `serving_default` are texts [n]. A next-word
+        model has the signature `next_words`, from texts [n] and k to `words` and `probabilities`
+        [n, k]; its `serving_default` is the same with k = 3. If the import's tokenizer is known,
+        users may type texts freely. `by_column` takes the cells of a table.
         """
         predict = self.predict_function()
         signatures = {PREDICT: predict, DEFAULT: predict}
@@ -237,7 +237,10 @@ def _first_words(
 def _begins(
     table: tf.lookup.StaticHashTable, text: tf.Tensor, ids: TokenIds, length: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns ids of the begin token and the last T - 1 words, int32 [n, T]; and last positions."""
+    """Returns ids for predicting the next word, int32 [n, T], and the last word's position [n].
+
+    The ids are the begin token and the last T - 1 words of each text.
+    """
     split = tf.strings.split(text)
     word_ids = tf.ragged.map_flat_values(table.lookup, split)
     # Compute the start, as a slice from the end would be empty for short texts.
@@ -291,7 +294,7 @@ def signature(trained: TrainedModel, answers: Callable[[Any], dict[str, tf.Tenso
     """Returns the concrete function from table columns to the model's outputs.
 
     Args:
-        trained: A model with inputs that `are_column_inputs`.
+        trained: Model whose `inputs.are_column_inputs` is true.
         answers: Called with the model's input x; returns the outputs.
     """
     inputs = trained.inputs
@@ -348,7 +351,7 @@ def _number(entry: Entry, cells: _Cells, inputs: ModelInputs) -> tf.Tensor:
 
 
 def _is_value(column: tf.Tensor, values: tuple[str, ...], inputs: ModelInputs) -> tf.Tensor:
-    """Compares each cell with each category, bool [n, values]."""
+    """Returns whether each cell equals each category, bool [n, values]."""
     assert inputs.columns is not None
     cells = tf.strings.strip(column)
     missing = inputs.columns.missing_cells

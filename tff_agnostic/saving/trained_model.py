@@ -22,7 +22,7 @@ OUTPUT = "predictions"
 _MAX_EXAMPLES = 2000
 _NUM_MADE_UP = 256
 TEST, MADE_UP = "test", "made-up"
-# Tolerance of predictions, absolute and relative, for another order of rounding.
+# Absolute and relative tolerance of predictions, as files may round in another order.
 _TOLERANCE = 1e-5
 
 
