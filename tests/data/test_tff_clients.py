@@ -75,7 +75,7 @@ def test_cohort_contains_all_or_given_clients():
     for k, client in enumerate(every):
         np.testing.assert_array_equal(client["x"], _columns(k)["x"])
         np.testing.assert_array_equal(client["domain_id"], np.full(3 + k, k, np.int32))
-    with pytest.raises(UserError, match="expected ids of clients that there are, found 'z'"):
+    with pytest.raises(UserError, match="expected known client ids, found 'z'"):
         tff_clients.cohort(_client_data(), ("a", "z"))
 
 

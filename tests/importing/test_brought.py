@@ -85,7 +85,7 @@ def test_spellings_of_a_name_are_one_client(tmp_path, one, other):
 
 
 def test_reserved_domain_with_leading_space_raises(tmp_path):
-    with pytest.raises(ValueError, match="expected domains not called all"):
+    with pytest.raises(ValueError, match="expected other domain names than all"):
         _imported(_csv(tmp_path, "a, all,1,0"))
 
 
@@ -174,7 +174,7 @@ def test_each_row_may_be_a_client(tmp_path):
 
 def test_spreadsheet_or_unknown_file_name_raises(tmp_path):
     for name, expected in (
-        ("rows.xlsx", "input: expected a text, as CSV is (save the sheet as CSV), found the spr"),
+        ("rows.xlsx", "input: expected a text file such as CSV (save the sheet as CSV), found the"),
         ("rows.dat", "format: expected one of stackexchange, "),
     ):
         with pytest.raises(ValueError) as error:

@@ -206,7 +206,7 @@ def test_bad_records_option_skips_invalid_rows(tmp_path):
     examples, log = read("stackexchange", path, skip_bad=True)
     assert [example.place for example in examples] == ["2#0"]
     assert log.skipped == {
-        "score that is no whole number": 2,
+        "score that is not a whole number": 2,
         "post without Id, PostTypeId or Body": 1,
     }
 

@@ -257,7 +257,7 @@ def test_delimiters_separate_columns(tmp_path, delimiter, sign):
 @pytest.mark.parametrize(
     ("content", "options", "expected"),
     [
-        (_HEADER.replace(",", ";"), {}, "(delimiter=semicolon takes them apart)"),
+        (_HEADER.replace(",", ";"), {}, "(delimiter=semicolon separates them)"),
         (_HEADER, {"feature_columns": ("a", "bb")}, "(did you mean b?)"),
         (f"{_HEADER}ann,x,1,,0\n", {}, "found '' in b (set missing_values"),
         (f'{_HEADER}ann,x,"1,400",2,0\n', {}, "found '1,400' in a (write numbers without signs"),
@@ -285,11 +285,11 @@ def test_delimiters_separate_columns(tmp_path, delimiter, sign):
         (f"{_HEADER}a,x,1,2,0\nJosé,x,1,2,0\n", {}, "rows.csv:3: expected UTF-8, found byte 0xe9"),
         (f"{_HEADER}José,x,1,2,0\n", {}, "column 4 (encoding=cp1252 is for what Excel"),
         (f"{_HEADER}a,\xf0\x9f\x98,1,2,0\n", {}, "column 3 (encoding=cp1252 is for what Excel"),
-        (f"{_HEADER}a,\x81,1,2,0\n", {}, "column 3 (encoding_errors=replace puts a sign"),
+        (f"{_HEADER}a,\x81,1,2,0\n", {}, "column 3 (encoding_errors=replace replaces it"),
         ("\xff\xfew\0", {}, "in column 1 (it begins as UTF-16 does: encoding=utf-16 reads it)"),
         ("\xff\xfe\0\0w", {}, "in column 1 (it begins as UTF-32 does: save it as UTF-8)"),
         (_HEADER, {"encoding": "utf-16"}, "expected text in utf-16 (encoding), found invalid"),
-        (_HEADER, {"delimiter": ";;"}, "delimiter: expected one sign, or tab, semicolon"),
+        (_HEADER, {"delimiter": ";;"}, "delimiter: expected one character, or tab, semicolon"),
     ],
 )
 def test_errors_in_tables_suggest_a_fix(tmp_path, content, options, expected):

@@ -43,7 +43,7 @@ class Entry:
             which is 1 if the column's value is `value` and else 0; or `UNKNOWN`.
         column: Name of the column; None if unknown.
         item: Index in the column's lists; None for a column of numbers.
-        value: The category of a `CATEGORY`.
+        value: Category that a `CATEGORY` entry indicates.
         statistics: Statistics of the training clients' values in the source; None if unknown.
         is_standardized: Whether the number was standardised by these statistics.
     """
@@ -101,7 +101,7 @@ class Whole:
         return {"is": self.kind, "column": self.column, **values}
 
 
-# The entries of a vector (of an array in flat order), or an input that encodes a single column.
+# A vector as its entries (an array in flat order), or an input that encodes a single column.
 Input = Union[tuple[Entry, ...], Whole]
 
 

@@ -110,8 +110,8 @@ class Store(abc.ABC):
         """Raises a `UserError` if the examples have changed since the store was opened."""
         if self._current_version() != self._version:
             raise UserError(
-                f"{self.path}: the store was changed while it was read: let what writes to it end, "
-                "and start again"
+                f"{self.path}: the store was changed while it was read: start again when no "
+                "process writes to it"
             )
 
     def _current_version(self) -> tuple[int, int]:
@@ -145,7 +145,8 @@ class SortedExamples:
     Attributes:
         table: Arrow table of all examples.
         rows: By split and client, (first row, number of rows); clients are sorted.
-        domain_tables: Number of examples by client and domain, int64 [clients, domains], by split.
+        domain_tables: For each split, the number of examples by client and domain, int64 [clients,
+            domains].
 
     Raises:
         ValueError: If the files of examples and of clients contradict each other.
@@ -345,7 +346,7 @@ class StoreClients(ListedClients):
         features: The features to read.
         to_examples: Called with a client's id and columns; returns its examples.
         domain_names: Names of the task's domains, in the order of their ids.
-        has_row_each: Whether every example of the store becomes one example.
+        has_row_each: Whether each stored example becomes exactly one example.
         max_kept_bytes: Maximum bytes of cached examples; the first clients read are cached.
     """
 

@@ -46,7 +46,7 @@ def cohort(
     clients = from_tff(source, domain_fn)
     strangers = sorted({*(client_ids or ())} - {*clients.client_ids})
     if strangers:
-        raise UserError(f"clients: expected ids of clients that there are, found {strangers[0]!r}")
+        raise UserError(f"clients: expected known client ids, found {strangers[0]!r}")
     chosen = clients.client_ids if client_ids is None else client_ids
     return [clients.read(client_id) for client_id in chosen]
 

@@ -256,7 +256,7 @@ class TffStore(Store):
         if [*self._query("SELECT name FROM sqlite_master WHERE name = 'tff_agnostic'")]:
             texts = [*self._query("SELECT description FROM tff_agnostic", kinds=(str,))]
             if not texts:
-                raise UserError(f"{self.path}: expected a complete store, found one half-written")
+                raise UserError(f"{self.path}: expected a complete store, found an incomplete one")
             try:
                 return parse_description(texts[0][0])[0]
             except ValueError as e:

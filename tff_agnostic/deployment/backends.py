@@ -151,7 +151,7 @@ BACKENDS: Registry[Backend] = Registry(
         ),
         FLOWER: Backend(
             ("secure",),
-            ("no fleet has played these files yet: ./run fleet demo does that on one machine",),
+            ("no fleet has run these files yet: ./run fleet demo does that on one machine",),
             is_fleet=True,
             without=(
                 *(field.name for field in dataclasses.fields(ServerTaskSettings)),

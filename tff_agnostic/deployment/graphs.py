@@ -128,7 +128,7 @@ def leaves(structure: tff.Type) -> tuple[Leaf, ...]:
         other = paths.setdefault(node_name(leaf.path), leaf.path)
         if other != leaf.path:
             raise UserError(
-                "export: expected names that differ when _ replaces spaces and the like, found "
+                "export: expected names that differ after _ replaces spaces and similar, found "
                 f"{other!r} and {leaf.path!r}"
             )
     return result

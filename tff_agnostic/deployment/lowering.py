@@ -126,20 +126,20 @@ def lower_or(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 def and_with(mask: Optional[np.ndarray]) -> BinaryOp:
     """Returns the function for a bitwise and; a known mask of low bits needs fewer ops."""
-    inputs = _scalar(mask)
-    if inputs == _LARGEST:
+    constant = _scalar(mask)
+    if constant == _LARGEST:
         return lambda x, y: _without_sign(x)
-    if inputs is not None and inputs > 0 and inputs & (inputs + 1) == 0:
-        return lambda x, y: tf.math.floormod(x, tf.constant(inputs + 1, tf.int64))
+    if constant is not None and constant > 0 and constant & (constant + 1) == 0:
+        return lambda x, y: tf.math.floormod(x, tf.constant(constant + 1, tf.int64))
     return lambda x, y: _from_bits(tf.logical_and(_to_bits(x), _to_bits(y)))
 
 
 def right_shift_by(amount: Optional[np.ndarray]) -> BinaryOp:
     """Returns the function for an arithmetic right shift; a known amount needs fewer ops."""
-    inputs = _scalar(amount)
-    if inputs is None or not 0 < inputs < _BITS:
+    constant = _scalar(amount)
+    if constant is None or not 0 < constant < _BITS:
         return _bits_shift
-    return lambda x, y: _halves_shift(x, inputs)
+    return lambda x, y: _halves_shift(x, constant)
 
 
 def _halves_shift(x: tf.Tensor, amount: int) -> tf.Tensor:

@@ -33,32 +33,31 @@ from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 # This key is public, as conformance rounds have no real clients.
 CONFORMANCE_KEY = (0x434F4E464F524D41, 0x4E4345204B455920) * 2
 _SECRET = (
-    "keep server_state.ckpt and every state after it secret, as well as what the prepare graph "
-    "leaves for the result graph: they hold the key of the noise (server/aggregations/0/noise_key)"
+    "keep server_state.ckpt and every state after it secret, as well as the state that the "
+    "prepare graph writes for the result graph: they contain the key of the noise "
+    "(server/aggregations/0/noise_key)"
 )
 _ALWAYS = (
-    "play each round of a state once: noise is made of the key and of the number of releases, so a "
-    "round that is played again with other devices has the same noise, and the difference of the "
-    "two has none",
-    "release a round without devices too, where a round may have none",
-    "look at no sum before the result graph has added noise, and at nothing else of a device",
+    "run each round of a state only once: noise depends only on the key and on the number of "
+    "releases, so a second run with other devices has the same noise, and the difference has none",
+    "if rounds may have no devices, release these rounds as well",
+    "look at no sum before the result graph has added noise, and at no other value of a device",
 )
 _ON_AVERAGE = (
-    "have {:g} devices in a round on average: the graphs divide by numbers that are worked out for "
-    "so many"
+    "have {:g} devices in a round on average: the graphs divide by numbers that assume this mean"
 )
 _GAUSSIAN = (
-    "Gaussian, in whole steps of a grid, to which sums are rounded, added by the server's result "
-    "graph to the sum of a round"
+    "Gaussian, in whole steps of the grid to which sums are rounded; the server's result graph "
+    "adds it to the sum of a round"
 )
 _NOISES = {
-    "central": f"{_GAUSSIAN}; that of each round is independent",
-    "tree": f"{_GAUSSIAN}; that of a round is the noise of the nodes of a tree that cover all "
-    "rounds up to it, less that of the round before",
+    "central": f"{_GAUSSIAN}; the noise of each round is independent",
+    "tree": f"{_GAUSSIAN}; the noise of a round is the noise of the tree nodes that cover all "
+    "rounds so far, minus the noise of the previous round",
 }
 _PLAIN = (
-    "every client's update checkpoint, until it has been summed; plain sums hide nothing from who "
-    "computes them"
+    "every client's update checkpoint, until it has been summed; plain sums hide nothing from the "
+    "party that computes them"
 )
 _SECURE = "sums over the clients of a round of the values below, and nothing of a single client"
 
@@ -170,7 +169,7 @@ def noise_facts(step: RoundStep, state: RunState, noise: FleetNoise) -> dict[str
         "guarantee_as_simulated": dict(guarantee),
         "server_must": duties,
         "secret_files": ["server_state.ckpt"],
-        "conformance_key": "public, and in conformance/ alone; the fleet's is another one",
+        "conformance_key": "public, and only in conformance/; the fleet has another key",
     }
 
 

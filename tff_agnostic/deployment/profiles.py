@@ -275,14 +275,14 @@ def _finish(
 
 
 def require_only_secure_sums(work_result: tff.Type) -> tff.Type:
-    """Checks that a MapReduceForm sums all client results securely, by bit width.
+    """Checks that `federated_secure_sum_bitwidth` sums all client results of a MapReduceForm.
 
     Args:
         work_result: Type of a client's result: one part for plain sums, and one for each kind of
             secure sum.
 
     Returns:
-        Type of the part for secure sums by bit width.
+        Type of the part that `federated_secure_sum_bitwidth` sums.
     """
     plain, by_bit_width, *others = work_result
     outside = [leaf.path for part in (plain, *others) for leaf in graphs.leaves(part)]

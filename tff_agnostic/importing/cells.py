@@ -136,7 +136,7 @@ class MissingValues:
             return MISSING if self.are_marked else NO_CATEGORY
         if isinstance(value, (dict, list, bytes)):
             raise CellError(
-                "category that is none",
+                "invalid category",
                 f"expected a name or number in {column}, found {type(value).__name__}",
             )
         # A column of integers with a missing value is read as real numbers.
@@ -186,7 +186,7 @@ def decoded_text(content: bytes) -> str:
 def not_a_number(value: Any, where: str, hint: str = "") -> CellError:
     """Returns the error for a feature that is not a number."""
     return CellError(
-        "feature that is no number",
+        "feature that is not a number",
         f"expected numbers as features, found {value!r} {where}" + (f" ({hint})" if hint else ""),
     )
 
@@ -279,7 +279,7 @@ class Labels:
             hint = named if number_in(value) is None else _REAL_LABELS
             hint = _skip_hint(value) or ("" if self._names else hint)
             raise CellError(
-                "label that is no class",
+                "label that is not a class",
                 f"expected {expected} as label, found {value!r}{hint}",
             )
         limit = len(self._names) or _MAX_LABEL
@@ -301,7 +301,7 @@ def _real_number(value: Any) -> float:
     number = number_in(value)
     if number is None:
         raise CellError(
-            "label that is no number",
+            "label that is not a number",
             f"expected a number as label, found {value!r}{_skip_hint(value)}",
         )
     # Stores have float32 labels.

@@ -265,7 +265,7 @@ class Columns:
     def _tokens(self, value: Any) -> str:
         if not isinstance(value, str):
             raise CellError(
-                "text that is none",
+                "invalid text",
                 f"expected text in {self._options.text_column}, found {value!r}",
             )
         return self._normalizer.sentence(self._normalizer.tokenize(value))

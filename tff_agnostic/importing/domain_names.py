@@ -57,9 +57,9 @@ class DomainNames:
     def _add(self, name: str) -> None:
         if name in _RESERVED:
             raise UserError(
-                f"expected domains not called {', '.join(sorted(_RESERVED))}, as results have "
-                f"other numbers of these names, found {name!r}: domain_names=VALUE:NAME of every "
-                "domain, or domain_name of the only one, gives another name"
+                f"expected other domain names than {', '.join(sorted(_RESERVED))}, which results "
+                f"use, found {name!r}: rename it with domain_names=VALUE:NAME,... or, as the only "
+                "domain, with domain_name"
             )
         if len(self._seen) == _MAX_DOMAINS:
             some = ", ".join(sorted(self._seen)[:3])

@@ -217,8 +217,8 @@ def _other_encoding(line: bytes, number: int) -> str:
     try:
         line.decode("cp1252")
     except UnicodeDecodeError:
-        return " (encoding_errors=replace puts a sign there)"
-    return " (encoding=cp1252 is for what Excel writes; encoding_errors=replace puts a sign there)"
+        return " (encoding_errors=replace replaces it)"
+    return " (encoding=cp1252 is for what Excel writes; encoding_errors=replace replaces it)"
 
 
 def not_utf8(path: Path, line: int, column: int, byte: int, hint: str = "") -> UserError:

@@ -66,7 +66,7 @@ def _decoded(content: bytes, column: str, max_pixels: int) -> np.ndarray:
         # Pillow's error has no attribute for the number of pixels.
         raise _too_large(column, max_pixels, "more") from None
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error):
-        raise _no_image(column, f"{len(content)} bytes that are none") from None
+        raise _no_image(column, f"{len(content)} bytes of another format") from None
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
@@ -101,7 +101,7 @@ def _pixels(rows: list[Any], column: str) -> np.ndarray:
 
 def _no_image(column: str, result: str) -> CellError:
     return CellError(
-        "image that is none",
+        "invalid image",
         f"expected an image in {column}, a PNG, JPEG, GIF or BMP file or rows of pixels from 0 to "
         f"{_MAX_BYTE}, found {result}",
     )

@@ -228,7 +228,7 @@ def _guessed_format(options: ImportOptions, paths: Sequence[Path]) -> str:
         path = next((file for file in sorted(path.rglob("*")) if file.is_file()), path)
     name = path.name.lower()
     if name.endswith(_SPREADSHEETS):
-        expected = "a text, as CSV is (save the sheet as CSV)"
+        expected = "a text file such as CSV (save the sheet as CSV)"
         raise options.error("input", expected, Verbatim(f"the spreadsheet {path}"))
     if name.endswith(_IMAGES):
         expected = "a table, texts or arrays"

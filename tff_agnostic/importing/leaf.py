@@ -47,8 +47,8 @@ def find_inputs(paths: Sequence[Path]) -> list[Path]:
     other = next((path for path in result if _file_split(path) is None), None)
     if other is not None and any(map(_file_split, result)):
         raise UserError(
-            f"{other}: expected files in folders train and test only, as some are: LEAF's scripts "
-            "leave the same users in all_data and sampled_data; input=FOLDER,... names the folders"
+            f"{other}: expected a folder train or test, as for other files: LEAF's scripts also "
+            "write the users to all_data and sampled_data; input=FOLDER,... names the folders"
         )
     return result
 
@@ -188,7 +188,7 @@ def _pairs(data: Any) -> list[tuple[Any, Any]]:
 def _item(x: Any, position: int) -> str:
     if not isinstance(x, list) or position >= len(x) or not isinstance(x[position], str):
         detail = f"expected a list with a text at {position}, found {x!r:.60}"
-        raise CellError("text that is none", detail)
+        raise CellError("invalid text", detail)
     return str(x[position])
 
 

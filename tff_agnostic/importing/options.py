@@ -83,7 +83,7 @@ class ImportOptions(Options):
         output: The store to write, a new folder.
         report: Also write the report as JSON to this file.
         seed: Seed of the splits, and of dealing examples to clients.
-        max_records: Stop after that many records, to try flags on a large source. [all]
+        max_records: Maximum number of records to read, to try flags on a large source. [all]
         processes: Number of processes that split texts into sentences; it does not change the
             store. [one for each core, up to 4; 1 for inputs below 16 MB] Only with format
             stackexchange.
@@ -93,36 +93,38 @@ class ImportOptions(Options):
         max_unpacked_mb: Maximum MB of a compressed input after unpacking.
         max_unpacked_ratio: Maximum ratio of an input's unpacked to its compressed size, if it has
             more than 10 MB after unpacking.
-        max_pixels: Maximum pixels of an image, all pictures of an animation together. Only with
-            format parquet or idx.
+        max_pixels: Maximum number of pixels of an image, or of all frames of an animation. Only
+            with format parquet or idx.
         split: Shares of the splits. If the source itself names test examples, these are shares of
-            the rest; if they are not given, all of the rest is for training.
+            the other examples, which are all for training if the flag is not given.
         split_by: Unit that stays in one split.
-        stratify: Keep the shares of the splits in each domain; otherwise they only hold on average,
-            but then the split of a unit does not depend on the rest of the input.
-        min_per_split: Minimum number of units of each domain in test, and then in heldout; at least
-            one unit remains to train on. Only with stratify true.
-        min_domain_examples: The report names domains with fewer examples than these to train on, or
-            to test on.
-        vocabulary_size: K: number of words to keep, the most frequent ones of the training clients.
-            Only with format stackexchange, text_folders, plays, leaf, csv, jsonl or parquet.
-        domain_names: VALUE:NAME of every domain, or VALUE if it is also the name; records of other
+        stratify: Keep the shares of the splits in each domain. Otherwise the shares only hold on
+            average, but the split of a unit does not depend on the rest of the input.
+        min_per_split: Minimum number of units of each domain in test and in heldout, unless no unit
+            would remain for train. Only with stratify true.
+        min_domain_examples: The report names domains with fewer training or test examples than this
+            number.
+        vocabulary_size: Number of words to keep, K: the most frequent words of the training
+            clients. Only with format stackexchange, text_folders, plays, leaf, csv, jsonl or
+            parquet.
+        domain_names: VALUE:NAME for every domain, or VALUE if it is also the name; records of other
             domains are bad.
         domain: Domain of a post. Only with format stackexchange.
-        domain_name: Name of the only domain, where the source has none. Only with format leaf, idx,
-            text_folders, plays, npz, csv, jsonl or parquet.
+        domain_name: Name of the only domain, if the source does not name domains. Only with format
+            leaf, idx, text_folders, plays, npz, csv, jsonl or parquet.
         domains_file: CSV with a line CLIENT,DOMAIN for each client. Only with format leaf.
         delimiter: Character between the columns of CSV: one character, or tab, semicolon, comma,
             pipe. [a comma; in .tsv a tab] Only with format csv.
         encoding: Encoding of the text in files. Only with format csv or jsonl.
         encoding_errors: Treatment of bytes that are invalid in the encoding: strict ends the import
-            at the first one; replace puts a sign in their place. Only with format csv or jsonl.
+            at the first such byte; replace writes a replacement character. Only with format csv or
+            jsonl.
         decimal: Sign before the decimals of a number: point or comma. Only with format csv.
-        client_column: Column with the client's id; row makes a client of each row, unless a column
-            has this name. Only with format npz, csv, jsonl or parquet.
+        client_column: Column with the client's id; row makes each row a client, if no column has
+            this name. Only with format npz, csv, jsonl or parquet.
         domain_column: Column with the domain. Only with format npz, csv, jsonl or parquet.
-        group_column: Column with the groups that --split_by=group keeps together. Only with format
-            csv, jsonl or parquet.
+        group_column: Column with the groups that --split_by=group keeps in one split. Only with
+            format csv, jsonl or parquet.
         label_column: Column with the label. [npz: y] Only with format npz, csv, jsonl or parquet.
         label_kind: Kind of labels. Only with format leaf, npz, csv, jsonl or parquet.
         split_column: Column with the split of each example: train, heldout or test. Only with
@@ -132,15 +134,15 @@ class ImportOptions(Options):
             parquet.
         categorical_columns: Columns with names of categories, comma-separated; the categories of
             training clients are known. Only with format csv, jsonl or parquet.
-        max_categories: Maximum number of known categories of a column, the most frequent ones. Only
-            with format csv, jsonl or parquet.
-        missing_values: Treatment of an empty cell among features. Only with format csv, jsonl or
+        max_categories: Maximum number of known categories in a column; the most frequent are kept.
+            Only with format csv, jsonl or parquet.
+        missing_values: Treatment of missing values in features. Only with format csv, jsonl or
             parquet.
-        missing_marks: Texts of cells without a value, in addition to the empty text and nan, e.g.
-            ?,NA; they apply to all columns. Only with format npz, csv, jsonl or parquet.
+        missing_marks: Texts that represent a missing value in any column, e.g. ?,NA, in addition to
+            the empty text and nan. Only with format npz, csv, jsonl or parquet.
         standardize: Scale each number of --feature_columns to mean 0 and standard deviation 1 over
             the training clients; missing numbers become the mean. The store and saved models
-            contain both statistics. Only with format csv, jsonl or parquet.
+            contain mean and deviation. Only with format csv, jsonl or parquet.
         image_columns: Columns with images: PNG, JPEG, GIF or BMP files, or lists of pixels from 0
             to 255. Only with format parquet.
         text_column: Column with text; LEAF: position of the text in a list of strings. Only with
@@ -156,13 +158,14 @@ class ImportOptions(Options):
         classes: Labels to keep, which become 0, 1, ... in this order. [all] Only with format idx.
         num_clients: Number of clients to deal the examples to. Only with format idx.
         sentences: Where sentences end. Only with format text_folders.
-        sentences_per_client: Sentences of a passage that is a client; 0: the whole file is one.
-            Only with format text_folders.
-        sentences_per_group: Sentences of a passage that --split_by=group keeps together, a multiple
-            of --sentences_per_client; 0: the whole file. Only with format text_folders.
-        markup: Treatment of code and of formulas in TeX: drop, keep, or word, which puts <code> or
-            <math> in their place; one treatment for both, or NAME:TREATMENT for each. Only with
-            format stackexchange.
+        sentences_per_client: Number of sentences of a client, which is a passage; 0: a client is a
+            whole file. Only with format text_folders.
+        sentences_per_group: Number of sentences of a group, which --split_by=group keeps in one
+            split, a multiple of --sentences_per_client; 0: a group is a whole file. Only with
+            format text_folders.
+        markup: Treatment of code and of TeX formulas: drop, keep, or word, which writes <code> or
+            <math> instead; one treatment for both, or NAME:TREATMENT for each. Only with format
+            stackexchange.
         tokenizer: Rule that splits text into words. [text_folders: spaces, otherwise words] Only
             with format text_folders, plays, leaf, csv, jsonl or parquet.
         case: Case of words. Only with format text_folders, plays, leaf, csv, jsonl or parquet.
@@ -244,7 +247,7 @@ class ImportOptions(Options):
         if self.delimiter is not None and (
             len(self.sign_between) != 1 or self.sign_between in '"\r\n'
         ):
-            raise self.error("delimiter", f"one sign, or {', '.join(DELIMITERS)}")
+            raise self.error("delimiter", f"one character, or {', '.join(DELIMITERS)}")
 
 
 def check_used(options: ImportOptions, given: Collection[str]) -> None:

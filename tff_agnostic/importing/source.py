@@ -129,7 +129,7 @@ class ReadLog:
         self.rounded: Counter[str] = Counter()
         self.rows_are_clients = False
         self.controls = 0
-        # The default function, `id`, has no effect.
+        # The default, Python's `id`, has no effect.
         self.advance = advance
         self.say = say
         self._skips_bad = skip_bad

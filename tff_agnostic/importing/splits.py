@@ -87,10 +87,10 @@ class Splits:
     def assign(self, rows: Rows) -> tuple[pa.Array, pa.Array]:
         """Returns each example's split, and its unit or null if the source names the split."""
         is_named = np.zeros(len(rows), bool)
-        for own_rows in rows.split.unique().drop_null().to_pylist():
-            self._check_room(own_rows)
-            if own_rows != TRAIN or not self._divide_train:
-                is_named |= np.asarray(pc.equal(rows.split, own_rows).fill_null(False))
+        for own_split in rows.split.unique().drop_null().to_pylist():
+            self._check_room(own_split)
+            if own_split != TRAIN or not self._divide_train:
+                is_named |= np.asarray(pc.equal(rows.split, own_split).fill_null(False))
         keys, codes = self._keys(rows)
         units = [hash64(f"{self._seed} {self._by} {key}") - _HALF for key in keys]
         names = pa.array([unit_split(unit, self._shares) for unit in units], pa.string())
@@ -109,14 +109,14 @@ class Splits:
         coded = column.dictionary_encode()
         return coded.dictionary.to_pylist(), np.asarray(coded.indices)
 
-    def _check_room(self, own_rows: str) -> None:
+    def _check_room(self, own_split: str) -> None:
         if self._division_options and not self._divide_train:
             expected = "no value without split: the source has its own splits"
             raise OptionError(self._division_options[0], expected, Verbatim("a value"))
-        if self._divide_train and own_rows != TRAIN and own_rows in self._shares:
+        if self._divide_train and own_split != TRAIN and own_split in self._shares:
             expected = (
-                f"shares of the source's training part without {own_rows}, e.g. "
-                f"train:0.9,heldout:0.1, as the source has its own split {own_rows}"
+                f"shares of the source's training part without {own_split}, e.g. "
+                f"train:0.9,heldout:0.1, as the source has its own split {own_split}"
             )
             result = ",".join(f"{name}:{share:g}" for name, share in self._shares.items())
             raise OptionError("split", expected, result)

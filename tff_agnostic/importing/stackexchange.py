@@ -36,7 +36,7 @@ from tff_agnostic.importing.source import (
 from tff_agnostic.importing.text import html_blocks, split_sentences
 from tff_agnostic.importing.workers import in_order, usable_processes
 
-# Maximum size of a block, for which a process needs at least a tenth of a second.
+# Maximum characters and posts of a block, which takes a process about a tenth of a second.
 _CHARACTERS = 1 << 20
 _POSTS = 2000
 # Minimum input bytes for which several processes are faster, including their start.
@@ -294,12 +294,12 @@ def _post(
         return
     if not re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", score):
         detail = f"expected a whole number as Score, found {score!r}"
-        log.bad(place, CellError("score that is no whole number", detail), client)
+        log.bad(place, CellError("score that is not a whole number", detail), client)
         return
     if kind is None:
         log.skip("neither question nor answer", client)
         return
-    # Call this also for questions without an owner, whose answers have the questions' tags.
+    # Find the domains of questions without an owner too, as their answers inherit the tags.
     domain = post_domain(attributes)
     if client is None:
         log.skip("post without owner")

@@ -286,6 +286,6 @@ def _column_hint(name: str, header: Sequence[str]) -> str:
     if len(header) == 1:
         for word, sign in DELIMITERS.items():
             if sign in header[0]:
-                return f" (delimiter={word} takes them apart)"
+                return f" (delimiter={word} separates them)"
     similar = "" if name in header else did_you_mean(name, header)
     return f" ({similar.strip()})" if similar else ""

@@ -251,10 +251,10 @@ def _parsed(line: str) -> dict[str, Any] | CellError:
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:
         detail = f"expected JSON, found: {str(e) or type(e).__name__}"
-        return CellError("line that is no JSON", detail)
+        return CellError("line that is not JSON", detail)
     if not isinstance(row, dict):
         detail = f"expected an object, found {type(row).__name__}"
-        return CellError("line that is no object", detail)
+        return CellError("line that is not an object", detail)
     return row
 
 

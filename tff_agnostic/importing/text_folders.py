@@ -82,7 +82,7 @@ def _texts_with_domains(
     if not result:
         raise UserError(
             f"{', '.join(map(str, paths))}: expected a folder with a folder for each domain, or "
-            "domain_name for texts of one domain, found texts without"
+            "domain_name for texts of one domain, found texts outside of folders"
         )
     return result
 

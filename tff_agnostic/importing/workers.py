@@ -69,9 +69,9 @@ def in_order(
                 yield block, result.result()
     except BrokenProcessPool:
         raise ExecutionError(
-            "expected processes that work to the end, found one that ended, as for want of memory "
-            'or in a script without `if __name__ == "__main__"`: nothing was written (processes=1 '
-            "needs neither)"
+            "expected worker processes that finish, found one that exited: nothing was written; it "
+            'had too little memory, or the script lacks `if __name__ == "__main__"` (processes=1 '
+            "starts no other process)"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

@@ -181,7 +181,7 @@ def distinct(columns: Iterable[Column]) -> tuple[Column, ...]:
         if column.name == ROUND or column.name in by_name:
             raise UserError(
                 f"metrics.csv: expected columns of different names, found two called "
-                f"{column.name!r}: a quantity or a domain needs another name"
+                f"{column.name!r}: rename a quantity or a domain"
             )
         by_name[column.name] = column
     return tuple(by_name.values())

@@ -216,13 +216,13 @@ class ClientValues:
     """The distribution of a measure over the clients, all domains together.
 
     Attributes:
-        values: Centres of the bins with clients, ascending; NaN if one is infinite.
-        clients: Number of clients in each bin.
-        sizes: Lower end of each bin of clients' sizes that has clients; its upper end is twice as
-            large.
+        values: Centres of the non-empty bins of values, ascending; NaN for an infinite centre.
+        clients: Number of clients in each bin of values.
+        sizes: Lower ends of the non-empty bins of client sizes; the upper end of a bin is twice the
+            lower.
         size_clients: Number of clients in each bin of sizes.
-        size_means: Mean of the values of the clients in each bin of sizes, as in `Measured`; NaN if
-            it is infinite.
+        size_means: Mean value of the clients in each bin of sizes, as in `Measured`; NaN if it is
+            infinite.
     """
 
     values: Sequence[float]

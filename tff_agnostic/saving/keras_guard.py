@@ -261,7 +261,7 @@ def _is_own(name: Any, allowed: Mapping[str, Any]) -> bool:
 
 def _is_keras_module(name: str, module: Optional[str]) -> bool:
     if module == tf.constant_initializer.__module__:
-        # Models such as EfficientNetV2 have initializers of TensorFlow.
+        # Models such as EfficientNetV2 contain TensorFlow's own initializers.
         return name in {kind.__name__ for kind in _initializers()}
     places = [_public(place) for place in _PLACES] if module is None else [_keras_module(module)]
     kinds = [vars(place).get(name) for place in places if place is not None]

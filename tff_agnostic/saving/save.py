@@ -45,7 +45,7 @@ class SavedFile:
 
 
 def check_request(formats: Sequence[str], quantize: str) -> None:
-    """Checks the formats to write, and that the quantization applies to one of them."""
+    """Checks the names of formats, and that the quantization applies to a format."""
     if not formats:
         raise OptionError("format", f"some of {', '.join(FORMATS)}", Verbatim("none"))
     for name in formats:
