@@ -259,8 +259,6 @@ class CohortReader:
     """Samples and reads cohorts, one round ahead; a context manager that owns a thread.
 
     Args:
-        clients: The training clients.
-        cohorts: The cohorts of the run.
         last_round: Number of the last round, after which nothing is read.
     """
 
@@ -318,7 +316,6 @@ class PooledExamples:
     Args:
         clients: The other dataset, which is read completely and held in memory.
         clients_per_round: Number of clients of a federated round.
-        rounds: Number of rounds.
         seed: Seed of the run.
     """
 

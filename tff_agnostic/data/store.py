@@ -48,11 +48,9 @@ class Store(abc.ABC):
     """A store, opened read-only, which several threads and processes may use at once.
 
     Args:
-        path: Path of the store.
         examples: Path of the file with the examples.
 
     Attributes:
-        path: Path of the store.
         description: Description of the store. If TFF wrote the store, it only has the features of
             the first example.
     """
@@ -210,7 +208,6 @@ class ArrowStore(Store):
 
     Attributes:
         content: Content of `store.json`, except the description.
-        examples: Examples of the store.
     """
 
     def __init__(self, path: Path) -> None:
@@ -342,8 +339,6 @@ class StoreClients(ListedClients):
     """The clients of a split; only the rows of the requested client are read.
 
     Args:
-        split: Name of the split.
-        features: The features to read.
         to_examples: Called with a client's id and columns; returns its examples.
         domain_names: Names of the task's domains, in the order of their ids.
         has_row_each: Whether each stored example becomes exactly one example.

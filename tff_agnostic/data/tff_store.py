@@ -282,7 +282,6 @@ def parse_examples(
 
     Args:
         serialized: Serialized examples, n of them.
-        features: The features to read.
         where: Name of the client, for messages.
     """
     if not features:
@@ -314,7 +313,6 @@ def _example_features(serialized: bytes, path: Path) -> dict[str, Feature]:
     """Returns the features of an example, for stores without a description.
 
     Args:
-        serialized: The example.
         path: Path of its store, for messages.
     """
     try:

@@ -136,7 +136,6 @@ class ExampleSource:
     """The source of a client's examples.
 
     Attributes:
-        format: Format of the examples.
         collection_uri: A device's collection, as "app:/PATH".
         max_examples: Number of a client's first examples to use; None for all.
     """

@@ -22,7 +22,6 @@ class PlanSettings:
     """The settings of a plan, in addition to its round.
 
     Attributes:
-        source: Source of the clients' examples.
         quantities: Descriptions of the round's metrics.
         max_clients: Maximum number of clients in a secure sum.
         modular: First path components of the values that clients send modulo 2^bits. Wider sums

@@ -38,7 +38,6 @@ class EvaluationMetrics:
     """The server's report of a federated evaluation, computed from its sums.
 
     Attributes:
-        model: The model to evaluate.
         worst_min_examples: Minimum number of examples of a domain that may be the worst.
         percentiles: Percentiles to compute of the clients' values, each in (0, 100).
         measurement: Called with (model, p); returns the clients' measurement, whose bounds differ

@@ -83,9 +83,7 @@ class Import:
     """An import, checked as far as possible without reading the input.
 
     Attributes:
-        options: Options of the import.
         given: Names of the options that the user gave.
-        format: Format of the input.
         paths: Files and folders to read.
         output: Path of the store to write.
     """
@@ -243,7 +241,7 @@ def _guessed_format(options: ImportOptions, paths: Sequence[Path]) -> str:
 
 def _write_report(report: ImportReport, path: Path) -> None:
     make_folder(path.parent)
-    # Use a scratch folder next to the report: the next import removes those of killed imports.
+    # Use a scratch folder next to the report: the next import removes folders of killed imports.
     with write_errors(path), scratch_folder(path) as folder:
         write_json(folder / path.name, report.to_json())
         os.replace(folder / path.name, path)

@@ -254,7 +254,6 @@ def check_used(options: ImportOptions, given: Collection[str]) -> None:
     """Rejects given options that have no effect with the format or other options.
 
     Args:
-        options: The options.
         given: Names of the options that a user gave.
     """
     for formats, names in _OPTIONS_BY_FORMATS.items():

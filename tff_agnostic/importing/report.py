@@ -131,7 +131,6 @@ class ImportReport:
 
     Attributes:
         store: Path of the store.
-        format: Format of the source.
         records: Number of records in the source.
         splits: Summary of each split, by name.
         skipped: Number of skipped records, by reason.
@@ -239,7 +238,6 @@ def summarise(
 
     Args:
         path: Final path of the store, which is still in a scratch folder.
-        options: Options of the import.
         log: Log of the format's reader.
         vocabulary: Summary of the vocabulary; None unless the store has text.
         categories: Summary of each categorical column, by name.
@@ -334,7 +332,6 @@ def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> Iterat
 
     Args:
         strata: Stratum of each domain; see `splits.unit_strata`.
-        options: Options of the import.
     """
     names = [name for name, s in strata.items() if s.largest > _LARGE * s.examples]
     if not names or len(options.split) < 2 or options.split_by == "example":

@@ -85,7 +85,6 @@ class SourceExample:
     """An example, and its location in the source.
 
     Attributes:
-        record: The record for the store.
         place: Location of the example in the source; see `Rows.place`.
         group: Group that `split_by="group"` keeps in one split; None if the format has no groups.
     """

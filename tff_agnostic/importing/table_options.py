@@ -34,7 +34,6 @@ class Input:
     """A feature of the store, made of numeric columns or of an image column.
 
     Attributes:
-        name: Name of the feature.
         columns: Names of the columns, in the order of the vector's entries.
     """
 
@@ -138,7 +137,6 @@ def columns_in_errors(
     """Adds other missing options, and the file's columns, to the error for a missing option.
 
     Args:
-        options: The options.
         names_in: Called with a file; returns the names of its columns.
         find_inputs: Called with input paths; returns the files to read.
     """
@@ -234,7 +232,6 @@ def check_columns(options: ImportOptions, header: Sequence[str], where: Any) -> 
     """Raises a `UserError` if a table does not have each named column exactly once.
 
     Args:
-        options: Options of the import.
         header: Names of the table's columns.
         where: Name of the table, for messages.
     """

@@ -89,7 +89,6 @@ def table_rows(options: ImportOptions, table: Table, where: Any, log: ReadLog) -
     """Yields the examples of a table.
 
     Args:
-        options: Options of the import.
         where: Name of the table, for messages.
         log: Log that counts read and skipped rows.
     """

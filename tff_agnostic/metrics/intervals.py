@@ -26,8 +26,8 @@ Poisson weights is sum_c (s_c - R n_c)^2 / N^2, as for the ratio estimator (Coch
 6.13). Unlike S_b / N_b, the value is defined even if N_b = 0.
 
 **Seeds.** K seeds have the estimates d_k with replicates d_kb; all seeds are evaluated on the same
-clients. The variance of their mean is that of two crossed samples (Cameron, Gelbach and Miller
-2011, equation 2.3),
+clients. Clients and seeds are two crossed samples, so the variance of the mean of d_k is (Cameron,
+Gelbach and Miller 2011, equation 2.3)
 
     V = V_clients + V_seeds - V_both,
     V_clients = Var_b(mean_k d_kb) n / (n - 1),  V_seeds = Var_k(d_k) / K,

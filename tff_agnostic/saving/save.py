@@ -27,7 +27,6 @@ class SavedFile:
 
     Attributes:
         model: Name of the model: "model", or a family member's name.
-        format: Name of the format.
         quantize: Name of the quantisation; see `QUANTIZATIONS`.
         path: Name of the file or folder.
         num_bytes: Size of the file or folder.
