@@ -252,7 +252,7 @@ def _window_offsets(
 def _margins(
     images: tf.Tensor, span: tf.Tensor, size: Sequence[int], padding: bytes
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the padding before and after images, (height, width) each, which windows need."""
+    """Returns the padding, (height, width), before images and after images."""
     if padding == b"VALID":
         none = tf.zeros([2], tf.int32)
         return none, none

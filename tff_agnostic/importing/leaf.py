@@ -23,7 +23,7 @@ from tff_agnostic.importing.text import Normalizer
 _MAX_DEPTH = 8
 # Maximum nesting of lists and objects; a user's lists begin at the third level.
 _MAX_NESTING = 32
-# A JSON string up to its closing quote, or up to the end of the block, even within an escape.
+# A JSON string, either complete, or cut by the end of the block, possibly within an escape.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\\?\Z)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
