@@ -384,7 +384,6 @@ def _write_tables(database: sqlite3.Connection, store: ArrowStore) -> None:
 
 
 def _serialized(store: ArrowStore, split: str, client: str) -> Iterator[bytes]:
-    """Yields the serialized examples of a client."""
     columns = store.columns(split, client, store.description.features)
     for row in zip(*columns.values()):
         # Use a new message per row, as a message keeps the memory of all its parses.

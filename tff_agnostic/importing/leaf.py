@@ -99,7 +99,6 @@ class _Nested:
         self._open = b""
 
     def read(self, size: int = -1) -> bytes:
-        """Returns the next bytes, like a file's `read`."""
         block = self._file.read(size)
         text, self._open = self._open + block, b""
         for bracket in _BRACKET.findall(_STRING.sub(self._cut, text)):

@@ -220,7 +220,6 @@ class _WithoutControls:
         self._rest = b""
 
     def read(self, size: int = -1) -> bytes:
-        """Returns the next bytes, like a file's `read`."""
         block = self._rest + self._file.read(size)
         # A reference may continue in the next block.
         cut = len(block)
@@ -353,7 +352,6 @@ class _QuestionTags:
         self._names: list[str] = []
 
     def add(self, question: int, tag: str) -> None:
-        """Records the tag of a question."""
         number = self._numbers.setdefault(tag, len(self._numbers))
         if number == len(self._names):
             self._names.append(tag)

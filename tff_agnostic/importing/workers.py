@@ -80,7 +80,6 @@ def in_order(
 
 
 def _start(make: Callable[[], Callable[[Any], Any]]) -> None:
-    """Prepares a worker process."""
     global _make
     # Leave Ctrl-C to the parent, which ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

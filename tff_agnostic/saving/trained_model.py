@@ -174,7 +174,6 @@ def made_up(trained: TrainedModel) -> Examples:
 
 
 def _num_ids(trained: TrainedModel, name: str) -> int:
-    """Returns the number of valid ids in an integer input."""
     column = None if trained.inputs is None else trained.inputs.inputs.get(name)
     if not isinstance(column, Whole):
         return 2
