@@ -328,7 +328,7 @@ def test_leaf_folders_are_splits(tmp_path):
     # LEAF's scripts also write a file of all users: it would add test users to training.
     other = _leaf_file(tmp_path, _VECTORS, "data/all_data/b.json")
     assert refused("leaf", tmp_path, **_ALL).startswith(
-        f"{other}: expected files in folders train and test only"
+        f"{other}: expected a folder train or test, as for other files"
     )
 
 

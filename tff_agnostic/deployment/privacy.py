@@ -47,7 +47,7 @@ _ON_AVERAGE = (
     "have {:g} devices in a round on average: the graphs divide by numbers that assume this mean"
 )
 _GAUSSIAN = (
-    "Gaussian, in whole steps of the grid to which sums are rounded; the server's result graph "
+    "Gaussian, in whole steps of a grid, to which sums are rounded; the server's result graph "
     "adds it to the sum of a round"
 )
 _NOISES = {
