@@ -98,7 +98,7 @@ def test_results_and_errors_keep_block_order(tmp_path):
 
 
 def test_killed_worker_raises_execution_error():
-    with pytest.raises(ExecutionError, match=r"found one that ended, .* \(processes=1"):
+    with pytest.raises(ExecutionError, match=r"found one that exited: .* \(processes=1"):
         list(in_order(_RAISE_SIGNAL, [signal.SIGKILL] * 3, 2))
 
 
