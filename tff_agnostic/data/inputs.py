@@ -101,7 +101,7 @@ class Whole:
         return {"is": self.kind, "column": self.column, **values}
 
 
-# A vector as its entries (an array in flat order), or an input that encodes a single column.
+# The entries of a vector or a flattened array; or an input that encodes a single column.
 Input = Union[tuple[Entry, ...], Whole]
 
 

@@ -33,7 +33,7 @@ from tff_agnostic.importing.text import Normalizer
 
 # A text column is rejected when this many of its cells are numbers, and none is other text.
 _ENOUGH_NUMBERS = 100
-# float32 cannot represent all larger integers.
+# float32 represents all integers up to this one, but not all larger integers.
 MAX_EXACT = 2**24
 # Default tokenizer of text columns.
 TOKENIZER = "words"

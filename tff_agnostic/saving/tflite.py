@@ -25,7 +25,7 @@ def _leave(converter: tf.lite.TFLiteConverter) -> None:
 
 
 def _int8(converter: tf.lite.TFLiteConverter) -> None:
-    # Dynamic range: 8 bits for weights with at least 1,024 numbers, float32 for sums.
+    # Dynamic-range quantisation: 8 bits for weights of at least 1,024 numbers, float32 for sums.
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
 
 
