@@ -1,4 +1,4 @@
-"""Everything that an algorithm needs, from one import, and its form in TFF."""
+"""One import for authors of algorithms: all building blocks, and the conversion to TFF."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Federated algorithms: problem, communication steps, reported columns, registry entry, traits.
+"""Types that define a federated algorithm: problem, communication steps, report, registry entry.
 
-A round has one communication step or more. In each step the server broadcasts, every client answers
-with a named tuple, and the server sees only the sum of these tuples. All functions are pure
-TensorFlow without variables, so that every runtime can trace them and a compiler can split them.
+A round has one or more communication steps. In each step the server broadcasts a message, every
+client returns a named tuple, and the server receives only the sum of these tuples. All functions
+are pure TensorFlow without variables, so that every runtime can trace them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tff_agnostic.models.model import Model, ModelWeights, as_model
 
 MAIN_MODEL = "model"
 
-# The models of a state by name, the main one first.
+# Models by name; the main model comes first.
 Models = Mapping[str, ModelWeights]
 
-# Nested mappings of what a round reports; leaves are scalars or vectors [p].
+# Values that a round reports, in nested mappings; leaves are scalars, or vectors over p domains.
 Report = Mapping[str, Any]
 
-# The sums over the cohort of the round's steps so far.
+# One sum over the cohort for each finished step of the round.
 Sums = tuple[Any, ...]
 
 
@@ -37,13 +37,12 @@ class Problem:
     """A learning problem: a model and its domains.
 
     Attributes:
-        model: The model; a model of TFF is converted, see `models.from_tff`.
+        model: The model; TFF models are converted, see `models.from_tff`.
         domain_names: Names of the p domains; their order gives the domain ids.
-        seed: Seed of the run, from which local shuffling and dropout derive.
-        expected_counts: Expected number of examples per domain in a round, from the totals over the
-            training clients; None if unknown.
-        expected_kept_out: Expected number of these examples that clients hold out of training; None
-            for the algorithm's holdout fraction of all of them.
+        seed: Seed of the run; local shuffling and dropout derive from it.
+        expected_counts: Expected number of examples of each domain in a round; None if unknown.
+        expected_kept_out: Expected number of examples of each domain that clients hold out of
+            training in a round; None to derive it from the algorithm's holdout fraction.
 
     Example:
         >>> model = logistic_regression(num_features=4, num_classes=2)
@@ -73,15 +72,15 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, init=False)
 class HashablePartial:
-    """A function with some of its keyword arguments; equal if function and arguments are equal.
+    """A hashable `functools.partial`: equal if function and keyword arguments are equal.
 
-    Equal client work is traced once, also across the trials of a comparison. Client work therefore
-    receives its parameters here instead of capturing them in a closure. All of them must be
-    hashable: numbers, strings, tuples, models, frozen dataclasses.
+    Runtimes trace equal client work only once, even across the trials of a comparison. Client work
+    therefore takes its parameters through this class instead of capturing them in a closure. The
+    parameters must be hashable: numbers, strings, tuples, models, frozen dataclasses.
 
     Args:
-        function: A function of a module, which other processes can import.
-        **static: Its keyword arguments.
+        function: A module-level function, so that other processes can import it.
+        **static: Keyword arguments to bind.
     """
 
     function: Callable[..., Any]
@@ -100,9 +99,9 @@ class ClientResult(NamedTuple):
     """A client's output in a step, and its state for the later steps of the round.
 
     Attributes:
-        output: Summed over clients: a named tuple with float32 or int64 leaves.
-        state: Stays on the client as its `Clients.state` in the later steps: any structure of
-            tensors; () if the client remembers nothing.
+        output: Values to sum over clients, a named tuple with float32 or int64 leaves.
+        state: State that stays on the client, and becomes its `Clients.state` in the later steps;
+            any structure of tensors, () if the client keeps no state.
     """
 
     output: Any
@@ -115,21 +114,20 @@ class CommunicationStep:
 
     Attributes:
         name: Purpose of the step, such as "training"; unique within the round.
-        broadcast: (state, the sum of each earlier step of the round as an argument) -> message to
-            the clients.
+        broadcast: (state, *sums of the round's earlier steps) -> message to the clients.
         client_work: (broadcast, `Clients`) -> output of each client, a named tuple with float32 or
-            int64 leaves; vectorised, each has a leading axis of clients. Only sums over the cohort
-            reach the server. The function is hashable; see `HashablePartial`.
-        bounds: Called with the limits of an aggregation; returns a `Bound` on one client's value
-            for every leaf of its output.
+            int64 leaves. For vectorised clients every leaf has a leading axis of clients. The
+            function must be hashable; see `HashablePartial`.
+        bounds: `ClientLimits` -> a `Bound` for every leaf of one client's output.
         keeps_client_state: Whether clients replace their state for the later steps of the round;
             `client_work` then returns a `ClientResult`.
-        bytes_per_example: Bytes of the broadcast that a client reads per example, if it only
-            gathers from tables in it; None if it computes with the complete broadcast, as with a
-            model's weights. Runtimes use it to decide whether to vectorise clients.
-        is_due: state -> whether a round has the step, a boolean scalar; None if every round has it.
-            In a round without the step, its sum is the sum over no clients, and clients keep no
-            state from it. Rounds in TFF have all steps, so the algorithm itself ignores the sum.
+        bytes_per_example: Bytes of the broadcast that a client reads per example, if it only looks
+            up rows of tables; None if it uses the complete broadcast, such as a model's weights.
+            Runtimes decide by this number whether to vectorise clients.
+        is_due: state -> whether the round includes the step, a boolean scalar; None if every round
+            includes it. Otherwise the step's sum is the sum over no clients, and clients keep no
+            state from the step. Rounds in TFF always include all steps, so `finish` must itself
+            ignore the sum of a step that is not due.
     """
 
     name: str
@@ -142,11 +140,11 @@ class CommunicationStep:
 
 
 class RoundView(NamedTuple):
-    """A finished round, as the functions of its report see it.
+    """A finished round: the input of the functions that compute its report.
 
     Attributes:
         before: State of the algorithm before the round.
-        sums: The sum of each step.
+        sums: Sum of the client outputs of each step.
         after: State after the round.
         round_num: Number t of the round, from 0, int32 scalar.
     """
@@ -158,11 +156,11 @@ class RoundView(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A scalar, or a vector [p], that every round reports.
+    """A scalar, or a vector with an entry per domain, that every round reports.
 
     Attributes:
         field: Description of the value.
-        value: Computes it on the server.
+        value: Computes the value on the server.
         path: Keys of the value in the nested report; the field's name if empty.
     """
 
@@ -185,21 +183,21 @@ class Algorithm:
     """A federated algorithm, for any runtime and any aggregation.
 
     Attributes:
-        name: Name in the registry, or of the user's file.
+        name: Name in the registry, or name of the user's file.
         problem: The learning problem.
         initialize: () -> state before the first round.
         steps: The communication steps of a round, in order.
-        finish: (state, the sum of each step as an argument) -> the next state, on the server.
+        finish: (state, *sums of all steps) -> the next state, on the server.
         columns: Values that a round reports, in the order of metrics.csv.
         models: state -> the models to evaluate and save, the main one first. Accepts NumPy arrays
             as well as tensors.
-        with_weights: (state, weights) -> state with other weights of the main model.
+        with_weights: (state, weights) -> state whose main model has the given weights.
         lambda_set: The set of domain mixtures whose worst case the algorithm minimises; None if it
             has no such set.
         single_step_options: Options, each as NAME=VALUE, that reduce the algorithm to one step per
             round; empty if it has one step, or if no option reduces it.
-        check_report: Raises a `UserError` if the report of a round without noise shows that the
-            algorithm does not apply.
+        check_report: Called with the report of a round without noise; raises a `UserError` if the
+            report shows that the algorithm does not apply.
     """
 
     name: str
@@ -221,7 +219,7 @@ class Algorithm:
 
     @property
     def quantities(self) -> ReportFields:
-        """Describes `report`, in its structure."""
+        """Descriptions of the values in `report`, in the same structure."""
         return nested((column.keys, column.field) for column in self.columns)
 
     def report(self, view: RoundView) -> Report:
@@ -243,11 +241,11 @@ class Algorithm:
 
 
 class RunState(NamedTuple):
-    """Everything that the server remembers between rounds; the content of a checkpoint.
+    """The server's complete state between rounds, as saved in checkpoints.
 
     Attributes:
         algorithm: State of the algorithm.
-        aggregations: State of the aggregation of each step.
+        aggregations: The aggregation's state for each step.
         round_num: Number of completed rounds, int32 scalar.
     """
 
@@ -268,20 +266,20 @@ class Trait(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmSpec:
-    """A registry entry; a user's own file defines one as `ALGORITHM`.
+    """The registry entry of an algorithm; a user's own file assigns one to `ALGORITHM`.
 
     Attributes:
         label: Name in tables and plots.
         paper: Reference of the paper.
-        build: Called with a problem and options, and with `paper_arguments` if the paper's settings
-            apply; returns the algorithm, or raises a `UserError` if they are incompatible.
-        options: Class of its options, a frozen dataclass derived from `base.options.Options`,
-            mostly from `AveragingOptions`.
+        build: (problem, options) -> the algorithm; raises a `UserError` if problem and options are
+            incompatible.
+        options: Class of the algorithm's options, a frozen dataclass derived from
+            `base.options.Options` or, usually, from `AveragingOptions`.
         traits: Traits to test, in addition to the properties of every algorithm.
         paper_settings: Values of settings, by flag, that reproduce the paper's algorithm or figure
             exactly, for `--preset=paper`. Settings that the paper leaves open, such as a step size,
             are not included.
-        paper_arguments: Further arguments of `build` with `--preset=paper`.
+        paper_arguments: Further keyword arguments of `build` with `--preset=paper`.
     """
 
     label: str

@@ -1,9 +1,10 @@
-"""Builds algorithms with one communication step from client work and a memory.
+"""Builds one-step algorithms that average client updates, from client work and a memory.
 
-In round t the server sends w_{t-1} with a part of its memory, each client k sends beta^k (w_{t-1} -
-w^k) and beta^k, and the server steps along the average sum_k beta^k (w_{t-1} - w^k) / sum_k beta^k.
-With SGD of learning rate 1, w_t is the average of the w^k. An algorithm adds its client work and
-the update of its memory from the round's sums.
+The memory is the algorithm's state besides model and optimizer. In round t the server sends w_{t-1}
+and a part of the memory. Each client k returns beta^k (w_{t-1} - w^k) and beta^k. The average sum_k
+beta^k (w_{t-1} - w^k) / sum_k beta^k is the gradient of the server optimizer. With SGD of learning
+rate 1, w_t is therefore the weighted average of the w^k. An algorithm defines its client work, and
+how the round's sums update its memory.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class AveragingOptions(Options):
 
 
 class Broadcast(NamedTuple):
-    """The message to the clients.
+    """The server's message to the clients.
 
     Attributes:
         weights: w_{t-1}.
@@ -96,15 +97,15 @@ def averaging(
         options: Options of local training and of the server's update.
         client_work: A module-level function, called with a `Broadcast` and clients, and by keyword
             with `model`, `num_domains`, `training` and the arguments in `static`; returns a
-            `TrainingOutput`, or another named tuple with its `weighted_delta`, `beta`,
+            `TrainingOutput`, or another named tuple with the attributes `weighted_delta`, `beta`,
             `domain_sums` and `clients`.
         static: Further keyword arguments of `client_work`, hashable; see `HashablePartial`.
-        bounds: Called with the limits of a client; returns a `Bound` for each value of the output.
+        bounds: `ClientLimits` -> a `Bound` for each value of a client's output.
         memory: Returns the memory before the first round.
         send: Called with the memory; returns the part to broadcast.
         remember: Called with the memory and the sum over clients; returns the next memory.
-        columns: Numbers that a round reports.
-        domain_columns: Vectors over domains that a round reports.
+        columns: Scalars that a round reports.
+        domain_columns: Vectors that a round reports, with an entry per domain.
         is_held_out: Whether losses are measured on examples held out of training.
         while_training: Whether losses are measured during the first epoch of training.
         more: Further attributes of the `Algorithm`.

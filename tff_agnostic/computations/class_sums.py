@@ -1,10 +1,10 @@
 """Counts of predicted classes by domain and class, as sums over clients.
 
-With up to 20 classes each domain has a confusion table: the number of examples of each class with
-each predicted class. With more classes each domain counts, per class, the examples of the class,
-the examples predicted as the class, and the correct ones; true and false positives follow. With two
-classes the predicted probability of the second class is counted on a grid, by true class; ROC
-curves and calibration derive from these counts.
+With up to 20 classes each domain has a confusion table, which counts examples by class and
+predicted class. With more classes each domain counts three numbers per class: examples of the
+class, examples predicted as the class, and correct predictions. True and false positives follow
+from these. With two classes, examples are also counted by true class and by bin of the second
+class's predicted probability; ROC curves and calibration follow from these counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_VALUES = 50_000
 
 
 class ClassSums(NamedTuple):
-    """Numbers of examples; each example of a client counts at most once per field.
+    """Numbers of examples, summed over clients.
 
     Attributes:
         confusion: Examples by domain, class and predicted class, int64 [p, K, K]; () with more than
@@ -94,12 +94,12 @@ class ClassCounting:
         return sum(_size(shape) for shape in self._shapes)
 
     def start(self, clients: Clients) -> tf.Tensor:
-        """Returns counts over no examples: all of a client's values concatenated, int64."""
+        """Returns each client's zero counts: all fields concatenated, int64 [num_numbers]."""
         shape = tf.concat([tf.shape(clients.num_examples), [self.num_numbers]], axis=0)
         return tf.zeros(shape, tf.int64)
 
     def examine(self, examples: Examples, predictions: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the predicted class of each example, int32 [n], and its score bin; 0 if none."""
+        """Returns each example's predicted class and score bin, int32 [n]; bin 0 if not binned."""
         del examples
         scores = self._scores.from_predictions(predictions)
         answers = tf.argmax(scores, axis=-1, output_type=tf.int32)
@@ -119,7 +119,7 @@ class ClassCounting:
         is_present: tf.Tensor,
         results: tuple[tf.Tensor, tf.Tensor],
     ) -> tf.Tensor:
-        """Adds the results of `examine`; values are [b], vectorised [G, b]."""
+        """Adds the results of `examine` to the counts; values are [b], vectorised [G, b]."""
         answers, bins = results
         domains, labels = examples["domain_id"], tf.cast(examples["y"], tf.int32)
         k = self.num_classes
@@ -154,9 +154,9 @@ class ClassCounting:
     def bounds(self, limits: ClientLimits) -> ClassSums:
         """Returns the bound of every value.
 
-        An example adds 1 to one entry of a table, so n examples give a norm of at most n. It adds
-        at most 1 to one entry in each of the three rows of `by_class`, each again with a norm of at
-        most n.
+        An example adds 1 to one entry of a table, so the norm for n examples is at most n. In each
+        of the three rows of `by_class` it adds at most 1 to one entry, so their joint norm is at
+        most sqrt(3) n.
         """
         shapes, n = self._shapes, limits.examples
         table = Bound(n, integer=True)
@@ -175,9 +175,9 @@ def class_scores(model: Model) -> Optional[ClassScores]:
 
 
 def class_counting(model: Model, num_domains: int) -> Optional[ClassCounting]:
-    """Returns the counting of a model's predictions.
+    """Returns the `ClassCounting` of a model.
 
-    None if labels are not single classes, or if there would be too many values.
+    None if labels are not single integer classes, or if a client would send too many values.
     """
     scores, labels = class_scores(model), model.example_spec["y"]
     if scores is None or not isinstance(labels, tf.TensorSpec) or len(labels.shape) != 1:
@@ -189,7 +189,7 @@ def class_counting(model: Model, num_domains: int) -> Optional[ClassCounting]:
 
 
 def _num_classes(model: Model, scores: ClassScores) -> int:
-    """Returns the number of scored classes; 0 if unknown before there are examples."""
+    """Returns the number of scored classes; 0 if the output shape does not determine it."""
     if scores.from_logits is not None:
         return 2
     shape = getattr(model.keras_model, "output_shape", None)
@@ -201,7 +201,7 @@ def _num_classes(model: Model, scores: ClassScores) -> int:
             ).get_concrete_function(tensor_specs(model.initial_weights), model.example_spec["x"])
         shape = tuple(traced.structured_outputs.shape)
         if shape[1:] == (None,):
-            # A mixture, for example, stacks its outputs.
+            # The output shape of a mixture, for example, is unknown before the model runs.
             one = tf.nest.map_structure(
                 lambda s: tf.zeros([1, *(n or 1 for n in s.shape[1:])], s.dtype),
                 model.example_spec["x"],

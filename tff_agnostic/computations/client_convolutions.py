@@ -1,11 +1,11 @@
 """Convolutions of many clients, each with its own kernel, as one batched matrix product.
 
-A client's weights differ from the other clients' after its first local step. TensorFlow's
-vectoriser (`pfor`) then runs a convolution for one client after another, or as a grouped
-convolution with sums that change from run to run. Here the patches under the kernel become rows of
-a matrix (im2col), so that the convolutions of all clients, and both of their gradients, are batched
-matrix products. Gradients of biases are summed axis by axis. Shapes: G clients, B images of H x W
-pixels and C channels, kernels of p x q with O output channels.
+After the first local step every client has different weights. TensorFlow's vectoriser (`pfor`) then
+runs the convolutions of one client after another, or as a grouped convolution whose sums are not
+reproducible. Here the patches under the kernel become rows of a matrix (im2col), so that the
+convolutions of all clients, and both of their gradients, are batched matrix products. Gradients of
+biases are summed axis by axis. In shapes, G is the number of clients; each has B images of H x W
+pixels and C channels, and a kernel of p x q with O output channels.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def convolution(
     """Returns the convolution with TensorFlow's padding, "SAME" or "VALID"."""
     if padding == "VALID":
         return Convolution(strides, dilations, (0, 0), (0, 0))
-    # Outputs are the image size over the stride, rounded up; an odd zero is added at the end.
+    # The output size is the image size over the stride, rounded up. If the number of zeros is odd,
+    # the extra zero is added at the end.
     zeros = [
         max((-(-size // s) - 1) * s + (p - 1) * d + 1 - size, 0)
         for size, s, d, p in zip(image_size, strides, dilations, kernel_size)
@@ -122,9 +123,9 @@ def convolution(
 def bias_gradient(output_gradient: tf.Tensor) -> tf.Tensor:
     """Returns the gradient with respect to each client's bias, [G, O].
 
-    TensorFlow's GPU kernel uses one thread per sum. Over all pixels of all images at once the sum
-    took 26 of the 100 milliseconds of a round of 50 clients (a CNN on an H200). Axis by axis there
-    are as many threads as rows of pixels, and the round takes four fifths of the time.
+    TensorFlow's GPU kernel uses one thread per output of a sum. One sum over all pixels of all
+    images took 26 of the 100 milliseconds of a round (50 clients, a CNN, an H200). A sum along one
+    axis at a time uses a thread per row of pixels, and the round takes 80% of the time.
 
     Args:
         output_gradient: Gradient with respect to the output, [G, B, H', W', O].
@@ -135,11 +136,10 @@ def bias_gradient(output_gradient: tf.Tensor) -> tf.Tensor:
 
 
 def converter(vectoriser: Any, name: str) -> Callable[[Any], Any]:
-    """Returns the converter of a convolution, or of one of its gradients, to many clients.
+    """Returns a `pfor` converter that runs a convolution, or a gradient of it, for all clients.
 
-    The converter leaves two cases to TensorFlow: a kernel that all clients share, which TensorFlow
-    converts well, and unsupported operations with other layouts, explicit padding, or images of
-    unknown size.
+    The converter leaves two cases to TensorFlow. A kernel that all clients share is converted well
+    there. Other layouts, explicit padding, and images of unknown size are not supported here.
 
     Args:
         vectoriser: TensorFlow's module `pfor`, which passes the operands.
@@ -156,7 +156,7 @@ def converter(vectoriser: Any, name: str) -> Callable[[Any], Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Operands:
-    """Operands of one client's operation; some have an axis of clients."""
+    """Operands of an operation; operands that differ between clients have an axis of clients."""
 
     pfor_input: Any
 
@@ -182,7 +182,7 @@ class _Operands:
         return bool(self.pfor_input.get_attr("data_format") == b"NHWC")
 
     def convolution(self, images: tf.TensorShape, kernel: tf.TensorShape) -> Optional[Convolution]:
-        """Returns the convolution; None for unknown attributes, or with channel groups."""
+        """Returns the convolution; None if attributes or shapes are not supported."""
         attribute = self.pfor_input.get_attr
         padding = attribute("padding").decode()
         if not self.has_channels_last or padding not in ("SAME", "VALID"):
@@ -223,7 +223,7 @@ def _convert_image_gradient(operands: _Operands) -> Optional[tf.Tensor]:
 
 
 def _convert_bias_gradient(operands: _Operands) -> Optional[tf.Tensor]:
-    # The biases of other layers sum few terms.
+    # The bias gradients of other layers sum few terms.
     if not operands.has_channels_last or operands.shape(0).rank != 4:
         return None
     return bias_gradient(operands.with_clients(0))

@@ -1,4 +1,4 @@
-"""Client outputs after training: their fields, their bounds, and zeros for non-finite clients."""
+"""Output of a client after training: its fields, their bounds, and zeros if it is not finite."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tff_agnostic.computations.domain_losses import (
 )
 from tff_agnostic.models.model import Model, ModelWeights
 
-# Value of the field `clients` of an output until `zero_if_not_finite` fills it.
+# Placeholder for the field `clients` of an output, which `zero_if_not_finite` replaces.
 UNCOUNTED: Any = ()
 
-# Bound of a client's weight in rounds whose weights sum to about 1, as with lambda; a client whose
-# domains were rarer in earlier rounds can exceed 1.
+# Maximum client weight if a round's weights sum to about 1, as with lambda. A weight can exceed 1
+# if the client's domains were rarer in earlier rounds.
 MAX_ROUND_SHARE = 10.0
 
-# Functions n_k -> p_k, up to a factor common to all clients.
+# Functions from a client's number of examples n_k to its weight p_k, up to a common factor.
 CLIENT_WEIGHTINGS = Registry(
     "client weighting", {"examples": lambda n: n, "equal": lambda n: tf.ones_like(n)}
 )
@@ -37,10 +37,11 @@ class ClientCounts(NamedTuple):
     """Outcome of one client: exactly one field is 1, the others are 0; int64 scalars.
 
     Attributes:
-        contributed: Its update has a positive weight.
-        zero_weight: It has examples, but its weight in this round's average is 0.
-        empty: It has no examples.
-        non_finite: Its update, weight or losses were not finite, so that its output became zeros.
+        contributed: Whether the client's update has a positive weight.
+        zero_weight: Whether the client has examples, but weight 0 in this round's average.
+        empty: Whether the client has no examples.
+        non_finite: Whether the client's update, weight or losses were not finite, so that its
+            output became zeros.
     """
 
     contributed: tf.Tensor
@@ -56,9 +57,9 @@ class TrainingOutput(NamedTuple):
         weighted_delta: beta^k (w - w^k), with the structure of the trainable weights.
         beta: Weight of the client, float32 scalar.
         extra: Further values that the algorithm sums, a named tuple; () if there are none.
-        domain_losses: Sum of the losses at w of each domain's examples, float32 [p]; in FedAvg and
-            its variations the losses of the first epoch. With a holdout, losses, counts and metrics
-            cover the held-out examples only.
+        domain_losses: Sum of the losses of each domain's examples, float32 [p]: at w, or during the
+            first epoch of training. With a holdout, losses, counts and metrics cover the held-out
+            examples only.
         domain_counts: Number of examples of each domain, int64 [p].
         metric_sums: For each metric its numerator and denominator by domain, float32 [p] each.
         clients: Outcome of the client.
@@ -140,9 +141,9 @@ def all_finite(structure: Any) -> tf.Tensor:
 
 
 def zero_if_not_finite(output: Any, weight: tf.Tensor, clients: Clients) -> Any:
-    """Replaces outputs by zeros, except their counts, for clients that could spoil a sum.
+    """Replaces a client's output by zeros, except its counts, if it could spoil a sum.
 
-    These are clients without examples, and clients with a non-finite value.
+    This concerns clients without examples, and clients with a non-finite value.
 
     Args:
         output: A named tuple; its field `clients` is `UNCOUNTED`, and becomes the `ClientCounts`.
@@ -156,7 +157,7 @@ def zero_if_not_finite(output: Any, weight: tf.Tensor, clients: Clients) -> Any:
 
 
 def count_clients(is_finite: tf.Tensor, has_weight: tf.Tensor, is_empty: tf.Tensor) -> ClientCounts:
-    """Returns the outcome of each client from booleans; clients without examples are finite."""
+    """Returns the outcome of each client; a client without examples never counts as non-finite."""
     is_finite |= is_empty
 
     def one_if(condition: tf.Tensor) -> tf.Tensor:
@@ -171,7 +172,7 @@ def count_clients(is_finite: tf.Tensor, has_weight: tf.Tensor, is_empty: tf.Tens
 
 
 def zero_unless(is_kept: tf.Tensor, output: Any) -> Any:
-    """Returns the output with zeros for all values of clients that are not kept."""
+    """Returns the output with zeros for all clients whose `is_kept` is false."""
 
     def masked(value: tf.Tensor) -> tf.Tensor:
         shape = [-1] * is_kept.shape.rank + [1] * (value.shape.rank - is_kept.shape.rank)
@@ -195,7 +196,7 @@ def training_bounds(
     """Returns a function from a client's limits to the bounds of its `TrainingOutput`.
 
     Args:
-        max_weight: Bound of a client's weight, used if the limits define none; None for its maximum
+        max_weight: Bound of a client's weight if the limits define none; None to use the maximum
             number of examples.
         expected_weight: Expected sum of the weights of a round; None if unknown.
         holdout: The examples that clients hold out of training.
@@ -204,7 +205,7 @@ def training_bounds(
 
     def bounds(limits: ClientLimits) -> TrainingOutput:
         most = limits.beta(float(limits.examples) if max_weight is None else max_weight)
-        # These two form a ratio, the average update.
+        # The ratio of these two sums is the average update.
         delta = Bound(most * limits.update, signed=True, ratio="update")
         beta = Bound(
             most,

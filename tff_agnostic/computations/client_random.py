@@ -1,12 +1,12 @@
-"""Random numbers of many clients, each with its own seed, in one kernel.
+"""Draws the random numbers of many clients, each with its own seed, in one kernel.
 
 TensorFlow's vectoriser (`pfor`) draws random numbers for one client after another, as its
 operations accept a single seed. That suits a CPU. An accelerator must launch each of these small
-operations: in a round of 50 clients dropout took 13/14 of the time (a CNN on an H200). Here the
-same generator, Philox with four words of 32 bits and ten rounds (Salmon et al. 2011), is integer
-arithmetic on the seeds of all clients, which XLA compiles to one kernel. Every number has the bits
-that TensorFlow draws for the client alone. Shapes: G clients. Words of 32 bits, and pairs of words,
-are int64.
+operations: dropout took 93% of the time of a round (50 clients, a CNN, an H200). This module
+implements the same generator, Philox4x32-10 (Salmon et al. 2011), as integer arithmetic on the
+seeds of all clients, which XLA compiles to one kernel. Each client gets the same bits as if
+TensorFlow drew its numbers alone. In shapes, G is the number of clients. Random words have 32 bits;
+int64 tensors hold words, or pairs of words.
 """
 
 from __future__ import annotations
@@ -17,26 +17,25 @@ from typing import Any, Callable
 
 from tff_agnostic.base.later import tf
 
-# Multipliers of a round, increments of the key after it, and the number of rounds.
+# Philox's multipliers, its key increments per round, and its number of rounds.
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _WORD = 2**32 - 1
-# TensorFlow derives a key and a counter from a seed with this key.
+# Key with which TensorFlow derives a generator's key and counter from a seed.
 _SEED_KEY = (0x3EC8F720, 0x02461E29)
-# Number of words that a counter yields.
+# Number of words per counter.
 _NUMBERS = 4
-# float32: 23 random bits of a number in [1, 2), whose exponent is 127.
+# A float32 number in [1, 2) has the exponent 127 and 23 random bits.
 _MANTISSA_BITS, _EXPONENT = 23, 127
-# The number of rows of a batch is rounded up to a multiple of this, as XLA compiles a kernel for
-# each number of rows.
+# XLA compiles a kernel for each number of rows, so this number is rounded up to a multiple.
 _KERNEL_ROWS = 8
 # TensorFlow's constant for the device's own algorithm: Philox on CPUs and GPUs.
 _DEVICE_ALGORITHM = 3
 
 
 def philox(counter: tuple[tf.Tensor, ...], key: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
-    """Returns four random words for each counter and key, whose shapes broadcast.
+    """Returns four random words for each counter and key; shapes are broadcast.
 
     Args:
         counter: Four words.
@@ -61,7 +60,7 @@ def words(pairs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def key_and_counter(seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the key, [G, 1], and the counter, [G, 2], of each client, in pairs of words.
+    """Returns each client's key, [G, 1], and counter, [G, 2], as pairs of words.
 
     Args:
         seeds: Integers [G, 2].
@@ -74,12 +73,12 @@ def key_and_counter(seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def random_words(key: tf.Tensor, counter: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Returns the first `count` words of each client, [G, count].
+    """Returns the first `count` random words of each client, [G, count].
 
     Args:
         key: [G, 1].
         counter: [G, 2].
-        count: Number of words, at most 2^66 before the counter's lower pair is used up.
+        count: Number of words, at most 2^66, as the counter's lower pair has 64 bits.
     """
     steps = tf.range((tf.cast(count, tf.int64) + _NUMBERS - 1) // _NUMBERS)
     lower, upper = counter[:, :1] + steps, counter[:, 1:]
@@ -95,14 +94,15 @@ def uniform(key: tf.Tensor, counter: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 def whole_numbers(key: tf.Tensor, counter: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Returns integers of any size, int32 [G, count]; see `random_words`."""
+    """Returns integers from the full range of int32, [G, count]; see `random_words`."""
     return tf.bitcast(tf.cast(random_words(key, counter, count), tf.uint32), tf.int32)
 
 
 def converter(vectoriser: Any, name: str) -> Callable[[Any], Any]:
-    """Returns the converter of a random operation to many clients.
+    """Returns a `pfor` converter that draws the numbers of all clients at once.
 
-    The converter leaves to TensorFlow other dtypes, and operations with a named generator.
+    It raises `ConversionNotImplementedError` for other dtypes and for operations with a named
+    generator, so that TensorFlow converts them.
 
     Args:
         vectoriser: TensorFlow's module `pfor`, which passes the operands.
@@ -148,7 +148,7 @@ def _numbers(draw: Callable[..., tf.Tensor], dtype: str) -> Callable[[Any], Any]
 
 
 def _compiled_size(size: tf.Tensor, shape: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-    """Returns the count to draw, rounded up if batch sizes vary to share compiled kernels."""
+    """Returns the number of values to draw: rounded up for batches of varying size."""
     if output.shape.rank == 0 or output.shape[0] is not None:
         return size
     rows = -(-shape[0] // _KERNEL_ROWS) * _KERNEL_ROWS
@@ -164,7 +164,7 @@ CONVERTED: dict[str, Callable[[Any], Any]] = {
 
 @functools.cache
 def _in_one_kernel(fn: Callable[..., Any]) -> Any:
-    """Compiles a function by XLA for the calling device, once per shape."""
+    """Returns a function compiled by XLA, once per shape, for the device that calls it."""
     return tf.function(fn, autograph=False, jit_compile=True)
 
 

@@ -1,8 +1,8 @@
 """`Clients`: the interface of client code, for one client or a vectorised batch.
 
-A runtime may vectorise small models, that is, run a batch of clients at once. Loops over examples
-then stay outside, and the work per client inside a loop goes through `Clients.map`: a plain call
-for one client, a vectorised call for several.
+A runtime may run a batch of clients at once (vectorised), which suits small models. Client code
+therefore loops over batches of examples by `Clients.fold_batches`, and calls functions of one
+client by `Clients.map`: a plain call for one client, a vectorised call for several.
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ class _VectorisedClients:
     is_vectorised = True
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
-        # `tf.vectorized_map` uses the same function. It also accepts arguments with one entry for
-        # all clients, for which it copies every argument and adds more operations than the steps of
-        # many models have.
+        # `tf.vectorized_map` would also call `pfor`. As it accepts arguments with one entry for all
+        # clients, it copies every argument, and adds more operations than a step of many models.
         from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
 
         num_clients = tf.shape(tf.nest.flatten(args)[0])[0]
@@ -84,11 +83,11 @@ class ClientArrays(NamedTuple):
     """Arguments of traced client work: clients with concatenated examples.
 
     Attributes:
-        examples: "x", "y" and "domain_id" of all clients; vectorised with one additional row, which
-            belongs to no client.
+        examples: Columns "x", "y" and "domain_id" of all clients, concatenated; for vectorised
+            clients with one additional row, which belongs to no client.
         first_row: Row of each client's first example, int32: a scalar for one client, [G] for G
             vectorised clients.
-        num_examples: Number of examples of each client, in the same shape.
+        num_examples: Number of examples of each client, in the shape of `first_row`.
         capacity: Maximum number of examples of a client, or an upper bound of it, int32 scalar.
         state: State of each client after the round's earlier steps; () if clients remember nothing.
         place: The `Place` of each client in its cohort; () if no aggregation needs it.
@@ -156,8 +155,8 @@ class Clients:
 
         Args:
             fn: A function of one client's tensors. All clients share the values that it captures.
-            *args: Structures of tensors, at least one; vectorised, each has a leading axis of
-                clients, and so has the result.
+            *args: Structures of tensors, at least one. For vectorised clients, arguments and result
+                have a leading axis of clients.
         """
         return self.map_(fn, *args)
 
@@ -166,7 +165,7 @@ class Clients:
 
         Args:
             positions: int32 [b] for the same positions of every client, or [G, b]. A position past
-                a client's last example yields the last example, so that no other row is read.
+                a client's last example yields the last example, never another client's example.
 
         Returns:
             Columns [b, ...], vectorised [G, b, ...].
@@ -186,8 +185,8 @@ class Clients:
         """Returns the final state of a loop over the batches of all clients.
 
         Args:
-            batch_size: Examples of each client per batch. The last batch is shorter, or in fixed
-                shapes extends past the last example.
+            batch_size: Examples of each client per batch. The last batch is shorter; in fixed
+                shapes it keeps its size, and extends past the last example.
             step: (batch, state) -> state.
             initial: The state before the first batch.
         """
@@ -215,7 +214,7 @@ class Clients:
         )
 
     def only(self, is_chosen: tf.Tensor) -> Clients:
-        """Returns the clients, without examples for those not chosen.
+        """Returns the clients, in which unchosen clients have no examples.
 
         Args:
             is_chosen: Boolean scalar or [G].
@@ -223,7 +222,7 @@ class Clients:
         num_examples = tf.where(is_chosen, self.num_examples, 0)
         capacity = self.capacity
         if not self.map_.fixed_shapes:
-            # Loops end with the last example of the chosen clients.
+            # Let loops end with the last example of the chosen clients.
             capacity = tf.minimum(capacity, tf.reduce_max(num_examples))
         return dataclasses.replace(self, num_examples=num_examples, capacity=capacity)
 
@@ -245,9 +244,10 @@ class Clients:
         return tf.broadcast_to(tf.range(self.capacity), shape)
 
     def end_rows(self) -> tf.Tensor:
-        """Rows of each client's first and last example, int32 [G, 2].
+        """Returns the rows of each client's first and last example, int32 [G, 2].
 
-        For a client without examples both are the row after it; [0, 2] if there are no rows.
+        For a client without examples both are the row where its examples would start. Without any
+        rows the result is [0, 2].
         """
         first = tf.reshape(self.first_row, [-1, 1])
         last = first + tf.maximum(tf.reshape(self.num_examples, [-1, 1]), 1) - 1
@@ -276,10 +276,10 @@ def client_seeds(round_seed: tf.Tensor, clients: Clients) -> tf.Tensor:
 
 
 def client_hashes(seed: int, clients: Clients) -> tf.Tensor:
-    """Returns cheaper hashes of the client properties that determine its seed, int64.
+    """Returns hashes of clients, int64: cheaper than `client_seeds`, from the same properties.
 
     Args:
-        seed: Seed of this use of the hashes.
+        seed: Number that distinguishes the uses of these hashes.
     """
     num_examples = tf.reshape(clients.num_examples, [-1])
     ends, rows = clients.end_rows(), tf.size(num_examples)
@@ -295,11 +295,11 @@ def client_hashes(seed: int, clients: Clients) -> tf.Tensor:
 
 
 def _multipliers(bits: tf.Tensor, width: Optional[int]) -> tf.Tensor:
-    """Returns the multipliers of a hash of two examples; `width` is None if unknown."""
+    """Returns multipliers to hash two examples of `width` values each; None if unknown."""
     num_bits = tf.shape(bits)[1]
     if width is None:
         return hash_multipliers(num_bits)
-    # Without rows there are no bits.
+    # `bits` is empty if there are no rows.
     return tf.constant(known_multipliers(2 * width))[:num_bits]
 
 
@@ -316,8 +316,8 @@ class Place(NamedTuple):
 
     Attributes:
         number: Index in the cohort, from 0.
-        silent: 0 for a client that trains. Otherwise the number of clients, excluded by a secret
-            coin, that this entry represents: they send zeros plus their noise.
+        silent: 0 for a client that trains. Otherwise the entry represents this number of clients
+            that a secret coin flip excluded; they send zeros plus their noise.
     """
 
     number: Any
@@ -325,7 +325,7 @@ class Place(NamedTuple):
 
 
 class SilentClients(dict):
-    """The clients that a secret coin excludes: one entry without examples in a cohort.
+    """A cohort entry without examples that represents clients excluded by a secret coin flip.
 
     Args:
         client_spec: Tensor specs of a client's examples.
@@ -345,7 +345,7 @@ class SilentClients(dict):
 
 
 def client_place(client: Examples, number: int) -> Place:
-    """Returns the place of an entry of a cohort, NumPy scalars."""
+    """Returns the `Place` of a cohort entry, in NumPy scalars."""
     silent = client.count if isinstance(client, SilentClients) else 0
     return Place(np.int32(number), np.int32(silent))
 
@@ -383,7 +383,7 @@ def stacked_client_arrays(
 
 
 def _rank_with_clients(operand: Any) -> Any:
-    """Returns the rank of an operand with an axis of clients; None if unknown."""
+    """Returns an operand's rank including the axis of clients; None if unknown."""
     rank = operand.t.shape.rank
     return rank if rank is None or operand.is_stacked else rank + 1
 
@@ -395,8 +395,8 @@ def _with_axes(values: tf.Tensor, number: int) -> tf.Tensor:
     return values
 
 
-# Held while tracing. Tracing swaps attributes of Keras layers, and replaces a method of
-# TensorFlow's vectoriser for the time of the trace. A thread may hold the lock several times.
+# Held while tracing, which temporarily swaps attributes of Keras layers, and a method of
+# TensorFlow's vectoriser. A thread may hold the lock several times.
 TRACING = threading.RLock()
 
 
@@ -407,13 +407,11 @@ def _adapted_vectoriser(draws_at_once: bool) -> Iterator[None]:
     Convolutions become batched products: see `client_convolutions`. With `draws_at_once` one kernel
     draws the random numbers of all clients: see `client_random`.
 
-    `pfor` (in TensorFlow 2.14) gives every operand of an elementwise operation as many axes as the
-    largest operand has, by a dozen operations that compute its new shape at run time, even for
-    operands of equal rank and for operations with one operand. Where ranks are known, as in the
-    models here, only the missing axes need to be inserted. Values are the same; tracing a model's
-    step takes half the time and yields fewer operations. Where a rank is unknown nothing changes.
-    The change is limited to this thread and this context; other vectorisation in the process is
-    unaffected.
+    For every operand of an elementwise operation, `pfor` (in TensorFlow 2.14) adds a dozen
+    operations that compute a new shape at run time, even if all operands have equal ranks. If all
+    ranks are known, as in the models here, it suffices to insert the missing axes. Values are the
+    same, tracing a model's step takes half the time, and the graph has fewer operations. If a rank
+    is unknown, nothing changes. The change applies only in this thread and this context.
     """
     # The package exports a function with the name of this module, so import by path.
     vectoriser = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
