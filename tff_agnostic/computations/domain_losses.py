@@ -1,9 +1,9 @@
 """Losses, counts and metric sums per domain, on training or held-out examples.
 
-The domain pass of Ro et al. 2021 (Algorithm 1, CLIENT lines 2 to 6) measures training examples. A
-model memorises the examples of a small domain: the domain's training loss falls, and lambda moves
-to other domains while the domain is still served badly. With a `Holdout` each client keeps a
-fraction of its examples out of training, the same ones in every round, and measures those instead.
+The domain pass of Ro et al. 2021 (Algorithm 1, CLIENT lines 2 to 6) measures losses on training
+examples. A model can memorise the training examples of a small domain: their loss falls, and lambda
+moves to other domains although the model still fits this domain badly. With a `Holdout` each client
+holds out a fraction of its examples, the same in every round, and measures losses on these instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tff_agnostic.computations.clients import Batch, Clients, client_seeds
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
 _BATCH_SIZE = 256
-# Round number in the seeds of splits, which are the same in all rounds.
+# Constant round number in the seeds of splits, so that splits are the same in all rounds.
 _NO_ROUND = -1
 # Distinguishes the rounding of splits from example orders, which use numbers from 0.
 _ROUNDING = -1
@@ -35,11 +35,11 @@ class MetricSums(NamedTuple):
 
 
 class DomainSums(NamedTuple):
-    """Sums over the examples of each domain at given weights.
+    """Losses, counts and metrics, summed over the measured examples of each domain.
 
     Attributes:
         losses: L^k: sum of the losses of each domain's examples, float32 [p].
-        counts: Number of these examples, int64 [p].
+        counts: Number of measured examples of each domain, int64 [p].
         metric_sums: Numerator and denominator of each metric by domain.
         trained: With a holdout, number of trained examples of each domain, int64 [p]; () if all
             measured examples are trained.
@@ -61,9 +61,9 @@ class DomainSums(NamedTuple):
         return bool(tf.nest.flatten(self.trained))
 
     def trained_and_measured(self) -> tuple[tf.Tensor, Optional[tf.Tensor]]:
-        """Returns the numbers of trained and of measured examples by domain.
+        """Returns the numbers of trained and of measured examples by domain, float32 [p] each.
 
-        Both are float32 [p]; the latter is None if both are the same.
+        The second is None without a holdout, as all trained examples are measured.
         """
         measured = tf.cast(self.counts, tf.float32)
         if not self.is_held_out:
@@ -71,17 +71,17 @@ class DomainSums(NamedTuple):
         return tf.cast(self.trained, tf.float32), measured
 
     def mean_losses(self) -> tf.Tensor:
-        """Lines 10 and 11: L = sum(L^k) / N_t, and 0 for a domain without examples in the round.
+        """Returns L = sum(L^k) / N_t (lines 10, 11); 0 for a domain without measured examples.
 
         The printed line gives 0/0 for such a domain; section 4 of the paper sets L to zero.
         """
         return tf.math.divide_no_nan(self.losses, tf.cast(self.counts, tf.float32))
 
     def mean_loss(self, otherwise: tf.Tensor) -> tf.Tensor:
-        """Returns the mean over the measured examples of one client, F_k, or of a cohort.
+        """Returns the mean loss over all measured examples: F_k for the sums of one client.
 
         Args:
-            otherwise: Value of the loss if no example is measured, float32 scalar.
+            otherwise: Result if no example is measured, float32 scalar.
         """
         count = tf.cast(tf.reduce_sum(self.counts), tf.float32)
         mean = tf.math.divide_no_nan(tf.reduce_sum(self.losses), count)
@@ -89,7 +89,7 @@ class DomainSums(NamedTuple):
 
 
 def domain_counts(num_domains: int, clients: Clients) -> tf.Tensor:
-    """Returns N^k: the number of each client's examples of each domain, int64 [p] or [G, p]."""
+    """Returns N^k: each client's number of examples of each domain, int64 [p] or [G, p]."""
     positions = tf.range(clients.capacity)
     ids, counted = clients.take(positions)["domain_id"], clients.has(positions)
     shape = tf.concat([tf.shape(clients.num_examples), [num_domains]], axis=0)
@@ -97,7 +97,7 @@ def domain_counts(num_domains: int, clients: Clients) -> tf.Tensor:
 
 
 def domain_sums_bounds(model: Model, limits: ClientLimits, is_held_out: bool = False) -> DomainSums:
-    """Returns the bound of every value of a client's `DomainSums`, in its structure."""
+    """Returns the bounds of one client's `DomainSums`, in the same structure."""
     n = limits.examples
 
     def metric_bounds(name: str, numerator: float, denominator: float) -> MetricSums:
@@ -125,10 +125,10 @@ def domain_sums(
     clients: Clients,
     batch_size: int = _BATCH_SIZE,
 ) -> DomainSums:
-    """CLIENT lines 2 to 6: losses, counts and metric sums of each domain at `weights`.
+    """Returns each client's losses, counts and metric sums of each domain at `weights`.
 
-    Domain ids are in [0, p): datasets check this beforehand; an invalid id here would be counted
-    for another client.
+    CLIENT lines 2 to 6. Datasets check that domain ids are in [0, p). An invalid id would
+    count for another client.
 
     Args:
         num_domains: Number of domains p.
@@ -144,7 +144,7 @@ class ExampleCounter(Protocol):
     """Counts further properties of examples and their predictions, in addition to losses."""
 
     def start(self, clients: Clients) -> Any:
-        """Returns each client's counts over no examples."""
+        """Returns each client's counts before the first batch."""
 
     def examine(self, examples: Examples, predictions: Any) -> Any:
         """Returns the properties of one client's batch."""
@@ -161,7 +161,7 @@ def domain_sums_and_counts(
     counter: Optional[ExampleCounter],
     batch_size: int = _BATCH_SIZE,
 ) -> tuple[DomainSums, Any]:
-    """Returns the `domain_sums`, and each client's counts; () without a counter."""
+    """Returns the `domain_sums`, and each client's counts by `counter`, or () without one."""
 
     def add_batch(batch: Batch, state: tuple[DomainSums, Any]) -> tuple[DomainSums, Any]:
         examples = clients.take(batch.positions)
@@ -186,7 +186,7 @@ def domain_sums_and_counts(
 
 
 class ExampleMeasures(NamedTuple):
-    """Measures of n examples.
+    """Losses and metrics of n examples.
 
     Attributes:
         losses: float32 [n].
@@ -200,7 +200,7 @@ class ExampleMeasures(NamedTuple):
 def example_measures(
     model: Model, batch: Examples, losses: tf.Tensor, predictions: tf.Tensor
 ) -> ExampleMeasures:
-    """Returns the measures of one client's batch, from its losses and predictions."""
+    """Returns the measures of one client's batch, computed from its losses and predictions."""
     return ExampleMeasures(
         losses,
         OrderedDict(
@@ -211,7 +211,7 @@ def example_measures(
 
 
 def zero_sums(model: Model, num_domains: int, clients: Clients) -> DomainSums:
-    """Returns each client's sums over no examples: values [p], vectorised [G, p]."""
+    """Returns zero sums for each client: values [p], vectorised [G, p]."""
     shape = tf.concat([tf.shape(clients.num_examples), [num_domains]], axis=0)
     zeros = tf.zeros(shape)
     return DomainSums(
@@ -252,7 +252,7 @@ def add_at(total: tf.Tensor, domain_id: tf.Tensor, values: tf.Tensor) -> tf.Tens
     The cost grows with the number of examples, not with the number of domains.
     """
     num_domains = tf.shape(total)[-1]
-    # The totals of all clients are concatenated.
+    # In the flattened totals, the entries of client k start at k p.
     first = tf.range(tf.size(total) // num_domains) * num_domains
     positions = tf.reshape(first, tf.shape(total)[:-1])[..., tf.newaxis] + domain_id
     flat = tf.tensor_scatter_nd_add(
@@ -263,13 +263,13 @@ def add_at(total: tf.Tensor, domain_id: tf.Tensor, values: tf.Tensor) -> tf.Tens
 
 @dataclasses.dataclass(frozen=True)
 class Holdout:
-    """Selects the examples that a client holds out of training; a function of the client alone.
+    """Selects the examples that a client holds out of training.
 
-    A client with n examples holds out `share` n of them, randomly rounded up or down so that the
+    A client with n examples holds out `share` n of them, rounded up or down at random so that the
     mean is exact, and never all: a client with a single example trains on it and measures nothing.
-    The randomness is a hash of the run's seed, the client's number of examples, and its first and
-    last example. (With a positive share, runs with different seeds are therefore traced
-    separately.)
+    The random numbers are a hash of the run's seed, the client's number of examples, and its first
+    and last example, so that the split is the same in every round. (With a positive share, runs
+    with different seeds are therefore traced separately.)
 
     Attributes:
         share: Fraction of held-out examples in [0, 1); with 0 no example is held out, and all are
@@ -301,7 +301,7 @@ class Holdout:
         kept_out = dataclasses.replace(
             clients,
             num_examples=num_kept_out,
-            # Rounded up; XLA needs these bounds as static shapes.
+            # An upper bound from the capacity alone, as XLA needs static shapes.
             capacity=tf.minimum(least + 1, _all_but_one(capacity)),
             order=drawn,
         )
@@ -324,8 +324,8 @@ class Holdout:
 
         Args:
             counts: Number of examples of each domain.
-            kept_out: Number of held-out examples among them; None for the fraction `share` of all,
-                which is too high for clients with fewer than 1 / (1 - share) examples.
+            kept_out: Number of held-out examples of each domain; None to assume the fraction
+                `share`, which is too high for clients with fewer than 1 / (1 - share) examples.
         """
         if not self.is_active:
             return tuple(counts)
@@ -334,7 +334,7 @@ class Holdout:
     def measured_part(
         self, counts: Sequence[float], kept_out: Optional[Sequence[float]] = None
     ) -> tuple[float, ...]:
-        """Returns the expected numbers of measured examples by domain; without a holdout all."""
+        """Returns the expected numbers of measured examples by domain: all without a holdout."""
         if not self.is_active:
             return tuple(counts)
         return tuple(self.share * n for n in counts) if kept_out is None else tuple(kept_out)
@@ -352,7 +352,7 @@ def _all_but_one(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def _without_first(order: tf.Tensor, num_first: tf.Tensor, num_examples: tf.Tensor) -> tf.Tensor:
-    """Returns a client's positions except the first of an order: sorted, padded with zeros."""
+    """Returns a client's positions without the first of an order: sorted, padded with zeros."""
     slots = tf.range(tf.shape(order)[-1])
     first, all_ = num_first[..., tf.newaxis], num_examples[..., tf.newaxis]
     is_left = (slots >= first) & (slots < all_)
@@ -392,7 +392,7 @@ class LossOptions(HoldoutOptions):
     measure_losses: Literal["before_training", "while_training"] = "before_training"
 
     def __post_init__(self) -> None:
-        """Checks that examples measured while training are trained on."""
+        """Rejects a holdout if losses are measured while training."""
         super().__post_init__()
         if self.is_measured_while_training and self.measured_share > 0:
             expected = (
@@ -402,14 +402,16 @@ class LossOptions(HoldoutOptions):
 
     @property
     def is_measured_while_training(self) -> bool:
-        """Whether losses are those of the first epoch of training."""
+        """Whether losses are measured during the first epoch of training."""
         return self.measure_losses == "while_training"
 
 
 def measure_domains(
     model: Model, num_domains: int, weights: ModelWeights, clients: Clients, holdout: Holdout
 ) -> tuple[DomainSums, Clients]:
-    """CLIENT lines 2 to 6 of Algorithm 1, on the held-out examples, or on all without a holdout.
+    """Measures clients on their held-out examples, or on all examples without a holdout.
+
+    CLIENT lines 2 to 6 of Algorithm 1.
 
     Args:
         num_domains: Number of domains p.

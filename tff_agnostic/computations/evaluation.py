@@ -1,14 +1,14 @@
-"""Federated evaluation per domain and over clients, of one model or a family; outcome counts.
+"""Federated evaluation of one model or of a family of models, and counts of outcomes.
 
-The server learns sums only. The distribution over clients comes from summed histograms. The
-dependence of a measure on client size comes from sums over clients of similar size.
+The server learns only sums: totals per domain, histograms of clients' values, and totals over
+clients of similar size.
 
-A family has several models (Laguel et al. 2021). The paper leaves open how a client finds its
-level. Here a client measures every model on a fraction of its examples and chooses the one with the
-smallest loss. On its other examples it measures the chosen model, each model of the family, and the
-best model in hindsight.
+A family has one model per level (Laguel et al. 2021). The paper leaves open how a client chooses
+its model. Here a client measures every model on a fraction of its examples and chooses the one with
+the smallest loss. On its other examples it measures the chosen model, each model of the family, and
+the best model in hindsight.
 
-Outcome counts, the number of examples with each outcome in each domain, define unigram models.
+Outcome counts are numbers of examples by domain and outcome; they define unigram models.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Model, ModelWeights, model_measures
 
 SIZES = SizeGrid()
-# Number of bootstrap replicates, and maximum number of values per sum that a client sends for them.
+# Number of bootstrap replicates, and maximum number of resampled values per sum of a client.
 _REPLICATES = 200
 _MAX_RESAMPLED = 10_000
 # Seed of the clients' bootstrap weights. It is public and the same in all runs, so that replicates
@@ -51,12 +51,12 @@ _RESAMPLING_SEED = 1907
 class ClientDistribution(NamedTuple):
     """Sums that describe the distribution of one measure over clients.
 
-    Rows 0 to p-1 are domains, row p is all examples of a client together. A client counts in a row
-    if the measure is defined for it there.
+    Row i < p is domain i, row p is all examples of a client together. A client counts in a row if
+    its measure is defined there.
 
     Attributes:
         num_clients: Number of clients in each row, int64 [p + 1].
-        total: Sum of the clients' values, for a metric of their ratios, float32 [p + 1].
+        total: Sum of the clients' values, float32 [p + 1]; a metric's value is its ratio.
         histogram: Number of clients by row and bin of the measure's grid, int64 [p + 1, bins].
     """
 
@@ -66,11 +66,11 @@ class ClientDistribution(NamedTuple):
 
 
 class SizeSums(NamedTuple):
-    """Sums of one measure by client size, all domains together; see `SIZES`.
+    """Sums of one measure over clients of similar size, all domains together; see `SIZES`.
 
     Attributes:
         num_clients: Number of clients of each size for which the measure is defined, int64 [sizes].
-        total: Sum of the clients' values, for a metric of their ratios, float32 [sizes].
+        total: Sum of the clients' values, float32 [sizes]; a metric's value is its ratio.
     """
 
     num_clients: tf.Tensor
@@ -84,10 +84,10 @@ class EvaluationOutput(NamedTuple):
         sums: Losses, counts and metric sums per domain.
         over_clients: The distribution over clients of "loss" and of each metric.
         by_size: Sums of "loss" and of each metric by client size.
-        clients: Number of clients that were evaluated, had no examples, or had non-finite values
-            (and add nothing else), int64 scalars.
-        resampled: The `stacked` sums times the client's weight in each of B replicates, float32 [B,
-            2 m, p]; () without resampling. See `num_replicates`.
+        clients: Number of clients that were evaluated, had no examples, or had non-finite values,
+            int64 scalars. Clients with non-finite values add to no other field.
+        resampled: The `stacked` sums of m measures times the client's weight in each of B bootstrap
+            replicates, float32 [B, 2 m, p]; () without replicates.
         classes: Counts of predicted classes, a `ClassSums`; () if not counted.
     """
 
@@ -129,7 +129,7 @@ def evaluate_clients(
     replicates: int = 0,
     counting: Optional[ClassCounting] = None,
 ) -> EvaluationOutput:
-    """Client work: measures the broadcast weights; deterministic.
+    """Client work: measures the broadcast weights, without randomness.
 
     Args:
         num_domains: Number of domains p.
@@ -152,8 +152,8 @@ def evaluate_clients(
 def _resampled(counted: tf.Tensor, sums: tf.Tensor, replicates: int) -> tf.Tensor:
     """Returns a client's sums [2 m, p] times each of its weights [B]: float32 [B, 2 m, p].
 
-    Vectorised clients, [G, B] and [G, 2 m, p], are summed here to [1, B, 2 m, p]: plain sums send
-    values unchanged, so the runtime adds one entry instead of G.
+    Vectorised clients, [G, B] and [G, 2 m, p], are already summed here, to [1, B, 2 m, p]. Only
+    plain sums, which send values unchanged, have replicates, so the total is the same.
     """
     rows, num_domains = sums.shape[-2:].as_list()
     values = tf.reshape(sums, [-1, rows * num_domains])
@@ -176,10 +176,10 @@ def stacked(sums: DomainSums) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """A federated evaluation of one model or several: one step, without state.
+    """A federated evaluation of one or several models, in one communication step.
 
     Attributes:
-        step: The step; it broadcasts its state, which is the measured model.
+        step: The step; its state is the measured model, which it broadcasts.
         measured_spec: Spec of the measured model, a structure of `tf.TensorSpec`.
         client_data_spec: Spec of a client's examples.
     """
@@ -224,7 +224,7 @@ def model_measurement(
 
 
 def evaluation_output(model: Model, sums: DomainSums, is_empty: tf.Tensor) -> EvaluationOutput:
-    """Returns one client's output from its sums over each domain; or zeros.
+    """Returns one client's output from its sums by domain; zeros if a value is not finite.
 
     Args:
         sums: Sums of the client, values [p].
@@ -331,7 +331,7 @@ class OutcomeCounts(NamedTuple):
 def count_outcomes(
     nothing: tf.Tensor, clients: Clients, *, num_domains: int, num_outcomes: int
 ) -> OutcomeCounts:
-    """Client work: counts the labels of each client's examples, which are in [0, outcomes)."""
+    """Client work: counts the labels of each client's examples, in [0, num_outcomes)."""
     del nothing
     positions = tf.range(clients.capacity)
     batch, counted = clients.take(positions), clients.has(positions)
@@ -347,7 +347,7 @@ def count_outcomes(
 
 
 def outcome_measurement(model: Model, num_domains: int, num_outcomes: int) -> Measurement:
-    """Returns the count of outcomes; its sums are an `OutcomeCounts`, and it measures no model."""
+    """Returns the measurement that counts outcomes, without a model; sums are `OutcomeCounts`."""
 
     def bounds(limits: ClientLimits) -> OutcomeCounts:
         return OutcomeCounts(Bound(limits.examples, integer=True), Bound(1, integer=True))
@@ -367,16 +367,16 @@ def outcome_measurement(model: Model, num_domains: int, num_outcomes: int) -> Me
 
 
 class ChoiceOutput(NamedTuple):
-    """Output of a client that chooses a model, from the examples not used for the choice.
+    """Output of a client that chooses a model; values are over examples not used for the choice.
 
-    A client without examples for the choice, such as one with a single example, or with a model
-    that yields non-finite values, only adds 1 to the count of such clients.
+    A client without examples for the choice (as with a single example), or with non-finite values,
+    only adds 1 to a count in `clients`.
 
     Attributes:
         models: The evaluation of each model.
         chosen: Evaluation of the model that the client chooses.
-        in_hindsight: For each measure, the evaluation of the model that is best in it.
-        num_choices: 1 at the chosen model, int64 [r].
+        in_hindsight: For each measure, the evaluation of the model with the best value.
+        num_choices: 1 for the chosen model, 0 for the others, int64 [r].
         clients: Number of clients that chose, had too few examples to choose, or had non-finite
             values, int64 scalars.
     """
@@ -400,7 +400,7 @@ def choose_models(
 
     Args:
         num_domains: Number of domains p.
-        holdout: The held-out examples are used for the choice.
+        holdout: Holds out the examples that are used for the choice.
     """
     to_choose_by, rest = holdout.split(clients)
     losses, sums = [], []
@@ -481,7 +481,7 @@ def choice_measurement(
     Args:
         num_domains: Number of domains p.
         num_models: Number of models r.
-        holdout: The held-out examples are used for the choice.
+        holdout: Holds out the examples that are used for the choice.
     """
     one = Bound(1, integer=True)
 
@@ -505,6 +505,6 @@ def choice_measurement(
 
 
 def _first_best(values: tf.Tensor, higher_is_better: bool) -> tf.Tensor:
-    """Returns the index of the best of values [r]; ties go to the first, non-finite is worst."""
+    """Returns the index of the best of values [r]: the first of equal ones; non-finite is worst."""
     costs = -values if higher_is_better else values
     return tf.argmin(tf.where(tf.math.is_finite(costs), costs, tf.constant(float("inf"))))

@@ -1,4 +1,4 @@
-"""Distributions over clients from sums: histograms on a fixed grid.
+"""Histograms on fixed grids, whose sums over clients describe a distribution over clients.
 
 Each client adds 1 to the bin nearest to its value, and the bin's centre then represents the value.
 Quantiles interpolate between neighbouring clients' values; superquantiles are means over the worst
@@ -35,7 +35,7 @@ class LinearGrid:
         return _fixed(np.linspace, 0.0, self.upper, self.num_bins)
 
     def edge(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the lower edges of bins, float64, for positions of any shape and range."""
+        """Returns the lower edges of bins by index, float64; indices may lie outside the grid."""
         return (np.asarray(positions) - 0.5) * (self.upper / (self.num_bins - 1))
 
 
@@ -59,7 +59,7 @@ class LogGrid:
         return _fixed(np.geomspace, self.lower, self.upper, self.num_bins)
 
     def edge(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the lower edges of bins, float64, for positions of any shape and range."""
+        """Returns the lower edges of bins by index, float64; indices may lie outside the grid."""
         log_ratio = math.log(self.upper / self.lower) / (self.num_bins - 1)
         return self.lower * np.exp((np.asarray(positions) - 0.5) * log_ratio)
 
@@ -69,7 +69,7 @@ Grid = Union[LinearGrid, LogGrid]
 
 @functools.lru_cache(maxsize=32)
 def _fixed(space: Callable[..., np.ndarray], lower: float, upper: float, num: int) -> np.ndarray:
-    # A report uses the same arrays some thousand times.
+    # Cached, as a report uses the same arrays thousands of times.
     centers = space(lower, upper, num)
     centers.flags.writeable = False
     return centers
@@ -77,12 +77,12 @@ def _fixed(space: Callable[..., np.ndarray], lower: float, upper: float, num: in
 
 @dataclasses.dataclass(frozen=True)
 class SizeGrid:
-    """Numbers of examples by powers of two: bin i has 2^i to 2^(i + 1) - 1, the last also more."""
+    """Bins of client sizes: bin i has 2^i to 2^(i + 1) - 1 examples, the last bin also more."""
 
     num_bins: int = 24
 
     def holds(self, count: tf.Tensor) -> tf.Tensor:
-        """Whether each bin holds a number of examples, boolean [num_bins]; no bin holds 0."""
+        """Whether each bin contains `count`, boolean [num_bins]; no bin contains 0."""
         lower = self.lower()
         # Compare, because a rounded logarithm may fall below the integer.
         upper = np.append(lower[1:], np.iinfo(np.int64).max)
@@ -127,12 +127,12 @@ def superquantile(
     """Returns the mean of the worst clients of a histogram, all with the same weight.
 
     The worst `share` * n of n clients count; the client at the boundary counts with the
-    remaining fraction. The result is the exact conditional value at risk of the histogram. It
-    differs from that of the clients' own values at most by the error of the grid.
+    remaining fraction. The result is the exact conditional value at risk of the histogram. Compared
+    with the clients' exact values, its error is at most the error of the grid.
 
     Args:
         counts: Number of clients in each bin, int [num_bins].
-        share: Fraction in (0, 1]; 1 gives the mean, and less than 1 / n the worst client's value.
+        share: Fraction in (0, 1]; 1 gives the mean, a fraction below 1 / n the worst value.
         worst_is_largest: Whether larger values are worse.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Local SGD, and one full gradient, over the examples of each client."""
+"""Client work on local examples: SGD, or one gradient over all examples."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tff_agnostic.models.model import Examples, Model, ModelWeights
 _BATCH_SIZE = 256
 
 # Functions (beta^k, sum of alpha over the batch) -> divisor of the batch's weighted loss. "client"
-# is line 10 as printed: an epoch is about one step on the client's mean loss. "batch" is the mean
-# over the batch, as in McMahan et al. 2017: an epoch has one such step per batch.
+# is line 10 of Ro et al. 2021: all steps of an epoch together are about one step on the client's
+# mean loss. "batch" is the mean over the batch (McMahan et al. 2017): each batch is a full step.
 _NORMALIZERS: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "client": lambda beta, batch_weight: beta,
     "batch": lambda beta, batch_weight: batch_weight,
@@ -62,7 +62,7 @@ class ClientTraining(Options):
 
     @property
     def rate(self) -> Rate:
-        """gamma_w by round."""
+        """Learning rate gamma_w by round."""
         return Rate(self.learning_rate, self.schedule)
 
 
@@ -71,8 +71,8 @@ class LocalTraining(NamedTuple):
 
     Attributes:
         trained: w^k, the trained weights.
-        sums: `DomainSums` of its examples in the first epoch, each measured at the weights before
-            its batch's step; () if not requested.
+        sums: `DomainSums` over the first epoch, each example measured before its batch's step; ()
+            if not requested.
     """
 
     trained: list[tf.Tensor]
@@ -89,22 +89,22 @@ def local_sgd(
     measured_domains: Optional[int] = None,
     proximal: float = 0.0,
 ) -> LocalTraining:
-    """CLIENT lines 7 to 12: E epochs of SGD from `weights`.
+    """Runs E epochs of SGD from `weights` (CLIENT lines 7 to 12).
 
     Args:
         options: Options of the training.
         weights: Weights w at the start of training, the same for every client.
         clients: The clients with their training examples.
         alpha: Scale of each domain, float32 [p].
-        beta: Weight of each client, float32; with 0 the weights do not change.
+        beta: Weight of each client, float32; with 0 the model does not change.
         measured_domains: Number of domains p, to measure losses and metrics per domain in the first
             epoch; None to skip.
-        proximal: mu of a term mu / 2 ||w^k - w||^2 of the client's objective. Each batch has its
-            fraction of the term (FedProx, Li et al. 2020), or the full term if a batch's loss is
-            divided by the batch's own weight.
+        proximal: mu of a term mu / 2 ||w^k - w||^2 of the client's objective (FedProx, Li et al.
+            2020). With the normalizer "client" each batch has its fraction of the term; with
+            "batch", the full term.
     """
     normalize = _NORMALIZERS[options.normalizer]
-    # gamma_t
+    # gamma_t, times the loss scale
     rate = options.rate.at(clients.round_num, model.loss_scale)
     proximal_rate = options.rate.at(clients.round_num, proximal)
 
@@ -126,8 +126,8 @@ def local_sgd(
             batch_weight = tf.reduce_sum(scale)
             divisor = normalize(beta, batch_weight)
             objective = tf.math.divide_no_nan(tf.reduce_sum(scale * losses), divisor)
-            # Scale the loss by the rate, so that gradients are steps: this saves a pass over the
-            # weights.
+            # Scale the loss by the rate, so that gradients already are steps: this saves a pass
+            # over the weights.
             objective *= rate
         steps = tape.gradient(
             objective, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO
@@ -136,7 +136,7 @@ def local_sgd(
             _minus(w, step, model.loss_scale, clients.map_) for w, step in zip(trained, steps)
         ]
         if proximal:
-            # Gradient of the proximal term, mu (w^k - w); none if a client has no examples left.
+            # Step along the proximal term's gradient mu (w^k - w); 0 without examples.
             pull = proximal_rate * tf.math.divide_no_nan(batch_weight, divisor)
             next_trained = [
                 after - pull * (before - tf.convert_to_tensor(anchor))
@@ -159,7 +159,7 @@ def local_sgd(
         def train_batch(batch: Batch, state: LocalTraining) -> LocalTraining:
             last = clients.capacity - 1
             examples = clients.take(tf.gather(order, tf.minimum(batch.positions, last), axis=-1))
-            # alpha_i of each example's domain i. Past a client's last example it is 0, as is the
+            # alpha of each example's domain; 0 past a client's last example, so that it adds no
             # gradient.
             scale = tf.gather(alpha, examples["domain_id"])
             scale *= tf.cast(batch.is_present, tf.float32)
@@ -198,7 +198,7 @@ def _unscaled(step: tf.Tensor, loss_scale: float) -> tf.Tensor:
 
 
 def minus_rows(weight: tf.Tensor, rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Subtracts `values` [b, ...] from rows [b], which may be repeated, of a weight [n, ...].
+    """Subtracts `values` [b, ...] from `rows` [b] of a weight [n, ...]; rows may be repeated.
 
     Values of a row are summed first: subtracted one by one, each would be rounded to the precision
     of the weight, and a step of many small values could vanish.
@@ -239,9 +239,9 @@ def gradient_pass(
         weights: w, the same for every client.
         clients: The clients with their training examples.
         alpha: Scale of each domain, float32 [p].
-        sample_size: Number of examples to draw per client, without replacement; all if None. Sums
-            and gradients of the sample are scaled by n_k over its size, so that their expectation
-            equals the values over all examples; counts are always over all examples.
+        sample_size: Number of examples to draw per client, without replacement; all if None. Losses
+            and gradients of the sample are scaled by n_k over the sample size, which makes them
+            unbiased; counts cover all examples.
         batch_size: Examples of a client per step; affects only memory.
     """
     used = clients.limited(sample_size)

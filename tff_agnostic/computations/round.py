@@ -1,8 +1,8 @@
-"""A round: broadcast, client work, encode, sum, decode and finish, step by step.
+"""Runs a round step by step: broadcast, client work, encode, sum, decode, finish.
 
-Only this module combines a communication step with its aggregation. Trainings, surveys and
-evaluations all consist of such steps, and every runtime takes its functions from here: the server's
-before and after each sum, and the clients' in between.
+Only this module combines a communication step with its aggregation. Training rounds, surveys (extra
+passes that collect clients' losses) and evaluations consist of such steps. Every runtime takes its
+functions from here: the server's functions before and after each sum, and the clients' in between.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RoundStep:
-    """A communication step with the aggregation that sums it.
+    """A communication step with the aggregation that sums its outputs.
 
     Attributes:
         step: The communication step.
@@ -63,17 +63,17 @@ class RoundStep:
 
     @property
     def key(self) -> Any:
-        """Everything that client work depends on: equal keys, equal work."""
+        """Key of the client work: steps with equal keys have equal client work."""
         bounds = tuple(tf.nest.flatten(self.bounds))
         return self.step.name, self.step.client_work, self.aggregation, bounds
 
     @property
     def bounds(self) -> Any:
-        """Bounds of a client's output, in its structure."""
+        """Bounds of a client's output, in the output's structure."""
         return self.step.bounds(self.aggregation.limits)
 
     def on_clients(self) -> RoundStep:
-        """Returns the step for clients: without values that only the server may know."""
+        """Returns the step without the values that only the server may know."""
         return dataclasses.replace(self, aggregation=self.aggregation.on_clients())
 
     def initialize(self) -> Any:
@@ -112,12 +112,12 @@ class RoundStep:
         return self.aggregation.decode(aggregation_state, summed, self.bounds)
 
     def quantities(self, prefix: str = "") -> ReportFields:
-        """Describes the report of `decode`."""
+        """Returns descriptions of the values that `decode` reports."""
         return self.aggregation.quantities(self.bounds, prefix)
 
 
 def client_result(step: CommunicationStep, result: Any) -> ClientResult:
-    """Returns the result of client work as a `ClientResult`, also if the work has no state."""
+    """Checks the type of a client work's result, and returns it as a `ClientResult`."""
     if isinstance(result, ClientResult) is not step.keeps_client_state:
         expected = "a ClientResult" if step.keeps_client_state else "no ClientResult"
         raise UserError(
@@ -148,13 +148,13 @@ class RoundProgress(NamedTuple):
 
 
 class Round:
-    """A round of an algorithm over an aggregation, as the server's functions around each sum.
+    """A round of an algorithm with an aggregation: the server's functions around each sum.
 
-    A round is `start`, the client work of the first step and its sum, `next_step` for every further
-    step, and `finish`; see `play`.
+    A round is `start`, the first step's client work and sum, `next_step` before each further step,
+    and `finish`; see `play`.
 
     Args:
-        aggregation: The aggregation of every step.
+        aggregation: The aggregation to use in every step.
 
     Attributes:
         steps: The steps with their aggregation.
@@ -216,7 +216,7 @@ class Round:
             lambda: (after, sums),
             lambda: (self._algorithm.finish(state.algorithm, *no_sums), no_sums),
         )
-        # Keep the state of an aggregation: noise must not be reused.
+        # Advance the aggregations even if the round is skipped: noise must not be reused.
         aggregations = tf.cond(
             floats_are_finite(aggregations),
             lambda: aggregations,
@@ -231,7 +231,7 @@ class Round:
 
     @property
     def quantities(self) -> ReportFields:
-        """Describes the report of a round."""
+        """Descriptions of the values that a round reports."""
         names = [step.step.name for step in self.steps]
         prefixes = [""] if len(names) == 1 else [f"{name} " for name in names]
         aggregation_fields = [s.quantities(prefix) for s, prefix in zip(self.steps, prefixes)]
@@ -279,16 +279,16 @@ def play(
     """Runs a round.
 
     Args:
-        functions: Functions of the server.
+        functions: The server's functions.
         state: The state before the round.
-        sum_step: (index of the step, message, client states, whether the round has the step) ->
-            the sum over the cohort, or over no clients, and the client states after the step.
+        sum_step: (index of the step, message, client states, is_due) -> the sum over the cohort
+            with the client states after the step; the sum over no clients if not is_due.
 
     Returns:
         The state after the round, and its report.
     """
     message, progress = functions.start(state), RoundProgress()
-    # Client states, by whether the steps so far were in the round.
+    # Client states after steps that are due (True), and after other steps (False).
     client_states: dict[bool, Any] = {True: (), False: ()}
     for k, step in enumerate(steps):
         is_due = step.step.is_due is None or bool(step.step.is_due(state.algorithm))
@@ -307,16 +307,16 @@ def tensor_specs(structure: Any) -> Any:
 
 
 def traced_specs(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns the specs of a function's result for arguments of the given specs."""
+    """Returns the specs of a function's result, from the specs of its arguments."""
     traced = tf.function(function, autograph=False).get_concrete_function(*arguments)
     return tensor_specs(traced.structured_outputs)
 
 
 def trace_steps(round_: Round, sum_step: Callable[[int, Message, Any], ClientResult]) -> None:
-    """Runs a round symbolically on tensor specs, with all steps, up to its last sum.
+    """Traces all steps of a round on tensor specs, up to the last sum.
 
     Args:
-        sum_step: See `play`; called with specs, and without the last argument.
+        sum_step: As in `play`, but called with specs, and without `is_due`.
     """
     start, next_step = (
         functools.partial(traced_specs, function) for function in (round_.start, round_.next_step)

@@ -1,8 +1,8 @@
-"""Learning rates that fall by round: gamma_t of Laguel et al. 2021, Algorithm 2, and others.
+"""Learning-rate schedules over rounds, such as gamma_t of Laguel et al. 2021, Algorithm 2.
 
-A schedule is a factor of the rate in round t, counted from 0. Clients know t from the seed of their
-round, so messages do not change; a server optimizer counts t. A constant rate is a number, not a
-tensor, so that it affects neither graphs nor states.
+A schedule is a factor of the first rate in round t, counted from 0. Clients know t from the seed of
+their round, so messages do not change; a server optimizer counts t. A constant rate is a Python
+number instead of a tensor, so that it changes neither graphs nor states.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ class Rate:
         return isinstance(self.schedule, Constant)
 
     def at(self, t: Any, scale: float = 1.0) -> Any:
-        """Returns the rate of a round times `scale`: a number if it is constant, else float32.
+        """Returns the rate of a round times `scale`: a Python number if constant, else float32.
 
-        With a factor of 1 the result has the bits of the constant.
+        In rounds with a factor of 1 the result equals the first rate bit by bit.
 
         Args:
             t: The round, from 0; an int32 scalar.
@@ -161,7 +161,7 @@ class Rate:
         return tf.constant(self.first * scale, tf.float32) * factor
 
     def inverse_at(self, t: Any) -> Any:
-        """Returns the inverse of the rate of a round, as `at` does; 0 if the rate is 0."""
+        """Returns 1 / rate of a round, in the type of `at`; 0 if the rate is 0."""
         rate = self.at(t)
         return 1.0 / rate if self.is_constant else tf.math.reciprocal_no_nan(rate)
 
@@ -195,8 +195,8 @@ def _round_rate(rate: Rate) -> Callable[[Any], tf.Tensor]:
 def tabulated(function: Callable[[int], Any], rounds: int) -> Rate:
     """Returns a rate that tabulates a function of the round, such as a Keras schedule.
 
-    Its fields are the `learning_rate` and the `schedule` of clients or the server. After `rounds`
-    the rate is constant.
+    The result's `first` and `schedule` are the `learning_rate` and the `schedule` of clients or the
+    server. After `rounds` the rate is constant.
 
         rate = tabulated(keras.optimizers.schedules.CosineDecay(0.5, 100), rounds=100)
         client = ClientTraining(learning_rate=rate.first, schedule=rate.schedule)

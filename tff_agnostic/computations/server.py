@@ -1,4 +1,4 @@
-"""The server's step: weighted average, optimizer, and the columns common to all trainings.
+"""The server's update: weighted average, optimizer, and the columns that all algorithms report.
 
 Optimizers are pure functions of a state, the weights and the round's average update. They compute
 the same as `tff.learning.optimizers` of TFF 0.87, and their states have the same keys, so that
@@ -64,13 +64,14 @@ def average_and_apply(
     weighted_delta: list[tf.Tensor],
     beta: tf.Tensor,
 ) -> Any:
-    """Line 9: the average of the clients' deltas, weighted by beta, is the optimizer's gradient.
+    """Steps along the average of the clients' deltas, weighted by beta (line 9).
 
-    With SGD of learning rate 1 this is w_t = sum(beta^k w^k) / beta_t. In a round in which no
-    client has a positive weight, weights and optimizer do not change.
+    The average is the optimizer's gradient. With SGD of learning rate 1 the step gives w_t =
+    sum(beta^k w^k) / beta_t. In a round in which no client has a positive weight, weights and
+    optimizer do not change.
 
     Args:
-        state: A named tuple with w_{t-1} as `weights`, and the `optimizer_state`.
+        state: A named tuple with the fields `weights`, which is w_{t-1}, and `optimizer_state`.
         weighted_delta: Sum of beta^k (w - w^k) over the cohort.
         beta: Sum of beta^k.
 
@@ -113,16 +114,16 @@ def training_columns(
     output: Callable[[RoundView], Any] = lambda r: r.sums[-1],
     while_training: bool = False,
 ) -> tuple[Column, ...]:
-    """Returns the columns of every training, in the layout of TFF's learning processes.
+    """Returns the columns that all algorithms report, in the layout of TFF's learning processes.
 
-    Vectors have one entry per domain. A metric without counted examples in a domain has ratio 0, so
-    that all values are finite: see the number of examples.
+    Vectors have one entry per domain. A metric is 0 in a domain without counted examples, so that
+    all values are finite; the number of examples distinguishes this case.
 
     Args:
         is_held_out: Whether losses and metrics are measured on examples held out of training.
         domain_weights: Columns about the weights of domains.
         finalizer: Columns about the server step, in addition to the norm of the update.
-        output: Returns the sum over the cohort with `domain_sums` and `clients`.
+        output: `RoundView` -> the sum over the cohort, with `domain_sums` and `clients`.
         while_training: Whether losses and metrics are measured during the first epoch, each example
             before its batch's step; otherwise they are measured at w_{t-1}, before the training.
     """
@@ -181,7 +182,7 @@ def training_columns(
     )
     return (
         measure("loss", lambda sums: sums.mean_losses()),
-        # Precedes the losses, as it shows which domains have a loss.
+        # Precedes the other count: the first count of a report shows which domains have a loss.
         *([held_out] if is_held_out else []),
         count(
             "train/num_examples",
@@ -204,7 +205,7 @@ class ServerOptimizer:
     number of rounds if its rate has a schedule, and the slots, each with a tensor per weight.
 
     Attributes:
-        update: Computes one step of one weight.
+        update: Computes one step of one weight tensor.
         hyperparameters: Hyperparameters by name.
         slots: Slots by name, each with its initial value.
         counts_steps: Whether `update` receives the number of the step, from 1, as "step".
